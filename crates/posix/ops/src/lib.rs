@@ -31,6 +31,7 @@ mod epoll;
 mod exec;
 mod fd_passing;
 mod fd_table;
+pub mod ffi;
 mod file;
 mod fork;
 pub mod interfaces;

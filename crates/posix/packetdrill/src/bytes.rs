@@ -1,11 +1,11 @@
 //! Calls that send and receive bytes.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{ToC, instance, libc_size_result};
+use crate::calls::{instance, libc_size_result};
 use crate::instance::{CHANNEL_BYTES, Instance};
-use crate::memory;
 use core::ffi::{c_int, c_uint, c_void};
 use ginnel_posix_ops::SendArgs;
+use ginnel_posix_ops::ffi::{self, IntoC};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -28,7 +28,7 @@ unsafe fn send_one(
         return libc_size_result(unsafe { libc::send(fd, bytes, len, flags) });
     }
     // SAFETY: the caller's promise.
-    let bytes = unsafe { memory::bytes(bytes, len) }?;
+    let bytes = unsafe { ffi::bytes(bytes, len) }?;
     let mut sent = instance.settle(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
     // A nonblocking call stops when the channel is full. The stack has taken those bytes meanwhile, as far as
     // its send buffer has room, so the rest is tried again.
@@ -68,7 +68,7 @@ unsafe fn recv_one(
         return instance.ops.recv_to_null(fd, flags);
     }
     // SAFETY: the caller's promise.
-    let buffer = unsafe { memory::writable_bytes(buffer, len) }?;
+    let buffer = unsafe { ffi::writable_bytes(buffer, len) }?;
     let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(buffer)], flags))?;
     // The channel was full: the stack may have more bytes, and refills the channel.
     let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, buffer: *mut c_v
             return libc::read(fd, buffer, len);
         }
         // A read of zero bytes does not reach the socket (`sock_read_iter`).
-        if len == 0 { Ok(0) } else { recv_one(userdata, fd, buffer, len, 0) }.to_c()
+        if len == 0 { Ok(0) } else { recv_one(userdata, fd, buffer, len, 0) }.into_c()
     }
 }
 
@@ -115,12 +115,12 @@ pub unsafe extern "C" fn readv(
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            memory::with_buffers_mut(list, count, |buffer| match buffer.iter().all(|part| part.is_empty()) {
+            ffi::with_buffers_mut(list, count, |buffer| match buffer.iter().all(|part| part.is_empty()) {
                 true => Ok(0),
                 false => instance.settle(instance.ops.recv(fd, buffer, 0)),
             })
         });
-        result.to_c()
+        result.into_c()
     }
 }
 
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn recv(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's promises.
-    unsafe { recv_one(userdata, fd, buffer, len, flags) }.to_c()
+    unsafe { recv_one(userdata, fd, buffer, len, flags) }.into_c()
 }
 
 /// # Safety
@@ -159,18 +159,18 @@ pub unsafe extern "C" fn recvfrom(
             return unsafe { recv_one(userdata, fd, buffer, len, flags) };
         }
         // SAFETY: the caller's promise.
-        let buffer = unsafe { memory::writable_bytes(buffer, len) }?;
+        let buffer = unsafe { ffi::writable_bytes(buffer, len) }?;
         let received =
             instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(buffer)], flags, 0))?;
         match received.from.filter(|_| !from.is_null()) {
             // SAFETY: the buffer has the length that the caller states.
-            Some(name) => unsafe { memory::write_value(name.bytes(), from.cast(), from_len) }?,
+            Some(name) => unsafe { ffi::write_value(name.bytes(), from.cast(), from_len) }?,
             // A stream does not report where bytes come from.
             None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
         }
         Ok(received.count)
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn recvmsg(
         let control_capacity = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         // SAFETY: the caller's promise.
         let received = unsafe {
-            memory::with_buffers_mut(list, message.msg_iovlen, |buffer| {
+            ffi::with_buffers_mut(list, message.msg_iovlen, |buffer| {
                 instance.settle(instance.ops.recv_from(fd, buffer, flags, control_capacity))
             })
         }?;
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn recvmsg(
             Some(from) => {
                 let len = &raw mut message.msg_namelen;
                 // SAFETY: the buffer has the length that the caller states.
-                unsafe { memory::write_value(from.bytes(), message.msg_name, len) }?;
+                unsafe { ffi::write_value(from.bytes(), message.msg_name, len) }?;
             }
             None => message.msg_namelen = 0,
         }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn recvmsg(
         message.msg_flags = received.flags | truncation;
         Ok(received.count)
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn write(
         if is_kernel_fd(&instance(userdata), fd) {
             return libc::write(fd, bytes, len);
         }
-        send_one(userdata, fd, bytes, len, 0).to_c()
+        send_one(userdata, fd, bytes, len, 0).into_c()
     }
 }
 
@@ -247,9 +247,9 @@ pub unsafe extern "C" fn writev(
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            memory::with_buffers(list, count, |parts| instance.settle(instance.ops.send(fd, parts, 0)))
+            ffi::with_buffers(list, count, |parts| instance.settle(instance.ops.send(fd, parts, 0)))
         });
-        result.to_c()
+        result.into_c()
     }
 }
 
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn send(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's promises.
-    unsafe { send_one(userdata, fd, bytes, len, flags) }.to_c()
+    unsafe { send_one(userdata, fd, bytes, len, flags) }.into_c()
 }
 
 /// # Safety
@@ -284,11 +284,11 @@ pub unsafe extern "C" fn sendto(
             return libc_size_result(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
         }
         // SAFETY: the caller's promises.
-        let (bytes, to) = unsafe { (memory::bytes(bytes, len)?, memory::optional_address(to, to_len)?) };
+        let (bytes, to) = unsafe { (ffi::bytes(bytes, len)?, ffi::optional_address(to, to_len)?) };
         let args = SendArgs { flags, to, control: &[] };
         instance.settle(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &args))
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -302,16 +302,16 @@ pub unsafe extern "C" fn sendmsg(
     // SAFETY: the caller's promises.
     unsafe {
         let result = instance(userdata).and_then(|instance| {
-            let message = memory::message(message)?;
+            let message = ffi::message(message)?;
             let list = message.msg_iov.cast_const();
-            let to = memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
-            let control = memory::bytes(message.msg_control, message.msg_controllen)?;
+            let to = ffi::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+            let control = ffi::bytes(message.msg_control, message.msg_controllen)?;
             let args = SendArgs { flags, to, control };
-            memory::with_buffers(list, message.msg_iovlen, |parts| {
+            ffi::with_buffers(list, message.msg_iovlen, |parts| {
                 instance.settle(instance.ops.send_to(fd, parts, &args))
             })
         });
-        result.to_c()
+        result.into_c()
     }
 }
 
@@ -356,5 +356,5 @@ pub unsafe extern "C" fn splice(
             }
         }
     });
-    result.to_c()
+    result.into_c()
 }

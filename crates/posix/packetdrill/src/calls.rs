@@ -3,9 +3,9 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::instance::Instance;
-use crate::memory;
 use crate::session::Session;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
+use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
@@ -46,38 +46,6 @@ unsafe fn owner<'a>(userdata: *mut c_void, fd: c_int) -> Result<Option<&'a Insta
     Ok(instance.ops.owns(fd).then_some(instance))
 }
 
-/// Converts results to those of C functions: -1, and the error in `errno`.
-pub trait ToC<T> {
-    fn to_c(self) -> T;
-}
-
-impl ToC<c_int> for Result<(), Errno> {
-    fn to_c(self) -> c_int {
-        self.map(|()| 0).to_c()
-    }
-}
-
-impl ToC<c_int> for Result<c_int, Errno> {
-    fn to_c(self) -> c_int {
-        self.unwrap_or_else(|error| {
-            memory::set_errno(error.raw_os_error());
-            -1
-        })
-    }
-}
-
-impl ToC<ssize_t> for Result<usize, Errno> {
-    fn to_c(self) -> ssize_t {
-        self.map_or_else(
-            |error| {
-                memory::set_errno(error.raw_os_error());
-                -1
-            },
-            usize::cast_signed,
-        )
-    }
-}
-
 /// Converts a result of libc.
 pub fn libc_size_result(result: ssize_t) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
@@ -104,7 +72,7 @@ pub unsafe extern "C" fn free(userdata: *mut c_void) {
 /// `userdata` belongs to the interface.
 pub unsafe extern "C" fn socket(userdata: *mut c_void, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { instance(userdata) }.and_then(|instance| instance.ops.socket(domain, kind, protocol)).to_c()
+    unsafe { instance(userdata) }.and_then(|instance| instance.ops.socket(domain, kind, protocol)).into_c()
 }
 
 /// # Safety
@@ -116,14 +84,14 @@ pub unsafe extern "C" fn bind(
     len: socklen_t,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { instance(userdata).and_then(|i| i.ops.bind(fd, memory::address(address, len)?)) }.to_c()
+    unsafe { instance(userdata).and_then(|i| i.ops.bind(fd, ffi::address(address, len)?)) }.into_c()
 }
 
 /// # Safety
 /// `userdata` belongs to the interface.
 pub unsafe extern "C" fn listen(userdata: *mut c_void, fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.listen(fd, backlog))).to_c()
+    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.listen(fd, backlog))).into_c()
 }
 
 /// # Safety
@@ -138,9 +106,9 @@ pub unsafe extern "C" fn accept(
     let accepted = unsafe { instance(userdata) }.and_then(|instance| {
         let (new, peer) = instance.settle(instance.ops.accept4(fd, 0))?;
         // SAFETY: the buffer has the length that the caller states.
-        unsafe { memory::write_address(&peer, address, len) }.map(|()| new)
+        unsafe { ffi::write_address(&peer, address, len) }.map(|()| new)
     });
-    accepted.to_c()
+    accepted.into_c()
 }
 
 /// # Safety
@@ -153,7 +121,7 @@ pub unsafe extern "C" fn connect(
 ) -> c_int {
     // SAFETY: the caller's promises.
     unsafe {
-        instance(userdata).and_then(|i| i.settle(i.ops.connect(fd, memory::address(address, len)?))).to_c()
+        instance(userdata).and_then(|i| i.settle(i.ops.connect(fd, ffi::address(address, len)?))).into_c()
     }
 }
 
@@ -182,7 +150,7 @@ pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int,
             // Flags of the descriptor itself are those of its proxy descriptor.
             _ => call_libc(),
         });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -220,7 +188,7 @@ pub unsafe extern "C" fn ioctl(
             (Some(_), libc::FIOCLEX | libc::FIONCLEX) | (None, _) => call_libc(),
             (Some(_), _) => Err(Errno::NOTTY),
         });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -233,14 +201,14 @@ pub unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
         // SAFETY: the arguments are passed on unchanged.
         None => libc_int_result(unsafe { libc::close(fd) }).map(|_| ()),
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
 /// `userdata` belongs to the interface.
 pub unsafe extern "C" fn shutdown(userdata: *mut c_void, fd: c_int, how: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.shutdown(fd, how))).to_c()
+    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.shutdown(fd, how))).into_c()
 }
 
 /// # Safety
@@ -256,9 +224,9 @@ pub unsafe extern "C" fn getsockopt(
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         // SAFETY: the buffer has the length that the caller states.
-        unsafe { memory::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
+        unsafe { ffi::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -277,10 +245,10 @@ pub unsafe extern "C" fn setsockopt(
             return Err(Errno::INVAL);
         }
         // SAFETY: the value has the length that the caller states.
-        let value = unsafe { memory::bytes(value, len as usize) }?;
+        let value = unsafe { ffi::bytes(value, len as usize) }?;
         instance.settle(instance.ops.setsockopt(fd, level, name, value))
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -302,7 +270,7 @@ pub unsafe extern "C" fn poll(
         };
         instance.ops.poll(fds, Timeout::from_millis(timeout), None)
     });
-    result.map(|count| count as c_int).to_c()
+    result.map(|count| count as c_int).into_c()
 }
 
 /// # Safety
@@ -313,7 +281,7 @@ pub unsafe extern "C" fn epoll_create(userdata: *mut c_void, size: c_int) -> c_i
         ..=0 => Err(Errno::INVAL),
         _ => instance.ops.epoll_create1(0),
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -335,7 +303,7 @@ pub unsafe extern "C" fn epoll_ctl(
         let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
         instance.ops.epoll_ctl(set, op, fd, event)
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -361,12 +329,12 @@ pub unsafe extern "C" fn epoll_wait(
         }
         Ok(count as c_int)
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
 /// As libc's, with the interface's `userdata`.
 pub unsafe extern "C" fn pipe(userdata: *mut c_void, ends: *mut c_int) -> c_int {
     // SAFETY: the caller's promises; a pipe belongs to the kernel.
-    unsafe { instance(userdata).and_then(|_| libc_int_result(libc::pipe(ends))) }.to_c()
+    unsafe { instance(userdata).and_then(|_| libc_int_result(libc::pipe(ends))) }.into_c()
 }

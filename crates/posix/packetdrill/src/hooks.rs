@@ -4,12 +4,11 @@
 //! the three functions ([`got`]).
 #![allow(unsafe_code)] // functions that C calls, and functions by name
 
-use crate::calls::ToC;
 use crate::got;
 use crate::instance::Instance;
-use crate::memory;
 use crate::session::Session;
 use core::ffi::{CStr, c_char, c_int, c_void};
+use ginnel_posix_ops::ffi::{self, IntoC};
 use libc::{off_t, size_t, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::sync::{Once, PoisonError, RwLock};
@@ -93,8 +92,8 @@ unsafe extern "C" fn getsockopt(
         };
     };
     // SAFETY: the buffer has the length that the caller states.
-    unsafe { memory::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
-        .to_c()
+    unsafe { ffi::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
+        .into_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
@@ -107,7 +106,7 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count:
     };
     // SAFETY: null or writable, by the caller's promise.
     let offset = unsafe { offset.as_mut() };
-    instance.settle(instance.ops.sendfile(to, from, offset, count)).to_c()
+    instance.settle(instance.ops.sendfile(to, from, offset, count)).into_c()
 }
 
 unsafe extern "C" fn close(fd: c_int) -> c_int {
@@ -117,5 +116,5 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
         return unsafe { core::mem::transmute::<*mut c_void, Function>(libc_function(c"close"))(fd) };
     };
     let closed: Result<(), Errno> = instance.settle(instance.ops.close(fd));
-    closed.to_c()
+    closed.into_c()
 }

@@ -16,17 +16,13 @@
 mod bytes;
 mod calls;
 mod clock;
+mod got;
 mod hooks;
 mod instance;
 mod interface;
-mod so_flags;
-// The module is shared with the preloaded library, which accesses the program's memory in the same way.
-mod got;
-#[expect(dead_code, reason = "that library has more calls")]
-#[path = "../../preload/src/hooks/user_memory.rs"]
-mod memory;
 mod network;
 mod session;
+mod so_flags;
 mod sysctls;
 mod tunnel;
 

@@ -1,10 +1,10 @@
 //! The network, whose role packetdrill plays, and time.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{ToC, instance, session};
-use crate::memory;
+use crate::calls::{instance, session};
 use core::ffi::{c_int, c_longlong, c_void};
 use core::time::Duration;
+use ginnel_posix_ops::ffi::{self, IntoC};
 use libc::{size_t, timeval, timezone, useconds_t};
 use rustix::io::Errno;
 
@@ -13,8 +13,8 @@ use rustix::io::Errno;
 pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_void, len: size_t) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { instance(userdata) }
-        .and_then(|instance| instance.tunnel.send(unsafe { memory::bytes(packet, len) }?))
-        .to_c()
+        .and_then(|instance| instance.tunnel.send(unsafe { ffi::bytes(packet, len) }?))
+        .into_c()
 }
 
 /// # Safety
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn netdev_receive(
     let result = session.and_then(|session| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
         // SAFETY: the buffer has the length that the caller states.
-        let buffer = unsafe { memory::writable_bytes(buffer, *len) }?;
+        let buffer = unsafe { ffi::writable_bytes(buffer, *len) }?;
         *len = 0;
         let packet = session.tunnel.receive();
         let filled = buffer.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn netdev_receive(
         *time = packet.at.as_micros() as c_longlong;
         Ok(())
     });
-    result.to_c()
+    result.into_c()
 }
 
 /// # Safety
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn netdev_receive(
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
     // SAFETY: the caller's promise.
     let session = unsafe { session(userdata) };
-    session.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
+    session.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).into_c()
 }
 
 /// # Safety
@@ -64,5 +64,5 @@ pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval,
                 time.tv_usec = now.subsec_micros().into();
             }
         })
-        .to_c()
+        .into_c()
 }

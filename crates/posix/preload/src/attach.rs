@@ -93,7 +93,7 @@ pub fn ops_for_new_socket() -> Option<&'static Ops> {
 
 #[cold]
 fn report_refusal() {
-    let _undisturbed = SignalsBlocked::new();
+    let _signals_blocked = SignalsBlocked::new();
     IS_REFUSED.store(false, Ordering::Release);
     if let Some((stack, cause)) = REFUSAL.lock().unwrap_or_else(PoisonError::into_inner).take() {
         handle_missing_stack(&stack, &cause);
@@ -112,25 +112,25 @@ fn set_refused(stack: &str, cause: &str) {
     IS_REFUSED.store(true, Ordering::Release);
 }
 
-/// Attaches the program. `refused` handles a failure.
+/// Attaches the program. `on_failure` handles a failure.
 #[cold]
-fn attach_now(refused: fn(&str, &str)) -> Option<&'static Ops> {
-    let _undisturbed = SignalsBlocked::new();
-    let mut way_in = pending();
-    let Some((guest, stack)) = way_in.take() else { return ops() };
+fn attach_now(on_failure: fn(&str, &str)) -> Option<&'static Ops> {
+    let _signals_blocked = SignalsBlocked::new();
+    let mut pending = pending();
+    let Some((unattached, stack)) = pending.take() else { return ops() };
     // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
     // program connects anew. If its user may not connect, the first error tells more.
-    let process = guest.attach().or_else(|first| {
+    let process = unattached.attach().or_else(|first| {
         Attachment::connect(Path::new(&stack), "").map_err(|second| match &second {
             Error::Io(_, error) if error.kind() == ErrorKind::PermissionDenied => first,
             _ => second,
         })
     });
-    Ops::unregister_internal(guest.connection_fd());
-    drop(guest);
+    Ops::unregister_internal(unattached.connection_fd());
+    drop(unattached);
     match process.map_err(|error| error.to_string()).and_then(attach_process) {
         Ok(ops) => publish(ops),
-        Err(cause) => refused(&stack, &cause),
+        Err(cause) => on_failure(&stack, &cause),
     }
     IS_PENDING.store(false, Ordering::Release);
     ops()
@@ -145,25 +145,25 @@ extern "C" fn at_start() {
     let Ok(stack) = std::env::var(STACK_VARIABLE) else { return };
     inherit::save_environment();
     crate::fork::register_atfork();
-    let [left, follows] =
-        [inherit::INHERITED_SOCKETS_VARIABLE, inherit::INHERITED_CONNECTION_VARIABLE].map(|name| {
+    let [sockets, connection] = [inherit::INHERITED_SOCKETS_VARIABLE, inherit::INHERITED_CONNECTION_VARIABLE]
+        .map(|name| {
             let value = std::env::var(name).ok();
             // SAFETY: before `main` there are no other threads. The numbers mean nothing to children of this
             // program.
             unsafe { std::env::remove_var(name) };
             value
         });
-    if let Some(ops) = left.as_deref().and_then(inherit_ops) {
+    if let Some(ops) = sockets.as_deref().and_then(inherit_ops) {
         return publish(ops);
     }
-    let begun = match stack.strip_prefix("fd:") {
-        None => follows
+    let result = match stack.strip_prefix("fd:") {
+        None => connection
             .as_deref()
             .and_then(|number| resume_pending(&stack, number))
             .map_or_else(|| connect_pending(&stack), Ok),
         Some(number) => attach_fd(&stack, number).map(publish),
     };
-    match begun {
+    match result {
         Ok(()) => {}
         Err(cause) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
             set_refused(&stack, &cause);
@@ -204,8 +204,8 @@ impl Drop for SignalsBlocked {
 /// which does not exist in it.
 pub struct AttachLock {
     // Fields are dropped in this order.
-    _way_in: MutexGuard<'static, Option<(UnattachedProcess, String)>>,
-    _undisturbed: SignalsBlocked,
+    _pending: MutexGuard<'static, Option<(UnattachedProcess, String)>>,
+    _signals_blocked: SignalsBlocked,
 }
 
 /// Waits until no thread is attaching. Returns `None` if the program is attached or has no stack.
@@ -213,9 +213,9 @@ pub fn block_attach() -> Option<AttachLock> {
     if ops().is_some() || !IS_PENDING.load(Ordering::Acquire) {
         return None;
     }
-    let undisturbed = SignalsBlocked::new();
-    let still = AttachLock { _way_in: pending(), _undisturbed: undisturbed };
-    ops().is_none().then_some(still)
+    let signals_blocked = SignalsBlocked::new();
+    let attach_lock = AttachLock { _pending: pending(), _signals_blocked: signals_blocked };
+    ops().is_none().then_some(attach_lock)
 }
 
 /// Must be called before the program replaces the descriptor of a number: an internal descriptor moves to
@@ -228,9 +228,9 @@ pub fn relocate_fd(number: c_int) -> Result<(), Errno> {
         return Ok(());
     }
     if ops().is_none() {
-        let _undisturbed = SignalsBlocked::new();
-        if let Some((guest, _)) = &*pending()
-            && let Some(other) = guest.relocate_from(number)?
+        let _signals_blocked = SignalsBlocked::new();
+        if let Some((unattached, _)) = &*pending()
+            && let Some(other) = unattached.relocate_from(number)?
         {
             Ops::renumber_internal(number, other);
         }
@@ -254,9 +254,9 @@ fn connect_pending(stack: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn set_pending(guest: UnattachedProcess, stack: &str) {
-    Ops::register_internal(guest.connection_fd());
-    *pending() = Some((guest, stack.into()));
+fn set_pending(unattached: UnattachedProcess, stack: &str) {
+    Ops::register_internal(unattached.connection_fd());
+    *pending() = Some((unattached, stack.into()));
     IS_PENDING.store(true, Ordering::Release);
 }
 
@@ -281,24 +281,24 @@ fn inherited_fd(number: &str) -> Option<OwnedFd> {
 fn can_successor_connect(stack: &str) -> bool {
     let user = geteuid().as_raw();
     // An inherited connection serves one program alone.
-    stack.starts_with("fd:") || stat(stack).is_ok_and(|door| user == 0 || user == door.st_uid)
+    stack.starts_with("fd:") || stat(stack).is_ok_and(|metadata| user == 0 || user == metadata.st_uid)
 }
 
 /// Returns a control connection for the next program, if that program may be unable to connect: this one has
 /// given up privileges or changed its root directory since it attached. The descriptor is not close-on-exec.
-pub fn leave_connection(execing: Option<&ExecGuard<'_>>) -> Option<InternalFd> {
+pub fn leave_connection(exec_guard: Option<&ExecGuard<'_>>) -> Option<InternalFd> {
     if !is_on_a_stack() || inherit::stack().is_none_or(can_successor_connect) {
         return None;
     }
-    let way = match execing {
-        Some(execing) => execing.new_connection().ok()?,
+    let connection = match exec_guard {
+        Some(exec_guard) => exec_guard.new_connection().ok()?,
         None => {
-            let _undisturbed = SignalsBlocked::new();
+            let _signals_blocked = SignalsBlocked::new();
             pending().as_ref()?.0.successor_connection().ok()?
         }
     };
-    fcntl_setfd(&way, FdFlags::empty()).ok()?;
-    Some(way)
+    fcntl_setfd(&connection, FdFlags::empty()).ok()?;
+    Some(connection)
 }
 
 fn attach_fd(stack: &str, number: &str) -> Result<Ops, String> {
@@ -315,16 +315,16 @@ fn attach_process(process: Attachment) -> Result<Ops, String> {
 
 /// Returns the operations with the sockets that the previous program has left. Returns `None` if the
 /// connection is closed or was not the library's.
-fn inherit_ops(left: &str) -> Option<Ops> {
-    let (line, table) = left.split_once(':')?;
-    Ops::from_inheritance(inherited_fd(line)?, inherited_fd(table)?, config).ok()
+fn inherit_ops(inherited: &str) -> Option<Ops> {
+    let (connection, table) = inherited.split_once(':')?;
+    Ops::from_inheritance(inherited_fd(connection)?, inherited_fd(table)?, config).ok()
 }
 
 fn config(process: &Attachment) -> OpsConfig {
-    let terms = process.stack_info();
+    let stack_info = process.stack_info();
     OpsConfig {
-        is_stack_address: if terms.loopback { |_| true } else { |address| !address.is_loopback() },
-        unprivileged_port_start: terms.unprivileged_port_start,
+        is_stack_address: if stack_info.loopback { |_| true } else { |address| !address.is_loopback() },
+        unprivileged_port_start: stack_info.unprivileged_port_start,
         listen_spawn: match std::env::var(LISTEN_SPAWN_VARIABLE).as_deref() {
             Ok("off" | "0") => ListenSpawn::Off,
             Ok("bound" | "1") => ListenSpawn::Bound,

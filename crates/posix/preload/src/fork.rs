@@ -23,8 +23,8 @@ pub fn register_atfork() {
 }
 
 unsafe extern "C" fn prepare() {
-    if let Some(still) = attach::block_attach() {
-        let _ = ATTACH_LOCK.try_with(|place| place.replace(Some(still)));
+    if let Some(attach_lock) = attach::block_attach() {
+        let _ = ATTACH_LOCK.try_with(|place| place.replace(Some(attach_lock)));
     }
     let Some(ops) = attach::ops() else { return };
     if Ops::is_in_call() {
@@ -32,9 +32,9 @@ unsafe extern "C" fn prepare() {
         IN_CALL.set(true);
         return;
     }
-    let forking = ops.prepare_fork();
+    let guard = ops.prepare_fork();
     // A thread that exits does not fork any more.
-    let _ = FORK_GUARD.try_with(|place| place.replace(Some(forking)));
+    let _ = FORK_GUARD.try_with(|place| place.replace(Some(guard)));
 }
 
 fn take_guards() -> Option<ForkGuard<'static>> {
@@ -47,8 +47,8 @@ unsafe extern "C" fn parent() {
     if IN_CALL.replace(false) {
         return;
     }
-    if let (Some(forking), Some(ops)) = (take_guards(), attach::ops()) {
-        ops.fork_parent(forking);
+    if let (Some(guard), Some(ops)) = (take_guards(), attach::ops()) {
+        ops.fork_parent(guard);
     }
 }
 
@@ -62,8 +62,8 @@ unsafe extern "C" fn child() {
         // The child has none of the sockets: most such children execute another program, or exit.
         return attach::detach();
     }
-    if let (Some(forking), Some(ops)) = (take_guards(), attach::ops())
-        && ops.fork_child(forking).is_err()
+    if let (Some(guard), Some(ops)) = (take_guards(), attach::ops())
+        && ops.fork_child(guard).is_err()
     {
         // The handler may have interrupted a blocked call, which continues in the child.
         if ops.fork_child_in_call().is_err() {
@@ -93,8 +93,6 @@ unsafe extern "C" fn vfork() -> pid_t {
     unsafe { libc::fork() }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __vfork() -> pid_t {
-    // SAFETY: an alias.
-    unsafe { vfork() }
+alias! {
+    fn __vfork = vfork() -> pid_t;
 }

@@ -36,8 +36,8 @@ pub fn save_environment() {
         attach::VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect();
     let preload = std::env::var(PRELOAD_VARIABLE).unwrap_or_default();
     let library = preload.split([':', ' ']).find(|path| path.rsplit('/').next() == Some(attach::LIBRARY));
-    let ours = OwnEnvironment { library: library.unwrap_or_default().into(), variables };
-    OWN_ENVIRONMENT.store(Box::into_raw(Box::new(ours)), Ordering::Release);
+    let own = OwnEnvironment { library: library.unwrap_or_default().into(), variables };
+    OWN_ENVIRONMENT.store(Box::into_raw(Box::new(own)), Ordering::Release);
 }
 
 /// The environment of the next program.
@@ -57,21 +57,21 @@ impl Environment {
 /// Returns the name of the stack when this program began.
 pub fn stack() -> Option<&'static str> {
     // SAFETY: set once, and never freed.
-    let ours = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() }?;
-    ours.variables.iter().find(|(name, _)| *name == attach::STACK_VARIABLE).map(|(_, value)| value.as_str())
+    let own = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() }?;
+    own.variables.iter().find(|(name, _)| *name == attach::STACK_VARIABLE).map(|(_, value)| value.as_str())
 }
 
-/// Completes an environment. `left` is a variable for the next program's library.
+/// Completes an environment. `variable` is a variable for the next program's library.
 ///
 /// # Safety
 /// `environment` must be null or a null-terminated array of C strings, which must live as long as the result
 /// is used.
 pub unsafe fn complete_environment(
     environment: *const *mut c_char,
-    left: Option<(&str, String)>,
+    variable: Option<(&str, String)>,
 ) -> Environment {
     // SAFETY: set once, and never freed.
-    let ours = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() };
+    let own = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() };
     let (mut pointers, mut added) = (Vec::new(), Vec::new());
     let mut preload = None;
     let mut known: Vec<&str> = Vec::new();
@@ -102,24 +102,25 @@ pub unsafe fn complete_environment(
             added.push(text);
         }
     };
-    match (ours.filter(|ours| !ours.library.is_empty()), preload) {
+    match (own.filter(|own| !own.library.is_empty()), preload) {
         (None, Some(text)) => add(text.into()),
         (None, None) => {}
-        (Some(ours), preload) => {
-            let others = preload.map_or(&b""[..], |text| &text[PRELOAD_VARIABLE.len() + 1..]);
-            let has = others.split(|b| b": ".contains(b)).any(|path| path == ours.library.as_bytes());
-            let parts = [ours.library.as_bytes(), others];
-            let parts = parts.into_iter().skip(usize::from(has)).filter(|part| !part.is_empty());
+        (Some(own), preload) => {
+            let other_libraries = preload.map_or(&b""[..], |text| &text[PRELOAD_VARIABLE.len() + 1..]);
+            let is_listed =
+                other_libraries.split(|b| b": ".contains(b)).any(|path| path == own.library.as_bytes());
+            let parts = [own.library.as_bytes(), other_libraries];
+            let parts = parts.into_iter().skip(usize::from(is_listed)).filter(|part| !part.is_empty());
             let all: Vec<&[u8]> = parts.collect();
             add([PRELOAD_VARIABLE.as_bytes(), b"=", &all.join(&b':')].concat());
         }
     }
-    for (name, value) in ours.iter().flat_map(|ours| &ours.variables) {
+    for (name, value) in own.iter().flat_map(|own| &own.variables) {
         if !known.contains(name) {
             add(format!("{name}={value}").into());
         }
     }
-    if let Some((name, value)) = left {
+    if let Some((name, value)) = variable {
         add(format!("{name}={value}").into());
     }
     pointers.push(core::ptr::null_mut());
@@ -129,25 +130,27 @@ pub unsafe fn complete_environment(
 /// Leaves the sockets of these descriptors, pairs of the number there and the number here, to the next
 /// program. If the stack has no room for that program, says so and lets it run without them.
 pub fn leave_sockets(
-    execing: &mut ExecGuard<'_>,
-    kept: &[(RawFd, RawFd)],
+    exec_guard: &mut ExecGuard<'_>,
+    fds_to_keep: &[(RawFd, RawFd)],
 ) -> Option<(Inheritance, [RawFd; 2])> {
-    if kept.is_empty() {
+    if fds_to_keep.is_empty() {
         return None;
     }
-    let heir = execing.prepare_inheritance(kept).and_then(|heir| heir.clear_cloexec().map(|fds| (heir, fds)));
-    match heir {
-        Ok(heir) => Some(heir),
+    let inheritance = exec_guard
+        .prepare_inheritance(fds_to_keep)
+        .and_then(|inheritance| inheritance.clear_cloexec().map(|fds| (inheritance, fds)));
+    match inheritance {
+        Ok(inheritance) => Some(inheritance),
         Err(error) => {
-            warn_sockets_lost(kept, error);
+            warn_sockets_lost(fds_to_keep, error);
             None
         }
     }
 }
 
 /// Warns that the next program does not find these sockets, if there are any.
-pub fn warn_sockets_lost(kept: &[(RawFd, RawFd)], error: Errno) {
-    if !kept.is_empty() {
+pub fn warn_sockets_lost(fds_to_keep: &[(RawFd, RawFd)], error: Errno) {
+    if !fds_to_keep.is_empty() {
         attach::write_stderr(&[
             "ginnel: the next program inherits none of this program's sockets: ",
             &error.to_string(),

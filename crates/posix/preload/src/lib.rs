@@ -9,6 +9,9 @@
 //! The library never prints through libc, starts no thread in the program, and lets no panic out: an `extern
 //! "C"` function that panics aborts the program, as a broken libc would.
 
+#[macro_use]
+mod macros;
+
 mod attach;
 mod fork;
 mod hooks;

@@ -1,18 +1,19 @@
 //! Hooks that close and duplicate descriptors, `fcntl` and `ioctl`.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, stack_ops};
+use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::ffi::IntoC;
 use rustix::io::Errno;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     match stack_ops(fd) {
-        Some(ops) => ops.close(fd).to_c(),
+        Some(ops) => ops.close(fd).into_c(),
         // To the program an internal descriptor is not open.
-        None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).to_c(),
+        None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).into_c(),
         None => {
             // SAFETY: the program's arguments, unchanged.
             let result = unsafe { real::close(fd) };
@@ -20,12 +21,6 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
             result
         }
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __close(fd: c_int) -> c_int {
-    // SAFETY: an alias.
-    unsafe { close(fd) }
 }
 
 #[unsafe(no_mangle)]
@@ -57,7 +52,7 @@ fn register_copy(fd: c_int, copy: c_int) -> c_int {
         Err(error) => {
             // SAFETY: the descriptor was made a moment ago.
             unsafe { real::close(copy) };
-            Err::<c_int, _>(error).to_c()
+            Err::<c_int, _>(error).into_c()
         }
     }
 }
@@ -65,10 +60,10 @@ fn register_copy(fd: c_int, copy: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
     if Ops::is_internal(fd) {
-        return Err::<c_int, _>(Errno::BADF).to_c();
+        return Err::<c_int, _>(Errno::BADF).into_c();
     }
     if let Some(done) = stack_ops(fd).and_then(|ops| ops.dup_from_pool(fd, false).transpose()) {
-        return done.to_c();
+        return done.into_c();
     }
     // SAFETY: the program's arguments, unchanged.
     register_copy(fd, unsafe { real::dup(fd) })
@@ -90,13 +85,13 @@ unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 unsafe fn dup_over(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     // To the program internal descriptors are not open.
     if Ops::is_internal(fd) {
-        return Err::<c_int, _>(Errno::BADF).to_c();
+        return Err::<c_int, _>(Errno::BADF).into_c();
     }
     if fd == to {
         return copy();
     }
     if let Err(error) = attach::relocate_fd(to) {
-        return Err::<c_int, _>(error).to_c();
+        return Err::<c_int, _>(error).into_c();
     }
     let copy = copy();
     if copy >= 0
@@ -112,28 +107,28 @@ unsafe fn dup_over(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int 
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let Some(ops) = stack_ops(fd) else {
         if Ops::is_internal(fd) {
-            return Err::<c_int, _>(Errno::BADF).to_c();
+            return Err::<c_int, _>(Errno::BADF).into_c();
         }
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::fcntl64(fd, command, argument) };
     };
     if !ops.owns(fd) {
-        return Err::<c_int, _>(Errno::BADF).to_c();
+        return Err::<c_int, _>(Errno::BADF).into_c();
     }
     match command {
         libc::F_GETFL => {
-            ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).to_c()
+            ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).into_c()
         }
-        libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).to_c(),
+        libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).into_c(),
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let cloexec = command == libc::F_DUPFD_CLOEXEC;
-            let alike = if argument as c_int == 0 { ops.dup_from_pool(fd, cloexec) } else { Ok(None) };
+            let pooled = if argument as c_int == 0 { ops.dup_from_pool(fd, cloexec) } else { Ok(None) };
             // SAFETY: the program's arguments, unchanged.
             let by_kernel = || register_copy(fd, unsafe { real::fcntl64(fd, command, argument) });
-            alike.transpose().map_or_else(by_kernel, ToC::to_c)
+            pooled.transpose().map_or_else(by_kernel, IntoC::into_c)
         }
-        libc::F_GETOWN => ops.owner(fd).to_c(),
-        libc::F_SETOWN => ops.set_owner(fd, argument as c_int).to_c(),
+        libc::F_GETOWN => ops.owner(fd).into_c(),
+        libc::F_SETOWN => ops.set_owner(fd, argument as c_int).into_c(),
         // Flags of the descriptor itself are those of the proxy.
         _ => {
             if command == libc::F_SETFD {
@@ -143,12 +138,6 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
             unsafe { real::fcntl64(fd, command, argument) }
         }
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: an alias on systems where `off_t` has 64 bits.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 #[unsafe(no_mangle)]
@@ -167,25 +156,25 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
     let answer = |value: Result<c_int, Errno>| {
         let value = value?;
         // SAFETY: the program passes a pointer to an `int`.
-        let place = unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)?;
-        *place = value;
+        let pointer = unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)?;
+        *pointer = value;
         Ok(())
     };
     match request {
-        libc::FIONREAD => answer(ops.siocinq(fd)).to_c(),
-        libc::TIOCOUTQ => answer(ops.siocoutq(fd)).to_c(),
-        SIOCOUTQNSD => answer(ops.siocoutqnsd(fd)).to_c(),
-        SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).to_c(),
-        SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).to_c(),
+        libc::FIONREAD => answer(ops.siocinq(fd)).into_c(),
+        libc::TIOCOUTQ => answer(ops.siocoutq(fd)).into_c(),
+        SIOCOUTQNSD => answer(ops.siocoutqnsd(fd)).into_c(),
+        SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).into_c(),
+        SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
         SIOCSPGRP | FIOSETOWN => {
             // SAFETY: the program passes a pointer to an `int`.
             let owner = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
-            owner.and_then(|owner| ops.set_owner(fd, *owner)).to_c()
+            owner.and_then(|owner| ops.set_owner(fd, *owner)).into_c()
         }
         libc::FIONBIO => {
             // SAFETY: the program passes a pointer to an `int`.
             let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
-            on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).to_c()
+            on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).into_c()
         }
         libc::FIOCLEX | libc::FIONCLEX => {
             // Flags of the descriptor itself are those of the proxy.
@@ -196,20 +185,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         // Interfaces, addresses, routes and ARP entries.
         // SAFETY: the program's arguments, unchanged.
         SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { super::interfaces::ioctl(ops, fd, request, argument) },
-        _ => Err::<(), _>(Errno::NOTTY).to_c(),
+        _ => Err::<(), _>(Errno::NOTTY).into_c(),
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __dup2(fd: c_int, to: c_int) -> c_int {
-    // SAFETY: an alias.
-    unsafe { dup2(fd, to) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: an alias.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 // Requests on sockets, from `asm-generic/sockios.h` and `linux/sockios.h`.
@@ -230,4 +207,11 @@ unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     // SAFETY: the request writes an `int`.
     let result = unsafe { ioctl(fd, SIOCATMARK, (&raw mut at_mark).cast()) };
     if result == 0 { at_mark } else { result }
+}
+
+alias! {
+    fn __close = close(fd: c_int) -> c_int;
+    fn __dup2 = dup2(fd: c_int, to: c_int) -> c_int;
+    fn __fcntl = fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
+    fn fcntl64 = fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
 }

@@ -2,9 +2,10 @@
 //! first stack socket is added.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, stack_ops, user_memory};
+use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::c_int;
+use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, sigset_t, timespec};
 use rustix::io::Errno;
@@ -15,8 +16,8 @@ const EVENTS_MAX: usize = 512;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     match attach::ops_or_attach() {
-        Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).to_c(),
-        Some(ops) => ops.epoll_create1(0).to_c(),
+        Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).into_c(),
+        Some(ops) => ops.epoll_create1(0).into_c(),
         // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::epoll_create(size) },
     }
@@ -25,61 +26,64 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     match attach::ops_or_attach() {
-        Some(ops) => ops.epoll_create1(flags).to_c(),
+        Some(ops) => ops.epoll_create1(flags).into_c(),
         // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::epoll_create1(flags) },
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let Some(ops) = stack_ops(set) else {
-        // SAFETY: the program's arguments, unchanged.
-        return unsafe { real::epoll_ctl(set, op, fd, event) };
+hook! {
+    fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int = |ops| {
+        if event.is_null() && op != libc::EPOLL_CTL_DEL {
+            Err(Errno::FAULT)
+        } else {
+            // SAFETY: the program passes a pointer to an event, which may be unaligned.
+            let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+            let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
+            ops.epoll_ctl(set, op, fd, event)
+        }
     };
-    if event.is_null() && op != libc::EPOLL_CTL_DEL {
-        return Err::<(), _>(Errno::FAULT).to_c();
-    }
-    // SAFETY: the program passes a pointer to an event, which may be unaligned.
-    let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
-    let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
-    ops.epoll_ctl(set, op, fd, event).to_c()
 }
 
 /// # Safety
-/// `events` must have space for `most` events, and `mask` must be null or point to a mask.
+/// `events` must have space for `max_events` events, and `mask` must be null or point to a mask.
 unsafe fn wait(
     ops: &Ops,
     set: c_int,
     events: *mut epoll_event,
-    most: c_int,
-    patience: Timeout,
+    max_events: c_int,
+    timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    let Some(most) = usize::try_from(most).ok().filter(|most| *most > 0) else {
-        return Err::<usize, _>(Errno::INVAL).to_c();
+    let Some(max_events) = usize::try_from(max_events).ok().filter(|max_events| *max_events > 0) else {
+        return Err::<usize, _>(Errno::INVAL).into_c();
     };
-    let mut place = [EpollEvent::default(); EVENTS_MAX];
-    let place = &mut place[..most.min(EVENTS_MAX)];
+    let mut buffer = [EpollEvent::default(); EVENTS_MAX];
+    let buffer = &mut buffer[..max_events.min(EVENTS_MAX)];
     // SAFETY: the caller's promise.
-    let result = ops.epoll_wait(set, place, patience, unsafe { mask.as_ref() });
+    let result = ops.epoll_wait(set, buffer, timeout, unsafe { mask.as_ref() });
     if let Ok(count) = result {
-        for (at, event) in place[..count].iter().enumerate() {
+        for (at, event) in buffer[..count].iter().enumerate() {
             let event = epoll_event { events: event.events, u64: event.data };
             // SAFETY: the caller's promise.
             unsafe { events.add(at).write_unaligned(event) };
         }
     }
-    result.to_c()
+    result.into_c()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
+unsafe extern "C" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    max_events: c_int,
+    timeout: c_int,
+) -> c_int {
     // SAFETY: the program's buffer is as long as it says.
     unsafe {
         match stack_ops(set) {
-            Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), core::ptr::null()),
-            None => real::epoll_wait(set, events, most, timeout),
+            Some(ops) => wait(ops, set, events, max_events, Timeout::from_millis(timeout), core::ptr::null()),
+            None => real::epoll_wait(set, events, max_events, timeout),
         }
     }
 }
@@ -88,15 +92,15 @@ unsafe extern "C" fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_in
 unsafe extern "C" fn epoll_pwait(
     set: c_int,
     events: *mut epoll_event,
-    most: c_int,
+    max_events: c_int,
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program's buffer is as long as it says.
     unsafe {
         match stack_ops(set) {
-            Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), mask),
-            None => real::epoll_pwait(set, events, most, timeout, mask),
+            Some(ops) => wait(ops, set, events, max_events, Timeout::from_millis(timeout), mask),
+            None => real::epoll_pwait(set, events, max_events, timeout, mask),
         }
     }
 }
@@ -105,16 +109,18 @@ unsafe extern "C" fn epoll_pwait(
 unsafe extern "C" fn epoll_pwait2(
     set: c_int,
     events: *mut epoll_event,
-    most: c_int,
+    max_events: c_int,
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program's buffer is as long as it says.
     unsafe {
-        let Some(ops) = stack_ops(set) else { return real::epoll_pwait2(set, events, most, timeout, mask) };
-        match user_memory::timeout(timeout) {
-            Ok(timeout) => wait(ops, set, events, most, Timeout::after(timeout), mask),
-            Err(error) => Err::<usize, _>(error).to_c(),
+        let Some(ops) = stack_ops(set) else {
+            return real::epoll_pwait2(set, events, max_events, timeout, mask);
+        };
+        match ffi::timeout(timeout) {
+            Ok(timeout) => wait(ops, set, events, max_events, Timeout::after(timeout), mask),
+            Err(error) => Err::<usize, _>(error).into_c(),
         }
     }
 }

@@ -24,7 +24,7 @@ struct NextProgramParts {
     environment: Environment,
     _connection: Option<InternalFd>,
     _inheritance: Option<Inheritance>,
-    execing: Option<ExecGuard<'static>>,
+    exec_guard: Option<ExecGuard<'static>>,
 }
 
 impl NextProgram {
@@ -33,13 +33,13 @@ impl NextProgram {
     /// # Safety
     /// As for [`inherit::complete_environment`].
     unsafe fn new(envp: *const *mut c_char) -> Self {
-        let same = |ops: &Ops| ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
+        let identity = |ops: &Ops| ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
         // SAFETY: the caller's promise.
-        let next = unsafe { Self::with(envp, same) };
-        if let Some(execing) = &next.0.execing {
-            execing.finish_preparation();
+        let program = unsafe { Self::with(envp, identity) };
+        if let Some(exec_guard) = &program.0.exec_guard {
+            exec_guard.finish_preparation();
         }
-        next
+        program
     }
 
     /// Prepares a program that keeps the sockets of these descriptors, pairs of the number there and the
@@ -47,9 +47,9 @@ impl NextProgram {
     ///
     /// # Safety
     /// As for [`inherit::complete_environment`].
-    unsafe fn with(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
+    unsafe fn with(envp: *const *mut c_char, fds_to_keep: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         // SAFETY: the caller's promise.
-        Self(SignalDeferred::new(|| unsafe { NextProgramParts::prepare(envp, kept) }))
+        Self(SignalDeferred::new(|| unsafe { NextProgramParts::prepare(envp, fds_to_keep) }))
     }
 
     fn environment(&self) -> StringArray {
@@ -62,27 +62,36 @@ impl NextProgramParts {
     ///
     /// # Safety
     /// As for [`inherit::complete_environment`].
-    unsafe fn prepare(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
-        let (mut heir, mut fds, mut execing) = (None, None, None);
+    unsafe fn prepare(
+        envp: *const *mut c_char,
+        fds_to_keep: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>,
+    ) -> Self {
+        let (mut inheritance, mut fds, mut exec_guard) = (None, None, None);
         if let Some(ops) = attach::ops() {
-            let kept = kept(ops);
+            let fds_to_keep = fds_to_keep(ops);
             match ops.prepare_exec() {
-                Ok(begun) => (heir, fds) = inherit::leave_sockets(execing.insert(begun), &kept).unzip(),
-                Err(error) => inherit::warn_sockets_lost(&kept, error),
+                Ok(guard) => {
+                    (inheritance, fds) =
+                        inherit::leave_sockets(exec_guard.insert(guard), &fds_to_keep).unzip()
+                }
+                Err(error) => inherit::warn_sockets_lost(&fds_to_keep, error),
             }
         }
         // A program that inherits sockets has a connection already.
-        let way = if heir.is_none() { attach::leave_connection(execing.as_ref()) } else { None };
-        let left = match (&way, fds) {
-            (Some(way), _) => Some((inherit::INHERITED_CONNECTION_VARIABLE, way.as_raw_fd().to_string())),
+        let connection =
+            if inheritance.is_none() { attach::leave_connection(exec_guard.as_ref()) } else { None };
+        let variable = match (&connection, fds) {
+            (Some(connection), _) => {
+                Some((inherit::INHERITED_CONNECTION_VARIABLE, connection.as_raw_fd().to_string()))
+            }
             (None, Some([line, table])) => {
                 Some((inherit::INHERITED_SOCKETS_VARIABLE, format!("{line}:{table}")))
             }
             (None, None) => None,
         };
         // SAFETY: the caller's promise.
-        let environment = unsafe { inherit::complete_environment(envp, left) };
-        Self { environment, _connection: way, _inheritance: heir, execing }
+        let environment = unsafe { inherit::complete_environment(envp, variable) };
+        Self { environment, _connection: connection, _inheritance: inheritance, exec_guard }
     }
 }
 
@@ -92,8 +101,8 @@ type StringArray = *const *mut c_char;
 unsafe extern "C" fn execve(path: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let next = NextProgram::new(envp);
-        real::execve(path, argv, next.environment())
+        let program = NextProgram::new(envp);
+        real::execve(path, argv, program.environment())
     }
 }
 
@@ -107,8 +116,8 @@ unsafe extern "C" fn execv(path: *const c_char, argv: StringArray) -> c_int {
 unsafe extern "C" fn execvpe(file: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let next = NextProgram::new(envp);
-        real::execvpe(file, argv, next.environment())
+        let program = NextProgram::new(envp);
+        real::execvpe(file, argv, program.environment())
     }
 }
 
@@ -122,8 +131,8 @@ unsafe extern "C" fn execvp(file: *const c_char, argv: StringArray) -> c_int {
 unsafe extern "C" fn fexecve(fd: c_int, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let next = NextProgram::new(envp);
-        real::fexecve(fd, argv, next.environment())
+        let program = NextProgram::new(envp);
+        real::fexecve(fd, argv, program.environment())
     }
 }
 
@@ -137,8 +146,8 @@ unsafe extern "C" fn execveat(
 ) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let next = NextProgram::new(envp);
-        real::execveat(folder, path, argv, next.environment(), flags)
+        let program = NextProgram::new(envp);
+        real::execveat(folder, path, argv, program.environment(), flags)
     }
 }
 
@@ -153,8 +162,8 @@ unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let (started, attributes) = prepare_spawn(actions, attributes, envp);
-        real::posix_spawn(pid, path, actions, attributes.as_ptr(), argv, started.environment())
+        let (program, attributes) = prepare_spawn(actions, attributes, envp);
+        real::posix_spawn(pid, path, actions, attributes.as_ptr(), argv, program.environment())
     }
 }
 
@@ -169,8 +178,8 @@ unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
-        let (started, attributes) = prepare_spawn(actions, attributes, envp);
-        real::posix_spawnp(pid, file, actions, attributes.as_ptr(), argv, started.environment())
+        let (program, attributes) = prepare_spawn(actions, attributes, envp);
+        real::posix_spawnp(pid, file, actions, attributes.as_ptr(), argv, program.environment())
     }
 }
 
@@ -185,15 +194,16 @@ unsafe fn prepare_spawn(
 ) -> (NextProgram, SpawnAttributes) {
     // SAFETY: the caller's promise.
     unsafe {
-        let kept = |ops: &Ops| spawn_actions::surviving_fds(actions, ops.inheritable(), |fd| ops.owns(fd));
-        let successor = NextProgram::with(envp, kept);
+        let fds_to_keep =
+            |ops: &Ops| spawn_actions::surviving_fds(actions, ops.inheritable(), |fd| ops.owns(fd));
+        let program = NextProgram::with(envp, fds_to_keep);
         // While the lock is held, the thread also blocks deferred signals.
-        let blocked = successor.0.execing.as_ref().and_then(|_| Ops::blocked_signals().ok());
+        let blocked = program.0.exec_guard.as_ref().and_then(|_| Ops::blocked_signals().ok());
         let attributes = match blocked {
             Some(blocked) => SpawnAttributes::with(attributes, blocked),
             None => SpawnAttributes { original: attributes, modified: None },
         };
-        (successor, attributes)
+        (program, attributes)
     }
 }
 
@@ -208,21 +218,24 @@ impl SpawnAttributes {
     ///
     /// # Safety
     /// The attributes must be null or those of libc.
-    unsafe fn with(programs: *const posix_spawnattr_t, blocked: u64) -> Self {
+    unsafe fn with(original: *const posix_spawnattr_t, blocked: u64) -> Self {
         // SAFETY: the caller's promise; libc's attributes and signal sets are plain data, valid when
         // all-zero, and a signal set begins with the kernel's.
         unsafe {
-            let mut ours = programs.as_ref().map_or_else(|| zeroed(), |programs| *programs);
+            let mut modified = original.as_ref().map_or_else(|| zeroed(), |original| *original);
             let mut flags = 0;
-            libc::posix_spawnattr_getflags(&raw const ours, &raw mut flags);
+            libc::posix_spawnattr_getflags(&raw const modified, &raw mut flags);
             if c_int::from(flags) & libc::POSIX_SPAWN_SETSIGMASK != 0 {
-                return Self { original: programs, modified: None };
+                return Self { original, modified: None };
             }
             let mut set: libc::sigset_t = zeroed();
             (&raw mut set).cast::<u64>().write_unaligned(blocked);
-            libc::posix_spawnattr_setflags(&raw mut ours, flags | libc::POSIX_SPAWN_SETSIGMASK as c_short);
-            libc::posix_spawnattr_setsigmask(&raw mut ours, &raw const set);
-            Self { original: programs, modified: Some(ours) }
+            libc::posix_spawnattr_setflags(
+                &raw mut modified,
+                flags | libc::POSIX_SPAWN_SETSIGMASK as c_short,
+            );
+            libc::posix_spawnattr_setsigmask(&raw mut modified, &raw const set);
+            Self { original, modified: Some(modified) }
         }
     }
 
@@ -252,8 +265,9 @@ unsafe fn collect_varargs(
         all.push(argument);
         if argument.is_null() {
             // SAFETY: at most one after the last argument; only `execle` reads there.
-            let behind = unsafe { if next < count { registers.add(next) } else { stack.add(next - count) } };
-            return (all, behind);
+            let after_last =
+                unsafe { if next < count { registers.add(next) } else { stack.add(next - count) } };
+            return (all, after_last);
         }
     }
 }
@@ -283,8 +297,8 @@ unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: StringArray, 
 unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
     // SAFETY: the program's arguments are null-terminated, and the environment follows.
     unsafe {
-        let (argv, behind) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
-        execve(path, argv.as_ptr(), (*behind).cast())
+        let (argv, after_last) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
+        execve(path, argv.as_ptr(), (*after_last).cast())
     }
 }
 

@@ -2,13 +2,13 @@
 //! each address that they find.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::ToC;
 use crate::{attach, real};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use core::mem::{offset_of, size_of, zeroed};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ptr::null_mut;
 use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::interfaces::{FIRST_INDEX, Interface, NAME_MAX, broadcast_v4, mask_v4};
 use libc::{
     if_nameindex as NameIndex, ifaddrs, ifreq, in6_addr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_ll,
@@ -58,8 +58,8 @@ fn non_loopback_links(ops: &Ops) -> impl Iterator<Item = Interface> {
 /// Returns the name as a C string.
 fn c_name(link: &Interface) -> [c_char; NAME_MAX + 1] {
     let mut name = [0; NAME_MAX + 1];
-    for (place, byte) in name.iter_mut().zip(link.name.bytes().take(NAME_MAX)) {
-        *place = byte.cast_signed();
+    for (dest, byte) in name.iter_mut().zip(link.name.bytes().take(NAME_MAX)) {
+        *dest = byte.cast_signed();
     }
     name
 }
@@ -282,17 +282,17 @@ unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
 /// # Safety
 /// It must be a list to which no other reference exists.
 unsafe fn free_stack_part(list: *mut *mut ifaddrs) {
-    let mut place = list;
+    let mut dest = list;
     // SAFETY: the caller's promise. The stack's part is one allocation of libc.
     unsafe {
-        while let Some(entry) = (*place).as_mut() {
+        while let Some(entry) = (*dest).as_mut() {
             let entry: *mut ifaddrs = entry;
             if is_stack_part(entry) {
-                *place = null_mut();
+                *dest = null_mut();
                 libc::free(entry.cast());
                 return;
             }
-            place = &raw mut (*entry).ifa_next;
+            dest = &raw mut (*entry).ifa_next;
         }
     }
 }
@@ -374,10 +374,10 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
     match ops.family_of(fd) {
         // The kernel does not know that a stack socket is an IPv6 socket.
         Ok(family) if family != libc::AF_INET && IPV4_REQUESTS.contains(&request) => {
-            return super::fail_with(Errno::NOTTY, -1);
+            return ffi::fail_with(Errno::NOTTY, -1);
         }
         Ok(_) => {}
-        Err(Errno::AGAIN) => return super::fail_with(Errno::AGAIN, -1),
+        Err(Errno::AGAIN) => return ffi::fail_with(Errno::AGAIN, -1),
         // SAFETY: the program's arguments, unchanged; the kernel reports what is wrong with them.
         Err(_) => return unsafe { real::ioctl(fd, request, argument) },
     }
@@ -387,10 +387,10 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
     }
     if SINGLE_INTERFACE_REQUESTS.contains(&request)
         // SAFETY: the caller's promise; the kernel refuses a null pointer.
-        && let Some(asked) = unsafe { argument.cast::<ifreq>().as_mut() }
-        && let Some(answer) = answer_request(ops, request, asked)
+        && let Some(ifreq) = unsafe { argument.cast::<ifreq>().as_mut() }
+        && let Some(answer) = answer_request(ops, request, ifreq)
     {
-        return answer.to_c();
+        return answer.into_c();
     }
     // SAFETY: the program's arguments, unchanged; proxy descriptors are sockets, and all sockets answer
     // alike.
@@ -398,24 +398,24 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// Answers a request about one of the stack's links. Returns `None` if it is about another interface.
-fn answer_request(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Result<(), Errno>> {
+fn answer_request(ops: &Ops, request: c_ulong, ifreq: &mut ifreq) -> Option<Result<(), Errno>> {
     // As in the kernel, names that are too long are truncated; a request for the name need not contain one.
-    let bytes = asked.ifr_name.map(c_char::cast_unsigned);
+    let bytes = ifreq.ifr_name.map(c_char::cast_unsigned);
     let name = bytes[..NAME_MAX].split(|byte| *byte == 0).next()?;
     // SAFETY: an integer, for which any bits are valid.
-    let index = unsafe { asked.ifr_ifru.ifru_ifindex };
+    let index = unsafe { ifreq.ifr_ifru.ifru_ifindex };
     let link = non_loopback_links(ops).find(|link| match request {
         SIOCGIFNAME => link.index.cast_signed() == index,
         _ => link.name.as_bytes() == name,
     })?;
-    let of_v4 = |what: &dyn Fn(Ipv4Addr, u8) -> Ipv4Addr| {
+    let of_v4 = |select_address: &dyn Fn(Ipv4Addr, u8) -> Ipv4Addr| {
         let (address, prefix) = link.ipv4().ok_or(Errno::ADDRNOTAVAIL)?;
-        Ok(as_sockaddr(in_sockaddr(what(address, prefix))))
+        Ok(as_sockaddr(in_sockaddr(select_address(address, prefix))))
     };
-    let answer = &mut asked.ifr_ifru;
-    let told = match request {
+    let answer = &mut ifreq.ifr_ifru;
+    let address = match request {
         SIOCGIFNAME => {
-            asked.ifr_name = c_name(&link);
+            ifreq.ifr_name = c_name(&link);
             return Some(Ok(()));
         }
         SIOCGIFADDR | SIOCGIFDSTADDR => of_v4(&|address, _| address),
@@ -441,23 +441,23 @@ fn answer_request(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Resu
         }
         SIOCGIFHWADDR => {
             let mut name = sockaddr { sa_family: ARPHRD_ETHER, sa_data: [0; 14] };
-            for (place, byte) in name.sa_data.iter_mut().zip(link.mac) {
-                *place = byte.cast_signed();
+            for (dest, byte) in name.sa_data.iter_mut().zip(link.mac) {
+                *dest = byte.cast_signed();
             }
             Ok(name)
         }
         _ => return None,
     };
-    Some(told.map(|name| answer.ifru_addr = name))
+    Some(address.map(|name| answer.ifru_addr = name))
 }
 
 /// `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
 ///
 /// # Safety
-/// `asked` must be null, or as in netdevice(7).
-unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
+/// `ifconf` must be null, or as in netdevice(7).
+unsafe fn siocgifconf(ops: &Ops, fd: c_int, ifconf: *mut libc::ifconf) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(asked) = (unsafe { asked.as_mut() }) else { return super::fail_with(Errno::FAULT, -1) };
+    let Some(ifconf) = (unsafe { ifconf.as_mut() }) else { return ffi::fail_with(Errno::FAULT, -1) };
     let request = size_of::<ifreq>();
     // SAFETY: an all-zero request is valid and asks for the length.
     let mut kernels: libc::ifconf = unsafe { zeroed() };
@@ -466,11 +466,11 @@ unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
         return -1;
     }
     // Leaves room for interfaces that appear meanwhile.
-    let room = kernels.ifc_len.max(0).cast_unsigned() as usize / request + 16;
+    let capacity = kernels.ifc_len.max(0).cast_unsigned() as usize / request + 16;
     // SAFETY: an all-zero request is valid.
-    let mut all = vec![unsafe { zeroed::<ifreq>() }; room];
+    let mut all = vec![unsafe { zeroed::<ifreq>() }; capacity];
     // Cannot truncate: the kernel has returned this number as an `int`.
-    kernels.ifc_len = (room * request) as c_int;
+    kernels.ifc_len = (capacity * request) as c_int;
     kernels.ifc_ifcu.ifcu_req = all.as_mut_ptr();
     // SAFETY: the array has the length that the request says.
     if unsafe { real::ioctl(fd, SIOCGIFCONF, (&raw mut kernels).cast()) } != 0 {
@@ -479,30 +479,30 @@ unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
     all.truncate(kernels.ifc_len.max(0).cast_unsigned() as usize / request);
     // SAFETY: the kernel has written addresses.
     let known: Vec<_> =
-        all.iter().filter_map(|one| unsafe { ip_of(&raw const one.ifr_ifru.ifru_addr) }).collect();
+        all.iter().filter_map(|entry| unsafe { ip_of(&raw const entry.ifr_ifru.ifru_addr) }).collect();
     for link in stack_links(ops) {
         for (address, _) in &link.addresses {
             let IpAddr::V4(v4) = address else { continue };
             if !known.contains(address) {
                 // SAFETY: an all-zero request is valid.
-                let mut one = unsafe { zeroed::<ifreq>() };
-                one.ifr_name = c_name(&link);
-                one.ifr_ifru.ifru_addr = as_sockaddr(in_sockaddr(*v4));
-                all.push(one);
+                let mut entry = unsafe { zeroed::<ifreq>() };
+                entry.ifr_name = c_name(&link);
+                entry.ifr_ifru.ifru_addr = as_sockaddr(in_sockaddr(*v4));
+                all.push(entry);
             }
         }
     }
     // SAFETY: a pointer, for which any bits are valid.
-    let place = unsafe { asked.ifc_ifcu.ifcu_req };
+    let dest = unsafe { ifconf.ifc_ifcu.ifcu_req };
     let fits =
-        if place.is_null() { all.len() } else { asked.ifc_len.max(0).cast_unsigned() as usize / request };
+        if dest.is_null() { all.len() } else { ifconf.ifc_len.max(0).cast_unsigned() as usize / request };
     let count = all.len().min(fits);
-    if !place.is_null() {
+    if !dest.is_null() {
         // SAFETY: the program's buffer is as long as it says.
-        unsafe { core::ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), place.cast(), count * request) };
+        unsafe { core::ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), dest.cast(), count * request) };
     }
     // Cannot truncate: the length is the program's, or that of a few interfaces.
-    asked.ifc_len = (count * request) as c_int;
+    ifconf.ifc_len = (count * request) as c_int;
     0
 }
 

@@ -1,9 +1,9 @@
 //! Hooks of `poll`, `select` and their variants.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, user_memory};
 use crate::{attach, real};
 use core::ffi::c_int;
+use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::{Ops, Timeout};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
@@ -28,13 +28,13 @@ unsafe fn poll_stack(
     ops: &Ops,
     fds: *mut pollfd,
     count: nfds_t,
-    patience: Timeout,
+    timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the caller's promise; the length fits in `usize`, as `any_stack_fd` has checked.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
     // SAFETY: the caller's promise.
-    ops.poll(fds, patience, unsafe { mask.as_ref() }).to_c()
+    ops.poll(fds, timeout, unsafe { mask.as_ref() }).into_c()
 }
 
 #[unsafe(no_mangle)]
@@ -49,12 +49,17 @@ unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    buffer_len: size_t,
+) -> c_int {
     // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
     unsafe {
-        match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= room) {
+        match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= buffer_len) {
             Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
-            None => real::__poll_chk(fds, count, timeout, room),
+            None => real::__poll_chk(fds, count, timeout, buffer_len),
         }
     }
 }
@@ -69,9 +74,9 @@ unsafe extern "C" fn ppoll(
     // SAFETY: the program's list is as long as it says.
     unsafe {
         let Some(ops) = any_stack_fd(fds, count) else { return real::ppoll(fds, count, timeout, mask) };
-        match user_memory::timeout(timeout) {
+        match ffi::timeout(timeout) {
             Ok(timeout) => poll_stack(ops, fds, count, Timeout::after(timeout), mask),
-            Err(error) => Err::<usize, _>(error).to_c(),
+            Err(error) => Err::<usize, _>(error).into_c(),
         }
     }
 }
@@ -82,14 +87,14 @@ unsafe extern "C" fn __ppoll_chk(
     count: nfds_t,
     timeout: *const timespec,
     mask: *const sigset_t,
-    room: size_t,
+    buffer_len: size_t,
 ) -> c_int {
     // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
     unsafe {
-        if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= room {
+        if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= buffer_len {
             return ppoll(fds, count, timeout, mask);
         }
-        real::__ppoll_chk(fds, count, timeout, mask, room)
+        real::__ppoll_chk(fds, count, timeout, mask, buffer_len)
     }
 }
 
@@ -103,7 +108,7 @@ unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> Option<&'a mut [u64]> {
 /// Returns the operations if a descriptor in the sets belongs to the stack.
 unsafe fn any_stack_fd_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
     let ops = attach::ops()?;
-    let ours = sets.iter().any(|set| {
+    let any = sets.iter().any(|set| {
         // SAFETY: the program's sets are as long as it says.
         let Some(words) = (unsafe { words(*set, count) }) else { return false };
         let bits = words.iter().enumerate().flat_map(|(at, word)| {
@@ -111,7 +116,7 @@ unsafe fn any_stack_fd_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&
         });
         bits.into_iter().any(|fd| fd < count && ops.owns(fd))
     });
-    ours.then_some(ops)
+    any.then_some(ops)
 }
 
 #[unsafe(no_mangle)]
@@ -130,7 +135,9 @@ unsafe extern "C" fn select(
         let time = timeout.as_mut();
         let limit = match &time {
             None => None,
-            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => return Err::<usize, _>(Errno::INVAL).to_c(),
+            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
+                return Err::<usize, _>(Errno::INVAL).into_c();
+            }
             Some(time) => Some(
                 Duration::from_secs(time.tv_sec.unsigned_abs())
                     + Duration::from_micros(time.tv_usec.unsigned_abs()),
@@ -141,11 +148,11 @@ unsafe extern "C" fn select(
         let result = ops.select(count, sets, Timeout::after(limit), None);
         if let (Some(time), Some(limit)) = (time, limit) {
             // Linux stores the remaining time.
-            let left = limit.saturating_sub(began.elapsed());
-            time.tv_sec = left.as_secs().cast_signed();
-            time.tv_usec = left.subsec_micros().into();
+            let remaining = limit.saturating_sub(began.elapsed());
+            time.tv_sec = remaining.as_secs().cast_signed();
+            time.tv_usec = remaining.subsec_micros().into();
         }
-        result.to_c()
+        result.into_c()
     }
 }
 
@@ -164,25 +171,14 @@ unsafe extern "C" fn pselect(
             return real::pselect(count, read, write, except, timeout, mask);
         };
         let sets = [words(read, count), words(write, count), words(except, count)];
-        let limit = user_memory::timeout(timeout);
-        limit.and_then(|limit| ops.select(count, sets, Timeout::after(limit), mask.as_ref())).to_c()
+        let limit = ffi::timeout(timeout);
+        limit.and_then(|limit| ops.select(count, sets, Timeout::after(limit), mask.as_ref())).into_c()
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: an alias.
-    unsafe { poll(fds, count, timeout) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __select(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    // SAFETY: an alias.
-    unsafe { select(count, read, write, except, timeout) }
+alias! {
+    fn __poll = poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    fn __select = select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
+    ) -> c_int;
 }

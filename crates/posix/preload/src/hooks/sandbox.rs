@@ -131,12 +131,6 @@ unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const rlimit) -> c_int {
-    // SAFETY: an alias.
-    unsafe { setrlimit(resource, limit) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
     // SAFETY: the program's limit, which may be null.
     let given = unsafe { limit.as_ref().copied() };
@@ -145,10 +139,9 @@ unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, 
     if pid == 0 { set_limit(resource, given, call) } else { call(given.as_ref()) }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prlimit64(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
-    // SAFETY: an alias.
-    unsafe { prlimit(pid, resource, limit, old) }
+alias! {
+    fn setrlimit64 = setrlimit(resource: c_int, limit: *const rlimit) -> c_int;
+    fn prlimit64 = prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int;
 }
 
 #[cfg(test)]

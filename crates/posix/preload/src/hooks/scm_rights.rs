@@ -47,47 +47,53 @@ pub unsafe fn send_passing_fds<T>(
     send: impl FnOnce(*const msghdr) -> T,
 ) -> Option<Result<T, Errno>> {
     // SAFETY: the caller's promise.
-    let known = unsafe { message.as_ref() }?;
+    let original = unsafe { message.as_ref() }?;
     let ops = attach::ops()?;
-    if known.msg_control.is_null() || known.msg_controllen < size_of::<cmsghdr>() {
+    if original.msg_control.is_null() || original.msg_controllen < size_of::<cmsghdr>() {
         return None;
     }
     let mut any = false;
-    let look = |fd: &mut RawFd| {
+    let check = |fd: &mut RawFd| {
         any |= ops.owns(*fd);
         Ok(())
     };
     // SAFETY: the caller's promise; the bytes are only read.
-    let copied = unsafe {
-        let control: *const u8 = known.msg_control.cast();
-        core::slice::from_raw_parts(control, known.msg_controllen)
+    let control_bytes = unsafe {
+        let control: *const u8 = original.msg_control.cast();
+        core::slice::from_raw_parts(control, original.msg_controllen)
     };
     // Aligned as control messages must be.
-    let mut words = SignalDeferred::new(|| vec![0u64; copied.len().div_ceil(size_of::<u64>())]);
+    let mut buffer = SignalDeferred::new(|| vec![0u64; control_bytes.len().div_ceil(size_of::<u64>())]);
     // SAFETY: the buffer is at least that long.
-    unsafe { core::ptr::copy_nonoverlapping(copied.as_ptr(), words.as_mut_ptr().cast(), copied.len()) };
-    let mut other = *known;
-    other.msg_control = words.as_mut_ptr().cast();
+    unsafe {
+        core::ptr::copy_nonoverlapping(
+            control_bytes.as_ptr(),
+            buffer.as_mut_ptr().cast(),
+            control_bytes.len(),
+        )
+    };
+    let mut copy = *original;
+    copy.msg_control = buffer.as_mut_ptr().cast();
     // SAFETY: a copy of valid control messages.
-    unsafe { for_each_fd(&raw const other, look) }.ok()?;
+    unsafe { for_each_fd(&raw const copy, check) }.ok()?;
     if !any {
         return None;
     }
-    let travelling = SignalDeferred::new(|| {
-        let mut travellers: Vec<PassedFd> = Vec::new();
+    let sending = SignalDeferred::new(|| {
+        let mut passed: Vec<PassedFd> = Vec::new();
         let replace = |fd: &mut RawFd| {
             if ops.owns(*fd) {
-                let traveller = ops.pass_fd(*fd)?;
-                *fd = traveller.number(*fd);
-                travellers.push(traveller);
+                let passed_fd = ops.pass_fd(*fd)?;
+                *fd = passed_fd.number(*fd);
+                passed.push(passed_fd);
             }
             Ok(())
         };
         // SAFETY: a copy of valid control messages.
-        let replaced = unsafe { for_each_fd(&raw const other, replace) };
-        (replaced, travellers)
+        let replaced = unsafe { for_each_fd(&raw const copy, replace) };
+        (replaced, passed)
     });
-    Some(travelling.0.map(|()| send(&raw const other)))
+    Some(sending.0.map(|()| send(&raw const copy)))
 }
 
 /// Takes over stack sockets in a received message.

@@ -55,25 +55,25 @@ fn set_bit(set: &AtomicU64, number: c_int, is_in: bool) {
 
 /// Returns the handler and the flags to install in the kernel.
 fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
-    let of_three = flags & SA_SIGINFO != 0;
+    let has_siginfo = flags & SA_SIGINFO != 0;
     if flags & SA_RESETHAND != 0 {
-        set_bit(&ONE_SHOT_PLAIN, number, is_handler(handler) && !of_three);
+        set_bit(&ONE_SHOT_PLAIN, number, is_handler(handler) && !has_siginfo);
     }
     if is_handler(handler)
-        && let Some(entry) = signal_handlers::trampoline(handler, of_three)
+        && let Some(entry) = signal_handlers::trampoline(handler, has_siginfo)
     {
         return (entry, flags | SA_SIGINFO);
     }
     (handler, flags)
 }
 
-/// Returns the handler and the flags as the program has set them. `of_one` tells that the signal has or had a
+/// Returns the handler and the flags as the program has set them. `is_plain` tells that the signal has or had a
 /// one-shot handler with one argument.
-fn to_program(of_one: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+fn to_program(is_plain: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
     match signal_handlers::handler_of(handler) {
         Some((handler, true)) => (handler, flags),
         Some((handler, false)) => (handler, flags & !SA_SIGINFO),
-        None if handler == SIG_DFL && flags & SA_RESETHAND != 0 && of_one => (handler, flags & !SA_SIGINFO),
+        None if handler == SIG_DFL && flags & SA_RESETHAND != 0 && is_plain => (handler, flags & !SA_SIGINFO),
         None => (handler, flags),
     }
 }
@@ -84,7 +84,7 @@ unsafe extern "C" fn sigaction(
     action: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    let of_one = contains(&ONE_SHOT_PLAIN, signal);
+    let is_plain = contains(&ONE_SHOT_PLAIN, signal);
     // SAFETY: the program's actions are null or valid, as libc's function requires.
     unsafe {
         let action = action.as_ref().map(|action| {
@@ -95,20 +95,10 @@ unsafe extern "C" fn sigaction(
         if result == 0
             && let Some(old) = old.as_mut()
         {
-            (old.sa_sigaction, old.sa_flags) = to_program(of_one, old.sa_sigaction, old.sa_flags);
+            (old.sa_sigaction, old.sa_flags) = to_program(is_plain, old.sa_sigaction, old.sa_flags);
         }
         if action.is_some() { after_change(result) } else { result }
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __sigaction(
-    signal: c_int,
-    action: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> c_int {
-    // SAFETY: an alias.
-    unsafe { sigaction(signal, action, old) }
 }
 
 /// `rt_sigaction`. Returns `None` if the system call must be made unchanged.
@@ -131,7 +121,7 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
     // All flags are in the lower half.
     let flags = |flags: u64| flags as c_int;
     let number = signal as c_int;
-    let of_one = contains(&ONE_SHOT_PLAIN, number);
+    let is_plain = contains(&ONE_SHOT_PLAIN, number);
     // SAFETY: the caller's promise.
     unsafe {
         let action = ptr::with_exposed_provenance::<Action>(action as usize).as_ref().map(|action| {
@@ -143,7 +133,7 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
         if result == 0
             && let Some(old) = ptr::with_exposed_provenance_mut::<Action>(old as usize).as_mut()
         {
-            let (handler, flags) = to_program(of_one, old.handler, flags(old.flags));
+            let (handler, flags) = to_program(is_plain, old.handler, flags(old.flags));
             (old.handler, old.flags) = (handler, flags.cast_unsigned().into());
         }
         Some(if action.is_some() { after_change(result) } else { result })
@@ -180,30 +170,12 @@ unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: an alias.
-    unsafe { signal(number, handler) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: an alias.
-    unsafe { signal(number, handler) }
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) {
         // SAFETY: the program's arguments, unchanged.
         return to_program(false, after_change(unsafe { real::__sysv_signal(number, handler) }), 0).0;
     }
     install(number, handler, SA_RESETHAND | SA_NODEFER | SA_INTERRUPT, None)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the program's arguments, unchanged.
-    unsafe { __sysv_signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
@@ -233,4 +205,13 @@ unsafe extern "C" fn siginterrupt(number: c_int, on: c_int) -> c_int {
         set_bit(&SIGINTERRUPT_SIGNALS, number, on != 0);
     }
     result
+}
+
+alias! {
+    fn __sigaction = sigaction(
+        signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction,
+    ) -> c_int;
+    fn bsd_signal = signal(number: c_int, handler: sighandler_t) -> sighandler_t;
+    fn ssignal = signal(number: c_int, handler: sighandler_t) -> sighandler_t;
+    fn sysv_signal = __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t;
 }

@@ -40,30 +40,30 @@ fn record(list: *const c_void, result: c_int, action: FileAction) -> c_int {
 pub fn surviving_fds(
     list: *const c_void,
     inherited: Vec<RawFd>,
-    ours: impl Fn(RawFd) -> bool,
+    is_stack_fd: impl Fn(RawFd) -> bool,
 ) -> Vec<(RawFd, RawFd)> {
-    let mut there: BTreeMap<RawFd, RawFd> = inherited.into_iter().map(|fd| (fd, fd)).collect();
+    let mut surviving: BTreeMap<RawFd, RawFd> = inherited.into_iter().map(|fd| (fd, fd)).collect();
     let lists = lists();
     for action in lists.get(&list.addr()).into_iter().flatten() {
         match *action {
             FileAction::Close(fd) => {
-                there.remove(&fd);
+                surviving.remove(&fd);
             }
             // Also if the original is close-on-exec: the duplicate is not.
             FileAction::Dup2(from, to) => {
-                match there.get(&from).copied().or_else(|| ours(from).then_some(from)) {
-                    Some(here) => {
-                        there.insert(to, here);
+                match surviving.get(&from).copied().or_else(|| is_stack_fd(from).then_some(from)) {
+                    Some(local) => {
+                        surviving.insert(to, local);
                     }
                     None => {
-                        there.remove(&to);
+                        surviving.remove(&to);
                     }
                 }
             }
-            FileAction::CloseFrom => there.clear(),
+            FileAction::CloseFrom => surviving.clear(),
         }
     }
-    there.into_iter().collect()
+    surviving.into_iter().collect()
 }
 
 #[unsafe(no_mangle)]

@@ -5,6 +5,7 @@ use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long};
 use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::ffi;
 use rustix::io::Errno;
 
 /// The hooks, declared with integer arguments as `syscall` passes them. Each is defined with the types of its
@@ -91,7 +92,7 @@ unsafe extern "C" fn syscall(
     }
     // A ring would take descriptors without these hooks. A program that gets no ring uses the other calls.
     if number == libc::SYS_io_uring_setup {
-        return super::fail_with(Errno::NOSYS, -1);
+        return ffi::fail_with(Errno::NOSYS, -1);
     }
     // Only a process with memory of its own that continues here is a fork; others start elsewhere or are
     // threads.
@@ -154,7 +155,7 @@ unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Optio
     if stack_ops(a as c_int).is_none() {
         // Also before the program is attached: internal descriptors must stay open and hidden.
         return Ops::is_internal(a as c_int)
-            .then(|| super::fail_with(Errno::BADF, -1))
+            .then(|| ffi::fail_with(Errno::BADF, -1))
             .filter(|_| matches!(number, libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl));
     }
     // SAFETY: the caller's promise.

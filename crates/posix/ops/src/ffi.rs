@@ -1,10 +1,11 @@
-//! Memory that the program's arguments point to: buffers, addresses, messages. A null pointer is reported as
-//! `EFAULT`; any other invalid pointer crashes the program, as in any library.
-#![allow(unsafe_code)] // the program's pointers
+//! What C callers need: results with `errno`, and access to the memory that their arguments point to: buffers,
+//! addresses, messages. A null pointer is reported as `EFAULT`; any other invalid pointer crashes the program,
+//! as in any library.
+#![allow(unsafe_code)] // pointers of C
 
-use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::{OptionValue, SignalDeferred, SockaddrBytes};
-use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, timespec};
+use crate::{OptionValue, SignalDeferred, SockaddrBytes};
+use core::ffi::{c_int, c_long, c_void};
+use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -12,6 +13,44 @@ use std::time::Duration;
 /// Maximum number of buffers in a call (`IOV_MAX`).
 const BUFFERS_MAX: usize = 1024;
 
+/// Converts a result to C: -1 with the error number in `errno`.
+pub trait IntoC<T> {
+    /// Returns the value for C.
+    fn into_c(self) -> T;
+}
+
+/// Implements [`IntoC`] for results: `value type => C type: conversion`.
+macro_rules! into_c {
+    ($($value:ty => $c:ty: $convert:expr;)*) => { $(
+        impl IntoC<$c> for Result<$value, Errno> {
+            #[inline]
+            fn into_c(self) -> $c {
+                self.map_or_else(|error| fail_with(error, -1), $convert)
+            }
+        }
+    )* };
+}
+into_c! {
+    () => c_int: |()| 0;
+    c_int => c_int: |value| value;
+    usize => c_int: |value| c_int::try_from(value).unwrap_or(c_int::MAX);
+    usize => ssize_t: usize::cast_signed;
+}
+
+impl IntoC<c_long> for c_int {
+    #[inline]
+    fn into_c(self) -> c_long {
+        self.into()
+    }
+}
+
+/// Sets `errno` and returns `minus_one`.
+pub fn fail_with<T>(error: Errno, minus_one: T) -> T {
+    set_errno(error.raw_os_error());
+    minus_one
+}
+
+/// Sets `errno` of this thread.
 pub fn set_errno(value: c_int) {
     // SAFETY: libc's variable of this thread.
     unsafe { *libc::__errno_location() = value };
@@ -21,6 +60,7 @@ pub fn set_errno(value: c_int) {
 ///
 /// # Safety
 /// `pointer` must be null or readable for `len` bytes.
+#[inline]
 pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8], Errno> {
     if len == 0 {
         return Ok(&[]);
@@ -36,6 +76,7 @@ pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8],
 ///
 /// # Safety
 /// `pointer` must be null or writable for `len` bytes.
+#[inline]
 pub unsafe fn writable_bytes<'a>(pointer: *mut c_void, len: size_t) -> Result<&'a mut [u8], Errno> {
     if len == 0 {
         return Ok(&mut []);
@@ -60,6 +101,7 @@ pub unsafe fn total_len(buffers: *const iovec, count: size_t) -> usize {
 ///
 /// # Safety
 /// `pointer` must be null or readable for `len` bytes.
+#[inline]
 pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'a [u8], Errno> {
     if len as usize > 128 {
         return Err(Errno::INVAL);
@@ -72,6 +114,7 @@ pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'
 ///
 /// # Safety
 /// `pointer` must be null or readable for `len` bytes.
+#[inline]
 pub unsafe fn optional_address<'a>(
     pointer: *const sockaddr,
     len: socklen_t,
@@ -191,6 +234,7 @@ pub unsafe fn with_buffers_mut<T>(
 ///
 /// # Safety
 /// `pointer` must be null or point to a message.
+#[inline]
 pub unsafe fn message<'a>(pointer: *const msghdr) -> Result<&'a msghdr, Errno> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or(Errno::FAULT)
@@ -200,6 +244,7 @@ pub unsafe fn message<'a>(pointer: *const msghdr) -> Result<&'a msghdr, Errno> {
 ///
 /// # Safety
 /// `pointer` must be null or point to a time.
+#[inline]
 pub unsafe fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
     // SAFETY: the caller's promise.
     let Some(time) = (unsafe { pointer.as_ref() }) else { return Ok(None) };
