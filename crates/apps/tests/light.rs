@@ -5,6 +5,7 @@ use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Instant, Shard};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
 use ginnel_apps::load::light::{LightWorker, WorkerStack};
+use ginnel_apps::load::plan::WorkerShare;
 use ginnel_apps::load::{HttpOptions, Job, LoadOptions, Report};
 use ginnel_devices::memory::{self, MemoryConfig};
 use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
@@ -67,7 +68,7 @@ impl ConnectedPair {
         }
         let job = parse::<HttpOptions>(words).job().unwrap();
         let place = WorkerStack { config: config(sources, faults), device: Some(near) };
-        let light = LightWorker::new(&job, (0, 1), Arc::default(), place, now).unwrap();
+        let light = LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), place, now).unwrap();
         Self { server, light, job, now, _root: root }
     }
 
@@ -193,7 +194,10 @@ fn a_configuration_that_only_a_whole_stack_serves_is_refused() {
     let error = |config: Config| {
         let (near, _far) = memory::pair(MemoryConfig::default());
         let place = WorkerStack { config, device: Some(near) };
-        LightWorker::new(&job, (0, 1), Arc::default(), place, Instant::ZERO).err().unwrap().to_string()
+        LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), place, Instant::ZERO)
+            .err()
+            .unwrap()
+            .to_string()
     };
     let mut tagged = config(ONE_SOURCE, None);
     tagged.links[0].vlan = Some(7);

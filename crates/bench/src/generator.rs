@@ -11,6 +11,7 @@ use ginnel::config::{Config, DeviceConfig, DeviceKind, Prefix};
 use ginnel::{Error, Instant, Shard};
 use ginnel_apps::httpd::{self, Httpd};
 use ginnel_apps::load::light::{LightWorker, WorkerStack};
+use ginnel_apps::load::plan::WorkerShare;
 use ginnel_apps::load::stats::Stats;
 use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, SharedStats};
 use ginnel_stack::device::Device;
@@ -126,7 +127,7 @@ impl GeneratorCase {
         let config = Config { tcp: self.tcp.clone(), ..Config::single(device, &[own], &[]) };
         if self.light {
             let stack = WorkerStack { config, device: Some(client_end) };
-            return Ok(Box::new(LightWorker::new(&job, (0, 1), Arc::default(), stack, START)?));
+            return Ok(Box::new(LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), stack, START)?));
         }
         let outcome = SharedStats::default();
         let handler = LoadHandler::new(job, 0, 1, Arc::default(), Arc::clone(&outcome));

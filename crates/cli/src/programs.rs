@@ -20,7 +20,7 @@ const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
 pub struct ProgramOptions {
     /// Whether sockets that listen on a wildcard address (0.0.0.0 or ::) also accept connections that arrive
     /// over the kernel's network.
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = KernelListen::Auto)]
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
 
     /// On a stack with several shards: from which shard a worker process accepts connections first. A worker
@@ -29,7 +29,7 @@ pub struct ProgramOptions {
     listen_spawn: ListenSpawn,
 
     /// What to do if the program cannot use the stack.
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnMissing::Fail)]
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnMissing::Fail)]
     on_missing: OnMissing,
 
     /// The program and its arguments.

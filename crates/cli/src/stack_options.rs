@@ -47,7 +47,7 @@ pub struct StackOptions {
     /// Whether the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack belong to the kernel or
     /// to the stack. With "stack", programs on the stack reach themselves and each other by these addresses
     /// inside the stack, and the stack needs no device.
-    #[arg(long, value_name = "WHOSE", value_enum)]
+    #[arg(long, value_name = "OWNER", value_enum)]
     pub loopback: Option<LoopbackOwner>,
 
     /// MTU: largest IP packet in bytes.

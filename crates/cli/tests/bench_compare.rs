@@ -133,7 +133,7 @@ fn what_is_wrong_with_a_program_is_said() {
     }
     let text = failure_text(&[], &["sh", "-c", "echo bad configuration >&2; exit 3"]);
     assert!(text.contains("the program has ended: exit status 3; it said: bad configuration"), "{text}");
-    let text = failure_text(&["--patience", "1"], &["sleep", "60"]);
+    let text = failure_text(&["--start-timeout", "1"], &["sleep", "60"]);
     assert!(text.contains("nothing listens at 10.77.0.1: the program has to listen on 10.77.0.1"), "{text}");
     let text = failure_text(&[], &["no-such-program-anywhere"]);
     assert!(text.contains("no-such-program-anywhere: "), "{text}");

@@ -42,6 +42,7 @@ use core::sync::atomic::AtomicU32;
 use core::time::Duration;
 use ginnel::shards::OpenedShards;
 use ginnel::{Error, StopFlag};
+use plan::WorkerShare;
 use stats::{LiveProgress, ProgressSnapshot, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -103,8 +104,8 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
 /// # Errors
 /// The errors of [`measure`].
 pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>) -> Result<Report, Error> {
-    run_workers(job, stop, stacks, |job, share, progress, place| {
-        light::run(job, share, progress, place, stop)
+    run_workers(job, stop, stacks, |job, share, progress, stack| {
+        light::run(job, share, progress, stack, stop)
     })
 }
 
@@ -115,7 +116,7 @@ pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>
 pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
     kernel::raise_descriptor_limit(job.common.connections.into())?;
     let sockets = vec![(); job.common.workers() as usize];
-    run_workers(job, stop, sockets, |job, (worker, workers), progress, ()| {
+    run_workers(job, stop, sockets, |job, WorkerShare { worker, workers }, progress, ()| {
         kernel::run(job, worker, workers, progress, stop)
     })
 }
@@ -125,7 +126,7 @@ fn run_workers<T: Send>(
     job: &Job,
     stop: &StopFlag,
     stacks: Vec<T>,
-    work: impl Fn(&Job, (u32, u32), Arc<LiveProgress>, T) -> Result<Stats, Error> + Sync,
+    work: impl Fn(&Job, WorkerShare, Arc<LiveProgress>, T) -> Result<Stats, Error> + Sync,
 ) -> Result<Report, Error> {
     let workers = job.common.workers();
     if stacks.len() != workers as usize {
@@ -135,7 +136,7 @@ fn run_workers<T: Send>(
     let stats = with_progress_lines(&job.common, &progress, || {
         let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
             let (work, progress) = (&work, Arc::clone(progress));
-            move || work(job, (worker, workers), progress, stack)
+            move || work(job, WorkerShare { worker, workers }, progress, stack)
         });
         run_in_parallel(works.collect(), stop)
     })?;
@@ -174,7 +175,7 @@ where
 
 fn run_on_shard(
     job: &Job,
-    (worker, workers): (u32, u32),
+    WorkerShare { worker, workers }: WorkerShare,
     progress: Arc<LiveProgress>,
     stack: impl RunHandler,
 ) -> Result<Stats, Error> {

@@ -141,7 +141,7 @@ pub struct HttpOptions {
     pub pipeline: u16,
 
     /// Who closes a connection after its last request.
-    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    #[arg(long, value_name = "SIDE", value_enum, default_value_t)]
     pub close: Closer,
 
     /// Send HEAD requests instead of GET.

@@ -23,6 +23,20 @@ pub enum Closer {
     Reset,
 }
 
+/// Identifies a worker, and so its share of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerShare {
+    /// Index of the worker.
+    pub worker: u32,
+    /// Number of workers.
+    pub workers: u32,
+}
+
+impl WorkerShare {
+    /// The share of the only worker.
+    pub const WHOLE: Self = Self { worker: 0, workers: 1 };
+}
+
 /// The plan of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {

@@ -63,8 +63,8 @@ pub struct CompareOptions {
     layout: CoreLayout,
 
     /// Longest time in seconds to wait for the program's first answer.
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
-    patience: u64,
+    #[arg(long, alias = "patience", value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
+    start_timeout: u64,
 
     /// Print the result as JSON instead of a table.
     #[arg(long)]
@@ -227,7 +227,7 @@ fn measure_once(
     ground.set_up(host == NetworkStack::Kernel)?;
     let mut running = RunningPrograms::start(core::slice::from_ref(&options.program), host, ground)?;
     let measured = load
-        .wait_for_answer(ground, Duration::from_secs(options.patience), || running.check())
+        .wait_for_answer(ground, Duration::from_secs(options.start_timeout), || running.check())
         .and_then(|()| load.measure(ground, options.seconds, |parts| running.add_to(parts)));
     match measured {
         Ok((report, account)) => {

@@ -213,7 +213,7 @@ fn measure_with_server(
     let ends = if load.shards.is_some() || load.workers() == 1 {
         let end = workers::sole_cable(&options.stack, target.ip())?;
         if let Some(count) = shard_count(load, &end.worker)? {
-            return measure_shards_with_server(options, root, stop, end, (target, count));
+            return measure_shards_with_server(options, root, stop, end, target, count);
         }
         vec![end]
     } else {
@@ -238,7 +238,8 @@ fn measure_shards_with_server(
     root: &Path,
     stop: &StopFlag,
     end: CableEnds,
-    (target, count): (SocketAddr, u32),
+    target: SocketAddr,
+    count: u32,
 ) -> Result<(Report, Option<ServerSummary>), Failure> {
     let (server_devices, worker_devices) =
         multi_queue(&cable_config(end.worker.devices.first()), count as usize, RssMode::Hash);

@@ -337,14 +337,18 @@ pub(super) fn arp(packet: &arp::ArpPacket, to: MacAddr, out: &mut [u8]) -> usize
     IP_AT + packet.emit(&mut out[IP_AT..])
 }
 
+/// Addresses of a neighbour discovery message.
+pub(super) struct NdpAddresses {
+    pub src: Ipv6Addr,
+    pub dst: Ipv6Addr,
+    pub src_mac: MacAddr,
+    pub dst_mac: MacAddr,
+}
+
 /// Writes a neighbour discovery message as a frame and returns its length.
-pub(super) fn ndp(
-    message: &ndp::NdpMessage,
-    (src, dst): (Ipv6Addr, Ipv6Addr),
-    (from, to): (MacAddr, MacAddr),
-    out: &mut [u8],
-) -> usize {
-    ethernet::Header::new(to, from, None, EtherType::IPV6).emit(out);
+pub(super) fn ndp(message: &ndp::NdpMessage, addresses: NdpAddresses, out: &mut [u8]) -> usize {
+    let NdpAddresses { src, dst, src_mac, dst_mac } = addresses;
+    ethernet::Header::new(dst_mac, src_mac, None, EtherType::IPV6).emit(out);
     let at = IP_AT + ipv6::Header::LEN;
     let len = message.emit(src, dst, &mut out[at..]);
     let header =
@@ -429,7 +433,9 @@ mod tests {
         let mut frame = [0; NEIGHBOUR_BYTES];
         let group = ndp::solicited_node(own);
         let to = MacAddr::from_ipv6_multicast(group);
-        let len = ndp(&message, ("fd00::1".parse().unwrap(), group), (THEIRS, to), &mut frame);
+        let src = "fd00::1".parse().unwrap();
+        let addresses = NdpAddresses { src, dst: group, src_mac: THEIRS, dst_mac: to };
+        let len = ndp(&message, addresses, &mut frame);
         match parse(&view(&frame[..len]), OURS, &locals) {
             Some(ReceivedPacket::Ndp { message: seen, src_mac, .. }) => {
                 assert_eq!((seen, src_mac), (message, THEIRS))

@@ -2,7 +2,7 @@
 
 use super::conn::{CWND_SEGMENTS_MAX, ConnFlags, NO_SLOT, TcpState};
 use super::destination::WINDOW;
-use super::frames::{self, NEIGHBOUR_BYTES, ReceivedPacket, ReceivedSegment, SegmentFields};
+use super::frames::{self, NEIGHBOUR_BYTES, NdpAddresses, ReceivedPacket, ReceivedSegment, SegmentFields};
 use super::locals::PortUser;
 use super::network::LightNetwork;
 use crate::load::stats::Failure;
@@ -400,7 +400,8 @@ impl LightNetwork {
             target_mac: Some(self.out.mac),
         };
         let mut frame = [0; NEIGHBOUR_BYTES];
-        let len = frames::ndp(&message, (target, dst), (self.out.mac, mac), &mut frame);
+        let addresses = NdpAddresses { src: target, dst, src_mac: self.out.mac, dst_mac: mac };
+        let len = frames::ndp(&message, addresses, &mut frame);
         self.send_frame(&frame[..len]);
     }
 

@@ -42,6 +42,7 @@ use self::locals::{LOCALS_MAX, Locals};
 use self::network::{FrameSender, LightNetwork};
 use super::busy_time::BusyTime;
 use super::options::Job;
+use super::plan::WorkerShare;
 use super::session::Session;
 use super::stats::{LiveProgress, Stats};
 use core::time::Duration;
@@ -92,7 +93,7 @@ pub struct LightWorker {
     rx: Box<dyn RxQueue + Send>,
     net: LightNetwork,
     job: Job,
-    share: (u32, u32),
+    share: WorkerShare,
     progress: Arc<LiveProgress>,
     session: Option<Session>,
     /// Time of the next call of the session.
@@ -109,11 +110,12 @@ impl LightWorker {
     /// cannot be opened.
     pub fn new(
         job: &Job,
-        (worker, workers): (u32, u32),
+        share: WorkerShare,
         progress: Arc<LiveProgress>,
         stack: WorkerStack,
         now: Instant,
     ) -> Result<Self, Error> {
+        let WorkerShare { worker, workers } = share;
         let WorkerStack { config, device } = stack;
         config.validate()?;
         let ([device_config], [link]) = (config.devices.as_slice(), config.links.as_slice()) else {
@@ -139,7 +141,7 @@ impl LightWorker {
         locals.start_ports_at(RandomState::new().hash_one(worker) as u32);
         let Device { rx, tx } = raw::open(device_config, &config, device)?;
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
-        let destinations =
+        let (destinations, neighbours) =
             destination::resolve_destinations(&job.targets, link, &config.routes, &locals, mtu as u32)?;
         // With timestamps a server can measure the round-trip time from retransmitted segments. Without loss
         // they have no use.
@@ -147,9 +149,17 @@ impl LightWorker {
         let seed = job.plan.seed.wrapping_add(worker.into());
         Ok(Self {
             rx,
-            net: LightNetwork::new(FrameSender::new(tx), locals, destinations, seed, is_lossy, now),
+            net: LightNetwork::new(
+                FrameSender::new(tx),
+                locals,
+                destinations,
+                neighbours,
+                seed,
+                is_lossy,
+                now,
+            ),
             job: job.clone(),
-            share: (worker, workers),
+            share,
             progress,
             session: None,
             due: now,
@@ -218,7 +228,7 @@ impl LightWorker {
     }
 
     fn begin(&mut self, now: Instant) {
-        let (worker, workers) = self.share;
+        let WorkerShare { worker, workers } = self.share;
         let plan = self.job.plan.share(worker, workers);
         let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
         let (targets, sources) = (self.job.targets.clone(), self.job.sources(worker, workers));
@@ -333,7 +343,7 @@ fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_
 /// Runs the share of worker `worker` of `workers` on this thread and returns its results.
 pub(super) fn run(
     job: &Job,
-    share: (u32, u32),
+    share: WorkerShare,
     progress: Arc<LiveProgress>,
     stack: WorkerStack,
     stop: &StopFlag,

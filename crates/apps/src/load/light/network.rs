@@ -3,7 +3,7 @@
 use super::buffer::{SendBuffers, SendQueue};
 use super::conn::{CWND_SEGMENTS_MAX, Conn, ConnFlags, NO_SLOT, TcpState};
 use super::destination::{Destination, WINDOW_SHIFT};
-use super::frames::{self, NEIGHBOUR_BYTES, SegmentFields, Template};
+use super::frames::{self, NEIGHBOUR_BYTES, NdpAddresses, SegmentFields, Template};
 use super::locals::{Local, Locals};
 use super::neighbour::PeerNeighbour;
 use crate::load::session::Network;
@@ -122,7 +122,8 @@ impl LightNetwork {
     pub fn new(
         out: FrameSender,
         locals: Locals,
-        (targets, neighbours): (Vec<Destination>, Vec<PeerNeighbour>),
+        destinations: Vec<Destination>,
+        neighbours: Vec<PeerNeighbour>,
         seed: u64,
         timestamps: bool,
         now: Instant,
@@ -133,7 +134,7 @@ impl LightNetwork {
             free: Vec::new(),
             conn_of: Vec::new(),
             locals,
-            destinations: targets,
+            destinations,
             neighbours,
             buffers: SendBuffers::default(),
             timer_queue: VecDeque::new(),
@@ -450,7 +451,8 @@ impl LightNetwork {
                     let message =
                         ndp::NdpMessage::NeighbourSolicitation { target, source_mac: Some(mac), nonce: None };
                     let to = MacAddr::from_ipv6_multicast(group);
-                    frames::ndp(&message, (src, group), (mac, to), &mut frame)
+                    let addresses = NdpAddresses { src, dst: group, src_mac: mac, dst_mac: to };
+                    frames::ndp(&message, addresses, &mut frame)
                 }
                 _ => continue,
             };

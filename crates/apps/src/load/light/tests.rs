@@ -7,6 +7,7 @@ use super::{LightWorker, WorkerStack};
 use crate::echo::{self, Echo};
 use crate::httpd::{Httpd, Options as HttpdOptions};
 use crate::load::options::tests::job;
+use crate::load::plan::WorkerShare;
 use crate::load::session::Network;
 use crate::load::stats::Failure;
 use clap::Parser;
@@ -81,7 +82,7 @@ impl<S: Handler> ConnectedPair<S> {
         let mut place = WorkerStack { config: config(near), device: Some(device) };
         place.config.devices[0].faults = faults.map(|f| f.parse().unwrap());
         place.config.devices[0].faults_seed = seed;
-        let client = LightWorker::new(&job, (0, 1), Default::default(), place, now).unwrap();
+        let client = LightWorker::new(&job, WorkerShare::WHOLE, Default::default(), place, now).unwrap();
         let mut ends = Self { server, client, to: to.parse().unwrap(), now };
         // Duplicate address detection of the server's IPv6 address, and neighbours.
         while !(ends.client.net.is_ready() && ends.server.stats().running_ns > 0) {
