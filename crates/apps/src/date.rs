@@ -136,7 +136,7 @@ mod tests {
     const NOW: u64 = 1_790_000_000; // 2026
 
     #[test]
-    fn the_three_forms_of_the_rfc_mean_the_same_second() {
+    fn the_three_date_formats_are_equivalent() {
         for text in
             ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
         {
@@ -146,14 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn known_dates() {
+    fn known_dates_are_formatted() {
         assert_eq!(&format(0), b"Thu, 01 Jan 1970 00:00:00 GMT");
         assert_eq!(&format(951_782_400), b"Tue, 29 Feb 2000 00:00:00 GMT");
         assert_eq!(&format(u64::MAX), b"Fri, 31 Dec 9999 23:59:59 GMT");
     }
 
     #[test]
-    fn two_digit_years_lie_at_most_50_years_ahead() {
+    fn two_digit_years_are_within_50_years() {
         assert_eq!(
             parse(b"Sunday, 06-Nov-76 08:49:37 GMT", NOW),
             parse(b"Fri, 06 Nov 2076 08:49:37 GMT", NOW)
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_date() {
+    fn malformed_dates_are_rejected() {
         for text in [
             "",
             "yesterday",
@@ -190,7 +190,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_without_panic(text in proptest::collection::vec(any::<u8>(), 0..40), now: u64) {
+        fn any_date_parses_without_panic(text in proptest::collection::vec(any::<u8>(), 0..40), now: u64) {
             let _ = parse(&text, now);
         }
     }

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_comes_in_its_second() {
+    fn a_slot_is_due_in_its_second() {
         let mut sweep = Sweep::new(10, 100);
         sweep.enter(1, 105);
         sweep.enter(2, 103);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distant_deadline_is_looked_at_each_period() {
+    fn a_distant_deadline_is_checked_every_period() {
         let mut sweep = Sweep::new(10, 0);
         sweep.enter(7, 35);
         let mut looks = Vec::new();
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_in_the_past_is_looked_at_in_the_next_sweep() {
+    fn a_past_deadline_is_due_at_once() {
         let mut sweep = Sweep::new(5, 50);
         sweep.enter(1, 3);
         assert_eq!(due(&mut sweep, 50), [1]);
     }
 
     #[test]
-    fn after_a_long_pause_everything_is_looked_at_once() {
+    fn after_a_long_pause_every_slot_is_checked() {
         let mut sweep = Sweep::new(5, 0);
         (0..6).for_each(|i| sweep.enter(i, i));
         assert_eq!(due(&mut sweep, 10_000), [0, 1, 2, 3, 4, 5]);

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         assert_eq!(parse_bytes("300"), Ok(300));
         assert_eq!(parse_bytes("64KiB"), Ok(65_536));
         assert_eq!(parse_bytes("1.5 MB"), Ok(1_500_000));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn durations_are_parsed() {
         assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
         assert_eq!(parse_duration("10"), Ok(Duration::from_secs(10)));
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1_500)));

@@ -106,7 +106,7 @@ fn measure(words: &[&str], faults: Option<(&str, u64)>) -> (Report, ConnectedPai
 }
 
 #[test]
-fn every_kind_of_load_is_answered_to_the_last_request() {
+fn every_kind_of_load_is_answered() {
     let table: [(&[&str], u64); 7] = [
         (&[URL, "-n", "3000", "-c", "16"], 3000),
         (&[URL, "-n", "300", "-c", "10", "--close", "client"], 300),
@@ -137,7 +137,7 @@ fn it_is_the_same_over_ipv6() {
 }
 
 #[test]
-fn loss_duplicates_and_disorder_cost_time_and_nothing_else() {
+fn a_faulty_link_only_costs_time() {
     for seed in 0..10 {
         let faults = Some(("delay=3ms loss=2% duplicate=2% reorder=3% corrupt=0.5%", seed));
         for words in [
@@ -154,7 +154,7 @@ fn loss_duplicates_and_disorder_cost_time_and_nothing_else() {
 }
 
 #[test]
-fn an_open_loop_from_many_addresses_keeps_its_rate() {
+fn open_loops_with_many_sources_keep_their_rate() {
     let words = [URL, "--rate", "2000", "-d", "2s", "-w", "200ms", "-c", "500", "--source", "10.0.1.1-200"];
     let mut ends = ConnectedPair::new(&words, Some(("delay=5ms", 1)), &format!("{SERVER}/16"), ONE_SOURCE);
     let report = ends.run(Duration::from_secs(60));
@@ -168,7 +168,7 @@ fn an_open_loop_from_many_addresses_keeps_its_rate() {
 }
 
 #[test]
-fn ports_are_used_again_and_the_server_takes_them() {
+fn reused_ports_are_accepted_in_time_wait() {
     // More than an address has, all within the server's TIME-WAIT.
     let (report, ends) = measure(&[URL, "-n", "70000", "-c", "50"], None);
     assert_eq!((report.requests.completed, report.failures.len()), (70_000, 0), "{report}");
@@ -176,7 +176,7 @@ fn ports_are_used_again_and_the_server_takes_them() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_reported_and_not_waited_for() {
+fn an_unreachable_server_is_reported() {
     let mut ends = ConnectedPair::new(
         &["http://10.0.0.9/", "-d", "1s", "-c", "3"],
         None,
@@ -189,7 +189,7 @@ fn a_server_that_is_not_there_is_reported_and_not_waited_for() {
 }
 
 #[test]
-fn a_configuration_that_only_a_whole_stack_serves_is_refused() {
+fn unsupported_configurations_are_refused() {
     let job = parse::<HttpOptions>(&[URL]).job().unwrap();
     let error = |config: Config| {
         let (near, _far) = memory::pair(MemoryConfig::default());

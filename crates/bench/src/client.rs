@@ -494,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_tells_address_and_port_and_they_tell_the_number() {
+    fn id_and_endpoint_correspond() {
         for id in [0, 1, 32_767, 32_768, 99_999_999, u32::MAX] {
             assert_eq!(id_of(endpoint_of(id)), id);
             assert!(endpoint_of(id).port >= 32_768);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offloaded_checksum_is_the_pseudo_header_s() {
+    fn an_offloaded_checksum_covers_the_pseudo_header() {
         let template = FrameTemplate::new(&wire(true), SYN, &[2, 4, 5, 0xb4], b"");
         let mut frame = vec![0; template.len()];
         template.write(&mut frame, FROM, 1, 2);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_frames_are_parsed() {
         let template = FrameTemplate::new(&wire(false), FIN | ACK, &[], b"payload");
         let mut frame = vec![0; template.len()];
         template.write(&mut frame, FROM, 5, 6);

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_response_says_how_long_it_is() {
+    fn a_response_states_its_length() {
         for keep_alive in [false, true] {
             let bytes = response(keep_alive);
             let (head, body) = response_head(&bytes).unwrap();

@@ -176,7 +176,7 @@ mod tests {
     use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, link_setup};
 
     #[test]
-    fn both_do_their_work_in_turns() {
+    fn both_servers_work_in_turns() {
         let Ok(cpus) = Cpus::choose() else { return };
         let client = ClientConfig {
             wire: link_setup(Checksums::Device),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_load_no_library_or_call_no_libc_are_known() {
+    fn static_and_go_programs_are_detected() {
         let go = b"\x04\0\0\0\x08\0\0\0\x04\0\0\0Go\0\0abcdefgh";
         let gnu = b"\x04\0\0\0\x08\0\0\0\x03\0\0\0GNU\0abcdefgh";
         let cases: [(&str, Headers<'_>, &str); 4] = [

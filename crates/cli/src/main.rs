@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_readme_tells_to_type_is_understood() {
+    fn the_commands_of_the_readme_parse() {
         let readme = include_str!("../../../README.md");
         let lines: Vec<_> = readme.lines().filter(|line| line.starts_with("ginnel ")).collect();
         assert!(lines.len() > 10, "{lines:?}");

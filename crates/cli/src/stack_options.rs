@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn options_alone_make_a_configuration() {
+    fn options_alone_form_a_configuration() {
         let config = StackOptions { mtu: Some(9000), cpu: Some(1), ..options() }.to_config().unwrap();
         assert_eq!(config.devices.len(), 1);
         assert_eq!((config.devices[0].kind, config.devices[0].mtu), (DeviceKind::Tap, Some(9000)));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_options_are_named() {
         let error = |options: StackOptions| options.to_config().unwrap_err().to_string();
         assert!(error(StackOptions::default()).starts_with("--device is missing"));
         assert!(error(StackOptions { address: vec![], ..options() }).starts_with("--address is missing"));

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         let shown: Vec<String> = [0, 999, 1000, 1_234_567].map(with_thousands_separators).into();
         assert_eq!(shown, ["0", "999", "1,000", "1,234,567"]);
     }

@@ -90,8 +90,8 @@ impl Drop for Nginx {
 }
 
 #[test]
-fn nginx_is_compared_over_af_xdp_and_over_memory() {
-    if !can_run("nginx_is_compared_over_af_xdp_and_over_memory", &["nginx"]) {
+fn nginx_is_compared_over_each_device() {
+    if !can_run("nginx_is_compared_over_each_device", &["nginx"]) {
         return;
     }
     let nginx = Nginx::new("nginx");
@@ -127,8 +127,8 @@ fn nginx_is_compared_over_af_xdp_and_over_memory() {
 }
 
 #[test]
-fn what_is_wrong_with_a_program_is_said() {
-    if !can_run("what_is_wrong_with_a_program_is_said", &["sh", "sleep"]) {
+fn problems_of_a_program_are_reported() {
+    if !can_run("problems_of_a_program_are_reported", &["sh", "sleep"]) {
         return;
     }
     let text = failure_text(&[], &["sh", "-c", "echo bad configuration >&2; exit 3"]);
@@ -140,7 +140,7 @@ fn what_is_wrong_with_a_program_is_said() {
 }
 
 #[test]
-fn arguments_are_checked_before_anything_is_done() {
+fn arguments_are_checked_first() {
     for (arguments, part) in [
         (&["--url", "http://127.0.0.1/", "--", "true"][..], "cannot be the program's address"),
         (&["--url", "http://[fd00::1]/", "--", "true"], "not an IPv4 address"),

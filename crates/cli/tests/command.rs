@@ -51,7 +51,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
+fn wrong_arguments_give_one_line_and_code_2() {
     let site = TempSite::new("wrong");
     let root = site.path();
     for (arguments, expected) in [
@@ -151,7 +151,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
 }
 
 #[test]
-fn a_configuration_file_is_named_with_line_and_key() {
+fn configuration_errors_name_line_and_key() {
     let site = TempSite::new("config");
     let file = site.0.join("ginnel.toml");
     std::fs::write(&file, "[tcp]\nsack = true\nrto_min_ms = 0\n").unwrap();
@@ -169,7 +169,7 @@ fn help_and_version_succeed() {
 }
 
 #[test]
-fn a_load_that_nobody_answered_is_no_success() {
+fn a_load_without_answers_fails() {
     // Of loopback, where nobody listens any more.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
@@ -185,7 +185,7 @@ fn a_load_that_nobody_answered_is_no_success() {
 }
 
 #[test]
-fn a_load_of_so_many_requests_that_nobody_answers_ends() {
+fn a_counted_load_without_answers_ends() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
     let site = TempSite::new("given-up");
@@ -219,7 +219,7 @@ fn a_load_of_so_many_requests_that_nobody_answers_ends() {
 }
 
 #[test]
-fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
+fn a_site_is_loaded_over_a_memory_cable() {
     let site = TempSite::new("memory");
     let serve = format!("--serve={}", site.path());
     let loads: [&[&str]; 6] = [
@@ -331,8 +331,8 @@ fn echo_answers_the_kernel_over_tap() {
 }
 
 #[test]
-fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
-    if rerun_over_tap("httpd_serves_curl_over_tap_and_ends_with_a_table") {
+fn httpd_serves_curl_over_tap() {
+    if rerun_over_tap("httpd_serves_curl_over_tap") {
         return;
     }
     let site = TempSite::new("tap");
@@ -357,7 +357,7 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
 /// What was asked for and no more: a filter, a part of each frame, and the newest files of a ring.
 // limit: device.capture_file_bytes
 #[test]
-fn a_capture_has_a_filter_a_ring_and_as_much_of_a_frame_as_was_asked_for() {
+fn a_capture_has_filter_ring_and_snaplen() {
     let site = TempSite::new("ring");
     let traces = site.0.with_extension("traces");
     std::fs::create_dir_all(&traces).unwrap();

@@ -164,7 +164,7 @@ fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
 }
 
 #[test]
-fn every_number_has_a_range_that_is_accepted_to_its_ends_and_not_beyond() {
+fn documented_ranges_of_numbers_are_exact() {
     let mut checked = 0;
     for (table, name, file) in TABLES {
         for key in parse_keys(file, name).iter().filter(|key| type_text(&key.type_name) == "integer") {
@@ -234,7 +234,7 @@ fn stated_default(text: &str) -> Option<String> {
 }
 
 #[test]
-fn the_defaults_stated_are_the_defaults() {
+fn documented_defaults_are_correct() {
     let device = DeviceConfig::new("x", DeviceKind::Memory);
     let link = LinkConfig::new("x", "y", Vec::new());
     let actual = [

@@ -42,9 +42,9 @@ fn listen(namespace: &Namespace, address: &str, body: usize) {
 }
 
 #[test]
-fn the_light_generator_and_the_kernel_understand_each_other() {
+fn the_light_generator_loads_a_kernel_server() {
     if let Some(reason) = unavailable() {
-        return skip("the_light_generator_and_the_kernel_understand_each_other", &reason);
+        return skip("the_light_generator_loads_a_kernel_server", &reason);
     }
     let namespace = Namespace::new().unwrap();
     listen(&namespace, "[::]:80", 64);

@@ -109,7 +109,7 @@ fn assert_all_answered(folder: &TempFolder, role: &str, requests: &str, argument
 }
 
 #[test]
-fn two_processes_talk_http_over_memif_in_either_role() {
+fn two_processes_talk_http_over_memif() {
     for (server, client) in [("server", "client"), ("client", "server")] {
         let folder = TempFolder::new(&format!("memif-{server}"));
         let _server = HttpdProcess::start_and_wait(&folder, server, client);
@@ -121,7 +121,7 @@ fn two_processes_talk_http_over_memif_in_either_role() {
 }
 
 #[test]
-fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
+fn a_server_survives_killed_clients() {
     let folder = TempFolder::new("memif-killed-client");
     let server = HttpdProcess::start_and_wait(&folder, "server", "client");
     let alone = |expected: Option<(usize, usize)>| {
@@ -158,7 +158,7 @@ fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
 }
 
 #[test]
-fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+fn a_client_survives_a_restarted_server() {
     let folder = TempFolder::new("memif-killed-server");
     let first = HttpdProcess::start_and_wait(&folder, "server", "client");
     // Connections that end with the first server fail; those that come later must not.
@@ -185,7 +185,7 @@ fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
 }
 
 #[test]
-fn a_server_of_two_shards_has_a_queue_for_each() {
+fn two_shards_have_two_memif_queues() {
     let folder = TempFolder::new("memif-shards");
     let memif = |role| format!("{},queues=2", folder.memif(role));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));

@@ -21,8 +21,8 @@ fn skipped(test: &str, program: &str) -> bool {
 }
 
 #[test]
-fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
-    if skipped("nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel", "nginx") {
+fn nginx_serves_clients_over_stack_and_kernel() {
+    if skipped("nginx_serves_clients_over_stack_and_kernel", "nginx") {
         return;
     }
     let place = fixture("nginx");
@@ -51,9 +51,8 @@ fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
 }
 
 #[test]
-fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed() {
-    if skipped("nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed", "nginx")
-    {
+fn nginx_survives_reload_and_killed_worker() {
+    if skipped("nginx_survives_reload_and_killed_worker", "nginx") {
         return;
     }
     let place = fixture("workers");
@@ -85,8 +84,8 @@ fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_k
 }
 
 #[test]
-fn the_exit_status_is_the_programs() {
-    if skipped("the_exit_status_is_the_programs", "curl") {
+fn the_exit_status_of_the_program_is_returned() {
+    if skipped("the_exit_status_of_the_program_is_returned", "curl") {
         return;
     }
     for (script, status) in [("exit 7", 7), ("exit 0", 0), ("kill -9 $$", 137)] {
@@ -101,7 +100,7 @@ fn the_exit_status_is_the_programs() {
 }
 
 #[test]
-fn a_program_whose_stack_is_missing_says_so_once() {
+fn a_missing_stack_is_reported_once() {
     let run = |policy: Option<&str>| {
         let mut command = Command::new("echo");
         command

@@ -408,12 +408,12 @@ fn over_memif(shards: usize) {
 }
 
 #[test]
-fn counters_and_sockets_agree_with_a_capture_over_memif() {
+fn counters_and_sockets_agree_with_a_capture() {
     over_memif(1);
 }
 
 #[test]
-fn counters_and_sockets_of_several_shards_agree_with_their_captures() {
+fn counters_of_several_shards_agree_with_captures() {
     over_memif(2);
 }
 
@@ -475,9 +475,9 @@ fn kernel_queues(namespace: &Namespace) -> (u64, u64) {
 
 /// The kernel sends all that goes into the buffers of both ends and reads nothing: every byte is in one of them. When all is read the connection is small.
 #[test]
-fn memory_of_a_connection_is_what_was_sent_and_not_read() {
+fn socket_memory_equals_the_queued_bytes() {
     if let Some(reason) = unavailable() {
-        return skip("memory_of_a_connection_is_what_was_sent_and_not_read", &reason);
+        return skip("socket_memory_equals_the_queued_bytes", &reason);
     }
     let folder = TempFolder::new("statistics-memory");
     let namespace = Namespace::new().unwrap();
@@ -561,7 +561,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
 }
 
 #[test]
-fn a_stack_that_is_not_there_is_named() {
+fn a_missing_stack_is_named() {
     let folder = TempFolder::new("statistics-errors");
     let text = folder.run_refused(&["stat"]);
     assert!(text.starts_with("no stack of this user runs ("), "{text}");

@@ -328,7 +328,7 @@ fn show<H: Handler>(
 }
 
 #[test]
-fn what_shards_show_is_what_is_documented() {
+fn published_counters_are_the_documented_ones() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{}", std::process::id()));
     std::fs::create_dir_all(folder.join("site")).unwrap();
     // The only test of this process that makes directories.

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths() {
+    fn bodies_with_content_length_end() {
         assert_eq!(read(BodyFraming::None, b"x", 9), Ok((0, true)));
         assert_eq!(read(BodyFraming::Length(3), b"ab", 1), Ok((2, false)));
         assert_eq!(read(BodyFraming::Length(3), b"abcd", 9), Ok((3, true)));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn chunked_bodies() {
+    fn chunked_bodies_end() {
         let table = [
             ("0\r\n\r\nX", Ok((5, true))),
             ("3\r\nabc\r\n0\r\n\r\n", Ok((13, true))),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_for_the_sum_of_the_chunks() {
+    fn the_limit_applies_to_all_chunks_together() {
         let chunk = format!("64\r\n{}\r\n", "x".repeat(100));
         assert!(read(BodyFraming::Chunked, chunk.repeat(10).as_bytes(), 64).is_ok());
         assert_eq!(read(BodyFraming::Chunked, chunk.repeat(11).as_bytes(), 64), Err(413));
@@ -248,7 +248,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_do_not_matter(bytes in "[0-3a;\r\nX]{0,60}", step in 1usize..9) {
+        fn fragmentation_does_not_matter(bytes in "[0-3a;\r\nX]{0,60}", step in 1usize..9) {
             let whole = read(BodyFraming::Chunked, bytes.as_bytes(), 1000);
             let pieces = read(BodyFraming::Chunked, bytes.as_bytes(), step);
             prop_assert_eq!(whole, pieces);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn preconditions() {
+    fn preconditions_are_evaluated() {
         let table = [
             ("", WHOLE),
             ("If-None-Match: \"v1\"\r\n", PreconditionResult::NotModified),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_gives_exactly_its_range() {
+    fn a_stream_has_exactly_its_range() {
         assert_eq!(drain(&mut stream(b"0123456789", 0, 10)).unwrap(), b"0123456789");
         assert_eq!(drain(&mut stream(b"0123456789", 3, 5)).unwrap(), b"34567");
         assert_eq!(drain(&mut stream(b"0123456789", 3, 0)).unwrap(), b"");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_reused_and_come_back_empty() {
+    fn records_are_reused_and_cleared() {
         let mut pool = ExchangePool::default();
         let (a, b) = (pool.take(), pool.take());
         assert_eq!((a, b, pool.in_use()), (0, 1, 2));

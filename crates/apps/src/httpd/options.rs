@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_parts() {
+    fn option_defaults_equal_the_struct_defaults() {
         let options = parse(&["/srv"]).unwrap();
         assert_eq!(options.server().limits, ServerOptions::default().limits);
         assert_eq!(format!("{:?}", options.server()), format!("{:?}", ServerOptions::default()));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_refused() {
         for args in [
             &["/srv", "--idle-timeout", "0"][..],
             &["/srv", "--idle-timeout", "1.5s"],

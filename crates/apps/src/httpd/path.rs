@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_never_holds_a_way_out(raw in "/[a./%2e5cf\\\\]{0,40}") {
+        fn no_key_leads_out_of_the_root(raw in "/[a./%2e5cf\\\\]{0,40}") {
             if let Ok(key) = key(&raw) {
                 prop_assert!(key.starts_with('/'));
                 let (segments, _) = key[1..].rsplit_once('/').unwrap_or(("x", ""));
@@ -186,7 +186,7 @@ mod tests {
         }
 
         #[test]
-        fn encoding_is_undone_by_normalising(path in "/[ -\\[\\]-~]{0,20}") {
+        fn normalising_reverses_encoding(path in "/[ -\\[\\]-~]{0,20}") {
             if let Ok(wanted) = key(&path.replace('%', "%25")) {
                 let mut encoded = Vec::new();
                 encode(wanted.as_bytes(), &mut encoded);

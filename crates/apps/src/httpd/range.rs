@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_is_exactly_what_was_asked_for_within_the_file(first: u64, length in 0u64..5000, size in 0u64..10_000) {
+        fn a_range_is_clipped_to_the_file(first: u64, length in 0u64..5000, size in 0u64..10_000) {
             let first = first % 12_000;
             let last = first + length;
             let expected: Vec<u64> = (first..=last).filter(|b| *b < size).collect();

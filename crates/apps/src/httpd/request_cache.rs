@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_same_head_is_known() {
+    fn only_an_identical_head_is_found() {
         let mut cache = RequestCache::default();
         let request = format!("GET /{} HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\n", "x".repeat(80));
         assert_eq!(cache.find(request.as_bytes()), None);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_head_is_not_remembered() {
+    fn a_long_head_is_not_cached() {
         let mut cache = RequestCache::default();
         let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(600));
         cache.insert(request.as_bytes(), request.len(), answer(7));

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepared_response_is_renewed_with_the_date() {
+    fn a_prepared_response_has_the_current_date() {
         let (old, new) = (DateText::new(0), DateText::new(86_400));
         let mut head = Vec::new();
         HeadWriter::new(&mut head, Status::Ok, &old).length(2).end(Persistence::Keep);

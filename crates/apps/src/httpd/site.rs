@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn the_catalogue_holds_what_is_under_the_root_and_nothing_else() {
+    fn the_catalogue_has_only_files_below_the_root() {
         let outer = tree();
         let site = site(&outer.path().join("root"), &SiteOptions::default());
         let is_file = |path: &str| matches!(site.find(path.as_bytes()), Some(Resource::File(_)));
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn dotfiles_are_served_if_asked_for() {
+    fn dotfiles_are_served_on_request() {
         let outer = tree();
         let site =
             site(&outer.path().join("root"), &SiteOptions { dotfiles: true, ..SiteOptions::default() });
@@ -502,7 +502,7 @@ mod tests {
 
     // limit: httpd --memory
     #[test]
-    fn the_budget_goes_to_the_smallest_files() {
+    fn the_smallest_files_are_loaded_first() {
         let outer = tree();
         let root = outer.path().join("root");
         let site = site(&root, &SiteOptions { memory_bytes_max: 5000, ..SiteOptions::default() });
@@ -516,12 +516,12 @@ mod tests {
     }
 
     #[test]
-    fn a_streamed_file_is_opened_beneath_the_root_only() {
+    fn streamed_files_are_opened_beneath_the_root() {
         opened_beneath_the_root_only(false);
     }
 
     #[test]
-    fn so_it_is_without_openat2() {
+    fn streamed_files_are_safe_without_openat2() {
         opened_beneath_the_root_only(true);
     }
 
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_swapped_for_a_link_since_it_was_found_is_not_loaded() {
+    fn a_file_replaced_by_a_link_is_skipped() {
         for by_parts in [false, true] {
             let outer = tree();
             let root = outer.path().join("root");

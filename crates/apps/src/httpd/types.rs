@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_go_by_the_last_extension() {
+    fn the_last_extension_decides_the_type() {
         let table = [
             ("index.html", "text/html; charset=utf-8"),
             ("A.HTML", "text/html; charset=utf-8"),

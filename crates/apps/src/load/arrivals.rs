@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn poisson_arrivals_have_the_mean_and_the_spread_of_a_poisson_process() {
+    fn poisson_arrivals_have_the_right_mean_and_variance() {
         let start = Instant::from_millis(1_000);
         let times = times(Arrivals::new(start, 10_000.0, Some(Random::new(5))), Duration::from_secs(20));
         assert!((times.len() as i64 - 200_000).abs() < 2_000, "{}", times.len());

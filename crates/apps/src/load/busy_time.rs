@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_is_what_is_not_idle() {
+    fn the_busy_share_excludes_idle_time() {
         let mut busy = BusyTime::default();
         assert_eq!(busy.share(), None);
         busy.count(Duration::from_millis(30), false);

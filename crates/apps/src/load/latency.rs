@@ -75,7 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_takes_longer_than_can_be_told_apart_counts_as_the_longest() {
+    fn latencies_above_the_maximum_count_as_the_maximum() {
         let mut latency = Latency::default();
         latency.record(Instant::ZERO, Instant::MAX);
         let longest = latency.histogram().max() as f64;
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_each_other_without_a_gap() {
+    fn buckets_are_contiguous() {
         for n in 0..=bucket(NANOS_MAX) {
             assert_eq!(bucket(value(n)), n);
             assert_eq!(bucket(value(n + 1) - 1), n);
@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_a_histogram_would_say(
+        fn quantiles_equal_those_of_a_histogram(
             values in proptest::collection::vec((0u32..44, any::<u64>()), 1..300),
             split in 0usize..300,
         ) {

@@ -348,13 +348,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_number_of_requests_takes_the_place_of_the_default_time() {
+    fn a_request_count_replaces_the_default_duration() {
         assert_eq!(parse("http://a/ -n 5").unwrap().common.duration(), None);
         assert_eq!(parse("http://a/ -n 5 -d 2s").unwrap().common.duration(), Some(Duration::from_secs(2)));
     }
 
     #[test]
-    fn a_run_that_no_time_ends_is_given_up_after_the_time_out_unless_told_otherwise() {
+    fn runs_without_duration_have_a_give_up_time() {
         let give_up = |line: &str| parse(line).unwrap().common.give_up();
         assert_eq!(give_up("http://a/ -n 5"), Some(Duration::from_secs(10)));
         assert_eq!(give_up("http://a/ -n 5 -t 3s"), Some(Duration::from_secs(3)));
@@ -363,7 +363,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_refused() {
         for line in [
             "",
             "ftp://a/",

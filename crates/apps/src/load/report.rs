@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn json_holds_what_was_asked_and_what_was_reached() {
+    fn json_has_the_requested_and_achieved_load() {
         let options = job("http://10.0.0.1:1/ --rate 100 -c 50");
         let json: serde_json::Value =
             serde_json::from_str(&Report::new(&options, &stats()).to_json()).unwrap();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_reached_is_warned_about() {
+    fn missed_goals_give_warnings() {
         let options = job("http://10.0.0.1:1/ --rate 200 -c 50 -k");
         let mut stats = stats();
         stats.counters.not_started = 1_000;
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generator_without_time_left_says_so() {
+    fn a_busy_generator_gives_a_warning() {
         let report = |busy, line| Report::new(&job(line), &Stats { busy, ..stats() });
         let text = report(Some(0.97), "http://10.0.0.1:1/ -c 7 --stack light").to_string();
         assert!(text.contains("10.0.0.1:1 over light") && text.contains(" 97.0 %"), "{text}");
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_run_is_reported_without_nonsense() {
+    fn an_empty_run_has_a_valid_report() {
         let options = job("http://10.0.0.1:1/");
         let json = Report::new(&options, &Stats::default()).to_json();
         assert!(!json.contains("null,\"poisson\":null") && !json.contains("NaN"), "{json}");

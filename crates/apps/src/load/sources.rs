@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
+    fn ranges_are_parsed() {
         let table = [
             ("10.0.0.2", "10.0.0.2", 1),
             ("10.0.0.2-10.0.1.1", "10.0.0.2-10.0.1.1", 256),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_ranges_are_refused() {
         for text in [
             "",
             "x",
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_share_the_addresses_without_overlap() {
+    fn workers_get_disjoint_addresses() {
         let ranges: Vec<SourceRange> =
             ["10.0.0.1-4", "10.0.1.1-3"].iter().map(|t| t.parse().unwrap()).collect();
         let mut all = Vec::new();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn with_fewer_addresses_than_workers_each_has_one() {
+    fn with_few_addresses_every_worker_has_one() {
         let ranges = ["10.0.0.1-2".parse().unwrap()];
         for worker in 0..5 {
             let sources = Sources::new(&ranges, worker, 5);

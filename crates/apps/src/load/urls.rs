@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls() {
+    fn urls_are_parsed() {
         let table = [
             ("http://10.0.0.1", "10.0.0.1", "10.0.0.1:80", "/"),
             ("HTTP://10.0.0.1:8080/a?b", "10.0.0.1:8080", "10.0.0.1:8080", "/a?b"),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_urls() {
+    fn url_lists_are_parsed() {
         let list = parse_list("# c\n/a 3\n\n/b\n/c?d 0\n").unwrap();
         assert_eq!(list, [("/a".to_owned(), 3), ("/b".to_owned(), 1), ("/c?d".to_owned(), 0)]);
         for (bad, line) in
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_written_as_asked() {
+    fn requests_have_the_requested_form() {
         let paths = [("/a".to_owned(), 1), ("/b".to_owned(), 1)];
         let style = RequestStyle { head: false, close: true, fields: vec!["X: y".to_owned()] };
         let requests = Requests::new("h:1", &paths, &style).unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_follow_the_weights() {
+    fn requests_are_chosen_by_weight() {
         let weights = [0, 1, 2, 3, 94, 0, 400];
         let alias = Alias::new(&weights);
         let (mut rng, mut counts) = (Random::new(1), [0u32; 7]);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_written_as_the_servers_want_them() {
+    fn requests_follow_the_servers_protocols() {
         let redis = parse::<RedisOptions>("10.0.0.1 --key ab --size 3").unwrap().job().unwrap();
         assert_eq!(redis.targets, ["10.0.0.1:6379".parse().unwrap()]);
         assert_eq!(redis.requests.get(0), b"*2\r\n$3\r\nGET\r\n$2\r\nab\r\n");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_refused() {
         for line in [
             "",
             "a --key=",

@@ -86,7 +86,7 @@ fn run(faults: Option<&str>) -> Client {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_held_back_and_loses_nothing() {
+fn back_pressure_loses_no_data() {
     let client = run(None);
     assert!(client.stalled_at < BYTES, "all {} bytes fitted into buffers", client.stalled_at);
 }
@@ -156,7 +156,7 @@ impl Handler for UdpRequester {
 }
 
 #[test]
-fn a_datagram_is_answered_from_the_address_that_was_asked() {
+fn datagrams_are_answered_from_their_destination_address() {
     let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     // The ends change places: it is the client's side that has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
@@ -173,7 +173,7 @@ fn a_datagram_is_answered_from_the_address_that_was_asked() {
 }
 
 #[test]
-fn datagrams_of_all_sizes_come_back() {
+fn datagrams_of_all_sizes_are_echoed() {
     // In one frame, in fragments, and the largest there is.
     let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
     let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
@@ -185,6 +185,6 @@ fn datagrams_of_all_sizes_come_back() {
 }
 
 #[test]
-fn everything_comes_back_over_a_bad_line() {
+fn everything_is_echoed_over_a_faulty_link() {
     run(Some("delay=1ms loss=1% reorder=1%"));
 }

@@ -60,7 +60,7 @@ fn short_connections_are_all_answered() {
 }
 
 #[test]
-fn keep_alive_with_pipelining_uses_no_more_connections_than_asked_for() {
+fn pipelining_uses_the_requested_connections() {
     let root = small_site();
     let words = [URL, "-k", "--pipeline", "8", "-n", "5000", "-c", "4"];
     let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE_SOURCE);
@@ -69,7 +69,7 @@ fn keep_alive_with_pipelining_uses_no_more_connections_than_asked_for() {
 }
 
 #[test]
-fn the_server_lets_go_of_every_connection() {
+fn the_server_releases_every_connection() {
     let root = small_site();
     for close in ["server", "client", "reset"] {
         let words = [URL, "-n", "300", "-c", "10", "--close", close];
@@ -97,7 +97,7 @@ fn it_is_the_same_over_ipv6() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_finishes_what_it_began() {
+fn a_stopping_server_finishes_its_responses() {
     let root = small_site();
     fs::write(root.path().join("large.bin"), vec![7; 3_000_000]).unwrap();
     let words = ["http://10.0.0.1/large.bin", "-k", "-n", "8", "-c", "8", "--timeout", "30s"];
@@ -125,7 +125,7 @@ fn a_server_that_is_told_to_stop_finishes_what_it_began() {
 }
 
 #[test]
-fn a_download_may_take_much_longer_than_any_time_out() {
+fn a_download_may_exceed_every_timeout() {
     let root = small_site();
     fs::write(root.path().join("large.bin"), vec![7; 2_000_000]).unwrap();
     for options in [&["--close", "server"][..], &["-k"]] {
@@ -140,7 +140,7 @@ fn a_download_may_take_much_longer_than_any_time_out() {
 }
 
 #[test]
-fn an_open_loop_from_many_addresses_keeps_its_rate() {
+fn open_loops_with_many_sources_keep_their_rate() {
     let root = small_site();
     let addresses: Vec<String> = (1..=20).map(|i| format!("10.0.1.{i}/16")).collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
@@ -158,7 +158,7 @@ fn an_open_loop_from_many_addresses_keeps_its_rate() {
 }
 
 #[test]
-fn an_open_loop_begins_each_request_when_it_is_due_and_not_a_tick_later() {
+fn open_loop_requests_start_exactly_when_due() {
     let root = small_site();
     // 142,857.14 ns apart: no two of them equally far from a tick of the timer wheel.
     let table: [&[&str]; 3] = [&["-c", "50"], &["-k", "-c", "50"], &["-c", "50", "--poisson"]];
@@ -174,7 +174,7 @@ fn an_open_loop_begins_each_request_when_it_is_due_and_not_a_tick_later() {
 }
 
 #[test]
-fn loss_costs_time_and_nothing_else() {
+fn loss_only_costs_time() {
     let root = small_site();
     let words = [URL, "-n", "1000", "-c", "20", "--timeout", "60s"];
     let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=1ms loss=2%"), ONE_SOURCE);
@@ -264,17 +264,17 @@ fn fetch_corpus(httpd_options: &[&str], faults: Option<&str>, pages_max: usize) 
 }
 
 #[test]
-fn every_page_of_the_corpus_arrives_unchanged() {
+fn corpus_pages_arrive_unchanged() {
     fetch_corpus(&[], None, corpus::PAGES);
 }
 
 #[test]
-fn every_page_of_the_corpus_arrives_unchanged_when_streamed() {
+fn streamed_corpus_pages_arrive_unchanged() {
     fetch_corpus(&["--memory", "0"], None, corpus::PAGES);
 }
 
 #[test]
-fn pages_arrive_unchanged_over_a_bad_line() {
+fn pages_arrive_unchanged_over_a_faulty_link() {
     fetch_corpus(&[], Some("delay=2ms loss=1% duplicate=1% reorder=2% corrupt=0.5%"), 60);
     fetch_corpus(&["--memory", "0"], Some("delay=2ms loss=2%"), 30);
 }

@@ -111,7 +111,7 @@ fn fields(count: usize) -> Vec<u8> {
 // limit: httpd --head-max
 // limit: httpd --line-max
 #[test]
-fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
+fn limits_are_exact_to_the_byte() {
     assert_eq!(request(100, 300, 50).len(), 350);
     let table = [
         (request(100, 300, 50), "200"),
@@ -135,7 +135,7 @@ fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
 
 // limit: httpd at every limit of the engine
 #[test]
-fn a_server_short_of_everything_answers_everybody_in_the_end() {
+fn a_server_at_all_limits_answers_everyone() {
     let (_root, server) = httpd(20_000);
     let words = ["http://10.0.0.1/", "-n", "400", "-c", "32", "--timeout", "10m"];
     let job = parse::<HttpOptions>(&words).job().unwrap();

@@ -133,7 +133,7 @@ fn assert_same_in_all_placements<S: Handler>(
 }
 
 #[test]
-fn httpd_says_the_same_in_every_placement_and_in_workers() {
+fn httpd_behaves_equally_in_all_placements() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join("index.html"), "<p>here</p>").unwrap();
     fs::write(root.path().join("large.bin"), vec![b'x'; 300_000]).unwrap();
@@ -161,7 +161,7 @@ fn httpd_says_the_same_in_every_placement_and_in_workers() {
 }
 
 #[test]
-fn echo_says_the_same_in_every_placement_and_in_workers() {
+fn echo_behaves_equally_in_all_placements() {
     let server = || Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: false });
     let script =
         |number: usize| (0..1 + number * 5000).map(|at| ((at * 31 + number) % 251) as u8).collect::<Vec<_>>();

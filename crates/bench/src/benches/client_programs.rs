@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_write_is_understood() {
+    fn output_of_clients_is_parsed() {
         let ab = "Complete requests:      120\nFailed requests:        2\n   (Connect: 0)\nRequests per second:    24018.31 [#/sec] (mean)\n";
         assert_eq!(parse_ab(ab), Some((24018.31, 2)));
         let wrk = "  3 requests in 1.00s, 5.78GB read\n  Socket errors: connect 0, read 3, write 1, timeout 0\nRequests/sec:  35792.69\n";

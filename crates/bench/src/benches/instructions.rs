@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_percent_more_is_a_regression_and_less_is_none() {
+    fn more_than_two_percent_is_a_regression() {
         let results = |ours| vec![result("short-connection", "", ours, None)];
         let accepted = BTreeMap::from([("short-connection".to_string(), 1000.0)]);
         assert!(compare(results(1019.0), &accepted).is_ok());

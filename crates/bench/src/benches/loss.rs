@@ -158,7 +158,7 @@ mod tests {
 
     /// Compares the table with the committed one; `GINNEL_BLESS=1` writes it.
     #[test]
-    fn goodput_under_loss_is_what_it_was() {
+    fn goodput_under_loss_is_unchanged() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/loss-table.txt");
         let now = table();
         if std::env::var_os("GINNEL_BLESS").is_some() {

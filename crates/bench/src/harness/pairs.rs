@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_is_the_median_of_the_pairs_ratios() {
+    fn the_ratio_is_the_median_ratio() {
         // The machine was twice as fast during the last pair; the ratio does not show it.
         let result = summarize(
             Better::Higher,
@@ -308,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn of_figures_that_should_be_low_the_ratio_is_the_other_way_round() {
+    fn the_ratio_is_inverted_for_low_figures() {
         let result = summarize(Better::Lower, "x", "µs", &[pair(10.0, 25.0)], Vec::new());
         assert_eq!((result.ours, result.theirs, result.ratio), (10.0, Some(25.0), Some(2.5)));
     }
 
     #[test]
-    fn without_another_arm_the_spread_is_that_of_the_figure() {
+    fn with_one_arm_the_spread_is_the_figures() {
         let alone = |v| MeasuredPair { ours: Measurement::new(v), theirs: None, conditions: Vec::new() };
         let result =
             summarize(Better::Higher, "x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_conditions_are_complained_about() {
+    fn changed_conditions_are_reported() {
         let calm = Conditions { cache_line_ns: [100.0, 120.0], ..Conditions::default() };
         assert!(calm.complaints(Bound::Machine).is_empty());
         let moved = Conditions { cache_line_ns: [100.0, 420.0], ..Conditions::default() };

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_says_everything_that_belongs_to_it() {
+    fn a_result_is_complete() {
         let result = BenchResult {
             name: "x".into(),
             unit: "1/s".into(),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_the_other_stack_is_the_one_that_is_built_in() {
+    fn the_recorded_smoltcp_version_is_correct() {
         let lock = include_str!("../../../../Cargo.lock");
         let entry = lock.split("[[package]]").find(|p| p.contains("name = \"smoltcp\"")).unwrap();
         assert!(entry.contains(&format!("version = \"{SMOLTCP_VERSION}\"")), "{entry}");

@@ -246,7 +246,7 @@ mod tests {
     use super::{CompareUrl, LoadProtocol};
 
     #[test]
-    fn urls_say_what_is_asked_and_where() {
+    fn urls_give_protocol_and_address() {
         let target = |text: &str| text.parse::<CompareUrl>();
         let http = target("http://10.1.2.3:8080/x?y").unwrap();
         assert_eq!((http.language, http.address.to_string()), (LoadProtocol::Http, "10.1.2.3".into()));

@@ -324,7 +324,7 @@ mod tests {
     use super::format_age;
 
     #[test]
-    fn times_are_told_in_two_units_at_the_most() {
+    fn ages_have_at_most_two_units() {
         let ages: Vec<String> = [0, 59, 61, 3600, 7322, 90_000].into_iter().map(format_age).collect();
         assert_eq!(ages, ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 2 min", "1 d 1 h"]);
     }

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_none_is_an_error() {
+    fn a_malformed_answer_is_an_error() {
         const NAMES: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\n";
         let (early, garbled) =
             ("the answer of the stack is truncated", "the answer of the stack is malformed");

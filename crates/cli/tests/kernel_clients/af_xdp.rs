@@ -65,8 +65,8 @@ fn skipped(test: &str, programs: &[&str]) -> bool {
 }
 
 #[test]
-fn curl_gets_every_page_intact_over_af_xdp_beside_the_hosts_own_servers() {
-    let test = "curl_gets_every_page_intact_over_af_xdp_beside_the_hosts_own_servers";
+fn curl_gets_every_page_over_af_xdp() {
+    let test = "curl_gets_every_page_over_af_xdp";
     if skipped(test, &["curl", "ethtool"]) {
         return;
     }
@@ -84,8 +84,8 @@ fn curl_gets_every_page_intact_over_af_xdp_beside_the_hosts_own_servers() {
 }
 
 #[test]
-fn frames_of_several_buffers_faults_and_a_capture_work_over_af_xdp() {
-    let test = "frames_of_several_buffers_faults_and_a_capture_work_over_af_xdp";
+fn af_xdp_supports_jumbo_frames_faults_and_capture() {
+    let test = "af_xdp_supports_jumbo_frames_faults_and_capture";
     if skipped(test, &["curl", "ethtool"]) {
         return;
     }
@@ -157,8 +157,8 @@ fn connects(from: &Namespace, to: &Namespace, address: &str) -> (TcpStream, TcpS
 }
 
 #[test]
-fn a_killed_server_leaves_nothing_and_a_new_one_starts_at_once() {
-    if skipped("a_killed_server_leaves_nothing_and_a_new_one_starts_at_once", &["curl", "ethtool"]) {
+fn a_killed_af_xdp_server_can_restart() {
+    if skipped("a_killed_af_xdp_server_can_restart", &["curl", "ethtool"]) {
         return;
     }
     let (mut server, host) = start("xdp-kill", 1500, "af_xdp:web0", &[]);
@@ -184,8 +184,8 @@ fn a_killed_server_leaves_nothing_and_a_new_one_starts_at_once() {
 }
 
 #[test]
-fn what_is_missing_for_af_xdp_is_one_line_with_its_remedy() {
-    if skipped("what_is_missing_for_af_xdp_is_one_line_with_its_remedy", &["unshare"]) {
+fn missing_af_xdp_requirements_give_one_line() {
+    if skipped("missing_af_xdp_requirements_give_one_line", &["unshare"]) {
         return;
     }
     let says = |command: &mut Command, words: &str| {

@@ -138,8 +138,8 @@ fn curl_gets_every_page_intact() {
 }
 
 #[test]
-fn curl_gets_every_page_intact_over_a_bad_link() {
-    if skipped("curl_gets_every_page_intact_over_a_bad_link", "curl") {
+fn curl_gets_every_page_over_a_faulty_link() {
+    if skipped("curl_gets_every_page_over_a_faulty_link", "curl") {
         return;
     }
     let server = Server::start("curl-bad", &["--link", "loss=1% reorder=1% duplicate=1% corrupt=0.5%"]);
@@ -189,9 +189,9 @@ fn two_shards_serve_the_kernels_clients() {
 
 /// Two shards need two queues, and an interface that somebody made for one has no second.
 #[test]
-fn an_interface_with_one_queue_is_refused_to_two_shards_with_the_reason() {
+fn two_shards_need_two_queues() {
     if let Some(reason) = unavailable() {
-        return skip("an_interface_with_one_queue_is_refused_to_two_shards_with_the_reason", &reason);
+        return skip("two_shards_need_two_queues", &reason);
     }
     let namespace = Namespace::new().unwrap();
     namespace.ip("tuntap add one0 mode tap").unwrap();

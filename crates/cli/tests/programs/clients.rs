@@ -23,8 +23,8 @@ fn script(place: &ProgramFixture, script: &str) -> String {
 }
 
 #[test]
-fn curl_is_a_client_on_a_stack() {
-    let Some(place) = fixture("curl_is_a_client_on_a_stack", &["curl", "nginx"]) else { return };
+fn curl_runs_on_a_stack() {
+    let Some(place) = fixture("curl_runs_on_a_stack", &["curl", "nginx"]) else { return };
     let page = serve(&place);
     let told = script(
         &place,
@@ -52,8 +52,8 @@ fn curl_is_a_client_on_a_stack() {
 }
 
 #[test]
-fn wrk_and_ab_are_clients_on_a_stack() {
-    let Some(place) = fixture("wrk_and_ab_are_clients_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
+fn wrk_and_ab_run_on_a_stack() {
+    let Some(place) = fixture("wrk_and_ab_run_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
     let page = serve(&place);
     let told = script(
         &place,

@@ -10,8 +10,8 @@ fn dig(place: &ProgramFixture, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn dnsmasq_answers_over_both_and_dig_asks() {
-    let Some(place) = fixture("dnsmasq_answers_over_both_and_dig_asks", &["dnsmasq", "dig"]) else { return };
+fn dnsmasq_and_dig_work_over_both_stacks() {
+    let Some(place) = fixture("dnsmasq_and_dig_work_over_both_stacks", &["dnsmasq", "dig"]) else { return };
     // More than fits into a datagram without EDNS, and less than one with it.
     let long = ["a", "b", "c"].map(|letter| letter.repeat(240));
     let record = format!("--txt-record=long.test,{}", long.join(","));

@@ -35,8 +35,8 @@ for number, (kind, length, spoil) in enumerate(((3, 32, 0), (3, 32, 0), (11, 32,
 
 /// Linux answers the same to the same messages.
 #[test]
-fn extensions_of_errors_are_told_to_who_asks() {
-    let Some(place) = fixture("extensions_of_errors_are_told_to_who_asks", &["python3"]) else { return };
+fn icmp_extensions_are_reported_on_request() {
+    let Some(place) = fixture("icmp_extensions_are_reported_on_request", &["python3"]) else { return };
     let mut asks = place.start_on_stack(&["python3", "-c", SERVER_SCRIPT]);
     place.wait_for_content("ready");
     place.client_output("python3", &["-c", CLIENT_SCRIPT]);

@@ -86,9 +86,9 @@ fn haproxy_splices() {
 }
 
 #[test]
-fn haproxy_resets_clients_only_behind_the_answer() {
+fn haproxy_resets_clients_after_the_response() {
     let Some(place) =
-        fixture("haproxy_resets_clients_only_behind_the_answer", &["haproxy", "nginx", "curl", "wrk"])
+        fixture("haproxy_resets_clients_after_the_response", &["haproxy", "nginx", "curl", "wrk"])
     else {
         return;
     };

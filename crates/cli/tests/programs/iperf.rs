@@ -90,8 +90,8 @@ fn iperf3_measures_over_ipv6_inside_a_stack() {
 }
 
 #[test]
-fn iperf3_is_a_client_on_a_stack() {
-    let Some(place) = fixture("iperf3_is_a_client_on_a_stack", &["iperf3"]) else { return };
+fn iperf3_client_runs_on_a_stack() {
+    let Some(place) = fixture("iperf3_client_runs_on_a_stack", &["iperf3"]) else { return };
     place.start_on_kernel("iperf3", &["-s"]);
     wait_for_server(&place, "127.0.0.1");
     let ways: Vec<&[&str]> = OPTION_SETS.into_iter().chain([&["-n", "50M", "-B", "10.9.0.2"][..]]).collect();

@@ -3,9 +3,9 @@
 use crate::{assert_same, distinct_bytes, fixture};
 
 #[test]
-fn mosquitto_hands_messages_on() {
+fn mosquitto_forwards_messages() {
     let programs = ["mosquitto", "mosquitto_sub", "mosquitto_pub"];
-    let Some(place) = fixture("mosquitto_hands_messages_on", &programs) else { return };
+    let Some(place) = fixture("mosquitto_forwards_messages", &programs) else { return };
     let config = place.write("mosquitto.conf", "listener 1883 10.9.0.2\nallow_anonymous true\nuser root\n");
     let mut mosquitto = place.start_on_stack(&["mosquitto", "-c", &config]);
     mosquitto.wait_until_listening("10.9.0.2:1883");

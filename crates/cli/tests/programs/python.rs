@@ -56,7 +56,7 @@ fn assert_passes(args: &[&str]) {
 }
 
 #[test]
-fn tests_of_cpython_pass() {
+fn cpython_tests_pass() {
     // Some modules have left the language since.
     for module in MODULES.iter().filter(|module| has_module(module)) {
         assert_passes(&[module]);
@@ -64,7 +64,7 @@ fn tests_of_cpython_pass() {
 }
 
 #[test]
-fn tests_of_cpythons_sockets_pass() {
+fn cpython_socket_tests_pass() {
     if has_module("test_socket") {
         let chosen = SOCKET_TESTS.iter().flat_map(|name| ["-m", *name]);
         assert_passes(&[&["test_socket"][..], &chosen.collect::<Vec<_>>()].concat());

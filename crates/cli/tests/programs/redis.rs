@@ -110,9 +110,9 @@ fn a_replica_follows_over_the_stack() {
 }
 
 #[test]
-fn redis_benchmark_and_redis_cli_are_clients_on_a_stack() {
+fn redis_clients_run_on_a_stack() {
     let programs = ["redis-server", "redis-cli", "redis-benchmark"];
-    let Some(place) = fixture("redis_benchmark_and_redis_cli_are_clients_on_a_stack", &programs) else {
+    let Some(place) = fixture("redis_clients_run_on_a_stack", &programs) else {
         return;
     };
     place.start_on_kernel("redis-server", &["--protected-mode", "no", "--save", ""]);

@@ -105,8 +105,8 @@ fn is_alive(pid: &str) -> bool {
 }
 
 #[test]
-fn no_client_of_nginx_is_lost_while_it_is_reloaded() {
-    let Some(place) = fixture("no_client_of_nginx_is_lost_while_it_is_reloaded", &["nginx", "pgrep"]) else {
+fn an_nginx_reload_loses_no_client() {
+    let Some(place) = fixture("an_nginx_reload_loses_no_client", &["nginx", "pgrep"]) else {
         return;
     };
     for listen in ["listen 8001;", "listen 8001 reuseport;"] {
@@ -137,9 +137,8 @@ fn no_client_of_nginx_is_lost_while_it_is_reloaded() {
 }
 
 #[test]
-fn no_client_of_nginx_is_lost_while_its_binary_is_replaced() {
-    let Some(place) = fixture("no_client_of_nginx_is_lost_while_its_binary_is_replaced", &["nginx", "pgrep"])
-    else {
+fn an_nginx_upgrade_loses_no_client() {
+    let Some(place) = fixture("an_nginx_upgrade_loses_no_client", &["nginx", "pgrep"]) else {
         return;
     };
     let conf = place.nginx("worker_processes 2;");
@@ -174,10 +173,8 @@ fn no_client_of_nginx_is_lost_while_its_binary_is_replaced() {
 }
 
 #[test]
-fn no_client_of_haproxy_is_lost_while_it_is_reloaded() {
-    let Some(place) =
-        fixture("no_client_of_haproxy_is_lost_while_it_is_reloaded", &["haproxy", "nginx", "pgrep"])
-    else {
+fn a_haproxy_reload_loses_no_client() {
+    let Some(place) = fixture("a_haproxy_reload_loses_no_client", &["haproxy", "nginx", "pgrep"]) else {
         return;
     };
     place.start_on_kernel("nginx", &["-c", &place.nginx("master_process off;")]);

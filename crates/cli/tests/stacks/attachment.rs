@@ -5,8 +5,8 @@ use crate::fixture::{Fixture, run_to_end, skipped};
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
 #[test]
-fn a_handler_that_needs_the_stack_may_interrupt_the_first_call_that_does() {
-    if skipped("a_handler_that_needs_the_stack_may_interrupt_the_first_call_that_does") {
+fn a_handler_may_interrupt_attaching() {
+    if skipped("a_handler_may_interrupt_attaching") {
         return;
     }
     let script = "
@@ -34,8 +34,8 @@ s = socket.create_server(('127.0.0.1', 7411)); c = socket.create_connection(s.ge
 }
 
 #[test]
-fn a_fork_while_another_thread_is_on_its_way_in_leaves_the_child_its_own() {
-    if skipped("a_fork_while_another_thread_is_on_its_way_in_leaves_the_child_its_own") {
+fn a_child_forked_during_attaching_attaches_itself() {
+    if skipped("a_child_forked_during_attaching_attaches_itself") {
         return;
     }
     let script = "

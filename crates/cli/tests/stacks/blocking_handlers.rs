@@ -32,8 +32,8 @@ threads[0].start(); said.append(outer[0].recv(9)); threads[0].join()
 print(said)";
 
 #[test]
-fn a_handler_may_wait_while_its_own_thread_waits_for_all() {
-    if skipped("a_handler_may_wait_while_its_own_thread_waits_for_all") {
+fn a_handler_may_block_in_the_leading_thread() {
+    if skipped("a_handler_may_block_in_the_leading_thread") {
         return;
     }
     let place = Fixture::new("waits");
@@ -42,8 +42,8 @@ fn a_handler_may_wait_while_its_own_thread_waits_for_all() {
 }
 
 #[test]
-fn and_another_thread_takes_the_lead_meanwhile() {
-    if skipped("and_another_thread_takes_the_lead_meanwhile") {
+fn another_thread_takes_over_a_blocked_leader() {
+    if skipped("another_thread_takes_over_a_blocked_leader") {
         return;
     }
     let place = Fixture::new("leads");

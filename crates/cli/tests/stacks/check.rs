@@ -24,8 +24,8 @@ fn socket_rows(said: &Value) -> Vec<String> {
 }
 
 #[test]
-fn copies_of_a_connection_that_was_not_open_yet_have_its_port() {
-    if skipped("copies_of_a_connection_that_was_not_open_yet_have_its_port") {
+fn copies_of_a_connecting_socket_show_its_port() {
+    if skipped("copies_of_a_connecting_socket_show_its_port") {
         return;
     }
     let place = Fixture::new("copies");
@@ -56,8 +56,8 @@ time.sleep(50)";
 }
 
 #[test]
-fn sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are() {
-    if skipped("sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are") {
+fn udp_sockets_are_shown_once_decided() {
+    if skipped("udp_sockets_are_shown_once_decided") {
         return;
     }
     let place = Fixture::new("datagrams");
@@ -85,8 +85,8 @@ time.sleep(50)";
 }
 
 #[test]
-fn each_socket_of_a_process_is_told_with_its_place_and_the_reason() {
-    if skipped("each_socket_of_a_process_is_told_with_its_place_and_the_reason") {
+fn each_socket_is_shown_with_a_reason() {
+    if skipped("each_socket_is_shown_with_a_reason") {
         return;
     }
     let place = Fixture::new("check");
@@ -148,8 +148,8 @@ time.sleep(50)";
 }
 
 #[test]
-fn children_and_programs_that_became_others_have_books_of_their_own() {
-    if skipped("children_and_programs_that_became_others_have_books_of_their_own") {
+fn children_and_execed_programs_have_own_reports() {
+    if skipped("children_and_execed_programs_have_own_reports") {
         return;
     }
     let place = Fixture::new("books");
@@ -184,8 +184,8 @@ time.sleep(50)";
 }
 
 #[test]
-fn a_process_without_a_stack_is_told_why() {
-    if skipped("a_process_without_a_stack_is_told_why") {
+fn a_process_without_a_stack_gets_the_reason() {
+    if skipped("a_process_without_a_stack_gets_the_reason") {
         return;
     }
     let place = Fixture::new("without");

@@ -32,8 +32,8 @@ s = server('127.0.0.1', 0); at = s.getsockname(); c = socket.create_connection(a
 ";
 
 #[test]
-fn flags_and_options_that_a_child_sets_are_its_parents_too_and_the_other_way_round() {
-    let test = "flags_and_options_that_a_child_sets_are_its_parents_too_and_the_other_way_round";
+fn parent_and_child_share_flags_and_options() {
+    let test = "parent_and_child_share_flags_and_options";
     if skipped(test) {
         return;
     }
@@ -64,8 +64,8 @@ turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), 
 }
 
 #[test]
-fn a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders() {
-    if skipped("a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders") {
+fn a_passed_socket_shares_the_senders_description() {
+    if skipped("a_passed_socket_shares_the_senders_description") {
         return;
     }
     let place = Fixture::new("sent");
@@ -126,8 +126,8 @@ def disconnected(): print('parent', libc.connect(s.fileno(), b'\\0' * 16, 16), f
 in_child(s, disconnected)";
 
 #[test]
-fn a_connect_after_a_refusal_is_a_new_attempt_in_every_process() {
-    if skipped("a_connect_after_a_refusal_is_a_new_attempt_in_every_process") {
+fn connect_after_a_refusal_tries_again() {
+    if skipped("connect_after_a_refusal_tries_again") {
         return;
     }
     let place = Fixture::new("again");
@@ -136,8 +136,8 @@ fn a_connect_after_a_refusal_is_a_new_attempt_in_every_process() {
 }
 
 #[test]
-fn how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last() {
-    if skipped("how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last") {
+fn the_last_listen_sets_the_backlog() {
+    if skipped("the_last_listen_sets_the_backlog") {
         return;
     }
     let place = Fixture::new("backlog");
@@ -173,8 +173,8 @@ for last in 'parent', 'child':
 }
 
 #[test]
-fn a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener() {
-    if skipped("a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener") {
+fn the_last_close_frees_the_port() {
+    if skipped("the_last_close_frees_the_port") {
         return;
     }
     let place = Fixture::new("last");

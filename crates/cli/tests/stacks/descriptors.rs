@@ -39,16 +39,16 @@ if not child: os._exit(not all(said))
 print(all(said), len(said))";
 
 #[test]
-fn a_program_may_close_and_overwrite_any_number() {
-    if skipped("a_program_may_close_and_overwrite_any_number") {
+fn a_program_may_overwrite_any_descriptor() {
+    if skipped("a_program_may_overwrite_any_descriptor") {
         return;
     }
     assert_eq!(Fixture::new("reckless").script_output(&LOOPBACK, CLOSE_AND_OVERWRITE), "True 12\n");
 }
 
 #[test]
-fn a_program_may_do_so_that_can_have_few() {
-    if skipped("a_program_may_do_so_that_can_have_few") {
+fn overwriting_works_with_a_low_descriptor_limit() {
+    if skipped("overwriting_works_with_a_low_descriptor_limit") {
         return;
     }
     let place = Fixture::new("few");
@@ -65,8 +65,8 @@ fn a_program_may_do_so_that_can_have_few() {
 
 /// Sockets are made, copied, put over one another and closed in an order that follows from the numbers of the steps.
 #[test]
-fn sockets_have_the_numbers_that_the_kernel_would_give_them() {
-    if skipped("sockets_have_the_numbers_that_the_kernel_would_give_them") {
+fn sockets_have_the_kernels_descriptor_numbers() {
+    if skipped("sockets_have_the_kernels_descriptor_numbers") {
         return;
     }
     let script = "
@@ -94,8 +94,8 @@ print(said)";
 }
 
 #[test]
-fn what_was_closed_is_not_open_though_its_number_waits_for_the_next_socket() {
-    if skipped("what_was_closed_is_not_open_though_its_number_waits_for_the_next_socket") {
+fn closed_descriptors_are_closed_despite_reserved_numbers() {
+    if skipped("closed_descriptors_are_closed_despite_reserved_numbers") {
         return;
     }
     let script = "

@@ -19,8 +19,8 @@ fn output_after_exec(place: &Fixture, first: &str, next: &str) -> String {
 }
 
 #[test]
-fn a_program_that_becomes_another_finds_its_sockets_again() {
-    if skipped("a_program_that_becomes_another_finds_its_sockets_again") {
+fn sockets_survive_exec() {
+    if skipped("sockets_survive_exec") {
         return;
     }
     let place = Fixture::new("becomes");
@@ -69,8 +69,8 @@ b'new'
 }
 
 #[test]
-fn all_ways_to_become_another_program_keep_sockets() {
-    if skipped("all_ways_to_become_another_program_keep_sockets") {
+fn every_exec_function_keeps_sockets() {
+    if skipped("every_exec_function_keeps_sockets") {
         return;
     }
     let place = Fixture::new("ways");
@@ -110,8 +110,8 @@ a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
 }
 
 #[test]
-fn numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program() {
-    if skipped("numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program") {
+fn reserved_descriptors_are_not_inherited() {
+    if skipped("reserved_descriptors_are_not_inherited") {
         return;
     }
     let place = Fixture::new("kept");
@@ -147,8 +147,8 @@ print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
 }
 
 #[test]
-fn servers_that_are_started_for_a_connection_find_it_as_their_input() {
-    if skipped("servers_that_are_started_for_a_connection_find_it_as_their_input") {
+fn inetd_style_servers_get_their_connection() {
+    if skipped("inetd_style_servers_get_their_connection") {
         return;
     }
     let place = Fixture::new("inetd");

@@ -23,8 +23,8 @@ def send(*all_):
 ";
 
 #[test]
-fn connections_and_listeners_go_on_in_the_program_that_receives_them() {
-    if skipped("connections_and_listeners_go_on_in_the_program_that_receives_them") {
+fn passed_sockets_work_in_the_receiver() {
+    if skipped("passed_sockets_work_in_the_receiver") {
         return;
     }
     let place = Fixture::new("rights");
@@ -58,8 +58,8 @@ print(c.recv(9))"
 }
 
 #[test]
-fn a_socket_on_its_way_lives_though_its_sender_is_dead_and_one_that_nobody_receives_ends() {
-    if skipped("a_socket_on_its_way_lives_though_its_sender_is_dead_and_one_that_nobody_receives_ends") {
+fn sockets_in_transit_outlive_the_sender() {
+    if skipped("sockets_in_transit_outlive_the_sender") {
         return;
     }
     let place = Fixture::new("way");
@@ -90,8 +90,8 @@ c.settimeout(None); x.close(); y.close(); print(c.recv(5))",
 }
 
 #[test]
-fn a_program_that_does_not_know_the_library_receives_a_stream_that_has_ended() {
-    if skipped("a_program_that_does_not_know_the_library_receives_a_stream_that_has_ended") {
+fn programs_without_library_receive_closed_streams() {
+    if skipped("programs_without_library_receive_closed_streams") {
         return;
     }
     let place = Fixture::new("stranger");
@@ -109,8 +109,8 @@ fn a_program_that_does_not_know_the_library_receives_a_stream_that_has_ended() {
 }
 
 #[test]
-fn both_halves_of_a_listener_on_all_addresses_arrive() {
-    if skipped("both_halves_of_a_listener_on_all_addresses_arrive") {
+fn both_sockets_of_a_dual_listener_arrive() {
+    if skipped("both_sockets_of_a_dual_listener_arrive") {
         return;
     }
     let place = Fixture::new("halves");

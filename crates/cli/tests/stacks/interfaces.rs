@@ -41,8 +41,8 @@ def conf(s, room=4096):
 ";
 
 #[test]
-fn the_links_of_a_stack_stand_behind_the_kernels_interfaces_in_every_list() {
-    if skipped("the_links_of_a_stack_stand_behind_the_kernels_interfaces_in_every_list") {
+fn stack_links_follow_the_kernels_interfaces() {
+    if skipped("stack_links_follow_the_kernels_interfaces") {
         return;
     }
     let script = format!(
@@ -104,8 +104,8 @@ print('seen')"
 }
 
 #[test]
-fn a_server_that_binds_every_address_it_finds_is_reached_at_the_stacks() {
-    if skipped("a_server_that_binds_every_address_it_finds_is_reached_at_the_stacks") {
+fn servers_binding_every_address_include_the_stacks() {
+    if skipped("servers_binding_every_address_include_the_stacks") {
         return;
     }
     let script = format!(
@@ -137,8 +137,8 @@ print('reached')"
 }
 
 #[test]
-fn lists_are_freed_however_many_there_are() {
-    if skipped("lists_are_freed_however_many_there_are") {
+fn interface_lists_are_freed() {
+    if skipped("interface_lists_are_freed") {
         return;
     }
     // What the allocator has given out, behind rounds of many lists at a time; also of such as another library has made.
@@ -161,8 +161,8 @@ print(used() - before < 300 * 100)"
 }
 
 #[test]
-fn sockets_of_all_kinds_tell_of_interfaces_wherever_they_came_from() {
-    if skipped("sockets_of_all_kinds_tell_of_interfaces_wherever_they_came_from") {
+fn every_socket_can_query_interfaces() {
+    if skipped("every_socket_can_query_interfaces") {
         return;
     }
     // Those of the stack's and of the kernel's, here, sent to and fro, and in another process that was sent them: one that the stack knew before it began, and one that it did not.

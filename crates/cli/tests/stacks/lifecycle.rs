@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 #[test]
-fn a_stack_is_kept_until_it_is_ended_and_says_who_uses_it() {
-    if skipped("a_stack_is_kept_until_it_is_ended_and_says_who_uses_it") {
+fn a_stack_runs_until_stopped() {
+    if skipped("a_stack_runs_until_stopped") {
         return;
     }
     let place = Fixture::new("kept");
@@ -43,8 +43,8 @@ fn a_stack_is_kept_until_it_is_ended_and_says_who_uses_it() {
 }
 
 #[test]
-fn a_stack_that_is_ended_by_force_leaves_its_programs_without_network_and_alive() {
-    if skipped("a_stack_that_is_ended_by_force_leaves_its_programs_without_network_and_alive") {
+fn programs_survive_a_forced_stop() {
+    if skipped("programs_survive_a_forced_stop") {
         return;
     }
     let place = Fixture::new("force");
@@ -64,8 +64,8 @@ except OSError as e: print(type(e).__name__)";
 
 /// What was found where programs use a whole core though there is nothing to do: calls that fail at once and are made again, in whatever way they wait.
 #[test]
-fn a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do() {
-    let test = "a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do";
+fn a_killed_stack_causes_no_busy_loop() {
+    let test = "a_killed_stack_causes_no_busy_loop";
     if skipped(test) {
         return;
     }
@@ -125,7 +125,7 @@ os._exit(0)";
 }
 
 #[test]
-fn a_missing_stack_is_told_in_one_line_and_what_was_chosen_for_it_happens() {
+fn on_missing_decides_without_a_stack() {
     let place = Fixture::new("missing");
     let run = |options: &[&str]| {
         let output = place.run(&[&["run"], options, &["--", "echo", "here"]].concat());
@@ -147,7 +147,7 @@ fn a_missing_stack_is_told_in_one_line_and_what_was_chosen_for_it_happens() {
 }
 
 #[test]
-fn the_name_kernel_stands_for_no_stack() {
+fn the_stack_name_kernel_is_reserved() {
     let place = Fixture::new("kernel");
     let refused = place.run(&["up", "kernel", "--loopback", "stack"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -160,7 +160,7 @@ fn the_name_kernel_stands_for_no_stack() {
 }
 
 #[test]
-fn what_killed_stacks_left_goes_when_another_is_made() {
+fn a_new_stack_removes_stale_directories() {
     let place = Fixture::new("stale");
     let mut killed = Vec::new();
     for name in ["one", "two"] {
@@ -178,10 +178,8 @@ fn what_killed_stacks_left_goes_when_another_is_made() {
 }
 
 #[test]
-fn a_stack_of_its_own_lives_as_long_as_the_last_process_of_a_program_that_went_to_the_background() {
-    if skipped(
-        "a_stack_of_its_own_lives_as_long_as_the_last_process_of_a_program_that_went_to_the_background",
-    ) {
+fn a_stack_outlives_the_fork_of_a_daemon() {
+    if skipped("a_stack_outlives_the_fork_of_a_daemon") {
         return;
     }
     let place = Fixture::new("daemon");
@@ -211,7 +209,7 @@ while True:
 }
 
 #[test]
-fn a_program_that_cannot_load_the_library_is_not_run_on_the_kernel_unasked() {
+fn unpreloadable_programs_are_refused_by_default() {
     let place = Fixture::new("image");
     // Enough of a program that is linked statically: a header of ELF, and no program header.
     let mut image = vec![0; 64];
@@ -236,8 +234,8 @@ fn a_program_that_cannot_load_the_library_is_not_run_on_the_kernel_unasked() {
 
 /// A system call that forks tells libc's hooks nothing (vsftpd isolates its sessions so).
 #[test]
-fn a_fork_by_its_number_leaves_the_child_the_sockets() {
-    if skipped("a_fork_by_its_number_leaves_the_child_the_sockets") {
+fn a_raw_fork_system_call_keeps_sockets() {
+    if skipped("a_raw_fork_system_call_keeps_sockets") {
         return;
     }
     let script = "
@@ -264,8 +262,8 @@ fn skipped_as_another_user(test: &str) -> bool {
 
 /// `setpriv`, `su`, a server that starts the shell of a session: what comes of a program on a stack is on it, as another user, too, with memory of its own there and no right to low ports.
 #[test]
-fn programs_started_as_another_user_are_on_the_stack_as_that_user() {
-    const NAME: &str = "programs_started_as_another_user_are_on_the_stack_as_that_user";
+fn programs_of_another_user_use_the_stack() {
+    const NAME: &str = "programs_of_another_user_use_the_stack";
     if skipped_as_another_user(NAME) {
         return;
     }
@@ -308,8 +306,8 @@ for port, child in (7434, early), (7435, late):
 
 /// A program of another user whom nobody inside has started runs as long as it uses no network.
 #[test]
-fn programs_of_strangers_run_as_long_as_they_use_no_network() {
-    const NAME: &str = "programs_of_strangers_run_as_long_as_they_use_no_network";
+fn programs_of_other_uids_are_not_admitted() {
+    const NAME: &str = "programs_of_other_uids_are_not_admitted";
     if skipped_as_another_user(NAME) {
         return;
     }

@@ -6,8 +6,8 @@ const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 const MEMORY: [&str; 4] = ["--device", "memory", "--address", "10.5.0.1/24"];
 
 #[test]
-fn a_program_reaches_itself_by_all_addresses_of_the_loop_and_moves_much() {
-    if skipped("a_program_reaches_itself_by_all_addresses_of_the_loop_and_moves_much") {
+fn a_program_reaches_itself_over_loopback() {
+    if skipped("a_program_reaches_itself_over_loopback") {
         return;
     }
     let place = Fixture::new("itself");
@@ -42,8 +42,8 @@ print(any(line.split()[1].endswith(':%04X' % s.getsockname()[1]) for line in ope
 }
 
 #[test]
-fn a_connection_to_itself_is_one_that_hears_what_it_says() {
-    if skipped("a_connection_to_itself_is_one_that_hears_what_it_says") {
+fn a_connection_to_itself_echoes() {
+    if skipped("a_connection_to_itself_echoes") {
         return;
     }
     let script = "
@@ -54,8 +54,8 @@ s.sendall(b'echo'); print(exactly(s, 4).decode(), s.getsockname() == s.getpeerna
 }
 
 #[test]
-fn two_programs_on_a_stack_reach_each_other_by_its_own_address() {
-    if skipped("two_programs_on_a_stack_reach_each_other_by_its_own_address") {
+fn two_programs_connect_over_the_stacks_address() {
+    if skipped("two_programs_connect_over_the_stacks_address") {
         return;
     }
     let place = Fixture::new("two");
@@ -75,8 +75,8 @@ fn two_programs_on_a_stack_reach_each_other_by_its_own_address() {
 }
 
 #[test]
-fn low_ports_are_free_on_a_stack_of_ones_own_and_need_the_capability_on_others() {
-    if skipped("low_ports_are_free_on_a_stack_of_ones_own_and_need_the_capability_on_others") {
+fn low_ports_need_a_capability_on_shared_stacks() {
+    if skipped("low_ports_need_a_capability_on_shared_stacks") {
         return;
     }
     let place = Fixture::new("ports");
@@ -101,8 +101,8 @@ print(low('127.0.0.1', 80), low('127.0.0.1', 1023), low('127.0.0.1', 1024))";
 }
 
 #[test]
-fn connections_are_opened_and_accepted_on_all_shards_of_a_stack() {
-    if skipped("connections_are_opened_and_accepted_on_all_shards_of_a_stack") {
+fn all_shards_open_and_accept_connections() {
+    if skipped("all_shards_open_and_accept_connections") {
         return;
     }
     let place = Fixture::new("shards");
@@ -167,8 +167,8 @@ all_[0].sendall(b'end'); print('done')";
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn calls_by_number_are_the_stacks_like_those_by_name() {
-    if skipped("calls_by_number_are_the_stacks_like_those_by_name") {
+fn the_syscall_function_reaches_the_stack() {
+    if skipped("the_syscall_function_reaches_the_stack") {
         return;
     }
     let place = Fixture::new("numbers");
@@ -229,8 +229,8 @@ False
 }
 
 #[test]
-fn workers_serve_a_shard_of_their_own_first_and_others_if_nobody_else_does() {
-    if skipped("workers_serve_a_shard_of_their_own_first_and_others_if_nobody_else_does") {
+fn workers_prefer_their_own_shard() {
+    if skipped("workers_prefer_their_own_shard") {
         return;
     }
     let place = Fixture::new("spawn");
@@ -291,8 +291,8 @@ while not os.path.exists('seen'): time.sleep(0.01)";
 
 /// A worker that was busy when it was offered a connection, which went to another then, is there for the next although it has heard of nothing since.
 #[test]
-fn who_was_busy_for_a_moment_accepts_again_though_others_are_busy_now() {
-    if skipped("who_was_busy_for_a_moment_accepts_again_though_others_are_busy_now") {
+fn a_worker_accepts_again_after_a_pause() {
+    if skipped("a_worker_accepts_again_after_a_pause") {
         return;
     }
     let script = "
@@ -324,8 +324,8 @@ fn two_cpus() -> Option<[usize; 2]> {
 }
 
 #[test]
-fn workers_that_are_bound_to_a_cpu_serve_the_shard_that_is_pinned_to_it() {
-    let test = "workers_that_are_bound_to_a_cpu_serve_the_shard_that_is_pinned_to_it";
+fn pinned_workers_serve_the_shard_of_their_cpu() {
+    let test = "pinned_workers_serve_the_shard_of_their_cpu";
     if skipped(test) {
         return;
     }
@@ -376,8 +376,8 @@ while not os.path.exists('seen'): time.sleep(0.01)";
 
 /// As servers that answer from the address which was asked find out about it (dnsmasq).
 #[test]
-fn sockets_of_the_stack_tell_of_the_kernels_interfaces_and_of_the_one_where_a_datagram_came() {
-    if skipped("sockets_of_the_stack_tell_of_the_kernels_interfaces_and_of_the_one_where_a_datagram_came") {
+fn stack_sockets_report_interfaces_and_pktinfo() {
+    if skipped("stack_sockets_report_interfaces_and_pktinfo") {
         return;
     }
     let script = "

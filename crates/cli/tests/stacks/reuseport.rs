@@ -11,8 +11,8 @@ fn two_shards(place: &Fixture) -> RunningStack<'_> {
 }
 
 #[test]
-fn listeners_of_several_programs_share_a_port_on_all_shards() {
-    if skipped("listeners_of_several_programs_share_a_port_on_all_shards") {
+fn reuseport_listeners_share_all_shards() {
+    if skipped("reuseport_listeners_share_all_shards") {
         return;
     }
     let place = Fixture::new("shared");
@@ -81,8 +81,8 @@ print({exactly(socket.create_connection(('127.0.0.1', 7301)), 1).decode() for _ 
 }
 
 #[test]
-fn datagrams_are_spread_over_programs_by_sender_on_a_stack_with_several_shards() {
-    if skipped("datagrams_are_spread_over_programs_by_sender_on_a_stack_with_several_shards") {
+fn reuseport_distributes_datagrams_by_sender() {
+    if skipped("reuseport_distributes_datagrams_by_sender") {
         return;
     }
     let place = Fixture::new("spread");

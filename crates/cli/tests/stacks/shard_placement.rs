@@ -18,8 +18,8 @@ fn datagram_sockets(place: &Fixture, filter: &[&str]) -> [usize; 2] {
 }
 
 #[test]
-fn datagram_sockets_live_on_all_shards_and_are_one_to_the_program() {
-    if skipped("datagram_sockets_live_on_all_shards_and_are_one_to_the_program") {
+fn a_udp_socket_spans_all_shards() {
+    if skipped("a_udp_socket_spans_all_shards") {
         return;
     }
     let place = Fixture::new("homes");
@@ -99,8 +99,8 @@ print(select.select(group, [], [], 0.3)[0], min(map(len, got)) > 10, all(m.count
 }
 
 #[test]
-fn programs_with_one_datagram_socket_each_are_not_all_on_the_first_shard() {
-    if skipped("programs_with_one_datagram_socket_each_are_not_all_on_the_first_shard") {
+fn udp_sockets_are_distributed_over_shards() {
+    if skipped("udp_sockets_are_distributed_over_shards") {
         return;
     }
     let place = Fixture::new("single");
@@ -119,8 +119,8 @@ time.sleep(40)";
 
 /// Each shard has its part of the ports, and opens in turn: who does not wait has asked nobody whether there is one.
 #[test]
-fn a_connection_is_opened_while_any_shard_has_a_port() {
-    if skipped("a_connection_is_opened_while_any_shard_has_a_port") {
+fn any_shard_with_free_ports_can_connect() {
+    if skipped("any_shard_with_free_ports_can_connect") {
         return;
     }
     let place = Fixture::new("ports");

@@ -3,8 +3,8 @@
 use crate::fixture::{Fixture, skipped};
 
 #[test]
-fn a_handler_may_jump_out_of_a_call_that_waits() {
-    if skipped("a_handler_may_jump_out_of_a_call_that_waits") {
+fn a_handler_may_jump_out_of_blocking_calls() {
+    if skipped("a_handler_may_jump_out_of_blocking_calls") {
         return;
     }
     let place = Fixture::new("jumps");

@@ -17,63 +17,55 @@ fn assert_output(test: &str, part: &str, expected: &str) {
 }
 
 #[test]
-fn handlers_may_jump_out_of_whatever_they_interrupt() {
+fn handlers_may_jump_out_of_any_call() {
     let expected = "jumps: many, carried: much, wrong: 0\nthen: 1 1 x\n";
-    assert_output("handlers_may_jump_out_of_whatever_they_interrupt", "jumps", expected);
+    assert_output("handlers_may_jump_out_of_any_call", "jumps", expected);
 }
 
 #[test]
-fn handlers_may_use_sockets_that_wait() {
+fn handlers_may_block_on_sockets() {
     let expected = "ran: often, refused: 0 (0), carried: much, wrong: 0\n";
-    assert_output("handlers_may_use_sockets_that_wait", "uses", expected);
+    assert_output("handlers_may_block_on_sockets", "uses", expected);
 }
 
 #[test]
-fn signals_that_queue_come_in_their_order_with_their_values() {
+fn queued_signals_keep_order_and_values() {
     let expected = "ran: 20000, disordered: 0, strange: 0\n";
-    assert_output("signals_that_queue_come_in_their_order_with_their_values", "queue", expected);
+    assert_output("queued_signals_keep_order_and_values", "queue", expected);
 }
 
 #[test]
-fn signals_of_a_thread_come_to_it_on_its_own_stack() {
+fn thread_signals_use_the_threads_signal_stack() {
     let expected = "strays: 0, off their stack: 0\n";
-    assert_output("signals_of_a_thread_come_to_it_on_its_own_stack", "threads", expected);
+    assert_output("thread_signals_use_the_threads_signal_stack", "threads", expected);
 }
 
 #[test]
-fn handlers_that_are_in_force_once_run_once() {
-    assert_output("handlers_that_are_in_force_once_run_once", "once", "once: 3000, strange: 0\n");
+fn one_shot_handlers_run_once() {
+    assert_output("one_shot_handlers_run_once", "once", "once: 3000, strange: 0\n");
 }
 
 #[test]
-fn what_is_in_force_is_what_was_said() {
-    assert_output("what_is_in_force_is_what_was_said", "said", "SigBlk:\t0000000000000000\n");
+fn sigaction_returns_the_installed_action() {
+    assert_output("sigaction_returns_the_installed_action", "said", "SigBlk:\t0000000000000000\n");
 }
 
 #[test]
-fn programs_that_are_started_among_signals_begin_with_none_blocked() {
-    assert_output(
-        "programs_that_are_started_among_signals_begin_with_none_blocked",
-        "starts",
-        "began well: 40\n",
-    );
+fn started_programs_have_no_signals_blocked() {
+    assert_output("started_programs_have_no_signals_blocked", "starts", "began well: 40\n");
 }
 
 #[test]
-fn who_is_stopped_and_goes_on_hears_of_it_only_where_linux_says_so() {
-    assert_output("who_is_stopped_and_goes_on_hears_of_it_only_where_linux_says_so", "stops", "accept: 1 \n");
+fn stop_and_continue_interrupt_as_on_linux() {
+    assert_output("stop_and_continue_interrupt_as_on_linux", "stops", "accept: 1 \n");
 }
 
 #[test]
-fn signals_that_come_at_once_leave_none_blocked() {
-    assert_output("signals_that_come_at_once_leave_none_blocked", "several", "ran: often, left blocked: 0\n");
+fn simultaneous_signals_leave_none_blocked() {
+    assert_output("simultaneous_signals_leave_none_blocked", "several", "ran: often, left blocked: 0\n");
 }
 
 #[test]
-fn threads_that_are_stopped_by_signals_do_not_wait_for_each_other() {
-    assert_output(
-        "threads_that_are_stopped_by_signals_do_not_wait_for_each_other",
-        "parks",
-        "parked, wrong: 0\n",
-    );
+fn threads_in_handlers_do_not_deadlock() {
+    assert_output("threads_in_handlers_do_not_deadlock", "parks", "parked, wrong: 0\n");
 }

@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, RunningProgram, run_to_end, skipped, wait_until};
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
 #[test]
-fn what_a_shell_starts_takes_no_places() {
+fn programs_without_network_use_no_slots() {
     let place = Fixture::new("shell");
     std::fs::write(place.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
     let _up = place.start_stack("lab", &["--config", "few.toml", "--loopback", "stack"]);
@@ -31,8 +31,8 @@ fn what_a_shell_starts_takes_no_places() {
 }
 
 #[test]
-fn a_program_comes_in_late_from_another_root_and_with_other_rights() {
-    if skipped("a_program_comes_in_late_from_another_root_and_with_other_rights") {
+fn a_program_attaches_after_chroot_and_setuid() {
+    if skipped("a_program_attaches_after_chroot_and_setuid") {
         return;
     }
     let place = Fixture::new("late");
@@ -54,8 +54,8 @@ print(data, before == 0 and os.geteuid() == 65534 or before != 0, any(':1CE9' in
 }
 
 #[test]
-fn a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet() {
-    if skipped("a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet") {
+fn a_stack_waits_for_unattached_daemons() {
+    if skipped("a_stack_waits_for_unattached_daemons") {
         return;
     }
     let place = Fixture::new("idle-daemon");
@@ -112,8 +112,8 @@ fn run_forking_handler(name: &str, installer: &str, enough: &str) -> (String, St
 
 /// A handler that was installed past the library cannot be put off.
 #[test]
-fn a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections() {
-    let test = "a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections";
+fn forking_in_a_handler_is_safe() {
+    let test = "forking_in_a_handler_is_safe";
     if skipped(test) {
         return;
     }
@@ -123,8 +123,8 @@ fn a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_it
 }
 
 #[test]
-fn what_a_handler_forks_has_the_sockets() {
-    if skipped("what_a_handler_forks_has_the_sockets") {
+fn children_forked_in_handlers_have_the_sockets() {
+    if skipped("children_forked_in_handlers_have_the_sockets") {
         return;
     }
     let (said, complaints) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");

@@ -35,8 +35,8 @@ c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(heard) - before)";
 
 /// The same program on the kernel says what it must say.
 #[test]
-fn a_program_uses_urgent_data_as_on_the_kernel() {
-    if skipped("a_program_uses_urgent_data_as_on_the_kernel") {
+fn urgent_data_behave_as_on_the_kernel() {
+    if skipped("urgent_data_behave_as_on_the_kernel") {
         return;
     }
     let place = Fixture::new("urgent");

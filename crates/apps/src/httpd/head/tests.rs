@@ -27,7 +27,7 @@ fn scan(bytes: &[u8]) -> Result<Option<usize>, u16> {
 }
 
 #[test]
-fn requests_that_are_understood() {
+fn valid_requests_are_parsed() {
     let table = [
         ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", "Get / keep=true None"),
         ("GET / HTTP/1.0\r\n\r\n", "Get / keep=false None"),
@@ -57,7 +57,7 @@ fn requests_that_are_understood() {
 }
 
 #[test]
-fn requests_that_are_refused() {
+fn invalid_requests_are_refused() {
     let table = [
         // syntax
         ("GET /\r\n\r\n", 400),
@@ -128,7 +128,7 @@ fn too_many_fields_are_431() {
 }
 
 #[test]
-fn the_end_is_the_first_empty_line_after_the_request_line() {
+fn the_first_empty_line_ends_the_head() {
     assert_eq!(scan(b""), Ok(None));
     assert_eq!(scan(b"GET / HTTP/1.1\r\nHost: a\r\n"), Ok(None));
     assert_eq!(scan(b"GET / HTTP/1.1\r\nHost: a\r\n\r"), Ok(None));
@@ -138,14 +138,14 @@ fn the_end_is_the_first_empty_line_after_the_request_line() {
 }
 
 #[test]
-fn a_bare_lf_is_refused_wherever_it_is() {
+fn a_bare_lf_is_refused_anywhere() {
     for bytes in ["\n", "GET / HTTP/1.1\n", "GET / HTTP/1.1\r\nHost: a\n", "GET / HTTP/1.1\r\n\n"] {
         assert_eq!(scan(bytes.as_bytes()), Err(400), "{bytes:?}");
     }
 }
 
 #[test]
-fn limits_name_what_is_too_long() {
+fn each_limit_has_its_status() {
     let limits = Limits { line_bytes_max: 50, head_bytes_max: 100, body_bytes_max: 0 };
     let scan = |bytes: String| Scanner::default().find_end(bytes.as_bytes(), &limits).map_err(Status::code);
     assert_eq!(scan("x".repeat(50)), Ok(None));
@@ -180,7 +180,7 @@ fn parse_by_scanner(bytes: &[u8], limits: &Limits) -> Option<(usize, Result<Stri
 }
 
 #[test]
-fn the_usual_request_is_read_at_once_and_peculiar_ones_are_not() {
+fn only_plain_requests_are_parsed_in_place() {
     let at_once = |bytes: &str| {
         let mut buffer = ROOM;
         parse_complete_head(bytes.as_bytes(), &mut buffer, &Limits::default()).map(|(len, _)| len)
@@ -198,7 +198,7 @@ fn the_usual_request_is_read_at_once_and_peculiar_ones_are_not() {
 }
 
 #[test]
-fn a_head_that_is_too_long_is_so_however_its_last_line_ends() {
+fn any_line_end_respects_the_size_limit() {
     let limits = Limits { line_bytes_max: 40, head_bytes_max: 90, body_bytes_max: 0 };
     let bytes = format!("GET / HTTP/1.1\r\nHost: {}\n", "a".repeat(69));
     assert_eq!(bytes.len(), 92);
@@ -213,7 +213,7 @@ fn a_head_that_is_too_long_is_so_however_its_last_line_ends() {
 
 proptest! {
     #[test]
-    fn reading_at_once_and_carefully_come_to_the_same(parts in proptest::collection::vec(fragment(), 0..8), small: bool) {
+    fn both_parsers_agree(parts in proptest::collection::vec(fragment(), 0..8), small: bool) {
         let bytes = parts.concat();
         let max = if small { 40 } else { 1000 };
         let limits = Limits { line_bytes_max: max, head_bytes_max: 2 * max, body_bytes_max: 0 };
@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn scanning_in_pieces_finds_what_scanning_at_once_finds(
+    fn fragmentation_does_not_change_the_scan_result(
         parts in proptest::collection::vec(fragment(), 0..8),
         step in 1usize..40,
     ) {

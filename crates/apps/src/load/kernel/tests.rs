@@ -68,7 +68,7 @@ fn load(address: SocketAddr, options: &str) -> Report {
 }
 
 #[test]
-fn short_connections() {
+fn short_connections_are_answered() {
     let server = serve(answer);
     let report = load(server.address, "-n 500 -c 20");
     assert_eq!((report.requests.started, report.requests.completed), (500, 500));
@@ -79,7 +79,7 @@ fn short_connections() {
 }
 
 #[test]
-fn keep_alive_with_pipelining_on_several_threads() {
+fn several_threads_pipeline_on_persistent_connections() {
     let server = serve(answer);
     let report = load(server.address, "-k --pipeline 4 -n 2000 -c 8 --threads 2");
     assert_eq!(report.requests.completed, 2000);
@@ -99,7 +99,7 @@ fn connections_come_from_all_source_addresses() {
 }
 
 #[test]
-fn an_open_loop_sends_what_is_due() {
+fn an_open_loop_sends_at_its_rate() {
     let server = serve(answer);
     let report = load(server.address, "-k -c 50 --rate 400 -d 1s --setup 50ms");
     assert_eq!(report.requests.started + report.requests.not_started, 400);
@@ -122,7 +122,7 @@ fn large_bodies_arrive_whole() {
 }
 
 #[test]
-fn failures_are_told_apart() {
+fn failures_are_distinguished() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(load(nobody, "-n 5 -c 1").failures["connect refused"] == 5);
 
@@ -146,7 +146,7 @@ fn failures_are_told_apart() {
 }
 
 #[test]
-fn responses_that_end_with_the_connection() {
+fn responses_can_end_with_the_connection() {
     let server = serve(|stream, _| {
         let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nuntil the end");
         false
@@ -156,7 +156,7 @@ fn responses_that_end_with_the_connection() {
 }
 
 #[test]
-fn a_run_that_is_told_to_stop_reports_what_it_has() {
+fn a_stopped_run_reports_its_results() {
     let server = serve(answer);
     let job = job(&format!("http://{}/ --stack kernel -q -k -c 2 -d 1h", server.address));
     let stop = StopFlag::new().unwrap();
@@ -173,7 +173,7 @@ fn a_run_that_is_told_to_stop_reports_what_it_has() {
 }
 
 #[test]
-fn more_connections_than_descriptors_are_refused_by_name() {
+fn too_many_connections_for_the_descriptors_are_refused() {
     let job = job("http://127.0.0.1:1/ --stack kernel -q -c 268435456");
     let error = measure_on_kernel(&job, &StopFlag::new().unwrap()).unwrap_err().to_string();
     assert!(error.contains("RLIMIT_NOFILE"), "{error}");

@@ -123,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_back_in_order_whatever_is_appended_and_forgotten(
+        fn bytes_stay_in_order(
             steps in prop::collection::vec((0usize..3000, 0u32..3000), 1..60),
         ) {
             let (mut buffers, mut queue, mut model) = (SendBuffers::default(), SendQueue::EMPTY, Vec::new());

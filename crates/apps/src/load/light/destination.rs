@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_on_the_link_or_behind_its_gateway() {
+    fn the_next_hop_is_the_target_or_gateway() {
         let own = ["10.1.0.2/24", "10.2.0.2/16", "fd00::2/64"];
         let table: [(&[&str], &str, &str, &str); 6] = [
             (&[], "10.1.0.9", "10.1.0.9", "10.1.0.2"),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_out_follows_what_is_measured_and_doubles() {
+    fn the_rto_follows_the_rtt_and_doubles() {
         let mut target = target();
         assert_eq!(target.rto_ms(0), 1_000);
         target.record_rtt(100);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn routers_make_packets_shorter_but_not_absurdly_so() {
+    fn path_mtu_messages_lower_the_mss_within_bounds() {
         let mut target = target();
         assert_eq!(target.mss, 1_460);
         target.lower_mtu(9_000);

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_read_as_they_were_written() {
+    fn segments_survive_writing_and_parsing() {
         for offload in [false, true] {
             for payload in [&b""[..], b"odd", b"GET / HTTP/1.1\r\n\r\n"] {
                 for options in [&[][..], &[2, 4, 5, 0xb4, 1, 3, 3, 7]] {
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbour_messages_are_read_as_they_were_written() {
+    fn neighbour_messages_survive_writing_and_parsing() {
         let own: Ipv6Addr = "fd00::2".parse().unwrap();
         let locals = Locals::new([own.into()]);
         let message =

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families_are_found_by_number() {
+    fn addresses_of_both_families_have_indices() {
         let texts = ["10.0.0.9", "fd00::1", "10.0.0.1", "10.0.0.2", "255.255.255.255", "fd00::2", "10.0.0.1"];
         let locals = Locals::new(texts.map(address));
         for text in texts {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_comes_again_only_when_all_others_were_taken() {
+    fn a_port_is_reused_after_all_others() {
         let mut locals = Locals::new([address("10.0.0.1"), address("10.0.0.2")]);
         let first = locals.allocate_port(1, 7).unwrap();
         assert_eq!(locals.port_user(1, first), PortUser::Conn(7));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ports_are_taken_wherever_it_begins() {
+    fn any_start_port_uses_all_ports() {
         let mut locals = Locals::new([address("10.0.0.1")]);
         locals.start_ports_at(u32::MAX);
         assert_eq!(locals.allocate_port(0, 1), Some(u16::MAX));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn three_questions_a_second_apart_and_then_no_more_until_somebody_wants_it() {
+    fn three_solicitations_are_sent_a_second_apart() {
         let mut neighbour = neighbour(None);
         let asked: Vec<u32> = (0..10_000).filter(|ms| neighbour.take_due_solicitation(*ms)).collect();
         assert_eq!(asked, [0, 1_000, 2_000]);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_doubted_keeps_its_address_until_it_says_another() {
+    fn a_neighbour_keeps_its_address_during_verification() {
         let mut neighbour = neighbour(None);
         neighbour.update(MAC);
         for ms in [0, 500, 1_000, 2_000, 3_000] {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_one_is_never_asked_for() {
+    fn a_static_neighbour_is_never_solicited() {
         let mut neighbour = neighbour(Some(MAC));
         neighbour.resolve();
         assert!(!neighbour.take_due_solicitation(0) && !neighbour.update(MacAddr([2, 0, 0, 0, 0, 8])));

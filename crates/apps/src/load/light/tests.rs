@@ -190,7 +190,7 @@ fn echo_through(net: (&str, &str, &str), faults: Option<&str>, memory: MemoryCon
 }
 
 #[test]
-fn what_is_sent_arrives_and_comes_back() {
+fn sent_data_are_echoed() {
     for net in [V4, V6] {
         for memory in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
             echo_through(net, None, memory, 150_000, 1);
@@ -199,7 +199,7 @@ fn what_is_sent_arrives_and_comes_back() {
 }
 
 #[test]
-fn a_bad_line_costs_time_and_no_byte() {
+fn a_faulty_link_loses_no_data() {
     for seed in 0..12u64 {
         let net = if seed.is_multiple_of(2) { V4 } else { V6 };
         echo_through(net, Some(FAULTY_LINK), MemoryConfig::default(), 30_000, seed);
@@ -235,7 +235,7 @@ fn pages_arrive_unchanged_when_the_server_closes_first() {
 }
 
 #[test]
-fn a_port_that_nobody_listens_on_refuses() {
+fn a_closed_port_refuses() {
     let root = tempfile::tempdir().unwrap();
     let mut ends = ConnectedPair::new(
         httpd(root.path()),
@@ -250,7 +250,7 @@ fn a_port_that_nobody_listens_on_refuses() {
 }
 
 #[test]
-fn a_server_that_is_gone_ends_in_a_time_out() {
+fn a_vanished_server_times_out() {
     // Everything but ARP is lost on the way up: a frame of an ARP request has 42 bytes, and there are no others before.
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     let Device { rx, tx } = pair(MemoryConfig::default()).0;
@@ -265,7 +265,7 @@ fn a_server_that_is_gone_ends_in_a_time_out() {
 }
 
 #[test]
-fn a_reset_ends_and_is_answered_by_nothing() {
+fn a_reset_is_accepted_and_not_answered() {
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     for slot in 0..3 {
         ends.client.net.connect(slot, ends.to, None).unwrap();
@@ -320,7 +320,7 @@ fn inject_forged(
 }
 
 #[test]
-fn only_a_reset_where_the_next_byte_is_expected_ends_a_connection() {
+fn only_an_exact_reset_is_accepted() {
     let mut ends = open_one();
     let rst = TcpFlags::RST | TcpFlags::ACK;
     for (flags, ahead) in [
@@ -339,7 +339,7 @@ fn only_a_reset_where_the_next_byte_is_expected_ends_a_connection() {
 }
 
 #[test]
-fn an_acknowledgement_of_what_was_never_sent_is_not_believed() {
+fn acknowledgements_of_unsent_data_are_ignored() {
     let mut ends = open_one();
     let una = ends.client.net.conns[0].snd_una;
     for ack_ahead in [1, 1_000, 1 << 30, u32::MAX] {
@@ -369,7 +369,7 @@ fn a_closed_window_is_probed_until_it_opens() {
 }
 
 #[test]
-fn no_frame_whatever_does_harm() {
+fn hostile_frames_do_no_harm() {
     for seed in 0..40 {
         run_hostile_frames(seed);
     }

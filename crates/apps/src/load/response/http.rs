@@ -300,7 +300,7 @@ mod tests {
         "HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length: 3\r\nContent-Type: text/plain\r\n\r\nabc";
 
     #[test]
-    fn framing_of_responses() {
+    fn responses_are_framed() {
         let two = OK.repeat(2);
         let table: [(&str, &[(u16, bool)]); 20] = [
             (OK, &[(200, false)]),
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_do_not_matter(
+        fn fragmentation_does_not_matter(
             parts in proptest::collection::vec(prop_oneof![
                 Just(OK.to_owned()),
                 Just("HTTP/1.1 404 Not Found\r\n".to_owned()),

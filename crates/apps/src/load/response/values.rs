@@ -302,7 +302,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_do_not_matter(
+        fn fragmentation_does_not_matter(
             parts in proptest::collection::vec(prop_oneof![
                 Just("$2\r\nab\r\n".to_owned()),
                 Just("$-1\r\n".to_owned()),

@@ -263,7 +263,7 @@ fn is_near(value: u64, expected: u64) -> bool {
 }
 
 #[test]
-fn short_connections_in_a_closed_loop_send_exactly_the_requests_asked_for() {
+fn a_closed_loop_sends_the_requested_number() {
     let plan = Plan { requests: Some(100), duration: None, ..short() };
     let (session, net) = run(plan, SimulatedServer { closes: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
@@ -280,7 +280,7 @@ fn short_connections_in_a_closed_loop_send_exactly_the_requests_asked_for() {
 }
 
 #[test]
-fn who_closes_is_a_matter_of_choice() {
+fn any_side_can_close() {
     let plan = Plan { requests: Some(20), duration: None, ..short() };
     let (_, net) = run(Plan { closer: Closer::Client, ..plan }, SimulatedServer::default());
     assert_eq!((net.closed, net.aborted), (20, 0));
@@ -295,7 +295,7 @@ fn who_closes_is_a_matter_of_choice() {
 }
 
 #[test]
-fn keep_alive_in_a_closed_loop_keeps_its_connections_and_asks_as_fast_as_it_is_answered() {
+fn a_closed_loop_reuses_its_connections() {
     let (session, net) = run(plan(), SimulatedServer::default());
     let c = session.stats().counters;
     assert_eq!((net.opened, net.closed, c.open_max), (10, 10, 10));
@@ -306,7 +306,7 @@ fn keep_alive_in_a_closed_loop_keeps_its_connections_and_asks_as_fast_as_it_is_a
 }
 
 #[test]
-fn connections_are_closed_after_their_number_of_requests() {
+fn connections_close_after_their_last_request() {
     let plan =
         Plan { requests_per_connection: 7, requests: Some(700), duration: None, connections: 5, ..plan() };
     for server in [SimulatedServer::default(), SimulatedServer { piece: 3, ..SimulatedServer::default() }] {
@@ -345,7 +345,7 @@ fn an_open_loop_keeps_its_rate() {
 }
 
 #[test]
-fn a_stall_of_the_server_shows_in_an_open_loop() {
+fn an_open_loop_shows_a_server_stall() {
     // 1 s of 10 s: 10 % of the requests were due meanwhile and waited for up to 1 s.
     let server = SimulatedServer { stall: (4_000 * MS, 5_000 * MS), ..SimulatedServer::default() };
     let open = Plan { connections: 1_000, ..at_rate(plan(), 1_000.0) };
@@ -369,7 +369,7 @@ fn a_stall_of_the_server_shows_in_an_open_loop() {
 
 // limit: load --connections
 #[test]
-fn what_could_not_be_begun_is_reported() {
+fn requests_that_never_began_are_reported() {
     // One connection serves 500/s, twice as many are due.
     let (session, _) = run(Plan { connections: 1, ..at_rate(plan(), 1_000.0) }, SimulatedServer::default());
     let c = session.stats().counters;
@@ -378,7 +378,7 @@ fn what_could_not_be_begun_is_reported() {
 }
 
 #[test]
-fn poisson_arrivals_keep_the_rate_in_the_mean() {
+fn poisson_arrivals_have_the_requested_rate() {
     let rate = Some(Rate { per_second: 1_000.0, poisson: true });
     let (session, _) = run(Plan { rate, connections: 100, ..plan() }, SimulatedServer::default());
     assert!(session.stats().counters.started.abs_diff(10_000) < 400);
@@ -397,7 +397,7 @@ fn warm_up_and_set_up_are_not_measured() {
 }
 
 #[test]
-fn a_server_that_refuses_is_not_asked_without_pause() {
+fn refused_connections_are_retried_after_a_pause() {
     let (session, net) = run(short(), SimulatedServer { refuses: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!(c.failures[Failure::Refused as usize], failures(&session));
@@ -407,7 +407,7 @@ fn a_server_that_refuses_is_not_asked_without_pause() {
 
 // limit: load --timeout
 #[test]
-fn a_server_that_is_mute_times_out() {
+fn a_silent_server_times_out() {
     let plan = Plan { requests: Some(30), duration: None, timeout: Duration::from_secs(2), ..plan() };
     let (session, net) = run(plan, SimulatedServer { is_mute: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
@@ -417,7 +417,7 @@ fn a_server_that_is_mute_times_out() {
 
 // limit: load --give-up
 #[test]
-fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() {
+fn a_run_without_answers_is_given_up() {
     let second = Duration::from_secs(1);
     let endless = Plan { requests: Some(1_000_000), duration: None, give_up: Some(3 * second), ..plan() };
     let plans = [endless, at_rate(endless, 100.0), Plan { requests_per_connection: 1, ..endless }];
@@ -450,7 +450,7 @@ fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() 
 }
 
 #[test]
-fn a_server_that_dies_during_a_run_without_an_end_leaves_what_was_measured() {
+fn results_survive_a_server_that_stops_answering() {
     let give_up = Some(Duration::from_secs(3));
     let plan = Plan {
         requests: Some(1_000_000),
@@ -469,7 +469,7 @@ fn a_server_that_dies_during_a_run_without_an_end_leaves_what_was_measured() {
 }
 
 #[test]
-fn resets_and_nonsense_are_told_apart() {
+fn resets_and_bad_responses_are_distinguished() {
     let plan = Plan { requests: Some(100), duration: None, ..short() };
     let (session, _) =
         run(plan, SimulatedServer { resets_each: 10, closes: true, ..SimulatedServer::default() });
@@ -494,7 +494,7 @@ fn resets_and_nonsense_are_told_apart() {
 }
 
 #[test]
-fn a_response_that_ends_with_the_connection_is_complete() {
+fn a_response_can_end_with_fin() {
     let response = b"HTTP/1.0 200 OK\r\n\r\nuntil the end".to_vec();
     for plan in [short(), plan()] {
         let plan = Plan { requests: Some(50), duration: None, ..plan };
@@ -508,7 +508,7 @@ fn a_response_that_ends_with_the_connection_is_complete() {
 }
 
 #[test]
-fn a_keep_alive_server_that_closes_each_time_is_followed() {
+fn a_server_may_close_after_every_response() {
     let response = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
     let plan = Plan { requests: Some(50), duration: None, ..plan() };
     let (session, net) = run(plan, SimulatedServer { response, closes: true, ..SimulatedServer::default() });
@@ -516,7 +516,7 @@ fn a_keep_alive_server_that_closes_each_time_is_followed() {
 }
 
 #[test]
-fn a_closed_loop_has_as_many_connections_as_asked_for_though_half_of_them_are_being_opened() {
+fn a_closed_loop_reaches_its_number_of_connections() {
     let plan = Plan { connections: 5000, duration: Some(Duration::from_millis(100)), ..short() };
     let (session, net) = run(plan, SimulatedServer { closes: true, ..SimulatedServer::default() });
     assert_eq!(session.stats().counters.open_max, 5000);
@@ -533,7 +533,7 @@ fn set_up_opens_connections_evenly() {
 }
 
 #[test]
-fn an_interrupted_run_reports_what_it_has() {
+fn an_interrupted_run_reports_its_results() {
     let requests = Requests::new("h", &[("/".to_owned(), 1)], &RequestStyle::default()).unwrap();
     let target = "10.0.0.1:80".parse().unwrap();
     let (requests, progress) = (Arc::new(requests), Arc::new(LiveProgress::default()));
@@ -552,7 +552,7 @@ fn an_interrupted_run_reports_what_it_has() {
 }
 
 #[test]
-fn a_connection_begins_with_its_opening_which_counts_for_nothing() {
+fn the_opening_request_is_not_counted() {
     let language = Protocol::Http { head: false };
     let get = b"GET /value HTTP/1.1\r\n\r\n";
     let store = [&b"GET /store HTTP/1.1\r\nX: "[..], &[b'x'; 500], b"\r\n\r\n"].concat();
@@ -586,7 +586,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_ends_once_whatever_the_server_does(
+    fn every_request_ends_exactly_once(
         connections in 1u32..20,
         per_connection in prop_oneof![Just(1), 2u32..9, Just(u32::MAX)],
         pipeline in 1u16..5,

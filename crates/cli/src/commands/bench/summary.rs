@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_faster_is_said_plainly() {
+    fn the_verdict_is_a_sentence() {
         let ginnel = summary(&[(100.0, 300.0), (50.0, 100.0), (100.0, 250.0)]);
         let text = ginnel.to_string();
         assert!(text.contains("Ginnel is faster: 2.50 times as fast as the kernel."), "{text}");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_doubtful_is_said_for_each() {
+    fn each_doubtful_run_gives_a_warning() {
         let mut doubtful = summary(&[(100.0, 200.0), (100.0, 200.0)]);
         doubtful.kernel[1].bottleneck = Bottleneck::Generator;
         (doubtful.ginnel[0].errors, doubtful.ginnel[1].foreign) = (7, 0.25);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_answered_nothing_makes_no_ratio() {
+    fn without_kernel_responses_there_is_no_ratio() {
         let text = summary(&[(0.0, 100.0)]).to_string();
         assert!(text.contains("Nothing was measured.") && !text.contains("inf"), "{text}");
     }

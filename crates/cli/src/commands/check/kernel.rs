@@ -108,7 +108,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn sockets_of_this_process_are_found_with_their_addresses() {
+    fn sockets_of_this_process_are_found() {
         let inode = |fd: &dyn AsFd| rustix::fs::fstat(fd.as_fd()).unwrap().st_ino;
         let four = TcpListener::bind("127.0.0.1:0").unwrap();
         let six = TcpListener::bind("[::1]:0").ok();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_cut_are_left_out() {
+    fn truncated_lines_are_skipped() {
         for line in
             ["", "0: 0100007F:1F90", "0: 0100007F:1F90 00000000:0000 0A", "0: 01:1 01:1 0A 0 0 0 0 0 5"]
         {

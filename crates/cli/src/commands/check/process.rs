@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_with_and_without_a_loader_are_told_apart() {
+    fn programs_without_a_dynamic_loader_are_detected() {
         let this = fs::read("/proc/self/exe").unwrap();
         assert_eq!(has_interpreter(&this), Some(true));
         // An executable without program headers.
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_no_stack_and_is_told_why() {
+    fn the_reason_for_no_stack_is_given() {
         let this = InspectedProcess::find(std::process::id()).unwrap();
         assert_eq!(this.why_not_attached(), "not started with ginnel run");
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

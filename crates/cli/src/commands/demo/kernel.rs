@@ -202,7 +202,7 @@ Transfer/sec:      1.86GB
 ";
 
     #[test]
-    fn the_output_of_wrk_is_understood_and_survives_the_way_to_the_parent() {
+    fn the_output_of_wrk_is_parsed() {
         let row = parse_wrk("x", true, OUTPUT).unwrap();
         let row = DemoRow::from_line(&row.to_line()).unwrap();
         assert_eq!((row.requests_per_second, row.errors), (Some(35792.69), 4));

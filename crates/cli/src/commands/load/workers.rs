@@ -151,7 +151,7 @@ mod tests {
     use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, RouteConfig};
 
     #[test]
-    fn workers_of_a_server_have_networks_of_their_own() {
+    fn workers_of_a_server_have_separate_networks() {
         let table = [
             ("10.0.0.1", 1, "10.1.0.1", "10.1.128.1", "10.1.128.3"),
             ("10.255.200.9", 2, "10.1.200.9", "10.1.0.1", "10.1.0.3"),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_gets_a_link_its_device_and_its_routes() {
+    fn each_worker_gets_one_link_of_the_configuration() {
         let mut config = Config::default();
         config.shard.cpu = Some(2);
         for name in ["a", "b"] {

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_filter_is_named() {
+    fn invalid_filters_are_named() {
         for (filter, expected) in [
             ("state", "state needs a value"),
             ("state open", "\"open\" is not a state"),

@@ -178,13 +178,13 @@ mod tests {
     use super::{SocketSummary, duration, row};
 
     #[test]
-    fn durations_are_written_as_ss_does() {
+    fn durations_have_the_format_of_ss() {
         let shown = [7, 200, 1_500, 12_345, 60_000, 95_000].map(duration);
         assert_eq!(shown, ["7ms", "200ms", "1.500sec", "12sec", "1min", "1min35sec"]);
     }
 
     #[test]
-    fn a_connection_is_shown_with_what_was_asked_for() {
+    fn a_connection_is_shown_with_requested_details() {
         let columns = Columns::new(
             "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\trto_us\trtt_us\trttvar_us\tsnd_cwnd\tsnd_ssthresh\ttotal_retrans",
         );
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shown_in_the_words_of_ss() {
+    fn memory_has_the_format_of_ss() {
         const NAMES: &str = "rmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
         let columns =
             Columns::new(&format!("shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\tsnd_cwnd\t{NAMES}"));

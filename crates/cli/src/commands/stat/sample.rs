@@ -136,7 +136,7 @@ mod tests {
     use super::is_wanted;
 
     #[test]
-    fn patterns_are_parts_or_have_stars() {
+    fn patterns_match_substrings_or_wildcards() {
         for (name, pattern, wanted) in [
             ("tcp.segments_in", "tcp", true),
             ("tcp.segments_in", "segments", true),

@@ -171,13 +171,13 @@ mod tests {
     use super::{number, quoted};
 
     #[test]
-    fn texts_are_json() {
+    fn strings_are_quoted_as_json() {
         assert_eq!(quoted("plain"), "\"plain\"");
         assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
     }
 
     #[test]
-    fn small_rates_have_a_digit_behind_the_point() {
+    fn small_rates_have_a_decimal() {
         assert_eq!([0.0, 0.25, 7.0, 99.96, 1234.5].map(number), ["0", "0.2", "7", "100.0", "1,235"]);
     }
 }

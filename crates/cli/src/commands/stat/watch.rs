@@ -61,7 +61,7 @@ mod tests {
     use super::screen;
 
     #[test]
-    fn a_screen_is_written_over_and_not_scrolled() {
+    fn the_screen_is_overwritten_without_scrolling() {
         let all = screen("title", "one\ntwo\n", Some((10, 80)));
         assert_eq!(all, "\x1b[Htitle\x1b[K\none\x1b[K\ntwo\x1b[K\n\x1b[J");
         let cut = screen("title", "one\ntwo\nthree\n", Some((3, 12)));

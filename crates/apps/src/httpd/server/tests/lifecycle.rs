@@ -7,7 +7,7 @@ const GET_LARGE: &[u8] = b"GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n";
 
 // limit: httpd --linger-timeout
 #[test]
-fn a_client_that_says_nothing_is_closed_in_silence() {
+fn a_silent_client_is_closed_without_response() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.pass_seconds(9);
@@ -21,7 +21,7 @@ fn a_client_that_says_nothing_is_closed_in_silence() {
 
 // limit: httpd --head-timeout
 #[test]
-fn a_head_that_trickles_in_gets_408() {
+fn a_slow_head_gets_408() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.feed(b"GET / HTTP/1.1\r\n");
@@ -37,7 +37,7 @@ fn a_head_that_trickles_in_gets_408() {
 }
 
 #[test]
-fn nobody_gets_less_time_than_was_granted() {
+fn no_timeout_expires_early() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     let wait = |fixture: &mut ServerFixture, ms| {
@@ -62,7 +62,7 @@ fn nobody_gets_less_time_than_was_granted() {
 
 // limit: httpd --body-timeout
 #[test]
-fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
+fn an_incomplete_body_gets_408() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.feed(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc");
@@ -78,7 +78,7 @@ fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
 
 // limit: httpd --idle-timeout
 #[test]
-fn an_idle_connection_is_closed_after_the_idle_time_counted_from_the_last_request() {
+fn the_idle_timeout_starts_with_the_last_request() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     for _ in 0..5 {
@@ -109,7 +109,7 @@ fn a_client_that_does_not_read_is_reset() {
 }
 
 #[test]
-fn a_slow_client_is_not_an_idle_one() {
+fn a_slow_client_is_not_idle() {
     let outer = site_directory();
     for request in [GET_LARGE, b"GET /large.bin HTTP/1.0\r\n\r\n"] {
         let mut fixture = fixture(&outer);
@@ -126,7 +126,7 @@ fn a_slow_client_is_not_an_idle_one() {
 }
 
 #[test]
-fn the_slots_next_connection_has_its_own_time() {
+fn a_reused_slot_has_new_timeouts() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.pass_seconds(8);
@@ -140,7 +140,7 @@ fn the_slots_next_connection_has_its_own_time() {
 }
 
 #[test]
-fn a_handle_of_a_former_connection_does_nothing() {
+fn a_stale_handle_does_nothing() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     let stale = Conn::new(CONN.index(), CONN.generation() - 1);
@@ -155,7 +155,7 @@ fn a_handle_of_a_former_connection_does_nothing() {
 }
 
 #[test]
-fn requests_wait_unread_while_a_response_waits_for_room() {
+fn pipelined_requests_wait_for_a_blocked_response() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.net.room = 100;
@@ -169,7 +169,7 @@ fn requests_wait_unread_while_a_response_waits_for_room() {
 }
 
 #[test]
-fn a_client_that_half_closes_gets_its_answer() {
+fn a_half_closed_client_gets_its_response() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.net.room = 10;
@@ -185,7 +185,7 @@ fn a_client_that_half_closes_gets_its_answer() {
 }
 
 #[test]
-fn a_client_that_closes_in_the_middle_of_a_request_gets_nothing() {
+fn an_incomplete_request_gets_no_response() {
     let outer = site_directory();
     for part in [&b""[..], b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc"] {
         let mut fixture = fixture(&outer);
@@ -196,7 +196,7 @@ fn a_client_that_closes_in_the_middle_of_a_request_gets_nothing() {
 }
 
 #[test]
-fn after_an_error_input_is_dropped_until_the_client_closes() {
+fn after_an_error_input_is_dropped() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.feed(b"BAD\r\n\r\n");
@@ -211,7 +211,7 @@ fn after_an_error_input_is_dropped_until_the_client_closes() {
 }
 
 #[test]
-fn requests_behind_one_that_closes_are_not_answered() {
+fn requests_after_connection_close_are_ignored() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.feed(&[b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", GET].concat());
@@ -231,7 +231,7 @@ fn expect_100_continue_is_answered_before_the_body() {
 }
 
 #[test]
-fn a_client_that_waits_learns_of_an_error_at_once() {
+fn a_client_awaiting_100_gets_errors_immediately() {
     let outer = site_directory();
     let mut fixture = fixture(&outer);
     fixture.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
@@ -241,7 +241,7 @@ fn a_client_that_waits_learns_of_an_error_at_once() {
 }
 
 #[test]
-fn an_interim_response_that_did_not_fit_is_completed_first() {
+fn a_partial_interim_response_is_completed_first() {
     let outer = site_directory();
     for body in [&b"3\r\nabc\r\n0\r\n\r\n"[..], b"X"] {
         let mut fixture = fixture(&outer);
@@ -294,7 +294,7 @@ fn the_date_follows_the_clock() {
 }
 
 #[test]
-fn streamed_files_arrive_whole_in_any_room() {
+fn streamed_files_arrive_whole_with_any_buffer() {
     let outer = site_directory();
     for room in [1_000, 70_000, usize::MAX / 2] {
         let mut fixture = streaming_fixture(&outer);
@@ -309,7 +309,7 @@ fn streamed_files_arrive_whole_in_any_room() {
 }
 
 #[test]
-fn a_streamed_file_is_described_as_it_is_now() {
+fn a_streamed_file_has_current_metadata() {
     let outer = site_directory();
     let mut fixture = streaming_fixture(&outer);
     fs::write(outer.path().join("root/large.bin"), "short now").unwrap();
@@ -332,7 +332,7 @@ fn a_streamed_file_that_shrinks_resets_the_connection() {
 }
 
 #[test]
-fn on_leaving_idle_connections_close_and_busy_ones_get_their_answer() {
+fn draining_closes_idle_connections_and_finishes_responses() {
     let outer = site_directory();
     let mut idle = fixture(&outer);
     idle.feed(GET);
