@@ -1,4 +1,4 @@
-//! The comparisons with the kernel run, in each layout, and say who was the bottleneck. Their figures mean nothing here.
+//! Smoke tests of the comparisons with the kernel, in each layout. The figures mean nothing here.
 
 use ginnel_testkit::interop::unavailable;
 use ginnel_testkit::skip;
@@ -8,7 +8,7 @@ use std::sync::Once;
 
 const BENCH: &str = env!("CARGO_BIN_EXE_ginnel-bench");
 
-/// `ginnel` and its library, which cargo does not build for the tests of another package by itself.
+/// Builds `ginnel` and its library, which cargo does not build for the tests of another package.
 fn build_programs() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
@@ -24,12 +24,12 @@ fn build_programs() {
     });
 }
 
-/// Runs a bench for a moment and returns what it printed.
+/// Runs a short bench and returns its output.
 fn smoke(bench: &str, layout: &str) -> String {
     let folder = env!("CARGO_TARGET_TMPDIR");
     let output = Command::new(BENCH)
         .args([bench, "--smoke", "--seconds", "0.5", "--layout", layout])
-        // A lock and a record of its own: it disturbs no measurement, and none has to wait for it.
+        // With a lock and a record of its own, the bench neither disturbs nor waits for a measurement.
         .env("TMPDIR", folder)
         .env("CARGO_TARGET_DIR", folder)
         .output()
@@ -39,7 +39,7 @@ fn smoke(bench: &str, layout: &str) -> String {
     text.into_owned()
 }
 
-/// Why the benches cannot run here, if they cannot.
+/// Returns the reason why the benches cannot run here, if there is one.
 fn reason(programs: &[&str]) -> Option<String> {
     let missing = |program: &&&str| Command::new(program).arg("-v").output().is_err();
     let programs =
@@ -49,7 +49,7 @@ fn reason(programs: &[&str]) -> Option<String> {
         .or(programs)
 }
 
-/// All that a bench printed is in order: both arms have figures, names for the bottleneck, and no failures.
+/// Checks the output of a bench: both arms have figures, a bottleneck is named, and there are no failures.
 fn check(bench: &str, layout: &str, kernel_receives: bool) {
     let text = smoke(bench, layout);
     let lines = |start: &str| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! `ginnel bench compare`: a program of one's own on the kernel and on Ginnel. The figures mean nothing here.
+//! `ginnel bench compare` runs a program on the kernel and on Ginnel. The figures mean nothing here.
 
 use ginnel_testkit::interop::unavailable;
 use ginnel_testkit::skip;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 
-/// The library, which cargo does not build for the tests of another package by itself.
+/// Builds the library, which cargo does not build for the tests of another package, and returns its path.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -25,7 +25,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Whether this machine permits it.
+/// Returns true if this machine permits the measurement.
 fn can_run(test: &str, programs: &[&str]) -> bool {
     let missing = |program: &&&str| Command::new(program).arg("-v").output().is_err();
     let needed = ["ethtool", "ip", "unshare"].iter().chain(programs).find(missing);
@@ -120,7 +120,7 @@ fn nginx_is_compared_over_each_device() {
     }
     assert!(json["ratio"]["median"].as_f64().unwrap() > 0.0);
 
-    // A page that is none is no success, and the result says so.
+    // Error responses do not count as success, and the result says so.
     let output = compare(&["--url", "http://10.99.1.1:8080/no", "--connections", "8"], &words);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("warning: on the kernel") && text.contains("no answer of success"), "{text}");

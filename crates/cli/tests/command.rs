@@ -1,4 +1,4 @@
-//! The command as a user meets it: exit codes, messages, and each program once.
+//! The command as a user sees it: exit codes, messages, and one run of each program.
 
 use ginnel_testkit::interop::rerun_in_namespace;
 use ginnel_testkit::skip;
@@ -14,7 +14,7 @@ fn ginnel(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ginnel")).args(arguments).output().unwrap()
 }
 
-/// Exit code and standard error, which must be one line.
+/// Returns exit code and standard error, which must be one line.
 fn run_refused(arguments: &[&str]) -> (i32, String) {
     let output = ginnel(arguments);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -23,7 +23,7 @@ fn run_refused(arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text.trim_end().trim_start_matches("ginnel: ").into())
 }
 
-/// A directory with a small site, removed with the value.
+/// A directory with a small site, removed when the value is dropped.
 struct TempSite(PathBuf);
 
 impl TempSite {
@@ -170,7 +170,7 @@ fn help_and_version_succeed() {
 
 #[test]
 fn a_load_without_answers_fails() {
-    // Of loopback, where nobody listens any more.
+    // A loopback address on which nothing listens any more.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
     for what in [&["http", &*url, "--json"][..], &["redis", &server]] {
@@ -190,7 +190,7 @@ fn a_counted_load_without_answers_ends() {
     let (server, url) = (address.to_string(), format!("http://{address}/"));
     let site = TempSite::new("given-up");
     let serve = format!("--serve={}", site.path());
-    // Its server listens, but not there.
+    // Its server listens on another port.
     let across = ["http", "--device=memory", &serve, "http://10.0.0.1/", "--dest=10.0.0.1:81"];
     let kernel = "--stack=kernel";
     for (what, server) in [
@@ -236,7 +236,7 @@ fn a_site_is_loaded_over_a_memory_cable() {
         &["--requests=300", "--workers=2", "--keep-alive", "http://[fd00::1]/index.html"],
     ];
     let both = loads.iter().flat_map(|load| [(*load, "ginnel"), (*load, "light")]);
-    // Shards need a whole TCP.
+    // Several shards need Ginnel's TCP.
     let both = both.chain([
         (&["--requests=2001", "--shards=3", "--connections=20", "http://10.0.0.1/index.html"][..], "ginnel"),
         (
@@ -250,7 +250,7 @@ fn a_site_is_loaded_over_a_memory_cable() {
             "ginnel",
         ),
     ]);
-    // The light TCP drops what follows a lost segment, so that large pages over bad lines take it minutes.
+    // The light TCP drops segments out of order, so large pages over links with loss would take minutes.
     for (load, stack) in both.filter(|(load, stack)| *stack == "ginnel" || !load[2].starts_with("--link")) {
         let own = ["load", "http", "--device=memory", &serve, "--json", "--quiet", "--timeout=60s"];
         let arguments = [&own, &["--stack", stack][..], load].concat();
@@ -265,7 +265,7 @@ fn a_site_is_loaded_over_a_memory_cable() {
     }
 }
 
-/// A process that is ended with the value.
+/// A process that is killed when the value is dropped.
 struct RunningGinnel(Child);
 
 impl Drop for RunningGinnel {
@@ -276,7 +276,7 @@ impl Drop for RunningGinnel {
 }
 
 impl RunningGinnel {
-    /// Asks it to end, as a user does with Ctrl-C, and returns what it printed.
+    /// Sends SIGINT, as Ctrl-C does, and returns what the process printed.
     fn interrupt(mut self) -> String {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();

@@ -1,5 +1,5 @@
-//! `docs/configuration.md` is generated from the configuration structs, so it names every key with its type, default and meaning.
-//! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test configuration`.
+//! `docs/configuration.md` is generated from the configuration structs, so it lists every key with its type,
+//! default and meaning. After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test configuration`.
 
 use ginnel::Config;
 use ginnel::config::{
@@ -9,7 +9,7 @@ use ginnel::config::{
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
 
-/// A table of the file: its name, the struct behind it and where that is.
+/// A table of the file: its name, its struct, and the file of the struct.
 const TABLES: &[(&str, &str, &str)] = &[
     ("[shard]", "ShardConfig", "crates/runtime/src/config.rs"),
     ("[shards]", "ShardsConfig", "crates/runtime/src/config/shards.rs"),
@@ -33,7 +33,7 @@ struct Key {
     text: String,
 }
 
-/// The public fields of a struct with their documentation, as the source has them.
+/// Returns the public fields of a struct with their documentation, from the source.
 fn parse_keys(file: &str, name: &str) -> Vec<Key> {
     let source = std::fs::read_to_string(root().join(file)).unwrap();
     let start = source.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{name} in {file}"));
@@ -76,7 +76,7 @@ fn render_document() -> String {
     out.push_str("```\n");
     out.push_str("\n## In front of all tables\n\n| Key | Type | Meaning |\n|---|---|---|\n");
     for key in parse_keys("crates/runtime/src/config.rs", "Config") {
-        // The others are tables.
+        // The other fields are tables.
         if !key.type_name.contains("Config") {
             let _ = writeln!(out, "| `{}` | {} | {} |", key.name, type_text(&key.type_name), key.text);
         }
@@ -117,7 +117,7 @@ gateway = "10.1.0.1"
 link = "lan"
 "#;
 
-/// A number as the documentation has it: `1,024`, `2^30`, `2^32-1`.
+/// Parses a number as the documentation writes it: `1,024`, `2^30`, `2^32-1`.
 fn number(text: &str) -> Option<i128> {
     let text = text.trim_end_matches(['.', ';', ':', ')']).trim_end_matches(',').replace(',', "");
     let Some(power) = text.strip_prefix("2^") else { return text.parse().ok() };
@@ -127,18 +127,19 @@ fn number(text: &str) -> Option<i128> {
     }
 }
 
-/// The range that a doc comment states: `1 … 64` or `1 to 64`.
+/// Returns the range that a doc comment states: `1 … 64` or `1 to 64`.
 fn stated_range(text: &str) -> Option<(i128, i128)> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let range = |w: &[&str]| matches!(w[1], "…" | "to").then(|| Some((number(w[0])?, number(w[2])?)))?;
     words.windows(3).find_map(range)
 }
 
-/// A file in which a key has a value, with what else it needs to be valid, and the key as errors name it.
+/// Returns a file in which a key has a value, with the other keys that it needs to be valid, and the name of
+/// the key in errors.
 fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
     let device = "[[device]]\nname = \"d\"\nkind = \"memory\"\n";
     let link = "[[link]]\nname = \"l\"\ndevice = \"d\"\n";
-    // Two keys may not contradict each other.
+    // Two keys must not contradict each other.
     let beside = match key {
         "mtu_floor_segment_bytes" => "mtu_base_segment_bytes = 9000\n",
         "local_port_first" => "local_port_last = 65535\n",
@@ -210,14 +211,15 @@ fn the_example_is_valid() {
     Config::from_toml("docs/configuration.md", EXAMPLE).unwrap();
 }
 
-/// `name: value` of each line of the pretty debug text.
+/// Returns `name: value` of each line of the pretty debug text.
 fn field_values(config: &impl Debug) -> Vec<(String, String)> {
     let text = format!("{config:#?}");
     let fields = text.lines().filter_map(|l| l.strip_prefix("    ")?.trim_end_matches(',').split_once(": "));
     fields.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
-/// The default that a doc comment states: "Default 1,000." "Default 6 MiB." "Default `cubic`." "1 … 9, default 5."
+/// Returns the default that a doc comment states: "Default 1,000." "Default 6 MiB." "Default `cubic`." "1 …
+/// 9, default 5."
 fn stated_default(text: &str) -> Option<String> {
     let (_, stated) = text.rsplit_once("efault ")?;
     let stated = stated.split(". ").next()?.trim_end_matches('.').trim_matches('`').replace(',', "");

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 
-/// Answers requests until the client closes, or one of them asks to.
+/// Answers requests until the client closes, or a request asks for closing.
 fn serve(mut stream: TcpStream, body: usize) -> std::io::Result<()> {
     let mut asked = Vec::new();
     let mut buffer = [0; 16 << 10];
@@ -31,7 +31,7 @@ fn serve(mut stream: TcpStream, body: usize) -> std::io::Result<()> {
     }
 }
 
-/// Listens in the namespace; each connection has a thread.
+/// Listens in the namespace, with a thread for each connection.
 fn listen(namespace: &Namespace, address: &str, body: usize) {
     let listener = namespace.run(|| TcpListener::bind(address)).unwrap();
     std::thread::spawn(move || {

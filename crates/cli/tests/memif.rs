@@ -1,4 +1,4 @@
-//! `ginnel httpd` and `ginnel load http` as two processes over memif, and what happens when one of them is killed.
+//! `ginnel httpd` and `ginnel load http` as two processes over memif, and the effects of killing one of them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A site, and beside it the socket. Removed with this value.
+/// A directory with a site and the socket, removed when the value is dropped.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -46,7 +46,7 @@ impl HttpdProcess {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// It listens after it has made sure that nobody else has its IPv6 address.
+    /// The server listens after duplicate address detection of its IPv6 address.
     fn start_and_wait(folder: &TempFolder, role: &str, client: &str) -> Self {
         let server = Self::start(folder, role);
         let deadline = Instant::now() + TIMEOUT;
@@ -60,7 +60,7 @@ impl HttpdProcess {
         }
     }
 
-    /// Open descriptors and mappings of shared memory.
+    /// Returns the number of open descriptors and of mappings of shared memory.
     fn mapped_regions(&self) -> (usize, usize) {
         let process = Path::new("/proc").join(self.0.id().to_string());
         let maps = std::fs::read_to_string(process.join("maps")).unwrap();
@@ -68,7 +68,7 @@ impl HttpdProcess {
         (std::fs::read_dir(process.join("fd")).unwrap().count(), mappings)
     }
 
-    /// Asks it to end, and returns what it prints.
+    /// Sends SIGTERM, and returns what the server prints.
     fn report(mut self) -> String {
         let id = self.0.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
@@ -98,7 +98,7 @@ fn load(folder: &TempFolder, role: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a load to its end. All its requests must be answered.
+/// Runs a load, all of whose requests must be answered.
 fn assert_all_answered(folder: &TempFolder, role: &str, requests: &str, arguments: &[&str]) {
     let arguments = [&["-n", requests, "-c", "10"], arguments].concat();
     let output = load(folder, role, &arguments).output().unwrap();
@@ -135,7 +135,7 @@ fn a_server_survives_killed_clients() {
             thread::sleep(Duration::from_millis(50));
         }
     };
-    // The control channel closes soon after the memory is gone.
+    // The control channel closes soon after the memory is unmapped.
     alone(None);
     thread::sleep(Duration::from_millis(200));
     let before = alone(None);
@@ -161,7 +161,7 @@ fn a_server_survives_killed_clients() {
 fn a_client_survives_a_restarted_server() {
     let folder = TempFolder::new("memif-killed-server");
     let first = HttpdProcess::start_and_wait(&folder, "server", "client");
-    // Connections that end with the first server fail; those that come later must not.
+    // Connections of the first server may fail; later ones must not.
     let requests = ["-d", "6s", "-c", "4", "-t", "1s", "http://10.7.0.1/index.html"];
     let client = load(&folder, "client", &requests).stdout(Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_secs(1));
@@ -175,9 +175,9 @@ fn a_client_survives_a_restarted_server() {
     }
     let output = client.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    // The break was noticed.
+    // The client has noticed the interruption.
     assert!(text.contains("\"failures\":{\""), "{text}");
-    // And the second server answered: it says so when it takes its leave.
+    // The second server has answered requests, as it reports at its end.
     let report = second.report();
     let responses = report.lines().find_map(|line| line.strip_prefix("| responses"));
     let responses = responses.map(|rest| rest.replace([' ', '|', ','], "").parse::<u64>());
@@ -208,13 +208,14 @@ fn two_shards_have_two_memif_queues() {
     loop {
         let output = client.output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        // Both shards answer, or half of the connections would time out. Too early, none is answered.
+        // Both shards answer; otherwise half of the connections would time out. Before the server is ready
+        // none is answered.
         if text.contains("\"failures\":{}") && text.contains("\"statuses\":{\"2xx\":500}") {
             break;
         }
         assert!(Instant::now() < deadline, "{text} {}", String::from_utf8_lossy(&output.stderr));
     }
-    // And a generator with as many shards, from several addresses.
+    // The generator has the same number of shards, and several addresses.
     client.args(["--shards", "2", "--source", "10.7.0.10-13"]);
     let output = client.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! `ginnel run`: unmodified programs on a stack, and the kernel's clients at the other end of a TAP.
+//! `ginnel run`: unmodified programs on a stack, with the kernel's clients at the other end of a TAP device.
 
 use ginnel_testkit::interop::{ProgramFixture, build_preload_library, programs_unavailable};
 use ginnel_testkit::skip;
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> ProgramFixture {
     ProgramFixture::new(GINNEL, env!("CARGO_TARGET_TMPDIR"), &format!("run-{name}")).unwrap()
 }
 
-/// True, with a note, if the test cannot run here.
+/// Returns true, and prints a note, if the test cannot run here.
 fn skipped(test: &str, program: &str) -> bool {
     let reason = programs_unavailable(&[program]);
     if let Some(reason) = &reason {
@@ -25,26 +25,26 @@ fn nginx_serves_clients_over_stack_and_kernel() {
     if skipped("nginx_serves_clients_over_stack_and_kernel", "nginx") {
         return;
     }
-    let place = fixture("nginx");
+    let fixture = fixture("nginx");
     let page: Vec<u8> =
         (0..3_000_000u32).flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 16).to_le_bytes()).collect();
-    place.write("site/page", &page);
-    let conf = place.nginx("master_process off;");
-    let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
+    fixture.write("site/page", &page);
+    let conf = fixture.nginx("master_process off;");
+    let mut nginx = fixture.start_on_stack(&["nginx", "-c", &conf]);
     nginx.wait_until_listening("10.9.0.2:8000");
     for host in ["10.9.0.2", "127.0.0.1"] {
-        let fetched = place.run_client("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
+        let fetched = fixture.run_client("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
         assert!(fetched.status.success(), "{host}: {}", String::from_utf8_lossy(&fetched.stderr));
         assert!(Sha256::digest(&fetched.stdout) == Sha256::digest(&page), "{host}: the page differs");
     }
     for header in ["Connection: keep-alive", "Connection: close"] {
         let arguments = ["-c", "20", "-d", "1", "-t", "1", "-H", header, "http://10.9.0.2:8000/ok"];
-        let output = place.run_client("wrk", &arguments);
+        let output = fixture.run_client("wrk", &arguments);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("Requests/sec"), "{header}: {text}");
         assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{header}: {text}");
     }
-    let log = String::from_utf8(place.read("error.log")).unwrap();
+    let log = String::from_utf8(fixture.read("error.log")).unwrap();
     let bad = ["[emerg]", "[alert]", "[crit]", "[error]", "[warn]"];
     assert!(!bad.iter().any(|level| log.contains(level)), "{log}");
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
@@ -55,12 +55,12 @@ fn nginx_survives_reload_and_killed_worker() {
     if skipped("nginx_survives_reload_and_killed_worker", "nginx") {
         return;
     }
-    let place = fixture("workers");
-    let conf = place.nginx("worker_processes 2;");
-    let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
+    let fixture = fixture("workers");
+    let conf = fixture.nginx("worker_processes 2;");
+    let mut nginx = fixture.start_on_stack(&["nginx", "-c", &conf]);
     let url = "http://10.9.0.2:8000/ok";
     nginx.wait_until_listening("10.9.0.2:8000");
-    let pid = String::from_utf8(place.wait_for_content("pid")).unwrap();
+    let pid = String::from_utf8(fixture.wait_for_content("pid")).unwrap();
     let master = pid.trim();
     for act in ["nothing", "reload", "kill", "reload"] {
         match act {
@@ -73,12 +73,12 @@ fn nginx_survives_reload_and_killed_worker() {
             }
             _ => {}
         }
-        place.client_output("curl", &["-sS", "-m", "30", url]);
+        fixture.client_output("curl", &["-sS", "-m", "30", url]);
         let arguments = ["-c", "10", "-d", "1", "-t", "1", "-H", "Connection: close", url];
-        let text = String::from_utf8(place.run_client("wrk", &arguments).stdout).unwrap();
+        let text = String::from_utf8(fixture.run_client("wrk", &arguments).stdout).unwrap();
         assert!(text.contains("Requests/sec") && !text.contains("Non-2xx"), "{act}: {text}");
     }
-    let log = String::from_utf8(place.read("error.log")).unwrap();
+    let log = String::from_utf8(fixture.read("error.log")).unwrap();
     assert!(!["[emerg]", "[crit]", "[error]", "[warn]"].iter().any(|level| log.contains(level)), "{log}");
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
 }
@@ -89,12 +89,12 @@ fn the_exit_status_of_the_program_is_returned() {
         return;
     }
     for (script, status) in [("exit 7", 7), ("exit 0", 0), ("kill -9 $$", 137)] {
-        let place = fixture("status");
-        let mut shell = place.start_on_stack(&["sh", "-c", script]);
+        let fixture = fixture("status");
+        let mut shell = fixture.start_on_stack(&["sh", "-c", script]);
         assert_eq!(shell.wait_for_exit(), status, "{script}: {}", shell.read_stderr());
     }
-    let place = fixture("missing");
-    let mut missing = place.start_on_stack(&["/no/such/program"]);
+    let fixture = fixture("missing");
+    let mut missing = fixture.start_on_stack(&["/no/such/program"]);
     assert_eq!(missing.wait_for_exit(), 1);
     assert!(missing.read_stderr().contains("/no/such/program"));
 }

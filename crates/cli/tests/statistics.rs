@@ -1,4 +1,4 @@
-//! `ginnel stat` and `ginnel ss` beside a capture of the same run: what they say is what the wire saw, to the segment and to the byte.
+//! Compares `ginnel stat` and `ginnel ss` with a capture of the same run, to the segment and to the byte.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use ginnel_testkit::interop::{Namespace, unavailable};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A folder with a site, a place for stacks and captures. Removed with this value.
+/// A directory with a site, the stacks and the captures, removed when the value is dropped.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -29,7 +29,7 @@ impl TempFolder {
         Self(folder)
     }
 
-    /// The command with these arguments, whose stacks are found in this folder.
+    /// Creates a `ginnel` command whose stacks are in this directory.
     fn ginnel(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
         command.env("GINNEL_RUN_DIR", self.0.join("run")).args(arguments);
@@ -46,13 +46,13 @@ impl TempFolder {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What `ginnel ss --json` says.
+    /// Returns the sockets that `ginnel ss --json` prints.
     fn sockets(&self, name: &str, filter: &[&str]) -> Vec<Value> {
         let text = self.text(&[&["ss", name, "--json"], filter].concat());
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The error of a command that must fail.
+    /// Returns the error of a command, which must fail.
     fn run_refused(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         assert!(!output.status.success(), "{arguments:?} did not fail");
@@ -65,7 +65,7 @@ impl TempFolder {
         self.0.join(name).display().to_string()
     }
 
-    /// Waits until the stack counts like this.
+    /// Waits until the stack's counters meet a condition.
     fn wait_for(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -89,7 +89,7 @@ impl Drop for TempFolder {
     }
 }
 
-/// A process that goes with this value.
+/// A process that is killed when the value is dropped.
 struct RunningGinnel(Child);
 
 impl RunningGinnel {
@@ -97,7 +97,7 @@ impl RunningGinnel {
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// Asks it to end in good order.
+    /// Sends SIGTERM and waits for the end.
     fn stop(mut self) {
         assert!(Command::new("kill").arg(self.0.id().to_string()).status().unwrap().success());
         assert!(self.0.wait().unwrap().success());
@@ -111,23 +111,23 @@ impl Drop for RunningGinnel {
     }
 }
 
-/// One direction of a connection, as the capture has it. Positions count from the SYN.
+/// One direction of a connection in the capture. Offsets count from the SYN.
 #[derive(Debug, Default)]
 struct CapturedStream {
     first: Option<u32>,
-    /// Behind the last byte, SYN and FIN counted.
+    /// Offset after the last byte; SYN and FIN count.
     end: u32,
-    /// Behind the last byte of payload that has no gap in front of it.
+    /// Offset after the last contiguous byte of payload.
     data_end: u32,
-    /// Payload behind gaps.
+    /// Payload after gaps.
     beyond: Vec<(u32, u32)>,
-    /// RST was seen: what comes afterwards belongs to no connection.
+    /// RST was captured; later segments do not belong to the connection.
     reset: bool,
-    /// Largest acknowledgement of the other direction, as it is on the wire.
+    /// Largest acknowledgement of the other direction, as captured.
     acks: Vec<u32>,
 }
 
-/// What passed the devices of a stack.
+/// Everything that passed the devices of a stack.
 #[derive(Debug, Default)]
 struct CapturedTraffic {
     frames: [u64; 2],
@@ -135,20 +135,21 @@ struct CapturedTraffic {
     segments: [u64; 2],
     resets_out: u64,
     retransmitted: u64,
-    /// In, out.
+    /// Inbound and outbound.
     flows: BTreeMap<Endpoints, [CapturedStream; 2]>,
-    /// Connections whose ports were used again.
+    /// Connections whose ports were reused.
     past: Vec<(Endpoints, [CapturedStream; 2])>,
 }
 
-/// Ours, and the peer's.
+/// Local and remote endpoint.
 type Endpoints = (SocketAddr, SocketAddr);
 
 const INBOUND: usize = 0;
 const OUTBOUND: usize = 1;
 
 impl CapturedTraffic {
-    /// What the captures of a stack's shards have, in the order in which it passed: a frame may arrive at another shard than its connection's.
+    /// Merges the captures of a stack's shards by time: a frame may arrive at another shard than its
+    /// connection's.
     fn of(paths: &[PathBuf]) -> Self {
         let mut frames = Vec::new();
         for path in paths {
@@ -200,8 +201,8 @@ impl CapturedTraffic {
             self.resets_out += 1;
         }
         let mut flow = self.flows.entry(key).or_default();
-        // One shard's clock of a turn may be a little behind the other's: the answer to a SYN may stand in front of the SYN, and what the connection before it sent
-        // behind.
+        // The clocks of two shards may differ slightly: the response to a SYN may precede the SYN, and data
+        // of the previous connection may follow it.
         let has_other = flow[way].first.is_some_and(|first| first != tcp.sequence_number());
         let answers = |first: u32| tcp.acknowledgment_number() == first.wrapping_add(1);
         if tcp.syn() && has_other && (way == INBOUND || !flow[INBOUND].first.is_some_and(answers)) {
@@ -228,7 +229,7 @@ impl CapturedTraffic {
         if payload as u32 + flags == 0 || tcp.rst() {
             return;
         }
-        // Each segment that begins before what was sent already is sent again.
+        // A segment that begins before the end of sent data is a retransmission.
         let mut at = 0;
         loop {
             let len = size.min(payload - at);
@@ -243,7 +244,8 @@ impl CapturedTraffic {
                 break;
             }
         }
-        // Behind a reset of the peer that another shard received, its connection's shard may have sent, and counted, more.
+        // After a reset that another shard received, the connection's shard may have sent and counted further
+        // segments.
         if payload > 0 && (way == OUTBOUND || !was_reset) {
             let begins = start + u32::from(tcp.syn());
             stream.beyond.push((begins, begins + payload as u32));
@@ -255,12 +257,12 @@ impl CapturedTraffic {
         }
     }
 
-    /// Bytes of payload that passed, each counted once.
+    /// Returns the captured payload in bytes, each byte counted once.
     fn payload(&self, way: usize) -> u64 {
         self.all().map(|flow| u64::from(flow[way].data_end.saturating_sub(1))).sum()
     }
 
-    /// Connections whose SYN was the peer's, and was answered, and whose answer was acknowledged.
+    /// Returns the number of passive connections whose handshake was completed.
     fn accepted(&self) -> u64 {
         let accepted = |[incoming, outgoing]: &&[CapturedStream; 2]| {
             let Some(first) = outgoing.first else { return false };
@@ -278,7 +280,7 @@ fn count(stat: &Value, name: &str) -> u64 {
     stat["all"][name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {stat}"))
 }
 
-/// The counters of a server that has nothing to do any more, against all that passed.
+/// Compares the counters of an idle server with the capture.
 fn reconcile(stat: &Value, wire: &CapturedTraffic, device: &str) {
     let counted = |name: &str| (name.to_string(), count(stat, name));
     let tcp = |name: &str| counted(&format!("tcp.{name}"));
@@ -292,7 +294,8 @@ fn reconcile(stat: &Value, wire: &CapturedTraffic, device: &str) {
     assert_eq!(tcp("passive_opens"), seen("passive_opens", wire.accepted()));
     assert_eq!(tcp("active_opens"), seen("active_opens", 0));
     assert_eq!(count(stat, "httpd.connections"), wire.accepted());
-    // What is no TCP goes on: neighbours are asked, routers are looked for. All of it that was counted is in the capture, whose end is later.
+    // Traffic other than TCP continues (neighbour and router discovery). All of it that was counted is in the
+    // capture, which ends later.
     for (name, seen) in [
         ("rx_frames", wire.frames[INBOUND]),
         ("tx_frames", wire.frames[OUTBOUND]),
@@ -304,12 +307,12 @@ fn reconcile(stat: &Value, wire: &CapturedTraffic, device: &str) {
     }
 }
 
-/// Nothing is open, and nothing waits to be sent.
+/// Returns true if no connection is open and nothing is queued.
 fn is_quiet(stat: &Value) -> bool {
     count(stat, "httpd.open") == 0 && count(stat, "pool.connections.used") == 0
 }
 
-/// A server and a generator, two processes over memif: `shards` of the server.
+/// Runs a server with `shards` shards and a generator, as two processes over memif.
 fn over_memif(shards: usize) {
     let folder = TempFolder::new(&format!("statistics-{shards}"));
     let memif = |role: &str| format!("socket={},role={role},queues={shards}", folder.path("socket"));
@@ -328,7 +331,7 @@ fn over_memif(shards: usize) {
         &capture,
         "--shards",
         &shards_text,
-        // A capture of all that two processes can tell each other in two seconds would be long.
+        // A capture of all that two processes can send in two seconds would be too large.
         "--link",
         "rate=100mbit",
     ]));
@@ -337,7 +340,7 @@ fn over_memif(shards: usize) {
     assert_eq!(listed.len(), 2 * shards, "{listed:?}");
     assert!(listed.iter().all(|socket| socket["state"] == "LISTEN" && socket["send_q"].as_u64() > Some(0)));
 
-    // The second load uses ports of the first one again.
+    // The second load reuses ports of the first one.
     let client_config = folder.path("client.toml");
     std::fs::write(&client_config, "[tcp]\nlocal_port_first = 40000\nlocal_port_last = 40449\n").unwrap();
     let load = |url: &str, more: &[&str]| {
@@ -363,7 +366,7 @@ fn over_memif(shards: usize) {
     let mut long = load("http://10.7.0.1/large.bin", &["-c", "8", "-k", "-t", "2s", "--name", "client"]);
     let long = long.stdout(Stdio::piped()).spawn().unwrap();
     folder.wait_for("web", "it is loaded", |stat| count(stat, "httpd.open") == 8);
-    // Both ends know the same connections, each from its side.
+    // Both ends have the same connections, each from its side.
     let ends = |name: &str, ours: &str, peers: &str| -> BTreeSet<(String, String)> {
         let sockets = folder.sockets(name, &["-tn", "state", "established"]);
         let text = |socket: &Value, end: &str| socket[end].as_str().unwrap().to_string();
@@ -402,7 +405,7 @@ fn over_memif(shards: usize) {
     let flows: BTreeSet<(String, String)> =
         wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
     assert!(at_server.is_subset(&flows), "all that ss has listed was on the wire");
-    // More if a request was given up on a busy machine.
+    // There are more if a request was given up on a busy machine.
     assert!(wire.accepted() >= 8 + 400, "{}", wire.accepted());
     assert!(folder.text(&["stat", "--list"]).is_empty(), "nothing is left of a stack that has ended");
 }
@@ -417,7 +420,8 @@ fn counters_of_several_shards_agree_with_captures() {
     over_memif(2);
 }
 
-/// With losses both ways, and the kernel as client: what was sent again is counted as often as it is in the capture.
+/// With loss in both directions and the kernel as client, the retransmissions counted are those in the
+/// capture.
 #[test]
 fn retransmissions_agree_with_a_capture() {
     if let Some(reason) = unavailable() {
@@ -463,7 +467,7 @@ fn retransmissions_agree_with_a_capture() {
     assert_eq!((wire.accepted(), wire.payload(OUTBOUND) > 12 << 20), (12, true));
 }
 
-/// Of the only connection in a namespace, what the kernel has queued: bytes not acknowledged, and bytes not read.
+/// Returns the queues of the only connection in a namespace's kernel: unacknowledged bytes and unread bytes.
 fn kernel_queues(namespace: &Namespace) -> (u64, u64) {
     let table = namespace.run(|| Command::new("cat").arg("/proc/net/tcp").output()).unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
@@ -473,7 +477,8 @@ fn kernel_queues(namespace: &Namespace) -> (u64, u64) {
     (number(unacknowledged), number(unread))
 }
 
-/// The kernel sends all that goes into the buffers of both ends and reads nothing: every byte is in one of them. When all is read the connection is small.
+/// The kernel fills the buffers of both ends and reads nothing, so every byte is in one of them. After all is
+/// read, the connection takes little memory.
 #[test]
 fn socket_memory_equals_the_queued_bytes() {
     if let Some(reason) = unavailable() {
@@ -506,7 +511,7 @@ fn socket_memory_equals_the_queued_bytes() {
     client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let bytes = vec![b'x'; 1 << 20];
     let mut written = 0;
-    // Until both ends are so full that nothing goes for two seconds.
+    // Until both ends are so full that nothing is sent for two seconds.
     while let Ok(n) = client.write(&bytes) {
         written += n as u64;
     }
@@ -594,7 +599,7 @@ fn a_missing_stack_is_named() {
     let list = folder.text(&["stat", "--list"]);
     assert_eq!(list.lines().map(|line| line.split(' ').next().unwrap()).collect::<Vec<_>>(), ["one", "two"]);
 
-    // One that is killed has left its directory: nobody is fooled by it.
+    // A killed stack has left its directory, which must not be mistaken for a running stack.
     drop(first);
     assert!(folder.0.join("run/one/stats.0").exists());
     let list = folder.text(&["stat", "--list"]);

@@ -1,5 +1,6 @@
-//! `docs/statistics.md` is generated from the sources, so it names every counter with its meaning, and what a shard really shows is held against it.
-//! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test statistics_page`.
+//! `docs/statistics.md` is generated from the sources, so it lists every counter with its meaning. The
+//! counters that a shard publishes are compared with it. After a change: `GINNEL_BLESS=1 cargo test -p
+//! ginnel-cli --test statistics_page`.
 
 use ginnel::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Placement, RunConfig};
 use ginnel::stats::pages;
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// A group of counters: its name, what it is about, the file and the struct or macro call where they are declared.
+/// A group of counters: name, description, and the file and struct or macro call in which they are declared.
 const GROUPS: &[(&str, &str, &str, &str)] = &[
     ("shard", "The thread and its loop.", "crates/runtime/src/stats.rs", "counters! {\n    ///"),
     ("tcp", "TCP.", "crates/stack/src/tcp/stats.rs", "    TcpStats {\n"),
@@ -46,7 +47,7 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
     ("echo", "Of `ginnel echo`.", "", ""),
 ];
 
-/// What is not declared in a struct.
+/// Counters that are not declared in a struct.
 const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("shard.bursts_1", "Bursts of one frame."),
     ("shard.bursts_2", "Bursts of 2 and 3 frames."),
@@ -111,7 +112,7 @@ const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("echo.datagrams_dropped", "Datagrams that could not be sent back."),
 ];
 
-/// Names in the sources that a shard shows under another one.
+/// Counters whose published name differs from the name in the source.
 const RENAMED: &[(&str, &str)] = &[("tasks.tasks", "tasks.live")];
 
 /// The pools.
@@ -130,7 +131,7 @@ const POOLS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What Linux calls the same, or nearly the same, in `nstat` and /proc/net/sockstat.
+/// Equal or similar counters of Linux in `nstat` and /proc/net/sockstat.
 const LINUX: &[(&str, &str)] = &[
     ("tcp.segments_in", "TcpInSegs, less TcpInErrs and TcpExtTCPBacklogDrop"),
     ("tcp.segments_out", "TcpOutSegs + TcpRetransSegs + TcpOutRsts"),
@@ -192,7 +193,7 @@ const LINUX: &[(&str, &str)] = &[
     ("device.NAME.tx_bytes", "TX bytes"),
 ];
 
-/// What `ginnel ss` says of a socket that is no counter.
+/// Columns of `ginnel ss` that are no counters.
 const SOCKETS: &str = r"
 ## Sockets
 
@@ -219,7 +220,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
 }
 
-/// The counters that are declared behind `start` in a file, with their documentation.
+/// Returns the counters that are declared after `start` in a file, with their documentation.
 fn declared_counters(file: &str, start: &str) -> Vec<(String, String)> {
     let source = std::fs::read_to_string(root().join(file)).unwrap();
     let at = source.find(start).unwrap_or_else(|| panic!("{start:?} in {file}"));
@@ -241,7 +242,7 @@ fn declared_counters(file: &str, start: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Every counter with its meaning, by group.
+/// Returns every counter with its meaning, by group.
 fn documented_counters() -> Vec<(&'static str, Vec<(String, String)>)> {
     let group = |&(group, _, file, start): &(&'static str, &str, &str, &str)| {
         let mut counters = if file.is_empty() { Vec::new() } else { declared_counters(file, start) };
@@ -304,7 +305,7 @@ fn every_counter_is_documented() {
     assert_eq!(found, expected, "docs/statistics.md (GINNEL_BLESS=1 writes it anew)");
 }
 
-/// A shard with this application that shows itself. It need not run: its names are there from the start.
+/// Publishes a shard with this application. It need not run: the names are published at its start.
 fn show<H: Handler>(
     presence: &std::sync::Arc<PublishedStack>,
     label: &str,
@@ -331,7 +332,7 @@ fn show<H: Handler>(
 fn published_counters_are_the_documented_ones() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{}", std::process::id()));
     std::fs::create_dir_all(folder.join("site")).unwrap();
-    // The only test of this process that makes directories.
+    // This is the only test of the process that creates directories.
     let run = RunConfig { name: Some("names".into()), ..RunConfig::default() };
     let presence = PublishedStack::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
     let site = folder.join("site");
@@ -364,7 +365,7 @@ fn published_counters_are_the_documented_ones() {
         documented_counters().into_iter().flat_map(|(_, counters)| counters).map(|(name, _)| name).collect();
     let missing: Vec<_> = shown.difference(&documented).collect();
     assert!(missing.is_empty(), "shown and not documented: {missing:?}");
-    // Interfaces of the kernel take a privilege to open.
+    // Opening interfaces of the kernel needs privileges.
     let kernels = |name: &&String| name.contains(".tap_") || name.contains(".xdp_");
     let gone: Vec<_> = documented.difference(&shown).filter(|name| !kernels(name)).collect();
     assert!(gone.is_empty(), "documented and not shown: {gone:?}");

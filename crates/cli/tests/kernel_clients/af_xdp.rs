@@ -1,4 +1,5 @@
-//! The same over AF_XDP: an interface that the server shares with a kernel, and clients at the other end of its cable.
+//! The server over AF_XDP, on an interface that it shares with a kernel, and clients at the other end of the
+//! veth pair.
 
 use super::{GINNEL, Server, ab, corpus};
 use ginnel_testkit::interop::{Namespace, VethEnd, unavailable};
@@ -12,14 +13,14 @@ use std::time::{Duration, Instant};
 /// The kernel's own address at the server's end.
 const HOST: &str = "10.9.0.3";
 
-/// The namespace at the server's end of the cable, and the clients'.
+/// The namespaces of the server and of the clients.
 struct VethCable {
     host: Namespace,
     clients: Namespace,
 }
 
 impl VethCable {
-    /// A pair of veth interfaces, `web0` at the server's end, with two queues each.
+    /// Creates a pair of veth interfaces, with `web0` at the server's end and two queues each.
     fn create(mtu: u32) -> Self {
         let veth = |name| VethEnd { name, queues: 2 };
         let cable = Self { host: Namespace::new().unwrap(), clients: Namespace::new().unwrap() };
@@ -27,7 +28,8 @@ impl VethCable {
         cable.host.ip(&format!("addr add {HOST}/24 dev web0")).unwrap();
         cable.clients.ip("addr add 10.9.0.1/24 dev web1").unwrap();
         cable.clients.ip("addr add fd09::1/64 dev web1 nodad").unwrap();
-        // Checksums and segments that the kernel leaves undone, because the cable is only memory, are for a device that knows of it.
+        // The kernel leaves checksums and segmentation to the veth device, which only a peer with offloads
+        // can handle.
         let arguments = ["-K", "web1", "tx", "off", "tso", "off", "gso", "off"];
         let off = cable.clients.run(|| Command::new("ethtool").args(arguments).output()).unwrap();
         assert!(off.status.success(), "{}", String::from_utf8_lossy(&off.stderr));
@@ -52,7 +54,7 @@ fn start(name: &str, mtu: u32, device: &str, options: &[&str]) -> (Server, Names
     (server, host)
 }
 
-/// True, with a note, if the test cannot run here.
+/// Returns true, and prints a note, if the test cannot run here.
 fn skipped(test: &str, programs: &[&str]) -> bool {
     let missing = |program: &&&str| Command::new(program).arg("--version").output().is_err();
     let reason = unavailable()
@@ -73,7 +75,7 @@ fn curl_gets_every_page_over_af_xdp() {
     let (server, host) = start("xdp", 1500, "af_xdp:web0", &[]);
     server.compare_all_pages("10.9.0.2");
     server.compare_all_pages("[fd09::2]");
-    // The interface is the host's as before.
+    // The host uses the interface as before.
     let listener = host.run(|| TcpListener::bind((HOST, 80))).unwrap();
     let greeting = std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"the host").unwrap());
     let mut text = String::new();
@@ -140,14 +142,15 @@ fn a_shared_address_has_servers_of_both_stacks() {
     std::fs::remove_file(config).unwrap();
     for (host, ours, theirs) in [("10.9.0.2", "10.9.0.2", "10.9.0.1"), ("[fd09::2]", "fd09::2", "fd09::1")] {
         server.compare_all_pages(host);
-        // Another port is the kernel's, and so are those that the kernel's own connections out of the address have.
+        // Other ports belong to the kernel, and so do the ports of the kernel's own outgoing connections from
+        // the address.
         connects(&server.namespace, &cable.host, ours);
         let (here, _) = connects(&cable.host, &server.namespace, theirs);
         assert_eq!(here.local_addr().unwrap().ip().to_string(), ours);
     }
 }
 
-/// Both ends of a connection from one namespace's kernel to the other's.
+/// Returns both ends of a connection between the kernels of two namespaces.
 fn connects(from: &Namespace, to: &Namespace, address: &str) -> (TcpStream, TcpStream) {
     let listener = to.run(|| TcpListener::bind((address, 8080))).unwrap();
     let here = from.run(|| TcpStream::connect((address, 8080))).unwrap();
@@ -197,7 +200,7 @@ fn missing_af_xdp_requirements_give_one_line() {
     let mut nowhere = Command::new(GINNEL);
     nowhere.args(["echo", "--device", "af_xdp:nowhere0", "--address", "10.9.0.2/24"]);
     says(&mut nowhere, "AF_XDP on nowhere0: the interface does not exist");
-    // Root of a user namespace has CAP_NET_ADMIN there, but not CAP_BPF.
+    // Root of a user namespace has CAP_NET_ADMIN in it, but not CAP_BPF.
     let mut powerless = Command::new("unshare");
     powerless.args(["--user", "--map-root-user", "--net", "sh", "-c"]);
     powerless

@@ -1,4 +1,4 @@
-//! `ginnel httpd` over TAP and AF_XDP, and the programs people point at a web server: curl, wrk and ab, on the kernel's stack.
+//! `ginnel httpd` over TAP and AF_XDP with common HTTP clients on the kernel: curl, wrk and ab.
 
 mod af_xdp;
 
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A server with the corpus as its site, and the namespace of its clients. All of it goes with the value.
+/// A server with the corpus as its site, and the namespace of its clients. All are removed when the value is
+/// dropped.
 struct Server {
     namespace: Namespace,
     child: Child,
@@ -46,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Asks the server to stop, and returns what it says then.
+    /// Stops the server and returns its output.
     fn stop(&mut self) -> String {
         let asked = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(asked.success());
@@ -56,7 +57,7 @@ impl Server {
         text
     }
 
-    /// Paths of all pages, with the leading slash.
+    /// Returns the paths of all pages, with the leading slash.
     fn pages(&self) -> Vec<String> {
         let site = self.folder.join("site");
         let mut folders = vec![site.clone()];
@@ -75,7 +76,7 @@ impl Server {
         pages
     }
 
-    /// Fetches all pages with one curl and compares their SHA-256 with the files'.
+    /// Fetches all pages with one curl process, and compares their SHA-256 with that of the files.
     fn compare_all_pages(&self, host: &str) {
         let pages = self.pages();
         assert!(pages.len() >= 500, "{} pages", pages.len());
@@ -100,7 +101,7 @@ impl Server {
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 
-/// A folder with the corpus.
+/// Creates a directory with the corpus.
 fn corpus(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -117,7 +118,7 @@ impl Drop for Server {
     }
 }
 
-/// True, with a note, if the test cannot run here.
+/// Returns true, and prints a note, if the test cannot run here.
 fn skipped(test: &str, program: &str) -> bool {
     let missing = Command::new(program).arg("-V").output().err().map(|e| format!("{program}: {e}"));
     let reason = unavailable().or(missing);
@@ -171,7 +172,7 @@ fn two_shards_serve_the_kernels_clients() {
     server.compare_all_pages("[fd09::2]");
     ab(&server);
     let text = server.stop();
-    // A row of the table at the end has a column for each shard.
+    // A row of the final table has a column for each shard.
     let row = |name: &str| -> Vec<u64> {
         let line = text
             .lines()
@@ -187,7 +188,7 @@ fn two_shards_serve_the_kernels_clients() {
     assert_eq!((forwarded[0], forwarded[1]), (taken[1], taken[0]), "what one sends on the other takes");
 }
 
-/// Two shards need two queues, and an interface that somebody made for one has no second.
+/// Two shards need two queues, but the interface was created with one.
 #[test]
 fn two_shards_need_two_queues() {
     if let Some(reason) = unavailable() {
@@ -210,7 +211,7 @@ fn ab_sees_no_error() {
     ab(&Server::start("ab", &[]));
 }
 
-/// Many short connections, and fewer long ones.
+/// Runs many short connections, and fewer persistent ones.
 fn ab(server: &Server) {
     let page = format!("http://10.9.0.2{}", server.pages()[0]);
     for keep_alive in [&[][..], &["-k"]] {

@@ -1,22 +1,22 @@
-//! Clients of HTTP on a stack: curl, wrk and ab, with nginx on the kernel's side.
+//! HTTP clients on a stack: curl, wrk and ab, with nginx on the kernel.
 
 use crate::{assert_same, distinct_bytes, fixture};
 use ginnel_testkit::interop::ProgramFixture;
 
-/// nginx on the kernel's side, with a page, once it serves.
-fn serve(place: &ProgramFixture) -> Vec<u8> {
+/// Starts nginx on the kernel with a page, and returns the page.
+fn serve(fixture: &ProgramFixture) -> Vec<u8> {
     let page = distinct_bytes(10 << 20);
-    let conf = place.nginx("master_process off;");
-    place.write("site/page", &page);
-    place.start_on_kernel("nginx", &["-c", &conf]);
-    place.wait_until_listening("127.0.0.1:8000");
+    let conf = fixture.nginx("master_process off;");
+    fixture.write("site/page", &page);
+    fixture.start_on_kernel("nginx", &["-c", &conf]);
+    fixture.wait_until_listening("127.0.0.1:8000");
     page
 }
 
-/// Runs a script on a stack, and returns what it wrote to standard output.
+/// Runs a script on a stack and returns its standard output.
 #[track_caller]
-fn script(place: &ProgramFixture, script: &str) -> String {
-    let mut shell = place.start_on_stack(&["sh", "-ec", script]);
+fn script(fixture: &ProgramFixture, script: &str) -> String {
+    let mut shell = fixture.start_on_stack(&["sh", "-ec", script]);
     let told = shell.read_stdout();
     assert_eq!(shell.wait_for_exit(), 0, "{told}{}", shell.read_stderr());
     told
@@ -24,10 +24,10 @@ fn script(place: &ProgramFixture, script: &str) -> String {
 
 #[test]
 fn curl_runs_on_a_stack() {
-    let Some(place) = fixture("curl_runs_on_a_stack", &["curl", "nginx"]) else { return };
-    let page = serve(&place);
+    let Some(fixture) = fixture("curl_runs_on_a_stack", &["curl", "nginx"]) else { return };
+    let page = serve(&fixture);
     let told = script(
-        &place,
+        &fixture,
         "
         at=http://10.9.0.1:8000
         # Twice over one connection.
@@ -47,16 +47,16 @@ fn curl_runs_on_a_stack() {
     assert!(told.starts_with("1 0 okokok"), "{told}");
     assert!(told.ends_with("Couldn't connect to server\n7\n"), "{told}");
     for file in ["first", "second", "slow", "up/put"] {
-        assert_same(file, &place.read(file), &page);
+        assert_same(file, &fixture.read(file), &page);
     }
 }
 
 #[test]
 fn wrk_and_ab_run_on_a_stack() {
-    let Some(place) = fixture("wrk_and_ab_run_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
-    let page = serve(&place);
+    let Some(fixture) = fixture("wrk_and_ab_run_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
+    let page = serve(&fixture);
     let told = script(
-        &place,
+        &fixture,
         "
         at=http://10.9.0.1:8000
         wrk -t 2 -c 20 -d 1 $at/ok
@@ -71,5 +71,5 @@ fn wrk_and_ab_run_on_a_stack() {
     assert!(!told.contains("Socket errors") && !told.contains("Non-2xx"), "{told}");
     assert_eq!(told.matches("Failed requests:        0\n").count(), 4, "{told}");
     assert!(told.contains(&format!("HTML transferred:       {} bytes", 10 * page.len())), "{told}");
-    assert_same("upload", &place.read("up/put"), &page);
+    assert_same("upload", &fixture.read("up/put"), &page);
 }

@@ -1,8 +1,9 @@
-//! Errors about datagrams with extensions (RFC 4884), as traceroute reads them of routers that label packets.
+//! ICMP errors with extensions (RFC 4884), as traceroute reads them from routers that use MPLS labels.
 
 use crate::fixture;
 
-/// Asks for errors and where their extensions are, and says of each how long what is known of the datagram is, and `ee_data`.
+/// Requests errors with extensions, and prints for each the length of the quoted datagram, the RFC 4884 data
+/// and `ee_data`.
 const SERVER_SCRIPT: &str = "
 import select, socket
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('10.9.0.2', 7001))
@@ -14,7 +15,8 @@ for asks in (0, 1, 1, 1):
     print(len(data), control[0][2][:8].hex(), control[0][2][12:16].hex(), to, flush=True)
     u.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR); open(f'said{asks}', 'a').write('.')";
 
-/// Sends messages that quote a datagram of 100 bytes, with an extension behind it: good ones, and one whose checksum is wrong.
+/// Sends ICMP messages that quote a datagram of 100 bytes, followed by an extension: valid ones, and one with
+/// a wrong checksum.
 const CLIENT_SCRIPT: &str = "
 import os, socket, struct, time
 def checksum(b):
@@ -33,13 +35,13 @@ for number, (kind, length, spoil) in enumerate(((3, 32, 0), (3, 32, 0), (11, 32,
     raw.sendto(message, ('10.9.0.2', 0))
     while said() <= number: time.sleep(0.01)";
 
-/// Linux answers the same to the same messages.
+/// The expected output is that of Linux for the same messages.
 #[test]
 fn icmp_extensions_are_reported_on_request() {
-    let Some(place) = fixture("icmp_extensions_are_reported_on_request", &["python3"]) else { return };
-    let mut asks = place.start_on_stack(&["python3", "-c", SERVER_SCRIPT]);
-    place.wait_for_content("ready");
-    place.client_output("python3", &["-c", CLIENT_SCRIPT]);
+    let Some(fixture) = fixture("icmp_extensions_are_reported_on_request", &["python3"]) else { return };
+    let mut asks = fixture.start_on_stack(&["python3", "-c", SERVER_SCRIPT]);
+    fixture.wait_for_content("ready");
+    fixture.client_output("python3", &["-c", CLIENT_SCRIPT]);
     assert_eq!(asks.wait_for_exit(), 0, "{}", asks.read_stderr());
     let to = "('10.9.0.1', 7002)";
     let refused = "6f00000002030300";

@@ -1,4 +1,5 @@
-//! vsftpd, which has an empty root, a filter of system calls and 200 MB of addresses for each session, and opens connections of its own for data.
+//! vsftpd, which uses an empty root, a seccomp filter and a limit of 200 MB of address space for each
+//! session, and opens data connections.
 
 use crate::{assert_same, distinct_bytes, fixture};
 use std::os::unix::fs::PermissionsExt;
@@ -6,8 +7,8 @@ use std::path::Path;
 
 #[test]
 fn vsftpd_sends_and_takes_files() {
-    let Some(place) = fixture("vsftpd_sends_and_takes_files", &["vsftpd", "curl"]) else { return };
-    // The user "ftp" must come in, and what is above its root is to be nobody's but root's.
+    let Some(fixture) = fixture("vsftpd_sends_and_takes_files", &["vsftpd", "curl"]) else { return };
+    // The user "ftp" must be able to enter, and the directories above its root must belong to root.
     let root = std::env::temp_dir().join(format!("ginnel-ftp-{}", std::process::id()));
     let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     std::fs::create_dir_all(root.join("in")).unwrap();
@@ -16,8 +17,8 @@ fn vsftpd_sends_and_takes_files() {
     std::fs::create_dir_all("/run/vsftpd/empty").unwrap();
     let long = distinct_bytes(20_000_000);
     std::fs::write(root.join("long"), &long).unwrap();
-    place.write("long", &long);
-    let config = place.write(
+    fixture.write("long", &long);
+    let config = fixture.write(
         "vsftpd.conf",
         format!(
             "listen=YES\nlisten_address=10.9.0.2\nlisten_port=2121\nbackground=NO\nanonymous_enable=YES\nno_anon_password=YES
@@ -25,17 +26,18 @@ anon_root={}\nwrite_enable=YES\nanon_upload_enable=YES\nconnect_from_port_20=YES
             root.display()
         ),
     );
-    let mut vsftpd = place.start_on_stack(&["/usr/sbin/vsftpd", &config]);
+    let mut vsftpd = fixture.start_on_stack(&["/usr/sbin/vsftpd", &config]);
     vsftpd.wait_until_listening("10.9.0.2:2121");
     let url = "ftp://10.9.0.2:2121";
-    // Connections for data from the client, and to it.
+    // Data connections to the client, and to the server.
     for (way, options) in [("passive", &["-sS"][..]), ("active", &["-sS", "-P", "-"])] {
-        place.client_output("curl", &[options, &["-o", way, &format!("{url}/long")]].concat());
-        assert_same(way, &place.read(way), &long);
-        place.client_output("curl", &[options, &["-T", "long", &format!("{url}/in/{way}")]].concat());
+        fixture.client_output("curl", &[options, &["-o", way, &format!("{url}/long")]].concat());
+        assert_same(way, &fixture.read(way), &long);
+        fixture.client_output("curl", &[options, &["-T", "long", &format!("{url}/in/{way}")]].concat());
         assert_same(way, &std::fs::read(root.join("in").join(way)).unwrap(), &long);
-        let list = String::from_utf8(place.client_output("curl", &[options, &[&format!("{url}/")]].concat()))
-            .unwrap();
+        let list =
+            String::from_utf8(fixture.client_output("curl", &[options, &[&format!("{url}/")]].concat()))
+                .unwrap();
         assert!(list.contains(" 20000000 ") && list.lines().count() == 2, "{way}: {list}");
     }
     vsftpd.stop();

@@ -5,8 +5,8 @@ use ginnel_testkit::interop::ProgramFixture;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-fn connect(place: &ProgramFixture) -> BufReader<TcpStream> {
-    BufReader::new(place.connect("10.9.0.2:11211").unwrap())
+fn connect(fixture: &ProgramFixture) -> BufReader<TcpStream> {
+    BufReader::new(fixture.connect("10.9.0.2:11211").unwrap())
 }
 
 fn line(stream: &mut BufReader<TcpStream>) -> String {
@@ -22,7 +22,7 @@ fn set(stream: &mut BufReader<TcpStream>, key: &str, value: &[u8]) {
     assert_eq!(line(stream), "STORED\r\n");
 }
 
-/// Reads what `get` answers.
+/// Reads the response to `get`.
 fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
     assert_eq!(line(stream), format!("VALUE {key} 0 {}\r\n", expected.len()));
     let mut got = vec![0; expected.len()];
@@ -31,7 +31,7 @@ fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
     assert_eq!((line(stream), line(stream)), ("\r\n".into(), "END\r\n".into()));
 }
 
-/// A request of its protocol for datagrams, whose answer takes several.
+/// A `get` over UDP, whose response takes several datagrams.
 const GET_OVER_UDP: &str = "
 import socket, sys
 s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(20)
@@ -44,30 +44,30 @@ for number in range(3):
 
 #[test]
 fn memcached_answers_datagrams() {
-    let Some(place) = fixture("memcached_answers_datagrams", &["memcached", "python3"]) else { return };
-    let mut memcached = place.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2", "-U", "11211"]);
+    let Some(fixture) = fixture("memcached_answers_datagrams", &["memcached", "python3"]) else { return };
+    let mut memcached = fixture.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2", "-U", "11211"]);
     memcached.wait_until_listening("10.9.0.2:11211");
-    set(&mut connect(&place), "k", &[b'x'; 5000]);
-    assert_eq!(place.client_text("python3", &["-c", GET_OVER_UDP]), "True\n".repeat(3));
+    set(&mut connect(&fixture), "k", &[b'x'; 5000]);
+    assert_eq!(fixture.client_text("python3", &["-c", GET_OVER_UDP]), "True\n".repeat(3));
     assert_eq!(memcached.stop(), 0, "{}", memcached.read_stderr());
 }
 
 #[test]
 fn memcached_serves_many_with_several_threads() {
-    let Some(place) = fixture("memcached_serves_many_with_several_threads", &["memcached"]) else { return };
+    let Some(fixture) = fixture("memcached_serves_many_with_several_threads", &["memcached"]) else { return };
     let mut memcached =
-        place.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2,127.0.0.1", "-I", "8m"]);
+        fixture.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2,127.0.0.1", "-I", "8m"]);
     memcached.wait_until_listening("10.9.0.2:11211");
     memcached.wait_until_listening("127.0.0.1:11211");
     let large = distinct_bytes(5_000_000);
-    let mut one = connect(&place);
+    let mut one = connect(&fixture);
     set(&mut one, "large", &large);
 
     std::thread::scope(|scope| {
         for number in 0..20 {
-            let (place, large) = (&place, &large);
-            // Sockets are opened here, in the namespace.
-            let mut stream = connect(place);
+            let (fixture, large) = (&fixture, &large);
+            // The sockets are opened here, inside the namespace.
+            let mut stream = connect(fixture);
             scope.spawn(move || {
                 for round in 0..20 {
                     let (key, small) = (format!("k{number}"), &large[number..number + 100 * round]);
@@ -81,10 +81,10 @@ fn memcached_serves_many_with_several_threads() {
         }
     });
 
-    // A client that reads only when all of it waits holds nobody else up.
-    let mut lazy = connect(&place);
+    // A client that reads only after all responses are queued delays no other client.
+    let mut lazy = connect(&fixture);
     lazy.get_mut().write_all("get large\r\n".repeat(10).as_bytes()).unwrap();
-    let mut many: Vec<_> = (0..200).map(|_| connect(&place)).collect();
+    let mut many: Vec<_> = (0..200).map(|_| connect(&fixture)).collect();
     many.iter_mut().for_each(|stream| stream.get_mut().write_all(b"get k1\r\nversion\r\n").unwrap());
     for stream in &mut many {
         value(stream, "k1", &large[1..1 + 1900]);

@@ -1,18 +1,18 @@
-//! A broker of messages, and its clients.
+//! A message broker and its clients.
 
 use crate::{assert_same, distinct_bytes, fixture};
 
 #[test]
 fn mosquitto_forwards_messages() {
     let programs = ["mosquitto", "mosquitto_sub", "mosquitto_pub"];
-    let Some(place) = fixture("mosquitto_forwards_messages", &programs) else { return };
-    let config = place.write("mosquitto.conf", "listener 1883 10.9.0.2\nallow_anonymous true\nuser root\n");
-    let mut mosquitto = place.start_on_stack(&["mosquitto", "-c", &config]);
+    let Some(fixture) = fixture("mosquitto_forwards_messages", &programs) else { return };
+    let config = fixture.write("mosquitto.conf", "listener 1883 10.9.0.2\nallow_anonymous true\nuser root\n");
+    let mut mosquitto = fixture.start_on_stack(&["mosquitto", "-c", &config]);
     mosquitto.wait_until_listening("10.9.0.2:1883");
     let long: Vec<u8> = distinct_bytes(3_000_000);
-    let file = place.write("long", &long);
+    let file = fixture.write("long", &long);
     let send = |topic: &str, more: &[&str]| {
-        place.client_output(
+        fixture.client_output(
             "mosquitto_pub",
             &[&["-h", "10.9.0.2", "-q", "2", "-r", "-t", topic], more].concat(),
         );
@@ -22,7 +22,8 @@ fn mosquitto_forwards_messages() {
     }
     send("long", &["-f", &file]);
     let hear = |topic: &str, count: &str| {
-        place.client_output("mosquitto_sub", &["-h", "10.9.0.2", "-N", "-W", "30", "-t", topic, "-C", count])
+        fixture
+            .client_output("mosquitto_sub", &["-h", "10.9.0.2", "-N", "-W", "30", "-t", topic, "-C", count])
     };
     let mut short = hear("short/+", "10");
     short.sort_unstable();

@@ -1,10 +1,10 @@
-//! CPython's own tests, which talk to themselves over 127.0.0.1: here inside a stack.
+//! CPython's own tests, which connect to themselves over 127.0.0.1, inside a stack.
 
 use ginnel_testkit::steal;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Whole modules that pass, as they do on the kernel.
+/// Modules that pass completely, as on the kernel.
 const MODULES: [&str; 8] = [
     "test_select",
     "test_poll",
@@ -15,7 +15,7 @@ const MODULES: [&str; 8] = [
     "test_smtplib",
     "test_asyncio.test_sendfile",
 ];
-/// Of `test_socket` what is about streams and datagrams, and quick.
+/// Classes of `test_socket` that concern streams and datagrams and are quick.
 const SOCKET_TESTS: [&str; 6] = [
     "test.test_socket.BasicTCPTest.*",
     "test.test_socket.BasicUDPTest.*",
@@ -35,14 +35,14 @@ fn python(args: &[&str]) -> Output {
     run.output().expect("timeout of coreutils runs")
 }
 
-/// Debian has these tests in a package of their own.
+/// Debian packages these tests separately.
 fn has_module(module: &str) -> bool {
     let import = format!("import test.{module}, test.libregrtest");
     let asked = Command::new("python3").args(["-c", &import]).output();
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-/// Runs modules of CPython's tests. Several hold waits of tenths of a second against the clock.
+/// Runs modules of CPython's tests. Several compare waits of tenths of a second with the clock.
 fn assert_passes(args: &[&str]) {
     let passed = steal::repeat_if_stalled(|| {
         let output = python(args);
@@ -57,7 +57,7 @@ fn assert_passes(args: &[&str]) {
 
 #[test]
 fn cpython_tests_pass() {
-    // Some modules have left the language since.
+    // Some modules have been removed from Python.
     for module in MODULES.iter().filter(|module| has_module(module)) {
         assert_passes(&[module]);
     }

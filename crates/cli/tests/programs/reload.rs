@@ -1,4 +1,5 @@
-//! Programs that are reloaded and replaced under load: listeners go from process to process, and no client notices.
+//! Programs that are reloaded and replaced under load: listeners pass from process to process, and no client
+//! notices.
 
 use crate::{distinct_bytes, fixture};
 use ginnel_testkit::interop::ProgramFixture;
@@ -8,13 +9,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Clients at a time.
+/// Number of concurrent clients.
 const CLIENTS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks for a page over a connection of its own; what went wrong otherwise.
-fn request(place: &ProgramFixture, at: &str) -> Result<(), String> {
-    let mut stream = place.connect(at).map_err(|e| format!("connect: {e}"))?;
+/// Requests a page over a new connection. The error describes the failure.
+fn request(fixture: &ProgramFixture, at: &str) -> Result<(), String> {
+    let mut stream = fixture.connect(at).map_err(|e| format!("connect: {e}"))?;
     let asked = stream.write_all(b"GET /ok HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n");
     asked.map_err(|e| format!("write: {e}"))?;
     let mut answer = Vec::new();
@@ -27,16 +28,16 @@ fn request(place: &ProgramFixture, at: &str) -> Result<(), String> {
     }
 }
 
-/// Clients of the kernel's side ask and ask while something is done. None of them may be refused or lost.
+/// Runs `act` while the kernel's clients send requests continuously, none of which may be refused or lost.
 #[track_caller]
-fn assert_none_lost(place: &ProgramFixture, at: &[&str], act: impl FnOnce()) {
+fn assert_none_lost(fixture: &ProgramFixture, at: &[&str], act: impl FnOnce()) {
     let (stop, answers, lost) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let (stop, answers, lost) = (&stop, &answers, &lost);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    match request(place, at[client % at.len()]) {
+                    match request(fixture, at[client % at.len()]) {
                         Ok(()) => drop(answers.fetch_add(1, Ordering::Relaxed)),
                         Err(error) => lost.lock().unwrap().push(error),
                     }
@@ -67,7 +68,7 @@ fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Sends a signal until it was heard: what comes before a program is ready is forgotten by some.
+/// Repeats a signal until it has an effect: some programs lose signals before they are ready.
 #[track_caller]
 fn request_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bool) {
     let mut last = None;
@@ -80,17 +81,17 @@ fn request_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bo
     });
 }
 
-/// What a program wrote into a file about its process.
-fn pid(place: &ProgramFixture, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(place.folder().join(name)).ok()?;
+/// Returns the process id that a program wrote into a file.
+fn pid(fixture: &ProgramFixture, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(fixture.folder().join(name)).ok()?;
     Some(text.trim().to_string()).filter(|pid| !pid.is_empty())
 }
 
-/// The same, once it is there: some begin to serve before.
+/// Waits for the process id: some programs begin to serve before they write it.
 #[track_caller]
-fn pid_in_time(place: &ProgramFixture, name: &str) -> String {
-    wait_until("it says which process it is", || pid(place, name).is_some());
-    pid(place, name).unwrap()
+fn pid_in_time(fixture: &ProgramFixture, name: &str) -> String {
+    wait_until("it says which process it is", || pid(fixture, name).is_some());
+    pid(fixture, name).unwrap()
 }
 
 fn children(pid: &str) -> Vec<String> {
@@ -106,18 +107,18 @@ fn is_alive(pid: &str) -> bool {
 
 #[test]
 fn an_nginx_reload_loses_no_client() {
-    let Some(place) = fixture("an_nginx_reload_loses_no_client", &["nginx", "pgrep"]) else {
+    let Some(fixture) = fixture("an_nginx_reload_loses_no_client", &["nginx", "pgrep"]) else {
         return;
     };
     for listen in ["listen 8001;", "listen 8001 reuseport;"] {
-        let conf = place.nginx("worker_processes 2;");
-        let text = String::from_utf8(place.read("nginx.conf")).unwrap();
+        let conf = fixture.nginx("worker_processes 2;");
+        let text = String::from_utf8(fixture.read("nginx.conf")).unwrap();
         // With `reuseport` each worker has a listener of its own.
-        place.write("nginx.conf", text.replace("listen 8000;", listen));
-        let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
+        fixture.write("nginx.conf", text.replace("listen 8000;", listen));
+        let mut nginx = fixture.start_on_stack(&["nginx", "-c", &conf]);
         nginx.wait_until_listening("10.9.0.2:8001");
-        let master = pid_in_time(&place, "pid");
-        assert_none_lost(&place, &["10.9.0.2:8001", "127.0.0.1:8001"], || {
+        let master = pid_in_time(&fixture, "pid");
+        assert_none_lost(&fixture, &["10.9.0.2:8001", "127.0.0.1:8001"], || {
             for _ in 0..4 {
                 let old = children(&master);
                 signal(&master, "HUP");
@@ -128,7 +129,7 @@ fn an_nginx_reload_loses_no_client() {
             }
         });
         assert_eq!(nginx.stop(), 0, "{listen} {}", nginx.read_stderr());
-        let log = String::from_utf8(place.read("error.log")).unwrap();
+        let log = String::from_utf8(fixture.read("error.log")).unwrap();
         assert!(
             !["[emerg]", "[alert]", "[crit]", "[error]", "[warn]"].iter().any(|bad| log.contains(bad)),
             "{log}"
@@ -138,21 +139,21 @@ fn an_nginx_reload_loses_no_client() {
 
 #[test]
 fn an_nginx_upgrade_loses_no_client() {
-    let Some(place) = fixture("an_nginx_upgrade_loses_no_client", &["nginx", "pgrep"]) else {
+    let Some(fixture) = fixture("an_nginx_upgrade_loses_no_client", &["nginx", "pgrep"]) else {
         return;
     };
-    let conf = place.nginx("worker_processes 2;");
-    // One in the foreground takes no such signal.
-    let text = String::from_utf8(place.read("nginx.conf")).unwrap();
-    place.write("nginx.conf", text.replace("daemon off;", "daemon on;"));
-    let mut nginx = place.start_on_stack(&["/usr/sbin/nginx", "-c", &conf]);
+    let conf = fixture.nginx("worker_processes 2;");
+    // nginx in the foreground ignores this signal.
+    let text = String::from_utf8(fixture.read("nginx.conf")).unwrap();
+    fixture.write("nginx.conf", text.replace("daemon off;", "daemon on;"));
+    let mut nginx = fixture.start_on_stack(&["/usr/sbin/nginx", "-c", &conf]);
     nginx.wait_until_listening("10.9.0.2:8000");
-    let mut master = pid_in_time(&place, "pid");
-    assert_none_lost(&place, &["10.9.0.2:8000", "127.0.0.1:8000"], || {
+    let mut master = pid_in_time(&fixture, "pid");
+    assert_none_lost(&fixture, &["10.9.0.2:8000", "127.0.0.1:8000"], || {
         for _ in 0..2 {
             let old = master.clone();
             request_until(&old, "USR2", "there is a new master with workers", || {
-                let now = pid(&place, "pid").filter(|now| *now != old);
+                let now = pid(&fixture, "pid").filter(|now| *now != old);
                 now.is_some_and(|now| {
                     master = now;
                     children(&master).len() == 2
@@ -166,20 +167,20 @@ fn an_nginx_upgrade_loses_no_client() {
             wait_until("the old master is gone", || !is_alive(&old));
         }
     });
-    // The stack lives as long as the last of its processes.
-    assert_eq!(place.client_text("curl", &["-sS", "-m", "30", "http://10.9.0.2:8000/ok"]), "ok");
+    // The stack runs until the last of its processes ends.
+    assert_eq!(fixture.client_text("curl", &["-sS", "-m", "30", "http://10.9.0.2:8000/ok"]), "ok");
     signal(&master, "QUIT");
     assert_eq!(nginx.wait_for_exit(), 0, "{}", nginx.read_stderr());
 }
 
 #[test]
 fn a_haproxy_reload_loses_no_client() {
-    let Some(place) = fixture("a_haproxy_reload_loses_no_client", &["haproxy", "nginx", "pgrep"]) else {
+    let Some(fixture) = fixture("a_haproxy_reload_loses_no_client", &["haproxy", "nginx", "pgrep"]) else {
         return;
     };
-    place.start_on_kernel("nginx", &["-c", &place.nginx("master_process off;")]);
-    place.wait_until_listening("127.0.0.1:8000");
-    let at = place.folder().display();
+    fixture.start_on_kernel("nginx", &["-c", &fixture.nginx("master_process off;")]);
+    fixture.wait_until_listening("127.0.0.1:8000");
+    let at = fixture.folder().display();
     let conf = |number: u32| {
         format!(
             "global\n stats socket {at}/stats mode 600 level admin expose-fd listeners\n nbthread 2\n description number{number}\n\
@@ -188,20 +189,20 @@ fn a_haproxy_reload_loses_no_client() {
              listen all\n bind *:8002\n server nginx 127.0.0.1:8000\n"
         )
     };
-    let path = place.write("haproxy.cfg", conf(0));
+    let path = fixture.write("haproxy.cfg", conf(0));
     let pid_file = format!("{at}/haproxy.pid");
-    let mut haproxy = place.start_on_stack(&["haproxy", "-W", "-p", &pid_file, "-f", &path]);
+    let mut haproxy = fixture.start_on_stack(&["haproxy", "-W", "-p", &pid_file, "-f", &path]);
     for address in ["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"] {
         haproxy.wait_until_listening(address);
     }
-    let master = pid_in_time(&place, "haproxy.pid");
+    let master = pid_in_time(&fixture, "haproxy.pid");
     let page = distinct_bytes(1_000_000);
-    place.write("site/page", &page);
-    assert_none_lost(&place, &["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"], || {
+    fixture.write("site/page", &page);
+    assert_none_lost(&fixture, &["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"], || {
         for number in 1..=3 {
             let old = children(&master);
-            place.write("haproxy.cfg", conf(number));
-            // The master becomes itself anew, and the new worker asks the old one for its listeners.
+            fixture.write("haproxy.cfg", conf(number));
+            // The master execs itself, and the new worker requests the listeners from the old one.
             request_until(&master, "USR2", "there is a new worker", || {
                 children(&master).iter().any(|worker| !old.contains(worker))
             });
@@ -210,7 +211,7 @@ fn a_haproxy_reload_loses_no_client() {
         }
     });
     for address in ["10.9.0.2:8001", "127.0.0.1:8002"] {
-        let fetched = place.client_output("curl", &["-sS", "-m", "30", &format!("http://{address}/page")]);
+        let fetched = fixture.client_output("curl", &["-sS", "-m", "30", &format!("http://{address}/page")]);
         crate::assert_same(address, &fetched, &page);
     }
     assert_eq!(haproxy.stop(), 0, "{}", haproxy.read_stderr());

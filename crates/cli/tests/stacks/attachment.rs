@@ -1,4 +1,5 @@
-//! The first use of the stack, and what may come in between: other threads, handlers of signals, forks. The stack is stopped meanwhile, so the way in takes as long as the test wants.
+//! A program's first use of the stack (attaching) while other threads run, signal handlers interrupt it, or
+//! the process forks. The stack is stopped meanwhile, so that attaching takes as long as the test needs.
 
 use crate::fixture::{Fixture, run_to_end, skipped};
 

@@ -1,10 +1,10 @@
-//! Handlers of signals that wait for sockets themselves, in the middle of a call that waits.
+//! Signal handlers that block on sockets while they interrupt a blocking call.
 
 use crate::fixture::{Fixture, skipped};
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
-/// The handler is C's: Python's own run when the interrupted call is over.
+/// The handler is installed from C: Python's own handlers run after the interrupted call.
 const SCRIPT: &str = "
 import ctypes
 libc = ctypes.CDLL(None); libc.signal.restype = ctypes.c_void_p
@@ -36,8 +36,8 @@ fn a_handler_may_block_in_the_leading_thread() {
     if skipped("a_handler_may_block_in_the_leading_thread") {
         return;
     }
-    let place = Fixture::new("waits");
-    let said = place.script_output(&LOOPBACK, &format!("MANY = False{SCRIPT}"));
+    let fixture = Fixture::new("waits");
+    let said = fixture.script_output(&LOOPBACK, &format!("MANY = False{SCRIPT}"));
     assert_eq!(said, "[b'inner', [1], b'polled', b'outer']\n");
 }
 
@@ -46,7 +46,7 @@ fn another_thread_takes_over_a_blocked_leader() {
     if skipped("another_thread_takes_over_a_blocked_leader") {
         return;
     }
-    let place = Fixture::new("leads");
-    let said = place.script_output(&LOOPBACK, &format!("MANY = True{SCRIPT}"));
+    let fixture = Fixture::new("leads");
+    let said = fixture.script_output(&LOOPBACK, &format!("MANY = True{SCRIPT}"));
     assert_eq!(said, "[b'another', b'inner', [1], b'polled', b'outer']\n");
 }

@@ -4,16 +4,16 @@ use crate::fixture::{Fixture, PRELUDE, RunningProgram, python, skipped, wait_unt
 use serde_json::Value;
 use std::process::Command;
 
-/// What is said of a process, and the exit status.
-fn check(place: &Fixture, pid: u32) -> (Value, Option<i32>) {
-    let output = place.run(&["check", &pid.to_string(), "--json"]);
+/// Returns the report of `ginnel check` and its exit status.
+fn check(fixture: &Fixture, pid: u32) -> (Value, Option<i32>) {
+    let output = fixture.run(&["check", &pid.to_string(), "--json"]);
     (
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}")),
         output.status.code(),
     )
 }
 
-/// The rows without their descriptors, in the order of these.
+/// Returns the rows of the report without their descriptors, in the order of the descriptors.
 fn socket_rows(said: &Value) -> Vec<String> {
     let row = |row: &Value| {
         let cells =
@@ -28,23 +28,23 @@ fn copies_of_a_connecting_socket_show_its_port() {
     if skipped("copies_of_a_connecting_socket_show_its_port") {
         return;
     }
-    let place = Fixture::new("copies");
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let fixture = Fixture::new("copies");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 s = server('127.0.0.1', 7305); c = socket.socket(); c.setblocking(False); c.connect_ex(s.getsockname())
 copy = c.dup(); other = os.dup2(c.fileno(), 60); c.close(); select.select([], [copy], [])
 d = socket.socket(); d.setblocking(False); d.connect_ex(s.getsockname()); child = os.fork()
 if child: open('facts', 'w').write(f'{copy.getsockname()[1]} {d.getsockname()[1]} {child}')
 time.sleep(50)";
-    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
-    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(fixture.path().join("facts")).unwrap_or_default();
     wait_until("all is open", || facts().split(' ').count() == 3);
     let facts = facts();
     let [copy, d, child] = facts.split(' ').map(|n| n.parse::<u32>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("{facts}")
     };
     for pid in [program.pid(), child] {
-        let found = socket_rows(&check(&place, pid).0);
+        let found = socket_rows(&check(&fixture, pid).0);
         let count = |port: u32| {
             found
                 .iter()
@@ -60,20 +60,20 @@ fn udp_sockets_are_shown_once_decided() {
     if skipped("udp_sockets_are_shown_once_decided") {
         return;
     }
-    let place = Fixture::new("datagrams");
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let fixture = Fixture::new("datagrams");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 new = lambda: socket.socket(type=socket.SOCK_DGRAM)
 bound = new(); bound.bind(('127.0.0.1', 7306)); everywhere = new(); everywhere.bind(('0.0.0.0', 7307))
 open_ = new(); connected = new(); connected.connect(('127.0.0.1', 7306)); sent = new(); sent.sendto(b'x', ('127.0.0.1', 7306))
 open('facts', 'w').write(f'{connected.getsockname()[1]} {sent.getsockname()[1]}')
 time.sleep(50)";
-    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
-    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(fixture.path().join("facts")).unwrap_or_default();
     wait_until("all is open", || facts().split(' ').count() == 2);
     let facts = facts();
     let (connected, sent) = facts.split_once(' ').unwrap();
-    let found = socket_rows(&check(&place, program.pid()).0);
+    let found = socket_rows(&check(&fixture, program.pid()).0);
     let expected = [
         "udp|127.0.0.1:7306||UNCONN|stack|reached over the stack".into(),
         "udp|0.0.0.0:7307||UNCONN|both|wildcard address: receives from the stack and from the kernel".into(),
@@ -89,8 +89,8 @@ fn each_socket_is_shown_with_a_reason() {
     if skipped("each_socket_is_shown_with_a_reason") {
         return;
     }
-    let place = Fixture::new("check");
-    let _up = place.start_stack("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
+    let fixture = Fixture::new("check");
+    let _up = fixture.start_stack("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
     let script = "
 u, v = socket.socketpair(socket.AF_UNIX)
 s = server('10.5.0.1', 7301); c = socket.create_connection(('10.5.0.1', 7301)); a, _ = s.accept()
@@ -103,15 +103,15 @@ gone = socket.socket(); gone.close()
 copy = a.dup(); c.shutdown(socket.SHUT_WR)
 open('facts', 'w').write(' '.join(str(x) for x in (c.getsockname()[1], w.getsockname()[1], k.getsockname()[1], d.getsockname()[1])))
 time.sleep(50)";
-    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
-    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(fixture.path().join("facts")).unwrap_or_default();
     wait_until("all is open", || facts().split(' ').count() == 4);
     let facts = facts();
     let [c, w, k, d] = facts.split(' ').collect::<Vec<_>>().try_into().unwrap();
     wait_until("the FIN has arrived", || {
-        socket_rows(&check(&place, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
+        socket_rows(&check(&fixture, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
     });
-    let (said, status) = check(&place, program.pid());
+    let (said, status) = check(&fixture, program.pid());
     assert_eq!(status, Some(0), "{said}");
     assert_eq!((said["accelerated"].as_bool(), said["stack"].as_str()), (Some(true), Some("lab")));
     let since = said["since_ms"].as_u64().unwrap();
@@ -140,7 +140,7 @@ time.sleep(50)";
         assert_eq!(count(&found), count(&expected), "{row}: {found:#?}");
     }
     assert_eq!(found.len(), expected.len(), "{found:#?}");
-    let table = place.run_ok(&["check", &program.pid().to_string()]);
+    let table = fixture.run_ok(&["check", &program.pid().to_string()]);
     assert!(table.starts_with(&format!("process {} (python3", program.pid())), "{table}");
     assert_eq!(table.lines().count(), 2 + expected.len(), "{table}");
     let line = table.lines().find(|line| line.contains("wildcard")).unwrap();
@@ -152,8 +152,8 @@ fn children_and_execed_programs_have_own_reports() {
     if skipped("children_and_execed_programs_have_own_reports") {
         return;
     }
-    let place = Fixture::new("books");
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let fixture = Fixture::new("books");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 s = server('127.0.0.1', 7303); os.set_inheritable(s.fileno(), True)
 pid = os.fork()
@@ -163,9 +163,9 @@ if not pid:
 pid = os.fork()
 if not pid: os.execv(sys.executable, [sys.executable, '-c', 'import os, time; open(\"image\", \"w\").write(str(os.getpid())); time.sleep(50)'])
 time.sleep(50)";
-    let parent = RunningProgram::new(place.script(&["--stack", "lab"], script));
+    let parent = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
     let pid =
-        |name: &str| -> Option<u32> { std::fs::read_to_string(place.path().join(name)).ok()?.parse().ok() };
+        |name: &str| -> Option<u32> { std::fs::read_to_string(fixture.path().join(name)).ok()?.parse().ok() };
     wait_until("all are there", || pid("child").is_some() && pid("image").is_some());
     let listener = |port: u16| format!("tcp|127.0.0.1:{port}||LISTEN|stack|the stack has the address");
     let expected = [
@@ -174,7 +174,7 @@ time.sleep(50)";
         (pid("image").unwrap(), vec![listener(7303)]),
     ];
     for (pid, expected) in &expected {
-        let mut found = socket_rows(&check(&place, *pid).0);
+        let mut found = socket_rows(&check(&fixture, *pid).0);
         found.sort();
         assert_eq!(found, *expected);
     }
@@ -188,15 +188,15 @@ fn a_process_without_a_stack_gets_the_reason() {
     if skipped("a_process_without_a_stack_gets_the_reason") {
         return;
     }
-    let place = Fixture::new("without");
+    let fixture = Fixture::new("without");
     let script = format!("{PRELUDE}\ns = server('127.0.0.1', 0); open('there', 'w').close(); time.sleep(50)");
-    let there = place.path().join("there");
+    let there = fixture.path().join("there");
     let said_of = |mut command: Command| {
         let _ = std::fs::remove_file(&there);
-        command.args(["-c", &script]).current_dir(place.path());
+        command.args(["-c", &script]).current_dir(fixture.path());
         let program = RunningProgram::new(command);
         wait_until("it runs", || there.exists());
-        let (said, status) = check(&place, program.pid());
+        let (said, status) = check(&fixture, program.pid());
         assert_eq!((status, said["accelerated"].as_bool()), (Some(1), Some(false)), "{said}");
         let why = said["why_not"].as_str().unwrap().to_string();
         assert!(socket_rows(&said)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{said}");
@@ -207,16 +207,16 @@ fn a_process_without_a_stack_gets_the_reason() {
     let mut removed = plain();
     removed.env("GINNEL_STACK", "/nowhere");
     assert_eq!(said_of(removed), "LD_PRELOAD was removed from its environment");
-    // One whose stack ends under it.
-    let up = place.start_stack("lab", &["--loopback", "stack"]);
+    // A program whose stack ends.
+    let up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let program =
-        RunningProgram::new(place.script(&["--stack", "lab"], "open('runs', 'w').close(); time.sleep(50)"));
-    wait_until("it runs", || place.path().join("runs").exists());
-    assert_eq!(check(&place, program.pid()).1, Some(0));
+        RunningProgram::new(fixture.script(&["--stack", "lab"], "open('runs', 'w').close(); time.sleep(50)"));
+    wait_until("it runs", || fixture.path().join("runs").exists());
+    assert_eq!(check(&fixture, program.pid()).1, Some(0));
     drop(up);
-    let why = check(&place, program.pid()).0["why_not"].as_str().unwrap().to_string();
+    let why = check(&fixture, program.pid()).0["why_not"].as_str().unwrap().to_string();
     assert!(why.contains("has ended"), "{why}");
-    let nobody = place.run(&["check", "4194304"]);
+    let nobody = fixture.run(&["check", "4194304"]);
     assert_eq!(nobody.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process has the id 4194304"));
 }

@@ -1,19 +1,19 @@
-//! Open file descriptions that several processes have: what one changes is so for all, as by the kernel.
+//! Open file descriptions that several processes share: a change by one applies to all, as on the kernel.
 
 use crate::fixture::{Fixture, skipped};
 
-/// Runs a script on the kernel and on a stack: both must say the same. Returns it.
+/// Runs a script on the kernel and on a stack, which must give the same output, and returns the output.
 #[track_caller]
-fn run_on_both(place: &Fixture, script: &str) -> String {
-    let on_kernel = place.script_output(&["--stack", "kernel"], script);
-    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+fn run_on_both(fixture: &Fixture, script: &str) -> String {
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], script);
+    std::fs::write(fixture.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
     for options in [&["--loopback", "stack"][..], &["--config", "two.toml", "--loopback", "stack"]] {
-        assert_eq!(place.script_output(options, script), on_kernel, "{options:?}");
+        assert_eq!(fixture.script_output(options, script), on_kernel, "{options:?}");
     }
     on_kernel
 }
 
-/// Two processes that take turns, and what they say of a socket.
+/// Two processes that act in turn, and print the state of a socket.
 const ALTERNATING_PRELUDE: &str = "
 import fcntl
 here, there = socket.socketpair(socket.AF_UNIX)
@@ -37,7 +37,7 @@ fn parent_and_child_share_flags_and_options() {
     if skipped(test) {
         return;
     }
-    let place = Fixture::new("descriptions");
+    let fixture = Fixture::new("descriptions");
     let script = format!(
         "{ALTERNATING_PRELUDE}
 child = os.fork()
@@ -59,7 +59,7 @@ set_waits(a, True); a.setsockopt(T, socket.TCP_KEEPIDLE, 78); a.setsockopt(L, so
 d = socket.create_connection(at); d.sendall(b'here')
 turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), options(a)[:4])"
     );
-    let said = run_on_both(&place, &script);
+    let said = run_on_both(&fixture, &script);
     assert!(said.contains("Resource temporarily unavailable") && said.contains("b'here'"), "{said}");
 }
 
@@ -68,8 +68,8 @@ fn a_passed_socket_shares_the_senders_description() {
     if skipped("a_passed_socket_shares_the_senders_description") {
         return;
     }
-    let place = Fixture::new("sent");
-    // The receiver is another program, started before there was a connection.
+    let fixture = Fixture::new("sent");
+    // The receiver is another program, which was started before the connection was opened.
     let script = format!(
         "{ALTERNATING_PRELUDE}
 import subprocess
@@ -97,11 +97,12 @@ for sent in (True, False):
     here.send(b'.'); other.wait()
 c.sendall(b'still here'); say(a.recv(99))"
     );
-    let said = run_on_both(&place, &script);
+    let said = run_on_both(&fixture, &script);
     assert_eq!(said.matches("True 55").count(), 2, "{said}");
 }
 
-/// Who is told of a refusal by `connect`, and who disconnects, does so for all: what another process does then is a new attempt.
+/// The error of a refused `connect`, and a disconnect, apply to all processes: a later `connect` of another
+/// process is a new attempt.
 const RECONNECT: &str = "
 import ctypes, errno
 libc = ctypes.CDLL(None)
@@ -130,8 +131,8 @@ fn connect_after_a_refusal_tries_again() {
     if skipped("connect_after_a_refusal_tries_again") {
         return;
     }
-    let place = Fixture::new("again");
-    let said = run_on_both(&place, RECONNECT);
+    let fixture = Fixture::new("again");
+    let said = run_on_both(&fixture, RECONNECT);
     assert!(said.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{said}");
 }
 
@@ -140,8 +141,9 @@ fn the_last_listen_sets_the_backlog() {
     if skipped("the_last_listen_sets_the_backlog") {
         return;
     }
-    let place = Fixture::new("backlog");
-    // A child whose first look at a listener comes behind the parent's second `listen`; then one that says something itself. However many connect at once, no more than that do.
+    let fixture = Fixture::new("backlog");
+    // A child that uses a listener first after the parent's second `listen`, then a child that calls `listen`
+    // itself. The number of concurrent connects is limited to the backlog.
     let script = format!(
         "{ALTERNATING_PRELUDE}
 def many(x, most, within):
@@ -168,7 +170,7 @@ for last in 'parent', 'child':
     say(last, many(x, 40, 10) if last == 'parent' else many(x, 5, 1))
     here.send(b'.'); os.waitpid(child, 0)"
     );
-    let said = run_on_both(&place, &script);
+    let said = run_on_both(&fixture, &script);
     assert!(said.contains("parent True") && said.contains("child False"), "{said}");
 }
 
@@ -177,8 +179,9 @@ fn the_last_close_frees_the_port() {
     if skipped("the_last_close_frees_the_port") {
         return;
     }
-    let place = Fixture::new("last");
-    // The one that closes it last has made it, or has inherited it; another process binds the port at once.
+    let fixture = Fixture::new("last");
+    // The last process to close the listener has created or inherited it; another process then binds the port
+    // at once.
     let script = format!(
         "{ALTERNATING_PRELUDE}
 at = s.getsockname(); s.close(); c.close(); a.close()
@@ -203,5 +206,5 @@ for n in range(60):
     if n % 2: one.send(b'.'); os.waitpid(child, 0)
 here.close(); say('free', os.waitpid(other, 0)[1])"
     );
-    assert_eq!(run_on_both(&place, &script), "free 0\n");
+    assert_eq!(run_on_both(&fixture, &script), "free 0\n");
 }

@@ -1,11 +1,13 @@
-//! Numbers of descriptors: which ones sockets get, and programs that close or overwrite what they do not know.
+//! Descriptor numbers: which numbers sockets get, and programs that close or overwrite descriptors that they
+//! do not own.
 
 use crate::fixture::{Fixture, PRELUDE, python, run_to_end, skipped};
 use std::process::Command;
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
-/// Closes and overwrites all numbers but its own, up to 20 below the limit: so many are the library's where it may have no others.
+/// Closes and overwrites all descriptors except its own, up to 20 below the limit; the library uses the
+/// highest 20 numbers if it can have no others.
 const CLOSE_AND_OVERWRITE: &str = "
 import resource
 def talks(s):
@@ -51,11 +53,12 @@ fn overwriting_works_with_a_low_descriptor_limit() {
     if skipped("overwriting_works_with_a_low_descriptor_limit") {
         return;
     }
-    let place = Fixture::new("few");
-    // Both limits, and the lower alone: the library's stand above that then.
+    let fixture = Fixture::new("few");
+    // Both limits, and the soft limit alone; in the latter case the library's descriptors are above the soft
+    // limit.
     for limit in ["ulimit -n 256", "ulimit -Sn 256"] {
         let script = format!("{limit} && exec \"$0\" -c \"$1\"");
-        let mut command = place
+        let mut command = fixture
             .ginnel(&[&["run"], &LOOPBACK[..], &["--", "sh", "-c", &script, python().unwrap()]].concat());
         command.arg(format!("{PRELUDE}{CLOSE_AND_OVERWRITE}"));
         let output = run_to_end(command);
@@ -63,7 +66,7 @@ fn overwriting_works_with_a_low_descriptor_limit() {
     }
 }
 
-/// Sockets are made, copied, put over one another and closed in an order that follows from the numbers of the steps.
+/// Creates, duplicates, overwrites and closes sockets in a deterministic pseudo-random order.
 #[test]
 fn sockets_have_the_kernels_descriptor_numbers() {
     if skipped("sockets_have_the_kernels_descriptor_numbers") {

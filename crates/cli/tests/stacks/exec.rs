@@ -1,17 +1,17 @@
-//! Programs that become others and start others, with open sockets.
+//! Programs with open sockets that exec or start other programs.
 
 use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
 use std::process::Command;
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
-/// Runs a script that has another one in `NEXT`, and says what both print.
+/// Runs a script that execs the script in `NEXT`, and returns the output of both.
 #[track_caller]
-fn output_after_exec(place: &Fixture, first: &str, next: &str) -> String {
+fn output_after_exec(fixture: &Fixture, first: &str, next: &str) -> String {
     let head =
         "NEXT = sys.argv[1]\ndef keep(*all_):\n    for s in all_: os.set_inheritable(s.fileno(), True)\n";
     let next = format!("import os, sys, socket, select, signal\nsignal.alarm(40)\n{next}");
-    let mut command = place.script(&LOOPBACK, &format!("{head}{first}"));
+    let mut command = fixture.script(&LOOPBACK, &format!("{head}{first}"));
     command.arg(next);
     let output = crate::fixture::run_to_end(command);
     assert!(output.status.success(), "{output:?}");
@@ -23,8 +23,9 @@ fn sockets_survive_exec() {
     if skipped("sockets_survive_exec") {
         return;
     }
-    let place = Fixture::new("becomes");
-    // A listener with a connection in its queue, one that was accepted and has unread bytes, both in an epoll set; and the client's end of it, which is close-on-exec.
+    let fixture = Fixture::new("becomes");
+    // A listener with a connection in its queue, and an accepted connection with unread bytes, both in an
+    // epoll set; and the client's end, which is close-on-exec.
     let first = "
 s = server('127.0.0.1', 7101)
 c = socket.create_connection(('127.0.0.1', 7101)); a, _ = s.accept()
@@ -56,7 +57,7 @@ b, _ = s.accept(); print(b.recv(6)); b.sendall(b'back'); print(waits.recv(4))
 a.close(); waits.close()
 # And it goes on as any other.
 d = socket.create_connection(s.getsockname()); f, _ = s.accept(); f.sendall(b'new'); print(d.recv(3))";
-    let said = output_after_exec(&place, first, next);
+    let said = output_after_exec(&fixture, first, next);
     let expected = "closed
 ('127.0.0.1', 7101) 7101 127.0.0.1 1
 [1, 1, 17] True
@@ -73,7 +74,7 @@ fn every_exec_function_keeps_sockets() {
     if skipped("every_exec_function_keeps_sockets") {
         return;
     }
-    let place = Fixture::new("ways");
+    let fixture = Fixture::new("ways");
     let first = "
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +105,7 @@ for way in ['execl', 'execlp', 'execle', 'execv', 'execvp', 'execvpe', 'fexecve'
     let next = "
 s = socket.socket(fileno=int(sys.argv[2])); a, _ = s.accept()
 a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
-    let said = output_after_exec(&place, first, next);
+    let said = output_after_exec(&fixture, first, next);
     let ways: Vec<&str> = said.lines().map(|line| line.strip_suffix(" 4 5 6 7 8").expect(line)).collect();
     assert!(ways.len() >= 8 && ways[..3] == ["execl", "execlp", "execle"], "{said}");
 }
@@ -114,8 +115,8 @@ fn reserved_descriptors_are_not_inherited() {
     if skipped("reserved_descriptors_are_not_inherited") {
         return;
     }
-    let place = Fixture::new("kept");
-    // Sockets of C, which are not close-on-exec: so are the numbers that are kept of them.
+    let fixture = Fixture::new("kept");
+    // Sockets created from C are not close-on-exec, but their reserved descriptors are.
     let first = "
 import ctypes
 libc = ctypes.CDLL(None)
@@ -138,7 +139,7 @@ def is_socket(fd):
     try: return 'socket' in os.readlink('/proc/self/fd/' + fd)
     except OSError: return False
 print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
-    let said = output_after_exec(&place, first, next);
+    let said = output_after_exec(&fixture, first, next);
     let counts: Vec<&str> = said.lines().collect();
     assert!(
         counts.len() == 3 && counts.iter().all(|count| *count == counts[0]),
@@ -151,7 +152,7 @@ fn inetd_style_servers_get_their_connection() {
     if skipped("inetd_style_servers_get_their_connection") {
         return;
     }
-    let place = Fixture::new("inetd");
+    let fixture = Fixture::new("inetd");
     let first = "
 import subprocess
 s = server('127.0.0.1', 7103)
@@ -173,12 +174,12 @@ def started(how):
     print(exactly(c, 99).decode(), flush=True)
     assert os.waitpid(pid, 0)[1] == 0
 for how in ['fork', 'spawn', 'subprocess']: started(how)";
-    // Its input ends, and so does what it says when it ends.
+    // Its standard input reports the end, and its output ends when the program does.
     let next = "
 got = b''
 while part := os.read(0, 100): got += part
 os.write(1, b'served ' + got)";
-    assert_eq!(output_after_exec(&place, first, next), "served fork\nserved spawn\nserved subprocess\n");
+    assert_eq!(output_after_exec(&fixture, first, next), "served fork\nserved spawn\nserved subprocess\n");
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn nginx_is_replaced_while_it_serves() {
     if skipped(test) {
         return;
     }
-    // By its whole path, under which it starts itself again.
+    // With its absolute path, with which nginx starts itself again.
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let all = std::env::split_paths(&paths).map(|folder| folder.join("nginx"));
     let Some(program) = all.chain(["/usr/sbin/nginx".into()]).find(|path| path.exists()) else {
@@ -195,8 +196,8 @@ fn nginx_is_replaced_while_it_serves() {
         return;
     };
     let program = program.display().to_string();
-    let place = Fixture::new("upgrade");
-    let at = place.path().display();
+    let fixture = Fixture::new("upgrade");
+    let at = fixture.path().display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
         .map(|name| format!("{name}_temp_path {at};\n"))
@@ -205,10 +206,10 @@ fn nginx_is_replaced_while_it_serves() {
         "error_log {at}/error.log notice; pid {at}/pid; worker_processes 2;\nevents {{}}\n\
          http {{ access_log off; {temporary} server {{ listen 127.0.0.1:8000; location / {{ return 200 ok; }} }} }}\n"
     );
-    std::fs::write(place.path().join("nginx.conf"), conf).unwrap();
-    // In the background, as it comes: the stack lives until the last of its processes ends.
+    std::fs::write(fixture.path().join("nginx.conf"), conf).unwrap();
+    // As a daemon, nginx's default: the stack runs until the last of its processes ends.
     let conf = format!("{at}/nginx.conf");
-    let nginx = RunningProgram::new(place.ginnel(&[
+    let nginx = RunningProgram::new(fixture.ginnel(&[
         "run",
         "--name",
         "web",
@@ -219,10 +220,11 @@ fn nginx_is_replaced_while_it_serves() {
         "-c",
         &conf,
     ]));
-    let pid =
-        |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default().trim().to_string();
+    let pid = |name: &str| {
+        std::fs::read_to_string(fixture.path().join(name)).unwrap_or_default().trim().to_string()
+    };
     let get =
-        || place.run(&["run", "--stack", "web", "--", "curl", "-sg", "-m", "5", "http://127.0.0.1:8000/"]);
+        || fixture.run(&["run", "--stack", "web", "--", "curl", "-sg", "-m", "5", "http://127.0.0.1:8000/"]);
     wait_until("it serves", || get().stdout == b"ok");
     let signal =
         |name: &str, pid: &str| assert!(Command::new("kill").args([name, pid]).status().unwrap().success());

@@ -1,4 +1,4 @@
-//! Sockets that one program sends to another.
+//! Sockets that one program passes to another (SCM_RIGHTS).
 
 use crate::fixture::{Fixture, PRELUDE, RunningProgram, python, run_to_end, skipped, wait_until};
 use std::process::Command;
@@ -6,14 +6,14 @@ use std::process::Command;
 const MEMORY: [&str; 4] = ["--device", "memory", "--address", "10.5.0.1/24"];
 const ON_LAB: [&str; 2] = ["--stack", "lab"];
 
-/// Who waits at `where` for descriptors.
+/// A receiver of descriptors.
 const RECEIVER: &str = "
 u = socket.socket(socket.AF_UNIX); u.bind('where'); u.listen(); open('waits', 'w').close()
 m, _ = u.accept()
 text, fds, _, _ = socket.recv_fds(m, 100, 9)
 all_ = [socket.socket(fileno=fd) for fd in fds]
 ";
-/// Who has them.
+/// A sender of descriptors.
 const SENDER: &str = "
 s = server('10.5.0.1', 7201); c = socket.create_connection(('10.5.0.1', 7201)); a, _ = s.accept(); c.sendall(b'unread')
 def send(*all_):
@@ -27,8 +27,8 @@ fn passed_sockets_work_in_the_receiver() {
     if skipped("passed_sockets_work_in_the_receiver") {
         return;
     }
-    let place = Fixture::new("rights");
-    let _up = place.start_stack("lab", &MEMORY);
+    let fixture = Fixture::new("rights");
+    let _up = fixture.start_stack("lab", &MEMORY);
     let receive = format!(
         "{RECEIVER}
 a, s = all_
@@ -37,9 +37,9 @@ b, _ = s.accept(); b.sendall(b'accepted elsewhere')
 assert m.recv(1) == b''
 a.close()"
     );
-    let receiver = RunningProgram::new(place.script(&ON_LAB, &receive));
-    wait_until("it waits", || place.path().join("waits").exists());
-    // It sends its only descriptors, and closes them before anybody has received them.
+    let receiver = RunningProgram::new(fixture.script(&ON_LAB, &receive));
+    wait_until("it waits", || fixture.path().join("waits").exists());
+    // The sender passes its only descriptors and closes them before anyone has received them.
     let send = format!(
         "{SENDER}
 m = send(a, s); a.close(); s.close()
@@ -47,14 +47,14 @@ print(exactly(c, 12)); print(exactly(socket.create_connection(('10.5.0.1', 7201)
 m.close()
 print(c.recv(9))"
     );
-    let said = place.script_output(&ON_LAB, &send);
+    let said = fixture.script_output(&ON_LAB, &send);
     assert_eq!(said, "b'from another'\nb'accepted elsewhere'\nb''\n");
     let received = receiver.wait_for_output();
     assert!(received.status.success(), "{received:?}");
     let said = String::from_utf8(received.stdout).unwrap();
     assert_eq!(said, "10.5.0.1 ('10.5.0.1', 7201) b'unread'\n");
-    // Nobody holds the listener any more.
-    wait_until("it is gone", || place.run_ok(&["ss", "lab", "-l", "-H", "-t"]).is_empty());
+    // No process has the listener any more.
+    wait_until("it is gone", || fixture.run_ok(&["ss", "lab", "-l", "-H", "-t"]).is_empty());
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn sockets_in_transit_outlive_the_sender() {
     if skipped("sockets_in_transit_outlive_the_sender") {
         return;
     }
-    let place = Fixture::new("way");
-    let _up = place.start_stack("lab", &MEMORY);
+    let fixture = Fixture::new("way");
+    let _up = fixture.start_stack("lab", &MEMORY);
     let script = format!(
         "
 l = socket.socket(socket.AF_UNIX); l.bind('where'); l.listen()
@@ -85,7 +85,7 @@ except TimeoutError: print('still there')
 c.settimeout(None); x.close(); y.close(); print(c.recv(5))",
         SENDER.trim().replace('\n', "\n    ")
     );
-    let said = place.script_output(&ON_LAB, &script);
+    let said = fixture.script_output(&ON_LAB, &script);
     assert_eq!(said, "b'unread'\nb'alive'\nb'twice'\nstill there\nb''\n");
 }
 
@@ -94,16 +94,16 @@ fn programs_without_library_receive_closed_streams() {
     if skipped("programs_without_library_receive_closed_streams") {
         return;
     }
-    let place = Fixture::new("stranger");
-    let _up = place.start_stack("lab", &MEMORY);
+    let fixture = Fixture::new("stranger");
+    let _up = fixture.start_stack("lab", &MEMORY);
     let mut stranger = Command::new(python().unwrap());
     let script = format!("{PRELUDE}{RECEIVER}\nprint(all_[0].recv(9)); m.recv(1)");
-    stranger.args(["-c", &script]).current_dir(place.path());
+    stranger.args(["-c", &script]).current_dir(fixture.path());
     let stranger = RunningProgram::new(stranger);
-    wait_until("it waits", || place.path().join("waits").exists());
-    // The sender goes on with its own copy.
+    wait_until("it waits", || fixture.path().join("waits").exists());
+    // The sender continues with its own copy.
     let send = format!("{SENDER}\nm = send(a); print(a.recv(9)); a.sendall(b'mine'); print(c.recv(9))");
-    assert_eq!(place.script_output(&ON_LAB, &send), "b'unread'\nb'mine'\n");
+    assert_eq!(fixture.script_output(&ON_LAB, &send), "b'unread'\nb'mine'\n");
     let output = stranger.wait_for_output();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\n", "{output:?}");
 }
@@ -113,27 +113,27 @@ fn both_sockets_of_a_dual_listener_arrive() {
     if skipped("both_sockets_of_a_dual_listener_arrive") {
         return;
     }
-    let place = Fixture::new("halves");
-    let _up = place.start_stack("lab", &MEMORY);
+    let fixture = Fixture::new("halves");
+    let _up = fixture.start_stack("lab", &MEMORY);
     let receive = format!(
         "{RECEIVER}
 for _ in range(2):
     b, peer = all_[0].accept(); b.sendall(peer[0].encode()); b.close()"
     );
-    let receiver = RunningProgram::new(place.script(&ON_LAB, &receive));
-    wait_until("it waits", || place.path().join("waits").exists());
+    let receiver = RunningProgram::new(fixture.script(&ON_LAB, &receive));
+    wait_until("it waits", || fixture.path().join("waits").exists());
     let send = format!(
         "{}
 w = server('0.0.0.0', 0); open('port', 'w').write(str(w.getsockname()[1]))
 m = send(w); m.recv(1)",
         SENDER
     );
-    let sender = RunningProgram::new(place.script(&ON_LAB, &send));
-    let port = || std::fs::read_to_string(place.path().join("port")).unwrap_or_default();
+    let sender = RunningProgram::new(fixture.script(&ON_LAB, &send));
+    let port = || std::fs::read_to_string(fixture.path().join("port")).unwrap_or_default();
     wait_until("it listens", || !port().is_empty());
     let ask =
         |host: &str| format!("print(exactly(socket.create_connection(('{host}', {})), 99).decode())", port());
-    assert_eq!(place.script_output(&ON_LAB, &ask("10.5.0.1")), "10.5.0.1\n");
+    assert_eq!(fixture.script_output(&ON_LAB, &ask("10.5.0.1")), "10.5.0.1\n");
     let mut kernels = Command::new(python().unwrap());
     kernels.args(["-c", &format!("{PRELUDE}{}", ask("127.0.0.1"))]);
     assert_eq!(String::from_utf8_lossy(&run_to_end(kernels).stdout), "127.0.0.1\n");

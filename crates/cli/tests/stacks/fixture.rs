@@ -1,4 +1,4 @@
-//! Stacks and programs on them, in a place of a test's own.
+//! Stacks and programs in a directory of the test's own.
 
 use ginnel_testkit::skip;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
-/// Nothing here takes longer.
+/// No test waits longer.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The library, which cargo does not build for the tests of another package by itself.
+/// Builds the library, which cargo does not build for the tests of another package, and returns its path.
 pub fn built_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -27,7 +27,7 @@ pub fn built_library() -> &'static Path {
     })
 }
 
-/// The interpreter itself, not a script that looks for it.
+/// Returns the path of the Python interpreter itself, and not of a wrapper script.
 pub fn python() -> Option<&'static str> {
     static PYTHON: OnceLock<Option<String>> = OnceLock::new();
     let find = || {
@@ -38,7 +38,7 @@ pub fn python() -> Option<&'static str> {
     PYTHON.get_or_init(find).as_deref()
 }
 
-/// True, with a note, if the test cannot run here.
+/// Returns true, and prints a note, if the test cannot run here.
 pub fn skipped(test: &str) -> bool {
     let missing = python().is_none();
     if missing {
@@ -47,7 +47,7 @@ pub fn skipped(test: &str) -> bool {
     missing
 }
 
-/// Where a test's stacks are. They go with the value.
+/// Directory of a test's stacks, removed when the value is dropped.
 pub struct Fixture(PathBuf);
 
 impl Fixture {
@@ -62,7 +62,7 @@ impl Fixture {
         &self.0
     }
 
-    /// A command of `ginnel`.
+    /// Creates a `ginnel` command.
     pub fn ginnel(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(GINNEL);
         command
@@ -73,12 +73,12 @@ impl Fixture {
         command
     }
 
-    /// The same, done.
+    /// Runs a `ginnel` command to its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
         run_to_end(self.ginnel(arguments))
     }
 
-    /// The same, which must succeed.
+    /// Runs a `ginnel` command, which must succeed, and returns its output.
     #[track_caller]
     pub fn run_ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
@@ -86,24 +86,25 @@ impl Fixture {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A stack that goes with the value.
+    /// Starts a stack, which is stopped when the value is dropped.
     #[track_caller]
     pub fn start_stack<'a>(&'a self, name: &'a str, options: &[&str]) -> RunningStack<'a> {
         self.run_ok(&[&["up", name, "--background"], options].concat());
         RunningStack(self, name)
     }
 
-    /// A program of Python's as `ginnel run` takes it.
+    /// Creates a `ginnel run` command for a Python script.
     pub fn script(&self, options: &[&str], text: &str) -> Command {
         self.script_without_prelude(options, &format!("{PRELUDE}\n{text}"))
     }
 
-    /// The same without the modules that are loaded before: `socket` makes an epoll set for a moment, and so is a first use of the stack.
+    /// Creates a command for a script without the prelude. Importing `socket` creates an epoll set, which
+    /// attaches to the stack.
     pub fn script_without_prelude(&self, options: &[&str], text: &str) -> Command {
         self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c", text]].concat())
     }
 
-    /// A program of C's, of which the source stands beside the tests.
+    /// Compiles a C program, whose source is in the directory of the tests, and returns its path.
     pub fn compile_c(&self, name: &str) -> String {
         let program = self.0.join(name);
         let source =
@@ -114,7 +115,7 @@ impl Fixture {
         program.to_str().unwrap().to_string()
     }
 
-    /// What it says, once it has ended well.
+    /// Runs a script, which must succeed, and returns its output.
     #[track_caller]
     pub fn script_output(&self, options: &[&str], text: &str) -> String {
         let output = run_to_end(self.script(options, text));
@@ -129,7 +130,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A stack that runs.
+/// A running stack.
 pub struct RunningStack<'a>(&'a Fixture, &'a str);
 
 impl Drop for RunningStack<'_> {
@@ -138,7 +139,7 @@ impl Drop for RunningStack<'_> {
     }
 }
 
-/// What scripts begin with.
+/// Beginning of every script.
 pub const PRELUDE: &str = "import os, sys, socket, select, signal, struct, time, threading
 def server(host, port, **more):
     s = socket.create_server((host, port), **more)
@@ -153,13 +154,13 @@ def exactly(s, n):
 signal.alarm(50)
 ";
 
-/// Runs a command to its end, which has to come.
+/// Runs a command until it ends; panics after [`TIMEOUT`].
 pub fn run_to_end(mut command: Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     RunningProgram(Some(child)).wait_for_output()
 }
 
-/// A program that runs beside the test, and goes with the value.
+/// A program that runs beside the test and is killed when the value is dropped.
 pub struct RunningProgram(Option<Child>);
 
 impl RunningProgram {
@@ -176,7 +177,7 @@ impl RunningProgram {
         assert!(done.unwrap().success());
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the program and returns its output.
     pub fn wait_for_output(mut self) -> Output {
         let mut child = self.0.take().unwrap();
         let until = Instant::now() + TIMEOUT;
@@ -210,7 +211,7 @@ impl Drop for RunningProgram {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;

@@ -1,10 +1,10 @@
-//! Programs that look for the addresses on which they listen.
+//! Programs that list the addresses on which they can listen.
 
 use crate::fixture::{Fixture, skipped};
 
 const MEMORY: [&str; 4] = ["--device", "memory", "--address", "10.5.0.1/24"];
 
-/// Interfaces as programs see them.
+/// Lists interfaces by all the means that programs use.
 const LIST_INTERFACES: &str = "
 import ctypes as C, fcntl, errno
 libc = C.CDLL(None, use_errno=True)
@@ -90,9 +90,9 @@ if not child: os._exit(0 if interfaces() == found else 1)
 assert os.waitpid(child, 0)[1] == 0
 print('seen')"
     );
-    let place = Fixture::new("interfaces");
-    assert_eq!(place.script_output(&MEMORY, &script), "seen\n");
-    // Without a stack there are the kernel's alone.
+    let fixture = Fixture::new("interfaces");
+    assert_eq!(fixture.script_output(&MEMORY, &script), "seen\n");
+    // Without a stack only the kernel's interfaces are listed.
     let without = format!("{LIST_INTERFACES}\nprint(max(names().values()) < 1 << 30, len(interfaces()) > 0)");
     let output = std::process::Command::new(crate::fixture::python().unwrap())
         .args(["-c", &format!("{}\n{without}", crate::fixture::PRELUDE)])
@@ -131,9 +131,12 @@ for at in ('127.0.0.1', '10.5.0.1'):
     assert udp[at].recvfrom(9)[0] == b'asks'
 print('reached')"
     );
-    let place = Fixture::new("finds");
-    assert_eq!(place.script_output(&[&MEMORY[..], &["--loopback", "stack"]].concat(), &script), "reached\n");
-    assert_eq!(place.script_output(&MEMORY, &script), "reached\n");
+    let fixture = Fixture::new("finds");
+    assert_eq!(
+        fixture.script_output(&[&MEMORY[..], &["--loopback", "stack"]].concat(), &script),
+        "reached\n"
+    );
+    assert_eq!(fixture.script_output(&MEMORY, &script), "reached\n");
 }
 
 #[test]
@@ -141,7 +144,7 @@ fn interface_lists_are_freed() {
     if skipped("interface_lists_are_freed") {
         return;
     }
-    // What the allocator has given out, behind rounds of many lists at a time; also of such as another library has made.
+    // Measures allocated memory after rounds that create many lists, also lists of another library.
     let script = format!(
         "{LIST_INTERFACES}
 class Info(C.Structure): _fields_ = [(name, C.c_size_t) for name in 'arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost'.split()]
@@ -156,8 +159,8 @@ for _ in range(20): round()
 libc.freeifaddrs(None)
 print(used() - before < 300 * 100)"
     );
-    let place = Fixture::new("lists");
-    assert_eq!(place.script_output(&MEMORY, &script), "True\n");
+    let fixture = Fixture::new("lists");
+    assert_eq!(fixture.script_output(&MEMORY, &script), "True\n");
 }
 
 #[test]
@@ -165,7 +168,8 @@ fn every_socket_can_query_interfaces() {
     if skipped("every_socket_can_query_interfaces") {
         return;
     }
-    // Those of the stack's and of the kernel's, here, sent to and fro, and in another process that was sent them: one that the stack knew before it began, and one that it did not.
+    // Sockets of the stack and of the kernel: in this process, passed to and fro, and in another process that
+    // received them, for a socket that the stack knew before and for one that it did not.
     let script = format!(
         "{LIST_INTERFACES}
 import subprocess
@@ -216,7 +220,7 @@ for begin in forked, started:
 try: fcntl.ioctl(0, 0x8912, struct.pack('i4xQ', 0, 0)); print('?')
 except OSError as e: print(errno.errorcode[e.errno])"
     );
-    let place = Fixture::new("told");
-    std::fs::write(place.path().join("told"), format!("{}\n{script}", crate::fixture::PRELUDE)).unwrap();
-    assert_eq!(place.script_output(&MEMORY, &script), "[] []\n[]\n[]\nENOTTY\n");
+    let fixture = Fixture::new("told");
+    std::fs::write(fixture.path().join("told"), format!("{}\n{script}", crate::fixture::PRELUDE)).unwrap();
+    assert_eq!(fixture.script_output(&MEMORY, &script), "[] []\n[]\n[]\nENOTTY\n");
 }

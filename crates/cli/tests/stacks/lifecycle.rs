@@ -1,4 +1,4 @@
-//! How stacks come and go.
+//! Starting and stopping stacks.
 
 use crate::fixture::{Fixture, RunningProgram, built_library, run_to_end, skipped, wait_until};
 use std::fs;
@@ -10,35 +10,35 @@ fn a_stack_runs_until_stopped() {
     if skipped("a_stack_runs_until_stopped") {
         return;
     }
-    let place = Fixture::new("kept");
-    let up = place.start_stack("lab", &["--loopback", "stack"]);
-    let directory = place.path().join("run/lab");
+    let fixture = Fixture::new("kept");
+    let up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let directory = fixture.path().join("run/lab");
     assert!(directory.join("ready").exists());
-    let twice = place.run(&["up", "lab", "--background", "--loopback", "stack"]);
+    let twice = fixture.run(&["up", "lab", "--background", "--loopback", "stack"]);
     let said = String::from_utf8(twice.stderr).unwrap();
     assert_eq!((twice.status.code(), said.lines().count()), (Some(1), 1), "{said}");
     assert!(said.contains("\"lab\" runs already"), "{said}");
     let waiting = RunningProgram::new(
-        place.script(&["--stack", "lab"], "s = server('127.0.0.1', 7001); s.accept()[0].sendall(b'bye')"),
+        fixture.script(&["--stack", "lab"], "s = server('127.0.0.1', 7001); s.accept()[0].sendall(b'bye')"),
     );
     let lists = |state: &str, text: &str| {
-        place.run_ok(&["ss", "lab", "-a", "state", state]).lines().any(|line| line.contains(text))
+        fixture.run_ok(&["ss", "lab", "-a", "state", state]).lines().any(|line| line.contains(text))
     };
     wait_until("the program listens", || lists("listening", "127.0.0.1:7001"));
-    let refused = place.run(&["down", "lab"]);
+    let refused = fixture.run(&["down", "lab"]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("python3") && said.contains(&format!("({})", waiting.pid())), "{said}");
-    let heard = place.script_output(
+    let heard = fixture.script_output(
         &["--stack", "lab"],
         "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())",
     );
     assert_eq!(heard, "bye\n");
     assert!(waiting.wait_for_output().status.success());
-    // Nobody is there any more.
-    place.run_ok(&["down", "lab"]);
+    // No program uses the stack any more.
+    fixture.run_ok(&["down", "lab"]);
     assert!(!directory.exists());
-    assert_eq!(place.run(&["down", "lab"]).status.code(), Some(1));
+    assert_eq!(fixture.run(&["down", "lab"]).status.code(), Some(1));
     drop(up);
 }
 
@@ -47,32 +47,34 @@ fn programs_survive_a_forced_stop() {
     if skipped("programs_survive_a_forced_stop") {
         return;
     }
-    let place = Fixture::new("force");
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let fixture = Fixture::new("force");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let script =
         "s = server('127.0.0.1', 7001); c = socket.create_connection(('127.0.0.1', 7001)); a, _ = s.accept()
 open('there', 'w').close()
 try: print('got', a.recv(10))
 except OSError as e: print(type(e).__name__)";
-    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
-    wait_until("the program waits", || place.path().join("there").exists());
-    place.run_ok(&["down", "lab", "--force"]);
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the program waits", || fixture.path().join("there").exists());
+    fixture.run_ok(&["down", "lab", "--force"]);
     let output = program.wait_for_output();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "ConnectionResetError\n");
 }
 
-/// What was found where programs use a whole core though there is nothing to do: calls that fail at once and are made again, in whatever way they wait.
+/// Programs could use a full core after their stack was killed: every way of waiting returned an error at
+/// once, and was called again.
 #[test]
 fn a_killed_stack_causes_no_busy_loop() {
     let test = "a_killed_stack_causes_no_busy_loop";
     if skipped(test) {
         return;
     }
-    let place = Fixture::new("killed");
-    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
-    let up = RunningProgram::new(place.ginnel(&["up", "lab", "--config", "two.toml", "--loopback", "stack"]));
-    wait_until("it serves", || place.path().join("run/lab/ready").exists());
+    let fixture = Fixture::new("killed");
+    std::fs::write(fixture.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    let up =
+        RunningProgram::new(fixture.ginnel(&["up", "lab", "--config", "two.toml", "--loopback", "stack"]));
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
     let script = "
 s = server('127.0.0.1', 7001); t = server('127.0.0.1', 7002); t.setblocking(False)
 cs = [socket.create_connection(('127.0.0.1', 7001)) for _ in range(8)]; as_ = [s.accept()[0] for _ in cs]
@@ -115,8 +117,8 @@ def refused(f):
 print(len(ends), len(set(ends)), own < 0.3, float(open('child').read()) < 0.3)
 print(refused(lambda: socket.create_connection(('127.0.0.1', 7001))), refused(lambda: server('127.0.0.1', 7009)))
 os._exit(0)";
-    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
-    wait_until("the program waits", || place.path().join("there").exists());
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the program waits", || fixture.path().join("there").exists());
     std::thread::sleep(std::time::Duration::from_millis(200));
     up.signal("KILL");
     let output = program.wait_for_output();
@@ -126,9 +128,9 @@ os._exit(0)";
 
 #[test]
 fn on_missing_decides_without_a_stack() {
-    let place = Fixture::new("missing");
+    let fixture = Fixture::new("missing");
     let run = |options: &[&str]| {
-        let output = place.run(&[&["run"], options, &["--", "echo", "here"]].concat());
+        let output = fixture.run(&[&["run"], options, &["--", "echo", "here"]].concat());
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.contains("no stack named \"lab\" runs"), "{said}");
@@ -137,9 +139,9 @@ fn on_missing_decides_without_a_stack() {
     assert_eq!(run(&["--stack", "lab"]), (Some(125), vec![]));
     assert_eq!(run(&["--stack", "lab", "--on-missing=fail"]), (Some(125), vec![]));
     assert_eq!(run(&["--stack", "lab", "--on-missing=kernel"]), (Some(0), b"here\n".to_vec()));
-    // A device that nobody can have: the stack of the program's own is the one that is missing.
+    // A device that does not exist, so that the program's own stack cannot be created.
     let own = ["run", "--device", "af_xdp:no-such", "--address", "10.0.0.1/24"];
-    let own = |policy| place.run(&[&own[..], &[policy, "--", "echo", "here"]].concat());
+    let own = |policy| fixture.run(&[&own[..], &[policy, "--", "echo", "here"]].concat());
     assert_eq!(own("--on-missing=fail").status.code(), Some(125));
     let fallen = own("--on-missing=kernel");
     assert_eq!((fallen.status.code(), &fallen.stdout[..]), (Some(0), &b"here\n"[..]));
@@ -148,12 +150,12 @@ fn on_missing_decides_without_a_stack() {
 
 #[test]
 fn the_stack_name_kernel_is_reserved() {
-    let place = Fixture::new("kernel");
-    let refused = place.run(&["up", "kernel", "--loopback", "stack"]);
+    let fixture = Fixture::new("kernel");
+    let refused = fixture.run(&["up", "kernel", "--loopback", "stack"]);
     assert_eq!(refused.status.code(), Some(2));
-    // As it is where somebody runs all of a script on a stack.
+    // As in a script that runs on a stack itself.
     let script = "echo ${LD_PRELOAD-none} ${GINNEL_STACK-none}";
-    let mut command = place.ginnel(&["run", "--stack", "kernel", "--", "sh", "-c", script]);
+    let mut command = fixture.ginnel(&["run", "--stack", "kernel", "--", "sh", "-c", script]);
     command.env("LD_PRELOAD", "/nowhere/libginnel.so").env("GINNEL_STACK", "/nowhere");
     let output = crate::fixture::run_to_end(command);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "none none\n");
@@ -161,17 +163,17 @@ fn the_stack_name_kernel_is_reserved() {
 
 #[test]
 fn a_new_stack_removes_stale_directories() {
-    let place = Fixture::new("stale");
+    let fixture = Fixture::new("stale");
     let mut killed = Vec::new();
     for name in ["one", "two"] {
-        let up = RunningProgram::new(place.ginnel(&["up", name, "--loopback", "stack"]));
-        wait_until("it serves", || place.path().join("run").join(name).join("ready").exists());
+        let up = RunningProgram::new(fixture.ginnel(&["up", name, "--loopback", "stack"]));
+        wait_until("it serves", || fixture.path().join("run").join(name).join("ready").exists());
         up.signal("KILL");
         killed.push(up.wait_for_output());
-        assert!(place.path().join("run").join(name).exists());
+        assert!(fixture.path().join("run").join(name).exists());
     }
-    let _up = place.start_stack("three", &["--loopback", "stack"]);
-    let left = fs::read_dir(place.path().join("run")).unwrap();
+    let _up = fixture.start_stack("three", &["--loopback", "stack"]);
+    let left = fs::read_dir(fixture.path().join("run")).unwrap();
     let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
     assert_eq!(left, [".lock", "three"]);
@@ -182,7 +184,7 @@ fn a_stack_outlives_the_fork_of_a_daemon() {
     if skipped("a_stack_outlives_the_fork_of_a_daemon") {
         return;
     }
-    let place = Fixture::new("daemon");
+    let fixture = Fixture::new("daemon");
     let script = "s = server('127.0.0.1', 7001)
 if os.fork(): os._exit(0)
 os.setsid()
@@ -194,45 +196,45 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 while True:
     a, _ = s.accept(); a.sendall(b'here'); a.close()";
-    let program = RunningProgram::new(place.script(&["--name", "lab", "--loopback", "stack"], script));
+    let program = RunningProgram::new(fixture.script(&["--name", "lab", "--loopback", "stack"], script));
     wait_until("the daemon is there", || {
-        fs::read_to_string(place.path().join("daemon")).is_ok_and(|s| !s.is_empty())
+        fs::read_to_string(fixture.path().join("daemon")).is_ok_and(|s| !s.is_empty())
     });
     let ask = "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())";
     for _ in 0..2 {
-        assert_eq!(place.script_output(&["--stack", "lab"], ask), "here\n");
+        assert_eq!(fixture.script_output(&["--stack", "lab"], ask), "here\n");
     }
-    // Who would be sent it if it had stayed in the foreground gets it now, too.
+    // The daemon gets the signal that the program would have got in the foreground.
     program.signal("TERM");
     assert_eq!(program.wait_for_output().status.code(), Some(0));
-    assert!(place.path().join("ended").exists());
+    assert!(fixture.path().join("ended").exists());
 }
 
 #[test]
 fn unpreloadable_programs_are_refused_by_default() {
-    let place = Fixture::new("image");
-    // Enough of a program that is linked statically: a header of ELF, and no program header.
+    let fixture = Fixture::new("image");
+    // A minimal statically linked executable: an ELF header without program headers.
     let mut image = vec![0; 64];
     image[..6].copy_from_slice(b"\x7fELF\x02\x01");
-    let path = place.path().join("static");
+    let path = fixture.path().join("static");
     fs::write(&path, image).unwrap();
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     for options in [&["--loopback", "stack"][..], &["--stack", "lab"]] {
-        let output = place.run(&[&["run"], options, &["--", "./static"]].concat());
+        let output = fixture.run(&[&["run"], options, &["--", "./static"]].concat());
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), said.lines().count()), (Some(125), 1), "{said}");
         assert!(
             said.contains("./static is statically linked") && said.contains("--on-missing=kernel"),
             "{said}"
         );
-        let asked = place.run(&[&["run", "--on-missing=kernel"], options, &["--", "./static"]].concat());
+        let asked = fixture.run(&[&["run", "--on-missing=kernel"], options, &["--", "./static"]].concat());
         let said = String::from_utf8(asked.stderr).unwrap();
         assert!(said.contains("LD_PRELOAD has no effect; ./static runs on the kernel's network"), "{said}");
     }
 }
 
-/// A system call that forks tells libc's hooks nothing (vsftpd isolates its sessions so).
+/// libc's fork hooks do not run for a fork by system call number (vsftpd isolates its sessions this way).
 #[test]
 fn a_raw_fork_system_call_keeps_sockets() {
     if skipped("a_raw_fork_system_call_keeps_sockets") {
@@ -247,11 +249,11 @@ child = libc.syscall(number, ctypes.c_long(signal.SIGCHLD), None, None, None, No
 if child == 0:
     a.sendall(b'by the child'); got = exactly(a, 2); os._exit(got != b'ok')
 a.close(); print(exactly(c, 12)); c.sendall(b'ok'); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), c.recv(9))";
-    let place = Fixture::new("clone");
-    assert_eq!(place.script_output(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
+    let fixture = Fixture::new("clone");
+    assert_eq!(fixture.script_output(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
 }
 
-/// Whether this test, which becomes another user, cannot run.
+/// Returns true if this test, which becomes another user, cannot run.
 fn skipped_as_another_user(test: &str) -> bool {
     if !rustix::process::geteuid().is_root() {
         ginnel_testkit::skip(test, "not root");
@@ -260,21 +262,22 @@ fn skipped_as_another_user(test: &str) -> bool {
     skipped(test)
 }
 
-/// `setpriv`, `su`, a server that starts the shell of a session: what comes of a program on a stack is on it, as another user, too, with memory of its own there and no right to low ports.
+/// Programs started through `setpriv`, `su` or a login server are on the stack as the other user, with memory
+/// of their own and without the right to bind low ports.
 #[test]
 fn programs_of_another_user_use_the_stack() {
     const NAME: &str = "programs_of_another_user_use_the_stack";
     if skipped_as_another_user(NAME) {
         return;
     }
-    // One that others may run: this test's Python may be root's alone.
+    // Needs a program that other users may execute: the test's Python may be accessible to root only.
     if !std::path::Path::new("/usr/bin/perl").exists() {
         ginnel_testkit::skip(NAME, "no perl");
         return;
     }
-    let place = Fixture::new("another-user");
-    fs::write(place.path().join("low.toml"), "[run]\nunprivileged_port_start = 1024\n").unwrap();
-    // One is started before the stack was used, one afterwards. Both are shells that start a program.
+    let fixture = Fixture::new("another-user");
+    fs::write(fixture.path().join("low.toml"), "[run]\nunprivileged_port_start = 1024\n").unwrap();
+    // One is started before the stack is used and one afterwards. Both are shells that start a program.
     let script = "
 import os, sys
 inner = '''use Socket; my ($at, $tcp) = (inet_aton(q(127.0.0.1)), getprotobyname(q(tcp)) || 6);
@@ -297,14 +300,14 @@ for port, child in (7434, early), (7435, late):
     c = socket.create_connection(('127.0.0.1', port)); c.sendall(b'loud')
     print(c.recv(9), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)";
     let options = ["--loopback", "stack", "--config", "low.toml"];
-    let output = run_to_end(place.script_without_prelude(&options, script));
+    let output = run_to_end(fixture.script_without_prelude(&options, script));
     assert!(output.status.success(), "{output:?}");
     let expected = "b'65534 Permission denied'\n".repeat(2) + &"b'LOUD' 0\n".repeat(2);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{output:?}");
 }
 
-/// A program of another user whom nobody inside has started runs as long as it uses no network.
+/// A program of another user that was not started from inside the stack runs as long as it uses no network.
 #[test]
 fn programs_of_other_uids_are_not_admitted() {
     const NAME: &str = "programs_of_other_uids_are_not_admitted";
@@ -315,12 +318,14 @@ fn programs_of_other_uids_are_not_admitted() {
         ginnel_testkit::skip(NAME, "no bash");
         return;
     }
-    let place = Fixture::new("stranger");
-    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let fixture = Fixture::new("stranger");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let stranger = |policy: &str, text: &str| {
         let mut command = Command::new("/bin/bash");
         command.args(["-c", text]).uid(65_534).gid(65_534).current_dir("/");
-        command.env("LD_PRELOAD", built_library()).env("GINNEL_STACK", place.path().join("run/lab/control"));
+        command
+            .env("LD_PRELOAD", built_library())
+            .env("GINNEL_STACK", fixture.path().join("run/lab/control"));
         command.env("GINNEL_ON_MISSING", policy);
         let output = run_to_end(command);
         let [said, told] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
@@ -332,7 +337,7 @@ fn programs_of_other_uids_are_not_admitted() {
     assert_eq!((code, &*said), (Some(125), "1\n"), "{told}");
     assert!(told.contains("Permission denied") && told.lines().count() == 1, "{told}");
     let (_, said, told) = stranger("kernel", connect);
-    // The kernel has nobody there, and bash goes on.
+    // The kernel refuses the connection, and bash continues.
     assert!(said.starts_with("1\n"), "{said}{told}");
     assert_eq!(told.matches("goes on with the kernel's network").count(), 1, "{told}");
 }

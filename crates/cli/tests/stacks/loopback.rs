@@ -1,4 +1,4 @@
-//! Programs that reach themselves and each other inside a stack.
+//! Programs that connect to themselves and to each other inside a stack.
 
 use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
 
@@ -10,7 +10,7 @@ fn a_program_reaches_itself_over_loopback() {
     if skipped("a_program_reaches_itself_over_loopback") {
         return;
     }
-    let place = Fixture::new("itself");
+    let fixture = Fixture::new("itself");
     let script = "
 import hashlib
 data = os.urandom(1 << 20)
@@ -32,13 +32,13 @@ for host, family in [('127.0.0.1', socket.AF_INET), ('127.45.6.7', socket.AF_INE
     except ConnectionRefusedError: print('refused')
 ";
     let begun = std::time::Instant::now();
-    assert_eq!(place.script_output(&LOOPBACK, script), "refused\nrefused\nrefused\n");
+    assert_eq!(fixture.script_output(&LOOPBACK, script), "refused\nrefused\nrefused\n");
     assert!(begun.elapsed().as_secs() < 30, "60 MB took {:?}", begun.elapsed());
-    // Nothing of it was the kernel's: nobody there listened.
+    // The kernel was not involved: nothing listened there.
     let kernels = "s = server('127.0.0.1', 0)
 print(any(line.split()[1].endswith(':%04X' % s.getsockname()[1]) for line in open('/proc/net/tcp')))";
-    assert_eq!(place.script_output(&LOOPBACK, kernels), "False\n");
-    assert_eq!(place.script_output(&MEMORY, kernels), "True\n");
+    assert_eq!(fixture.script_output(&LOOPBACK, kernels), "False\n");
+    assert_eq!(fixture.script_output(&MEMORY, kernels), "True\n");
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn a_connection_to_itself_echoes() {
     let script = "
 s = socket.socket(); s.bind(('127.0.0.1', 7003)); s.connect(('127.0.0.1', 7003))
 s.sendall(b'echo'); print(exactly(s, 4).decode(), s.getsockname() == s.getpeername())";
-    let place = Fixture::new("self");
-    assert_eq!(place.script_output(&LOOPBACK, script), "echo True\n");
+    let fixture = Fixture::new("self");
+    assert_eq!(fixture.script_output(&LOOPBACK, script), "echo True\n");
 }
 
 #[test]
@@ -58,18 +58,18 @@ fn two_programs_connect_over_the_stacks_address() {
     if skipped("two_programs_connect_over_the_stacks_address") {
         return;
     }
-    let place = Fixture::new("two");
-    let _up = place.start_stack("lab", &MEMORY);
+    let fixture = Fixture::new("two");
+    let _up = fixture.start_stack("lab", &MEMORY);
     for (host, listens) in [("10.5.0.1", "10.5.0.1:7004"), ("0.0.0.0", "0.0.0.0:7004")] {
         let serve = format!(
             "s = server({host:?}, 7004); a, peer = s.accept(); a.sendall(peer[0].encode()); a.recv(1)"
         );
-        let mut command = place.script(&["--stack", "lab", "--kernel-listen", "off"], &serve);
+        let mut command = fixture.script(&["--stack", "lab", "--kernel-listen", "off"], &serve);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         let server = RunningProgram::new(command);
-        wait_until("it listens", || place.run_ok(&["ss", "lab", "-l"]).contains(listens));
+        wait_until("it listens", || fixture.run_ok(&["ss", "lab", "-l"]).contains(listens));
         let ask = "print(exactly(socket.create_connection(('10.5.0.1', 7004)), 8).decode())";
-        assert_eq!(place.script_output(&["--stack", "lab"], ask), "10.5.0.1\n");
+        assert_eq!(fixture.script_output(&["--stack", "lab"], ask), "10.5.0.1\n");
         assert!(server.wait_for_output().status.success());
     }
 }
@@ -79,8 +79,8 @@ fn low_ports_need_a_capability_on_shared_stacks() {
     if skipped("low_ports_need_a_capability_on_shared_stacks") {
         return;
     }
-    let place = Fixture::new("ports");
-    // Whether this process may bind them in the kernel, which root in a container may not always.
+    let fixture = Fixture::new("ports");
+    // Whether this process may bind low ports on the kernel, which root in a container may not always do.
     let script = "
 def low(host, port):
     try: server(host, port).close(); return 'free'
@@ -91,13 +91,13 @@ class H(ctypes.Structure): _fields_ = [('v', ctypes.c_uint32), ('pid', ctypes.c_
 libc = ctypes.CDLL(None)
 if libc.capset(ctypes.byref(H(0x20080522, 0)), (ctypes.c_uint32 * 6)(0, 0, 0, 0, 0, 0)): sys.exit('capset')
 print(low('127.0.0.1', 80), low('127.0.0.1', 1023), low('127.0.0.1', 1024))";
-    let config = place.path().join("free.toml");
+    let config = fixture.path().join("free.toml");
     std::fs::write(&config, "[run]\nunprivileged_port_start = 80\n").unwrap();
-    assert_eq!(place.script_output(&LOOPBACK, script), "free free free\n");
-    let _up = place.start_stack("lab", &LOOPBACK);
-    assert_eq!(place.script_output(&["--stack", "lab"], script), "EACCES EACCES free\n");
-    let _up = place.start_stack("free", &["--config", "free.toml", "--loopback", "stack"]);
-    assert_eq!(place.script_output(&["--stack", "free"], script), "free free free\n");
+    assert_eq!(fixture.script_output(&LOOPBACK, script), "free free free\n");
+    let _up = fixture.start_stack("lab", &LOOPBACK);
+    assert_eq!(fixture.script_output(&["--stack", "lab"], script), "EACCES EACCES free\n");
+    let _up = fixture.start_stack("free", &["--config", "free.toml", "--loopback", "stack"]);
+    assert_eq!(fixture.script_output(&["--stack", "free"], script), "free free free\n");
 }
 
 #[test]
@@ -105,10 +105,11 @@ fn all_shards_open_and_accept_connections() {
     if skipped("all_shards_open_and_accept_connections") {
         return;
     }
-    let place = Fixture::new("shards");
-    std::fs::write(place.path().join("three.toml"), "[shards]\ncount = 3\n").unwrap();
-    let _up = place.start_stack("lab", &["--config", "three.toml", "--loopback", "stack"]);
-    // One that accepts and waits by epoll, in several threads; and clients that bind first and such that do not.
+    let fixture = Fixture::new("shards");
+    std::fs::write(fixture.path().join("three.toml"), "[shards]\ncount = 3\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--config", "three.toml", "--loopback", "stack"]);
+    // A server that accepts and waits with epoll in several threads, and clients that bind first and clients
+    // that do not.
     let serve = "
 s = server('127.0.0.1', 7005, backlog=200)
 s.setblocking(False)
@@ -127,9 +128,10 @@ def work():
                 else: e.unregister(fd); open_.pop(fd).close()
 for _ in range(3): threading.Thread(target=work, daemon=True).start()
 time.sleep(60)";
-    let server = RunningProgram::new(place.script(&["--stack", "lab"], serve));
-    let listeners =
-        || place.run_ok(&["ss", "lab", "-l"]).lines().filter(|line| line.contains("127.0.0.1:7005")).count();
+    let server = RunningProgram::new(fixture.script(&["--stack", "lab"], serve));
+    let listeners = || {
+        fixture.run_ok(&["ss", "lab", "-l"]).lines().filter(|line| line.contains("127.0.0.1:7005")).count()
+    };
     wait_until("it listens on all shards", || listeners() == 3);
     let ask = "
 import subprocess
@@ -147,19 +149,19 @@ while left:
 open('open', 'w').close()
 while not os.path.exists('seen'): time.sleep(0.01)
 all_[0].sendall(b'end'); print('done')";
-    let client = RunningProgram::new(place.script(&["--stack", "lab"], ask));
-    wait_until("all were answered", || place.path().join("open").exists());
-    let lines = place.run_ok(&["ss", "lab", "state", "established", "-H"]);
+    let client = RunningProgram::new(fixture.script(&["--stack", "lab"], ask));
+    wait_until("all were answered", || fixture.path().join("open").exists());
+    let lines = fixture.run_ok(&["ss", "lab", "state", "established", "-H"]);
     // Both ends of each of 60 connections.
     assert_eq!(lines.lines().count(), 120, "{lines}");
     for end in ["src", "dst"] {
-        let lines = place.run_ok(&["ss", "lab", "state", "established", "-H", end, "127.0.0.1:7005"]);
+        let lines = fixture.run_ok(&["ss", "lab", "state", "established", "-H", end, "127.0.0.1:7005"]);
         for shard in ["0", "1", "2"] {
             let there = lines.lines().filter(|line| line.trim_end().ends_with(&format!(" {shard}"))).count();
             assert!(there > 5, "{end} {shard}: {lines}");
         }
     }
-    std::fs::write(place.path().join("seen"), "").unwrap();
+    std::fs::write(fixture.path().join("seen"), "").unwrap();
     let output = client.wait_for_output();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{output:?}");
     assert!(server.wait_for_output().status.success());
@@ -171,7 +173,7 @@ fn the_syscall_function_reaches_the_stack() {
     if skipped("the_syscall_function_reaches_the_stack") {
         return;
     }
-    let place = Fixture::new("numbers");
+    let fixture = Fixture::new("numbers");
     let script = "
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True); libc.syscall.restype = ctypes.c_long
@@ -208,7 +210,7 @@ try: call(425, 1, room)
 except OSError as error: print(error.errno)
 # None of them was the kernel's.
 print(any(line.split()[1].endswith(':%04X' % 7006) for line in open('/proc/net/tcp')))";
-    let said = place.script_output(&LOOPBACK, script);
+    let said = fixture.script_output(&LOOPBACK, script);
     let expected = "7006
 7006
 b'write'
@@ -233,10 +235,10 @@ fn workers_prefer_their_own_shard() {
     if skipped("workers_prefer_their_own_shard") {
         return;
     }
-    let place = Fixture::new("spawn");
-    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
-    let _up = place.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"]);
-    // Each worker writes down the ports that its connections came from, and keeps them open.
+    let fixture = Fixture::new("spawn");
+    std::fs::write(fixture.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"]);
+    // Each worker records the source ports of its connections and keeps them open.
     let serve = "
 s = server('127.0.0.1', 7007, backlog=200)
 for worker in range(2):
@@ -247,20 +249,20 @@ for worker in range(2):
             a, peer = s.accept(); all_.append(a)
             open('of%d' % worker, 'a').write('%d ' % peer[1]); a.sendall(b'%d' % worker)
 os.wait()";
-    let server = RunningProgram::new(place.script(&["--stack", "lab", "--listen-spawn", "auto"], serve));
-    let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default();
+    let server = RunningProgram::new(fixture.script(&["--stack", "lab", "--listen-spawn", "auto"], serve));
+    let read = |name: &str| std::fs::read_to_string(fixture.path().join(name)).unwrap_or_default();
     wait_until("both workers are there", || !read("pid0").is_empty() && !read("pid1").is_empty());
-    // One after the other, so that whoever is asked has time.
+    // One connection after the other, so that the preferred worker has time to accept.
     let ask = "
 all_ = []
 for _ in range(40):
     c = socket.create_connection(('127.0.0.1', 7007)); all_.append(c); print(exactly(c, 1).decode(), flush=True); time.sleep(0.01)
 open('open', 'w').close()
 while not os.path.exists('seen'): time.sleep(0.01)";
-    let client = RunningProgram::new(place.script(&["--stack", "lab"], ask));
-    wait_until("all were accepted", || place.path().join("open").exists());
+    let client = RunningProgram::new(fixture.script(&["--stack", "lab"], ask));
+    wait_until("all were accepted", || fixture.path().join("open").exists());
     let shard_of = |worker: &str| -> Vec<String> {
-        let lines = place.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7007"]);
+        let lines = fixture.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7007"]);
         let ports = read(worker);
         let of =
             |line: &&str| ports.split_whitespace().any(|port| line.contains(&format!("127.0.0.1:{port} ")));
@@ -268,7 +270,8 @@ while not os.path.exists('seen'): time.sleep(0.01)";
     };
     let (first, second) = (shard_of("of0"), shard_of("of1"));
     assert!(first.len() > 5 && second.len() > 5 && first.len() + second.len() == 40, "{first:?} {second:?}");
-    // Which shard each is for, and of how many connections. One may have been busy when the other was asked, also at the first.
+    // Finds the shard of each worker and the number of its connections. A worker may have been busy when the
+    // other was preferred, also for the first connection.
     let most = |shards: &[String]| {
         ["0", "1"]
             .map(|shard| (shards.iter().filter(|other| *other == shard).count(), shard))
@@ -278,18 +281,19 @@ while not os.path.exists('seen'): time.sleep(0.01)";
     };
     let ((of_first, one), (of_second, other)) = (most(&first), most(&second));
     assert!(of_first + of_second >= 36 && one != other, "{first:?} {second:?}");
-    std::fs::write(place.path().join("seen"), "").unwrap();
+    std::fs::write(fixture.path().join("seen"), "").unwrap();
     assert!(client.wait_for_output().status.success());
-    // One dies: the other serves both.
+    // One worker dies, and the other serves both shards.
     assert!(std::process::Command::new("kill").args(["-9", &read("pid0")]).status().unwrap().success());
     let ask =
         "print({exactly(socket.create_connection(('127.0.0.1', 7007)), 1).decode() for _ in range(20)})";
-    assert_eq!(place.script_output(&["--stack", "lab"], ask), "{'1'}\n");
+    assert_eq!(fixture.script_output(&["--stack", "lab"], ask), "{'1'}\n");
     let _ = std::process::Command::new("kill").arg(read("pid1")).status();
     drop(server);
 }
 
-/// A worker that was busy when it was offered a connection, which went to another then, is there for the next although it has heard of nothing since.
+/// A worker that was busy when a connection was offered, which another worker then accepted, accepts the next
+/// one without another notification.
 #[test]
 fn a_worker_accepts_again_after_a_pause() {
     if skipped("a_worker_accepts_again_after_a_pause") {
@@ -307,11 +311,14 @@ if not os.fork():
 all_ = [socket.create_connection(('127.0.0.1', 7301)) for _ in range(2)]
 os.read(r, 1)
 print([exactly(c, 5) for c in all_]); os.write(W, b'.'); os.wait()";
-    let place = Fixture::new("busy");
-    assert_eq!(place.script_output(&["--stack", "kernel"], script), place.script_output(&LOOPBACK, script));
+    let fixture = Fixture::new("busy");
+    assert_eq!(
+        fixture.script_output(&["--stack", "kernel"], script),
+        fixture.script_output(&LOOPBACK, script)
+    );
 }
 
-/// The first two CPUs that this process may use.
+/// Returns the first two CPUs that this process may use.
 fn two_cpus() -> Option<[usize; 2]> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_string();
@@ -330,11 +337,12 @@ fn pinned_workers_serve_the_shard_of_their_cpu() {
         return;
     }
     let Some([first, second]) = two_cpus() else { return ginnel_testkit::skip(test, "one CPU only") };
-    let place = Fixture::new("bound");
+    let fixture = Fixture::new("bound");
     let pinned = format!("[shards]\ncount = 2\ncpus = [{first}, {second}]\n");
-    std::fs::write(place.path().join("pinned.toml"), pinned).unwrap();
-    let _up = place.start_stack("lab", &["--config", "pinned.toml", "--loopback", "stack"]);
-    // The first worker is bound to the CPU of the second shard, and the other way round: by their numbers they would be served alike or otherwise.
+    std::fs::write(fixture.path().join("pinned.toml"), pinned).unwrap();
+    let _up = fixture.start_stack("lab", &["--config", "pinned.toml", "--loopback", "stack"]);
+    // Worker and shard numbers are crossed: without pinning the workers would get the shards of their own
+    // numbers.
     let serve = format!(
         "
 s = server('127.0.0.1', 7008, backlog=200)
@@ -347,20 +355,22 @@ for worker, cpu in enumerate([{second}, {first}]):
             open('of%d' % worker, 'a').write('%d ' % peer[1]); a.sendall(b'%d' % worker)
 os.wait()"
     );
-    let _server = RunningProgram::new(place.script(&["--stack", "lab", "--listen-spawn", "bound"], &serve));
-    wait_until("both workers are there", || (0..2).all(|n| place.path().join(format!("there{n}")).exists()));
+    let _server = RunningProgram::new(fixture.script(&["--stack", "lab", "--listen-spawn", "bound"], &serve));
+    wait_until("both workers are there", || {
+        (0..2).all(|n| fixture.path().join(format!("there{n}")).exists())
+    });
     let ask = "
 all_ = []
 for _ in range(40):
     c = socket.create_connection(('127.0.0.1', 7008)); all_.append(c); exactly(c, 1); time.sleep(0.02)
 open('open', 'w').close()
 while not os.path.exists('seen'): time.sleep(0.01)";
-    let client = RunningProgram::new(place.script(&["--stack", "lab"], ask));
-    wait_until("all were accepted", || place.path().join("open").exists());
-    let lines = place.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7008"]);
+    let client = RunningProgram::new(fixture.script(&["--stack", "lab"], ask));
+    wait_until("all were accepted", || fixture.path().join("open").exists());
+    let lines = fixture.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7008"]);
     let mut served = [0, 0];
     for (worker, shard) in [("of0", "1"), ("of1", "0")] {
-        let ports = std::fs::read_to_string(place.path().join(worker)).unwrap_or_default();
+        let ports = std::fs::read_to_string(fixture.path().join(worker)).unwrap_or_default();
         let own = lines
             .lines()
             .filter(|line| ports.split_whitespace().any(|port| line.contains(&format!("127.0.0.1:{port} "))));
@@ -368,13 +378,13 @@ while not os.path.exists('seen'): time.sleep(0.01)";
             served[usize::from(line.split_whitespace().last() == Some(shard))] += 1;
         }
     }
-    // One may have been busy when the other was asked.
+    // A worker may have been busy when the other was preferred.
     assert!(served[1] >= 34 && served[0] + served[1] == 40, "{served:?} {lines}");
-    std::fs::write(place.path().join("seen"), "").unwrap();
+    std::fs::write(fixture.path().join("seen"), "").unwrap();
     assert!(client.wait_for_output().status.success());
 }
 
-/// As servers that answer from the address which was asked find out about it (dnsmasq).
+/// Servers use this to answer from the address to which a request was sent (dnsmasq).
 #[test]
 fn stack_sockets_report_interfaces_and_pktinfo() {
     if skipped("stack_sockets_report_interfaces_and_pktinfo") {
@@ -389,6 +399,6 @@ number, own, to = struct.unpack('i4s4s', info)
 # SIOCGIFNAME
 name = fcntl.ioctl(s, 0x8910, struct.pack('16si20x', b'', number))[:16].rstrip(bytes(1))
 print(data, (level, kind) == (0, 8), number, name, socket.inet_ntoa(own), socket.inet_ntoa(to))";
-    let place = Fixture::new("interfaces");
-    assert_eq!(place.script_output(&LOOPBACK, script), "b'x' True 1 b'lo' 127.0.0.1 127.0.0.1\n");
+    let fixture = Fixture::new("interfaces");
+    assert_eq!(fixture.script_output(&LOOPBACK, script), "b'x' True 1 b'lo' 127.0.0.1 127.0.0.1\n");
 }

@@ -1,4 +1,5 @@
-//! Stacks that several programs use (`ginnel up`, `down`, `run --stack`), programs that talk to themselves and to each other inside a stack, and such that become others.
+//! Stacks that several programs use (`ginnel up`, `down`, `run --stack`); programs that connect to themselves
+//! and to each other inside a stack; and programs that exec others.
 
 mod attachment;
 mod blocking_handlers;

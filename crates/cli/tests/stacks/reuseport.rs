@@ -4,10 +4,10 @@ use crate::fixture::{Fixture, RunningProgram, RunningStack, skipped, wait_until}
 
 const ON_LAB: [&str; 2] = ["--stack", "lab"];
 
-/// A stack with two shards.
-fn two_shards(place: &Fixture) -> RunningStack<'_> {
-    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
-    place.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"])
+/// Starts a stack with two shards.
+fn two_shards(fixture: &Fixture) -> RunningStack<'_> {
+    std::fs::write(fixture.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    fixture.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"])
 }
 
 #[test]
@@ -15,9 +15,9 @@ fn reuseport_listeners_share_all_shards() {
     if skipped("reuseport_listeners_share_all_shards") {
         return;
     }
-    let place = Fixture::new("shared");
-    let _up = two_shards(&place);
-    // `B` has no time until it is told.
+    let fixture = Fixture::new("shared");
+    let _up = two_shards(&fixture);
+    // `B` does not accept until it is told to.
     let serve = |name: &str| {
         let text = format!(
             "
@@ -28,15 +28,15 @@ keep = []
 while True:
     a, _ = s.accept(); a.sendall(b'{name}'); keep.append(a)"
         );
-        RunningProgram::new(place.script(&ON_LAB, &text))
+        RunningProgram::new(fixture.script(&ON_LAB, &text))
     };
-    let here = |name: &str| place.path().join(name).exists();
+    let here = |name: &str| fixture.path().join(name).exists();
     let _a = serve("A");
     let b = serve("B");
     wait_until("both listen", || here("atA") && here("atB"));
-    let listeners = place.run_ok(&["ss", "lab", "-l", "-H", "src", "127.0.0.1:7301"]);
+    let listeners = fixture.run_ok(&["ss", "lab", "-l", "-H", "src", "127.0.0.1:7301"]);
     assert_eq!(listeners.lines().count(), 4, "each on each shard: {listeners}");
-    // Who does not share, and who is somebody else, is refused.
+    // A process without SO_REUSEPORT, and a process of another user, are refused.
     let others = "
 def refused(**more):
     try: server('127.0.0.1', 7301, **more); return 'served'
@@ -44,7 +44,7 @@ def refused(**more):
 print(refused())
 if os.geteuid() == 0: os.seteuid(65534); print(refused(reuse_port=True))
 else: print(refused())";
-    assert_eq!(place.script_output(&ON_LAB, others), "Address already in use\nAddress already in use\n");
+    assert_eq!(fixture.script_output(&ON_LAB, others), "Address already in use\nAddress already in use\n");
     let ask = "
 all_ = [socket.create_connection(('127.0.0.1', 7301)) for _ in range(60)]
 def answered(): return sum(bool(select.select([c], [], [], 0)[0]) for c in all_)
@@ -57,26 +57,26 @@ def end(c):
 ends = [end(c) for c in all_]
 print(len(ends), sorted(set(ends)))
 print({exactly(socket.create_connection(('127.0.0.1', 7301)), 1).decode() for _ in range(40)})";
-    let client = RunningProgram::new(place.script(&ON_LAB, ask));
+    let client = RunningProgram::new(fixture.script(&ON_LAB, ask));
     wait_until("one has answered", || here("waits"));
-    let answered = std::fs::read_to_string(place.path().join("waits")).unwrap();
+    let answered = std::fs::read_to_string(fixture.path().join("waits")).unwrap();
     let answered: usize = answered.parse().unwrap();
     assert!((10..=50).contains(&answered), "both have their share: {answered}");
     let by_shard = |shard: &str| {
-        let lines = place.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7301"]);
+        let lines = fixture.run_ok(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7301"]);
         lines.lines().filter(|line| line.trim_end().ends_with(shard)).count()
     };
     assert!(by_shard(" 0") > 5 && by_shard(" 1") > 5);
-    // What waits at the one that is killed is reset; what comes later is the other's.
+    // Connections queued at the killed process are reset; later ones go to the other process.
     b.signal("KILL");
     let output = client.wait_for_output();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "60 ['A', 'reset']\n{'A'}\n");
     let _again = serve("B");
-    std::fs::write(place.path().join("go"), "").unwrap();
+    std::fs::write(fixture.path().join("go"), "").unwrap();
     wait_until("it is there again", || {
         let ask = "print(exactly(socket.create_connection(('127.0.0.1', 7301)), 1).decode())";
-        place.script_output(&ON_LAB, ask) == "B\n"
+        fixture.script_output(&ON_LAB, ask) == "B\n"
     });
 }
 
@@ -85,8 +85,8 @@ fn reuseport_distributes_datagrams_by_sender() {
     if skipped("reuseport_distributes_datagrams_by_sender") {
         return;
     }
-    let place = Fixture::new("spread");
-    let _up = two_shards(&place);
+    let fixture = Fixture::new("spread");
+    let _up = two_shards(&fixture);
     let serve = |name: &str| {
         let text = format!(
             "
@@ -95,10 +95,12 @@ s.bind(('127.0.0.1', 7302)); open('at{name}', 'w').close()
 while True:
     data, peer = s.recvfrom(100); s.sendto(b'{name}', peer)"
         );
-        RunningProgram::new(place.script(&ON_LAB, &text))
+        RunningProgram::new(fixture.script(&ON_LAB, &text))
     };
     let servers = [serve("A"), serve("B")];
-    wait_until("both are there", || place.path().join("atA").exists() && place.path().join("atB").exists());
+    wait_until("both are there", || {
+        fixture.path().join("atA").exists() && fixture.path().join("atB").exists()
+    });
     let ask = "
 by = {}
 for n in range(40):
@@ -109,7 +111,7 @@ print(len(by), min(by.values()) > 5)
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try: s.bind(('127.0.0.1', 7302))
 except OSError as e: print(os.strerror(e.errno))";
-    assert_eq!(place.script_output(&ON_LAB, ask), "2 True\nAddress already in use\n");
+    assert_eq!(fixture.script_output(&ON_LAB, ask), "2 True\nAddress already in use\n");
     servers[0].signal("KILL");
     let left = "
 def ask():
@@ -119,5 +121,5 @@ def ask():
 # Those that were sent to the dead one are lost; one is also if its answer takes long.
 while b'lost' in (heard := {ask() for _ in range(20)}): pass
 print(heard)";
-    assert_eq!(place.script_output(&ON_LAB, left), "{b'B'}\n");
+    assert_eq!(fixture.script_output(&ON_LAB, left), "{b'B'}\n");
 }

@@ -1,18 +1,18 @@
-//! On which shards sockets live.
+//! The shards to which sockets belong.
 
 use crate::fixture::{Fixture, RunningProgram, RunningStack, skipped, wait_until};
 
 const ON_LAB: [&str; 2] = ["--stack", "lab"];
 
-/// A stack with two shards.
-fn two_shards<'a>(place: &'a Fixture, more: &str) -> RunningStack<'a> {
-    std::fs::write(place.path().join("two.toml"), format!("[shards]\ncount = 2\n{more}")).unwrap();
-    place.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"])
+/// Starts a stack with two shards.
+fn two_shards<'a>(fixture: &'a Fixture, more: &str) -> RunningStack<'a> {
+    std::fs::write(fixture.path().join("two.toml"), format!("[shards]\ncount = 2\n{more}")).unwrap();
+    fixture.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"])
 }
 
-/// Lines that `ginnel ss` has of UDP sockets, by shard.
-fn datagram_sockets(place: &Fixture, filter: &[&str]) -> [usize; 2] {
-    let lines = place.run_ok(&[&["ss", "lab", "-u", "-a", "-H"], filter].concat());
+/// Returns the number of UDP sockets that `ginnel ss` shows, by shard.
+fn datagram_sockets(fixture: &Fixture, filter: &[&str]) -> [usize; 2] {
+    let lines = fixture.run_ok(&[&["ss", "lab", "-u", "-a", "-H"], filter].concat());
     ["0", "1"]
         .map(|shard| lines.lines().filter(|line| line.trim_end().ends_with(&format!(" {shard}"))).count())
 }
@@ -22,8 +22,8 @@ fn a_udp_socket_spans_all_shards() {
     if skipped("a_udp_socket_spans_all_shards") {
         return;
     }
-    let place = Fixture::new("homes");
-    let _up = two_shards(&place, "");
+    let fixture = Fixture::new("homes");
+    let _up = two_shards(&fixture, "");
     let script = "
 def udp(port=None, share=False):
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20)
@@ -80,18 +80,18 @@ got = [[] for _ in group]
 while sum(map(len, got)) < 160:
     for s in select.select(group, [], [])[0]: got[group.index(s)].append(s.recv(9))
 print(select.select(group, [], [], 0.3)[0], min(map(len, got)) > 10, all(m.count(d) == 2 for m in got for d in m))";
-    let program = RunningProgram::new(place.script(&ON_LAB, script));
-    let seen = |name: &str| std::fs::write(place.path().join(format!("{name}-seen")), "").unwrap();
-    let reached = |name: &str| wait_until(name, || place.path().join(name).exists());
+    let program = RunningProgram::new(fixture.script(&ON_LAB, script));
+    let seen = |name: &str| std::fs::write(fixture.path().join(format!("{name}-seen")), "").unwrap();
+    let reached = |name: &str| wait_until(name, || fixture.path().join(name).exists());
     reached("open");
-    let all = datagram_sockets(&place, &[]);
+    let all = datagram_sockets(&fixture, &[]);
     assert!(all[0] + all[1] == 60 && all.iter().all(|count| (25..=35).contains(count)), "{all:?}");
     seen("open");
     reached("closed");
-    wait_until("all are gone", || datagram_sockets(&place, &[]) == [0, 0]);
+    wait_until("all are gone", || datagram_sockets(&fixture, &[]) == [0, 0]);
     seen("closed");
     reached("group");
-    assert_eq!(datagram_sockets(&place, &[]), [2, 2]);
+    assert_eq!(datagram_sockets(&fixture, &[]), [2, 2]);
     seen("group");
     let output = program.wait_for_output();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -103,29 +103,30 @@ fn udp_sockets_are_distributed_over_shards() {
     if skipped("udp_sockets_are_distributed_over_shards") {
         return;
     }
-    let place = Fixture::new("single");
-    let _up = two_shards(&place, "");
+    let fixture = Fixture::new("single");
+    let _up = two_shards(&fixture, "");
     let script = "
 for n in range(8):
     if not os.fork():
         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 22000 + n)); time.sleep(40); os._exit(0)
 time.sleep(40)";
-    let _program = RunningProgram::new(place.script(&ON_LAB, script));
-    let all = || datagram_sockets(&place, &[]);
+    let _program = RunningProgram::new(fixture.script(&ON_LAB, script));
+    let all = || datagram_sockets(&fixture, &[]);
     wait_until("all are there", || all().iter().sum::<usize>() == 8);
     let all = all();
     assert!(all.iter().all(|count| *count >= 2), "{all:?}");
 }
 
-/// Each shard has its part of the ports, and opens in turn: who does not wait has asked nobody whether there is one.
+/// Each shard has its part of the ports, and connections are opened on the shards in turn. A non-blocking
+/// connect does not find out before whether its shard has a free port.
 #[test]
 fn any_shard_with_free_ports_can_connect() {
     if skipped("any_shard_with_free_ports_can_connect") {
         return;
     }
-    let place = Fixture::new("ports");
-    // Two of the ports are one shard's, and eight are the other's.
-    let _up = two_shards(&place, "[tcp]\nlocal_port_first = 40006\nlocal_port_last = 40015\n");
+    let fixture = Fixture::new("ports");
+    // One shard has two of the ports, and the other has eight.
+    let _up = two_shards(&fixture, "[tcp]\nlocal_port_first = 40006\nlocal_port_last = 40015\n");
     let script = "
 s = server('127.0.0.1', 7401, backlog=100)
 # The first asks; those behind it do not.
@@ -156,7 +157,7 @@ try: c.connect(('127.0.0.1', 7401))
 except OSError as e_: print(os.strerror(e_.errno))";
     let none = "Cannot assign requested address";
     assert_eq!(
-        place.script_output(&ON_LAB, script),
+        fixture.script_output(&ON_LAB, script),
         format!("9 True\n['{none}', '{none}', '{none}']\n{none}\n")
     );
 }

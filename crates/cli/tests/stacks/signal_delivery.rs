@@ -1,19 +1,19 @@
-//! Handlers of signals that come while a program makes calls: they run before a call, in its sleep or behind it, never in its middle. Python's own run when it pleases, so the program is
-//! C's.
+//! Signals that arrive while a program makes calls: their handlers run before a call, while it blocks, or
+//! after it, and never in its critical sections. Python delays its handlers, so the program is in C.
 
 use crate::fixture::{Fixture, skipped};
 
-/// Says the same on the kernel, where it is `expected`, and on a stack.
+/// Runs a part of the program on the kernel and on a stack; both must print `expected`.
 #[track_caller]
 fn assert_output(test: &str, part: &str, expected: &str) {
     if skipped(test) {
         return;
     }
-    let place = Fixture::new(&format!("between-{part}"));
-    let program = &*place.compile_c("between");
-    let on_kernel = place.run_ok(&["run", "--stack", "kernel", "--", program, part]);
+    let fixture = Fixture::new(&format!("between-{part}"));
+    let program = &*fixture.compile_c("between");
+    let on_kernel = fixture.run_ok(&["run", "--stack", "kernel", "--", program, part]);
     assert!(on_kernel.ends_with(expected), "{on_kernel}");
-    assert_eq!(place.run_ok(&["run", "--loopback", "stack", "--", program, part]), on_kernel);
+    assert_eq!(fixture.run_ok(&["run", "--loopback", "stack", "--", program, part]), on_kernel);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Which functions of libc the library stands in front of: all that take descriptors a socket can be, but for those that are named here with the reason.
+//! The libc functions that the library intercepts: all that take descriptors which may be sockets, except the
+//! functions that are listed here with a reason.
 
 use crate::fixture::built_library;
 use ginnel_testkit::skip;
@@ -6,7 +7,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// Functions that take descriptors which may be sockets, make such, or start programs that inherit them, and those that install handlers of signals; without the underscores, `_chk` and `64` of their other names.
+/// Functions that take or create descriptors which may be sockets, that start programs which inherit them, or
+/// that install signal handlers. The names are without the underscores and the suffixes `_chk` and `64` of
+/// their variants.
 const FAMILIES: &[&str] = &[
     "accept",
     "accept4",
@@ -106,7 +109,7 @@ const FAMILIES: &[&str] = &[
     "writev",
 ];
 
-/// Those that are libc's own, and why that is right.
+/// Functions that are not intercepted, with the reason.
 const LIBCS: &[(&str, &str)] = &[
     ("__close_nocancel", "libc's own business: programs cannot link it"),
     ("__read_nocancel", "libc's own business: programs cannot link it"),
@@ -143,7 +146,7 @@ const LIBCS: &[(&str, &str)] = &[
     ("system", "what it starts finds the stack by the environment, and none of the sockets: docs/posix.md"),
 ];
 
-/// Names that a library offers; `None` if it cannot be asked.
+/// Returns the symbols that a library exports, or `None` if they cannot be listed.
 fn names(library: &Path) -> Option<BTreeSet<String>> {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().ok()?;
     assert!(output.status.success(), "{output:?}");
@@ -152,7 +155,7 @@ fn names(library: &Path) -> Option<BTreeSet<String>> {
     Some(text.lines().filter_map(name).collect())
 }
 
-/// A name without what makes it another name for the same.
+/// Returns a name without the prefixes and suffixes of its variants.
 fn base(name: &str) -> &str {
     let name = name.trim_start_matches('_');
     let name = name.strip_suffix("_chk").unwrap_or(name);
@@ -177,7 +180,7 @@ fn every_libc_function_is_intercepted_or_excused() {
     assert!(missing.is_empty(), "neither answered nor excused: {missing:?}");
     let both: Vec<_> = LIBCS.iter().filter(|(name, _)| ours.contains(*name)).collect();
     assert!(both.is_empty(), "answered, so no excuse is needed: {both:?}");
-    // What the library offers and libc does not would be called by nobody, or by the wrong one.
+    // A function that only the library exports would never be called, or be called by mistake.
     let strangers: Vec<_> = ours.iter().filter(|name| !all.contains(*name)).collect();
     assert!(strangers.is_empty(), "not libc's: {strangers:?}");
 }

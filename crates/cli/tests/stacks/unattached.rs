@@ -1,4 +1,4 @@
-//! Programs that have no use for the stack that they are on, or not yet: they take no place.
+//! Programs that do not use the stack, or do not use it yet: they occupy no client slot.
 
 use crate::fixture::{Fixture, RunningProgram, run_to_end, skipped, wait_until};
 
@@ -6,28 +6,28 @@ const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
 #[test]
 fn programs_without_network_use_no_slots() {
-    let place = Fixture::new("shell");
-    std::fs::write(place.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
-    let _up = place.start_stack("lab", &["--config", "few.toml", "--loopback", "stack"]);
-    // Bounded, so that nothing is left of a test that failed.
+    let fixture = Fixture::new("shell");
+    std::fs::write(fixture.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--config", "few.toml", "--loopback", "stack"]);
+    // Bounded, so that no process is left after a failed test.
     let wait = "for turn in $(seq 600); do test -e go && break; sleep 0.05; done";
     let script = format!(
         "for n in 1 2 3 4 5 6 7 8 9 10; do (echo $n >here$n; {wait}) & done; ls >/dev/null; wait; echo done"
     );
-    let shell = RunningProgram::new(place.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", &script]));
-    wait_until("all are there", || (1..=10).all(|n| place.path().join(format!("here{n}")).exists()));
-    let clients = place.run_ok(&["stat", "lab", "--json"]);
+    let shell = RunningProgram::new(fixture.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", &script]));
+    wait_until("all are there", || (1..=10).all(|n| fixture.path().join(format!("here{n}")).exists()));
+    let clients = fixture.run_ok(&["stat", "lab", "--json"]);
     assert!(
         clients.contains("\"channel.clients\":0") || clients.contains("\"channel.clients\": 0"),
         "{clients}"
     );
-    // It is used all the same.
-    let refused = place.run(&["down", "lab"]);
+    // The stack is in use nevertheless.
+    let refused = fixture.run(&["down", "lab"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains(&format!("({})", shell.pid())), "{refused:?}");
-    std::fs::write(place.path().join("go"), "").unwrap();
+    std::fs::write(fixture.path().join("go"), "").unwrap();
     let output = shell.wait_for_output();
     assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"done\n"[..], &b""[..]), "{output:?}");
-    place.run_ok(&["down", "lab"]);
+    fixture.run_ok(&["down", "lab"]);
 }
 
 #[test]
@@ -35,8 +35,8 @@ fn a_program_attaches_after_chroot_and_setuid() {
     if skipped("a_program_attaches_after_chroot_and_setuid") {
         return;
     }
-    let place = Fixture::new("late");
-    // Python's `socket` would be a use of the stack when it is loaded (it tries an epoll set), before the program has gone anywhere.
+    let fixture = Fixture::new("late");
+    // Importing Python's `socket` creates an epoll set, which would attach the program before the chroot.
     let script = "
 import os, _socket, encodings.idna
 before = os.geteuid()
@@ -48,7 +48,7 @@ s = _socket.socket(); s.bind(('127.0.0.1', 7401 + (child == 0))); s.listen(1)
 c = _socket.socket(); c.connect(s.getsockname()); a = _socket.socket(fileno=s._accept()[0]); c.sendall(b'in'); data = a.recv(9)
 if child: os.waitpid(child, 0)
 print(data, before == 0 and os.geteuid() == 65534 or before != 0, any(':1CE9' in line for line in open('/proc/net/tcp')) if before else False, flush=True)";
-    let output = run_to_end(place.script_without_prelude(&LOOPBACK, script));
+    let output = run_to_end(fixture.script_without_prelude(&LOOPBACK, script));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'in' True False\n".repeat(2), "{output:?}");
 }
@@ -58,17 +58,18 @@ fn a_stack_waits_for_unattached_daemons() {
     if skipped("a_stack_waits_for_unattached_daemons") {
         return;
     }
-    let place = Fixture::new("idle-daemon");
+    let fixture = Fixture::new("idle-daemon");
     let script = "
 if os.fork(): os._exit(0)
 os.setsid(); time.sleep(0.7)
 s = server('127.0.0.1', 7402); c = socket.create_connection(s.getsockname()); open('served', 'w').close()";
-    let output = run_to_end(place.script(&LOOPBACK, script));
+    let output = run_to_end(fixture.script(&LOOPBACK, script));
     assert!(output.status.success(), "{output:?}");
-    assert!(place.path().join("served").exists(), "it was waited for");
+    assert!(fixture.path().join("served").exists(), "it was waited for");
 }
 
-/// The handler is `fork` itself: what it forks goes on where the signal came. `INSTALLER` installs it, and `ENOUGH` says when.
+/// The handler is `fork` itself: the child continues where the signal arrived. `INSTALLER` installs it, and
+/// `ENOUGH` is the condition for the end.
 const FORKING_HANDLER: &str = "
 import ctypes
 libc = ctypes.CDLL(None)
@@ -99,18 +100,18 @@ while not (ENOUGH):
 signal.setitimer(signal.ITIMER_REAL, 0); ours()
 d = socket.create_connection(s.getsockname()); b, _ = s.accept(); d.sendall(b'and goes on'); print(exactly(b, 11), exactly(a, len(data)) == data, b'i' in seen)";
 
-/// What the program says, and what it complains of.
+/// Returns standard output and standard error of the program.
 #[track_caller]
 fn run_forking_handler(name: &str, installer: &str, enough: &str) -> (String, String) {
-    let place = Fixture::new(name);
+    let fixture = Fixture::new(name);
     let script = FORKING_HANDLER.replace("INSTALLER", installer).replace("ENOUGH", enough);
-    let output = run_to_end(place.script(&LOOPBACK, &script));
+    let output = run_to_end(fixture.script(&LOOPBACK, &script));
     assert!(output.status.success(), "{output:?}");
     let [said, complaints] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     (said, complaints)
 }
 
-/// A handler that was installed past the library cannot be put off.
+/// The library cannot defer a handler that was installed without it.
 #[test]
 fn forking_in_a_handler_is_safe() {
     let test = "forking_in_a_handler_is_safe";
@@ -128,7 +129,7 @@ fn children_forked_in_handlers_have_the_sockets() {
         return;
     }
     let (said, complaints) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");
-    // Unless the stack has not heard yet of the end of so many others.
+    // The stack may not have noticed yet that so many other processes have ended.
     let is_full = complaints.contains("no room for another process");
     let expected = if is_full { "b'and goes on' True" } else { "b'and goes on' True False\n" };
     assert!(said.starts_with(expected), "{said} {complaints}");

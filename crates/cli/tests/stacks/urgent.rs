@@ -1,4 +1,4 @@
-//! Urgent data, as unmodified programs use them: `MSG_OOB`, `sockatmark` by its `ioctl`, and `SIGURG`.
+//! Urgent data in unmodified programs: `MSG_OOB`, `sockatmark` through its `ioctl`, and `SIGURG`.
 
 use crate::fixture::{Fixture, skipped};
 
@@ -33,14 +33,14 @@ print('child', os.waitpid(child, 0)[1])
 fcntl.fcntl(a, fcntl.F_SETOWN, 0); before = len(heard)
 c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(heard) - before)";
 
-/// The same program on the kernel says what it must say.
+/// The expected output is that of the program on the kernel.
 #[test]
 fn urgent_data_behave_as_on_the_kernel() {
     if skipped("urgent_data_behave_as_on_the_kernel") {
         return;
     }
-    let place = Fixture::new("urgent");
-    let on_kernel = place.script_output(&["--stack", "kernel"], SCRIPT);
+    let fixture = Fixture::new("urgent");
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], SCRIPT);
     assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nheard 1\n"), "{on_kernel}");
-    assert_eq!(place.script_output(&["--loopback", "stack"], SCRIPT), on_kernel);
+    assert_eq!(fixture.script_output(&["--loopback", "stack"], SCRIPT), on_kernel);
 }
