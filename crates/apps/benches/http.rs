@@ -1,5 +1,5 @@
-//! Nanoseconds per request in the server and in the generator, without any network:
-//! `cargo bench -p ginnel-apps --bench http`. Median of the rounds.
+//! Measures nanoseconds per request in the server and in the generator, without a network. Run with `cargo
+//! bench -p ginnel-apps --bench http`. The figures are medians of the rounds.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -26,7 +26,7 @@ Gecko/20100101 Firefox/140.0\r\nAccept: text/html,application/xhtml+xml,applicat
 en-US,en;q=0.5\r\nAccept-Encoding: gzip, deflate, br, zstd\r\nConnection: keep-alive\r\nUpgrade-Insecure-Requests: 1\r\n\
 Sec-Fetch-Dest: document\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Site: none\r\nSec-Fetch-User: ?1\r\nPriority: u=0, i\r\n\r\n";
 
-/// A network that takes everything at once.
+/// A network that accepts everything.
 struct Null;
 
 impl Transport for Null {
@@ -72,7 +72,7 @@ fn main() {
     println!("{:<44} {:>9.1}", "generator, short connection", generate(true, &response));
 }
 
-/// Median of the rounds, each of which does `TURNS` turns of `CONNECTIONS` pieces of work.
+/// Returns the median of the rounds, each of which runs `TURNS` turns for `CONNECTIONS` connections.
 fn median(mut turn: impl FnMut(u32)) -> f64 {
     let mut results = Vec::new();
     for _ in 0..ROUNDS {
@@ -116,7 +116,7 @@ fn serve(request: &[u8], same: bool, response: &mut Vec<u8>) -> f64 {
     }
     server.data(Instant::ZERO, Conn::new(0, 1), request, &mut Keep(response));
     assert!(response.starts_with(b"HTTP/1.1 200 OK\r\n"));
-    // The query makes a request another one without making it longer.
+    // The query makes the request distinct without changing its length.
     let mut request =
         String::from_utf8(request.to_vec()).expect("ASCII").replace("index.html", "?000000000").into_bytes();
     let mut number = 0u32;

@@ -1,4 +1,4 @@
-//! httpd, and the load generator on its light TCP: all that the generator can do, in simulated time.
+//! httpd and the load generator on its light TCP: all features of the generator, in simulated time.
 
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
@@ -16,7 +16,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Address of the server.
 const SERVER: &str = "10.0.0.1";
-/// A day on which everything here happens.
+/// The simulated day.
 const UNIX: Duration = Duration::from_secs(784_111_777);
 
 #[derive(clap::Parser)]
@@ -61,7 +61,7 @@ impl ConnectedPair {
         let builder = Shard::builder(config(&[server], None)).handler(handler).device("cable", far);
         let mut server = builder.seed([1; 32]).now(now).build().unwrap();
         let mut now = now;
-        // Duplicate address detection.
+        // Waits for duplicate address detection.
         while server.stats().running_ns == 0 {
             server.poll_once(now).unwrap();
             now += Duration::from_millis(10);
@@ -72,7 +72,8 @@ impl ConnectedPair {
         Self { server, light, job, now, _root: root }
     }
 
-    /// A turn of both. True when the run is over. `measure` runs around the generator's part.
+    /// Runs a turn of both, and returns true when the run is over. `measure` is called with the generator's
+    /// part.
     fn turn(&mut self, measure: &mut dyn FnMut(&mut dyn FnMut())) -> bool {
         let server = self.server.poll_once(self.now).unwrap();
         let mut client = None;
@@ -169,7 +170,7 @@ fn open_loops_with_many_sources_keep_their_rate() {
 
 #[test]
 fn reused_ports_are_accepted_in_time_wait() {
-    // More than an address has, all within the server's TIME-WAIT.
+    // More connections than an address has ports, all within the server's TIME-WAIT.
     let (report, ends) = measure(&[URL, "-n", "70000", "-c", "50"], None);
     assert_eq!((report.requests.completed, report.failures.len()), (70_000, 0), "{report}");
     assert!(ends.now < Instant::from_millis(50_000), "slower than TIME-WAIT: {:?}", ends.now);

@@ -1,5 +1,5 @@
-//! In steady state neither the server nor the generator allocates, whatever is asked: files behind their heads, files as
-//! sources, HEAD, preconditions, ranges, errors, requests in pieces.
+//! In steady state neither the server nor the generator allocates, for all kinds of requests: small files,
+//! files as sources, HEAD, preconditions, ranges, errors, and fragmented requests.
 
 use core::time::Duration;
 use ginnel::{Conn, Instant};
@@ -12,7 +12,7 @@ use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Takes everything, in pieces of at most so many bytes.
+/// A transport that accepts everything, at most `room` bytes per call.
 struct Sink {
     bytes: u64,
     room: usize,
@@ -56,7 +56,8 @@ const REQUESTS: [&[u8]; 7] = [
     b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
 ];
 
-/// Each request on a connection of its own and on one that stays, whole and in pieces, with room and without.
+/// Sends each request on a new connection and on a persistent one, whole and fragmented, with and without
+/// free send buffer.
 fn round(server: &mut Server, now: &mut Instant, generation: &mut u32) {
     for (room, step) in [(usize::MAX, usize::MAX), (usize::MAX, 7), (50, usize::MAX)] {
         let stays = Conn::new(0, *generation);

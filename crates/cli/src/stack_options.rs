@@ -178,7 +178,7 @@ impl StackOptions {
         Ok(config)
     }
 
-    /// An option that was given, if any was.
+    /// Returns the first stack option that was given, if any.
     pub fn first_given(&self) -> Option<&'static str> {
         let given = [
             ("--config", self.config.is_some()),

@@ -354,7 +354,8 @@ fn httpd_serves_curl_over_tap() {
     assert!(std::fs::metadata(&capture).unwrap().len() > 3 << 20);
 }
 
-/// What was asked for and no more: a filter, a part of each frame, and the newest files of a ring.
+/// The capture has only frames that match the filter, truncated to the snaplen, in the newest files of a
+/// ring.
 // limit: device.capture_file_bytes
 #[test]
 fn a_capture_has_filter_ring_and_snaplen() {

@@ -1,4 +1,4 @@
-//! Two shards joined by a cable in memory, polled in turn by one thread in simulated time.
+//! Two shards joined by a memory cable, polled in turn by one thread in simulated time.
 
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, Placement};
@@ -7,26 +7,27 @@ use ginnel_devices::memory::{self, MemoryConfig};
 
 /// Address of the server.
 pub const SERVER: &str = "10.0.0.1";
-/// A day on which everything here happens: Sun, 06 Nov 1994 08:49:37 GMT.
+/// The simulated day: Sun, 06 Nov 1994 08:49:37 GMT.
 pub const UNIX: Duration = Duration::from_secs(784_111_777);
 
-/// A server, a client and the time. If `SPLIT`, both applications stand beside their shards.
+/// A server, a client and the time. With `SPLIT` both applications run in threads of their own.
 pub struct Pair<S, C, const SPLIT: bool> {
     /// The server's shard.
     pub server: Shard<S>,
     /// The client's shard.
     pub client: Shard<C>,
-    /// The time.
+    /// The simulated time.
     pub now: Instant,
 }
 
 impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
-    /// Joins them. `faults` is a link specification for both directions; `sources` are the client's addresses, with prefix lengths.
+    /// Joins server and client. `faults` is a link specification for both directions; `sources` are the
+    /// client's addresses with prefix lengths.
     pub fn new(server: S, client: C, faults: Option<&str>, sources: &[&str]) -> Self {
         Self::at(&format!("{SERVER}/16"), server, client, faults, sources)
     }
 
-    /// The same with another address of the server.
+    /// Joins server and client; the server has `address`.
     pub fn at(address: &str, server: S, client: C, faults: Option<&str>, sources: &[&str]) -> Self {
         let (a, b) = memory::pair(MemoryConfig::default());
         let now = Instant::from_millis(1_000);
@@ -46,7 +47,8 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
         Self { server, client, now }
     }
 
-    /// Lets time pass until the client's application stops its shard, or `limit` of simulated time is over.
+    /// Advances the time until the client's application stops its shard, or until `limit` of simulated time
+    /// has passed.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
         loop {
@@ -55,7 +57,7 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
             if client.stopped {
                 return;
             }
-            // A turn that did something may have sent something.
+            // A turn that did work may have sent frames, so time stays.
             if server.work + client.work == 0 {
                 let next = [server.next_deadline, client.next_deadline].into_iter().flatten().min();
                 let next = next.expect("somebody waits for something");
@@ -74,7 +76,7 @@ struct Parse<T: clap::Args> {
     options: T,
 }
 
-/// Options as the command line has them.
+/// Parses options as on a command line.
 pub fn parse<T: clap::Args>(words: &[&str]) -> T {
     use clap::Parser;
     Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options

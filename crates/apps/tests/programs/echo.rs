@@ -1,4 +1,4 @@
-// The echo server under a client that sends much before it reads anything.
+// The echo server with a client that sends much before it reads.
 
 use crate::common::SERVER;
 use core::time::Duration;
@@ -11,7 +11,7 @@ fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
     range.map(|i| (i * 31 % 251) as u8).collect()
 }
 
-/// Sends until nothing more goes, and only then begins to read.
+/// Sends until the send buffer stays full, and only then begins to read.
 struct Client {
     sent: usize,
     received: usize,
@@ -43,7 +43,7 @@ impl Handler for Client {
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
         cx.set_token(conn, 1).unwrap();
         self.push(cx, conn);
-        // By then both directions are full.
+        // Both directions are full by then.
         cx.set_timer(Duration::from_secs(5), u64::from(conn.index()) << 32 | u64::from(conn.generation()));
     }
 
@@ -91,7 +91,7 @@ fn back_pressure_loses_no_data() {
     assert!(client.stalled_at < BYTES, "all {} bytes fitted into buffers", client.stalled_at);
 }
 
-/// Sends datagrams of many sizes, one after the other, and expects each of them back.
+/// Sends datagrams of many sizes in turn, and expects each of them back.
 struct UdpClient {
     socket: Option<UdpHandle>,
     sizes: Vec<usize>,
@@ -127,7 +127,8 @@ impl Handler for UdpClient {
     }
 }
 
-/// Asks an address of the server that is not its first, by a socket that takes answers from nowhere else.
+/// Sends a request to an address of the server that is not its first, from a connected socket, which accepts
+/// datagrams only from that address.
 struct UdpRequester {
     answers: usize,
 }
@@ -158,7 +159,7 @@ impl Handler for UdpRequester {
 #[test]
 fn datagrams_are_answered_from_their_destination_address() {
     let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
-    // The ends change places: it is the client's side that has several addresses.
+    // The roles are swapped: the client's side of the pair has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
     let mut pair = Pair::at("10.0.0.2/16", UdpRequester { answers: 0 }, server, None, &addresses);
     for _ in 0..2000 {
@@ -174,7 +175,7 @@ fn datagrams_are_answered_from_their_destination_address() {
 
 #[test]
 fn datagrams_of_all_sizes_are_echoed() {
-    // In one frame, in fragments, and the largest there is.
+    // In one frame, in fragments, and the largest datagram.
     let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
     let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     let client = UdpClient { socket: None, sizes, answered: 0 };

@@ -1,4 +1,4 @@
-// httpd and the load generator on two stacks of their own.
+// httpd and the load generator on separate stacks.
 
 use crate::common::{SERVER, UNIX, parse};
 use core::time::Duration;
@@ -18,7 +18,7 @@ fn httpd(root: &Path, options: &[&str]) -> Httpd {
     Httpd::with_clock(&options, || UNIX).unwrap()
 }
 
-/// A generator, and what it will have measured.
+/// Returns a generator and its results, which are set at the end.
 fn load(options: &[&str]) -> (LoadHandler, SharedStats, Job) {
     let job = parse::<HttpOptions>(options).job().unwrap();
     let outcome = SharedStats::default();
@@ -26,7 +26,7 @@ fn load(options: &[&str]) -> (LoadHandler, SharedStats, Job) {
     (handler, outcome, job)
 }
 
-/// Runs a generator against a server and returns the report, and the server with its counters.
+/// Runs a generator against a server. Returns the report, and the pair with the server's counters.
 fn measure(
     server: Httpd,
     words: &[&str],
@@ -110,7 +110,7 @@ fn a_stopping_server_finishes_its_responses() {
         if server.stopped {
             break;
         }
-        // In the middle of the transfers.
+        // During the transfers.
         if !told && pair.server.handler().server().counters().responses == 8 {
             pair.server.with(pair.now, |handler, cx| handler.stopping(cx));
             told = true;
@@ -144,14 +144,14 @@ fn open_loops_with_many_sources_keep_their_rate() {
     let root = small_site();
     let addresses: Vec<String> = (1..=20).map(|i| format!("10.0.1.{i}/16")).collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    // The warm-up is for finding the neighbours.
+    // Neighbours are resolved during the warm-up.
     let words =
         [&[URL, "--rate", "2000", "-d", "2s", "-w", "200ms", "-c", "500"][..], &["--source", "10.0.1.1-20"]]
             .concat();
     let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=5ms"), &addresses);
     assert_eq!((report.requests.started, report.requests.not_started), (4000, 0), "{report}");
     assert!(report.failures.is_empty(), "{report}");
-    // Two round trips of 20 ms: the delay of both devices, both ways.
+    // Two round trips of 20 ms: the delay of both devices in both directions.
     let p99 = report.latency_ns.total.p99;
     assert!((40_000_000..41_000_000).contains(&p99), "{report}");
     assert!(report.warnings.is_empty(), "{report}");
@@ -160,14 +160,14 @@ fn open_loops_with_many_sources_keep_their_rate() {
 #[test]
 fn open_loop_requests_start_exactly_when_due() {
     let root = small_site();
-    // 142,857.14 ns apart: no two of them equally far from a tick of the timer wheel.
+    // 142,857.14 ns apart, so that the due times have different distances to the ticks of the timer wheel.
     let table: [&[&str]; 3] = [&["-c", "50"], &["-k", "-c", "50"], &["-c", "50", "--poisson"]];
     for kind in table {
         let words = [&[URL, "--rate", "7000", "-d", "500ms", "-w", "50ms"], kind].concat();
         let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE_SOURCE);
         assert!(report.requests.started > 3_300 && report.requests.not_started == 0, "{kind:?} {report}");
         let lag = report.latency_ns.lag.as_ref().unwrap();
-        // Simulated time goes on by a microsecond at the least.
+        // Simulated time advances by at least a microsecond.
         assert!(lag.max <= 1_000, "{kind:?}: up to {} ns late", lag.max);
         assert!(pair.client.handler().is_done());
     }
@@ -181,7 +181,7 @@ fn loss_only_costs_time() {
     assert_eq!((report.requests.completed, report.failures.len()), (1000, 0), "{report}");
 }
 
-/// Fetches a list of paths, one after the other on each of some connections, and keeps the hash of each body.
+/// Fetches a list of paths over several connections, and stores the hash of each body.
 struct Fetcher {
     paths: Vec<String>,
     next: usize,
@@ -245,7 +245,7 @@ impl Handler for Fetcher {
     }
 }
 
-/// Fetches the corpus and compares every page with the file.
+/// Fetches the corpus and compares every page with its file.
 fn fetch_corpus(httpd_options: &[&str], faults: Option<&str>, pages_max: usize) {
     let directory = tempfile::tempdir().unwrap();
     let mut pages = corpus::write(directory.path(), 1).unwrap();

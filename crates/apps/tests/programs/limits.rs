@@ -1,4 +1,5 @@
-//! httpd at its limits, over the engine: to the byte what is granted, what is refused, and that the next client is served.
+//! httpd at its limits: the largest accepted request, the smallest refused one, and that the next client is
+//! served.
 
 use super::common::{SERVER, UNIX, parse};
 use core::time::Duration;
@@ -9,7 +10,7 @@ use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, Report, SharedSta
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;
 
-/// A server with limits of 100 bytes for the request line, 300 for the head and 50 for the body.
+/// Returns a server with limits of 100 bytes for the request line, 300 for the head and 50 for the body.
 fn httpd(body_bytes: usize) -> (tempfile::TempDir, Httpd) {
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("index.html"), vec![b'x'; body_bytes]).unwrap();
@@ -19,7 +20,7 @@ fn httpd(body_bytes: usize) -> (tempfile::TempDir, Httpd) {
     (root, Httpd::with_clock(&options, || UNIX).unwrap())
 }
 
-/// Two shards, the server's with `change` in its configuration.
+/// Returns two shards; `change` changes the server's configuration.
 fn shards<C: Handler>(
     server: Httpd,
     client: C,
@@ -54,7 +55,7 @@ fn run<C: Handler>(server: &mut Shard<Httpd>, client: &mut Shard<C>, mut now: In
     }
 }
 
-/// Sends each request on a connection of its own, one after the other, and keeps what comes.
+/// Sends each request on a connection of its own, one after the other, and stores the responses.
 struct Requests {
     requests: Vec<Vec<u8>>,
     answers: Vec<String>,
@@ -93,7 +94,7 @@ impl Handler for Requests {
     }
 }
 
-/// A request with a request line, a head and a body of so many bytes.
+/// Returns a request whose request line, head and body have these lengths.
 fn request(line: usize, head: usize, body: usize) -> Vec<u8> {
     let first = format!("GET /?{} HTTP/1.1\r\n", "q".repeat(line - 17));
     let rest = format!("Host: a\r\nContent-Length: {body}\r\n");
@@ -101,7 +102,7 @@ fn request(line: usize, head: usize, body: usize) -> Vec<u8> {
     [first, rest, format!("X: {}\r\n\r\n", "h".repeat(filler)), "b".repeat(body)].concat().into_bytes()
 }
 
-/// A request with so many fields, none of them longer than necessary.
+/// Returns a request with `count` fields of minimal length.
 fn fields(count: usize) -> Vec<u8> {
     format!("GET / HTTP/1.1\r\nHost:a\r\n{}\r\n", "a:\r\n".repeat(count - 1)).into_bytes()
 }

@@ -1,10 +1,11 @@
-//! The programs of this crate, each with what it talks to at the other end of a cable in memory.
+//! The programs of this crate, each with its peer at the other end of a memory cable.
 
 mod common;
 mod limits;
 mod placements;
 
-/// The same tests with each application in its shard's thread, and with each beside its shard.
+/// Defines the tests twice: with each application in its shard's thread, and with each in a thread of its
+/// own.
 macro_rules! placements {
     ($($name:ident: $split:literal)*) => {
         $(mod $name {

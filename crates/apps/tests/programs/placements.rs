@@ -1,4 +1,4 @@
-//! Echo and httpd wherever configuration puts them: their clients are told the same, to the byte.
+//! Echo and httpd in every placement: their clients receive equal bytes.
 
 use crate::common::{UNIX, parse};
 use core::time::Duration;
@@ -11,17 +11,17 @@ use std::collections::BTreeMap;
 use std::fs;
 
 const CONNECTIONS: usize = 40;
-/// Connections at the same time.
+/// Number of concurrent connections.
 const WINDOW: usize = 8;
 
-/// Says what belongs to the number of each connection, and notes what it hears.
+/// Sends data that depend on the number of the connection, and records what it receives.
 struct Client {
     port: u16,
     script: fn(usize) -> Vec<u8>,
-    /// The server waits for the end of what is said.
+    /// Whether the client half-closes, for a server that waits for FIN.
     half_closes: bool,
     opened: usize,
-    /// Number, and what is still to be said.
+    /// Number of the connection, and the data still to be sent.
     open: BTreeMap<Conn, (usize, Vec<u8>)>,
     transcript: BTreeMap<usize, (Vec<u8>, Option<CloseReason>)>,
 }
@@ -43,7 +43,7 @@ impl Client {
 
 impl Handler for Client {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        // By then all servers listen.
+        // All servers listen by then.
         cx.set_timer(Duration::from_secs(1), 0).unwrap();
         Ok(())
     }
@@ -86,7 +86,7 @@ fn config(address: &str) -> Config {
     Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[])
 }
 
-/// What the client of a server that stands there is told, by connection.
+/// Returns what the client of a server in this placement receives, by connection.
 fn transcript<S: Handler>(
     (placement, shards, workers): (Placement, u32, u32),
     server: impl Fn() -> S,
@@ -116,7 +116,8 @@ fn transcript<S: Handler>(
     }
 }
 
-/// Runs a server in each place, and compares with the one in its shard's thread. Returns what that one says.
+/// Runs a server in each placement, compares the results with those of the inline placement, and returns
+/// those.
 fn assert_same_in_all_placements<S: Handler>(
     server: impl Fn() -> S,
     client: impl Fn() -> Client,

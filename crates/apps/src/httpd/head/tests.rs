@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const ROOM: HeaderBuffer<'static> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
 
-/// The status a head is refused with, or the request in brief.
+/// Returns a summary of the parsed request, or the status that refuses it.
 fn outcome(head: &str) -> Result<String, u16> {
     let mut buffer = ROOM;
     parse(head.as_bytes(), &mut buffer)
@@ -158,7 +158,7 @@ fn each_limit_has_its_status() {
     assert_eq!(scan(format!("GET\r\n{}\r\n\r\n", "x".repeat(92))), Err(431));
 }
 
-/// Pieces of requests, so that random input reaches deep.
+/// Fragments of requests, so that random input reaches deep into the parser.
 fn fragment() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(b"GET / HTTP/1.1\r\n".to_vec()),
@@ -172,7 +172,8 @@ fn fragment() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// What the careful way makes of the bytes: the head's length and the request in brief, or the status; `None` if more must come.
+/// Parses with [`Scanner`] and [`parse`]: returns the length of the head, and a summary of the request or the
+/// status; `None` if more bytes are needed.
 fn parse_by_scanner(bytes: &[u8], limits: &Limits) -> Option<(usize, Result<String, Status>)> {
     let end = Scanner::default().find_end(bytes, limits).ok()??;
     let mut buffer = ROOM;

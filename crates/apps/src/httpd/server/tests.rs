@@ -17,7 +17,7 @@ struct ServerFixture {
     server: Server,
     net: Recorder,
     now: Instant,
-    /// Bytes that arrived and were not taken yet.
+    /// Received bytes that the server has not consumed.
     unread: Vec<u8>,
 }
 
@@ -33,13 +33,13 @@ impl ServerFixture {
         Self { server, net, now, unread: Vec::new() }
     }
 
-    /// More bytes arrive.
+    /// Adds received bytes.
     fn feed(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         self.offer_input();
     }
 
-    /// Shows the server what it has not taken, as a transport does.
+    /// Delivers the unconsumed bytes to the server, as a transport does.
     fn offer_input(&mut self) {
         loop {
             self.net.resumed = false;
@@ -51,7 +51,7 @@ impl ServerFixture {
         }
     }
 
-    /// Room for `bytes` more.
+    /// Frees `bytes` bytes of send buffer.
     fn make_room(&mut self, bytes: usize) {
         self.net.room += bytes;
         self.server.writable(self.now, CONN, &mut self.net);
@@ -83,7 +83,8 @@ impl ServerFixture {
     }
 }
 
-/// A site with a small page, a file too large to stand behind its head, an empty one, and a directory.
+/// Creates a site with a small page, a file too large to be stored after its head, an empty file, and a
+/// directory.
 fn site_directory() -> tempfile::TempDir {
     let outer = tempfile::tempdir().unwrap();
     let root = outer.path().join("root");

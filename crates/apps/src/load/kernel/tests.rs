@@ -1,4 +1,4 @@
-//! Runs against a small server on the kernel's own sockets, over loopback.
+//! Runs the generator against a small server on the kernel's own sockets, over loopback.
 
 use super::super::options::tests::job;
 use super::super::{Report, measure_on_kernel};
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// What a connection of the server does with each request; false closes it.
+/// What the server does with each request; false closes the connection.
 type Behaviour = fn(&mut TcpStream, &[u8]) -> bool;
 
 /// A server with a thread per connection.
@@ -56,7 +56,7 @@ fn serve(behaviour: Behaviour) -> TestServer {
     server
 }
 
-/// A well-behaved server: closes if it is asked to.
+/// A correct server: closes if the request asks for it.
 fn answer(stream: &mut TcpStream, head: &[u8]) -> bool {
     let close = memchr::memmem::find(head, b"Connection: close").is_some();
     stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").is_ok() && !close

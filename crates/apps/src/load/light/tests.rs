@@ -1,4 +1,5 @@
-//! The client's TCP without a session, against Ginnel's servers in simulated time: what arrives, and what is left behind.
+//! The light TCP without a session against Ginnel's servers in simulated time: the received data, and
+//! resources after the end.
 
 use super::frames::{SegmentFields, Template};
 use super::input::InputEvent;
@@ -46,7 +47,7 @@ fn httpd(root: &Path) -> Httpd {
     Httpd::with_clock(&options, || Duration::from_secs(784_111_777)).unwrap()
 }
 
-/// A server and the client's TCP at the ends of a cable.
+/// A server and the light TCP at the ends of a cable.
 struct ConnectedPair<S> {
     server: Shard<S>,
     client: LightWorker,
@@ -54,7 +55,7 @@ struct ConnectedPair<S> {
     now: Instant,
 }
 
-/// What a test has of a connection.
+/// What a test received on a connection.
 #[derive(Default)]
 struct ExchangeResult {
     sent: usize,
@@ -84,7 +85,7 @@ impl<S: Handler> ConnectedPair<S> {
         place.config.devices[0].faults_seed = seed;
         let client = LightWorker::new(&job, WorkerShare::WHOLE, Default::default(), place, now).unwrap();
         let mut ends = Self { server, client, to: to.parse().unwrap(), now };
-        // Duplicate address detection of the server's IPv6 address, and neighbours.
+        // Waits for duplicate address detection of the server's IPv6 address, and for neighbours.
         while !(ends.client.net.is_ready() && ends.server.stats().running_ns > 0) {
             ends.turn(&mut |_, _| {});
             assert!(ends.now < Instant::from_millis(60_000), "no neighbour");
@@ -93,7 +94,7 @@ impl<S: Handler> ConnectedPair<S> {
         ends
     }
 
-    /// One turn of both; then time goes on to where something happens.
+    /// Runs a turn of both, then advances the time to the next deadline.
     fn turn(&mut self, told: &mut dyn FnMut(&mut super::LightNetwork, InputEvent<'_>)) {
         let LightWorker { rx, net, .. } = &mut self.client;
         net.set_time(self.now);
@@ -122,7 +123,8 @@ impl<S: Handler> ConnectedPair<S> {
         }
     }
 
-    /// Sends to each connection what `stream` says, and ends when all have ended as `is_done` says of what they received.
+    /// Sends `stream` on each connection, and returns when `is_done` is true for the received data of each or
+    /// the connection has ended.
     fn exchange(
         &mut self,
         slots: u32,
@@ -158,7 +160,7 @@ impl<S: Handler> ConnectedPair<S> {
         seen
     }
 
-    /// Lets the last segments pass, and sees that nothing is left.
+    /// Waits for the last segments, and checks that no resources are in use.
     fn settle(&mut self) {
         let limit = self.now + Duration::from_secs(200);
         while self.client.net.open_connections() > 0 && self.now < limit {
@@ -169,13 +171,13 @@ impl<S: Handler> ConnectedPair<S> {
     }
 }
 
-/// Bytes that are different everywhere.
+/// Returns bytes without repetitions.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Random::new(seed);
     (0..len).map(|_| rng.next_u64() as u8).collect()
 }
 
-/// Both directions at once, and the client closes first.
+/// Transfers data in both directions at the same time; the client closes first.
 fn echo_through(net: (&str, &str, &str), faults: Option<&str>, memory: MemoryConfig, len: usize, seed: u64) {
     let mut ends = ConnectedPair::new(echo(), net, faults, memory, seed);
     let stream = |slot| noise(seed * 100 + u64::from(slot), len + slot as usize);
@@ -206,7 +208,7 @@ fn a_faulty_link_loses_no_data() {
     }
 }
 
-/// One page on each connection; the server closes first.
+/// Fetches a page on each connection; the server closes first.
 fn pages(faults: Option<&str>, sizes: &[usize], seed: u64) {
     let root = tempfile::tempdir().unwrap();
     let bodies: BTreeMap<u32, Vec<u8>> =
@@ -251,7 +253,8 @@ fn a_closed_port_refuses() {
 
 #[test]
 fn a_vanished_server_times_out() {
-    // Everything but ARP is lost on the way up: a frame of an ARP request has 42 bytes, and there are no others before.
+    // All frames except ARP are lost towards the server: an ARP request has 42 bytes, and no other frame was
+    // sent before.
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     let Device { rx, tx } = pair(MemoryConfig::default()).0;
     (ends.client.rx, ends.client.net.out.tx) = (rx, tx);
@@ -259,7 +262,7 @@ fn a_vanished_server_times_out() {
     let seen = ends.exchange(2, |_| Vec::new(), |_, _| false);
     assert!(seen.iter().all(|s| s.end == Some(Err(Failure::ConnectTimeout))));
     let seconds = (ends.now - start).as_secs();
-    // 1 + 2 + 4 + … + 64 seconds, of which 60 is the most.
+    // 1 + 2 + 4 + … + 64 seconds, with a maximum of 60.
     assert!((120..=125).contains(&seconds), "{seconds} s");
     assert!(ends.client.net.neighbours[0].mac.is_some(), "what is known of a silent neighbour stays");
 }
@@ -284,7 +287,7 @@ fn a_reset_is_accepted_and_not_answered() {
     assert_eq!(ends.server.stats().events, 6, "accepted and closed, three times");
 }
 
-/// One connection that is open, in slot 0.
+/// Returns a pair with an open connection in slot 0.
 fn open_one() -> ConnectedPair<Echo> {
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     ends.client.net.connect(0, ends.to, None).unwrap();
@@ -295,7 +298,8 @@ fn open_one() -> ConnectedPair<Echo> {
     ends
 }
 
-/// What a segment in the server's name comes to, with numbers so far ahead of the ones that are expected.
+/// Injects a forged segment of the server, whose numbers are this much ahead of the expected ones, and
+/// returns the failure that it causes.
 fn inject_forged(
     ends: &mut ConnectedPair<Echo>,
     flags: TcpFlags,
@@ -375,8 +379,8 @@ fn hostile_frames_do_no_harm() {
     }
 }
 
-/// Connections in all states, while frames come that are random, or were made of true ones by changing them. Checksums are said to be
-/// verified, so that the changes get past them.
+/// Opens connections in all states and injects random frames and modified valid frames. The frames are marked
+/// as having verified checksums, so that the modifications are not detected by them.
 fn run_hostile_frames(seed: u64) {
     let net = if seed.is_multiple_of(2) { V4 } else { V6 };
     let mut ends = ConnectedPair::new(echo(), net, None, MemoryConfig::default().without_offloads(), seed);
@@ -394,7 +398,7 @@ fn run_hostile_frames(seed: u64) {
             }
             _ => _ = ends.client.net.send(slot, &request[..rng.next_u64() as usize % 5_000]),
         }
-        // What the server has sent is seen on its way, and delivered.
+        // The server's frames are recorded and delivered.
         let LightWorker { rx, net, .. } = &mut ends.client;
         net.set_time(ends.now);
         let mut burst = RxBurst::new();
@@ -436,7 +440,7 @@ fn run_hostile_frames(seed: u64) {
         ends.server.poll_once(ends.now).unwrap();
         ends.now += Duration::from_millis(rng.next_u64() % 20);
     }
-    // A wrong address of the server may have been believed; it asks when in doubt.
+    // A forged address of the server may have been accepted; the neighbour is verified after a timeout.
     for slot in 0..16 {
         ends.client.net.abort(slot);
     }
@@ -448,7 +452,7 @@ fn run_hostile_frames(seed: u64) {
     assert_eq!(ends.client.net.buffers.in_use(), 0);
 }
 
-/// What must be true at any time.
+/// Checks the invariants of the network.
 fn check(net: &super::LightNetwork, step: u32) {
     for c in &net.conns {
         let in_flight = c.snd_max - c.snd_una;

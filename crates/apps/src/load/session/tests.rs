@@ -8,23 +8,23 @@ use std::collections::BinaryHeap;
 
 const MS: u64 = 1_000_000;
 
-/// What the simulated server does.
+/// A simulated server.
 #[derive(Clone)]
 struct SimulatedServer {
-    /// Time one way, in nanoseconds.
+    /// One-way delay in nanoseconds.
     delay: u64,
-    /// While it stalls it takes nothing in: from, to.
+    /// Start and end of a stall, during which the server receives nothing.
     stall: (u64, u64),
     response: Vec<u8>,
     closes: bool,
     refuses: bool,
     /// Answers nothing.
     is_mute: bool,
-    /// Resets instead of answering each so-many-th request.
+    /// Resets the connection instead of answering every n-th request.
     resets_each: u64,
-    /// Bytes a send takes.
+    /// Bytes that a send accepts.
     room: usize,
-    /// Bytes in one piece of data.
+    /// Bytes that are delivered at a time.
     piece: usize,
 }
 
@@ -54,19 +54,19 @@ enum Event {
     Writable,
 }
 
-/// Time, order of posting, slot, connection and what happens, the earliest first.
+/// Time, order of scheduling, slot, connection and event; the earliest first.
 type ScheduledEvent = Reverse<(u64, u64, u32, u32, Event)>;
 
-/// A server and the way to it, in simulated time.
+/// A server and the network to it, in simulated time.
 struct SimulatedNetwork {
     server: SimulatedServer,
     now: u64,
     events: BinaryHeap<ScheduledEvent>,
     sequence: u64,
-    /// Number of the slot's connection; `None` if it has none.
+    /// Number of each slot's connection; `None` without a connection.
     connections: Vec<Option<u32>>,
     opened: u32,
-    /// Bytes of the requests received on each slot's connection.
+    /// Received bytes of the requests on each slot's connection.
     received: Vec<Vec<u8>>,
     requests: u64,
     closed: u64,
@@ -97,7 +97,7 @@ impl SimulatedNetwork {
         self.events.push(Reverse((at, self.sequence, slot, connection, event)));
     }
 
-    /// When something that arrives at `at` is answered.
+    /// Returns when data that arrive at `at` are answered.
     fn answer_at(&self, at: u64) -> u64 {
         let (from, to) = self.server.stall;
         let at = at + self.server.delay;
@@ -239,7 +239,7 @@ fn deliver(session: &mut Session, net: &mut SimulatedNetwork, slot: u32, event: 
     }
 }
 
-/// What must hold at any time.
+/// Checks the invariants of a session.
 fn check(session: &Session) {
     let count = |state| session.slots.iter().filter(|s| s.state == state).count() as u32;
     let open = count(SlotState::Open) + count(SlotState::Connecting) + count(SlotState::Closing);
@@ -346,7 +346,7 @@ fn an_open_loop_keeps_its_rate() {
 
 #[test]
 fn an_open_loop_shows_a_server_stall() {
-    // 1 s of 10 s: 10 % of the requests were due meanwhile and waited for up to 1 s.
+    // 1 s of 10 s: 10 % of the requests were due during the stall and waited for up to 1 s.
     let server = SimulatedServer { stall: (4_000 * MS, 5_000 * MS), ..SimulatedServer::default() };
     let open = Plan { connections: 1_000, ..at_rate(plan(), 1_000.0) };
     let (session, _) = run(open, server.clone());
@@ -357,12 +357,13 @@ fn an_open_loop_shows_a_server_stall() {
     assert_eq!(session.stats().counters.completed, 10_000);
     assert_eq!(session.stats().counters.completed_in_time, 10_000 - 2);
 
-    // The same with few connections: the requests wait here instead of there, and it shows all the same.
+    // With few connections the requests wait in the session instead of the server, and the latency shows it,
+    // too.
     let (session, _) = run(at_rate(plan(), 1_000.0), server.clone());
     assert!(at(&session.stats().total, 0.99) > 850 * MS);
     assert!(at(&session.stats().lag, 0.99) > 850 * MS);
 
-    // A closed loop asks nothing meanwhile: one request per connection is all that notices.
+    // A closed loop sends nothing during the stall: only one request per connection is slow.
     let (session, _) = run(plan(), server);
     assert!(at(&session.stats().total, 0.99) < 3 * MS);
 }
@@ -370,7 +371,7 @@ fn an_open_loop_shows_a_server_stall() {
 // limit: load --connections
 #[test]
 fn requests_that_never_began_are_reported() {
-    // One connection serves 500/s, twice as many are due.
+    // One connection serves 500/s, and twice as many are due.
     let (session, _) = run(Plan { connections: 1, ..at_rate(plan(), 1_000.0) }, SimulatedServer::default());
     let c = session.stats().counters;
     assert!(is_near(c.started, 5_000) && is_near(c.not_started, 5_000), "{c:?}");
@@ -401,7 +402,7 @@ fn refused_connections_are_retried_after_a_pause() {
     let (session, net) = run(short(), SimulatedServer { refuses: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!(c.failures[Failure::Refused as usize], failures(&session));
-    // 10 slots, each trying again after 10 ms and a round trip.
+    // 10 slots, each of which retries after 10 ms and a round trip.
     assert!((8_000..=8_400).contains(&net.opened), "{}", net.opened);
 }
 
@@ -422,7 +423,7 @@ fn a_run_without_answers_is_given_up() {
     let endless = Plan { requests: Some(1_000_000), duration: None, give_up: Some(3 * second), ..plan() };
     let plans = [endless, at_rate(endless, 100.0), Plan { requests_per_connection: 1, ..endless }];
     for plan in plans.into_iter().chain([at_rate(plans[2], 1000.0)]) {
-        // Nobody listens; connections come to nothing; what is answered is nonsense.
+        // Nothing listens; connections time out; the responses are malformed.
         let nonsense = b"nonsense".to_vec();
         for server in [
             SimulatedServer { refuses: true, ..SimulatedServer::default() },
@@ -432,15 +433,15 @@ fn a_run_without_answers_is_given_up() {
             let (session, net) = run(plan, server);
             let (stats, waited) = (session.stats(), net.now / MS);
             assert!(stats.gave_up && stats.counters.completed == 0 && failures(&session) > 0, "{plan:?}");
-            // An open loop on open connections waits for them first.
+            // An open loop on persistent connections waits for them first.
             assert!((3_000..9_000).contains(&waited), "{plan:?}: {waited} ms");
         }
-        // One that stands still for longer than that, and fails nothing.
+        // A server that stalls for longer than that, without a failure.
         let plan = Plan { requests: Some(2000), timeout: 20 * second, ..plan };
         let stall = (500 * MS, 8_000 * MS);
         let (session, _) = run(plan, SimulatedServer { stall, ..SimulatedServer::default() });
         assert_eq!((session.stats().gave_up, session.stats().counters.completed), (false, 2000), "{plan:?}");
-        // One of which half of the answers fail.
+        // A server of which half of the responses fail.
         let (session, _) = run(
             Plan { requests: Some(5000), ..plan },
             SimulatedServer { resets_each: 2, ..SimulatedServer::default() },
@@ -459,7 +460,7 @@ fn results_survive_a_server_that_stops_answering() {
         timeout: Duration::from_secs(1),
         ..plan()
     };
-    // It answers nothing after five seconds.
+    // The server answers nothing after five seconds.
     let (session, net) =
         run(plan, SimulatedServer { stall: (5_000 * MS, u64::MAX / 4), ..SimulatedServer::default() });
     let stats = session.stats();
@@ -575,7 +576,7 @@ fn the_opening_request_is_not_counted() {
             );
             assert_eq!(session.stats().total.histogram().len(), 100);
             assert_eq!(session.stats().first_byte.histogram().len(), 100);
-            // One for each connection whose opening was sent before the run was over.
+            // One for each connection whose opening request was sent before the run was over.
             let openings = net.requests - 100;
             assert!(openings > 0 && openings <= u64::from(net.opened), "{openings} of {}", net.opened);
         }

@@ -149,7 +149,7 @@ fn run(command: &mut Command) -> Result<Output, String> {
 }
 
 impl DemoRow {
-    /// One line for the parent process, fields apart by tabs.
+    /// Formats the row as a line for the parent process, with tabs between the fields.
     fn to_line(&self) -> String {
         let number = |n: Option<f64>| n.map(|n| n.to_string()).unwrap_or_default();
         [

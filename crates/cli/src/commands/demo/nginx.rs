@@ -1,4 +1,5 @@
-//! nginx, unmodified, on Ginnel and on the kernel: the same program and configuration, the same client. Both are started, and asked in turn.
+//! Measures unmodified nginx on Ginnel and on the kernel, with equal configuration and client. Both servers
+//! run at the same time and are measured in turn.
 
 use super::kernel::wrk;
 use super::{DemoRow, site_of};

@@ -1,4 +1,4 @@
-//! Every response byte for byte, and its boundaries under any fragmentation.
+//! Every response byte for byte, and the boundaries of responses under any fragmentation.
 
 use super::*;
 
@@ -155,7 +155,7 @@ fn no_path_leaves_the_root() {
     }
 }
 
-/// A response as an independent reader sees it.
+/// A response, parsed independently of the server's code.
 #[derive(Debug, PartialEq, Eq)]
 struct ParsedResponse {
     status: u16,
@@ -163,8 +163,8 @@ struct ParsedResponse {
     close: bool,
 }
 
-/// Cuts a stream of responses by nothing but its own framing. `is_head(i)` says whether the i-th request was HEAD. Panics if anything is left
-/// over or malformed.
+/// Splits a stream of responses by their framing. `is_head(i)` says whether the i-th request was HEAD. Panics
+/// if anything is malformed or left over.
 fn split_responses(mut stream: &[u8], is_head: impl Fn(usize) -> bool) -> Vec<ParsedResponse> {
     let mut responses = Vec::new();
     while !stream.is_empty() {
@@ -190,7 +190,7 @@ fn split_responses(mut stream: &[u8], is_head: impl Fn(usize) -> bool) -> Vec<Pa
     responses
 }
 
-/// A request and what must be answered to it.
+/// Generates a request, whether it is HEAD, and the expected status and body.
 fn request() -> impl Strategy<Value = (String, bool, u16, Vec<u8>)> {
     let large = large_file();
     let ok = |path: &'static str, body: &[u8]| {
@@ -297,7 +297,8 @@ proptest! {
             1 => fixture.pass_seconds(200),
             _ => {}
         }
-        // Requests that are answered are known only to the server here, but a HEAD among them would be seen by its missing body.
+        // Only the server knows here which requests it answered, and a HEAD request among them would be
+        // missing its body.
         if !wire.windows(4).any(|w| w == b"HEAD") {
             for responses in split_responses(&fixture.net.output, |_| false) {
                 prop_assert!((200..=505).contains(&responses.status));

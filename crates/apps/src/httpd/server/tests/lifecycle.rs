@@ -1,4 +1,4 @@
-//! Time-outs, back-pressure, closing, bodies, streaming.
+//! Timeouts, back-pressure, closing, request bodies and files that are read from disk.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn no_timeout_expires_early() {
     assert!(!fixture.has_ended() && fixture.net.output.is_empty(), "half a second is left of ten");
     fixture.feed(b"Host: a\r\n\r\n");
     assert!(fixture.take_output().starts_with("HTTP/1.1 200 OK"));
-    // The last tick was 0.4 s after a second began.
+    // The last tick was 0.4 s after the start of a second.
     wait(&mut fixture, 500);
     fixture.feed(GET);
     wait(&mut fixture, 59_500);
@@ -119,7 +119,7 @@ fn a_slow_client_is_not_idle() {
             fixture.pass_seconds(50);
             assert!(!fixture.net.closed && !fixture.net.aborted);
         }
-        // It stops taking anything.
+        // The client stops acknowledging.
         fixture.pass_seconds(200);
         assert!(fixture.net.closed);
     }
