@@ -29,7 +29,7 @@ use crate::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpO
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
-use crate::tcp::input::{Segment, SegmentHeader};
+use crate::tcp::input::{PayloadPosition, Segment, SegmentHeader};
 use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
 use crate::tcp::{FlowKey, Tcp, TcpStats};
@@ -107,7 +107,7 @@ fn segment_of<'b>(
         header: SegmentHeader::from(&TcpHeader::parse(header)),
         options,
         payload,
-        frame: Some((index as u16, payload_at)),
+        position: Some(PayloadPosition { frame: index as u16, start: payload_at }),
         ce: ecn == CONGESTION_EXPERIENCED,
         segments: wire_segments(frame.gso, payload),
         hop_limit,
@@ -276,9 +276,9 @@ impl Stack {
             remote_port: header.src_port,
             local_port: header.dst_port,
         };
-        let frame = frame.map(|(index, frame)| {
+        let position = frame.map(|(index, frame)| {
             let start = segment.payload.as_ptr() as usize - frame.bytes.as_ptr() as usize;
-            (index as u16, start as u32)
+            PayloadPosition { frame: index as u16, start: start as u32 }
         });
         Some(Segment {
             hash: self.tcp.secrets.flow_hash(&key),
@@ -287,7 +287,7 @@ impl Stack {
             header: SegmentHeader::from(&header),
             options: segment.options,
             payload: segment.payload,
-            frame,
+            position,
             ce: l4.ecn == CONGESTION_EXPERIENCED,
             segments: wire_segments(l4.gso, segment.payload),
             hop_limit: l4.hop_limit,

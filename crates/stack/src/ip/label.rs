@@ -36,24 +36,14 @@ impl Network {
     /// misrouted and passed to its owner shard. Frames from other shards carry no hash, so no frame is passed
     /// on twice.
     #[inline(always)]
-    pub(crate) fn is_misrouted(
-        &mut self,
-        frame: Option<(u16, u32)>,
-        burst: &RxBurst<'_>,
-        key: &FlowKey,
-    ) -> bool {
+    pub(crate) fn is_misrouted(&mut self, frame: Option<u16>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
         self.steering.is_some() && self.has_wrong_label_hash(frame, burst, key)
     }
 
     #[cold]
     #[inline(never)]
-    fn has_wrong_label_hash(
-        &mut self,
-        frame: Option<(u16, u32)>,
-        burst: &RxBurst<'_>,
-        key: &FlowKey,
-    ) -> bool {
-        let (Some(steering), Some((index, _))) = (&self.steering, frame) else { return false };
+    fn has_wrong_label_hash(&mut self, frame: Option<u16>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
+        let (Some(steering), Some(index)) = (&self.steering, frame) else { return false };
         let labelled = burst.get(usize::from(index)).is_some_and(|frame| frame.label.hash().is_some());
         if !labelled || steering.owns_flow(key.remote_addr(), key.local_addr()) {
             return false;

@@ -33,6 +33,15 @@ impl From<&TcpHeader> for SegmentHeader {
     }
 }
 
+/// Position of a segment's payload in a burst.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PayloadPosition {
+    /// Index of the frame in the burst.
+    pub frame: u16,
+    /// Offset of the payload in the frame.
+    pub start: u32,
+}
+
 /// A segment, with everything that was determined about it before its connection is touched.
 pub(crate) struct Segment<'a> {
     pub key: FlowKey,
@@ -43,8 +52,8 @@ pub(crate) struct Segment<'a> {
     pub header: SegmentHeader,
     pub options: &'a [u8],
     pub payload: &'a [u8],
-    /// Frame of the burst and offset of the payload in it, if the payload is in the burst.
-    pub frame: Option<(u16, u32)>,
+    /// Position of the payload, if it is in the burst.
+    pub position: Option<PayloadPosition>,
     /// The packet has the ECN codepoint CE (RFC 3168).
     pub ce: bool,
     /// Segments that were on the wire (more than one after receive coalescing).
@@ -84,7 +93,7 @@ impl Segment<'_> {
 }
 
 impl Tcp {
-    /// Processes one segment. `seg.frame` refers to `burst`.
+    /// Processes one segment. `seg.position` refers to `burst`.
     #[inline(never)]
     pub fn input(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         self.input_inlined(net, seg, burst);
@@ -96,7 +105,7 @@ impl Tcp {
         self.stats.segments_in += u64::from(seg.segments);
         let found = self.lookup(seg);
         match found {
-            None if net.is_misrouted(seg.frame, burst, &seg.key) => {}
+            None if net.is_misrouted(seg.position.map(|p| p.frame), burst, &seg.key) => {}
             None => self.input_listen(net, seg, burst),
             Some(FlowEntry::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(FlowEntry::Connection(idx)) => {

@@ -8,7 +8,7 @@
 use super::ack::AckOutcome;
 use super::active::ActiveConn;
 use super::conn::{Flags, NONE, Tcb};
-use super::input::Segment;
+use super::input::{PayloadPosition, Segment};
 use super::profile::Profile;
 use super::receive::{AckDue, chunks_for};
 use super::rtx_queue::Delivery;
@@ -138,7 +138,7 @@ impl Tcp {
             && len <= c.rcv_wnd() as usize
             && (c.active == NONE || self.active[c.active].is_receive_queue_empty())
             && self.chunks.spare() >= chunks_for(len);
-        let Some((frame, start)) = seg.frame.filter(|_| is_fast) else {
+        let Some(PayloadPosition { frame, start }) = seg.position.filter(|_| is_fast) else {
             return self.finish_on_slow_path(net, idx, seg, AckOutcome::Accepted);
         };
         // The data are in order, fit the window and have no FIN: the application reads them in place.

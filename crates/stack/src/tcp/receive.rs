@@ -3,7 +3,7 @@
 use super::Tcp;
 use super::active::ActiveConn;
 use super::conn::{Flags, NONE, SlotState, Tcb};
-use super::input::Segment;
+use super::input::{PayloadPosition, Segment};
 use super::listen::advmss;
 use super::memory_waiters::BYTES_UNDER_PRESSURE_MAX;
 use super::mtu_search::MtuSearchState;
@@ -104,7 +104,7 @@ impl Tcp {
     #[inline(always)]
     pub fn can_deliver_inline(&self, idx: u32, seg: &Segment<'_>) -> bool {
         let c = &self.conns[idx];
-        seg.frame.is_some()
+        seg.position.is_some()
             && seg.header.seq.le(c.rcv_nxt)
             && !c.has(Flags::URGENT)
             && !seg.header.flags.contains(TcpFlags::URG)
@@ -129,7 +129,9 @@ impl Tcp {
     /// Stores data that begin at `rcv_nxt`, or delivers them inline. Returns by how many bytes `rcv_nxt`
     /// moved.
     pub fn queue_in_order(&mut self, idx: u32, seg: &Segment<'_>, skip: usize, data: &[u8]) -> usize {
-        if let Some((frame, start)) = seg.frame.filter(|_| self.can_deliver_inline(idx, seg)) {
+        if let Some(PayloadPosition { frame, start }) =
+            seg.position.filter(|_| self.can_deliver_inline(idx, seg))
+        {
             self.deliver_inline(
                 idx,
                 InlineData { frame, start: start + skip as u32, len: data.len() as u32 },

@@ -46,8 +46,8 @@ impl Tcp {
     #[cold]
     #[inline(never)]
     pub(super) fn save_syn(&mut self, idx: u32, mode: SaveSyn, seg: &Segment<'_>, burst: &RxBurst<'_>) {
-        let frame = seg.frame.and_then(|(index, payload_at)| {
-            Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))
+        let frame = seg.position.and_then(|position| {
+            Some((burst.get(usize::from(position.frame))?, usize::try_from(position.start).ok()?))
         });
         let headers = frame.and_then(|(frame, end)| headers(frame, end, mode));
         if let Some(headers) = headers {
