@@ -37,7 +37,7 @@ impl InlineData {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// Both sides have sent and acknowledged FIN, or TIME_WAIT completes the close.
+    /// Both sides have sent and acknowledged FIN, or TIME-WAIT completes the close.
     Normal,
     /// The peer sent RST (`ECONNRESET`).
     Reset,

@@ -54,7 +54,7 @@ impl ListenOptions {
 pub struct ConnectOptions {
     /// Source address; with port 0 the stack chooses one (RFC 6056). With `None` the stack chooses both.
     pub local: Option<SocketAddr>,
-    /// The port was chosen for the application, not by it: if the port is in TIME_WAIT towards the
+    /// The port was chosen for the application, not by it: if the port is in TIME-WAIT towards the
     /// destination, it is reused only after `tcp.time_wait_reuse_ms`.
     pub is_ephemeral_port: bool,
     /// Options that the connection begins with.
@@ -138,7 +138,7 @@ pub enum TcpOption {
     UserTimeout(Duration),
     /// `SO_LINGER` with time 0: `close` sends RST.
     LingerZero(bool),
-    /// Longest time for which an orphan may stay in FIN_WAIT_2 (`TCP_LINGER2`).
+    /// Longest time for which an orphan may stay in FIN-WAIT-2 (`TCP_LINGER2`).
     Linger2(Duration),
     /// Urgent data stay in the stream (`SO_OOBINLINE`).
     OobInline(bool),

@@ -886,7 +886,7 @@ pub struct Usage {
     pub connections: usize,
     /// Half-open connections.
     pub half_open: usize,
-    /// Entries in TIME_WAIT.
+    /// Entries in TIME-WAIT.
     pub time_wait: usize,
     /// Connections with data queued, in flight or unread.
     pub active: usize,

@@ -81,7 +81,7 @@ pub enum TimerKind {
     On,
     /// The connection is idle and is probed.
     Keepalive,
-    /// The end of TIME_WAIT, or of FIN_WAIT_2 without an owner.
+    /// The end of TIME-WAIT, or of FIN-WAIT-2 without an owner.
     TimeWait,
     /// The peer's window is closed.
     Persist,
@@ -98,7 +98,7 @@ pub struct ListCursor {
 const ENTRIES_PER_SLOT: usize = 64;
 
 impl Stack {
-    /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME_WAIT, UDP. Visits at most
+    /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME-WAIT, UDP. Visits at most
     /// `places` slots, of which some may be vacant, and fewer if there are buffers with long lists. Returns
     /// where to continue; `None` at the end. A socket that is opened or closed in the meantime may be
     /// missing; no socket is listed twice.

@@ -59,15 +59,15 @@ pub enum MtuProbing {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpConfig {
-    /// Maximum number of connections, including half-open ones, without TIME_WAIT. Memory is reserved, not
+    /// Maximum number of connections, including half-open ones, without TIME-WAIT. Memory is reserved, not
     /// touched. 1 … 1,073,741,823, default 1,000,000.
     pub connections_max: u32,
     /// Maximum number of listeners. 1 … 1,000,000, default 1,024.
     pub listeners_max: u32,
-    /// Maximum number of half-open connections (SYN_RECEIVED) over all listeners. 1 … 1,073,741,823, default
+    /// Maximum number of half-open connections (SYN-RECEIVED) over all listeners. 1 … 1,073,741,823, default
     /// 65,536.
     pub half_open_max: u32,
-    /// Maximum number of entries in TIME_WAIT; beyond it the oldest one is removed and counted. 1 …
+    /// Maximum number of entries in TIME-WAIT; beyond it the oldest one is removed and counted. 1 …
     /// 1,073,741,823, default 1,000,000.
     pub time_wait_max: u32,
     /// Bytes in receive and send buffers of all connections together; the last quarter is reserved for
@@ -117,9 +117,9 @@ pub struct TcpConfig {
     /// Retransmission time-outs before a connection that the application has closed is given up. 0 … 127,
     /// default 8.
     pub orphan_retries: u8,
-    /// Time in TIME_WAIT, in seconds. 1 … 3,600, default 60.
+    /// Time in TIME-WAIT, in seconds. 1 … 3,600, default 60.
     pub time_wait_seconds: u32,
-    /// Time a closed connection waits in FIN_WAIT_2 for the peer's FIN, in seconds. 1 … 3,600, default 60.
+    /// Time a closed connection waits in FIN-WAIT-2 for the peer's FIN, in seconds. 1 … 3,600, default 60.
     pub fin_timeout_seconds: u32,
     /// Idle time before the first keepalive probe, in seconds. 1 … 32,767, default 7,200.
     pub keepalive_time_seconds: u32,
@@ -163,7 +163,7 @@ pub struct TcpConfig {
     /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. 1 …
     /// 127, default 3.
     pub mtu_black_hole_retries: u8,
-    /// Time after which `connect` may choose a port that is in TIME_WAIT towards the same peer, if timestamps
+    /// Time after which `connect` may choose a port that is in TIME-WAIT towards the same peer, if timestamps
     /// distinguish old segments from new ones, in ms. 0 … 60,000, default 1,000.
     pub time_wait_reuse_ms: u32,
     /// First local port that `connect` chooses. 1 … 65,535, default 32,768.

@@ -280,7 +280,7 @@ impl Tcp {
         value
     }
 
-    /// Finds the connection or TIME_WAIT entry that a segment belongs to.
+    /// Finds the connection or TIME-WAIT entry that a segment belongs to.
     #[inline(always)]
     pub fn lookup(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
         // An entry with an equal hash is nearly always the right one.
@@ -298,7 +298,7 @@ impl Tcp {
         self.lookup_exact(seg)
     }
 
-    /// Finds TIME_WAIT entries, and connections that are not the first entry under their hash.
+    /// Finds TIME-WAIT entries, and connections that are not the first entry under their hash.
     #[inline(never)]
     fn lookup_exact(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
         demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
@@ -549,7 +549,7 @@ impl Tcp {
         assert_eq!(
             v6,
             self.addresses.in_use(),
-            "IPv6 address pairs differ from IPv6 connections and TIME_WAIT entries"
+            "IPv6 address pairs differ from IPv6 connections and TIME-WAIT entries"
         );
         assert_eq!(half_open, self.half_open);
         assert!(half_open <= self.config.half_open_max.max(1) + 1);

@@ -2,21 +2,21 @@
 //!
 //! ```text
 //!            listen                connect
-//!   LISTEN ◄──────── CLOSED ──────────────────► SYN_SENT
+//!   LISTEN ◄──────── CLOSED ──────────────────► SYN-SENT
 //!      │ SYN                                   SYN │  │ SYN+ACK
-//!      └─────────► SYN_RECEIVED ◄──────────────────┘  │
+//!      └─────────► SYN-RECEIVED ◄──────────────────┘  │
 //!                     │ ACK of SYN                    ▼
 //!                     └─────────────────────────► ESTABLISHED
 //!          close │                                    │ FIN
-//!   FIN_WAIT_1 ◄─┴──── (also from SYN_RECEIVED)       ▼
-//!    │     │  └──── FIN ────► CLOSING            CLOSE_WAIT
+//!   FIN-WAIT-1 ◄─┴──── (also from SYN-RECEIVED)       ▼
+//!    │     │  └──── FIN ────► CLOSING            CLOSE-WAIT
 //!    │     │ FIN+ACK of FIN      │ ACK of FIN         │ close
 //!    │     └─────────────┐       ▼                    ▼
-//!    └─ ACK of FIN ► FIN_WAIT_2 ─ FIN ► TIME_WAIT  LAST_ACK ─ ACK of FIN ► CLOSED
+//!    └─ ACK of FIN ► FIN-WAIT-2 ─ FIN ► TIME-WAIT  LAST-ACK ─ ACK of FIN ► CLOSED
 //! ```
 
 /// State of a connection. A listener is in LISTEN and has an entry of its own, and so has a connection in
-/// TIME_WAIT; both states are named here because users query them.
+/// TIME-WAIT; both states are named here because users query them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {

@@ -48,9 +48,9 @@ counters! {
         cookies_failed,
         /// SYNs dropped at `connections_max`.
         connection_overflows,
-        /// TIME_WAIT entries removed early at `time_wait_max`.
+        /// TIME-WAIT entries removed early at `time_wait_max`.
         time_wait_overflows,
-        /// TIME_WAIT entries replaced by a new connection.
+        /// TIME-WAIT entries replaced by a new connection.
         time_wait_reused,
         /// Segments rejected by PAWS.
         paws_rejected,

@@ -1,4 +1,4 @@
-//! SYN_SENT (RFC 9293 §3.10.7.3).
+//! SYN-SENT (RFC 9293 §3.10.7.3).
 
 use super::Tcp;
 use super::conn::{Flags, NONE};

@@ -16,10 +16,10 @@ use crate::timer_wheel::TimerNode;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// TIME_WAIT entries that one turn removes at most.
+/// TIME-WAIT entries that one turn removes at most.
 const TIME_WAIT_BATCH: usize = 512;
 
-/// TIME_WAIT entries are removed in batches: a tenth of a second does not matter, and a sleeping shard should
+/// TIME-WAIT entries are removed in batches: a tenth of a second does not matter, and a sleeping shard should
 /// not wake up for each entry.
 const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
 
@@ -293,7 +293,7 @@ impl Tcp {
         None
     }
 
-    /// Returns an entry in TIME_WAIT for a listing.
+    /// Returns an entry in TIME-WAIT for a listing.
     pub fn listed_time_wait(&self, now: Instant, index: u32) -> Option<ListedSocket> {
         let entry = self.time_wait.get_live(index)?;
         let key = entry.key(&self.addresses);
