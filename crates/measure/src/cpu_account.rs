@@ -44,11 +44,11 @@ impl Participants {
         if self.layout == CoreLayout::Sender {
             return Ok(());
         }
-        let ends = [
+        let interfaces = [
             (veth::server(), "server_receives", self.cpus.server),
             (veth::generator(), "generator_receives", self.cpus.client),
         ];
-        for (interface, role, cpu) in ends {
+        for (interface, role, cpu) in interfaces {
             let mut one = CpuSet::new();
             one.set(cpu);
             let deadline = Instant::now() + NAPI_THREAD_TIMEOUT;
@@ -65,9 +65,9 @@ impl Participants {
                         // The thread has ended since it was listed.
                         Err(Errno::SRCH) => {}
                         Err(error) => {
-                            let why =
+                            let reason =
                                 format!("cannot pin the NAPI thread of {interface} to CPU {cpu}: {error}");
-                            return Err(MeasureError::Failed(why));
+                            return Err(MeasureError::Failed(reason));
                         }
                     }
                 }

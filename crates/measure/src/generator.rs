@@ -80,9 +80,9 @@ impl LoadSpec {
             arguments: &[String],
             change: impl FnOnce(&mut CommonOptions),
         ) -> Result<Job, MeasureError> {
-            let mut ask: A = parse(arguments)?;
-            change(ask.common_mut());
-            ask.job().map_err(MeasureError::failed)
+            let mut options: A = parse(arguments)?;
+            change(options.common_mut());
+            options.job().map_err(MeasureError::failed)
         }
         match self.protocol {
             LoadProtocol::Http => of::<HttpOptions>(&arguments, change),
@@ -96,15 +96,15 @@ impl LoadSpec {
         let more = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
         let job = self.job(testbed, &more, |common| (common.connections, common.rate) = (1, None))?;
         let stop = StopFlag::new().map_err(MeasureError::failed)?;
-        let place = testbed.generator()?;
+        let worker_stack = testbed.generator()?;
         let report = std::thread::scope(|scope| {
-            let asks = scope.spawn(|| load::measure_light(&job, &stop, vec![place]));
+            let probe = scope.spawn(|| load::measure_light(&job, &stop, vec![worker_stack]));
             let deadline = Instant::now() + PROBE_TIMEOUT;
-            while !asks.is_finished() && Instant::now() < deadline {
+            while !probe.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
             stop.stop();
-            asks.join().expect("the generator does not panic")
+            probe.join().expect("the generator does not panic")
         });
         report.map_err(MeasureError::failed)
     }
@@ -162,8 +162,8 @@ impl LoadSpec {
                 parts.place_napi_threads()?;
             }
             add(&mut parts);
-            let places = vec![WorkerStack { config, device: Some(device) }];
-            measure_cpu(&parts, || load::measure_light(&job, &stop, places))
+            let worker_stacks = vec![WorkerStack { config, device: Some(device) }];
+            measure_cpu(&parts, || load::measure_light(&job, &stop, worker_stacks))
         };
         let measured =
             std::thread::scope(|scope| scope.spawn(work).join().expect("the generator does not panic"));

@@ -55,8 +55,8 @@ impl MeasureError {
 impl fmt::Display for MeasureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Skipped(why) => write!(f, "skipped: {why}"),
-            Self::Failed(why) => write!(f, "failed: {why}"),
+            Self::Skipped(reason) => write!(f, "skipped: {reason}"),
+            Self::Failed(reason) => write!(f, "failed: {reason}"),
         }
     }
 }

@@ -91,22 +91,22 @@ mod tests {
         let mut unchecked = good.clone();
         unchecked[2..4].fill(0);
         let odd = [&good[..], &[0, 0]].concat();
-        let whole = |at| Some(IcmpExtensions { offset: at, is_invalid: false });
-        let broken = Some(IcmpExtensions { offset: 100, is_invalid: true });
+        let valid = |at| Some(IcmpExtensions { offset: at, is_invalid: false });
+        let invalid = Some(IcmpExtensions { offset: 100, is_invalid: true });
         let cases = [
-            ("good", 32, &good, 100, whole(100)),
+            ("good", 32, &good, 100, valid(100)),
             ("no length", 0, &good, 100, None),
             ("short length", 31, &good, 100, None),
-            ("bad checksum", 32, &bad, 100, broken),
-            ("no checksum", 32, &unchecked, 100, whole(100)),
-            ("object too long", 32, &extensions(2, &[&[0, 12, 1, 1][..], b"abcd"].concat()), 100, broken),
-            ("object too short", 32, &extensions(2, &[0, 3, 1, 1]), 100, broken),
-            ("other version", 32, &extensions(1, &[0, 3, 1, 1]), 100, whole(100)),
-            ("header only", 32, &extensions(2, &[]), 100, whole(100)),
+            ("bad checksum", 32, &bad, 100, invalid),
+            ("no checksum", 32, &unchecked, 100, valid(100)),
+            ("object too long", 32, &extensions(2, &[&[0, 12, 1, 1][..], b"abcd"].concat()), 100, invalid),
+            ("object too short", 32, &extensions(2, &[0, 3, 1, 1]), 100, invalid),
+            ("other version", 32, &extensions(1, &[0, 3, 1, 1]), 100, valid(100)),
+            ("header only", 32, &extensions(2, &[]), 100, valid(100)),
             ("truncated header", 32, &good[..3].to_vec(), 100, None),
             ("beyond the message", 33, &extensions(2, &[]), 100, None),
-            ("odd trailing bytes", 32, &odd, 100, broken),
-            ("longer quote", 34, &good, 108, whole(108)),
+            ("odd trailing bytes", 32, &odd, 100, invalid),
+            ("longer quote", 34, &good, 108, valid(108)),
         ];
         for (name, length, behind, payload, expected) in cases {
             let quote = [&vec![7; 28 + payload][..], behind].concat();

@@ -108,17 +108,17 @@ fn longest_echo_request_is_reassembled_and_answered() {
     let data: Vec<u8> = (0..65_507_u32).map(|at| at as u8).collect();
     let request = icmp4(&icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 1, data: &data }));
     let mut buffer = None;
-    for (at, piece) in request.chunks(1480).enumerate() {
+    for (at, fragment) in request.chunks(1480).enumerate() {
         let offset = at * 1480;
         let header = ipv4::Header {
-            more_fragments: offset + piece.len() < request.len(),
+            more_fragments: offset + fragment.len() < request.len(),
             fragment_offset: offset as u16,
-            ..ipv4_header(PEER_V4, OUR_V4, protocol::ICMP, piece.len())
+            ..ipv4_header(PEER_V4, OUR_V4, protocol::ICMP, fragment.len())
         };
-        if let InputResult::Reassembled(whole) =
-            fixture.input(&frame(EtherType::IPV4, &ipv4_packet(header, piece)))
+        if let InputResult::Reassembled(reassembled) =
+            fixture.input(&frame(EtherType::IPV4, &ipv4_packet(header, fragment)))
         {
-            buffer = Some(whole);
+            buffer = Some(reassembled);
         }
     }
     let buffer = buffer.unwrap();
@@ -335,20 +335,20 @@ fn errors_are_rate_limited_and_quotes_truncated() {
 #[test]
 fn reassembly_timeout_quotes_the_first_fragment() {
     let mut fixture = fixture();
-    let piece = |offset: u16| ipv4::Header {
+    let fragment = |offset: u16| ipv4::Header {
         more_fragments: true,
         fragment_offset: offset,
         ..ipv4_header(PEER_V4, OUR_V4, protocol::UDP, 16)
     };
-    fixture.input(&frame(EtherType::IPV4, &ipv4_packet(piece(0), &[5; 16])));
+    fixture.input(&frame(EtherType::IPV4, &ipv4_packet(fragment(0), &[5; 16])));
     fixture.advance(Duration::from_millis(29_999));
     assert_eq!(fixture.sent().len(), 0);
     fixture.advance(Duration::from_millis(1));
     sent_icmp4(&fixture, |_, message| {
-        let quote = ipv4_packet(piece(0), &[5; 16]);
+        let quote = ipv4_packet(fragment(0), &[5; 16]);
         assert_eq!(message, icmpv4::Message::TimeExceeded { code: 1, quote: &quote });
     });
-    fixture.input(&frame(EtherType::IPV4, &ipv4_packet(piece(16), &[5; 16])));
+    fixture.input(&frame(EtherType::IPV4, &ipv4_packet(fragment(16), &[5; 16])));
     fixture.advance(Duration::from_secs(31));
     assert_eq!(fixture.sent().len(), 0, "no error without the first fragment");
     assert_eq!(fixture.network.stats().reassembly_timeouts, 2);

@@ -36,7 +36,7 @@ impl TokenBucket {
     }
 }
 
-/// The token buckets of all destinations.
+/// The rate limiter: the global token bucket, and those of the destinations.
 #[derive(Debug)]
 pub(crate) struct IcmpRateLimiter {
     global: TokenBucket,

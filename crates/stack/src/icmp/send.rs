@@ -22,13 +22,13 @@ const ERROR_TOS: u8 = 0xc0;
 impl Network {
     /// Reports to the sender of a segment that it cannot be delivered. Nothing is sent about a packet to a
     /// broadcast or multicast address.
-    pub fn send_icmp_unreachable(&mut self, now: Instant, l4: &L4<'_>, why: UnreachableReason) {
+    pub fn send_icmp_unreachable(&mut self, now: Instant, l4: &L4<'_>, reason: UnreachableReason) {
         if l4.broadcast {
             return;
         }
         match (l4.src, l4.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let code = match why {
+                let code = match reason {
                     UnreachableReason::Port => icmpv4::unreachable::PORT,
                     UnreachableReason::Prohibited => icmpv4::unreachable::ADMINISTRATIVELY_PROHIBITED,
                 };
@@ -36,7 +36,7 @@ impl Network {
                 self.send_error_v4(now, src, dst, &icmpv4::Message::Unreachable { code, mtu: 0, quote });
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let code = match why {
+                let code = match reason {
                     UnreachableReason::Port => icmpv6::unreachable::PORT,
                     UnreachableReason::Prohibited => icmpv6::unreachable::ADMINISTRATIVELY_PROHIBITED,
                 };

@@ -55,20 +55,20 @@ mod tests {
     fn new_path_mtu_or_eviction_invalidates_cached_routes() {
         let mut fixture = NetworkFixture::new();
         let (to, from) = (PEER_V4.to_bits(), OUR_V4.to_bits());
-        let ask = |fixture: &mut NetworkFixture| {
+        let lookup = |fixture: &mut NetworkFixture| {
             let route = fixture.network.route(fixture.now, PEER_V4.into(), Some(OUR_V4.into())).unwrap();
             let generation = fixture.network.path_mtu.generation() + fixture.network.stats.neighbours_evicted;
             assert_eq!(fixture.network.destination_cache.get(to, from, generation), Some(&route));
             generation
         };
-        let first = ask(&mut fixture);
-        assert_eq!(ask(&mut fixture), first);
+        let first = lookup(&mut fixture);
+        assert_eq!(lookup(&mut fixture), first);
         fixture.network.stats.neighbours_evicted += 1;
         assert_eq!(fixture.network.destination_cache.get(to, from, first + 1), None);
-        ask(&mut fixture);
+        lookup(&mut fixture);
         let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 77));
         assert!(fixture.network.path_mtu.learn(fixture.now, other, 600, 1500));
         assert_eq!(fixture.network.destination_cache.get(to, from, first + 2), None);
-        ask(&mut fixture);
+        lookup(&mut fixture);
     }
 }

@@ -175,18 +175,18 @@ impl FragmentStore {
     /// few dozen levels for the at most 8,192 fragments of a datagram.
     fn insert_below(&mut self, root: u32, node: u32) -> u32 {
         let FragmentNode { start, priority, .. } = self.nodes[node as usize];
-        let Some(&FragmentNode { start: here, priority: above, left, right, .. }) =
+        let Some(&FragmentNode { start: root_start, priority: root_priority, left, right, .. }) =
             self.nodes.get(root as usize)
         else {
             return node;
         };
-        if priority > above {
+        if priority > root_priority {
             let (left, right) = self.split(root, start);
             let fragment = &mut self.nodes[node as usize];
             (fragment.left, fragment.right) = (left, right);
             return node;
         }
-        match start.cmp(&here) {
+        match start.cmp(&root_start) {
             Ordering::Less => self.nodes[root as usize].left = self.insert_below(left, node),
             _ => self.nodes[root as usize].right = self.insert_below(right, node),
         }
@@ -315,7 +315,7 @@ mod tests {
         fn tree_matches_an_ordered_map(
             starts in prop::collection::btree_map(0_u16..1000, any::<(u32, u8)>(), 0..100),
             order in any::<u64>(),
-            asked in prop::collection::vec(0_usize..8100, 20),
+            offsets in prop::collection::vec(0_usize..8100, 20),
         ) {
             let mut store = FragmentStore::new();
             let mut tree = FragmentTree::EMPTY;
@@ -328,7 +328,7 @@ mod tests {
             store.read_all(tree, &mut all);
             let expected: Vec<u8> = starts.values().flat_map(|&(_, fill)| [fill; 8]).collect();
             prop_assert_eq!(all, expected);
-            for at in asked {
+            for at in offsets {
                 let previous = starts.keys().rev().map(|&start| usize::from(start) * 8).find(|&start| start <= at);
                 let next = starts.keys().map(|&start| usize::from(start) * 8).find(|&start| start > at);
                 let previous = previous.map(|start| FragmentRange { start, end: start + 8 });

@@ -22,40 +22,40 @@ fn datagram(src: IpAddr, dst: IpAddr, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-fn fragment_v4(ident: u16, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
+fn fragment_v4(ident: u16, datagram: &[u8], start: usize, end: usize) -> Vec<u8> {
     let header = ipv4::Header {
         ident,
-        more_fragments: end < whole.len(),
+        more_fragments: end < datagram.len(),
         fragment_offset: start as u16,
         ..ipv4_header(PEER_V4, OUR_V4, protocol::UDP, end - start)
     };
-    frame(EtherType::IPV4, &ipv4_packet(header, &whole[start..end]))
+    frame(EtherType::IPV4, &ipv4_packet(header, &datagram[start..end]))
 }
 
-fn fragment_v6(ident: u32, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
+fn fragment_v6(ident: u32, datagram: &[u8], start: usize, end: usize) -> Vec<u8> {
     let mut payload = vec![0; ipv6::FragmentHeader::LEN];
     let header = ipv6::FragmentHeader {
         next_header: protocol::UDP,
         offset: start as u16,
-        more_fragments: end < whole.len(),
+        more_fragments: end < datagram.len(),
         ident,
     };
     header.emit(&mut payload);
-    payload.extend_from_slice(&whole[start..end]);
+    payload.extend_from_slice(&datagram[start..end]);
     frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
 }
 
 /// Splits `len` bytes at multiples of 8 and returns the ranges.
-fn cuts(len: usize, sizes: &[u8]) -> Vec<(usize, usize)> {
-    let mut pieces = Vec::new();
+fn split_points(len: usize, sizes: &[u8]) -> Vec<(usize, usize)> {
+    let mut ranges = Vec::new();
     let mut start = 0;
     for &size in sizes.iter().cycle() {
         let end = start + 8 * usize::from(size.max(1));
         if end >= len {
-            pieces.push((start, len));
-            return pieces;
+            ranges.push((start, len));
+            return ranges;
         }
-        pieces.push((start, end));
+        ranges.push((start, end));
         start = end;
     }
     unreachable!("sizes are not empty")
@@ -69,16 +69,16 @@ proptest! {
         len in 16_usize..5000,
         sizes in prop::collection::vec(1_u8..180, 1..6),
         order in any::<u64>(),
-        twice in any::<u64>(),
+        duplicated in any::<u64>(),
     ) {
         let payload: Vec<u8> = (0..len).map(|at| (at * 31 / 7) as u8).collect();
         let v4 = datagram(PEER_V4.into(), OUR_V4.into(), &payload);
         let v6 = datagram(PEER_V6.into(), OUR_V6.into(), &payload);
-        let pieces = cuts(v4.len(), &sizes);
-        prop_assume!(pieces.len() > 1);
+        let ranges = split_points(v4.len(), &sizes);
+        prop_assume!(ranges.len() > 1);
         let mut frames = Vec::new();
         for ident in [1, 2] {
-            for &(start, end) in &pieces {
+            for &(start, end) in &ranges {
                 frames.push(fragment_v4(ident, &v4, start, end));
                 frames.push(fragment_v6(ident.into(), &v6, start, end));
             }
@@ -89,7 +89,7 @@ proptest! {
             let next = frames.swap_remove(shuffle.below(frames.len() as u32) as usize);
             // A duplicate is ignored while its datagram is incomplete; after the last fragment it would begin
             // a new datagram.
-            if twice >> (sent.len() % 64) & 1 == 1 && frames.len() > 3 * pieces.len() {
+            if duplicated >> (sent.len() % 64) & 1 == 1 && frames.len() > 3 * ranges.len() {
                 sent.push(next.clone());
             }
             sent.push(next);
@@ -114,15 +114,15 @@ proptest! {
 fn fragment_flood_stays_within_the_budget() {
     let config = NetworkConfig { fragment_bytes: 65_536, ..network_config() };
     let mut fixture = NetworkFixture::with(config, &link_config(), CAPABILITIES);
-    let whole = vec![7; 3000];
+    let datagram = vec![7; 3000];
     for ident in 0..1000 {
-        fixture.input(&fragment_v4(ident, &whole, 0, 1480));
+        fixture.input(&fragment_v4(ident, &datagram, 0, 1480));
     }
     let stats = fixture.network.stats();
     let kept = 1000 - stats.reassembly_evicted;
     assert_eq!(kept, 65_536 / (1480 + 20 + 2 * 64));
     // The most recent datagrams are kept; nothing of the others remains when their timeout expires.
-    assert!(matches!(fixture.input(&fragment_v4(999, &whole, 1480, 3000)), InputResult::Reassembled(_)));
+    assert!(matches!(fixture.input(&fragment_v4(999, &datagram, 1480, 3000)), InputResult::Reassembled(_)));
     fixture.advance(core::time::Duration::from_secs(31));
     assert_eq!(fixture.network.stats().reassembly_timeouts, kept - 1);
     // The neighbour of the senders was solicited in order to report the timeouts to them.

@@ -72,7 +72,7 @@ impl Network {
         match config.vlan {
             None => port.untagged = Some(id),
             Some(vlan) => {
-                let at = port.tagged.partition_point(|&(known, _)| known < vlan);
+                let at = port.tagged.partition_point(|&(key, _)| key < vlan);
                 port.tagged.insert(at, (vlan, id));
             }
         }
@@ -86,8 +86,9 @@ impl Network {
         if config.loopback {
             self.loopback = Some(id);
         }
-        let own = self.link(id).mac;
-        let selves = LOOPBACK_NEIGHBOURS.iter().filter(|_| config.loopback).map(|&address| (address, own));
+        let own_mac = self.link(id).mac;
+        let selves =
+            LOOPBACK_NEIGHBOURS.iter().filter(|_| config.loopback).map(|&address| (address, own_mac));
         for (address, mac) in config.static_neighbours.iter().copied().chain(selves) {
             let added = self.add_neighbour(id, address, mac, NeighbourState::Permanent);
             debug_assert!(added.is_some(), "the capacity was checked");

@@ -38,13 +38,13 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
 
     /// Returns the local address if there is exactly one and no local network.
     pub(crate) fn sole_address(&self) -> Option<T> {
-        let alone = self.sorted.len() == 1 && self.networks.is_empty();
-        self.primary.filter(|_| alone).map(|(address, _)| address)
+        let is_sole = self.sorted.len() == 1 && self.networks.is_empty();
+        self.primary.filter(|_| is_sole).map(|(address, _)| address)
     }
 
     #[inline(never)]
     fn search(&self, address: T) -> Option<LinkId> {
-        match self.sorted.binary_search_by_key(&address, |&(known, _)| known) {
+        match self.sorted.binary_search_by_key(&address, |&(key, _)| key) {
             Ok(at) => Some(self.sorted[at].1),
             Err(_) => {
                 let holds = |&&(network, mask, _): &&(T, T, LinkId)| address & mask == network;
@@ -59,14 +59,14 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     }
 
     fn insert(&mut self, address: T, link: LinkId) {
-        if let Err(at) = self.sorted.binary_search_by_key(&address, |&(known, _)| known) {
+        if let Err(at) = self.sorted.binary_search_by_key(&address, |&(key, _)| key) {
             self.sorted.insert(at, (address, link));
             self.primary = self.primary.or(Some((address, link)));
         }
     }
 
     fn remove(&mut self, address: T) {
-        self.sorted.retain(|&(known, _)| known != address);
+        self.sorted.retain(|&(key, _)| key != address);
         if self.primary.is_some_and(|(primary, _)| primary == address) {
             self.primary = self.sorted.first().copied();
         }

@@ -12,11 +12,11 @@ use crate::wire::{MacAddr, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 
-const HOME: Ipv4Addr = Ipv4Addr::LOCALHOST;
-const LOOP_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const LOOPBACK_V4: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const LOOPBACK_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 
-fn loop_config(with_addresses: bool) -> LinkConfig {
-    let addresses = vec![(HOME.into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
+fn loopback_config(with_addresses: bool) -> LinkConfig {
+    let addresses = vec![(LOOPBACK_V4.into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
     let addresses = if with_addresses { addresses } else { Vec::new() };
     LinkConfig { name: "lo".into(), addresses, loopback: true, ..LinkConfig::default() }
 }
@@ -25,7 +25,7 @@ fn loop_config(with_addresses: bool) -> LinkConfig {
 fn fixture(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
     let mut fixture = NetworkFixture::new();
     let capabilities = Capabilities {
-        mac: LOOP_MAC.0,
+        mac: LOOPBACK_MAC.0,
         mtu: 65_535,
         tx_checksum: true,
         gso_bytes_max: 0,
@@ -35,7 +35,7 @@ fn fixture(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
     let recorder = Arc::new(Mutex::new(TxRecorder { capacity: 1000, ..TxRecorder::default() }));
     let queue = RecordingTxQueue { recorder, capabilities, buffer: Vec::new() };
     let port = fixture.network.add_port(Box::new(queue));
-    let link = fixture.network.add_link(port, &loop_config(with_addresses)).unwrap();
+    let link = fixture.network.add_link(port, &loopback_config(with_addresses)).unwrap();
     (fixture, port, link)
 }
 
@@ -63,25 +63,25 @@ fn local_addresses_are_routed_over_loopback() {
     }
     let other = fixture.route(PEER_V4);
     assert!(other.hop.link() != link && other.src == IpAddr::V4(OUR_V4));
-    let refused = fixture.network.route(now, PEER_V4.into(), Some(HOME.into()));
+    let refused = fixture.network.route(now, PEER_V4.into(), Some(LOOPBACK_V4.into()));
     assert_eq!(refused.unwrap_err(), RouteError::InvalidDestination);
 }
 
 #[test]
 fn without_loopback_own_addresses_are_unreachable() {
-    let mut plain = NetworkFixture::new();
-    let (now, ours) = (plain.now, OUR_V4.into());
-    assert_eq!(plain.network.route(now, ours, None).unwrap_err(), RouteError::OwnAddress);
+    let mut without_loopback = NetworkFixture::new();
+    let (now, ours) = (without_loopback.now, OUR_V4.into());
+    assert_eq!(without_loopback.network.route(now, ours, None).unwrap_err(), RouteError::OwnAddress);
     let (mut fixture, _, link) = fixture(false);
     assert_eq!(fixture.network.route(now, ours, None).unwrap().hop.link(), link);
-    let refused = fixture.network.route(now, HOME.into(), None);
+    let refused = fixture.network.route(now, LOOPBACK_V4.into(), None);
     assert_eq!(refused.unwrap_err(), RouteError::InvalidDestination);
 }
 
 #[test]
 fn loopback_addresses_are_accepted_only_on_loopback() {
     let (fixture, port, _) = fixture(true);
-    let ends = [HOME, Ipv4Addr::new(127, 9, 9, 9), OUR_V4, PEER_V4];
+    let addresses = [LOOPBACK_V4, Ipv4Addr::new(127, 9, 9, 9), OUR_V4, PEER_V4];
     let packet = |mac, src, dst| {
         let bytes = segment(5);
         let header = ipv4_header(src, dst, protocol::UDP, bytes.len());
@@ -91,32 +91,32 @@ fn loopback_addresses_are_accepted_only_on_loopback() {
         ParsedFrame::Drop(reason) if reason != DropReason::BadTransportLength => Some(reason),
         _ => None,
     };
-    for src in ends {
-        for dst in ends {
-            let looped = dropped(port, &packet(LOOP_MAC, src, dst));
+    for src in addresses {
+        for dst in addresses {
+            let over_loopback = dropped(port, &packet(LOOPBACK_MAC, src, dst));
             let admitted = src != PEER_V4 && dst != PEER_V4;
-            assert_eq!(looped.is_none(), admitted, "{src} to {dst} over loopback: {looped:?}");
-            let wired = dropped(fixture.port, &packet(OUR_MAC, src, dst));
+            assert_eq!(over_loopback.is_none(), admitted, "{src} to {dst} over loopback: {over_loopback:?}");
+            let over_wire = dropped(fixture.port, &packet(OUR_MAC, src, dst));
             let admitted = src == PEER_V4 && dst == OUR_V4;
-            assert_eq!(wired.is_none(), admitted, "{src} to {dst} over the wire: {wired:?}");
+            assert_eq!(over_wire.is_none(), admitted, "{src} to {dst} over the wire: {over_wire:?}");
         }
     }
     let v6 = |mac, src, dst| {
         frame_to(mac, None, EtherType::IPV6, &ipv6_packet(src, dst, protocol::UDP, 64, &segment(5)))
     };
-    let home = Ipv6Addr::LOCALHOST;
-    assert_eq!(dropped(port, &v6(LOOP_MAC, home, home)), None);
-    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, home, home)), Some(DropReason::NotLocal));
-    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, PEER_V6, home)), Some(DropReason::NotLocal));
-    assert_eq!(dropped(port, &v6(LOOP_MAC, PEER_V6, home)), Some(DropReason::MartianSource));
+    let loopback_v6 = Ipv6Addr::LOCALHOST;
+    assert_eq!(dropped(port, &v6(LOOPBACK_MAC, loopback_v6, loopback_v6)), None);
+    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, loopback_v6, loopback_v6)), Some(DropReason::NotLocal));
+    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, PEER_V6, loopback_v6)), Some(DropReason::NotLocal));
+    assert_eq!(dropped(port, &v6(LOOPBACK_MAC, PEER_V6, loopback_v6)), Some(DropReason::MartianSource));
 }
 
 #[test]
 fn only_one_link_may_be_loopback() {
     let (mut fixture, port, _) = fixture(true);
-    let second = LinkConfig { name: "lo2".into(), vlan: Some(7), ..loop_config(false) };
+    let second = LinkConfig { name: "lo2".into(), vlan: Some(7), ..loopback_config(false) };
     assert_eq!(fixture.network.add_link(port, &second).unwrap_err().key, "link.lo2.loopback");
-    let wire = LinkConfig { name: "x".into(), vlan: Some(7), loopback: false, ..loop_config(true) };
+    let wire = LinkConfig { name: "x".into(), vlan: Some(7), loopback: false, ..loopback_config(true) };
     assert_eq!(fixture.network.add_link(fixture.port, &wire).unwrap_err().key, "link.x.addresses");
 }
 

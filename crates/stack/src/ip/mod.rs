@@ -269,16 +269,16 @@ impl Network {
     /// Takes the next error about a transmitted packet that no ICMP message reported: its neighbour could not
     /// be resolved.
     pub fn next_error(&mut self) -> Option<TransportError> {
-        let (error, known) = self.errors.pop_front()?;
-        self.set_quoted_payload(&known);
+        let (error, payload) = self.errors.pop_front()?;
+        self.set_quoted_payload(&payload);
         Some(error)
     }
 
     /// Queues an error. `known` is the UDP payload, as far as it is known, of the datagram that the error is
     /// about.
-    pub(crate) fn push_error(&mut self, error: TransportError, known: &[u8]) {
+    pub(crate) fn push_error(&mut self, error: TransportError, payload: &[u8]) {
         if self.errors.len() < self.config.errors_max as usize {
-            self.errors.push_back((error, known.into()));
+            self.errors.push_back((error, payload.into()));
         } else {
             self.stats.errors_overflow += 1;
         }
@@ -289,9 +289,9 @@ impl Network {
         &self.quoted_payload
     }
 
-    pub(crate) fn set_quoted_payload(&mut self, known: &[u8]) {
+    pub(crate) fn set_quoted_payload(&mut self, payload: &[u8]) {
         self.quoted_payload.clear();
-        self.quoted_payload.extend_from_slice(known);
+        self.quoted_payload.extend_from_slice(payload);
     }
 
     pub(crate) fn link(&self, link: LinkId) -> &Link {

@@ -221,8 +221,8 @@ pub(super) fn pseudo_header(header: &IpHeader, l4_len: usize) -> Sum {
 }
 
 /// Returns the sum of a segment. The sum of its tail may be known already.
-fn segment_sum(l4: &[u8], known: Option<(usize, Sum)>) -> Sum {
-    match known {
+fn segment_sum(l4: &[u8], tail_sum: Option<(usize, Sum)>) -> Sum {
+    match tail_sum {
         Some((start, payload)) => Sum::of(&l4[..start]).add_at(start, payload),
         None => Sum::of(l4),
     }

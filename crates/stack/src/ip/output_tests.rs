@@ -45,7 +45,7 @@ fn send(
 }
 
 /// Passes a frame to the peer's stack, which is a second instance of this network layer.
-fn peer_reads(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(ParsedFrame<'_>)) {
+fn peer_parses(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(ParsedFrame<'_>)) {
     let link = LinkConfig { addresses: vec![(PEER_V4.into(), 24), (PEER_V6.into(), 64)], ..link_config() };
     let capabilities = Capabilities { mac: PEER_MAC.0, ..CAPABILITIES };
     let peer = NetworkFixture::with(network_config(), &link, capabilities);
@@ -62,7 +62,7 @@ fn emits_requested_headers_and_correct_checksums() {
     let header = ipv4::Header::parse(&frame[14..]).unwrap();
     assert_eq!((header.dscp, header.ecn, header.ttl), (0x2e, 2, 61));
     assert!(header.dont_fragment && header.ident == 0);
-    peer_reads(&frame, RxChecksum::Unverified, |parsed| assert_eq!(tcp_of(parsed).bytes.len(), bytes.len()));
+    peer_parses(&frame, RxChecksum::Unverified, |parsed| assert_eq!(tcp_of(parsed).bytes.len(), bytes.len()));
 }
 
 #[test]
@@ -70,10 +70,10 @@ fn known_payload_sum_yields_identical_frame() {
     let (mut fixture, route) = known_peer(CAPABILITIES);
     let bytes = segment(777);
     send(&mut fixture, &route, None, None, &bytes);
-    let plain = fixture.sent_one();
+    let expected = fixture.sent_one();
     for start in [20, 21, 34] {
         send(&mut fixture, &route, Some((start, Sum::of(&bytes[start..]))), None, &bytes);
-        assert_eq!(fixture.sent_one(), plain, "{start}");
+        assert_eq!(fixture.sent_one(), expected, "{start}");
     }
 }
 
@@ -90,8 +90,8 @@ fn checksum_offload_receives_pseudo_header_sum() {
     let mut complete = frame.clone();
     let sum = Sum::of(&frame[34..]).finish();
     complete[50..52].copy_from_slice(&sum.to_be_bytes());
-    peer_reads(&complete, RxChecksum::Unverified, |parsed| assert!(matches!(parsed, ParsedFrame::Tcp(_))));
-    peer_reads(&frame, RxChecksum::Partial { start: 34, offset: 16 }, |parsed| {
+    peer_parses(&complete, RxChecksum::Unverified, |parsed| assert!(matches!(parsed, ParsedFrame::Tcp(_))));
+    peer_parses(&frame, RxChecksum::Partial { start: 34, offset: 16 }, |parsed| {
         assert!(matches!(parsed, ParsedFrame::Tcp(_)))
     });
 }
@@ -127,8 +127,8 @@ fn capabilities_limit_super_frames_to_ip_total_length() {
 fn packet_above_mtu_is_never_sent() {
     let (mut fixture, route) = known_peer(CAPABILITIES);
     let header = tcp(route.src, PEER_V4.into());
-    let begun = fixture.network.begin(fixture.now, &route.hop, &header, 1485);
-    assert_eq!(begun.err(), Some(TxError::TooBig));
+    let result = fixture.network.begin(fixture.now, &route.hop, &header, 1485);
+    assert_eq!(result.err(), Some(TxError::TooBig));
     // The space reserved for a VLAN tag does not allow a longer packet.
     let bytes = segment(1461);
     let mut packet = fixture.network.begin(fixture.now, &route.hop, &header, bytes.len()).unwrap();

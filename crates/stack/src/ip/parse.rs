@@ -236,8 +236,8 @@ impl Network {
         }
         let broadcast = self.check_ipv4_destination(link, frame, header.dst)?;
         // RFC 1122 §3.2.1.3. A local source address is forged or looped back, except on the loopback link.
-        let own = self.local.v4.link_of(header.src.to_bits()).is_some();
-        if own != link.loopback
+        let is_local_src = self.local.v4.link_of(header.src.to_bits()).is_some();
+        if is_local_src != link.loopback
             || !link.loopback && (!is_unicast(header.src.into()) || link.is_broadcast(header.src))
         {
             return Err(DropReason::MartianSource);
@@ -290,15 +290,17 @@ impl Network {
         let header = ipv6::Header::parse(packet).map_err(|_| DropReason::BadIpHeader)?;
         let packet = &packet[..ipv6::Header::LEN + usize::from(header.payload_len)];
         let broadcast = self.check_ipv6_destination(link, frame, header.dst)?;
-        let nameless = header.src.is_unspecified();
-        let own = self.local.v6.link_of(header.src.to_bits()).is_some();
-        if own != link.loopback || !(link.loopback || nameless || is_unicast(header.src.into())) {
+        let is_unspecified_src = header.src.is_unspecified();
+        let is_local_src = self.local.v6.link_of(header.src.to_bits()).is_some();
+        if is_local_src != link.loopback
+            || !(link.loopback || is_unspecified_src || is_unicast(header.src.into()))
+        {
             return Err(DropReason::MartianSource);
         }
         let chain = match ipv6::walk_header_chain(packet, &header) {
             Ok(chain) => chain,
             Err(ipv6::HeaderChainError::ParameterProblem { code, pointer, even_if_multicast })
-                if !nameless =>
+                if !is_unspecified_src =>
             {
                 let problem =
                     Ipv6ParameterProblem { header, bytes: packet, code, pointer, even_if_multicast };
@@ -309,7 +311,7 @@ impl Network {
         let payload = packet.get(chain.offset..).ok_or(DropReason::BadExtensionHeaders)?;
         // Only a host without an address uses the unspecified source address, and only for ICMPv6 (RFC 4862
         // §5.4).
-        if nameless && (chain.fragment.is_some() || chain.protocol != protocol::ICMPV6) {
+        if is_unspecified_src && (chain.fragment.is_some() || chain.protocol != protocol::ICMPV6) {
             return Err(DropReason::MartianSource);
         }
         let other = Ipv6Packet { header, bytes: packet, chain, payload };

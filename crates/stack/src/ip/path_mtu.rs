@@ -64,10 +64,10 @@ impl PathMtuCache {
         if reported >= current {
             return false;
         }
-        if let Some(known) = self.entries.get(&destination)
-            && now < known.expires
-            && known.mtu <= mtu
-            && known.locked >= locked
+        if let Some(cached) = self.entries.get(&destination)
+            && now < cached.expires
+            && cached.mtu <= mtu
+            && cached.locked >= locked
         {
             return false;
         }

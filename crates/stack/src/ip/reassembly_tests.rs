@@ -30,7 +30,7 @@ fn header(offset: u16, more_fragments: bool, len: usize) -> Vec<u8> {
     out
 }
 
-fn piece<'b>(
+fn fragment<'b>(
     ident: u32,
     offset: u16,
     more_fragments: bool,
@@ -71,7 +71,7 @@ fn insert(
     payload: &[u8],
 ) -> ReassemblyOutcome {
     table.insert(
-        &piece(ident, offset, more_fragments, &header(offset, more_fragments, payload.len()), payload),
+        &fragment(ident, offset, more_fragments, &header(offset, more_fragments, payload.len()), payload),
         UNTIL,
     )
 }
@@ -81,9 +81,9 @@ fn fragments_in_any_order_are_reassembled() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {
         let mut table = table(100_000);
-        let pieces = [(0, true, [1; 16]), (16, true, [2; 16]), (32, false, [3; 16])];
+        let fragments = [(0, true, [1; 16]), (16, true, [2; 16]), (32, false, [3; 16])];
         for (step, at) in order.into_iter().enumerate() {
-            let (offset, more_fragments, payload) = pieces[at];
+            let (offset, more_fragments, payload) = fragments[at];
             let outcome = insert(&mut table, 1, offset, more_fragments, &payload);
             match step {
                 0 | 1 => assert_eq!(outcome, ReassemblyOutcome::Incomplete),
@@ -161,7 +161,7 @@ fn datagram_beyond_65535_bytes_is_rejected() {
     let mut long = header(0, true, 32_768);
     long[0] = 0x4f;
     long.resize(60, 1);
-    table.insert(&piece(1, 0, true, &long, &vec![1; 32_768]), UNTIL);
+    table.insert(&fragment(1, 0, true, &long, &vec![1; 32_768]), UNTIL);
     let rest = 65_535 - 20 - 32_768;
     assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), ReassemblyOutcome::Malformed);
     assert_empty(&table);
@@ -198,9 +198,9 @@ fn ce_of_one_fragment_marks_the_datagram() {
     for (first, second, expected) in cases {
         let mut table = table(100_000);
         let headers = header(0, true, 8);
-        table.insert(&ReceivedFragment { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) }, UNTIL);
-        let outcome =
-            table.insert(&ReceivedFragment { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) }, UNTIL);
+        table.insert(&ReceivedFragment { ecn: first, ..fragment(1, 0, true, &headers, &[1; 8]) }, UNTIL);
+        let outcome = table
+            .insert(&ReceivedFragment { ecn: second, ..fragment(1, 8, false, &headers, &[1; 8]) }, UNTIL);
         match expected {
             None => assert_eq!(outcome, ReassemblyOutcome::Malformed),
             Some(ecn) => {
@@ -216,15 +216,17 @@ fn expired_datagram_returns_its_first_fragment() {
     let mut table = table(100_000);
     let at = |ident, offset, payload: &[u8], table: &mut Reassembly, until| {
         let headers = header(offset, true, payload.len());
-        table.insert(&piece(ident, offset, true, &headers, payload), Instant::from_millis(until))
+        table.insert(&fragment(ident, offset, true, &headers, payload), Instant::from_millis(until))
     };
     at(1, 0, &[7; 8], &mut table, 100);
     at(2, 16, &[8; 8], &mut table, 200);
     // Only the first received fragment sets the expiry.
     at(1, 16, &[8; 8], &mut table, 300);
     let six = ReassemblyKey { src: core::net::Ipv6Addr::LOCALHOST.into(), ..key(1) };
-    table
-        .insert(&ReceivedFragment { key: six, ..piece(1, 8, true, &[], &[9; 8]) }, Instant::from_millis(150));
+    table.insert(
+        &ReceivedFragment { key: six, ..fragment(1, 8, true, &[], &[9; 8]) },
+        Instant::from_millis(150),
+    );
     assert_eq!(table.next_deadline(), Some(Instant::from_millis(100)));
     assert!(table.expire(Instant::from_millis(99)).is_none());
     let first = table.expire(Instant::from_millis(100)).unwrap().first_fragment.unwrap();
@@ -246,9 +248,9 @@ fn flood_uses_no_more_memory_than_charged() {
             insert(&mut table, ident, 8, true, &vec![1; len]);
             while table.evict() {}
         }
-        let (blocks, pieces) = table.store.capacity();
+        let (blocks, fragments) = table.store.capacity();
         assert!(blocks * 64 <= (1 << 20) + 2 * len, "{blocks} blocks for fragments of {len} bytes");
-        assert!(pieces <= blocks && table.slots.len() == pieces);
+        assert!(fragments <= blocks && table.slots.len() == fragments);
     }
 }
 
@@ -257,11 +259,11 @@ proptest! {
     /// bytes.
     #[test]
     fn reassembly_matches_a_byte_array_model(
-        pieces in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
+        fragments in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
     ) {
         let mut table = table(1 << 20);
         let mut model: Model = Model::default();
-        for (unit, units, more_fragments, fill) in pieces {
+        for (unit, units, more_fragments, fill) in fragments {
             let payload = vec![fill; units * 8 - usize::from(!more_fragments) * 3];
             let offset = unit * 8;
             let outcome = insert(&mut table, 1, offset, more_fragments, &payload);
@@ -295,17 +297,17 @@ enum Expected {
 #[derive(Default)]
 struct Model {
     bytes: Vec<Option<(usize, u8)>>,
-    pieces: usize,
+    fragments: usize,
     end: Option<usize>,
 }
 
 impl Model {
     fn insert(&mut self, offset: usize, more_fragments: bool, payload: &[u8]) -> Expected {
         let end = offset + payload.len();
-        let known = self.bytes.iter().rposition(Option::is_some).map_or(0, |at| at + 1);
+        let end_max = self.bytes.iter().rposition(Option::is_some).map_or(0, |at| at + 1);
         let contradiction = match self.end {
             Some(total) => end > total || (!more_fragments && end != total),
-            None => !more_fragments && end < known,
+            None => !more_fragments && end < end_max,
         };
         if contradiction {
             return Expected::Discarded;
@@ -319,9 +321,9 @@ impl Model {
             let inside_one = range.iter().all(|byte| byte.is_some() && byte.map(|(owner, _)| owner) == owner);
             return if inside_one { Expected::Duplicate } else { Expected::Discarded };
         }
-        self.pieces += 1;
+        self.fragments += 1;
         for (byte, &value) in range.iter_mut().zip(payload) {
-            *byte = Some((self.pieces, value));
+            *byte = Some((self.fragments, value));
         }
         if !more_fragments {
             self.end = Some(end);

@@ -92,9 +92,9 @@ impl RouteTable {
             levels.insert(at, PrefixLevel { prefix, networks: BTreeMap::new() });
         }
         let entries = levels[at].networks.entry(bits(destination) & mask(prefix)).or_default();
-        entries.retain(|known| (known.gateway, known.link) != (entry.gateway, entry.link));
-        let place = entries.partition_point(|known| known.metric <= entry.metric);
-        entries.insert(place, entry);
+        entries.retain(|existing| (existing.gateway, existing.link) != (entry.gateway, entry.link));
+        let position = entries.partition_point(|existing| existing.metric <= entry.metric);
+        entries.insert(position, entry);
     }
 
     /// Removes the routes of a network that `unwanted` selects. Returns how many were removed.

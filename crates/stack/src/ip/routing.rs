@@ -158,10 +158,15 @@ impl Network {
         let link = self.loopback.ok_or(RouteError::OwnAddress)?;
         let [v4, v6] = LOOPBACK_NEIGHBOURS;
         let next = if dst.is_ipv4() { v4 } else { v6 };
-        let own = if dst.is_loopback() { next } else { dst };
+        let default_src = if dst.is_loopback() { next } else { dst };
         let slot = self.neighbour_slot(link, next, None)?;
         let hop = NextHop { neighbour: self.neighbours.reference(slot), link: link.0, epoch: self.epoch };
-        Ok(Route { hop, src: src.unwrap_or(own), mtu: self.link(link).mtu_for(dst), mtu_locked: false })
+        Ok(Route {
+            hop,
+            src: src.unwrap_or(default_src),
+            mtu: self.link(link).mtu_for(dst),
+            mtu_locked: false,
+        })
     }
 
     /// Returns whether a hop is still valid: false if links, addresses or routes have changed since it was
@@ -250,7 +255,7 @@ impl Network {
         let routed = self.routes.lookup(dst, |_| true).map(|entry| entry.link);
         routed.or_else(|| {
             let speaks = |link: &Link| {
-                !link.loopback && link.addresses.iter().any(|known| known.address.is_ipv4() == dst.is_ipv4())
+                !link.loopback && link.addresses.iter().any(|entry| entry.address.is_ipv4() == dst.is_ipv4())
             };
             // Cannot truncate: links are numbered with 16 bits.
             self.links.iter().position(speaks).map(|at| LinkId(at as u16))
@@ -335,12 +340,12 @@ fn group_mac(dst: IpAddr) -> Option<MacAddr> {
 /// Selects the best IPv6 source address of a link (RFC 6724 §5): rule 2 (scope), rule 3 (not deprecated),
 /// rule 8 (longest match).
 fn source_v6(now: Instant, link: &Link, dst: Ipv6Addr) -> Option<Ipv6Addr> {
-    let narrow = is_link_scope(dst);
+    let link_scope = is_link_scope(dst);
     let mut best = None;
-    for known in link.addresses.iter().filter(|known| known.is_valid()) {
-        let IpAddr::V6(address) = known.address else { continue };
-        let fits = address.is_unicast_link_local() == narrow;
-        let preferred = now < known.preferred_until;
+    for entry in link.addresses.iter().filter(|entry| entry.is_valid()) {
+        let IpAddr::V6(address) = entry.address else { continue };
+        let fits = address.is_unicast_link_local() == link_scope;
+        let preferred = now < entry.preferred_until;
         let rank = (fits, preferred, common_bits(address.into(), dst.into()));
         if best.is_none_or(|(best_rank, _)| rank > best_rank) {
             best = Some((rank, address));

@@ -116,18 +116,14 @@ impl Network {
     /// Computes what IPv4 frames of a link are compared with.
     pub(crate) fn fast_path_filter(&self, link: LinkId) -> FastPathFilter {
         let at = self.link(link);
-        let alone = match (self.local.v4.sole_address(), at.sole_broadcast()) {
-            (Some(own), Some(broadcast)) if !at.loopback && !is_loopback_v4(own) => {
-                Some((own, broadcast.to_bits()))
+        let sole_addresses = match (self.local.v4.sole_address(), at.sole_broadcast()) {
+            (Some(local), Some(broadcast)) if !at.loopback && !is_loopback_v4(local) => {
+                Some((local, broadcast.to_bits()))
             }
             _ => None,
         };
         let [m0, m1, m2, m3, m4, m5] = at.mac.0;
-        FastPathFilter {
-            link,
-            mac: u64::from_le_bytes([0, 0, m0, m1, m2, m3, m4, m5]),
-            sole_addresses: alone,
-        }
+        FastPathFilter { link, mac: u64::from_le_bytes([0, 0, m0, m1, m2, m3, m4, m5]), sole_addresses }
     }
 
     /// Returns the segment in an IPv4 frame that the fast path accepts; `None` for every other frame.
@@ -155,8 +151,8 @@ impl Network {
         }
         let (src, dst) = (be32(head, 26), be32(head, 30));
         let is_accepted = match gate.sole_addresses {
-            Some((own, broadcast)) => {
-                dst == own && src != own && src != broadcast && is_ordinary_unicast_v4(src)
+            Some((local, broadcast)) => {
+                dst == local && src != local && src != broadcast && is_ordinary_unicast_v4(src)
             }
             None => self.accepts_addresses_v4(gate.link, src, dst),
         };
@@ -210,8 +206,8 @@ impl Network {
         let (src, dst) = (v6(head, 22), v6(head, 38));
         // Global unicast addresses (RFC 4291 §2.4) and unique local addresses (RFC 4193), which have the same
         // meaning on every link.
-        let plain = |first: u8| first >> 5 == 1 || first >> 1 == 0x7e;
-        if !link.loopback && (!plain(head[22]) || !plain(head[38])) {
+        let is_global_or_ula = |first: u8| first >> 5 == 1 || first >> 1 == 0x7e;
+        if !link.loopback && (!is_global_or_ula(head[22]) || !is_global_or_ula(head[38])) {
             return None;
         }
         if !self.local.v6.contains(dst.to_bits()) || self.local.v6.contains(src.to_bits()) != link.loopback {

@@ -22,7 +22,7 @@ fn v6_frame() -> Vec<u8> {
 
 /// Returns whether the fast path accepts a frame; [`NetworkFixture::parse`] compares the result with the slow
 /// path.
-fn is_usual(fixture: &mut NetworkFixture, bytes: &[u8]) -> bool {
+fn is_accepted(fixture: &mut NetworkFixture, bytes: &[u8]) -> bool {
     fixture.parse(bytes);
     let frame = RxFrame::new(bytes);
     fixture.network.parse_fast(fixture.port, &frame).is_some()
@@ -31,11 +31,11 @@ fn is_usual(fixture: &mut NetworkFixture, bytes: &[u8]) -> bool {
 #[test]
 fn fast_path_accepts_ordinary_segments_of_both_families() {
     let mut fixture = NetworkFixture::new();
-    assert!(is_usual(&mut fixture, &v4_frame(protocol::TCP, &v4_segment())));
-    assert!(is_usual(&mut fixture, &v6_frame()));
+    assert!(is_accepted(&mut fixture, &v4_frame(protocol::TCP, &v4_segment())));
+    assert!(is_accepted(&mut fixture, &v6_frame()));
     let mut padded = v4_frame(protocol::TCP, &v4_segment());
     padded.extend_from_slice(&[0; 7]);
-    assert!(is_usual(&mut fixture, &padded));
+    assert!(is_accepted(&mut fixture, &padded));
 }
 
 #[test]
@@ -66,23 +66,23 @@ fn fast_path_rejects_every_other_frame() {
         ),
     ];
     for (case, bytes) in others.iter().enumerate() {
-        assert!(!is_usual(&mut fixture, bytes), "case {case}");
+        assert!(!is_accepted(&mut fixture, bytes), "case {case}");
     }
 }
 
 #[test]
 fn fast_path_rejects_truncated_and_corrupted_frames() {
     let mut fixture = NetworkFixture::new();
-    for whole in [v4_frame(protocol::TCP, &v4_segment()), v6_frame()] {
-        for len in 0..whole.len() {
-            assert!(!is_usual(&mut fixture, &whole[..len]), "{len}");
+    for valid in [v4_frame(protocol::TCP, &v4_segment()), v6_frame()] {
+        for len in 0..valid.len() {
+            assert!(!is_accepted(&mut fixture, &valid[..len]), "{len}");
         }
-        for bit in 0..whole.len() * 8 {
-            let mut bytes = whole.clone();
+        for bit in 0..valid.len() * 8 {
+            let mut bytes = valid.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             // Some bits have no meaning, such as those of the source MAC address. `parse` compares the two
             // paths.
-            is_usual(&mut fixture, &bytes);
+            is_accepted(&mut fixture, &bytes);
         }
     }
 }

@@ -130,7 +130,7 @@ counters! {
         neighbours_moved,
         /// Neighbours that did not answer.
         neighbours_failed,
-        /// Neighbour updates that were refused: for a static neighbour, or within the lock time.
+        /// Neighbour updates that were refused, such as for a static neighbour or within the lock time.
         neighbour_updates_refused,
         /// NDP messages that failed the checks of RFC 4861 §6.1 and §7.1.
         ndp_invalid,

@@ -157,16 +157,16 @@ impl NetworkFixture {
     /// finds.
     #[track_caller]
     fn check_fast_path(&self, frame: &RxFrame<'_>, parsed: &ParsedFrame<'_>) {
-        let ends = rx_fast_path::peek_flow_key(frame.bytes);
-        let Some(usual) = self.network.parse_fast(self.port, frame) else { return };
+        let flow_key = rx_fast_path::peek_flow_key(frame.bytes);
+        let Some(segment_seen) = self.network.parse_fast(self.port, frame) else { return };
         let ParsedFrame::Tcp(l4) = parsed else { panic!("the slow path finds no segment: {parsed:?}") };
-        let FastPathSegment { key, ecn, header, options, payload, payload_at, hop_limit: _ } = usual;
+        let FastPathSegment { key, ecn, header, options, payload, payload_at, hop_limit: _ } = segment_seen;
         let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
         assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));
         assert_eq!(Ok(segment), TcpSegment::parse(l4.bytes));
         assert_eq!(&frame.bytes[payload_at as usize..][..segment.payload.len()], segment.payload);
-        assert_eq!(ends, Some(key));
+        assert_eq!(flow_key, Some(key));
     }
 
     /// Delivers a frame that [`Network::input`] is to handle.

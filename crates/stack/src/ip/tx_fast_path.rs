@@ -159,8 +159,8 @@ impl TcpV4Packet<'_> {
     #[inline(always)]
     pub(crate) fn seal(self, segment: &TcpV4Headers, options: &[u32], payload: Sum) -> SealedTcpV4 {
         let Self { head, options: buffer, mut sealed, .. } = self;
-        for (place, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(options) {
-            *place = word.to_be_bytes();
+        for (slot, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(options) {
+            *slot = word.to_be_bytes();
         }
         if let Some(gso) = &mut sealed.gso {
             gso.ecn = segment.flags.contains(TcpFlags::CWR);

@@ -25,7 +25,7 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + 3) as u8).collect()
 }
 
-fn send_plain(
+fn send_fast(
     fixture: &mut NetworkFixture,
     route: &Route,
     headers: &TcpV4Headers,
@@ -44,7 +44,7 @@ fn send_plain(
     true
 }
 
-fn send_any(
+fn send_slow(
     fixture: &mut NetworkFixture,
     route: &Route,
     headers: &TcpV4Headers,
@@ -103,10 +103,10 @@ fn fast_path_builds_the_slow_path_packet() {
         for lengths in [(0, None), (1, None), (2, None), (101, None), (1400, None)].into_iter().chain(large) {
             for options in &options {
                 for headers in [headers(), urg_ptr] {
-                    assert!(send_plain(&mut fixture, &route, &headers, &options.words(), lengths));
-                    let plain = fixture.sent_with_meta();
-                    send_any(&mut fixture, &route, &headers, options, lengths);
-                    assert_eq!(plain, fixture.sent_with_meta(), "{lengths:?} {options:?}");
+                    assert!(send_fast(&mut fixture, &route, &headers, &options.words(), lengths));
+                    let sent = fixture.sent_with_meta();
+                    send_slow(&mut fixture, &route, &headers, options, lengths);
+                    assert_eq!(sent, fixture.sent_with_meta(), "{lengths:?} {options:?}");
                 }
             }
         }
@@ -118,28 +118,28 @@ fn all_ones_sum_matches_the_slow_path() {
     let mut fixture = NetworkFixture::new();
     fixture.learn_v4(PEER_V4, PEER_MAC);
     let route = fixture.route(PEER_V4);
-    send_any(&mut fixture, &route, &headers(), &TcpOptions::default(), (0, None));
+    send_slow(&mut fixture, &route, &headers(), &TcpOptions::default(), (0, None));
     // The urgent pointer becomes the previous checksum, so that the new checksum is 0.
     let urg_ptr = u16::from_be_bytes(crate::wire::array(fixture.sent_one().first_chunk::<54>().unwrap(), 50));
     let headers = TcpV4Headers { urg_ptr, ..headers() };
-    assert!(send_plain(&mut fixture, &route, &headers, &[], (0, None)));
-    let plain = fixture.sent_one();
-    assert_eq!(plain[50..52], [0, 0]);
-    send_any(&mut fixture, &route, &headers, &TcpOptions::default(), (0, None));
-    assert_eq!(plain, fixture.sent_one());
+    assert!(send_fast(&mut fixture, &route, &headers, &[], (0, None)));
+    let sent = fixture.sent_one();
+    assert_eq!(sent[50..52], [0, 0]);
+    send_slow(&mut fixture, &route, &headers, &TcpOptions::default(), (0, None));
+    assert_eq!(sent, fixture.sent_one());
 }
 
 #[test]
 fn fast_path_declines_unusual_packets() {
     let mut fixture = NetworkFixture::new();
     let unknown = fixture.route(PEER_V4);
-    assert!(!send_plain(&mut fixture, &unknown, &headers(), &[], (10, None)), "unresolved neighbour");
+    assert!(!send_fast(&mut fixture, &unknown, &headers(), &[], (10, None)), "unresolved neighbour");
     fixture.learn_v4(PEER_V4, PEER_MAC);
     let route = fixture.route(PEER_V4);
-    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (1461, None)), "exceeds the MTU");
-    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (10_000, Some(1400))), "device without GSO");
+    assert!(!send_fast(&mut fixture, &route, &headers(), &[], (1461, None)), "exceeds the MTU");
+    assert!(!send_fast(&mut fixture, &route, &headers(), &[], (10_000, Some(1400))), "device without GSO");
     fixture.network.bump_epoch();
-    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (10, None)), "stale hop");
+    assert!(!send_fast(&mut fixture, &route, &headers(), &[], (10, None)), "stale hop");
     assert!(fixture.sent().is_empty());
 }
 
@@ -150,6 +150,6 @@ fn full_device_is_reported() {
     let route = fixture.route(PEER_V4);
     fixture.set_capacity(0);
     let lengths = TcpV4Lengths { options: &[], payload: 10, gso_size: None };
-    let begun = fixture.network.begin_tcp_v4(fixture.now, &route.hop, lengths);
-    assert!(matches!(begun, Err(TxError::Full)));
+    let result = fixture.network.begin_tcp_v4(fixture.now, &route.hop, lengths);
+    assert!(matches!(result, Err(TxError::Full)));
 }

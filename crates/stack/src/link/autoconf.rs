@@ -177,7 +177,7 @@ impl Network {
         };
         match self.routes.find(destination.into(), prefix, same) {
             // Router advertisements do not change configured routes.
-            Some(known) if known.origin != RouteOrigin::Advertised => {}
+            Some(existing) if existing.origin != RouteOrigin::Advertised => {}
             Some(_) => self.routes.add(destination.into(), prefix, entry),
             None if self.routes.advertised_count(id) < usize::from(self.config.autoconf_routes_max) => {
                 self.routes.add(destination.into(), prefix, entry);
@@ -194,23 +194,23 @@ impl Network {
         let address = with_interface_id(prefix.prefix, link.mac);
         let valid_until = expiry(now, prefix.valid_lifetime_s);
         let preferred_until = expiry(now, prefix.preferred_lifetime_s);
-        if let Some(known) = link.address_mut(address.into()) {
-            if !known.autoconfigured {
+        if let Some(entry) = link.address_mut(address.into()) {
+            if !entry.autoconfigured {
                 return;
             }
-            known.preferred_until = preferred_until;
+            entry.preferred_until = preferred_until;
             let floor = now + VALID_LIFETIME_MIN;
-            known.valid_until = if valid_until > floor || valid_until > known.valid_until {
+            entry.valid_until = if valid_until > floor || valid_until > entry.valid_until {
                 valid_until
             } else {
-                known.valid_until.min(floor)
+                entry.valid_until.min(floor)
             };
             return;
         }
         if prefix.valid_lifetime_s == 0 {
             return;
         }
-        if link.addresses.iter().filter(|known| known.autoconfigured).count() >= limit {
+        if link.addresses.iter().filter(|entry| entry.autoconfigured).count() >= limit {
             self.stats.router_advertisement_limits += 1;
             return;
         }
@@ -233,11 +233,11 @@ impl Network {
         }
         let link = self.link_mut(id);
         let expired: Vec<_> =
-            link.addresses.iter().filter(|known| known.valid_until <= now).copied().collect();
-        link.addresses.retain(|known| known.valid_until > now);
-        let next_address = link.addresses.iter().map(|known| known.valid_until).min();
-        for known in expired {
-            if let IpAddr::V6(address) = known.address {
+            link.addresses.iter().filter(|entry| entry.valid_until <= now).copied().collect();
+        link.addresses.retain(|entry| entry.valid_until > now);
+        let next_address = link.addresses.iter().map(|entry| entry.valid_until).min();
+        for entry in expired {
+            if let IpAddr::V6(address) = entry.address {
                 self.forget_ipv6_address(id, address);
             }
         }
@@ -257,7 +257,7 @@ impl Network {
             .link(id)
             .addresses
             .iter()
-            .any(|known| matches!(known.address, IpAddr::V6(other) if solicited_node(other) == group));
+            .any(|entry| matches!(entry.address, IpAddr::V6(other) if solicited_node(other) == group));
         if !shared {
             self.leave_group(id, group);
         }

@@ -136,7 +136,7 @@ impl TxPort {
         match vlan {
             None | Some(VlanTag { vid: 0, .. }) => self.untagged,
             Some(VlanTag { vid, .. }) => {
-                let at = self.tagged.binary_search_by_key(&vid, |&(known, _)| known).ok()?;
+                let at = self.tagged.binary_search_by_key(&vid, |&(key, _)| key).ok()?;
                 Some(self.tagged[at].1)
             }
         }
@@ -348,16 +348,16 @@ impl Link {
 
     /// Returns the entry of an address of this link.
     pub(crate) fn address(&self, address: IpAddr) -> Option<&InterfaceAddress> {
-        self.addresses.iter().find(|known| known.address == address)
+        self.addresses.iter().find(|entry| entry.address == address)
     }
 
     pub(crate) fn address_mut(&mut self, address: IpAddr) -> Option<&mut InterfaceAddress> {
-        self.addresses.iter_mut().find(|known| known.address == address)
+        self.addresses.iter_mut().find(|entry| entry.address == address)
     }
 
     /// Returns the link-local address, if it is valid.
     pub(crate) fn link_local(&self) -> Option<Ipv6Addr> {
-        self.addresses.iter().filter(|known| known.is_valid()).find_map(|known| match known.address {
+        self.addresses.iter().filter(|entry| entry.is_valid()).find_map(|entry| match entry.address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,
         })
@@ -367,8 +367,8 @@ impl Link {
     /// the first.
     pub(crate) fn source_v4(&self, peer: Ipv4Addr) -> Option<Ipv4Addr> {
         let ipv4 = || {
-            self.addresses.iter().filter_map(|known| match known.address {
-                IpAddr::V4(address) if known.is_valid() => Some((address, known.prefix)),
+            self.addresses.iter().filter_map(|entry| match entry.address {
+                IpAddr::V4(address) if entry.is_valid() => Some((address, entry.prefix)),
                 _ => None,
             })
         };

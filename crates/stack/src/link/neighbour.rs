@@ -453,10 +453,10 @@ impl NeighbourTable {
     /// slot and the evicted neighbour.
     pub(crate) fn insert(&mut self, new: NewNeighbour) -> Result<(u32, Option<EvictedNeighbour>), NoRoom> {
         let key = (new.link, new.address);
-        let stays = new.state == NeighbourState::Permanent;
+        let is_permanent = new.state == NeighbourState::Permanent;
         let (slot, generation, evicted) = if self.slots.len() < self.slots_max {
             let slot = self.slots.len();
-            if !stays {
+            if !is_permanent {
                 // Cannot truncate: slots_max is below 2^20.
                 self.evictable.push(slot as u32);
             }
@@ -464,7 +464,7 @@ impl NeighbourTable {
         } else {
             let at = self.find_victim().ok_or(NoRoom)?;
             let victim = self.evictable[at] as usize;
-            if stays {
+            if is_permanent {
                 self.evictable.swap_remove(at);
             }
             let (generation, evicted) = self.evict(victim);

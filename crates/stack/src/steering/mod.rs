@@ -136,29 +136,29 @@ impl Steering {
 
     #[inline]
     fn owner_with_hash(&self, frame: &[u8], hash: Option<u32>) -> FrameOwner {
-        let here = FrameOwner::Shard(self.shard);
-        let Some(&[group, .., e0, e1]) = frame.first_chunk::<14>() else { return here };
+        let this_shard = FrameOwner::Shard(self.shard);
+        let Some(&[group, .., e0, e1]) = frame.first_chunk::<14>() else { return this_shard };
         let (mut ethertype, mut at) = (EtherType(u16::from_be_bytes([e0, e1])), 14);
         if ethertype == EtherType::VLAN {
-            let Some(&[.., e0, e1]) = frame.first_chunk::<18>() else { return here };
+            let Some(&[.., e0, e1]) = frame.first_chunk::<18>() else { return this_shard };
             (ethertype, at) = (EtherType(u16::from_be_bytes([e0, e1])), 18);
         }
         match ethertype {
             EtherType::ARP => FrameOwner::Primary { broadcast: true },
             EtherType::IPV4 | EtherType::IPV6 => self.owner_of_packet(&frame[at..], group & 1 != 0, hash),
-            _ => here,
+            _ => this_shard,
         }
     }
 
     /// Returns the owner of a packet, from its IP header on. `group` tells whether the frame has a group
     /// destination.
     pub(crate) fn owner_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> FrameOwner {
-        let home = match packet.first().map(|byte| byte >> 4) {
+        let owner = match packet.first().map(|byte| byte >> 4) {
             Some(4) => self.owner_v4(packet, group, hash),
             Some(6) => self.owner_v6(packet, group, hash),
             _ => None,
         };
-        home.unwrap_or(FrameOwner::Shard(self.shard))
+        owner.unwrap_or(FrameOwner::Shard(self.shard))
     }
 
     fn owner_v4(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
@@ -223,11 +223,17 @@ impl Steering {
         }
     }
 
-    fn udp_owner(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> FrameOwner {
+    fn udp_owner(
+        &self,
+        src: SocketAddr,
+        dst: SocketAddr,
+        group: bool,
+        label_hash: Option<u32>,
+    ) -> FrameOwner {
         // The hash is masked as in a label, so that the same socket is selected with and without a label.
         let computed =
             || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))) & Label::HASH_MASK;
-        let hash = || known.unwrap_or_else(computed);
+        let hash = || label_hash.unwrap_or_else(computed);
         match self.udp.owner(dst, src, group, hash) {
             Some(UdpOwner::Shard(shard)) => FrameOwner::Shard(shard),
             Some(UdpOwner::All) => FrameOwner::All,

@@ -102,7 +102,7 @@ impl Udp {
         local: SocketAddr,
         options: &UdpOptions,
     ) -> Option<u16> {
-        let alone = UdpOptions { reuse_address: false, reuse_port: false, ..*options };
+        let exclusive = UdpOptions { reuse_address: false, reuse_port: false, ..*options };
         let count = u32::from(self.port_last - self.port_first) + 1;
         let start = network.entropy.below(count);
         (0..count)
@@ -111,7 +111,7 @@ impl Udp {
             .filter(|&port| {
                 network.steering.as_ref().is_none_or(|steering| steering.may_choose_udp_port(port))
             })
-            .find(|&port| !self.is_port_in_use(SocketAddr::new(local.ip(), port), &alone))
+            .find(|&port| !self.is_port_in_use(SocketAddr::new(local.ip(), port), &exclusive))
     }
 
     /// Returns whether another socket conflicts with this address.

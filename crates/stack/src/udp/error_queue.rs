@@ -60,7 +60,7 @@ impl UdpErrorQueue {
     fn pop(&mut self, out: &mut [u8]) -> Option<UdpExtendedError> {
         let mut error = self.errors.pop_front()?;
         let payload = self.payloads.drain(..error.payload_len);
-        out.iter_mut().zip(payload).for_each(|(place, byte)| *place = byte);
+        out.iter_mut().zip(payload).for_each(|(slot, byte)| *slot = byte);
         error.next_error = self.errors.front().filter(|next| next.offender.is_some()).map(|next| next.error);
         error.has_more = !self.errors.is_empty();
         Some(error)

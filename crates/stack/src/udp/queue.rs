@@ -69,16 +69,16 @@ impl UdpReceiveQueue {
     /// but the appended one have equal lengths. Returns whether it was appended.
     pub(super) fn coalesce(&mut self, datagram: &Datagram, payload: &[u8]) -> bool {
         let Some(last) = self.datagrams.back_mut() else { return false };
-        let piece = if last.gso_size == 0 { last.len } else { last.gso_size.into() };
-        let whole = Datagram { len: last.len, gso_size: last.gso_size, ..*datagram };
-        let joins = *last == whole
-            && (1..=piece).contains(&payload.len())
-            && last.len.is_multiple_of(piece)
-            && last.len / piece < GRO_COUNT_MAX
+        let gso_size = if last.gso_size == 0 { last.len } else { last.gso_size.into() };
+        let expected = Datagram { len: last.len, gso_size: last.gso_size, ..*datagram };
+        let joins = *last == expected
+            && (1..=gso_size).contains(&payload.len())
+            && last.len.is_multiple_of(gso_size)
+            && last.len / gso_size < GRO_COUNT_MAX
             && last.len + payload.len() <= GRO_BYTES_MAX;
         if joins {
             // Cannot truncate: shorter than the longest datagram.
-            last.gso_size = piece as u16;
+            last.gso_size = gso_size as u16;
             last.len += payload.len();
             self.bytes.extend(payload);
         }

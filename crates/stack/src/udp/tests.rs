@@ -466,32 +466,32 @@ fn sockets_are_limited_and_slots_reused() {
 #[test]
 fn recverr_queues_all_errors_with_their_payload() {
     let mut s = sockets();
-    let asking = s.bind_with(ANY_V4, 7, UdpOptions { recverr_v4: true, ..options() }).unwrap();
-    let deaf = s.bind_with(ANY_V4, 8, UdpOptions { recverr_v6: true, ..options() }).unwrap();
+    let with_recverr = s.bind_with(ANY_V4, 7, UdpOptions { recverr_v4: true, ..options() }).unwrap();
+    let without_recverr = s.bind_with(ANY_V4, 8, UdpOptions { recverr_v6: true, ..options() }).unwrap();
     let to = at("10.0.0.2", 1);
     let mut out = [0; 10];
     // "Host unreachable" is a soft error, and the sockets are not connected.
-    for (socket, error) in [(asking, Some(UdpError::HostUnreachable)), (deaf, None)] {
+    for (socket, error) in [(with_recverr, Some(UdpError::HostUnreachable)), (without_recverr, None)] {
         s.send(socket, Some(to), b"question").unwrap();
         s.peer_sends_error(1, 0);
         assert_eq!(s.udp.take_error(socket), Ok(error));
     }
-    assert_eq!(s.udp.take_extended_error(deaf, &mut out), Err(UdpError::WouldBlock));
-    let error = s.udp.take_extended_error(asking, &mut out).unwrap();
+    assert_eq!(s.udp.take_extended_error(without_recverr, &mut out), Err(UdpError::WouldBlock));
+    let error = s.udp.take_extended_error(with_recverr, &mut out).unwrap();
     assert_eq!(
         (error.error, error.destination, error.offender),
         (UdpError::HostUnreachable, to, Some(PEER_V4.into()))
     );
     // The peer quotes only the headers.
     assert_eq!((error.icmp_type, error.icmp_code, error.payload_len, error.has_more), (3, 1, 0, false));
-    assert_eq!(s.send(asking, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
-    let error = s.udp.take_extended_error(asking, &mut out).unwrap();
+    assert_eq!(s.send(with_recverr, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
+    let error = s.udp.take_extended_error(with_recverr, &mut out).unwrap();
     assert_eq!((error.error, error.offender, error.info), (UdpError::TooLong, None, 1500));
-    assert_eq!((error.destination, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
-    s.send(asking, Some(to), b"x").unwrap();
+    assert_eq!((error.destination, s.udp.take_error(with_recverr)), (at("10.0.0.2", 0), Ok(None)));
+    s.send(with_recverr, Some(to), b"x").unwrap();
     s.peer_sends_error(3, 0);
-    s.udp.set_options(asking, options()).unwrap();
-    assert_eq!(s.udp.take_extended_error(asking, &mut out), Err(UdpError::WouldBlock));
+    s.udp.set_options(with_recverr, options()).unwrap();
+    assert_eq!(s.udp.take_extended_error(with_recverr, &mut out), Err(UdpError::WouldBlock));
 }
 
 #[test]
@@ -550,8 +550,8 @@ fn udp_segment_is_split_by_stack_or_device() {
         assert_eq!(send(None, &payload, 100), Err(UdpError::NoDestination));
         let sent = s.fixture.sent();
         assert_eq!(sent.len(), frames + 2);
-        let whole: Vec<u8> = sent[..frames].iter().flat_map(|frame| &frame[42..]).copied().collect();
-        assert_eq!(whole, payload);
+        let payload_sent: Vec<u8> = sent[..frames].iter().flat_map(|frame| &frame[42..]).copied().collect();
+        assert_eq!(payload_sent, payload);
         assert_eq!(s.udp.stats().sent, 5, "datagrams are counted, not frames");
     }
 }
@@ -575,14 +575,17 @@ fn udp_segment_is_limited_to_128_datagrams() {
 #[test]
 fn gro_socket_receives_a_burst_as_one() {
     let mut s = sockets();
-    let together = s.bind_with(ANY_V4, 7, UdpOptions { gro: true, ..options() }).unwrap();
+    let coalescing = s.bind_with(ANY_V4, 7, UdpOptions { gro: true, ..options() }).unwrap();
     for payload in [&b"abc"[..], b"def", b"g", b"hij"] {
         s.receive(1, 7, payload);
     }
     s.receive(2, 7, b"klm");
     let mut out = [0; 100];
-    let mut read =
-        || s.udp.recv_from(together, &mut out).map(|came| (came.len, came.gso_size, came.from.port()));
+    let mut read = || {
+        s.udp
+            .recv_from(coalescing, &mut out)
+            .map(|datagram| (datagram.len, datagram.gso_size, datagram.from.port()))
+    };
     assert_eq!(read(), Ok((7, 3, 1)));
     assert_eq!(read(), Ok((3, 0, 1)));
     assert_eq!(read(), Ok((3, 0, 2)));

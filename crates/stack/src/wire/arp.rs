@@ -1,6 +1,6 @@
 //! ARP for IPv4 over Ethernet (RFC 826).
 
-use super::{MacAddr, WireError, array, be16, head, room};
+use super::{MacAddr, WireError, array, be16, header_buffer, header_bytes};
 use core::net::Ipv4Addr;
 
 /// The operation of an ARP packet.
@@ -40,7 +40,7 @@ impl ArpPacket {
     /// `Truncated`; `BadVersion` if the packet is not for IPv4 over Ethernet; `Unsupported` for operations
     /// other than request and reply.
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(packet)?;
+        let bytes = header_bytes::<{ Self::LEN }>(packet)?;
         if array::<6, 28>(bytes, 0) != ETHERNET_IPV4 {
             return Err(WireError::BadVersion);
         }
@@ -63,7 +63,7 @@ impl ArpPacket {
     /// # Panics
     /// If `out` is shorter than the packet.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = room::<{ Self::LEN }>(out);
+        let out = header_buffer::<{ Self::LEN }>(out);
         let operation: u16 = match self.operation {
             ArpOperation::Request => 1,
             ArpOperation::Reply => 2,

@@ -119,8 +119,8 @@ impl Sum {
     /// Adds the sum of a part that starts `offset` bytes after the beginning of the checksummed range.
     #[inline]
     #[must_use]
-    pub const fn add_at(self, offset: usize, piece: Self) -> Self {
-        if offset & 1 == 0 { self.add(piece) } else { self.add(piece.swap()) }
+    pub const fn add_at(self, offset: usize, part: Self) -> Self {
+        if offset & 1 == 0 { self.add(part) } else { self.add(part.swap()) }
     }
 
     /// Returns the sum as 16 bits, not inverted: the value of the checksum field of a frame whose checksum

@@ -1,6 +1,6 @@
 //! Ethernet II frames, with at most one 802.1Q tag.
 
-use super::{MacAddr, WireError, array, be16, head, room};
+use super::{MacAddr, WireError, array, be16, header_buffer, header_bytes};
 
 /// The type of an Ethernet frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +69,7 @@ impl Header {
     /// reserved VLAN 4,095.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(frame)?;
+        let bytes = header_bytes::<{ Self::LEN }>(frame)?;
         let dst = MacAddr(array(bytes, 0));
         let src = MacAddr(array(bytes, 6));
         let ethertype = be16(bytes, 12);
@@ -83,7 +83,7 @@ impl Header {
     }
 
     fn parse_tagged(frame: &[u8], dst: MacAddr, src: MacAddr) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN_TAGGED }>(frame)?;
+        let bytes = header_bytes::<{ Self::LEN_TAGGED }>(frame)?;
         let tci = be16(bytes, 14);
         let ethertype = be16(bytes, 16);
         if ethertype < ETHERTYPE_MIN
@@ -107,14 +107,14 @@ impl Header {
         let ethertype = self.ethertype.0.to_be_bytes();
         match self.vlan {
             None => {
-                let out = room::<{ Self::LEN }>(out);
+                let out = header_buffer::<{ Self::LEN }>(out);
                 out[..6].copy_from_slice(&self.dst.0);
                 out[6..12].copy_from_slice(&self.src.0);
                 out[12..].copy_from_slice(&ethertype);
                 Self::LEN
             }
             Some(VlanTag { pcp, dei, vid }) => {
-                let out = room::<{ Self::LEN_TAGGED }>(out);
+                let out = header_buffer::<{ Self::LEN_TAGGED }>(out);
                 let tci = u16::from(pcp & 7) << 13 | u16::from(dei) << 12 | vid & 0x0fff;
                 out[..6].copy_from_slice(&self.dst.0);
                 out[6..12].copy_from_slice(&self.src.0);

@@ -2,7 +2,7 @@
 
 use super::checksum::Sum;
 use super::echo::Echo;
-use super::{WireError, be16, head};
+use super::{WireError, be16, header_bytes};
 use core::net::Ipv4Addr;
 
 /// Codes of "destination unreachable" (RFC 792, RFC 1122 §3.2.2.1).
@@ -114,7 +114,7 @@ impl<'a> Message<'a> {
     /// # Errors
     /// `Truncated`, `BadChecksum`.
     pub fn parse(message: &'a [u8]) -> Result<Self, WireError> {
-        let bytes = head::<HEADER_LEN>(message)?;
+        let bytes = header_bytes::<HEADER_LEN>(message)?;
         if !Sum::of(message).is_valid() {
             return Err(WireError::BadChecksum);
         }

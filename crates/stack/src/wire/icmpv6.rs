@@ -3,7 +3,7 @@
 
 use super::checksum::{Sum, pseudo_v6};
 use super::echo::Echo;
-use super::{WireError, be32, head, protocol};
+use super::{WireError, be32, header_bytes, protocol};
 use core::net::Ipv6Addr;
 
 /// Codes of "destination unreachable" (RFC 4443 §3.1).
@@ -126,7 +126,7 @@ impl<'a> Message<'a> {
     /// # Errors
     /// `Truncated`, `BadChecksum`.
     pub fn parse(message: &'a [u8], src: Ipv6Addr, dst: Ipv6Addr) -> Result<Self, WireError> {
-        let bytes = head::<4>(message)?;
+        let bytes = header_bytes::<4>(message)?;
         if !pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(message)).is_valid() {
             return Err(WireError::BadChecksum);
         }
@@ -137,7 +137,7 @@ impl<'a> Message<'a> {
             UNREACHABLE..=PARAMETER_PROBLEM | ECHO_REQUEST | ECHO_REPLY => {}
             _ => return Ok(Self::Other { kind, code, body: &message[4..] }),
         }
-        let bytes = head::<HEADER_LEN>(message)?;
+        let bytes = header_bytes::<HEADER_LEN>(message)?;
         let rest = &message[HEADER_LEN..];
         Ok(match kind {
             UNREACHABLE => Self::Unreachable { code, quote: rest },

@@ -1,7 +1,7 @@
 //! IPv4 headers (RFC 791).
 
 use super::checksum::Sum;
-use super::{WireError, array, be16, head, room};
+use super::{WireError, array, be16, header_buffer, header_bytes};
 use core::net::Ipv4Addr;
 
 /// The fields of an IPv4 header, without options.
@@ -76,7 +76,7 @@ impl Header {
 
     #[inline(always)]
     fn read(packet: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(packet)?;
+        let bytes = header_bytes::<{ Self::LEN }>(packet)?;
         if bytes[0] != 0x45 {
             check_options(packet)?;
         }
@@ -126,7 +126,7 @@ impl Header {
     /// If `out` is shorter than the header.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = room::<{ Self::LEN }>(out);
+        let out = header_buffer::<{ Self::LEN }>(out);
         let flags = u16::from(self.dont_fragment) << 14
             | u16::from(self.more_fragments) << 13
             | (self.fragment_offset >> 3) & 0x1fff;

@@ -7,7 +7,7 @@ pub use extension::{
     emit_router_alert, walk_header_chain,
 };
 
-use super::{WireError, array, be16, be32, head, room};
+use super::{WireError, array, be16, be32, header_buffer, header_bytes};
 use core::net::Ipv6Addr;
 
 /// The fixed IPv6 header.
@@ -59,7 +59,7 @@ impl Header {
 
     #[inline(always)]
     fn read(packet: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(packet)?;
+        let bytes = header_bytes::<{ Self::LEN }>(packet)?;
         let first = be32(bytes, 0);
         if first >> 28 != 6 {
             return Err(WireError::BadVersion);
@@ -89,7 +89,7 @@ impl Header {
     /// If `out` is shorter than the header.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = room::<{ Self::LEN }>(out);
+        let out = header_buffer::<{ Self::LEN }>(out);
         let first = 6 << 28
             | u32::from(self.dscp & 0x3f) << 22
             | u32::from(self.ecn & 3) << 20

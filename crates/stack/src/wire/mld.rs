@@ -1,7 +1,7 @@
 //! Multicast listener discovery, version 2 (RFC 3810): the part that is needed by a host that only joins and
 //! leaves groups without source filters.
 
-use super::{WireError, array, be16, head, icmpv6};
+use super::{WireError, array, be16, header_bytes, icmpv6};
 use core::net::Ipv6Addr;
 
 /// ICMPv6 type of a query of either version.
@@ -89,7 +89,7 @@ impl MldQuery {
     /// group that is not a multicast address; `Truncated`, `BadLength` (RFC 3810 §8.1); `Unsupported` if the
     /// message is not a query.
     pub fn parse(message: &[u8], src: Ipv6Addr, hop_limit: u8) -> Result<Self, WireError> {
-        let bytes = head::<24>(message)?;
+        let bytes = header_bytes::<24>(message)?;
         if bytes[0] != QUERY {
             return Err(WireError::Unsupported);
         }

@@ -98,16 +98,16 @@ pub(crate) const fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
 
 /// Returns the first `N` bytes of a header to be parsed.
 #[inline(always)]
-fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], WireError> {
+fn header_bytes<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], WireError> {
     bytes.first_chunk::<N>().ok_or(WireError::Truncated)
 }
 
 /// Returns the first `N` bytes of the buffer for a header to be emitted. Panics if the buffer is shorter.
 #[inline(always)]
 #[track_caller]
-fn room<const N: usize>(out: &mut [u8]) -> &mut [u8; N] {
+fn header_buffer<const N: usize>(out: &mut [u8]) -> &mut [u8; N] {
     match out.first_chunk_mut::<N>() {
-        Some(room) => room,
+        Some(buffer) => buffer,
         None => panic!("the buffer is too short for a header of {N} bytes"),
     }
 }

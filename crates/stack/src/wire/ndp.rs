@@ -1,6 +1,6 @@
 //! Neighbour discovery for IPv6 (RFC 4861): solicitations and advertisements of neighbours and routers.
 
-use super::{MacAddr, WireError, array, be16, be32, head, icmpv6};
+use super::{MacAddr, WireError, array, be16, be32, header_bytes, icmpv6};
 use arrayvec::ArrayVec;
 use core::net::Ipv6Addr;
 
@@ -129,7 +129,7 @@ impl NdpOptions {
     fn parse(mut bytes: &[u8]) -> Result<Self, WireError> {
         let mut options = Self::default();
         while !bytes.is_empty() {
-            let &[kind, units] = head::<2>(bytes)?;
+            let &[kind, units] = header_bytes::<2>(bytes)?;
             // RFC 4861 §4.6: the length is given in units of 8 bytes; 0 makes the whole message invalid.
             if units == 0 {
                 return Err(WireError::BadLength);
@@ -175,7 +175,7 @@ impl NdpMessage {
     /// `BadValue` if the message must be ignored, `Truncated`, `BadLength`; `Unsupported` for redirects and
     /// for messages other than neighbour discovery.
     pub fn parse(message: &[u8], src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8) -> Result<Self, WireError> {
-        let bytes = head::<8>(message)?;
+        let bytes = header_bytes::<8>(message)?;
         if hop_limit != HOP_LIMIT || bytes[1] != 0 {
             return Err(WireError::BadValue);
         }
@@ -198,7 +198,7 @@ impl NdpMessage {
     }
 
     fn parse_router_advertisement(message: &[u8], src: Ipv6Addr) -> Result<Self, WireError> {
-        let bytes = head::<16>(message)?;
+        let bytes = header_bytes::<16>(message)?;
         let options = NdpOptions::parse(&message[16..])?;
         // RFC 4861 §6.1.2: routers use their link-local address.
         if !src.is_unicast_link_local() {
@@ -218,7 +218,7 @@ impl NdpMessage {
     }
 
     fn parse_neighbour_solicitation(message: &[u8], src: Ipv6Addr, dst: Ipv6Addr) -> Result<Self, WireError> {
-        let bytes = head::<24>(message)?;
+        let bytes = header_bytes::<24>(message)?;
         let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
         // RFC 4861 §7.1.1: duplicate address detection is sent to the solicited-node group and contains no
@@ -231,7 +231,7 @@ impl NdpMessage {
     }
 
     fn parse_neighbour_advertisement(message: &[u8], dst: Ipv6Addr) -> Result<Self, WireError> {
-        let bytes = head::<24>(message)?;
+        let bytes = header_bytes::<24>(message)?;
         let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
         let solicited = bytes[4] & 0x40 != 0;

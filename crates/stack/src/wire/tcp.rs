@@ -4,7 +4,7 @@ mod options;
 
 pub use options::{OPTIONS_LEN_MAX, SACK_BLOCKS_MAX, TcpOptions, Timestamps};
 
-use super::{WireError, be16, be32, head, room};
+use super::{WireError, be16, be32, header_buffer, header_bytes};
 use core::fmt;
 use core::ops::{Add, AddAssign, BitOr, BitOrAssign, Sub};
 
@@ -264,7 +264,7 @@ impl<'a> TcpSegment<'a> {
     /// `Truncated` if the header is not all there, `BadLength` for a data offset below 5.
     #[inline]
     pub fn parse(segment: &'a [u8]) -> Result<Self, WireError> {
-        let header = TcpHeader::parse(head(segment)?);
+        let header = TcpHeader::parse(header_bytes(segment)?);
         let (headers, payload) =
             segment.split_at_checked(usize::from(header.header_len)).ok_or(WireError::Truncated)?;
         let options = headers.get(TcpHeader::LEN..).ok_or(WireError::BadLength)?;
@@ -289,7 +289,7 @@ impl<'a> TcpSegment<'a> {
 #[inline]
 pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
     let header_len = TcpHeader::LEN + options.emit(&mut out[TcpHeader::LEN..]);
-    let out = room::<{ TcpHeader::LEN }>(out);
+    let out = header_buffer::<{ TcpHeader::LEN }>(out);
     out[..2].copy_from_slice(&header.src_port.to_be_bytes());
     out[2..4].copy_from_slice(&header.dst_port.to_be_bytes());
     out[4..8].copy_from_slice(&header.seq.0.to_be_bytes());

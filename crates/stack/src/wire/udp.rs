@@ -1,6 +1,6 @@
 //! UDP headers (RFC 768).
 
-use super::{WireError, be16, head, room};
+use super::{WireError, be16, header_buffer, header_bytes};
 
 /// A UDP header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Header {
     /// `Truncated` if the buffer ends before the datagram does, `BadLength` for a length below 8.
     #[inline]
     pub fn parse(datagram: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(datagram)?;
+        let bytes = header_bytes::<{ Self::LEN }>(datagram)?;
         let len = be16(bytes, 4);
         // A length of 0 indicates a jumbogram (RFC 2675), which is not supported.
         if usize::from(len) < Self::LEN {
@@ -59,7 +59,7 @@ impl Header {
     /// If `out` is shorter than the header.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = room::<{ Self::LEN }>(out);
+        let out = header_buffer::<{ Self::LEN }>(out);
         out[..2].copy_from_slice(&self.src_port.to_be_bytes());
         out[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
         out[4..6].copy_from_slice(&self.len.to_be_bytes());

@@ -26,11 +26,11 @@ fn every_length_and_alignment_matches_naive_sum() {
     let mut copy = vec![0; 400];
     for start in 0..16 {
         for end in start..bytes.len() {
-            let piece = &bytes[start..end];
-            assert_eq!(Sum::of(piece).fold(), naive(piece), "{start}..{end}");
+            let part = &bytes[start..end];
+            assert_eq!(Sum::of(part).fold(), naive(part), "{start}..{end}");
             let out = &mut copy[start..];
-            assert_eq!(copy_and_sum(piece, out).fold(), naive(piece), "{start}..{end}");
-            assert_eq!(&out[..piece.len()], piece);
+            assert_eq!(copy_and_sum(part, out).fold(), naive(part), "{start}..{end}");
+            assert_eq!(&out[..part.len()], part);
         }
     }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows what Linux's software GSO makes of super-frames: the source of linux_gso.txt.
+"""Prints the segments that Linux's software GSO makes of super-frames. Its output is linux_gso.txt.
 
 Sends each super-frame with a virtio-net header through a packet socket on a TAP device that offers no offload, and prints what the
 kernel hands to the device. Needs root; touches nothing outside its own network namespace:

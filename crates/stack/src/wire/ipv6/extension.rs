@@ -2,7 +2,7 @@
 
 use super::Header;
 use crate::wire::icmpv6::parameter_problem::{ERRONEOUS_FIELD, UNKNOWN_NEXT_HEADER, UNKNOWN_OPTION};
-use crate::wire::{WireError, be16, be32, head, protocol, room};
+use crate::wire::{WireError, be16, be32, header_buffer, header_bytes, protocol};
 
 /// Largest number of extension headers in a packet. RFC 8504 §5.3 permits such a limit; actual packets have
 /// one or two.
@@ -41,7 +41,7 @@ impl FragmentHeader {
     /// # Errors
     /// `Truncated`.
     pub fn parse(header: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(header)?;
+        let bytes = header_bytes::<{ Self::LEN }>(header)?;
         let field = be16(bytes, 2);
         Ok(Self {
             next_header: bytes[0],
@@ -56,7 +56,7 @@ impl FragmentHeader {
     /// # Panics
     /// If `out` is shorter than the header.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = room::<{ Self::LEN }>(out);
+        let out = header_buffer::<{ Self::LEN }>(out);
         let field = self.offset & 0xfff8 | u16::from(self.more_fragments);
         out[..2].copy_from_slice(&[self.next_header, 0]);
         out[2..4].copy_from_slice(&field.to_be_bytes());
@@ -206,7 +206,7 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
 
 /// Returns the extension header at the start of `rest`, which contains its own length.
 fn extension_header(rest: &[u8]) -> Result<&[u8], WireError> {
-    let bytes = head::<8>(rest)?;
+    let bytes = header_bytes::<8>(rest)?;
     rest.get(..8 + usize::from(bytes[1]) * 8).ok_or(WireError::Truncated)
 }
 
@@ -273,7 +273,7 @@ fn unknown_option(kind: u8, at: usize) -> Result<(), HeaderChainError> {
 /// # Panics
 /// If `out` is shorter than the header.
 pub fn emit_router_alert(next_header: u8, out: &mut [u8]) -> usize {
-    *room::<8>(out) = [next_header, 0, ROUTER_ALERT, 2, 0, 0, 1, 0];
+    *header_buffer::<8>(out) = [next_header, 0, ROUTER_ALERT, 2, 0, 0, 1, 0];
     8
 }
 

@@ -195,8 +195,8 @@ impl TcpOptions {
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let words = self.words();
         let out = &mut out[..4 * words.len()];
-        for (place, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *place = word.to_be_bytes();
+        for (slot, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *slot = word.to_be_bytes();
         }
         out.len()
     }
