@@ -352,7 +352,7 @@ impl<'a> Context<'a> {
         self.core.stack.local().is_some()
     }
 
-    /// See [`Stack::await_acked`](ginnel_stack::stack::Stack::await_acked).
+    /// See [`Stack::request_writable`](ginnel_stack::stack::Stack::request_writable).
     pub(crate) fn await_acked(&mut self, conn: Conn) {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.request_writable(conn);

@@ -12,7 +12,7 @@ use ginnel_stack::tcp::config::CongestionControl;
 
 /// Number of option kinds, each of which has a bit.
 pub(super) const OPTION_KINDS: usize = 26;
-/// The kind of [`TcpOption::NotSentLowWater`], whose value clients read, too.
+/// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
 pub(super) const NOT_SENT_LOW_WATER: usize = 25;
 
 /// Value for a connection that has no hop limit of its own.

@@ -392,7 +392,7 @@ impl<'a> SocketRef<'a> {
     }
 
     /// Returns an upper limit of the bytes that were written and not yet sent. Only valid if the stack
-    /// publishes how many bytes were sent ([`TcpOption::NotSentLowWater`]).
+    /// publishes how many bytes were sent ([`TcpOption::NotSentLowat`]).
     pub fn not_sent(&self) -> usize {
         let written = self.area.positions(Direction::Outgoing).written();
         usize::try_from(written.saturating_sub(self.area.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)

@@ -83,7 +83,7 @@ impl Client {
     }
 
     /// Returns an upper limit of the bytes that were written and not yet sent. Only valid after
-    /// [`TcpOption::NotSentLowWater`](ginnel_stack::options::TcpOption::NotSentLowWater) was set.
+    /// [`TcpOption::NotSentLowat`](ginnel_stack::options::TcpOption::NotSentLowat) was set.
     ///
     /// # Errors
     /// Returns an error if the handle is stale.
