@@ -236,14 +236,15 @@ pub struct CpuAccount {
 /// # Errors
 /// If the kernel's counters cannot be read.
 pub fn measure_cpu<R>(
-    parts: &Participants,
+    participants: &Participants,
     work: impl FnOnce() -> R,
 ) -> Result<(R, CpuAccount), MeasureError> {
-    let (times, own, packets) = (parts.times(), own_time(parts), veth::packets(veth::generator()));
+    let (times, own, packets) =
+        (participants.times(), own_time(participants), veth::packets(veth::generator()));
     let (cpus, start) = (CpuTimes::read()?, Instant::now());
     let result = work();
     let elapsed = start.elapsed().as_secs_f64();
-    let (mut after, own) = (parts.times(), own_time(parts).saturating_sub(own));
+    let (mut after, own) = (participants.times(), own_time(participants).saturating_sub(own));
     let busy = CpuTimes::read()?.since(&cpus).busy_shares();
     // All threads of this process belong to the generator, except those that are servers.
     after.insert("generator", own);
@@ -253,18 +254,24 @@ pub fn measure_cpu<R>(
     };
     let mut shares: BTreeMap<_, _> = after.keys().copied().map(used).collect();
     let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
-    let (server, generator) = (of(parts.cpus.server), of(parts.cpus.client));
-    let cores = if parts.cpus.server == parts.cpus.client { vec![server] } else { vec![server, generator] };
-    let foreign = (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
+    let (server, generator) = (of(participants.cpus.server), of(participants.cpus.client));
+    let cores = if participants.cpus.server == participants.cpus.client {
+        vec![server]
+    } else {
+        vec![server, generator]
+    };
+    let foreign_share =
+        (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
     shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
     let bottleneck = Bottleneck::of(server, generator);
     let each: Vec<String> =
         shares.iter().map(|(role, share)| format!("{role} {:.0} %", 100.0 * share)).collect();
-    let line = format!("bottleneck: {} ({}; layout {:?})", bottleneck.name(), each.join(", "), parts.layout)
-        .to_lowercase();
+    let line =
+        format!("bottleneck: {} ({}; layout {:?})", bottleneck.name(), each.join(", "), participants.layout)
+            .to_lowercase();
     let kernel_time = Participants::kernel_time(&after).saturating_sub(Participants::kernel_time(&times));
     let packets = veth::packets(veth::generator()).saturating_sub(packets);
-    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, foreign_share: foreign, packets }))
+    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, foreign_share, packets }))
 }
 
 /// Returns the CPU time of this process without that of its threads that are servers.
@@ -296,9 +303,9 @@ mod tests {
 
     #[test]
     fn thread_time_is_not_charged_to_the_generator() {
-        let mut parts = PARTS;
-        parts.add_thread("server", this_thread());
-        let (_, account) = measure_cpu(&parts, spin).expect("the kernel's counters are readable");
+        let mut participants = PARTS;
+        participants.add_thread("server", this_thread());
+        let (_, account) = measure_cpu(&participants, spin).expect("the kernel's counters are readable");
         assert!(account.shares["server"] > 0.0, "{}", account.line);
         assert!(account.shares["generator"] < account.shares["server"], "{}", account.line);
         assert!(account.line.starts_with("bottleneck: ") && account.line.contains("layout one"));
@@ -308,13 +315,14 @@ mod tests {
     fn process_and_children_are_charged_separately() {
         let script = "(while :; do :; done) & wait";
         let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
-        let mut parts = PARTS;
-        parts.add_process("parent", child.id());
-        parts.add_descendants("children", child.id());
+        let mut participants = PARTS;
+        participants.add_process("parent", child.id());
+        participants.add_descendants("children", child.id());
         // The shell must have started the loop and must have run on a busy machine.
         let deadline = Instant::now() + Duration::from_secs(20);
         let used = loop {
-            let (_, account) = measure_cpu(&parts, || std::thread::sleep(Duration::from_millis(50))).unwrap();
+            let (_, account) =
+                measure_cpu(&participants, || std::thread::sleep(Duration::from_millis(50))).unwrap();
             if account.shares["children"] > 0.0 || Instant::now() > deadline {
                 break account.shares;
             }

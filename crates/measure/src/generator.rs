@@ -65,17 +65,17 @@ impl LoadSpec {
         Self { protocol, arguments: arguments.iter().map(ToString::to_string).collect() }
     }
 
-    /// Returns the job for these arguments and `more`; `change` modifies the common options.
+    /// Returns the job for these arguments and `extra`; `change` modifies the common options.
     fn job(
         &self,
         testbed: &Testbed,
-        more: &[String],
+        extra: &[String],
         change: impl FnOnce(&mut CommonOptions),
     ) -> Result<Job, MeasureError> {
         let mut arguments = self.arguments.clone();
         arguments.extend(testbed.source_options());
         arguments.extend(["--stack".into(), "light".into(), "--quiet".into()]);
-        arguments.extend_from_slice(more);
+        arguments.extend_from_slice(extra);
         fn of<A: Args + LoadOptions>(
             arguments: &[String],
             change: impl FnOnce(&mut CommonOptions),
@@ -93,8 +93,8 @@ impl LoadSpec {
 
     /// Sends one request and returns the report on it.
     fn probe(&self, testbed: &Testbed) -> Result<Report, MeasureError> {
-        let more = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
-        let job = self.job(testbed, &more, |common| (common.connections, common.rate) = (1, None))?;
+        let extra = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
+        let job = self.job(testbed, &extra, |common| (common.connections, common.rate) = (1, None))?;
         let stop = StopFlag::new().map_err(MeasureError::failed)?;
         let worker_stack = testbed.generator()?;
         let report = std::thread::scope(|scope| {
@@ -112,7 +112,7 @@ impl LoadSpec {
     /// Waits until a server answers. `check` fails if the server has ended.
     ///
     /// # Errors
-    /// The error of `check`, or an explanation if the server does not answer within `patience`: whether it
+    /// The error of `check`, or an explanation if the server does not answer within `timeout`: whether it
     /// listens, and what was received instead of an answer.
     pub fn wait_for_answer(
         &self,
@@ -157,13 +157,13 @@ impl LoadSpec {
             // The NAPI threads exist once both interfaces are in use.
             let device =
                 ginnel::raw::open(&config.devices[0], &config, None).map_err(MeasureError::failed)?;
-            let mut parts = Participants::new(testbed.cpus, testbed.layout);
+            let mut participants = Participants::new(testbed.cpus, testbed.layout);
             if testbed.medium == Medium::Veth {
-                parts.place_napi_threads()?;
+                participants.place_napi_threads()?;
             }
-            add(&mut parts);
+            add(&mut participants);
             let worker_stacks = vec![WorkerStack { config, device: Some(device) }];
-            measure_cpu(&parts, || load::measure_light(&job, &stop, worker_stacks))
+            measure_cpu(&participants, || load::measure_light(&job, &stop, worker_stacks))
         };
         let measured =
             std::thread::scope(|scope| scope.spawn(work).join().expect("the generator does not panic"));

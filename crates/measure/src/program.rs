@@ -74,20 +74,20 @@ impl RunningPrograms {
     /// If a program cannot be started.
     pub fn start(
         programs: &[Vec<OsString>],
-        host: NetworkStack,
+        stack: NetworkStack,
         testbed: &Testbed,
     ) -> Result<Self, MeasureError> {
         let log = testbed.folder.join("output");
         File::create(&log)?;
         let mut running = Self { processes: Vec::new(), log };
-        let with_stack = |words: &[&str], program: &[OsString]| -> Result<Vec<OsString>, MeasureError> {
+        let with_stack = |arguments: &[&str], program: &[OsString]| -> Result<Vec<OsString>, MeasureError> {
             let mut line: Vec<OsString> = vec![ginnel_path()?.into()];
-            line.extend(words.iter().map(Into::into));
+            line.extend(arguments.iter().map(Into::into));
             line.push("--".into());
             line.extend(program.iter().cloned());
             Ok(line)
         };
-        match (host, programs) {
+        match (stack, programs) {
             (NetworkStack::Kernel, _) => {
                 for program in programs {
                     running.add(program, false, testbed)?;
@@ -95,9 +95,9 @@ impl RunningPrograms {
             }
             (NetworkStack::Stack, [program]) => {
                 let options = testbed.stack_options()?;
-                let words: Vec<&str> =
+                let arguments: Vec<&str> =
                     ["run"].into_iter().chain(options.iter().map(String::as_str)).collect();
-                running.add(&with_stack(&words, program)?, true, testbed)?;
+                running.add(&with_stack(&arguments, program)?, true, testbed)?;
             }
             (NetworkStack::Stack, _) => {
                 let mut line: Vec<OsString> =
@@ -158,11 +158,11 @@ impl RunningPrograms {
     }
 
     /// Adds the threads of all programs to the participants.
-    pub fn add_to(&self, parts: &mut Participants) {
+    pub fn add_to(&self, participants: &mut Participants) {
         for process in &self.processes {
             let pid = process.child.id();
-            parts.add_process(if process.is_stack { "stack" } else { "program" }, pid);
-            parts.add_descendants("program", pid);
+            participants.add_process(if process.is_stack { "stack" } else { "program" }, pid);
+            participants.add_descendants("program", pid);
         }
     }
 

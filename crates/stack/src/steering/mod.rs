@@ -87,8 +87,8 @@ impl Steering {
     }
 
     /// Replaces the table of bound UDP ports.
-    pub fn set_udp_ports(&mut self, homes: Arc<UdpPortTable>) {
-        self.udp = homes;
+    pub fn set_udp_ports(&mut self, table: Arc<UdpPortTable>) {
+        self.udp = table;
     }
 
     /// Returns the owner of a TCP flow, given the source and destination of its received packets.
