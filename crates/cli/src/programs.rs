@@ -23,8 +23,9 @@ pub struct ProgramOptions {
     #[arg(long, value_name = "MODE", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
 
-    /// On a stack with several shards: from which shard a worker process accepts connections first. A worker
-    /// also accepts from shards that no other worker serves.
+    /// On a stack with several shards (threads that each serve a part of the connections): from which shard a
+    /// worker process accepts connections first. A worker also accepts from shards that no other worker
+    /// serves.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ListenSpawn::Auto)]
     listen_spawn: ListenSpawn,
 

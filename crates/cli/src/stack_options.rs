@@ -89,11 +89,11 @@ pub struct StackOptions {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// CPU to pin the shard's thread to.
+    /// CPU to pin the stack's thread to. Several shards are pinned with shards.cpus in the configuration file.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub cpu: Option<u32>,
 
-    /// Time in microseconds that an idle shard polls before it sleeps.
+    /// Time in microseconds that the stack's thread polls without finding work before it sleeps.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub spin_us: Option<u32>,
 }

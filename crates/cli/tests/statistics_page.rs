@@ -43,7 +43,7 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
         "pub struct ChannelStats {\n",
     ),
     ("tasks", "Of an `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
-    ("httpd", "Of `ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct Counters {\n"),
+    ("httpd", "Of `ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct ServerCounters {\n"),
     ("echo", "Of `ginnel echo`.", "", ""),
 ];
 

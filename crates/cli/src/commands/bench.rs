@@ -58,7 +58,7 @@ pub struct CompareOptions {
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = CompareDevice::AfXdp)]
     device: CompareDevice,
 
-    /// Which core runs the kernel's receive processing, in both arms of the comparison.
+    /// Which core runs the kernel's receive processing, in the measurements of both.
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t)]
     layout: CoreLayout,
 

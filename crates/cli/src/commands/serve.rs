@@ -38,7 +38,8 @@ pub struct HttpdOptions {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Stack")]
 struct ShardsOptions {
-    /// Number of shards, 1 to 64. Each shard is a thread with a queue of its own on every device.
+    /// Number of shards, 1 to 64. Each shard is a thread with a queue of its own on every device and serves a
+    /// part of the connections.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     shards: Option<u32>,
 }
