@@ -134,7 +134,7 @@ impl LoadSpec {
         }
     }
 
-    /// Puts load on a server that answers, for `seconds` after a warm-up of [`WARM_UP_SECONDS`] or `seconds`,
+    /// Puts load on a server that answers, for `seconds` after a warm-up of `WARM_UP_SECONDS` or `seconds`,
     /// whichever is shorter. Returns the report and the CPU account. `add` adds the server's threads to the
     /// participants.
     ///

@@ -254,11 +254,11 @@ impl Network {
     fn default_link(&self, dst: IpAddr) -> Option<LinkId> {
         let routed = self.routes.lookup(dst, |_| true).map(|entry| entry.link);
         routed.or_else(|| {
-            let speaks = |link: &Link| {
+            let has_family = |link: &Link| {
                 !link.loopback && link.addresses.iter().any(|entry| entry.address.is_ipv4() == dst.is_ipv4())
             };
             // Cannot truncate: links are numbered with 16 bits.
-            self.links.iter().position(speaks).map(|at| LinkId(at as u16))
+            self.links.iter().position(has_family).map(|at| LinkId(at as u16))
         })
     }
 
@@ -293,13 +293,13 @@ impl Network {
         &mut self,
         link: LinkId,
         address: IpAddr,
-        computed: Option<MacAddr>,
+        fixed_mac: Option<MacAddr>,
     ) -> Result<u32, RouteError> {
         if let Some(slot) = self.neighbours.find(link, address) {
             return Ok(slot);
         }
-        let state = if computed.is_some() { NeighbourState::NoArp } else { NeighbourState::Unresolved };
-        self.add_neighbour(link, address, computed.unwrap_or(MacAddr::ZERO), state)
+        let state = if fixed_mac.is_some() { NeighbourState::NoArp } else { NeighbourState::Unresolved };
+        self.add_neighbour(link, address, fixed_mac.unwrap_or(MacAddr::ZERO), state)
             .ok_or(RouteError::NeighboursExhausted)
     }
 

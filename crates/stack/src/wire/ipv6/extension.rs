@@ -125,7 +125,7 @@ fn problem(code: u8, at: usize) -> HeaderChainError {
 /// header.
 ///
 /// # Errors
-/// [`ChainError`]: the packet must be dropped.
+/// [`HeaderChainError`]: the packet must be dropped.
 #[inline]
 pub fn walk_header_chain(packet: &[u8], header: &Header) -> Result<HeaderChain, HeaderChainError> {
     match header.next_header {
