@@ -617,5 +617,8 @@ fn a_missing_stack_is_named() {
         "a/b",
     ]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("run.name: \"a/b\" is no name"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("run.name: \"a/b\" is not a valid stack name"),
+        "{refused:?}"
+    );
 }

@@ -1,13 +1,15 @@
-//! Listing the sockets of shards that run (`ginnel ss`): a portion at a time, so that no shard is held up by a long list or by whoever reads it.
+//! Lists the sockets of running shards (`ginnel ss`), in chunks, so that neither a long list nor a slow
+//! reader delays a shard.
 //!
 //! ```text
-//!   ginnel ss ──Unix socket──► thread "inspect" ──a request in the shard's mailbox──► shard: at most one portion in a turn
-//!             ◄───a line each──                 ◄─the same memory, filled──────────
+//!   ginnel ss ──Unix socket──► thread "inspect" ──a request in the shard's mailbox──► shard: at most one chunk per turn
+//!             ◄──one per line──                 ◄─the same memory, filled──────────
 //! ```
 //!
-//! The same thread says which processes are attached (`ginnel down`, `ginnel check`).
+//! The thread also lists the attached processes (`ginnel down`, `ginnel check`).
 //!
-//! The shard keeps nothing of a listing between two portions. An asker that does not read is not asked for any more, and after a while sent away.
+//! The shard keeps no state of a listing between two chunks. If a client does not read, no more chunks are
+//! requested for it, and it is disconnected after a timeout.
 
 mod line;
 mod server;
@@ -22,43 +24,43 @@ use ginnel_stack::stack::{ListCursor, ListedSocket};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Instant;
 
-/// Places that a shard looks at in one turn: some 10 µs if none of them is in its cache.
+/// Slots that a shard examines per turn: about 10 µs if none of them is in its cache.
 const SLOTS_PER_TURN: usize = 64;
 
-/// Whoever waits for a portion looks so often whether the shard still runs.
+/// Interval at which the requester of a chunk checks whether the shard still runs.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A shard that answers later than this has other troubles.
+/// How long a shard may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A part of a listing, whose memory is the asker's.
+/// A chunk of a listing. The requester allocates its memory.
 struct ListingChunk {
-    /// Where it goes on; `None` at the end.
+    /// Where the listing continues; `None` at its end.
     cursor: Option<ListCursor>,
     sockets: Vec<ListedSocket>,
 }
 
-/// What comes through the mailbox.
+/// A request in the shard's mailbox.
 pub(crate) struct ListRequest {
     chunk: ListingChunk,
     reply: SyncSender<ListingChunk>,
 }
 
 impl ListRequest {
-    /// On the shard: fills the portion and sends it back.
+    /// Fills the chunk on the shard and sends it back.
     pub(crate) fn answer(self, core: &ShardCore) {
         let Self { mut chunk, reply } = self;
         chunk.cursor = match (core.stack.local(), chunk.cursor) {
             (Some(stack), Some(cursor)) => stack.list(core.now, cursor, SLOTS_PER_TURN, &mut chunk.sockets),
-            // The engine of a shard without one belongs to another that is asked itself.
+            // A shard without an engine has no sockets of its own; the shard with its engine lists them.
             _ => None,
         };
-        // Whoever asked may have gone.
+        // Fails only if the requester is gone.
         let _ = reply.try_send(chunk);
     }
 }
 
-/// Shows `each` all sockets of a shard, until it has seen enough (false).
+/// Calls `visit` with all sockets of a shard, until it returns false.
 ///
 /// # Errors
 /// Why the shard does not answer.

@@ -1,15 +1,16 @@
-//! The runtime directory: where the running stacks of a user are found, each in a directory of its own, by name.
+//! The runtime directory, which has a directory for each running stack of a user, by name.
 //!
 //! ```text
 //!   /run/ginnel                  for root; else $XDG_RUNTIME_DIR/ginnel, else /tmp/ginnel-UID; $GINNEL_RUN_DIR instead, if it is set
-//!     .lock                      held for a moment by whoever creates, removes or lists
-//!     web/                       a stack called "web"
-//!       lock                     held by its process as long as it lives (flock), with its number in it
-//!       ready                    there once the stack serves programs of others
-//!       stats, inspect, …        what the stack offers to others
+//!     .lock                      locked briefly to create, remove or list directories
+//!     web/                       the stack named "web"
+//!       lock                     locked by the stack's process as long as it lives (flock); has its process id
+//!       ready                    exists once the stack serves programs
+//!       stats, inspect, …        files and sockets for other processes
 //! ```
 //!
-//! All of it is the user's alone. A directory whose lock nobody holds is of a process that was killed: whoever finds it removes it.
+//! Only the user has access. If nobody holds the lock of a directory, its process was killed; whoever finds
+//! the directory removes it.
 
 use core::fmt;
 use core::time::Duration;
@@ -22,16 +23,17 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Name of the file that says that a stack serves programs.
+/// Name of the file that exists once a stack serves programs.
 pub const READY: &str = "ready";
 
-/// Longest name of a stack: the path of a socket in its directory must fit into the 108 bytes that Unix sockets have for it.
+/// Length of the longest name of a stack in bytes: the path of a socket in its directory must fit into the
+/// 108 bytes of `sun_path`.
 pub const NAME_BYTES_MAX: usize = 48;
 
-/// Nobody holds the common lock for longer than it takes to make or remove a directory.
+/// How long to wait for the common lock, which is held only to create, remove or list directories.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The directory of a stack of this process. It goes when this value does.
+/// The directory of a stack of this process. Dropping the value removes it.
 #[derive(Debug)]
 pub struct RunDir {
     base: PathBuf,
@@ -41,29 +43,29 @@ pub struct RunDir {
     lock: File,
 }
 
-/// A stack that runs.
+/// A running stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningStack {
     /// Its name.
     pub name: String,
     /// Its directory.
     pub path: PathBuf,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
 }
 
-/// Why there is no directory. Prints as one line.
+/// Why there is no directory. Formats as one line.
 #[derive(Debug)]
 pub enum RunDirError {
-    /// The name cannot be one of a directory.
+    /// The name is not a valid name of a stack.
     Name(String),
-    /// A stack of this name runs in the process of this number.
+    /// A stack of this name runs already, in the process with this id.
     NameInUse(String, u32),
     /// No stack of this name runs; these do.
     NotRunning(String, Vec<String>),
-    /// None runs, as far as this directory says.
+    /// No stack runs in this runtime directory.
     NoneRunning(PathBuf),
-    /// Several run, and which is meant was not said.
+    /// Several stacks run, and no name was given.
     Ambiguous(Vec<String>),
     /// The directory cannot be trusted.
     Unsafe(PathBuf, &'static str),
@@ -76,7 +78,7 @@ impl fmt::Display for RunDirError {
         match self {
             Self::Name(name) => write!(
                 f,
-                "{name:?} is no name for a stack: 1 to {NAME_BYTES_MAX} letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
+                "{name:?} is not a valid stack name: it must be 1 to {NAME_BYTES_MAX} letters, digits, \".\", \"_\" and \"-\", and begin with a letter or digit"
             ),
             Self::NameInUse(name, pid) => {
                 write!(f, "a stack named \"{name}\" runs already, as process {pid}")
@@ -90,7 +92,7 @@ impl fmt::Display for RunDirError {
             Self::NoneRunning(base) => {
                 write!(f, "no stack of this user runs ({} has none)", base.display())?;
                 if base != Path::new(ROOT_BASE) && fs::symlink_metadata(ROOT_BASE).is_ok() {
-                    f.write_str("; those of root are seen by root")?;
+                    f.write_str("; stacks of root are visible to root only")?;
                 }
                 Ok(())
             }
@@ -112,17 +114,17 @@ impl From<RunDirError> for crate::Error {
     }
 }
 
-/// Root's.
+/// Runtime directory of root.
 const ROOT_BASE: &str = "/run/ginnel";
 
-/// Where this user's stacks have their directories.
+/// Returns the runtime directory of this user.
 pub fn base() -> PathBuf {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(configured) = absolute("GINNEL_RUN_DIR") {
         return configured;
     }
     let uid = geteuid();
-    // Root of a user namespace alone may not write there, and is somebody else outside of it.
+    // Root of a user namespace may not write there, and is another user outside of it.
     if uid.is_root() && access("/run", Access::WRITE_OK).is_ok() {
         return ROOT_BASE.into();
     }
@@ -130,7 +132,7 @@ pub fn base() -> PathBuf {
     user_dir.unwrap_or_else(|| format!("/tmp/ginnel-{}", uid.as_raw()).into())
 }
 
-/// Whether a stack may be called so.
+/// Returns whether `name` is a valid name of a stack.
 pub fn is_valid_name(name: &str) -> bool {
     let first = name.bytes().next();
     first.is_some_and(|b| b.is_ascii_alphanumeric())
@@ -138,23 +140,23 @@ pub fn is_valid_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
-/// The stacks that run, by name. Directories of dead processes are removed on the way.
+/// Returns the running stacks by name. Removes directories of dead processes.
 ///
 /// # Errors
-/// The directory cannot be read, or not trusted.
+/// The directory cannot be read or trusted.
 pub fn running() -> Result<Vec<RunningStack>, RunDirError> {
     running_in(&base())
 }
 
-/// The stack of this name, or the only one that runs.
+/// Returns the stack of this name, or the only running stack.
 ///
 /// # Errors
-/// There is none, or more than one and no name was given.
+/// No such stack runs, or several run and no name was given.
 pub fn find(name: Option<&str>) -> Result<RunningStack, RunDirError> {
     find_in(&base(), name)
 }
 
-/// [`running`] in another place.
+/// As [`running`], below `base`.
 pub fn running_in(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
     match check_trusted(base, geteuid().is_root()) {
         Err(RunDirError::Io(_, e)) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -166,7 +168,8 @@ pub fn running_in(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
     Ok(found)
 }
 
-/// Those whose process lives; the directories of others are removed. To be called with the lock of all held.
+/// Returns the stacks whose process lives, and removes the directories of others. The caller holds the common
+/// lock.
 fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
     let mut found = Vec::new();
     let io_error = |e| RunDirError::Io(base.into(), e);
@@ -188,7 +191,7 @@ fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
     Ok(found)
 }
 
-/// [`find`] in another place.
+/// As [`find`], below `base`.
 pub fn find_in(base: &Path, name: Option<&str>) -> Result<RunningStack, RunDirError> {
     let mut all = running_in(base)?;
     let names = |all: &[RunningStack]| all.iter().map(|running| running.name.clone()).collect();
@@ -204,15 +207,15 @@ pub fn find_in(base: &Path, name: Option<&str>) -> Result<RunningStack, RunDirEr
 }
 
 impl RunDir {
-    /// The directory of a stack that is to be called `name`, new and empty. Those of stacks that were killed are removed on the way.
+    /// Creates an empty directory for the stack `name`. Removes directories of stacks that were killed.
     ///
     /// # Errors
-    /// A stack of this name runs; the place cannot be written to, or not trusted.
+    /// A stack of this name runs; the runtime directory cannot be written or trusted.
     pub fn create(name: &str) -> Result<Self, RunDirError> {
         Self::create_in(&base(), name)
     }
 
-    /// The same in another place than the user's.
+    /// As [`RunDir::create`], below `base`.
     pub fn create_in(base: &Path, name: &str) -> Result<Self, RunDirError> {
         if !is_valid_name(name) {
             return Err(RunDirError::Name(name.into()));
@@ -222,7 +225,7 @@ impl RunDir {
             _ => check_trusted(base, false)?,
         }
         let _guard = lock_base(base)?;
-        // What killed stacks have left. If it cannot be removed, that is no reason not to run.
+        // Removes what killed stacks have left. A failure does not prevent this stack from running.
         let _ = sweep(base);
         let path = base.join(name);
         let io_error = |e| RunDirError::Io(path.clone(), e);
@@ -244,12 +247,12 @@ impl RunDir {
         Ok(Self { base: base.into(), path, name: name.into(), lock })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the stack is called.
+    /// Returns the name of the stack.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -257,26 +260,30 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        // Whoever waits for the name finds it free, or this directory whole with its lock held.
+        // Under the common lock: others see either the complete directory with its lock held, or none.
         let _guard = lock_base(&self.base);
-        // What cannot be removed is stale from now on, and the next to come by tries again.
+        // If that fails, the directory is stale from now on, and the next process that lists the stacks
+        // removes it.
         let _ = fs::remove_dir_all(&self.path);
         let _ = self.lock.unlock();
     }
 }
 
-/// Of the living process.
+/// Name of the file that the living process locks.
 const LOCK: &str = "lock";
 
 fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// It is a directory of this user's (or `anybodys`, for root who looks), no link to one, and nobody else can write there.
+/// Checks that `path` is a directory and not a symbolic link, that it belongs to this user (unless
+/// `any_owner`, for root), and that nobody else can write to it.
 fn check_trusted(path: &Path, any_owner: bool) -> Result<(), RunDirError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let opened = open(path, flags, Mode::empty()).map_err(|e| match e {
-        Errno::NOTDIR | Errno::LOOP => RunDirError::Unsafe(path.into(), "is no directory, or a link to one"),
+        Errno::NOTDIR | Errno::LOOP => {
+            RunDirError::Unsafe(path.into(), "is not a directory, or is a symbolic link")
+        }
         e => RunDirError::Io(path.into(), e.into()),
     })?;
     let stat = fstat(&opened).map_err(|e| RunDirError::Io(path.into(), e.into()))?;
@@ -284,12 +291,12 @@ fn check_trusted(path: &Path, any_owner: bool) -> Result<(), RunDirError> {
         return Err(RunDirError::Unsafe(path.into(), "belongs to another user"));
     }
     if stat.st_mode & 0o022 != 0 {
-        return Err(RunDirError::Unsafe(path.into(), "others than its owner may write there"));
+        return Err(RunDirError::Unsafe(path.into(), "is writable by others than its owner"));
     }
     Ok(())
 }
 
-/// The lock of all: given back when the file is closed.
+/// Takes the common lock; dropping the file releases it.
 fn lock_base(base: &Path) -> Result<File, RunDirError> {
     let path = base.join(".lock");
     let io_error = |e| RunDirError::Io(path.clone(), e);
@@ -314,13 +321,14 @@ fn lock_base(base: &Path) -> Result<File, RunDirError> {
     }
 }
 
-/// The process that a stack's directory belongs to; `None` if it is dead. To be called with the lock of all held.
+/// Returns the id of the process that owns a stack's directory; `None` if it is dead. The caller holds the
+/// common lock.
 fn owner_pid(path: &Path) -> Result<Option<u32>, RunDirError> {
     let path = path.join(LOCK);
     let io_error = |e| RunDirError::Io(path.clone(), e);
     let no_follow = OFlags::NOFOLLOW.bits() as i32;
     let file = match OpenOptions::new().read(true).custom_flags(no_follow).open(&path) {
-        // Killed before it had written one, or while it was removing all.
+        // The process was killed before it created the file, or while it removed the directory.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.map_err(io_error)?,
     };

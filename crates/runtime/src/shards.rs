@@ -1,4 +1,5 @@
-//! Several shards of one stack: threads that share its devices, a queue each, and nothing else. What crosses goes through mailboxes.
+//! Several shards of one stack: threads, each with its own queue of every device. They share no state on the
+//! path of a packet; frames that belong to another shard go through a queue to that shard.
 //!
 //! ```no_run
 //! # use ginnel::{Config, Context, Conn, Error, Handler, ListenOptions, Shards, StopFlag};
@@ -38,7 +39,7 @@ use ginnel_stack::error::ConfigError;
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 
-/// Collects what `shards.count` shards are made of.
+/// Builder of `shards.count` shards.
 #[must_use]
 pub struct Shards {
     config: Config,
@@ -55,40 +56,45 @@ impl Shards {
         Self { config, devices: Vec::new(), seed: None, now: None, published: None, local_delivery: false }
     }
 
-    /// Supplies the queues of the device of this name, one for each shard. A memory device must be supplied, others are opened where none is.
+    /// Supplies the queues of the device of this name, one for each shard. Memory devices must be supplied;
+    /// other devices that are not supplied are opened.
     pub fn device(mut self, name: impl Into<String>, queues: Vec<Device>) -> Self {
         self.devices.push((name.into(), queues));
         self
     }
 
-    /// A fixed seed, for simulations: see [`ShardBuilder::seed`](crate::ShardBuilder::seed).
+    /// Sets a fixed seed, for simulations: see [`ShardBuilder::seed`](crate::ShardBuilder::seed).
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Shows the shards to other processes, by number. Not for simulations: it does I/O.
+    /// Publishes the shards to other processes, labelled by their index. Not for simulations, because it does
+    /// I/O.
     pub fn presence(mut self, presence: Option<Arc<PublishedStack>>) -> Self {
         self.published = presence;
         self
     }
 
-    /// What the stack sends to an address of its own comes back to it: see [`ShardBuilder::talks_to_itself`](crate::ShardBuilder::talks_to_itself).
+    /// Delivers packets to the stack's own addresses inside of the stack: see
+    /// [`ShardBuilder::delivers_locally`](crate::ShardBuilder::delivers_locally).
     pub fn delivers_locally(mut self, on: bool) -> Self {
         self.local_delivery = on;
         self
     }
 
-    /// The time at which a simulation starts. Without one it is the machine's clock.
+    /// Sets the time at which a simulation starts. By default it is the time of the machine's clock.
     pub fn now(mut self, now: Instant) -> Self {
         self.now = Some(now);
         self
     }
 
-    /// Opens the devices and lays the mailboxes. What is wrong with devices and CPUs is found here, before a thread is started.
+    /// Opens the devices and creates the queues between shards. Finds errors in devices and CPUs before any
+    /// thread is started.
     ///
     /// # Errors
-    /// The first key of the configuration that cannot be used, or the device that cannot be opened or has not a queue for each shard.
+    /// The first key of the configuration that cannot be used, or a device that cannot be opened or does not
+    /// have a queue for each shard.
     pub fn open(mut self) -> Result<OpenedShards, Error> {
         self.config.validate()?;
         let count = self.config.shards.count as usize;
@@ -109,10 +115,11 @@ impl Shards {
         let mut parts = Vec::new();
         for (index, member) in members(&self.config)?.into_iter().enumerate() {
             let mut seed = seed;
-            // Cannot truncate: 64 shards at the most. Shards share no secret that peers could compare, for they share no flow.
+            // Cannot truncate: there are at most 64 shards. The seeds may be related, because shards share no
+            // flow whose secrets a peer could compare.
             seed[0] ^= index as u8;
             parts.push(ShardPart {
-                // Cannot truncate either.
+                // Cannot truncate, as above.
                 index: index as u8,
                 app_mailboxes: app_mailboxes(&self.config)?,
                 config: shard_config(&self.config, index),
@@ -149,7 +156,8 @@ impl Shards {
     }
 }
 
-/// The configuration of one shard: its CPU, and what must not be the same for two queues of a device.
+/// Returns the configuration of one shard: its CPUs, and files and seeds that two queues of a device must not
+/// share.
 fn shard_config(config: &Config, index: usize) -> Config {
     let mut config = config.clone();
     let nth = |cpus: &[u32]| cpus.get(index).copied();
@@ -172,16 +180,17 @@ fn shard_config(config: &Config, index: usize) -> Config {
     config
 }
 
-/// The ways to a shard's applications, if they are not its own: the mailbox that it has as one of several is for what the others send it.
+/// Creates mailboxes for the applications of a shard if they have shards of their own: the mailbox of the
+/// shard itself receives the commands for its [`ChannelServer`](crate::channel::ChannelServer).
 fn app_mailboxes(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
     let has_own_threads = config.shards.count > 1 && config.shard.placement != Placement::Inline;
     let count = (config.shard.workers as usize).max(usize::from(has_own_threads));
     (0..count).map(|_| command_channel(config)).collect()
 }
 
-/// What each shard has of the mailboxes; nothing if there is only one.
+/// Creates the queues between shards, and each shard's part of them; `None` if there is only one shard.
 fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
-    // Cannot truncate: checked to be 64 at the most.
+    // Cannot truncate: `validate` has checked that there are at most 64.
     let count = config.shards.count as u8;
     if count == 1 {
         return Ok(vec![None]);
@@ -222,7 +231,7 @@ fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
     Ok((0..count).zip(parts).map(member).collect())
 }
 
-/// What one shard is made of but its handler, which is made on the thread it runs on.
+/// Everything that one shard is built from except its handler, which is created on the shard's thread.
 struct ShardPart {
     config: Config,
     devices: Vec<(String, Device)>,
@@ -230,11 +239,11 @@ struct ShardPart {
     now: Option<Instant>,
     member: Option<ShardMember>,
     published: Option<(Arc<PublishedStack>, String)>,
-    /// It talks to itself.
+    /// See [`Shards::delivers_locally`].
     local_delivery: bool,
-    /// Which shard.
+    /// Index of the shard.
     index: u8,
-    /// The ways in for other threads to its applications, if these have shards of their own and there are several of them.
+    /// Mailboxes of the shard's applications, if they have shards of their own.
     app_mailboxes: Vec<(Commander, Mailbox)>,
 }
 
@@ -261,26 +270,26 @@ impl ShardPart {
     }
 }
 
-/// Shards whose devices are open. Their handlers are still to come.
+/// Shards whose devices are open and whose handlers are not created yet.
 #[must_use]
 pub struct OpenedShards {
     parts: Vec<ShardPart>,
 }
 
 impl OpenedShards {
-    /// How many shards there are.
+    /// Returns the number of shards.
     pub fn count(&self) -> usize {
         self.parts.len()
     }
 
-    /// How many applications there are: one for each shard, or `shard.workers` of them. They are numbered from 0, those of the first shard
-    /// first.
+    /// Returns the number of applications: one for each shard, or `shard.workers`. They are numbered from 0,
+    /// those of the first shard first.
     pub fn applications(&self) -> usize {
         self.parts.iter().map(|part| part.workers().max(1)).sum()
     }
 
-    /// The ways in for other threads, by application. Empty if there is only one shard without workers, which has its own after
-    /// [`Opened::build`].
+    /// Returns the command senders by application. Empty for a single shard without workers; it has its own
+    /// after [`OpenedShards::build`].
     pub fn commanders(&self) -> Vec<Commander> {
         let commanders = |part: &ShardPart| -> Vec<Commander> {
             match &part.member {
@@ -291,16 +300,16 @@ impl OpenedShards {
         self.parts.iter().flat_map(commanders).collect()
     }
 
-    /// The ways to see the shards' counters from other threads, by shard. Empty if there is only one shard.
+    /// Returns the readers of the shards' counters, by shard. Empty if there is only one shard.
     pub fn stats_readers(&self) -> Vec<StatsReader> {
         self.parts.iter().filter_map(|part| Some(part.member.as_ref()?.stats.reader())).collect()
     }
 
-    /// The shards, to be driven by the caller, on one thread or on several: for simulations. With workers one for each of these, of which the first
-    /// of a shard takes the stack along.
+    /// Builds the shards for simulations; the caller drives them. With workers there is a shard for each
+    /// worker, and the first worker of each shard drives the stack's shard, too.
     ///
     /// # Errors
-    /// As of [`ShardBuilder::build`](crate::ShardBuilder::build), or the first that `handler` returns.
+    /// As of [`ShardBuilder::build`](crate::ShardBuilder::build), or the first error that `handler` returns.
     pub fn build<H: Handler>(
         self,
         mut handler: impl FnMut(usize) -> Result<H, Error>,
@@ -316,16 +325,17 @@ impl OpenedShards {
         Ok(shards)
     }
 
-    /// Runs each shard on a thread of its own, pinned if `shards.cpus` says so, and each application where `shard.placement` and `shard.workers`
-    /// say, until all have ended, and returns what `finish` makes of them, by application. Each handler is made, and stays, on the thread that
-    /// it runs on. A single shard without workers runs on the calling thread.
+    /// Runs each shard on its own thread, pinned according to `shards.cpus`, and each application where
+    /// `shard.placement` and `shard.workers` say, until all have ended. Returns the results of `finish` by
+    /// application. Each handler is created on the thread that it runs on, and stays there. A single shard
+    /// without workers runs on the calling thread.
     ///
-    /// They begin together, once all are built, and end together: when one ends, be it because its handler stops it, by an error or by a panic,
-    /// `stop` is set and the others take their leave. Until the last has, those that have ended do for it what a link needs: the first answers
-    /// ARP, and each passes on what arrives for others.
+    /// The shards start when all are built. If one ends, because its handler stops it, by an error or by a
+    /// panic, `stop` is set and the others stop, too. Until the last application has ended, the other shards
+    /// serve its link: the primary shard answers ARP, and each shard forwards frames that belong to others.
     ///
     /// # Errors
-    /// That of the first shard that failed: [`Error::Shard`].
+    /// The error of the first shard that failed, as [`Error::Shard`].
     pub fn run<H: Handler, R: Send>(
         self,
         stop: &StopFlag,

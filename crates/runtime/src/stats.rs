@@ -1,4 +1,5 @@
-//! What a shard counts, and how other threads read it: the shard writes whole snapshots now and then, readers never touch what it works on.
+//! The counters of a shard. The shard publishes snapshots of them periodically; other threads read the
+//! snapshots and never access the shard's own state.
 
 mod catalogue;
 mod mapping;
@@ -48,7 +49,7 @@ macro_rules! counters {
                 stats
             }
 
-            /// Names and values, in a fixed order; the burst histogram is not among them.
+            /// Returns names and values in a fixed order, without the burst histogram.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 NAMES.iter().copied().zip(self.words())
             }
@@ -57,13 +58,14 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Turns of the loop.
+    /// Turns of the shard's loop.
     turns,
     /// Turns that found nothing to do.
     idle_turns,
-    /// Time in which there was nothing to do, polling or asleep, in nanoseconds. Its share tells how far the shard is from saturation.
+    /// Time without work, polling or asleep, in nanoseconds. Its share of `running_ns` shows how far the
+    /// shard is from saturation.
     idle_ns,
-    /// Times the shard slept in the kernel.
+    /// Times that the shard slept in the kernel.
     sleeps,
     /// Time asleep, in nanoseconds.
     slept_ns,
@@ -71,27 +73,28 @@ counters! {
     frames_received,
     /// Events delivered to the handler.
     events,
-    /// Commands from other threads.
+    /// Commands received from other threads.
     commands,
-    /// Timers of the application that ran out.
+    /// Timers of the application that expired.
     timers,
-    /// Timers of the application that were refused because `shard.timers_max` were set.
+    /// Timers of the application that were refused at `shard.timers_max`.
     timers_refused,
     /// Devices that went away.
     devices_lost,
-    /// Frames received for other shards that went to them.
+    /// Received frames that were forwarded to other shards.
     frames_forwarded,
-    /// Frames received for other shards that were dropped because their mailbox was full.
+    /// Received frames of other shards that were dropped because the queue to their shard was full.
     forwards_dropped,
-    /// Frames that other shards received for this one.
+    /// Frames that other shards forwarded to this one.
     forwards_received,
-    /// Frames that stayed here because of the hash of their flow that their sender had computed: it was not computed again.
+    /// Frames that stayed on this shard because of the flow hash computed by their sender; the hash was not
+    /// computed again.
     hashes_trusted,
-    /// Frames whose sender's hash said another shard than their addresses and ports do.
+    /// Frames whose sender's flow hash named another shard than their addresses and ports do.
     hashes_mismatched,
-    /// Frames and news for all shards that went to another.
+    /// Frames and control updates sent to another shard because all shards must have them.
     broadcasts_sent,
-    /// Frames for all shards that were not taken from the wire because a mailbox was full.
+    /// Frames for all shards that were not accepted from the wire because a queue to another shard was full.
     broadcasts_refused,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,
@@ -100,7 +103,7 @@ counters! {
 }
 
 impl ShardStats {
-    /// Share of the time in which there was nothing to do: near 0 if the shard is saturated, near 1 if it is idle.
+    /// Returns the share of the time without work: near 0 if the shard is saturated, near 1 if it is idle.
     pub fn idle_share(&self) -> f64 {
         self.idle_ns as f64 / self.running_ns.max(1) as f64
     }
@@ -116,7 +119,7 @@ impl ShardStats {
 #[derive(Clone, Debug)]
 pub struct StatsReader(Arc<[AtomicU64]>);
 
-/// The shard's end.
+/// Publishes a shard's counters to other threads.
 #[derive(Debug)]
 pub(crate) struct StatsWriter(Arc<[AtomicU64]>);
 
@@ -140,7 +143,8 @@ impl StatsWriter {
 }
 
 impl StatsReader {
-    /// The snapshot published last: at most some 10 ms old while the shard is busy, exact while it sleeps.
+    /// Returns the last published snapshot: about 10 ms old at most while the shard is busy, exact while it
+    /// sleeps.
     pub fn snapshot(&self) -> ShardStats {
         let mut words = [0; WORDS];
         while !seqlock::read_words(&self.0, &mut words) {

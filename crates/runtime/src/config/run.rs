@@ -32,7 +32,7 @@ impl RunConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if let Some(name) = self.name.as_deref().filter(|name| !is_valid_name(name)) {
             let problem = format!(
-                "{name:?} is no name: 1 to 48 letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
+                "{name:?} is not a valid stack name: it must be 1 to 48 letters, digits, \".\", \"_\" and \"-\", and begin with a letter or digit"
             );
             return Err(ConfigError::new("run.name", problem));
         }

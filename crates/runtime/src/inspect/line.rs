@@ -1,14 +1,16 @@
-//! A socket as a line of tab-separated fields, whose names stand in the first line: a reader of any version finds those it knows.
+//! A socket as a line of tab-separated fields. The first line of a listing has their names, so a reader of
+//! any version finds the fields that it knows.
 
 use core::fmt::{self, Write};
 use ginnel_stack::options::CaState;
 use ginnel_stack::stack::{ListedSocket, SocketMemory, SocketProtocol, TimerKind};
 use ginnel_stack::tcp::state::State;
 
-/// The fields, in order. Those of connections are named as in Linux's `struct tcp_info`, those of memory as in its `SK_MEMINFO_*`.
+/// The names of the fields, in order. Those of connections are the names of Linux's `struct tcp_info`, those
+/// of memory are from its `SK_MEMINFO_*`.
 pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
 
-/// So many of them are about memory, at the end; so many are of every socket, at the beginning.
+/// Number of the fields about memory, at the end, and of the fields that every socket has, at the beginning.
 const MEMORY_FIELDS: usize = 7;
 const COMMON_FIELDS: usize = 10;
 
@@ -84,7 +86,7 @@ pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt
     write_memory(out, memory)
 }
 
-/// The end of a line.
+/// Writes the fields about memory and the end of the line.
 fn write_memory(out: &mut String, memory: &SocketMemory) -> fmt::Result {
     let SocketMemory { rmem_alloc, rcvbuf, wmem_queued, sndbuf, fwd_alloc, drops, total } = memory;
     write!(out, "\t{rmem_alloc}\t{rcvbuf}\t{wmem_queued}\t{sndbuf}\t{fwd_alloc}")?;
@@ -98,7 +100,7 @@ fn micros(duration: core::time::Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// As `ss` writes it.
+/// Returns the name of a state as `ss` writes it.
 fn state_name(state: State) -> &'static str {
     match state {
         State::Closed => "CLOSED",

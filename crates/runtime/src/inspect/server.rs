@@ -1,4 +1,4 @@
-//! The thread that other processes ask.
+//! The thread that answers requests of other processes.
 
 use super::line::{self, FIELDS};
 use super::list;
@@ -13,33 +13,33 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Name of the socket in the stack's directory.
+/// File name of the socket in the stack's directory.
 pub(crate) const SOCKET: &str = "inspect";
 
-/// What is asked, and the version of the answer.
+/// Request for the sockets, with the version of the answer.
 const LIST: &str = "list 1";
-/// The same about the processes that are attached.
-const PROCESSES: &str = "users 1";
+/// Request for the attached processes, with the version of the answer.
+const PROCESSES: &str = "processes 1";
 
-/// Askers at a time: each has a thread.
+/// Clients that are served at a time, each by a thread of its own.
 const CLIENTS_MAX: usize = 8;
 
-/// Bytes that wait for an asker before the shards are asked for more.
+/// Bytes that are buffered for a client before more chunks are requested.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Bytes of a list of processes at the most: more than there can be.
+/// Bytes of the longest list of processes.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
-/// One that is refused has so long to have asked.
+/// How long a client that is refused may take to send its request.
 const REFUSAL_READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// An asker that says nothing, or takes nothing, for so long is sent away.
+/// How long a client may take to send its request, or to read.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the shards are called, and how to ask them.
+/// Labels and command senders of the shards.
 type ShardList = Mutex<Vec<(String, Commander)>>;
 
-/// The thread, and where its shards are registered.
+/// The thread, and the shards that it lists.
 #[derive(Debug)]
 pub(crate) struct InspectServer {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct InspectServer {
 #[derive(Debug, Default)]
 struct ServerState {
     shards: ShardList,
-    /// Of the stack's door, if it has one.
+    /// Set if the stack has a broker.
     attached: Mutex<Option<Arc<AttachedQuery>>>,
     clients: AtomicUsize,
     is_closing: core::sync::atomic::AtomicBool,
@@ -69,13 +69,13 @@ impl InspectServer {
         Ok(Self { path, state, thread: Some(thread) })
     }
 
-    /// A shard that may be asked from now on.
+    /// Adds a shard.
     pub(crate) fn register(&self, label: &str, shard: Commander) {
         let mut shards = self.state.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.push((label.into(), shard));
     }
 
-    /// The door of the stack is open.
+    /// Sets the broker.
     pub(crate) fn set_broker(&self, query: AttachedQuery) {
         *self.state.attached.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(query));
     }
@@ -84,7 +84,8 @@ impl InspectServer {
 impl Drop for InspectServer {
     fn drop(&mut self) {
         self.state.is_closing.store(true, Ordering::Relaxed);
-        // That is what the thread waits for. If nobody can connect any more it is left to the end of the process.
+        // Wakes the thread from accept(2). If no connection is possible, the thread is left to the end of the
+        // process.
         if UnixStream::connect(&self.path).is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -99,7 +100,7 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
             return;
         }
         let Ok(client) = client else {
-            // No descriptors: some may be free again soon.
+            // No descriptor is left; some may be free again soon.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -110,9 +111,10 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
         }
         let thread_state = state.clone();
         let result = thread::Builder::new().name("asker".into()).spawn(move || {
-            // Whoever asked may have gone, or not taken the answer.
+            // Fails if the client is gone or does not read.
             let _ = answer(&client, &thread_state);
-            // Before the asker hears that this is the end, and asks again.
+            // Before the end of the connection is visible to the client, which may send its next request
+            // then.
             thread_state.clients.fetch_sub(1, Ordering::Relaxed);
             drop(client);
         });
@@ -122,12 +124,13 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
     }
 }
 
-/// Tells somebody that there is no room, without waiting long: the answer fits into the socket's buffer.
+/// Tells a client that it cannot be served. Does not block for long, because the answer fits into the
+/// socket's buffer.
 fn refuse(mut client: UnixStream) {
     let _ = client.set_read_timeout(Some(REFUSAL_READ_TIMEOUT));
-    // With the question unread the asker would see an error before the answer.
+    // If the request stayed unread, the client would get an error before the answer.
     let _ = client.read(&mut [0; 64]);
-    let _ = writeln!(client, "!\t{CLIENTS_MAX} others are asking already");
+    let _ = writeln!(client, "!\t{CLIENTS_MAX} other clients are being served");
 }
 
 fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
@@ -138,7 +141,7 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     match request.trim_end() {
         LIST => {}
         PROCESSES => return client.write_all(format_processes(state).as_bytes()),
-        _ => return writeln!(client, "!\tthis stack understands \"{LIST}\" and \"{PROCESSES}\""),
+        _ => return writeln!(client, "!\tthe requests are \"{LIST}\" and \"{PROCESSES}\""),
     }
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut text = format!("{FIELDS}\n");
@@ -166,7 +169,7 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     client.write_all(text.as_bytes())
 }
 
-/// A line for each process that is attached.
+/// Writes a line for each attached process.
 fn format_processes(state: &ServerState) -> String {
     let mut text = String::new();
     let query = state.attached.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -178,10 +181,10 @@ fn format_processes(state: &ServerState) -> String {
     text
 }
 
-/// The processes that are attached to the stack whose directory this is, in the order in which they came.
+/// Returns the processes that are attached to the stack with this directory, in the order of their admission.
 ///
 /// # Errors
-/// Nobody answers there, or says something else.
+/// The stack does not answer, or its answer is malformed.
 pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     let mut client = UnixStream::connect(dir.join(SOCKET))?;
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
@@ -197,10 +200,11 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     lines.map(|line| user(line).ok_or_else(malformed)).collect()
 }
 
-/// Asks the stack whose directory this is. The answer begins with a line of names; `!` begins a line that is a problem, and `.` alone is the end.
+/// Requests the sockets of the stack with this directory. The first line of the answer has the names of the
+/// fields. A line that begins with `!` is an error, and the last line is `.`.
 ///
 /// # Errors
-/// Nobody answers there.
+/// The stack does not accept the connection.
 pub fn list_sockets(dir: &Path) -> io::Result<UnixStream> {
     let mut client = UnixStream::connect(dir.join(SOCKET))?;
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;

@@ -140,10 +140,10 @@ fn an_asker_that_does_not_read_hurts_nobody() {
     let mut fixture = Fixture::new(SOCKETS);
     let stuck = fixture.ask("list 1");
     let (chunks, all) = (fixture.settled_chunks(), u64::from(SOCKETS) / super::SLOTS_PER_TURN as u64);
-    assert!(chunks < all, "{chunks}: it is not asked on");
-    assert_eq!(fixture.lines("list 1").len(), usize::from(SOCKETS) + 3, "another one is served");
+    assert!(chunks < all, "{chunks} chunks were requested for a client that does not read");
+    assert_eq!(fixture.lines("list 1").len(), usize::from(SOCKETS) + 3, "another client is not served");
     let chunks = fixture.settled_chunks();
-    assert!((all..2 * all).contains(&chunks), "{chunks}: nor is the first one meanwhile");
+    assert!((all..2 * all).contains(&chunks), "{chunks} chunks were requested");
     // Nor does the end wait for it.
     let started = Instant::now();
     fixture.end_shard();
@@ -155,11 +155,11 @@ fn an_asker_that_does_not_read_hurts_nobody() {
 #[test]
 fn askers_that_are_too_many_or_not_understood_are_told() {
     let fixture = Fixture::new(SOCKETS);
-    assert_eq!(fixture.lines("tell me all"), ["!\tthis stack understands \"list 1\" and \"users 1\""]);
+    assert_eq!(fixture.lines("tell me all"), ["!\tthe requests are \"list 1\" and \"processes 1\""]);
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
     fixture.ask("list 1").read_to_string(&mut text).unwrap();
-    assert_eq!(text, "!\t8 others are asking already\n");
+    assert_eq!(text, "!\t8 other clients are being served\n");
 }
 
 #[test]

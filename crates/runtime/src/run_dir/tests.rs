@@ -126,14 +126,14 @@ fn a_place_that_is_not_the_users_alone_is_refused() {
     fs::create_dir(&elsewhere.0).unwrap();
     symlink(&elsewhere.0, &temp_path.0).unwrap();
     let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
-    assert!(error.ends_with("is no directory, or a link to one"), "{error}");
+    assert!(error.ends_with("is not a directory, or is a symbolic link"), "{error}");
     assert!(running_in(&temp_path.0).is_err());
     fs::remove_file(&temp_path.0).unwrap();
 
     fs::create_dir(&temp_path.0).unwrap();
     fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o770)).unwrap();
     let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
-    assert!(error.ends_with("others than its owner may write there"), "{error}");
+    assert!(error.ends_with("is writable by others than its owner"), "{error}");
     fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o700)).unwrap();
 
     symlink(&elsewhere.0, temp_path.0.join("web")).unwrap();

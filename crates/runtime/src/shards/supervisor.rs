@@ -1,4 +1,4 @@
-//! Shards and workers on threads: they begin together and end together.
+//! Starts shards and workers on threads together, and ends them together.
 
 use super::ShardPart;
 use super::workers::{self, WorkerPart};
@@ -17,22 +17,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Why a thread has nothing to give back.
+/// Why a thread has no result.
 enum ThreadFailure {
     Failed(Error),
-    /// Another could not be built.
+    /// Another shard or worker could not be built.
     NotStarted,
 }
 
-/// How far they have come.
+/// Progress of building shards and workers.
 struct BuildProgress {
     /// Shards and workers that are not built yet.
     pending: usize,
-    /// One of them could not be: none begins.
+    /// A shard or worker could not be built, so none starts.
     failed: bool,
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Supervisor<'a, F, E> {
     barrier: Arc<ShutdownBarrier>,
     progress: Mutex<BuildProgress>,
@@ -42,7 +42,7 @@ struct Supervisor<'a, F, E> {
     finish: &'a E,
 }
 
-/// Runs all, each on a thread of its own.
+/// Runs all shards, each on its own thread.
 pub(super) fn run<H: Handler, R: Send>(
     parts: Vec<ShardPart>,
     stop: &StopFlag,
@@ -97,7 +97,7 @@ pub(super) fn run<H: Handler, R: Send>(
 }
 
 impl<F, E> Supervisor<'_, F, E> {
-    /// One was built, or could not be.
+    /// Records that a shard or worker was built, or could not be built.
     fn report_built(&self, succeeded: bool) -> MutexGuard<'_, BuildProgress> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress.pending = progress.pending.saturating_sub(1);
@@ -106,7 +106,8 @@ impl<F, E> Supervisor<'_, F, E> {
         progress
     }
 
-    /// The same; then waits for the others. False if one could not be built.
+    /// Records that a shard or worker was built, or could not be built, and waits for the others. Returns
+    /// false if one could not be built.
     fn wait_for_all(&self, succeeded: bool) -> bool {
         let progress = self.report_built(succeeded);
         let is_waiting = |progress: &mut BuildProgress| progress.pending > 0 && !progress.failed;
@@ -114,25 +115,25 @@ impl<F, E> Supervisor<'_, F, E> {
         !progress.failed
     }
 
-    /// Waits for the others to be built, too.
+    /// Waits until all shards and workers are built.
     fn await_start<T>(&self, built: Result<T, Error>) -> Result<T, ThreadFailure> {
         let may_start = self.wait_for_all(built.is_ok());
         let built = built.map_err(ThreadFailure::Failed)?;
         if may_start { Ok(built) } else { Err(ThreadFailure::NotStarted) }
     }
 
-    /// A shard's part in the common end, if there are several.
+    /// Returns a shard's membership in the shutdown barrier, if there are several shards.
     fn barrier_member(&self, part: &ShardPart) -> Option<BarrierMember> {
         part.member.as_ref().map(|_| BarrierMember::new(&self.barrier))
     }
 
-    /// One shard without workers.
+    /// Runs a shard without workers.
     fn run_shard<H: Handler, R>(&self, index: usize, part: ShardPart) -> Result<Vec<R>, ThreadFailure>
     where
         F: Fn(usize) -> Result<H, Error>,
         E: Fn(usize, Shard<H>) -> R,
     {
-        // Pinned while it is built: memory is taken near the CPU that first touches it.
+        // Pinned while it is built, so that its memory is allocated near its CPU.
         let cpu = part.config.shard.cpu;
         let barrier_member = self.barrier_member(&part);
         let built =
@@ -145,7 +146,7 @@ impl<F, E> Supervisor<'_, F, E> {
         Ok(vec![(self.finish)(index, shard)])
     }
 
-    /// A shard with workers, of which the first has the number `first` among all applications.
+    /// Runs a shard with workers; the first worker has the number `first` among all applications.
     fn run_hub<H: Handler, R: Send>(
         &self,
         index: usize,
@@ -193,7 +194,7 @@ impl<F, E> Supervisor<'_, F, E> {
             let panicked = |panic: Box<dyn Any + Send>| Err(ThreadFailure::Failed(panic_error(&*panic)));
             let outcomes = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
             let (mut results, mut not_started) = (Vec::new(), false);
-            // If the front failed, the workers ended because of that.
+            // If the hub failed, the workers ended because of that.
             let mut failed = None;
             for outcome in
                 core::iter::once(hub_outcome.map(|()| None)).chain(outcomes.map(|end| end.map(Some)))
@@ -212,7 +213,7 @@ impl<F, E> Supervisor<'_, F, E> {
         })
     }
 
-    /// Runs a front until its workers have ended.
+    /// Runs a hub until its workers have ended.
     fn run_hub_loop(
         &self,
         group: &ThreadGroup,
@@ -237,13 +238,14 @@ impl<F, E> Supervisor<'_, F, E> {
         F: Fn(usize) -> Result<H, Error>,
         E: Fn(usize, Shard<H>) -> R,
     {
-        // It outlives the news that its handler could not be made: it takes its leave of the front, which must not wait for that news.
+        // Dropped after `begin` even if its handler could not be created: dropping it detaches from the hub,
+        // which must not wait for the error.
         let mut worker = Some(worker);
         let built = catch_panic(|| {
             let handler = (self.handler)(index)?;
             match worker.take() {
                 Some((worker, client)) => worker.build(client, handler, Some(hub)),
-                None => unreachable!("it is built once"),
+                None => unreachable!("a worker is built once"),
             }
         });
         let mut shard = self.await_start(built)?;
@@ -255,9 +257,9 @@ impl<F, E> Supervisor<'_, F, E> {
     }
 }
 
-/// A front and its workers: it goes on until all of them have ended.
+/// A hub and its workers. The hub runs until all workers have ended.
 struct ThreadGroup {
-    /// Ends the front.
+    /// Stops the hub.
     stop: StopFlag,
     /// Workers that have not ended.
     workers: AtomicUsize,
@@ -280,7 +282,7 @@ impl ThreadGroup {
         })
     }
 
-    /// The front ended. Workers learn of it, for if they still run it failed.
+    /// Records that the hub has ended, and wakes the workers; if they still run, the hub has failed.
     fn hub_exited(&self) {
         self.hub_ended.store(true, Ordering::Release);
         self.wakes.iter().for_each(|wake| wake.signal());
@@ -288,7 +290,8 @@ impl ThreadGroup {
         self.changed.notify_all();
     }
 
-    /// A worker ended. It waits for the front, so that its application sees all that was counted.
+    /// Records that a worker has ended, and waits for the hub, so that the worker's application sees the
+    /// final counters.
     fn worker_exited(&self) {
         if self.workers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.stop.stop();
@@ -298,7 +301,7 @@ impl ThreadGroup {
     }
 }
 
-/// Calls something of the application's, and makes an error of a panic. What it worked on is not used any more after one.
+/// Calls a function of the application and converts a panic to an error. Its state is not used after a panic.
 fn catch_panic<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_error(&*panic)))
 }
@@ -306,5 +309,5 @@ fn catch_panic<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 fn panic_error(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    Error::Panicked(text.unwrap_or("with something that is no text").into())
+    Error::Panicked(text.unwrap_or("with a payload that is not a string").into())
 }

@@ -1,5 +1,5 @@
-//! Workers behind the application's place (docs/adr/0015-workers.md): in that place stands the stack's end of a channel instead of the application,
-//! the *front*, and each worker is a client of it, with a shard and an application of its own.
+//! Workers (docs/adr/0015-workers.md): the application of a shard is replaced by a *hub*, the stack's end of
+//! a channel. Each worker is a client of the hub, with a shard and an application of its own.
 
 use super::ShardPart;
 use crate::builder::ThreadPosition;
@@ -14,7 +14,7 @@ use crate::shard::Shard;
 use ginnel_stack::time::Instant;
 use std::sync::{Arc, Mutex};
 
-/// What one worker is made of but its handler and its end of the channel.
+/// Everything that a worker is built from except its handler and its end of the channel.
 pub(super) struct WorkerPart {
     config: Config,
     seed: [u8; 32],
@@ -24,7 +24,7 @@ pub(super) struct WorkerPart {
 }
 
 impl WorkerPart {
-    /// `front` is what it watches, or takes along.
+    /// `hub` is the shard that the worker watches or drives.
     pub fn build<H: Handler>(
         self,
         client: Client,
@@ -45,7 +45,7 @@ impl WorkerPart {
     }
 }
 
-/// A shard with a front in the place of its application, and the parts of its workers.
+/// Builds a shard with a hub as its application, and the parts of its workers.
 pub(super) fn build_hub(mut part: ShardPart) -> Result<(Shard<ChannelServer>, Vec<WorkerPart>), Error> {
     let ShardPart { config, seed, now, index, .. } = &part;
     let channel = ChannelConfig { clients_max: config.shard.workers, ..config.channel.clone() };
@@ -60,7 +60,8 @@ pub(super) fn build_hub(mut part: ShardPart) -> Result<(Shard<ChannelServer>, Ve
     Ok((part.build(ChannelServer::for_workers(&channel)?)?, workers))
 }
 
-/// The shards of the workers of one shard, to be turned by the caller: the first takes the front along.
+/// Builds the shards of the workers of one shard, for the caller to drive: the first worker drives the hub,
+/// too.
 pub(super) fn build_workers<H: Handler>(
     part: ShardPart,
     shards: &mut Vec<Shard<H>>,

@@ -1,4 +1,4 @@
-//! Everything that a shard counts, in one order and with one name each.
+//! All counters of a shard with their names, in a fixed order.
 
 use super::page::CounterKind;
 use super::{BURST_BUCKETS, ShardStats};
@@ -8,7 +8,7 @@ use crate::shard::RxPort;
 use crate::timers::Timers;
 use ginnel_stack::stack::{PoolUsage, Stack};
 
-/// What the counters are taken from.
+/// Sources of the counters.
 pub(crate) struct StatsView<'a, H> {
     pub(crate) stats: &'a ShardStats,
     pub(crate) engine: &'a Engine,
@@ -17,7 +17,7 @@ pub(crate) struct StatsView<'a, H> {
     pub(crate) handler: &'a H,
 }
 
-/// A name, in parts, for most are never put together: `device.tap0.rx_frames`.
+/// The name of a counter, in parts, because most names are never joined: `device.tap0.rx_frames`.
 #[derive(Clone, Copy)]
 pub(crate) struct CounterName<'a> {
     group: &'a str,
@@ -29,7 +29,7 @@ const BURST_NAMES: [&str; BURST_BUCKETS] =
     ["bursts_1", "bursts_2", "bursts_4", "bursts_8", "bursts_16", "bursts_32", "bursts_64"];
 
 impl<H: Handler> StatsView<'_, H> {
-    /// Shows each value with its name, always the same in the same order.
+    /// Calls `put` with each counter, always in the same order.
     pub(crate) fn visit(&self, put: &mut impl FnMut(CounterKind, CounterName<'_>, u64)) {
         let name = |group, item| CounterName { group, instance: "", item };
         for (item, value) in self.stats.iter() {
@@ -44,7 +44,7 @@ impl<H: Handler> StatsView<'_, H> {
         let (used, limit, high_water) = self.timers.usage();
         let timers = [used, limit, high_water].map(|count| count as u64);
         visit_pool("timers", timers, put);
-        // Last, so that a handler that reports more or fewer than it did at first spoils nothing but its own.
+        // Last, so that a handler that reports another number of counters than at first affects only its own.
         self.handler.report_counters(&mut |kind, item, value| put(kind, name("", item), value));
     }
 
@@ -88,7 +88,7 @@ fn visit_pool(instance: &str, values: [u64; 3], put: &mut impl FnMut(CounterKind
     }
 }
 
-/// The names of all values.
+/// Returns the names of all counters.
 pub(crate) fn names<H: Handler>(view: &StatsView<'_, H>) -> Vec<(CounterKind, String)> {
     let mut names = Vec::new();
     view.visit(&mut |kind, CounterName { group, instance, item }, _| {

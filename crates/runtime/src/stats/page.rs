@@ -1,14 +1,15 @@
-//! A shard's counters in a file, for other processes (`ginnel stat`).
+//! The counters of a shard in a file, for other processes (`ginnel stat`).
 //!
 //! ```text
-//!   0   "GINNELST", version, bytes of this header
-//!   16  where the names begin, and their bytes; where the words begin, and how many there are; nanoseconds between publications
-//!   …   names: a line each, "c tcp.segments_in" of a counter, "g pool.connections.used" of what also falls
-//!   …   words, from a page's start on: sequence, time, state, then a value for each name
+//!   0   "GINNELST", version, length of this header
+//!   16  offset and length of the names; offset and number of the words; interval of publications in nanoseconds
+//!   …   names, one per line: "c tcp.segments_in" for a counter, "g pool.connections.used" for a gauge
+//!   …   words, aligned to a page: sequence, time, activity, then a value for each name
 //! ```
 //!
-//! Numbers are of 64 bits (version and header bytes of 32), little-endian. The names stand in the file, so that any version of the reader can show
-//! what any version of a shard counts. A file is written by one shard only, and appears with its header complete.
+//! Numbers have 64 bits (version and header length 32), little-endian. The file has the names, so that every
+//! version of the reader can show the counters of every version of a shard. Only one shard writes a file. The
+//! file is renamed into place when its header is complete.
 
 use super::mapping::Mapping;
 use super::seqlock::{self, AtomicU64, Publication};
@@ -23,30 +24,30 @@ use std::path::Path;
 pub(super) const MAGIC: &[u8; 8] = b"GINNELST";
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER_BYTES: u64 = 64;
-/// Words in front of the values.
+/// Words before the values.
 pub(super) const LEADING_WORDS: u64 = 3;
-/// Words begin at a multiple of this: a page, and so a cache line, of their own.
+/// Alignment of the words: a page, so that they share no cache line.
 pub(super) const ALIGNMENT: u64 = 4096;
 
-/// A page's file is called so, and then as its shard.
+/// Prefix of the file's name; the label of the shard follows.
 pub(super) const PREFIX: &str = "stats.";
 
-/// What becomes of a value.
+/// Kind of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterKind {
-    /// It only grows.
+    /// The value never decreases.
     Counter,
-    /// It may fall.
+    /// The value may decrease.
     Gauge,
 }
 
-/// What a shard does.
+/// What a shard is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum ShardActivity {
-    /// It has not begun.
+    /// Its application has not started.
     NotStarted = 0,
-    /// It takes its turns.
+    /// It performs turns.
     Running = 1,
     /// It sleeps in the kernel.
     Sleeping = 2,
@@ -54,17 +55,17 @@ pub enum ShardActivity {
     Ended = 3,
 }
 
-/// The writer's end.
+/// The writer's end of a file of counters.
 #[derive(Debug)]
 pub(crate) struct StatsPage {
     mapping: Mapping,
     interval: Duration,
-    /// When it was written last.
+    /// Time of the last publication.
     published: Option<Instant>,
 }
 
 impl StatsPage {
-    /// A page for the shard called `label`, in the directory of its stack.
+    /// Creates the file of the shard with this label in the directory of its stack.
     pub(crate) fn create(
         dir: &Path,
         label: &str,
@@ -84,13 +85,13 @@ impl StatsPage {
         }
         header.extend(names_text.as_bytes());
         let (temporary, path) = (dir.join(format!(".{PREFIX}{label}")), dir.join(format!("{PREFIX}{label}")));
-        // Only the owner may read: counters tell how a peer's guesses at sequence numbers and ports fare, which attacks on other users'
-        // connections were built on (Qian, Mao and Xie, CCS 2012).
+        // Only the owner may read the file: the counters reveal whether guesses of sequence numbers and ports
+        // succeed, which attacks on connections of other users have exploited (Qian, Mao and Xie, CCS 2012).
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
         let created = Self::fill(&file, &header, words_offset, words)
             .and_then(|mapping| fs::rename(&temporary, &path).map(|()| mapping));
         if created.is_err() {
-            // It is of no use to anybody, and its directory goes with the stack.
+            // If that fails, the file is removed together with the directory of the stack.
             let _ = fs::remove_file(&temporary);
         }
         Ok(Self { mapping: created?, interval, published: None })
@@ -98,22 +99,23 @@ impl StatsPage {
 
     fn fill(mut file: &File, header: &[u8], words_offset: u64, words: u64) -> io::Result<Mapping> {
         file.write_all(header)?;
-        // A store to a page that the file system has no room for kills the process: ask for the room now.
+        // Allocates the blocks now: a store to a page for which the file system has no space would kill the
+        // process.
         fallocate(file, FallocateFlags::empty(), 0, words_offset + words * 8)?;
         Mapping::new(file, words_offset, words as usize)
     }
 
-    /// Whether it is time to write again.
+    /// Returns whether the interval since the last publication has passed.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.published.is_none_or(|at| now - at >= self.interval)
     }
 
-    /// When it was written last.
+    /// Returns the time of the last publication.
     pub(crate) fn published(&self) -> Option<Instant> {
         self.published
     }
 
-    /// Writes what `put` is given, as many values as there are names.
+    /// Publishes the values that `write_values` puts, one for each name.
     pub(crate) fn publish(
         &mut self,
         now: Instant,
@@ -135,7 +137,7 @@ fn name_line(kind: CounterKind, name: &str) -> String {
         CounterKind::Counter => 'c',
         CounterKind::Gauge => 'g',
     };
-    // A device may be called anything.
+    // The name of a device may have any characters.
     let name: String = name.chars().map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();
     format!("{kind} {name}\n")
 }

@@ -1,7 +1,8 @@
-//! Reading the counters of other processes' shards. Nothing in a file is trusted.
+//! Reads the counters of shards of other processes. The content of a file is not trusted.
 //!
-//! The file is read and not mapped, because a file that is cut off under a mapping kills its reader. Each read sees what the shard has stored so far,
-//! as a mapping would; the sequence lock does not care how words are copied.
+//! The file is read and not mapped, because truncating a mapped file kills the process that reads the
+//! mapping. Each read returns what the shard has stored so far, as a mapping would; the sequence lock works
+//! with any way of copying the words.
 
 use super::page::{
     ALIGNMENT, CounterKind, HEADER_BYTES, LEADING_WORDS, MAGIC, PREFIX, ShardActivity, VERSION,
@@ -15,11 +16,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// No shard has so many counters, nor names so long.
+/// Limits of a valid file: number of words, and length of the names.
 const WORDS_MAX: u64 = 1 << 16;
 const NAMES_BYTES_MAX: u64 = 1 << 22;
 
-/// A publication takes a microsecond: one that is still under way after so many looks was left behind by a shard that died in it.
+/// Attempts to read a consistent snapshot. A publication takes a microsecond, so one that lasts longer was
+/// interrupted by the death of its shard.
 const READ_TRIES: u32 = 200;
 const RETRY_PAUSE: Duration = Duration::from_micros(500);
 
@@ -28,13 +30,13 @@ const RETRY_PAUSE: Duration = Duration::from_micros(500);
 pub enum PageError {
     /// A system call failed.
     Io(PathBuf, io::Error),
-    /// It is no file of counters.
+    /// The file is not a file of counters.
     NotStatsFile(PathBuf),
-    /// It is of a version that this program does not know.
+    /// The file has a version that this program does not support.
     Version(PathBuf, u32),
-    /// It contradicts itself.
+    /// The content of the file is inconsistent.
     Damaged(PathBuf, &'static str),
-    /// Its shard died while it wrote.
+    /// The shard died during a publication.
     Unfinished(PathBuf),
 }
 
@@ -42,19 +44,23 @@ impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::NotStatsFile(path) => write!(f, "{}: is no file of counters", path.display()),
+            Self::NotStatsFile(path) => write!(f, "{}: is not a file of counters", path.display()),
             Self::Version(path, version) => {
-                write!(f, "{}: is of version {version}, this program knows version {VERSION}", path.display())
+                write!(
+                    f,
+                    "{}: has version {version}, this program supports version {VERSION}",
+                    path.display()
+                )
             }
             Self::Damaged(path, what) => write!(f, "{}: is damaged: {what}", path.display()),
-            Self::Unfinished(path) => write!(f, "{}: its shard died while it wrote", path.display()),
+            Self::Unfinished(path) => write!(f, "{}: its shard died during a publication", path.display()),
         }
     }
 }
 
 impl std::error::Error for PageError {}
 
-/// The counters of one shard.
+/// Reads the counters of one shard.
 #[derive(Debug)]
 pub struct PageReader {
     path: PathBuf,
@@ -65,18 +71,18 @@ pub struct PageReader {
     interval: Duration,
 }
 
-/// What they were at a time.
+/// The counters of a shard at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// When the shard wrote it.
+    /// Time of the publication.
     pub published: Instant,
-    /// What the shard did then.
+    /// What the shard was doing.
     pub activity: ShardActivity,
     /// A value for each of [`PageReader::names`].
     pub values: Vec<u64>,
 }
 
-/// The counters of all shards of the stack whose directory this is, by label.
+/// Opens the counters of all shards of the stack with this directory, ordered by label.
 ///
 /// # Errors
 /// One of them cannot be read.
@@ -87,7 +93,7 @@ pub fn pages(dir: &Path) -> Result<Vec<PageReader>, PageError> {
         let name = entry.map_err(io_error)?.file_name();
         labels.extend(name.to_str().and_then(|name| name.strip_prefix(PREFIX)).map(String::from));
     }
-    // 2 before 10.
+    // Numerically: 2 before 10.
     labels.sort_by_key(|label| {
         let number = label.split('.').next().unwrap_or_default().parse().unwrap_or(u32::MAX);
         (number, label.clone())
@@ -96,14 +102,14 @@ pub fn pages(dir: &Path) -> Result<Vec<PageReader>, PageError> {
 }
 
 impl PageReader {
-    /// Opens the counters of the shard called `label`.
+    /// Opens the counters of the shard with this label.
     ///
     /// # Errors
-    /// They cannot be read, or are not what they should be.
+    /// The file cannot be read, or is not valid.
     pub fn open(dir: &Path, label: &str) -> Result<Self, PageError> {
         let path = dir.join(format!("{PREFIX}{label}"));
         let io_error = |e: io::Error| match e.kind() {
-            io::ErrorKind::UnexpectedEof => PageError::Damaged(path.clone(), "it ends too early"),
+            io::ErrorKind::UnexpectedEof => PageError::Damaged(path.clone(), "the file is truncated"),
             _ => PageError::Io(path.clone(), e),
         };
         let damaged = |what| PageError::Damaged(path.clone(), what);
@@ -123,48 +129,48 @@ impl PageReader {
         let field = |at: usize| header[at..at + 8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
         let (names_offset, names_bytes, words_offset, words) = (field(16), field(24), field(32), field(40));
         if names_bytes > NAMES_BYTES_MAX || !(LEADING_WORDS..=WORDS_MAX).contains(&words) {
-            return Err(damaged("there are too many counters, or too few"));
+            return Err(damaged("the number of counters is out of range"));
         }
         if names_offset.checked_add(names_bytes).is_none_or(|end| end > words_offset)
             || words_offset % ALIGNMENT != 0
             || words_offset > 2 * NAMES_BYTES_MAX
         {
-            return Err(damaged("its parts overlap"));
+            return Err(damaged("its sections overlap"));
         }
         let mut text = vec![0; names_bytes as usize];
         file.read_exact_at(&mut text, names_offset).map_err(io_error)?;
-        let text = String::from_utf8(text).map_err(|_| damaged("a name is no text"))?;
+        let text = String::from_utf8(text).map_err(|_| damaged("a name is not UTF-8"))?;
         let names: Option<Vec<_>> = text.lines().map(parse_name).collect();
-        let names = names.ok_or_else(|| damaged("a name is none"))?;
+        let names = names.ok_or_else(|| damaged("a name is malformed"))?;
         if names.len() as u64 != words - LEADING_WORDS {
-            return Err(damaged("there are not as many names as values"));
+            return Err(damaged("the numbers of names and values differ"));
         }
         let interval = Duration::from_nanos(field(48));
         Ok(Self { label: label.into(), file, names, words_offset, interval, path })
     }
 
-    /// What the shard is called: its number, and what else there is to say of it.
+    /// Returns the label of the shard: its index, and a suffix for a worker.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// What is counted.
+    /// Returns the names of the counters.
     pub fn names(&self) -> &[(CounterKind, String)] {
         &self.names
     }
 
-    /// How old a snapshot of a busy shard can be.
+    /// Returns the interval at which a busy shard publishes.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// The values now.
+    /// Returns the last published values.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The file cannot be read.
     pub fn read(&self) -> Result<Snapshot, PageError> {
         let io_error = |e: io::Error| match e.kind() {
-            io::ErrorKind::UnexpectedEof => PageError::Damaged(self.path.clone(), "it ends too early"),
+            io::ErrorKind::UnexpectedEof => PageError::Damaged(self.path.clone(), "the file is truncated"),
             _ => PageError::Io(self.path.clone(), e),
         };
         let mut bytes = vec![0; (self.names.len() + LEADING_WORDS as usize - 1) * 8];
@@ -196,7 +202,7 @@ fn snapshot(bytes: &[u8]) -> Snapshot {
     Snapshot { published, activity, values: words.collect() }
 }
 
-/// A line of the names.
+/// Parses a line of the names.
 fn parse_name(line: &str) -> Option<(CounterKind, String)> {
     let (kind, name) = line.split_once(' ')?;
     let kind = match kind {
@@ -204,7 +210,7 @@ fn parse_name(line: &str) -> Option<(CounterKind, String)> {
         "g" => CounterKind::Gauge,
         _ => return None,
     };
-    // It is going to be printed on a terminal.
+    // The name is printed on a terminal.
     let printable = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic());
     printable.then(|| (kind, name.into()))
 }

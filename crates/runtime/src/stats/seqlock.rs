@@ -1,31 +1,33 @@
-//! A sequence lock: one writer that never waits, and readers that see whole snapshots or try again.
+//! A sequence lock: the writer never waits, and readers get consistent snapshots or retry.
 //!
-//! The first word counts publications, and is odd during one.
+//! The first word counts publications; it is odd during a publication.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A publication that was begun. There is one writer, so plain stores between two numbers do.
+/// A publication in progress. There is only one writer, so plain stores between the two sequence numbers
+/// suffice.
 pub(crate) struct Publication<'a> {
     sequence: &'a AtomicU64,
     rest: core::slice::Iter<'a, AtomicU64>,
     number: u64,
 }
 
-/// Begins to publish into `words`, of which the first is the sequence. One that was begun and never finished, by a thread that died, is overwritten.
+/// Begins a publication into `words`, the first of which is the sequence number. Overwrites a publication
+/// that a thread left unfinished when it died.
 pub(crate) fn begin(words: &[AtomicU64]) -> Option<Publication<'_>> {
     let (sequence, rest) = words.split_first()?;
     let number = sequence.load(Ordering::Relaxed) | 1;
     sequence.store(number, Ordering::Relaxed);
-    // What is stored from here on is not seen before the odd number is.
+    // Orders the odd sequence number before the stores that follow.
     fence(Ordering::Release);
     Some(Publication { sequence, rest: rest.iter(), number })
 }
 
 impl Publication<'_> {
-    /// The next word. There is nothing behind the last one.
+    /// Stores the next word. Does nothing after the last one.
     #[inline]
     pub(crate) fn put(&mut self, value: u64) {
         if let Some(word) = self.rest.next() {
@@ -33,30 +35,31 @@ impl Publication<'_> {
         }
     }
 
-    /// Shows it to readers.
+    /// Completes the publication.
     pub(crate) fn finish(self) {
         self.sequence.store(self.number.wrapping_add(1), Ordering::Release);
     }
 }
 
-/// Reads once: `sequence` loads the first word, `copy` copies the others, in whatever way. False if the copy may be of two publications.
+/// Tries to read once: `sequence` loads the first word, and `copy` copies the others. Returns false if the
+/// copy may be inconsistent.
 pub(crate) fn read_once<E>(
     mut sequence: impl FnMut() -> Result<u64, E>,
     copy: impl FnOnce() -> Result<(), E>,
 ) -> Result<bool, E> {
     let before = sequence()?;
-    // The copy is not made before that was read, ...
+    // Orders the load of the sequence number before the copy.
     fence(Ordering::Acquire);
     if before % 2 == 1 {
         return Ok(false);
     }
     copy()?;
-    // ... and what was copied was there before this is read.
+    // Orders the copy before the second load of the sequence number.
     fence(Ordering::Acquire);
     Ok(sequence()? == before)
 }
 
-/// Reads words of this process once.
+/// Tries to read words of this process once.
 pub(crate) fn read_words(words: &[AtomicU64], out: &mut [u64]) -> bool {
     let Some((sequence, rest)) = words.split_first() else { return false };
     let load = || Ok::<_, core::convert::Infallible>(sequence.load(Ordering::Relaxed));
@@ -77,7 +80,8 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// In every order of steps, and with every stale value that the memory model permits, a reader sees a whole publication or none.
+    /// In every interleaving, and with every stale value that the memory model permits, a reader sees a
+    /// complete publication or none.
     #[test]
     fn nobody_sees_half_a_publication() {
         loom::model(|| {

@@ -158,10 +158,10 @@ fn other_versions_and_other_files_are_refused() {
     let file = OpenOptions::new().write(true).open(temp_folder.path("0")).unwrap();
     file.write_all_at(&2u32.to_le_bytes(), 8).unwrap();
     let error = PageReader::open(&temp_folder.0, "0").unwrap_err().to_string();
-    assert!(error.ends_with("stats.0: is of version 2, this program knows version 1"), "{error}");
+    assert!(error.ends_with("stats.0: has version 2, this program supports version 1"), "{error}");
     file.write_all_at(b"X", 0).unwrap();
     let error = PageReader::open(&temp_folder.0, "0").unwrap_err().to_string();
-    assert!(error.ends_with("stats.0: is no file of counters"), "{error}");
+    assert!(error.ends_with("stats.0: is not a file of counters"), "{error}");
     drop(page);
     fs::create_dir(temp_folder.path("1")).unwrap();
     assert!(matches!(PageReader::open(&temp_folder.0, "1"), Err(PageError::NotStatsFile(_))));
