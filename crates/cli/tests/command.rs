@@ -62,7 +62,7 @@ fn wrong_arguments_give_one_line_and_code_2() {
         (&["httpd", root, "--device", "eth0"], "invalid value 'eth0' for '--device <DEVICE>'"),
         (
             &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--capture-filter=tcp"],
-            "device[0].capture_filter: is for a device with a `capture`",
+            "device[0].capture_filter: applies only to a device with a `capture`",
         ),
         (&["echo", "--capture=x", "--capture-filter=tcp port http"], "\"http\" is not a port"),
         (

@@ -1,4 +1,5 @@
-//! Configuration: one TOML file, or the same values built in code. Every key is documented in `docs/configuration.md`.
+//! The configuration: one TOML file, or the same values built in code. Every key is documented in
+//! `docs/configuration.md`.
 
 mod file;
 mod run;
@@ -23,26 +24,27 @@ pub use ginnel_stack::tcp::config::TcpConfig;
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// Everything a shard is built from.
+/// The configuration of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The thread, or each of them.
+    /// Each shard and its application.
     pub shard: ShardConfig,
-    /// How many threads.
+    /// The number of shards, and what they share.
     pub shards: ShardsConfig,
-    /// How other processes see it.
+    /// How other processes see the stack.
     pub run: RunConfig,
-    /// Whose 127.0.0.0/8 and ::1 are, for programs on the stack (`ginnel run`). `kernel`: the kernel's. `stack`: a program reaches itself, and the other programs on the
-    /// stack, inside the stack. Default `kernel`. The stack's own addresses are reached inside the stack in any case.
+    /// Owner of 127.0.0.0/8 and ::1 for programs on the stack (`ginnel run`): `kernel`, or `stack` for a
+    /// loopback inside the stack, by which a program reaches itself and the other programs on the stack.
+    /// Default `kernel`. The stack's own addresses are reached inside the stack with either value.
     pub loopback: Loopback,
-    /// Between an application that has a thread of its own and its shard.
+    /// The channel between a shard and applications on other threads or in other processes.
     pub channel: ChannelConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
     pub network: NetworkConfig,
     /// TCP.
     pub tcp: TcpConfig,
-    /// Devices: where frames come from and go to.
+    /// Devices, which receive and transmit frames.
     #[serde(rename = "device")]
     pub devices: Vec<DeviceConfig>,
     /// Links: a device, or one VLAN of it, with its addresses.
@@ -53,27 +55,27 @@ pub struct Config {
     pub routes: Vec<RouteConfig>,
 }
 
-/// Where an application runs, seen from its shard.
+/// Where an application runs, relative to its shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// In the shard's thread: the fastest, as long as the application is quick.
+    /// In the shard's thread.
     #[default]
     Inline,
-    /// In a thread of its own on the shard's CPU. Neither polls while the other could work.
+    /// In a thread of its own on the shard's CPU. Neither thread polls while the other has work.
     Paired,
     /// In a thread of its own on another CPU.
     Split,
 }
 
-/// Whose loopback addresses are.
+/// Owner of the loopback addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Loopback {
-    /// The kernel's.
+    /// The kernel.
     #[default]
     Kernel,
-    /// The stack's.
+    /// The stack.
     Stack,
 }
 
@@ -81,31 +83,40 @@ pub enum Loopback {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
-    /// Pins the shard to the CPU of this number, which the process must be allowed to use, 0 … 1,023. Default: not pinned.
+    /// Pins the shard to this CPU, which must be in the affinity mask of the process: 0 to 1,023. Default:
+    /// not pinned.
     pub cpu: Option<u32>,
-    /// Where the application runs. `inline`: in the shard's thread, the fastest as long as the application is quick. `paired`: in a thread of its
-    /// own on the shard's CPU; neither polls while the other could work. `split`: in a thread of its own on another CPU. Default `inline`.
+    /// Where the application runs. `inline`: in the shard's thread, which is the fastest if the application
+    /// never blocks or computes for long. `paired`: in a thread of its own on the shard's CPU; neither thread
+    /// polls while the other has work. `split`: in a thread of its own on another CPU. Default `inline`.
     pub placement: Placement,
-    /// Pins the application to this CPU, if it has a thread of its own, 0 … 1,023. Default: with `paired` that of the shard, with `split` not pinned.
+    /// Pins the application to this CPU if it has a thread of its own: 0 to 1,023. Default: the shard's CPU
+    /// with `paired`, not pinned with `split`.
     pub application_cpu: Option<u32>,
-    /// With `paired`: the stack's thread has real-time priority (`SCHED_RR`, the lowest) where the system allows it (`CAP_SYS_NICE`, or a limit
-    /// `RLIMIT_RTPRIO` of 1), so that an application that computes does not delay it. Default true.
+    /// With `paired`: gives the stack's thread the lowest real-time priority (`SCHED_RR`) if the system
+    /// permits that (`CAP_SYS_NICE`, or an `RLIMIT_RTPRIO` of 1), so that an application that computes does
+    /// not delay it. Default true.
     pub paired_realtime: bool,
-    /// With `paired`: how long either thread works after it was woken before it lets the other have its turn, in microseconds; the stack's goes
-    /// on without priority then, until it has nothing to do. 10 … 1,000,000, default 500.
+    /// With `paired`: how long either thread works after it was woken before it yields to the other, in
+    /// microseconds: 10 to 1,000,000. After that the stack's thread continues without real-time priority
+    /// until it has nothing to do. Default 500.
     pub paired_work_us: u32,
-    /// Worker threads behind the application's, each with an application of its own, 0 … 64: connections are dealt out to them, and one that
-    /// is busy or waits for something delays only its own. 0: the application is where `placement` says. Default 0.
+    /// Worker threads, each with an application of its own: 0 to 64. Connections are distributed to the
+    /// workers, and a worker that computes or waits delays only its own connections. With 0, the application
+    /// runs where `placement` says. Default 0.
     pub workers: u32,
-    /// Pins the workers to the CPUs of these numbers, one for each; of several shards those of the first come first. Default: not pinned.
+    /// Pins the workers to these CPUs, one for each, the workers of the first shard first. Default: not
+    /// pinned.
     pub worker_cpus: Vec<u32>,
-    /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. 0 … 1,000,000, default 50.
+    /// How long an idle shard polls before it sleeps in the kernel, in microseconds: 0 to 1,000,000. With 0
+    /// it sleeps at once. Default 50.
     pub spin_us: u32,
-    /// Commands from other threads that may wait. 1 … 1,048,576, default 1,024.
+    /// Commands from other threads that may wait: 1 to 1,048,576. Default 1,024.
     pub commands_max: u32,
-    /// Timers of the application at the most. 1 … 100,000,000, default 1,000,000.
+    /// Timers of the application that may be set: 1 to 100,000,000. Default 1,000,000.
     pub timers_max: u32,
-    /// How long the application may take to end when it is asked to, in milliseconds. 0 … 3,600,000, default 2,000.
+    /// How long the application may take to end after it was asked to stop, in milliseconds: 0 to 3,600,000.
+    /// Default 2,000.
     pub stop_grace_ms: u32,
 }
 
@@ -127,18 +138,18 @@ impl Default for ShardConfig {
     }
 }
 
-/// What a device is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// A cable inside the process. The other end is the program's business.
+    /// A cable inside the process. The program supplies the other end.
     #[default]
     Memory,
     /// A TAP interface of the kernel.
     Tap,
     /// Shared memory with another process.
     Memif,
-    /// Queues of an interface of the kernel.
+    /// Queues of a network interface of the kernel.
     #[serde(rename = "af_xdp")]
     AfXdp,
 }
@@ -147,66 +158,80 @@ pub enum DeviceKind {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
-    /// The name by which links refer to it.
+    /// The name by which links refer to the device.
     pub name: String,
     /// `memory`, `tap`, `memif` or `af_xdp`.
     pub kind: DeviceKind,
-    /// Interface name for `tap`, attached to if it exists, created if not; and for `af_xdp`, which must exist and be up. Default: the device's name.
+    /// Name of the interface. A `tap` attaches to the interface if it exists, and creates it otherwise; for
+    /// `af_xdp` the interface must exist and be up. Default: the name of the device.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Addresses that the kernel's side of a `tap` gets: `["10.1.0.1/24"]`. Default: none.
+    /// Addresses of the kernel's side of a `tap`: `["10.1.0.1/24"]`. Default: none.
     #[serde(default)]
     pub kernel_addresses: Vec<Prefix>,
-    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,521. Default: what the interface has; 1,500 for a new one, `memory` and `memif`.
+    /// Largest IP packet in bytes, without the Ethernet header: 68 to 65,521. Default: the MTU of the
+    /// interface; 1,500 for a new interface, `memory` and `memif`.
     #[serde(default)]
     pub mtu: Option<u32>,
-    /// Where a `memif` meets its peer: `"socket=/run/lan,role=server"`. `socket` is a path, or `@` and an abstract name; `role` is `server`, which listens, or
-    /// `client`, which connects and supplies the memory. May go on with `id=N` (the same at both ends, 0), `secret=WORD` (1 to 24 bytes, none),
-    /// `queues=N` (one for each shard, or with a single shard as many as the other end has, 1; both ends need as many, for what a shard sends on a queue that is not there is dropped), and as client `ring=N` (descriptors of a ring, a power of two up to 16,384; 1,024) and `buffer=N`
-    /// (bytes, a multiple of 64 up to 65,536; 2,048). Default: none; a `memif` needs it.
+    /// How a `memif` finds its peer: `"socket=/run/lan,role=server"`. `socket` is a path, or `@` and an
+    /// abstract name; `role` is `server`, which listens, or `client`, which connects and supplies the memory.
+    /// Optional are `id=N` (equal at both ends; 0), `secret=WORD` (1 to 24 bytes; none), `queues=N` (one for
+    /// each shard; a single shard may have several; 1) and, for a client, `ring=N` (descriptors of a ring, a
+    /// power of two up to 16,384; 1,024) and `buffer=N` (bytes, a multiple of 64 up to 65,536; 2,048). Both
+    /// ends need the same number of queues: what a shard sends on a queue that the other end lacks is
+    /// dropped. Default: none; a `memif` requires it.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub memif: Option<MemifConfig>,
-    /// How an `af_xdp` device uses its interface: `"queues=0-3,take=ports,ports=80+443"`. `queues=N-M+K` are the interface's, one for each shard (a single shard has
-    /// them all; all there are, or one for each shard, from 0 on). `take=addresses` gives the stack the addresses of its links, which must not be the host's; `take=ports` shares the host's, of which the
-    /// stack gets `ports=N-M+K` and the local ports that it chooses, TCP and UDP (they must not be ones that the host chooses); `take=all` gives it all frames (addresses).
-    /// `mode=auto`, `copy` or `zerocopy`, `attach=auto`, `driver` or `generic`: how the driver takes part (auto both). `ring=N`: descriptors of a ring, a power of two from 64 to 32,768 (2,048).
-    /// `need_wakeup=on` or `off`: call the kernel only when it asks (on). `busy_poll=N`: the driver works in the shard's calls, for N microseconds each (0: not), and
-    /// `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md says what comes to the stack. Default: all of these defaults.
+    /// How an `af_xdp` device uses its interface: `"queues=0-3,take=ports,ports=80+443"`. `queues=N-M+K` are
+    /// the interface's queues, one for each shard; a single shard may have several. Default: all queues for a
+    /// single shard, otherwise one for each shard, from 0 on. `take=addresses` redirects the addresses of the
+    /// links to the stack; the host must not have them. `take=ports` shares the addresses of the host: the
+    /// stack gets `ports=N-M+K` and its ephemeral ports, TCP and UDP, which must not be ephemeral ports of
+    /// the host. `take=all` redirects all frames. Default `take=addresses`. `mode=auto`, `copy` or `zerocopy`
+    /// and `attach=auto`, `driver` or `generic` choose the support by the driver (both `auto`). `ring=N`:
+    /// descriptors of a ring, a power of two from 64 to 32,768 (2,048). `need_wakeup=on` or `off`: call the
+    /// kernel only when it asks for that (on). `busy_poll=N`: the driver works inside of the shard's system
+    /// calls, for N microseconds each (0: off), on `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md has
+    /// the details. Default: all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
-    /// MAC address of our side of a `tap` or `memif`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped; for `memif` one made from its socket, id and role.
+    /// MAC address of the stack's side of a `tap` or `memif`: `02:00:00:00:00:01`. Default: for a `tap` that
+    /// of the kernel's side with the last bit flipped; for a `memif` one derived from its socket, id and
+    /// role.
     #[serde(default)]
     pub mac: Option<Mac>,
-    /// Leave checksums and segmentation to the device where it can. Default true.
+    /// Use checksum and segmentation offloads of the device. Default true.
     #[serde(default = "default_true")]
     pub offload: bool,
-    /// Faults, both ways: `"delay=20ms loss=1%"`. Default: none.
+    /// Faults in both directions: `"delay=20ms loss=1%"`. Default: none.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub faults: Option<LinkSpec>,
-    /// Seed of the faults: the same seed makes the same faults. 0 … 2^64-1, default 1.
+    /// Seed of the faults; equal seeds produce equal faults: 0 to 2^64-1. Default 1.
     #[serde(default = "default_seed")]
     pub faults_seed: u64,
-    /// Writes frames to this file (pcapng). Default: none.
+    /// Captures frames to this file (pcapng). Default: none.
     #[serde(default)]
     pub capture: Option<PathBuf>,
-    /// Which frames are written, in a part of tcpdump's language: `"tcp port 80 and not host 10.0.0.9"`. There are `and`, `or`, `not`, parentheses, `host`, `net`, `port`
-    /// (each with `src` or `dst` before it if need be), `ip`, `ip6`, `arp`, `icmp`, `icmp6`, `tcp` and `udp`. Default: all.
+    /// Filter of the capture, in a subset of tcpdump's language: `"tcp port 80 and not host 10.0.0.9"`.
+    /// Supported are `and`, `or`, `not`, parentheses, `host`, `net` and `port` (each optionally after `src`
+    /// or `dst`), `ip`, `ip6`, `arp`, `icmp`, `icmp6`, `tcp` and `udp`. Default: all frames.
     #[serde(default)]
     pub capture_filter: Option<String>,
-    /// Bytes of each frame that are written. 14 … 262,144, default 262,144.
+    /// Bytes of each frame that are captured: 14 to 262,144. Default 262,144.
     #[serde(default = "default_snaplen")]
     pub capture_snaplen_bytes: u32,
-    /// Writes a ring of so many files instead of one that grows: `trace-00001.pcapng` and so on for `trace.pcapng`. When one is full the next begins, and the oldest goes. 2 … 1,000,000.
-    /// Default: one file.
+    /// Captures to a ring of this many files instead of one file that grows: 2 to 1,000,000. The files of
+    /// `trace.pcapng` are `trace-00001.pcapng` and so on; when one is full, the next begins and the oldest is
+    /// removed. Default: one file.
     #[serde(default)]
     pub capture_files: Option<u32>,
-    /// Largest size of a file of the ring, in bytes. 65,536 … 2^40, default 64 MiB.
+    /// Size of a file of the ring in bytes: 65,536 to 2^40. Default 64 MiB.
     #[serde(default = "default_capture_file")]
     pub capture_file_bytes: u64,
 }
 
 impl DeviceConfig {
-    /// A device with all defaults.
+    /// Creates a device with default values.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Self {
         Self {
             name: name.into(),
@@ -233,32 +258,33 @@ impl DeviceConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConfig {
-    /// The name by which routes refer to it.
+    /// The name by which routes refer to the link.
     pub name: String,
-    /// The device it runs over.
+    /// The device of the link.
     pub device: String,
-    /// VLAN identifier, 1 to 4,094. Default: untagged frames.
+    /// VLAN identifier: 1 to 4,094. Default: untagged frames.
     #[serde(default)]
     pub vlan: Option<u16>,
-    /// Largest IP packet in bytes, not above the device's: 68 to 65,521. Default: the device's.
+    /// Largest IP packet in bytes, not above that of the device: 68 to 65,521. Default: that of the device.
     #[serde(default)]
     pub mtu: Option<u32>,
-    /// Addresses with their prefix lengths: `["10.0.0.1/24", "fd00::1/64"]`. Default: none.
+    /// Addresses with prefix lengths: `["10.0.0.1/24", "fd00::1/64"]`. Default: none.
     #[serde(default)]
     pub addresses: Vec<Prefix>,
-    /// Networks all of whose addresses are the stack's, too, as with Linux's `local` routes; routers must send them here. Default: none.
+    /// Networks all of whose addresses belong to the stack, as with Linux's `local` routes. Routers must
+    /// route them to the stack. Default: none.
     #[serde(default)]
     pub own_networks: Vec<Prefix>,
-    /// Take IPv6 addresses and routes from router advertisements. Default true.
+    /// Accept IPv6 addresses and routes from router advertisements. Default true.
     #[serde(default = "default_true")]
     pub accept_ra: bool,
-    /// Neighbours that need no ARP or NDP. Default: none.
+    /// Static neighbours, which need no ARP or NDP. Default: none.
     #[serde(default, rename = "neighbour")]
     pub neighbours: Vec<NeighbourConfig>,
 }
 
 impl LinkConfig {
-    /// A link over `device` with these addresses and otherwise all defaults.
+    /// Creates a link with these addresses and otherwise default values.
     pub fn new(name: impl Into<String>, device: impl Into<String>, addresses: Vec<Prefix>) -> Self {
         Self {
             name: name.into(),
@@ -277,9 +303,9 @@ impl LinkConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NeighbourConfig {
-    /// Its IP address.
+    /// IP address of the neighbour.
     pub address: IpAddr,
-    /// Its MAC address.
+    /// MAC address of the neighbour.
     pub mac: Mac,
 }
 
@@ -287,14 +313,15 @@ pub struct NeighbourConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteConfig {
-    /// Where to: `"0.0.0.0/0"` or `"::/0"` for everything else.
+    /// The destination network; `"0.0.0.0/0"` or `"::/0"` for a default route.
     pub destination: Prefix,
     /// The next hop. Default: the destinations are on the link itself.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
-    /// The link it uses.
+    /// The link of the route.
     pub link: String,
-    /// Of routes with equally long prefixes the one with the smallest metric is taken. 0 … 2^32-1, default 0.
+    /// Of the routes with the longest matching prefix, the one with the smallest metric is used: 0 to 2^32-1.
+    /// Default 0.
     #[serde(default)]
     pub metric: u32,
 }
@@ -316,17 +343,18 @@ fn default_capture_file() -> u64 {
 }
 
 impl Config {
-    /// Reads and checks a file. The error is one line with file, line and key.
+    /// Reads and validates a file. The error is one line with the file, the line and the key.
     pub fn from_file(path: &std::path::Path) -> Result<Self, FileError> {
         file::read(path)
     }
 
-    /// Checks a file's text. `name` stands for the file in errors.
+    /// Parses and validates a text. `name` is the name of the file in errors.
     pub fn from_toml(name: &str, text: &str) -> Result<Self, FileError> {
         file::parse(name, text)
     }
 
-    /// One device with one link that has these addresses, and a default route through each of the gateways.
+    /// Creates a configuration with one device, one link with these addresses, and a default route through
+    /// each gateway.
     pub fn single(device: DeviceConfig, addresses: &[Prefix], gateways: &[IpAddr]) -> Self {
         let link = LinkConfig::new("link0", device.name.clone(), addresses.to_vec());
         let routes = gateways.iter().map(|&gateway| RouteConfig {
@@ -338,7 +366,7 @@ impl Config {
         Self { routes: routes.collect(), devices: vec![device], links: vec![link], ..Self::default() }
     }
 
-    /// Checks every range and every reference between tables. The error names the key.
+    /// Validates all ranges, and all references between tables. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.shard.validate()?;
         self.shards.validate(&self.shard)?;
@@ -352,7 +380,7 @@ impl Config {
                 return Err(ConfigError::new(key("name"), "is empty"));
             }
             if self.devices[..i].iter().any(|d| d.name == device.name) {
-                let problem = format!("there is a device named \"{}\" already", device.name);
+                let problem = format!("another device is named \"{}\"", device.name);
                 return Err(ConfigError::new(key("name"), problem));
             }
             if let Some(mtu) = device.mtu {
@@ -380,11 +408,11 @@ impl Config {
 
     fn validate_gateway(&self, gateway: IpAddr, route: &RouteConfig) -> Result<(), String> {
         if gateway.is_ipv4() != route.destination.address.is_ipv4() {
-            return Err("is of another family than the destination".into());
+            return Err("has another address family than the destination".into());
         }
         let mut addresses = self.links.iter().flat_map(|l| &l.addresses);
         if addresses.any(|a| a.address == gateway) {
-            return Err(format!("{gateway} is an address of the stack's own"));
+            return Err(format!("{gateway} is an address of the stack"));
         }
         let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
         let link = self.links.iter().filter(|l| l.name == route.link);
@@ -402,7 +430,7 @@ impl Config {
     fn validate_link(&self, i: usize, link: &LinkConfig) -> Result<(), ConfigError> {
         let key = |k: &str| format!("link[{i}].{k}");
         if self.links[..i].iter().any(|l| l.name == link.name) {
-            let problem = format!("there is a link named \"{}\" already", link.name);
+            let problem = format!("another link is named \"{}\"", link.name);
             return Err(ConfigError::new(key("name"), problem));
         }
         let Some(device) = self.devices.iter().find(|d| d.name == link.device) else {
@@ -410,7 +438,7 @@ impl Config {
             return Err(ConfigError::new(key("device"), problem));
         };
         if self.links[..i].iter().any(|l| l.device == link.device && l.vlan == link.vlan) {
-            return Err(ConfigError::new(key("vlan"), "another link has this device and VLAN already"));
+            return Err(ConfigError::new(key("vlan"), "another link has this device and VLAN"));
         }
         if let Some(vlan) = link.vlan {
             within(key("vlan"), vlan, 1..=4094)?;
@@ -422,7 +450,7 @@ impl Config {
         if mtu < 1280 && link.addresses.iter().any(|a| a.address.is_ipv6()) {
             return Err(ConfigError::new(
                 key("addresses"),
-                format!("IPv6 needs an MTU of 1280, this is {mtu}"),
+                format!("IPv6 requires an MTU of 1280, this link has {mtu}"),
             ));
         }
         Ok(())
@@ -430,7 +458,7 @@ impl Config {
 }
 
 impl DeviceConfig {
-    /// Whether the keys go with the kind. The error is a key and what is wrong with it.
+    /// Validates that the keys fit the kind of the device. The error has a key and its problem.
     fn validate_kind(&self) -> Result<(), (&'static str, &'static str)> {
         let (tap, memif) = (self.kind == DeviceKind::Tap, self.kind == DeviceKind::Memif);
         let af_xdp = self.kind == DeviceKind::AfXdp;
@@ -439,13 +467,21 @@ impl DeviceConfig {
             (
                 "interface",
                 self.interface.is_some() && !named,
-                "is for devices of kind \"tap\" and \"af_xdp\"",
+                "applies only to devices of kind \"tap\" and \"af_xdp\"",
             ),
-            ("kernel_addresses", !self.kernel_addresses.is_empty() && !tap, "is for devices of kind \"tap\""),
-            ("memif", self.memif.is_some() && !memif, "is for devices of kind \"memif\""),
+            (
+                "kernel_addresses",
+                !self.kernel_addresses.is_empty() && !tap,
+                "applies only to devices of kind \"tap\"",
+            ),
+            ("memif", self.memif.is_some() && !memif, "applies only to devices of kind \"memif\""),
             ("memif", self.memif.is_none() && memif, "is missing, as in \"socket=/run/lan,role=server\""),
-            ("af_xdp", self.af_xdp.is_some() && !af_xdp, "is for devices of kind \"af_xdp\""),
-            ("mac", self.mac.is_some() && !tap && !memif, "is for devices of kind \"tap\" and \"memif\""),
+            ("af_xdp", self.af_xdp.is_some() && !af_xdp, "applies only to devices of kind \"af_xdp\""),
+            (
+                "mac",
+                self.mac.is_some() && !tap && !memif,
+                "applies only to devices of kind \"tap\" and \"memif\"",
+            ),
             ("interface", named && !(1..=15).contains(&self.interface().len()), "must have 1 to 15 bytes"),
         ];
         match misplaced.into_iter().find(|(_, wrong, _)| *wrong) {
@@ -454,7 +490,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Whether the capture can be what it is to be.
+    /// Validates the keys of the capture.
     fn validate_capture(&self, key: impl Fn(&str) -> String) -> Result<(), ConfigError> {
         within(key("capture_snaplen_bytes"), self.capture_snaplen_bytes, 14..=capture::SNAPLEN_MAX)?;
         within(key("capture_file_bytes"), self.capture_file_bytes, 65_536..=1 << 40)?;
@@ -474,15 +510,18 @@ impl DeviceConfig {
         if self.capture.is_none()
             && let Some((name, _)) = without_file.into_iter().find(|(_, given)| *given)
         {
-            return Err(ConfigError::new(key(name), "is for a device with a `capture`"));
+            return Err(ConfigError::new(key(name), "applies only to a device with a `capture`"));
         }
         if self.capture_files.is_none() && self.capture_file_bytes != defaults.capture_file_bytes {
-            return Err(ConfigError::new(key("capture_file_bytes"), "is for a ring of `capture_files`"));
+            return Err(ConfigError::new(
+                key("capture_file_bytes"),
+                "applies only to a ring of `capture_files`",
+            ));
         }
         Ok(())
     }
 
-    /// The interface's name in the kernel.
+    /// Returns the name of the interface in the kernel.
     pub fn interface(&self) -> &str {
         self.interface.as_deref().unwrap_or(&self.name)
     }
@@ -496,8 +535,7 @@ impl ShardConfig {
         if let Some(cpu) = self.application_cpu {
             within("shard.application_cpu", cpu, 0..=1023)?;
             if self.placement == Placement::Inline {
-                let problem =
-                    "is for an application with a thread of its own: shard.placement \"paired\" or \"split\"";
+                let problem = "applies only to an application with a thread of its own: shard.placement \"paired\" or \"split\"";
                 return Err(ConfigError::new("shard.application_cpu", problem));
             }
         }

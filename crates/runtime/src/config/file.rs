@@ -1,4 +1,4 @@
-//! Reading a file so that every error names file, line and key.
+//! Reads a configuration file so that every error names the file, the line and the key.
 
 use super::Config;
 use core::fmt;
@@ -7,16 +7,17 @@ use ginnel_stack::error::ConfigError;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
-/// A configuration file cannot be used. Prints as one line: `file:line: key: problem`.
+/// An error in a configuration file. Formats as one line: `file:line: key: problem`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileError {
     /// The file.
     pub file: String,
     /// The line, from 1; 0 if the file could not be read.
     pub line: usize,
-    /// The key, dotted, with `[n]` for the n-th table of an array (`link[0].mtu`); empty if the file is not TOML.
+    /// The key, dotted, with `[n]` for the n-th table of an array (`link[0].mtu`); empty if the file is not
+    /// TOML.
     pub key: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
 }
 
@@ -65,7 +66,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
     Ok(config)
 }
 
-/// A quoted key may hold anything: what would break the line, or command the terminal, is escaped.
+/// Escapes control characters: a quoted key may contain any character, and must neither break the line nor
+/// control the terminal.
 fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -78,7 +80,7 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + text.as_bytes().iter().take(offset).filter(|&&b| b == b'\n').count()
 }
 
-/// The dotted path of the innermost key whose key or value covers the start of `span`.
+/// Returns the dotted path of the innermost key whose key or value covers the start of `span`.
 fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
     for (key, value) in table {
         let name: &str = key.get_ref();
@@ -110,7 +112,7 @@ fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
     String::new()
 }
 
-/// Where in the text a dotted path stands: the value, or the innermost table on the way that exists.
+/// Returns the offset of a dotted path: of its value, or of the innermost existing table on the way.
 fn offset_of(table: &DeTable<'_>, path: &str) -> usize {
     let mut table = table;
     let mut offset = 0;

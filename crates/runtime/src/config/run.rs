@@ -1,4 +1,4 @@
-//! Keys of the `[run]` table.
+//! The `[run]` table.
 
 use super::within;
 use crate::run_dir::is_valid_name;
@@ -9,16 +9,19 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// What the stack is called by `ginnel stat` and `ginnel ss`: 1 to 48 letters, digits, `.`, `_` and `-`. Default: the command and the number of its
-    /// process, as `httpd-4711`.
+    /// Name of the stack in `ginnel stat` and `ginnel ss`: 1 to 48 letters, digits, `.`, `_` and `-`.
+    /// Default: the command and the process id, as in `httpd-4711`.
     pub name: Option<String>,
-    /// Be seen by other processes of the user, in `/run/ginnel` for root, else in `$XDG_RUNTIME_DIR/ginnel` or `/tmp/ginnel-UID`; `$GINNEL_RUN_DIR` chooses another
-    /// place. Default true.
+    /// Publish the stack to other processes of the user, in `/run/ginnel` for root, otherwise in
+    /// `$XDG_RUNTIME_DIR/ginnel` or `/tmp/ginnel-UID`; `$GINNEL_RUN_DIR` overrides the directory. Default
+    /// true.
     pub directory: bool,
-    /// How often a busy shard shows its counters to other processes, in milliseconds: 10 to 60,000. One that sleeps has shown them before. Default 100.
+    /// Interval at which a busy shard publishes its counters to other processes, in milliseconds: 10 to
+    /// 60,000. A shard publishes before it sleeps, too. Default 100.
     pub publish_ms: u32,
-    /// Programs on the stack need `CAP_NET_BIND_SERVICE` to bind ports below this one, as `net.ipv4.ip_unprivileged_port_start` says it for the kernel's: 0 to 65,535.
-    /// Default: 1,024, or 0 on a stack of the program's own (`ginnel run`).
+    /// Programs on the stack need `CAP_NET_BIND_SERVICE` to bind ports below this one, as with the kernel's
+    /// `net.ipv4.ip_unprivileged_port_start`: 0 to 65,535. Default: 1,024, or 0 for a stack that `ginnel run`
+    /// creates for its program.
     pub unprivileged_port_start: Option<u16>,
 }
 

@@ -42,7 +42,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn a_file_with_every_table_is_read() {
+fn file_with_every_table_parses() {
     let config = Config::from_toml("x.toml", GOOD).unwrap();
     assert_eq!(config.shard.cpu, Some(1));
     assert_eq!(config.tcp.connections_max, 10_000_000);
@@ -55,12 +55,12 @@ fn a_file_with_every_table_is_read() {
 }
 
 #[test]
-fn an_empty_file_is_the_default() {
+fn empty_file_is_the_default() {
     assert_eq!(Config::from_toml("x.toml", "").unwrap(), Config::default());
 }
 
 #[test]
-fn an_unknown_key_is_named_with_file_and_line() {
+fn unknown_key_is_named_with_file_and_line() {
     let e = error("[shard]\nspin_ms = 5\n");
     assert!(e.starts_with("x.toml:2: shard.spin_ms: unknown field"), "{e}");
     let e = error("[shardes]\n");
@@ -68,7 +68,7 @@ fn an_unknown_key_is_named_with_file_and_line() {
 }
 
 #[test]
-fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
+fn keys_of_shards_are_limited() {
     let shards = |lines: &str| Config::from_toml("x.toml", &format!("[shards]\n{lines}\n")).map(|c| c.shards);
     for (key, least, most) in
         [("count", 1, 64), ("mailbox_bytes", 262_144, 1 << 30), ("control_bytes", 4096, 16 << 20)]
@@ -85,9 +85,9 @@ fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
     for (lines, problem) in [
         (
             "count = 2\ncpus = [3]",
-            "x.toml:3: shards.cpus: 1 CPU(s) for 2 shard(s): each needs one of its own",
+            "x.toml:3: shards.cpus: 1 CPU(s) for 2 shard(s): each shard needs a CPU of its own",
         ),
-        ("count = 2\ncpus = [3, 3]", "x.toml:3: shards.cpus[1]: CPU 3 is there already"),
+        ("count = 2\ncpus = [3, 3]", "x.toml:3: shards.cpus[1]: CPU 3 is listed twice"),
         ("count = 1\ncpus = [1024]", "x.toml:3: shards.cpus[0]: 1024 is outside 0 to 1023"),
     ] {
         assert_eq!(shards(lines).unwrap_err().to_string(), problem);
@@ -108,11 +108,11 @@ fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
         ("worker_cpus = [3, 1024]", "x.toml:4: shard.worker_cpus[1]: 1024 is outside 0 to 1023"),
         (
             "[shards]\napplication_cpus = [3, 1]",
-            "x.toml:5: shards.application_cpus: 2 CPU(s) for 1 shard(s): each needs one of its own",
+            "x.toml:5: shards.application_cpus: 2 CPU(s) for 1 shard(s): each shard needs a CPU of its own",
         ),
         (
             "application_cpu = 1\n[shards]\ncount = 2",
-            "x.toml:4: shard.application_cpu: is for a single shard: shards.application_cpus pins several",
+            "x.toml:4: shard.application_cpu: applies only to a single shard; shards.application_cpus pins several",
         ),
     ] {
         assert_eq!(of(lines).unwrap_err().to_string(), problem);
@@ -122,14 +122,14 @@ fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
     let e = error("[shards]\napplication_cpus = [0]\n");
     assert_eq!(
         e,
-        "x.toml:2: shards.application_cpus: is for applications on CPUs of their own: shard.placement \"split\""
+        "x.toml:2: shards.application_cpus: applies only to applications on CPUs of their own: shard.placement \"split\""
     );
     let e = error("[shard]\ncpu = 1\n[shards]\ncount = 2\n");
-    assert_eq!(e, "x.toml:2: shard.cpu: is for a single shard: shards.cpus pins several");
+    assert_eq!(e, "x.toml:2: shard.cpu: applies only to a single shard; shards.cpus pins several");
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_named() {
+fn value_of_wrong_type_is_named() {
     let e = error("[tcp]\nsack = true\ntime_wait_max = \"many\"\n");
     assert!(e.starts_with("x.toml:3: tcp.time_wait_max: invalid type"), "{e}");
     let e = error("[tcp]\ndelayed_ack_ms = \"40us\"\n");
@@ -139,7 +139,7 @@ fn a_value_of_the_wrong_type_is_named() {
 }
 
 #[test]
-fn a_value_out_of_range_is_named_with_the_range() {
+fn value_out_of_range_is_named_with_range() {
     let e = error("[tcp]\n\n\nrto_max_seconds = 900\n");
     assert_eq!(e, "x.toml:4: tcp.rto_max_seconds: 900 is outside 1 to 120");
     let e = error(
@@ -149,7 +149,7 @@ fn a_value_out_of_range_is_named_with_the_range() {
 }
 
 #[test]
-fn ports_may_be_taken_out_of_time_wait_at_once_or_after_a_minute() {
+fn time_wait_reuse_delay_is_zero_to_a_minute() {
     let tcp = |ms: u32| Config::from_toml("x.toml", &format!("[tcp]\ntime_wait_reuse_ms = {ms}\n"));
     assert_eq!(Config::default().tcp.time_wait_reuse_ms, 1000);
     assert_eq!([0, 60_000].map(|ms| tcp(ms).unwrap().tcp.time_wait_reuse_ms), [0, 60_000]);
@@ -158,7 +158,7 @@ fn ports_may_be_taken_out_of_time_wait_at_once_or_after_a_minute() {
 }
 
 #[test]
-fn the_keys_of_path_mtu_probing_are_taken_up_to_their_limits_and_not_beyond() {
+fn keys_of_path_mtu_probing_are_limited() {
     let tcp = |line: &str| Config::from_toml("x.toml", &format!("[tcp]\n{line}\n"));
     let mode = |name: &str| tcp(&format!("mtu_probing = \"{name}\"")).map(|c| c.tcp.mtu_probing);
     assert_eq!(Config::default().tcp.mtu_probing, MtuProbing::Off);
@@ -188,7 +188,7 @@ fn the_keys_of_path_mtu_probing_are_taken_up_to_their_limits_and_not_beyond() {
 }
 
 #[test]
-fn a_malformed_address_is_named() {
+fn malformed_address_is_named() {
     let text = GOOD.replace("10.2.0.2/24", "10.2.0.2/99");
     let e = error(&text);
     let line = 1 + text.lines().position(|l| l.contains("/99")).unwrap();
@@ -198,7 +198,7 @@ fn a_malformed_address_is_named() {
 }
 
 #[test]
-fn a_bad_unit_is_named() {
+fn invalid_unit_is_named() {
     let text = GOOD.replace("delay=20ms", "delay=20furlongs");
     let e = error(&text);
     let line = 1 + text.lines().position(|l| l.contains("furlongs")).unwrap();
@@ -209,13 +209,13 @@ fn a_bad_unit_is_named() {
 }
 
 #[test]
-fn a_key_for_another_kind_of_device_is_refused() {
+fn key_of_another_device_kind_is_refused() {
     let e = error("[[device]]\nname = \"a\"\nkind = \"memory\"\nmac = \"02:00:00:00:00:01\"\n");
-    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\" and \"memif\"");
+    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\" and \"memif\"");
 }
 
 #[test]
-fn the_keys_of_af_xdp_are_read_and_a_wrong_one_is_named() {
+fn af_xdp_keys_parse_and_invalid_ones_are_named() {
     let table = "[[device]]\nname = \"eth0\"\nkind = \"af_xdp\"\n";
     let config = Config::from_toml("x.toml", table).unwrap();
     assert_eq!((config.devices[0].kind, &config.devices[0].af_xdp), (DeviceKind::AfXdp, &None));
@@ -224,13 +224,13 @@ fn the_keys_of_af_xdp_are_read_and_a_wrong_one_is_named() {
     let e = error(&format!("{table}af_xdp = \"queues=0-1,take=some\"\n"));
     assert!(e.starts_with("x.toml:4: device[0].af_xdp: take: \"some\" is not one of"), "{e}");
     let e = error("[[device]]\nname = \"a\"\nkind = \"tap\"\naf_xdp = \"\"\n");
-    assert_eq!(e, "x.toml:4: device[0].af_xdp: is for devices of kind \"af_xdp\"");
+    assert_eq!(e, "x.toml:4: device[0].af_xdp: applies only to devices of kind \"af_xdp\"");
     let e = error(&format!("{table}mac = \"02:00:00:00:00:01\"\n"));
-    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\" and \"memif\"");
+    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\" and \"memif\"");
 }
 
 #[test]
-fn what_a_capture_is_to_be_is_checked() {
+fn capture_keys_are_validated() {
     let table = "[[device]]\nname = \"a\"\nkind = \"memory\"\n";
     let good =
         "capture = \"x\"\ncapture_filter = \"tcp port 80\"\ncapture_files = 3\ncapture_file_bytes = 65536\n";
@@ -252,28 +252,31 @@ fn what_a_capture_is_to_be_is_checked() {
         ),
         (
             "capture = \"x\"\ncapture_file_bytes = 100_000\n",
-            "5: device[0].capture_file_bytes: is for a ring of `capture_files`",
+            "5: device[0].capture_file_bytes: applies only to a ring of `capture_files`",
         ),
-        ("capture_filter = \"tcp\"\n", "4: device[0].capture_filter: is for a device with a `capture`"),
-        ("capture_files = 2\n", "4: device[0].capture_files: is for a device with a `capture`"),
+        (
+            "capture_filter = \"tcp\"\n",
+            "4: device[0].capture_filter: applies only to a device with a `capture`",
+        ),
+        ("capture_files = 2\n", "4: device[0].capture_files: applies only to a device with a `capture`"),
     ] {
         assert_eq!(error(&format!("{table}{keys}")), format!("x.toml:{problem}"));
     }
 }
 
 #[test]
-fn a_gateway_must_be_a_neighbour() {
+fn gateway_must_be_a_neighbour() {
     let route = |gateway: &str| GOOD.replace("\"10.1.0.1\"", &format!("\"{gateway}\""));
     let line = 1 + GOOD.lines().position(|l| l.starts_with("gateway")).unwrap();
     for (gateway, problem) in [
         ("10.3.0.1", "10.3.0.1 is in no network of link \"lan\""),
         ("10.2.0.1", "10.2.0.1 is in no network of link \"lan\""),
-        ("10.1.0.2", "10.1.0.2 is an address of the stack's own"),
-        ("fd00::1", "is of another family than the destination"),
+        ("10.1.0.2", "10.1.0.2 is an address of the stack"),
+        ("fd00::1", "has another address family than the destination"),
     ] {
         assert_eq!(error(&route(gateway)), format!("x.toml:{line}: route[0].gateway: {problem}"));
     }
-    // A route without a gateway says that its hosts are on the link, and an address of the link's own scope always is.
+    // The hosts of a route without a gateway are on the link, and so is a link-local address.
     let direct = "[[route]]\ndestination = \"10.3.0.0/24\"\nlink = \"lan\"\n";
     Config::from_toml(
         "x.toml",
@@ -284,42 +287,42 @@ fn a_gateway_must_be_a_neighbour() {
 }
 
 #[test]
-fn a_missing_key_is_named_with_its_table() {
+fn missing_key_is_named_with_its_table() {
     let e = error("[[link]]\nname = \"lan\"\n");
     assert_eq!(e, "x.toml:1: link[0]: missing field `device`");
 }
 
 #[test]
-fn references_between_tables_are_checked() {
+fn references_between_tables_are_validated() {
     let e = error(&GOOD.replace("device = \"dev0\"\nvlan", "device = \"dev1\"\nvlan"));
     assert!(e.ends_with("link[1].device: there is no device named \"dev1\""), "{e}");
     let e = error(&GOOD.replace("vlan = 12\n", ""));
-    assert!(e.ends_with("link[1].vlan: another link has this device and VLAN already"), "{e}");
+    assert!(e.ends_with("link[1].vlan: another link has this device and VLAN"), "{e}");
     let e = error(&GOOD.replace("link = \"lan\"", "link = \"wan\""));
     assert!(e.ends_with("route[0].link: there is no link named \"wan\""), "{e}");
 }
 
 #[test]
-fn text_that_is_not_toml_is_an_error_with_its_line() {
+fn invalid_toml_is_an_error_with_its_line() {
     let e = error("[shard]\nspin_us = \n");
     assert!(e.starts_with("x.toml:2: "), "{e}");
 }
 
 #[test]
-fn an_error_is_one_line_whatever_a_key_is_called() {
+fn error_is_one_line_whatever_the_key() {
     let e = error("\n\"a\\nb\\u001b[2J\" = 1\n");
     assert!(e.starts_with("x.toml:2: a\\nb\\u{1b}[2J: unknown field"), "{e}");
     assert!(!e.contains(char::is_control), "{e:?}");
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn missing_file_is_named() {
     let e = Config::from_file("no/such/file.toml".as_ref()).unwrap_err().to_string();
     assert!(e.starts_with("no/such/file.toml: No such file"), "{e}");
 }
 
 #[test]
-fn a_memif_says_where_it_meets_its_peer() {
+fn memif_requires_its_keys() {
     let text = "[[device]]\nname = \"m\"\nkind = \"memif\"\nmemif = \"socket=/run/lan,role=client,id=2\"\nmtu = 9000\nmac = \"02:00:00:00:00:07\"\n";
     let config = Config::from_toml("x.toml", text).unwrap();
     assert_eq!(config.devices[0].kind, DeviceKind::Memif);
@@ -329,7 +332,7 @@ fn a_memif_says_where_it_meets_its_peer() {
     let e = error(&text.replace("role=client", "role=master"));
     assert!(e.starts_with("x.toml:4: device[0].memif: role: \"master\""), "{e}");
     let e = error(&text.replace("\"memif\"", "\"tap\""));
-    assert!(e.starts_with("x.toml:4: device[0].memif: is for devices of kind"), "{e}");
+    assert!(e.starts_with("x.toml:4: device[0].memif: applies only to devices of kind"), "{e}");
     let e = error(&text.replace("mtu = 9000", "interface = \"t0\""));
-    assert!(e.starts_with("x.toml:5: device[0].interface: is for devices of kind"), "{e}");
+    assert!(e.starts_with("x.toml:5: device[0].interface: applies only to devices of kind"), "{e}");
 }

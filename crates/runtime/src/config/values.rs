@@ -1,4 +1,4 @@
-//! Values that TOML has no type for. Each is written as a string and checked where it stands.
+//! Values for which TOML has no type. Each is a string, which is validated when the file is parsed.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,18 +10,18 @@ use serde::{Deserialize, Deserializer, de};
 pub struct Prefix {
     /// The address, or the network.
     pub address: IpAddr,
-    /// Bits of the network: 0 to 32 for IPv4, 0 to 128 for IPv6.
+    /// Length of the prefix in bits: 0 to 32 for IPv4, 0 to 128 for IPv6.
     pub len: u8,
 }
 
 impl Prefix {
-    /// All addresses of a family.
+    /// Returns the prefix of all addresses of a family.
     pub fn everything(ipv4: bool) -> Self {
         let address = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         Self { address, len: 0 }
     }
 
-    /// Whether `address` is in the network.
+    /// Returns whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= self.len.into(),
@@ -98,7 +98,7 @@ macro_rules! from_text {
 
 from_text!(Prefix, Mac);
 
-/// An optional value of a type of another crate, through its [`FromStr`].
+/// Deserializes an optional value of a type of another crate through its [`FromStr`].
 pub(super) fn optional_text<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
@@ -112,7 +112,7 @@ mod tests {
     use super::{Mac, Prefix};
 
     #[test]
-    fn values_read_back_as_they_are_written() {
+    fn values_round_trip() {
         for text in ["10.0.0.1/24", "0.0.0.0/0", "fd00::1/64", "::/0", "255.255.255.255/32"] {
             assert_eq!(text.parse::<Prefix>().unwrap().to_string(), text);
         }

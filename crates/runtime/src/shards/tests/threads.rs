@@ -287,11 +287,11 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     config.shards.cpus = vec![0];
     assert_eq!(
         refused(config, 2).as_deref(),
-        Some("shards.cpus: 1 CPU(s) for 2 shard(s): each needs one of its own")
+        Some("shards.cpus: 1 CPU(s) for 2 shard(s): each shard needs a CPU of its own")
     );
     let mut config = stack_config(2);
     config.shards.cpus = vec![0, 0];
-    assert_eq!(refused(config, 2).as_deref(), Some("shards.cpus[1]: CPU 0 is there already"));
+    assert_eq!(refused(config, 2).as_deref(), Some("shards.cpus[1]: CPU 0 is listed twice"));
     let mut config = stack_config(2);
     config.shards.cpus = vec![0, 1023];
     assert!(refused(config, 2).unwrap().starts_with("shards.cpus[1]: CPU 1023 is not among those"));
@@ -299,7 +299,7 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     config.shard.cpu = Some(0);
     assert_eq!(
         refused(config, 2).as_deref(),
-        Some("shard.cpu: is for a single shard: shards.cpus pins several")
+        Some("shard.cpu: applies only to a single shard; shards.cpus pins several")
     );
     let alone = Shard::builder(stack_config(2))
         .handler(RecordingHandler::default())
