@@ -89,7 +89,7 @@ impl OpenedStack {
                 (device.name.clone(), (0..count).map(|_| cable()).collect())
             })
             .collect();
-        let shards = Shards::new(config).presence(Some(published.clone())).delivers_locally(true);
+        let shards = Shards::new(config).published(Some(published.clone())).delivers_locally(true);
         let shards =
             memory_devices.into_iter().fold(shards, |shards, (name, queues)| shards.device(name, queues));
         let opened = shards.open()?;

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 
 /// A group of counters: name, description, and the file and struct or macro call in which they are declared.
 const GROUPS: &[(&str, &str, &str, &str)] = &[
-    ("shard", "The thread and its loop.", "crates/runtime/src/stats.rs", "counters! {\n    ///"),
+    ("shard", "The shard's thread and its loop.", "crates/runtime/src/stats.rs", "counters! {\n    ///"),
     ("tcp", "TCP.", "crates/stack/src/tcp/stats.rs", "    TcpStats {\n"),
     (
         "ip",
-        "Everything between devices and transport.",
+        "The layers between devices and transport.",
         "crates/stack/src/ip/stats.rs",
         "    NetworkStats {\n",
     ),
@@ -31,85 +31,100 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
     ("udp", "UDP.", "crates/stack/src/udp/mod.rs", "    UdpStats {\n"),
     (
         "device",
-        "Each by its name in the configuration. What all queues of a device share is shown by the first shard.",
+        "Each device, by its name in the configuration. Counters that all queues of a device share are those of the first shard.",
         "",
         "",
     ),
-    ("pool", "What there is only so much of.", "", ""),
+    ("pool", "Resources with a limit.", "", ""),
     (
         "channel",
-        "Between a shard and applications that have a thread of their own (`shard.placement`), or a process of their own.",
+        "The channel between a shard and applications with threads of their own (`shard.placement`) or in other processes.",
         "crates/runtime/src/channel/stats.rs",
         "pub struct ChannelStats {\n",
     ),
-    ("tasks", "Of an `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
-    ("httpd", "Of `ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct ServerCounters {\n"),
-    ("echo", "Of `ginnel echo`.", "", ""),
+    ("tasks", "An `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
+    ("httpd", "`ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct ServerCounters {\n"),
+    ("echo", "`ginnel echo`.", "", ""),
 ];
 
 /// Counters that are not declared in a struct.
 const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("shard.bursts_1", "Bursts of one frame."),
     ("shard.bursts_2", "Bursts of 2 and 3 frames."),
-    ("shard.bursts_4", "Of 4 to 7."),
-    ("shard.bursts_8", "Of 8 to 15."),
-    ("shard.bursts_16", "Of 16 to 31."),
-    ("shard.bursts_32", "Of 32 to 63."),
-    ("shard.bursts_64", "Of 64, the most."),
+    ("shard.bursts_4", "Bursts of 4 to 7 frames."),
+    ("shard.bursts_8", "Bursts of 8 to 15 frames."),
+    ("shard.bursts_16", "Bursts of 16 to 31 frames."),
+    ("shard.bursts_32", "Bursts of 32 to 63 frames."),
+    ("shard.bursts_64", "Bursts of 64 frames, the maximum."),
     (
         "device.NAME.rx_frames",
-        "Frames received by this shard's queue, before anything is checked. A super-frame is one.",
+        "Frames received on this shard's queue, before any check. A super-frame counts as one.",
     ),
-    ("device.NAME.rx_bytes", "Their bytes, Ethernet headers included."),
-    ("device.NAME.tx_frames", "Frames given to this shard's queue. A super-frame is one."),
-    ("device.NAME.tx_bytes", "Their bytes, Ethernet headers included."),
-    ("device.NAME.tap_tx_dropped", "Frames that the kernel did not take: interface down, or no memory."),
-    ("device.NAME.tap_rx_malformed", "Frames whose virtio-net header contradicts them."),
-    ("device.NAME.tap_rx_errors", "Reads that failed."),
-    ("device.NAME.memif_connections", "Connections that came up."),
-    ("device.NAME.memif_refused", "Peers that were sent away because of what they said."),
-    ("device.NAME.memif_violations", "Connections broken off because of what the peer wrote into a ring."),
+    ("device.NAME.rx_bytes", "Bytes of those frames, Ethernet headers included."),
+    ("device.NAME.tx_frames", "Frames transmitted on this shard's queue. A super-frame counts as one."),
+    ("device.NAME.tx_bytes", "Bytes of those frames, Ethernet headers included."),
+    (
+        "device.NAME.tap_tx_dropped",
+        "Frames that the kernel refused: the interface was down, or memory was short.",
+    ),
+    ("device.NAME.tap_rx_malformed", "Frames that are inconsistent with their virtio-net header."),
+    ("device.NAME.tap_rx_errors", "Calls of read(2) that failed."),
+    ("device.NAME.memif_connections", "Connections that were established."),
+    (
+        "device.NAME.memif_refused",
+        "Peers that were disconnected during the handshake, because of an invalid message.",
+    ),
+    ("device.NAME.memif_violations", "Connections closed because the peer wrote an invalid value to a ring."),
     (
         "device.NAME.memif_rx_malformed",
-        "Frames that were empty, too long, not whole, or contradicted their header.",
+        "Frames that were empty, too long, incomplete, or inconsistent with their header.",
     ),
     (
         "device.NAME.memif_tx_dropped",
-        "Frames dropped because nobody was connected, or a super-frame's segments did not fit.",
+        "Frames dropped because no peer was connected, or because the segments of a super-frame did not fit.",
     ),
-    ("device.NAME.xdp_rx_invalid", "Descriptors of the kernel that name nothing that it has."),
-    ("device.NAME.xdp_rx_dropped", "Received frames that were longer than the MTU allows, or not whole."),
-    ("device.NAME.xdp_tx_invalid", "Frames that the kernel says it sent, and that were none."),
-    ("device.NAME.xdp_tx_errors", "Calls to send that failed: the interface is down or gone."),
-    ("device.NAME.xdp_tx_calls", "Calls to send."),
-    ("device.NAME.faults_tx_lost", "Frames sent that the configured faults lost."),
-    ("device.NAME.faults_tx_duplicated", "… doubled."),
-    ("device.NAME.faults_tx_reordered", "… let come later than their turn."),
-    ("device.NAME.faults_tx_corrupted", "… flipped a bit of."),
-    ("device.NAME.faults_tx_queue_full", "… dropped because of the full queue in front of the link."),
-    ("device.NAME.faults_rx_lost", "The same of frames received: lost."),
-    ("device.NAME.faults_rx_duplicated", "… doubled."),
-    ("device.NAME.faults_rx_reordered", "… reordered."),
-    ("device.NAME.faults_rx_corrupted", "… corrupted."),
-    ("device.NAME.faults_rx_queue_full", "… dropped by the full queue."),
+    ("device.NAME.xdp_rx_invalid", "Descriptors from the kernel that refer to a frame that it does not own."),
+    ("device.NAME.xdp_rx_dropped", "Received frames that were incomplete, or longer than the MTU permits."),
+    ("device.NAME.xdp_tx_invalid", "Completions from the kernel that refer to no transmitted frame."),
+    ("device.NAME.xdp_tx_errors", "Calls of sendto(2) that failed: the interface is down or gone."),
+    ("device.NAME.xdp_tx_calls", "Calls of sendto(2)."),
+    ("device.NAME.faults_tx_lost", "Transmitted frames that the configured faults dropped."),
+    ("device.NAME.faults_tx_duplicated", "Transmitted frames that the faults duplicated."),
+    ("device.NAME.faults_tx_reordered", "Transmitted frames that the faults reordered."),
+    ("device.NAME.faults_tx_corrupted", "Transmitted frames in which the faults flipped a bit."),
+    (
+        "device.NAME.faults_tx_queue_full",
+        "Transmitted frames dropped because the queue of the simulated link was full.",
+    ),
+    ("device.NAME.faults_rx_lost", "Received frames that the configured faults dropped."),
+    ("device.NAME.faults_rx_duplicated", "Received frames that the faults duplicated."),
+    ("device.NAME.faults_rx_reordered", "Received frames that the faults reordered."),
+    ("device.NAME.faults_rx_corrupted", "Received frames in which the faults flipped a bit."),
+    (
+        "device.NAME.faults_rx_queue_full",
+        "Received frames dropped because the queue of the simulated link was full.",
+    ),
     ("device.NAME.capture_frames", "Frames written to the capture."),
-    ("device.NAME.capture_filtered", "Frames that its filter did not want."),
-    ("device.NAME.capture_lost", "Frames not written because of an error."),
-    ("pool.NAME.used", "How much of it is in use."),
-    ("pool.NAME.limit", "There is no more: what happens then stands in docs/limits.md."),
-    ("pool.NAME.high_water", "The most that was ever in use."),
+    ("device.NAME.capture_filtered", "Frames that the filter of the capture excluded."),
+    ("device.NAME.capture_lost", "Frames that were not captured because of an error."),
+    ("pool.NAME.used", "Amount in use."),
+    ("pool.NAME.limit", "Limit. docs/limits.md says what happens at the limit."),
+    ("pool.NAME.high_water", "Largest amount that was in use at a time."),
     (
         "channel.domains",
-        "Trust domains, also those that nobody uses any more and whose last bytes are on their way.",
+        "Trust domains, including those without clients whose last data is still being sent.",
     ),
     ("channel.domains_limit", "`channel.domains_max`."),
-    ("channel.sockets", "Sockets in use: connections, and those that clients still hold after their end."),
-    ("channel.sockets_limit", "`channel.sockets_max` of all domains."),
+    (
+        "channel.sockets",
+        "Sockets in use: connections, and sockets that clients own after the end of their connections.",
+    ),
+    ("channel.sockets_limit", "Sum of `channel.sockets_max` of all domains."),
     ("channel.large_buffers", "Large buffers in use."),
-    ("channel.large_buffers_limit", "`channel.large_buffers_max` of all domains."),
-    ("channel.clients", "Applications."),
-    ("channel.clients_limit", "`channel.clients_max` of all domains."),
-    ("echo.datagrams_dropped", "Datagrams that could not be sent back."),
+    ("channel.large_buffers_limit", "Sum of `channel.large_buffers_max` of all domains."),
+    ("channel.clients", "Clients: applications that are attached."),
+    ("channel.clients_limit", "Sum of `channel.clients_max` of all domains."),
+    ("echo.datagrams_dropped", "Datagrams that could not be echoed."),
 ];
 
 /// Counters whose published name differs from the name in the source.
@@ -117,17 +132,20 @@ const RENAMED: &[(&str, &str)] = &[("tasks.tasks", "tasks.live")];
 
 /// The pools.
 const POOLS: &[(&str, &str)] = &[
-    ("connections", "Connections, half-open ones included (`tcp.connections_max`)."),
-    ("half_open", "Half-open ones (`tcp.half_open_max`)."),
+    ("connections", "Connections, including half-open ones (`tcp.connections_max`)."),
+    ("half_open", "Half-open connections (`tcp.half_open_max`)."),
     ("time_wait", "Entries in TIME_WAIT (`tcp.time_wait_max`)."),
     ("listeners", "Listeners (`tcp.listeners_max`)."),
     ("buffer_bytes", "Receive and send buffers (`tcp.buffer_pool_bytes`)."),
-    ("reassembly_bytes", "Fragments that wait for their rest (`network.fragment_bytes`)."),
+    ("reassembly_bytes", "Fragments of incomplete datagrams (`network.fragment_bytes`)."),
     ("udp_sockets", "UDP sockets (`network.udp_sockets_max`)."),
-    ("udp_receive_bytes", "Datagrams that nobody has read yet (`network.udp_receive_total_bytes`)."),
+    (
+        "udp_receive_bytes",
+        "Datagrams that the application has not received yet (`network.udp_receive_total_bytes`).",
+    ),
     (
         "timers",
-        "Timers of the application (`shard.timers_max`). Those of connections are part of the connections.",
+        "Timers of the application (`shard.timers_max`). Timers of connections are part of the connections.",
     ),
 ];
 
@@ -197,23 +215,24 @@ const LINUX: &[(&str, &str)] = &[
 const SOCKETS: &str = r"
 ## Sockets
 
-`ginnel ss` lists sockets one by one, as Linux's `ss` does. With `--memory` it says what each occupies, in bytes, in the words of `ss -m`:
-`skmem:(r…,rb…,t…,tb…,f…,w…,o…,bl…,d…) memory:…`. `--json` has the same under the names of the second column.
+`ginnel ss` lists sockets as Linux's `ss` does. With `--memory` it shows the memory of each socket in bytes, in the format of `ss -m`:
+`skmem:(r…,rb…,t…,tb…,f…,w…,o…,bl…,d…) memory:…`. `--json` has the values under the names of the second column.
 
 | Word | `--json` | Of a connection | Of a UDP socket |
 |---|---|---|---|
-| `r` | `rmem_alloc` | Bytes received and held: those that can be read, which are Recv-Q, and those that wait behind gaps. | What its queue is charged: the bytes, and 64 for each datagram. |
-| `rb` | `rcvbuf` | How many may be unread. Of a listener: what its connections begin with. | How much may be charged. |
-| `t` | – | 0: what has left is the device's. | 0 |
-| `tb` | `sndbuf` | How many may be queued to be sent. | 0: nothing is queued. |
-| `f` | `fwd_alloc` | Memory of the buffers in which nothing is: their chunks have 2,048 bytes. | Memory of the queue in which nothing is. |
-| `w` | `wmem_queued` | Bytes that were copied to be sent and are not acknowledged. Files that are sent are not copied; Send-Q counts them, too. | 0 |
-| `o`, `bl` | – | 0: there is no such memory. | 0 |
-| `d` | `drops` | Ranges out of order that were given up for want of room since the connection was last idle. A listener has none: nobody counts it by itself. | Datagrams that found no room. |
-| `memory` | `memory_bytes` | All that is there for it alone: 128 bytes (of IPv6 and its addresses more); unless it is idle, what only a busy connection needs, with the chunks and lists of its buffers. An entry in TIME-WAIT is smaller. | Its entry, its queue and the reports of errors that wait. |
+| `r` | `rmem_alloc` | Bytes received and held: readable bytes (Recv-Q), and bytes out of order. | Bytes charged to its queue: the payload, and 64 for each datagram. |
+| `rb` | `rcvbuf` | Limit of unread bytes. Of a listener: the initial limit of its connections. | Limit of the charged bytes. |
+| `t` | – | 0: transmitted frames belong to the device. | 0 |
+| `tb` | `sndbuf` | Limit of the bytes queued for transmission. | 0: nothing is queued. |
+| `f` | `fwd_alloc` | Unused memory of the buffers, whose chunks have 2,048 bytes. | Unused memory of the queue. |
+| `w` | `wmem_queued` | Bytes that were copied for transmission and are not acknowledged. Files are sent without copying; Send-Q counts them, too. | 0 |
+| `o`, `bl` | – | 0: no such memory exists. | 0 |
+| `d` | `drops` | Out-of-order ranges discarded for lack of memory since the connection was last idle. Not counted for a listener. | Datagrams dropped because the queue was full. |
+| `memory` | `memory_bytes` | All memory of this connection alone: 128 bytes (IPv6 more, for its addresses) and, unless it is idle, the state of an active connection and the chunks and lists of its buffers. An entry in TIME-WAIT is smaller. | Its entry, its queue and its pending error reports. |
 
-`r`, `w` and `f` of all connections are together `pool.buffer_bytes`, less those that have ended and whose owner does not know yet. Not in it: tables that all share (some 27 bytes of a connection), and what waits in the memory between a shard and
-applications beside it ([`channel`](#channel)).
+The sum of `r`, `w` and `f` of all connections is `pool.buffer_bytes`, without connections that have ended and whose owner has not been told yet.
+Not included are tables that all connections share (about 27 bytes per connection), and data in the memory between a shard and its applications
+([`channel`](#channel)).
 ";
 
 fn root() -> PathBuf {
@@ -262,11 +281,13 @@ fn documented_counters() -> Vec<(&'static str, Vec<(String, String)>)> {
 fn render_document() -> String {
     let mut out = String::from(
         "# Statistics\n\n\
-         What `ginnel stat` shows, and for `ginnel stat --json` under the same names. Each shard counts for itself; nothing is ever reset. `busy` is no counter: it is the\n\
-         share of the time in which the shard had something to do, made of `shard.idle_ns` and `shard.running_ns`.\n\n\
-         A busy shard shows its counters each `run.publish_ms`, one that falls asleep within a millisecond. How it does that without being disturbed:\n\
-         docs/adr/0014-statistics.md. The names stand in the shard's file, so that `ginnel stat` of any version shows what a stack of any version counts.\n\n\
-         The last column says what Linux calls the same, or nearly the same, in `nstat` and elsewhere.\n\n\
+         The counters that `ginnel stat` shows; `ginnel stat --json` has them under the same names. Each shard has counters of its own,\n\
+         which are never reset. `busy` is computed: the share of the time in which the shard had work, from `shard.idle_ns` and\n\
+         `shard.running_ns`.\n\n\
+         A busy shard publishes its counters every `run.publish_ms`, a shard that falls asleep within a millisecond.\n\
+         docs/adr/0014-statistics.md says how it does so without synchronization with readers. The file of a shard has the names of its\n\
+         counters, so every version of `ginnel stat` shows the counters of every version of a stack.\n\n\
+         The last column has the counter of Linux with the same, or nearly the same, meaning in `nstat` and elsewhere.\n\n\
          This page is generated from the sources (`crates/cli/tests/statistics_page.rs`).\n",
     );
     let linux: BTreeMap<&str, &str> = LINUX.iter().copied().collect();

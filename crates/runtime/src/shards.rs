@@ -71,8 +71,8 @@ impl Shards {
 
     /// Publishes the shards to other processes, labelled by their index. Not for simulations, because it does
     /// I/O.
-    pub fn presence(mut self, presence: Option<Arc<PublishedStack>>) -> Self {
-        self.published = presence;
+    pub fn published(mut self, published: Option<Arc<PublishedStack>>) -> Self {
+        self.published = published;
         self
     }
 

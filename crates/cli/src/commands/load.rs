@@ -382,7 +382,7 @@ fn run_on_shards(
     config.shards.count = count;
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-    let mut shards = Shards::new(config).presence(published);
+    let mut shards = Shards::new(config).published(published);
     if let Some(queues) = queues {
         shards = shards.device(name, queues);
     }

@@ -120,7 +120,7 @@ fn run<H: Handler, R: Send>(
 ) -> Result<Vec<R>, Failure> {
     let stop = signals::stop_on_signal()?;
     let published = publish::publish_stack(&config.run, program)?;
-    Ok(Shards::new(config).presence(published).open()?.run(&stop, handler, finish)?)
+    Ok(Shards::new(config).published(published).open()?.run(&stop, handler, finish)?)
 }
 
 fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {

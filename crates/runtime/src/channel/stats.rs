@@ -10,7 +10,7 @@ pub struct ChannelStats {
     pub doorbells: u64,
     /// Sockets whose work was continued in the next turn, because they had more to send than one turn takes
     /// of a socket, or because their domain's turn budget was used up.
-    pub chunks: u64,
+    pub sockets_deferred: u64,
     /// Datagrams that were dropped because clients did not receive earlier ones in time.
     pub datagrams_dropped: u64,
     /// Connections that clients accepted.
@@ -45,7 +45,7 @@ impl Add for ChannelStats {
     fn add(self, other: Self) -> Self {
         Self {
             doorbells: self.doorbells + other.doorbells,
-            chunks: self.chunks + other.chunks,
+            sockets_deferred: self.sockets_deferred + other.sockets_deferred,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
             accepted: self.accepted + other.accepted,
             offers_revoked: self.offers_revoked + other.offers_revoked,
@@ -67,7 +67,7 @@ impl ChannelStats {
     pub(super) fn report(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let Self {
             doorbells,
-            chunks,
+            sockets_deferred,
             datagrams_dropped,
             accepted,
             offers_revoked,
@@ -83,7 +83,7 @@ impl ChannelStats {
         } = *self;
         for (name, count) in [
             ("channel.doorbells", doorbells),
-            ("channel.chunks", chunks),
+            ("channel.sockets_deferred", sockets_deferred),
             ("channel.datagrams_dropped", datagrams_dropped),
             ("channel.accepted", accepted),
             ("channel.offers_revoked", offers_revoked),

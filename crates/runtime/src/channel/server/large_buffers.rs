@@ -84,7 +84,7 @@ impl Domain {
     /// Marks a socket to be continued in the next turn. Returns whether it was not marked yet.
     fn mark_unfinished(&mut self, socket: u32) -> bool {
         let is_new = !core::mem::replace(&mut self.sockets[socket as usize].is_unfinished, true);
-        self.stats.chunks += u64::from(is_new);
+        self.stats.sockets_deferred += u64::from(is_new);
         is_new
     }
 
