@@ -1,4 +1,4 @@
-//! Askers, patient and not, of a shard with many sockets.
+//! Clients that read and clients that do not, of a shard with many sockets.
 
 use super::server::{InspectServer, SOCKET};
 use crate::config::{DeviceConfig, DeviceKind, LinkConfig};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// More than fit into the buffers of a Unix socket.
+/// Their lines do not fit into the buffers of a Unix socket.
 const SOCKETS: u16 = 6_000;
 
 /// Has many UDP sockets and does nothing with them.
@@ -31,7 +31,7 @@ impl Handler for ManyListeners {
     }
 }
 
-/// A shard that runs, and the office where it is asked. All of it goes with the value.
+/// A running shard and its inspect server, until the value is dropped.
 struct Fixture {
     temp_folder: PathBuf,
     inspect_server: Option<InspectServer>,
@@ -76,7 +76,7 @@ impl Fixture {
     fn ask(&self, question: &str) -> UnixStream {
         let mut stream = UnixStream::connect(self.temp_folder.join(SOCKET)).unwrap();
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // Whoever is one too many is told so, and its question is not read.
+        // A client above the limit is refused, and its request may stay unread.
         match stream.write_all(format!("{question}\n").as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
             _ => stream,
@@ -87,7 +87,7 @@ impl Fixture {
         BufReader::new(self.ask(question)).lines().map(Result::unwrap).collect()
     }
 
-    /// How many portions the shard was asked for, once it is asked for no more and has shown so.
+    /// Returns the number of chunks requested from the shard once that number is stable and published.
     fn settled_chunks(&self) -> u64 {
         let (end, mut last) = (Instant::now() + TEST_TIMEOUT, 0);
         loop {
@@ -144,7 +144,7 @@ fn an_asker_that_does_not_read_hurts_nobody() {
     assert_eq!(fixture.lines("list 1").len(), usize::from(SOCKETS) + 3, "another client is not served");
     let chunks = fixture.settled_chunks();
     assert!((all..2 * all).contains(&chunks), "{chunks} chunks were requested");
-    // Nor does the end wait for it.
+    // The end of the server does not wait for the client either.
     let started = Instant::now();
     fixture.end_shard();
     fixture.inspect_server = None;

@@ -1,4 +1,4 @@
-//! Tests of the runtime directory, each in a place of its own.
+//! Tests of the runtime directory, each in a temporary directory.
 
 use super::{RunDir, RunDirError, RunningStack, find_in, is_valid_name, running_in};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A place that goes when the test does.
+/// A path that is removed at the end of the test.
 struct TempPath(PathBuf);
 
 impl TempPath {
@@ -81,7 +81,7 @@ fn names_cannot_lead_elsewhere() {
     }
 }
 
-/// A process that holds the lock of `path/lock` until it is killed.
+/// Starts a process that holds the lock `path/lock` until it is killed.
 fn sleeping_process(path: &std::path::Path) -> std::process::Child {
     let mut child = Command::new("flock");
     child.arg("--exclusive").arg("--no-fork").arg(path.join("lock")).args(["sleep", "1000"]);
@@ -99,7 +99,7 @@ fn the_directory_of_a_killed_process_goes() {
         fs::write(path.join("stats"), "old").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
         let mut child = sleeping_process(&path);
-        // It needs a moment to take the lock; until then the directory would be stale.
+        // The process needs a moment to take the lock; until then the directory is stale.
         while fs::File::open(path.join("lock")).unwrap().try_lock_shared().is_ok() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -157,7 +157,7 @@ fn a_directory_of_another_user_is_refused() {
     std::os::unix::fs::chown(&temp_path.0, Some(65534), None).unwrap();
     let error = RunDir::create_in(&temp_path.0, "more").unwrap_err().to_string();
     assert!(error.ends_with("belongs to another user"), "{error}");
-    // But root may look at anybody's stacks.
+    // Root may list the stacks of any user.
     assert_eq!(running_in(&temp_path.0).unwrap().len(), 1);
     drop(dir);
 }

@@ -26,12 +26,12 @@ use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError};
 
-/// The shards' addresses and the client's.
+/// Addresses of the shards and of the client.
 const STACK_ADDRESSES: [&str; 2] = ["10.0.0.1/24", "fd00::1/64"];
 const CLIENT_ADDRESSES: [&str; 2] = ["10.0.0.2/24", "fd00::2/64"];
 const START: Instant = Instant::from_millis(1000);
 
-/// An application that does nothing but what tests make it do, and remembers what happened.
+/// An application that does only what tests make it do, and records its events.
 #[derive(Default)]
 struct RecordingHandler {
     started: bool,
@@ -82,14 +82,14 @@ fn config(addresses: [&str; 2]) -> Config {
     config
 }
 
-/// The shards' configuration, for `count` of them.
+/// The configuration of `count` shards.
 fn stack_config(count: u32) -> Config {
     let mut config = config(STACK_ADDRESSES);
     config.shards.count = count;
     config
 }
 
-/// Shards whose far end is `Device`.
+/// Creates shards; the returned device is the other end of their cable.
 fn shards_and_device<S: Handler>(
     config: Config,
     spread: RssMode,
@@ -112,13 +112,13 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
         Self::with_devices(shards_and_device(config, spread, server), client)
     }
 
-    /// Shards that have their devices, and a client at the other end.
+    /// Creates a client for shards whose devices are open.
     fn with_devices((shards, far): (Vec<Shard<S>>, Device), client: C) -> Self {
         let client = Shard::builder(self::config(CLIENT_ADDRESSES)).handler(client).device("cable", far);
         Self { shards, client: client.seed([2; 32]).now(START).build().unwrap(), now: START }
     }
 
-    /// Gives each its turn until `done`, or for `limit` of simulated time. Returns whether it was done.
+    /// Runs all until `done`, or for at most `limit` of simulated time. Returns whether it was done.
     fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&[Shard<S>], &C) -> bool) -> bool {
         let end = self.now + limit;
         while self.now <= end {
@@ -140,39 +140,39 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
         false
     }
 
-    /// Lets this much time pass.
+    /// Runs all for `time`.
     fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         self.run_until(time, |_, _| false);
         self.now = end;
     }
 
-    /// Lets one shard's application do something.
+    /// Calls `act` with one shard's application.
     fn with_shard<R>(&mut self, shard: usize, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         self.shards[shard].with(self.now, act)
     }
 
-    /// A counter, summed over the shards.
+    /// Sums a counter over the shards.
     fn sum(&self, counter: impl Fn(&ShardStats) -> u64) -> u64 {
-        // All workers of a shard know its counters.
+        // All workers of a shard return its counters.
         let first_of_each = self.shards.iter().filter(|shard| shard.core.shard_and_worker.1 == 0);
         first_of_each.map(|shard| counter(&shard.stack_stats())).sum()
     }
 
-    /// A counter of the network layer, summed over the shards.
+    /// Sums a counter of the network layer over the shards.
     fn sum_network(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
         self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).sum()
     }
 }
 
-/// Sends a frame from the wire.
+/// Sends a frame on the cable.
 fn send(wire: &mut Device, frame: &[u8]) {
     wire.tx.reserve(frame.len()).unwrap().copy_from_slice(frame);
     wire.tx.commit(frame.len(), TxMeta::default());
     wire.tx.flush(START);
 }
 
-/// What came out to the wire.
+/// Returns the frames that the shards have sent.
 fn receive(wire: &mut Device) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Tests of the counters and of the files they are shown in.
+//! Tests of the counters and of the files with counters.
 
 use super::page::{HEADER_BYTES, LEADING_WORDS};
 use super::{
@@ -48,7 +48,7 @@ fn a_reader_never_sees_half_a_snapshot() {
     thread.join().unwrap();
 }
 
-/// A directory that goes when the test does.
+/// A directory that is removed at the end of the test.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -127,7 +127,7 @@ fn another_process_never_sees_half_a_publication() {
                     assert!(value >= last);
                     last = value;
                 }
-                // A writer that does nothing else can be faster than any reader.
+                // A writer in a tight loop may be faster than any reader.
                 Err(PageError::Unfinished(_)) => {}
                 Err(e) => panic!("{e}"),
             }
@@ -168,7 +168,7 @@ fn other_versions_and_other_files_are_refused() {
     assert!(matches!(PageReader::open(&temp_folder.0, "2"), Err(PageError::Io(..))));
 }
 
-/// A file that is cut off anywhere, or has any bytes anywhere, is an error or has some values, and never ends the reader.
+/// A truncated file, or one with arbitrary bytes, is an error or has values, and never crashes the reader.
 #[test]
 fn damaged_files_do_no_harm() {
     let temp_folder = TempFolder::new();
@@ -187,10 +187,10 @@ fn damaged_files_do_no_harm() {
     for _ in 0..3_000 {
         let mut bytes = whole.clone();
         for _ in 0..=random.below(3) {
-            // Most often where it matters.
+            // Mostly in the header, where it matters.
             let reach = if random.below(8) == 0 { whole.len() as u64 } else { HEADER_BYTES + 40 };
             let at = random.below(reach) as usize;
-            // An odd sequence number costs patience and is tried above.
+            // An odd sequence number takes all retries; another test covers it.
             if at != 4096 {
                 bytes[at] = random.below(256) as u8;
             }

@@ -1,4 +1,4 @@
-//! Futures dropped at any poll: no byte is lost or doubled, and nobody stays entered as waiting.
+//! Futures dropped at any poll: no byte is lost or duplicated, and no waiter is left.
 
 use super::common::{Pair, SERVER, pattern};
 use core::future::{pending, poll_fn};
@@ -12,7 +12,8 @@ use ginnel::time::sleep;
 use ginnel::{Executor, Random};
 use proptest::prelude::*;
 
-/// Polls a future so often at the most and then drops it, as a lost race does. Sometimes it has a waker of its own.
+/// Polls a future up to `polls` times and then drops it, as a lost race does; sometimes with a waker of its
+/// own.
 async fn dropped_after<F: Future>(rng: &mut Random, future: F) -> Option<F::Output> {
     let mut polls = rng.next_u64() % 5;
     if polls == 0 {
@@ -79,12 +80,12 @@ async fn read(mut half: OwnedReadHalf, bytes: usize, mut rng: Random) {
     assert!(got == pattern(0..bytes), "{} of {bytes} bytes, or others", got.len());
 }
 
-/// Both ways at once.
+/// In both directions at once.
 async fn exchange(stream: TcpStream, bytes: usize, mut rng: Random) {
     let (reader, writer) = stream.into_split();
     let (a, b) = (Random::new(rng.next_u64()), Random::new(rng.next_u64()));
     let (mut reading, mut writing) = (spawn(read(reader, bytes, a)), spawn(write(writer, bytes, b)));
-    // Waiting for a task can be given up, too.
+    // Joining a task can be cancelled, too.
     for task in [&mut reading, &mut writing] {
         loop {
             if let Some(ended) = dropped_after(&mut rng, &mut *task).await {
@@ -126,7 +127,7 @@ fn run(seed: u64, bytes: usize, faults: &str) {
         }
         sleep(Duration::from_secs(5)).await;
     };
-    // What is said differs from run to run.
+    // The transcript differs from run to run.
     let mut pair = Pair::without_transcript(Executor::new(server), Executor::new(client), |config| {
         if !faults.is_empty() {
             config.devices[0].faults = Some(faults.parse().unwrap());

@@ -1,4 +1,4 @@
-//! Two shards with executors, joined by a cable of memory, on one thread in simulated time.
+//! Two shards with executors, connected in memory, on one thread in simulated time.
 
 use crate::places::{WireTranscript, build, placement_under_test};
 use core::time::Duration;
@@ -10,12 +10,12 @@ use ginnel_stack::device::Device;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// The server's address and port.
+/// Address and port of the server.
 pub const SERVER: &str = "10.0.0.1:80";
-/// An address of the server where nobody listens.
+/// A port of the server without listener.
 pub const CLOSED_PORT: &str = "10.0.0.1:81";
 
-/// A configuration with one memory device named `cable` and one address.
+/// Returns a configuration with one memory device named `cable` and one address.
 pub fn config(address: &str) -> Config {
     let mut config =
         Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
@@ -24,7 +24,7 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// A server's shard, a client's shard and the time.
+/// The server's shard, the client's shard and the time.
 pub struct Pair<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
@@ -38,7 +38,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
         Self::with(server, client, |_| {})
     }
 
-    /// The same with another configuration of both.
+    /// As [`new`](Self::new), with changes of both configurations.
     #[track_caller]
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let (a, b) = pair(MemoryConfig::default());
@@ -48,7 +48,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
         pair
     }
 
-    /// The same, with nobody who takes down what is said.
+    /// As [`with`](Self::with), without a transcript.
     pub fn without_transcript(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let (a, b) = pair(MemoryConfig::default());
         Self::connected_pair(server, client, change, [a, b])
@@ -67,14 +67,14 @@ impl<S: Handler, C: Handler> Pair<S, C> {
         }
     }
 
-    /// A turn of both. Returns when something is to be done next, if both found nothing to do and know that.
+    /// Runs a turn of both. Returns the work done, and the next deadline.
     pub fn turn(&mut self) -> (usize, Option<Instant>) {
         let a = self.server.poll_once(self.now).expect("the server goes on");
         let b = self.client.poll_once(self.now).expect("the client goes on");
         (a.work + b.work, [a.next_deadline, b.next_deadline].into_iter().flatten().min())
     }
 
-    /// Lets both go on until the client's main task ends.
+    /// Runs both until the client's main task ends.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
         while self.now < end {
@@ -92,7 +92,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
         panic!("not done after {limit:?}");
     }
 
-    /// Lets time pass, and both do what they have to.
+    /// Runs both for `time`.
     pub fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -109,7 +109,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
 impl<S: Handler, C: Handler> Drop for Pair<S, C> {
     fn drop(&mut self) {
         if let Some(transcript) = self.transcript.take().filter(|_| !std::thread::panicking()) {
-            // What is under way comes to its end.
+            // Completes what is in progress.
             let end = self.now + Duration::from_secs(3);
             for _ in 0..100_000 {
                 let (work, next) = self.turn();
@@ -137,7 +137,7 @@ where
     Pair::new(Executor::new(server), Executor::new(client)).run(Duration::from_secs(3600));
 }
 
-/// Runs one main task on a shard that nobody is joined to.
+/// Runs one main task on a shard without peer.
 pub fn run_alone<M, F>(main: M) -> Duration
 where
     M: FnOnce() -> F + 'static,
@@ -146,7 +146,7 @@ where
     run_alone_with(main, |_| {})
 }
 
-/// The same with another configuration. Returns how much simulated time it took.
+/// As [`run_alone`], with another configuration. Returns the simulated time that it took.
 pub fn run_alone_with<M, F>(main: M, change: impl Fn(&mut Config)) -> Duration
 where
     M: FnOnce() -> F + 'static,
@@ -172,18 +172,18 @@ where
     panic!("not done");
 }
 
-/// A stream of bytes in which no two places look alike.
+/// Returns bytes in which no two positions look alike.
 pub fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
     range.map(|i| (i * 31 % 251) as u8 ^ (i >> 11) as u8).collect()
 }
 
-/// Something that tasks and the test both see.
+/// Creates a value that tasks and the test share.
 pub fn shared<T: Default>() -> (Rc<RefCell<T>>, Rc<RefCell<T>>) {
     let value = Rc::new(RefCell::new(T::default()));
     (Rc::clone(&value), value)
 }
 
-/// A counter that tasks and the test both see.
+/// A counter that tasks and the test share.
 #[derive(Clone, Default)]
 pub struct SharedCounter(Rc<Cell<u32>>);
 

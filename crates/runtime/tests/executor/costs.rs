@@ -1,4 +1,4 @@
-//! What tasks cost: nothing from the heap while they serve, and no time while they wait.
+//! The costs of tasks: no heap allocation in steady state, and no time while they wait.
 
 use super::common::{Pair, SERVER, SharedCounter};
 use core::time::Duration;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
 
-/// Sends back what comes, but waits for it for a minute at the most.
+/// Echoes, with a timeout of a minute for each read.
 async fn echo() -> std::io::Result<()> {
     let listener = TcpListener::bind(SERVER).await?;
     loop {
@@ -30,7 +30,8 @@ async fn echo() -> std::io::Result<()> {
     }
 }
 
-/// Requests of three kinds, for ever: plain, with a race that is lost, and with a task of its own for the answer.
+/// Sends requests of three kinds forever: plain, with a lost race, and with a task of its own for the
+/// response.
 async fn ask(count: SharedCounter, own_task: bool) {
     let mut stream = TcpStream::connect(SERVER).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -38,7 +39,7 @@ async fn ask(count: SharedCounter, own_task: bool) {
     loop {
         stream.write_all(&[7; 500]).await.unwrap();
         {
-            // The nap is over first, or not.
+            // Either branch may finish first.
             let nap = pin!(sleep(Duration::from_micros(70)));
             let peeking = pin!(stream.peek(&mut answer));
             match select(nap, peeking).await {
@@ -49,7 +50,7 @@ async fn ask(count: SharedCounter, own_task: bool) {
         stream.read_exact(&mut answer).await.unwrap();
         if own_task {
             let counted = count.clone();
-            // One allocation, and no more: the future.
+            // One allocation: the future.
             let task: JoinHandle<()> = spawn(async move {
                 yield_now().await;
                 counted.add();
@@ -92,7 +93,7 @@ fn requests_on_connections_that_stay_allocate_nothing() {
 #[test]
 fn a_task_is_one_allocation() {
     let made = allocations_of_1000_requests(true);
-    // Four clients may be a task ahead.
+    // Four clients may be ahead by a task.
     assert!((996..=1004).contains(&made), "{made} allocations for 1000 tasks");
 }
 
@@ -128,7 +129,7 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
             let stream = TcpStream::connect(SERVER).await.unwrap();
             opened.borrow_mut().push(stream);
         }
-        // Asked between turns, so that nothing but the question happens.
+        // Requested between turns, so that nothing else happens in the turn.
         while gone.get() == 0 {
             sleep(Duration::from_secs(100)).await;
         }
@@ -155,7 +156,7 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
     let after = pair.server.stats();
     assert_eq!((polls.get(), after.events, after.timers), (waiting, before.events, before.timers));
     assert_eq!(made.count, 0);
-    // An hour of the client's naps, and nothing of the server's.
+    // An hour of the client's sleeps, and no work of the server.
     assert!(after.turns - before.turns < 200, "{} turns", after.turns - before.turns);
 
     go.add();

@@ -1,4 +1,4 @@
-//! The ecosystem on top: hyper's server and client, and the traits of futures and tokio.
+//! Other crates on top: hyper's server and client, and the traits of futures and tokio.
 
 use super::common::{SERVER, pattern, run, shared};
 use core::convert::Infallible;
@@ -14,7 +14,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 
-/// Answers `GET /size/N` with N bytes and sends back what is posted. Counts in `Rc`: nothing here is `Send`.
+/// Answers `GET /size/N` with N bytes, and echoes POST bodies. Counts in an `Rc`: nothing here is `Send`.
 async fn answer(
     request: Request<Incoming>,
     count: std::rc::Rc<std::cell::RefCell<u32>>,
@@ -48,9 +48,9 @@ async fn serve(count: std::rc::Rc<std::cell::RefCell<u32>>) -> std::io::Result<(
         drop(spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(timer).header_read_timeout(Duration::from_secs(5));
-            // It would be the machine's.
+            // The date would be that of the machine.
             http.auto_date_header(false);
-            // Errors are the clients' business here.
+            // The clients check errors.
             let _ = http.serve_connection(stream, service).await;
         }));
     }
@@ -90,7 +90,7 @@ fn hypers_server_answers_requests_that_stay_on_one_connection() {
                 let (head, body) = response(&mut stream, &mut unread).await;
                 assert!(head.starts_with("http/1.1 200 ok") && body == pattern(0..size), "{head}");
             }
-            // Two at once, the second one in pieces, and the last one of the connection.
+            // Two pipelined requests, the second in pieces, and the last of the connection.
             stream.write_all(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\nPOST /echo HTT").await.unwrap();
             assert!(response(&mut stream, &mut unread).await.0.starts_with("http/1.1 404"));
             sleep(Duration::from_secs(1)).await;
@@ -148,7 +148,7 @@ fn hypers_timers_run_in_the_time_of_the_shard() {
             assert_eq!(response(&mut stream, &mut Vec::new()).await.1, b"at last");
             let took = now().saturating_since(start);
             assert!(took >= Duration::from_secs(2) && took < Duration::from_millis(2100), "{took:?}");
-            // Half a head, and then silence.
+            // Half a head, and then nothing.
             stream.write_all(b"GET /slow HT").await.unwrap();
             let mut rest = Vec::new();
             stream.read_to_end(&mut rest).await.unwrap();

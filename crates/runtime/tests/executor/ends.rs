@@ -1,4 +1,4 @@
-//! How connections and listeners end, in the words of Linux's errors.
+//! Ends of connections and listeners, as errors of Linux.
 
 use super::common::{CLOSED_PORT, Pair, SERVER, run, shared};
 use core::future::pending;
@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Accepts one connection, gives it to `then`, and goes on for ever.
+/// Accepts one connection, passes it to `then`, and continues forever.
 fn accept_one<F>(then: impl FnOnce(TcpStream) -> F + 'static) -> impl FnOnce() -> LocalBoxFuture<'static, ()>
 where
     F: Future<Output = ()> + 'static,
@@ -36,7 +36,7 @@ fn a_connection_to_a_port_without_listener_is_refused() {
             assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::ConnectionRefused, Some(111)));
             let unreachable = TcpStream::connect("192.0.2.1:80").await.unwrap_err();
             assert_eq!(unreachable.kind(), ErrorKind::NetworkUnreachable);
-            // Nobody answers there, and after a while that is known.
+            // No host has the address, which is known after a while.
             let unanswered = TcpStream::connect("10.0.0.77:80").await.unwrap_err();
             assert_eq!(unanswered.kind(), ErrorKind::HostUnreachable);
         },
@@ -50,7 +50,7 @@ fn a_connect_that_is_given_up_leaves_nothing_behind() {
             let connecting = TcpStream::connect("10.0.0.77:80");
             assert!(timeout(Duration::from_millis(100), connecting).await.is_err());
         }
-        // The answer to this one comes after it was given up.
+        // The SYN+ACK arrives after the attempt was cancelled.
         assert!(TcpStream::connect(SERVER).now_or_never().is_none());
         pending::<()>().await;
     };
@@ -114,7 +114,7 @@ fn a_reset_wakes_who_reads_and_who_writes() {
             *count.borrow_mut() += 1;
             result.map_err(|e| e.kind())
         });
-        // The error is told once; the other one learns the end.
+        // The error is reported once; the other task reads the end of the stream.
         match (reading.await.unwrap(), writing.await.unwrap()) {
             (Err(ErrorKind::ConnectionReset), Err(ErrorKind::BrokenPipe)) => {}
             (Ok(0), Err(ErrorKind::ConnectionReset)) => {}
@@ -138,7 +138,7 @@ fn a_reset_after_the_peers_fin_is_a_broken_pipe() {
     let server = accept_one(async move |mut stream: TcpStream| {
         assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
         sleep(SECOND).await;
-        // The peer has closed entirely, so this is answered with a reset.
+        // The peer has closed both directions, so the data is answered with a reset.
         stream.write_all(b"too late").await.unwrap();
         sleep(SECOND).await;
         assert_eq!(stream.take_error().unwrap().unwrap().kind(), ErrorKind::BrokenPipe);
@@ -215,7 +215,7 @@ fn a_dropped_listener_frees_its_port_and_resets_who_was_not_accepted() {
         let (mut accepted, _) = listener.accept().await.unwrap();
         sleep(SECOND).await;
         drop(listener);
-        // What was accepted goes on.
+        // Accepted connections continue.
         accepted.write_all(b"on").await.unwrap();
         sleep(SECOND).await;
         let listener = TcpListener::bind(SERVER).await.unwrap();
@@ -326,7 +326,7 @@ fn a_stream_dropped_between_turns_is_closed_in_the_next() {
     drop(kept);
 }
 
-/// Sends an urgent byte, and nothing else but FIN.
+/// Sends an urgent byte and FIN.
 struct UrgentSender;
 
 impl Handler for UrgentSender {

@@ -1,5 +1,5 @@
-//! Tasks on shards, joined by a cable of memory and driven in simulated time: in their shard's thread, beside it (`shard.placement`), and in a worker
-//! (`shard.workers`).
+//! Tasks on shards that are connected in memory and driven in simulated time: in the shard's thread, in a
+//! thread of their own (`shard.placement`), and in a worker (`shard.workers`).
 
 mod cancel;
 mod common;
@@ -19,8 +19,9 @@ use ginnel_testkit::alloc_counter::CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What tasks cost is counted in the shard's thread alone: elsewhere the buffers and tables of a channel, which grow as they are used, would be counted, too. On threads, workers are begun
-/// with their shard by `Shards::run` (`src/shards/tests`); these tests run one shard that was built.
+/// Costs are measured in the shard's thread only: elsewhere the buffers and tables of a channel, which grow
+/// with use, would be included. Tests of threads build a single shard; `Shards::run` starts workers with
+/// their shard (`src/shards/tests`).
 fn tests_of_placement(placement: places::TestPlacement) -> &'static [&'static str] {
     if placement.workers == 0 {
         &["--skip=places::", "--skip=costs::"]

@@ -1,4 +1,4 @@
-//! Connections in good times: bytes both ways, back-pressure, halves, addresses.
+//! Connections without errors: data in both directions, back-pressure, halves, addresses.
 
 use super::common::{Pair, SERVER, SharedCounter, pattern, run, shared};
 use core::future::poll_fn;
@@ -11,7 +11,7 @@ use ginnel::time::{sleep, timeout};
 use ginnel::{ConnectOptions, Executor, ListenOptions, SocketOptions, TcpOption};
 use std::io::{self, ErrorKind};
 
-/// Sends back what comes, on any number of connections.
+/// Echoes, on any number of connections.
 async fn echo() -> io::Result<()> {
     let listener = TcpListener::bind(SERVER).await?;
     loop {
@@ -28,7 +28,7 @@ async fn echo() -> io::Result<()> {
     }
 }
 
-/// Sends so many bytes, reads them back and compares.
+/// Sends `len` bytes, reads them back and compares.
 async fn exchange(stream: TcpStream, bytes: usize) {
     let (mut reader, mut writer) = stream.into_split();
     let sending = spawn(async move {
@@ -66,13 +66,13 @@ fn megabytes_come_back_over_a_bad_line() {
         config.devices[0].faults = Some("delay=1ms loss=1% reorder=1%".parse().unwrap());
     });
     pair.run(Duration::from_secs(3600));
-    // Nothing stays behind: the echoing task is gone, and with it the connection.
+    // The echoing task is gone, and its connection with it.
     pair.advance(Duration::from_secs(5));
     let stats = pair.server.handler().stats();
     assert_eq!((stats.tasks, stats.streams, stats.sleeps, stats.wait_lists), (1, 0, 0, 0));
 }
 
-/// Borrowed halves in one task, owned ones in two, and a part of a task with a waker of its own.
+/// Borrowed halves in one task, owned halves in two, and a part of a task with a waker of its own.
 #[test]
 fn halves_read_and_write_at_the_same_time() {
     const BYTES: usize = 300_000;
@@ -184,7 +184,7 @@ fn bytes_can_be_looked_at_awaited_and_tried() {
         assert_eq!(stream.try_read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert_eq!(stream.read(&mut []).await.unwrap(), 0, "no room, so nothing to wait for");
         stream.writable().await.unwrap();
-        // Several wait for the same, and all learn it.
+        // Several tasks wait for the same event, and all are woken.
         let (a, b) = join(stream.readable(), stream.peek(&mut buffer)).await;
         a.unwrap();
         assert_eq!((b.unwrap(), &buffer[..5]), (5, &b"hello"[..]));
@@ -193,7 +193,7 @@ fn bytes_can_be_looked_at_awaited_and_tried() {
         let mut rest = [0; 4];
         stream.read_exact(&mut rest).await.unwrap();
         assert_eq!(&rest, b"ello");
-        // Full until the window is closed and the buffer filled.
+        // Until the window is closed and the buffer is full.
         let mut sent = 0;
         loop {
             match stream.try_write(&[0; 5000]) {
@@ -262,7 +262,7 @@ fn several_tasks_take_connections_from_one_listener() {
                 loop {
                     let (mut stream, _) = listener.accept().await.unwrap();
                     count.add();
-                    // The other one's turn.
+                    // The other task's turn.
                     stream.write_all(b"!").await.unwrap();
                     yield_now().await;
                 }
@@ -286,7 +286,7 @@ fn several_tasks_take_connections_from_one_listener() {
     assert!(taken[0] > 0 && taken[1] > 0, "{taken:?}");
 }
 
-/// A shard that is busy with others still wakes exactly the one whose bytes came.
+/// On a shard with many tasks, data wakes exactly the task that waits for it.
 #[test]
 fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
     const IDLE: usize = 500;
@@ -332,7 +332,7 @@ fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
         streams[123].read_exact(&mut answer).await.unwrap();
         sleep(Duration::from_secs(1)).await;
         for (i, polls) in seen.borrow().iter().enumerate() {
-            // Woken once, and polled once more for what comes next.
+            // Woken once, and polled once more for the next data.
             assert_eq!(*polls - before[i], if i == 123 { 2 } else { 0 });
         }
     };

@@ -1,4 +1,4 @@
-//! Spawning, joining, aborting, panics, and whose turn it is.
+//! Spawning, joining, aborting, panics and fairness.
 
 use super::common::{SharedCounter, run_alone, run_alone_with, shared};
 use core::future::{pending, poll_fn};
@@ -18,7 +18,7 @@ fn tasks_spawn_tasks_and_get_what_they_return() {
             for task in inner {
                 sum += task.await.unwrap();
             }
-            // Not Send, and not copied.
+            // Neither `Send` nor `Copy`.
             Rc::new(sum)
         });
         assert_eq!(*outer.await.unwrap(), 9900);
@@ -114,14 +114,14 @@ fn an_aborted_task_is_dropped_and_says_so() {
         assert!(error.is_cancelled());
         assert_eq!(error.to_string(), "the task was aborted");
 
-        // One that never began.
+        // A task that was never polled.
         let flag = Flag(seen.clone());
         let task = spawn(async move { drop(flag) });
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
         assert_eq!(seen.get(), 2);
 
-        // One that has ended keeps its result.
+        // A task that has ended keeps its result.
         let task = spawn(async { 3 });
         yield_now().await;
         task.abort();
@@ -161,7 +161,7 @@ fn a_task_without_a_handle_goes_on_and_its_place_is_used_again() {
             }));
             yield_now().await;
             yield_now().await;
-            // The result of a task that nobody waits for is dropped.
+            // The result of a detached task is dropped.
             assert_eq!(done.get(), 2 * (round + 1));
         }
     });
@@ -193,7 +193,7 @@ fn a_task_that_is_always_ready_lets_timers_and_others_have_their_turn() {
                 yield_now().await;
             }
         });
-        // A loop around something that is always there.
+        // A loop around an operation that is always ready.
         let flooder = spawn(async {
             loop {
                 sleep(Duration::ZERO).await;
@@ -229,7 +229,7 @@ fn a_waker_that_outlived_its_task_wakes_nobody() {
         first.await.unwrap();
         let polls = SharedCounter::default();
         let counted = polls.clone();
-        // It has the same place.
+        // It has the same slot.
         let second = spawn(poll_fn(move |_| {
             counted.add();
             if counted.get() < 3 { Poll::Pending } else { Poll::Ready(()) }

@@ -1,4 +1,4 @@
-//! What other threads may do: wake tasks of a shard, also of one that sleeps, start tasks, and ask the shard to stop.
+//! Other threads wake tasks of a shard, even while it sleeps, start tasks, and ask the shard to stop.
 
 use super::common::config;
 use core::future::poll_fn;
@@ -20,7 +20,7 @@ where
     shard_with(main, 1024)
 }
 
-/// The same with a mailbox of another size.
+/// As [`shard`], with a mailbox of another size.
 fn shard_with<M, F>(main: M, commands_max: u32) -> Shard<Executor<M>>
 where
     M: FnOnce() -> F + Send + 'static,
@@ -33,7 +33,7 @@ where
     Shard::builder(config).handler(Executor::new(main)).device("cable", device).build().unwrap()
 }
 
-/// A value that a task waits for and a thread gives.
+/// A value that a thread gives to a task that waits for it.
 #[derive(Default)]
 struct SharedSlot {
     value: Mutex<(Option<u32>, Option<Waker>)>,
@@ -63,7 +63,7 @@ impl SharedSlot {
     }
 }
 
-/// Would hang if a wake-up from another thread were lost.
+/// Hangs if a wake-up from another thread is lost.
 #[test]
 fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
     let (there, back) = (Arc::new(SharedSlot::default()), Arc::new(SharedSlot::default()));
@@ -78,10 +78,10 @@ fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
         shard.run(&StopFlag::new().unwrap()).unwrap();
         *shard.stats()
     });
-    // This thread is an executor of the simplest kind.
+    // This thread is a minimal executor.
     for value in 0..2000 {
         if value % 500 == 499 {
-            // The shard falls asleep.
+            // Long enough for the shard to fall asleep.
             thread::sleep(Duration::from_millis(20));
         }
         there.give(value);
@@ -146,7 +146,7 @@ fn wake_many(commands_max: u32) {
         })
         .collect();
     let noise = thread::spawn(move || {
-        // Until the shard is gone, as fast as it takes them.
+        // As fast as the shard accepts them, until it is gone.
         while !matches!(commander.send(Box::new(0u8)), Err(ginnel::CommandError::Gone(_))) {
             thread::yield_now();
         }
@@ -202,7 +202,7 @@ fn unreachable_task() {
 #[test]
 fn a_shard_that_is_stopped_before_its_addresses_are_checked_ends_without_having_begun() {
     let (device, _) = pair(MemoryConfig::default());
-    // An IPv6 address is checked for a second.
+    // Duplicate address detection of IPv6 takes a second.
     let main = Executor::new(async || unreachable_task());
     let builder = Shard::builder(config("fd00::1/64")).handler(main).device("cable", device);
     let stop = StopFlag::new().unwrap();

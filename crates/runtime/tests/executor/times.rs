@@ -1,4 +1,4 @@
-//! Time-outs and intervals on the simulated clock.
+//! Timeouts and intervals in simulated time.
 
 use super::common::{SharedCounter, run_alone};
 use core::future::pending;
@@ -11,7 +11,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What rounding to timer ticks adds at the most, and the steps of the simulation.
+/// The error of rounding to timer ticks, and of the steps of the simulation.
 const TOLERANCE: Duration = Duration::from_micros(100);
 
 fn assert_at(start: Instant, due: Duration) {
@@ -37,7 +37,7 @@ fn sleeps_end_when_they_should_whatever_their_order() {
         assert_at(start, ms(30));
         sleep_until(start + ms(35)).await;
         assert_at(start, ms(35));
-        // One that is over already.
+        // A deadline that has passed.
         sleep_until(start).await;
         assert_at(start, ms(35));
     });
@@ -98,7 +98,7 @@ fn an_interval_ticks_at_once_and_then_after_each_period() {
             assert_eq!(interval.tick().await, start + ms(10) * n);
             assert_at(start, ms(10) * n);
         }
-        // Giving up waiting loses no tick.
+        // A cancelled wait loses no tick.
         assert!(timeout(ms(3), interval.tick()).await.is_err());
         assert_eq!(interval.tick().await, start + ms(50));
     });

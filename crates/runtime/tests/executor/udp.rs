@@ -34,7 +34,7 @@ fn datagrams_of_all_sizes_come_back() {
             assert!(n == size && buffer[..n] == sent);
         }
         assert!(socket.send(&vec![0; 65_508]).await.is_err());
-        // What does not fit is cut off, and how much there was is known.
+        // A datagram is truncated to the buffer, and its full length is known.
         socket.send(b"longer").await.unwrap();
         let datagram = socket.recv_datagram(&mut buffer[..2]).await.unwrap();
         assert_eq!((datagram.len, datagram.from.to_string().as_str()), (6, CLIENT));
@@ -68,7 +68,7 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
         socket.send_to(b"a", CLIENT).await.unwrap();
         socket.send_to(b"b", CLIENT).await.unwrap();
         sleep(Duration::from_millis(5)).await;
-        // Both are there; each of two who wait gets one.
+        // Both have arrived; each of two waiting tasks gets one.
         let mut other = [0; 10];
         let (a, b) = join(socket.recv_from(&mut buffer), socket.recv_from(&mut other)).await;
         assert_eq!((a.unwrap().0, b.unwrap().0, buffer[0], other[0]), (1, 1, b'a', b'b'));
@@ -106,7 +106,7 @@ fn a_sender_waits_for_a_device_that_is_full() {
     };
     run(server, async || {
         let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
-        // The neighbour's address is found out first: until then only a few datagrams may wait.
+        // Resolves the neighbour first: until then only a few datagrams may be queued.
         let mut datagram = [0; 1400];
         socket.send_to(b"", "10.0.0.1:54").await.unwrap();
         sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! Two shards joined by a cable of memory, driven on one thread in simulated time.
+//! Two shards that are connected in memory, driven on one thread in simulated time.
 
 use crate::places::{WireTranscript, build, placement_under_test};
 use core::time::Duration;
@@ -10,7 +10,7 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 pub const SERVER_ADDRESS: &str = "10.0.0.1/24";
 pub const CLIENT_ADDRESS: &str = "10.0.0.2/24";
 
-/// A configuration with one memory device named `cable` and one address.
+/// Returns a configuration with one memory device named `cable` and one address.
 pub fn config(address: &str) -> Config {
     let mut config =
         Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
@@ -18,7 +18,7 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// A shard for each of two applications, joined, both in the place that is tested.
+/// A shard for each of two applications, connected, both in the placement under test.
 pub struct ShardPair<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
@@ -32,7 +32,7 @@ impl<S: Handler, C: Handler> ShardPair<S, C> {
         Self::with(server, client, |_| {})
     }
 
-    /// The same with another configuration of both.
+    /// As [`new`](Self::new), with changes of both configurations.
     #[track_caller]
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let now = Instant::from_millis(1000);
@@ -47,12 +47,13 @@ impl<S: Handler, C: Handler> ShardPair<S, C> {
         Self { server, client, now, transcript: Some(transcript) }
     }
 
-    /// How much is said depends on how often somebody has a turn.
+    /// Drops the transcript, because it depends on the number of turns.
     pub fn discard_transcript(&mut self) {
         self.transcript = None;
     }
 
-    /// Turns both until `done` or nothing happens for ever, for `limit` of simulated time at the most. Returns whether it was done.
+    /// Runs both until `done`, until nothing is left to do, or for at most `limit` of simulated time. Returns
+    /// whether it was done.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&S, &C) -> bool) -> bool {
         let end = self.now + limit;
         while self.now <= end {
@@ -77,7 +78,7 @@ impl<S: Handler, C: Handler> ShardPair<S, C> {
 impl<S: Handler, C: Handler> Drop for ShardPair<S, C> {
     fn drop(&mut self) {
         if let Some(transcript) = self.transcript.take().filter(|_| !std::thread::panicking()) {
-            // What is under way comes to its end.
+            // Completes what is in progress.
             self.run_until(Duration::from_secs(3), |_, _| false);
             transcript.record();
         }

@@ -1,4 +1,4 @@
-//! What a handler is told, and when: two shards in simulated time.
+//! The events of a handler, and their order: two shards in simulated time.
 
 use crate::common::ShardPair;
 use core::time::Duration;
@@ -9,7 +9,7 @@ use ginnel::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One line for each thing that happened.
+/// One line for each event.
 #[derive(Default)]
 struct Log(Vec<String>);
 
@@ -23,7 +23,7 @@ impl Log {
     }
 }
 
-/// A server that consumes at most `appetite` bytes per call and echoes what it consumes.
+/// A server that consumes at most `appetite` bytes per call and echoes them.
 struct Server {
     log: Log,
     appetite: usize,
@@ -85,7 +85,7 @@ impl Handler for Server {
     }
 }
 
-/// A client that sends a message, ends its side, and collects the answer.
+/// A client that sends a message, shuts down its side, and collects the response.
 struct Client {
     log: Log,
     to_send: Vec<u8>,
@@ -202,7 +202,8 @@ fn a_handler_that_reads_nothing_holds_the_peer_back() {
     assert_eq!(pair.client.handler().received, pair.client.handler().to_send);
 }
 
-/// It leaves unread what it is shown, until it is told to answer: then it closes within the call that shows it again.
+/// Leaves data unread until it is told to answer; then it closes within the call that delivers the data
+/// again.
 #[derive(Default)]
 struct BriefHandler {
     answers: bool,
@@ -429,7 +430,7 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
             let last =
                 config.links[0].addresses[0].to_string().replace("10.0.0.", "fd00::").replace("/24", "/64");
             config.links[0].addresses.push(last.parse().unwrap());
-            // Otherwise its timers end the sleep too.
+            // Otherwise its timers end the sleep, too.
             config.network.router_solicitations = 0;
         })
     };
@@ -438,7 +439,8 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
     let mut both = pair();
     assert!(both.run_until(10 * SECOND, |s, _| s.0.is_some()));
     assert!(waited(&both) >= SECOND, "{:?}", waited(&both));
-    // RFC 4862 §5.4.2: a random delay of up to a second, then a second for an answer. Nobody else wakes the shard then.
+    // RFC 4862 §5.4.2: a random delay of up to a second, then a second for an answer. Nothing else wakes the
+    // shard then.
     let mut alone = pair();
     while alone.server.handler().0.is_none() {
         let turn = alone.server.poll_once(alone.now).unwrap();
@@ -449,7 +451,7 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
     assert!((SECOND..=2 * SECOND).contains(&waited(&alone)), "{:?}", waited(&alone));
 }
 
-/// Sends a datagram each to port 7, where it is echoed, and to port 8, where nobody is.
+/// Sends a datagram to port 7, which echoes it, and one to port 8, which is closed.
 #[derive(Default)]
 struct DatagramEcho {
     serve: bool,

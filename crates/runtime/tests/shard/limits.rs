@@ -1,4 +1,4 @@
-//! `shard.commands_max`, `shard.timers_max`, and the engine's limits as a handler sees them.
+//! `shard.commands_max`, `shard.timers_max`, and limits of the engine as a handler sees them.
 
 use crate::common::{SERVER_ADDRESS, config};
 use core::net::SocketAddr;
@@ -10,7 +10,7 @@ use ginnel::{
 };
 use ginnel_devices::memory::{MemoryConfig, pair};
 
-/// Keeps what it is told.
+/// Records its commands and timers.
 #[derive(Default)]
 struct CommandCollector {
     commands: Vec<u32>,
@@ -56,7 +56,7 @@ fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked()
         }
         let Err(CommandError::Full(back)) = commander.send(Box::new(7u32)) else { panic!("there was room") };
         assert_eq!(back.downcast_ref::<u32>(), Some(&7));
-        // 64 in a turn, so that frames do not wait for commands.
+        // 64 per turn, so that commands do not delay frames.
         shard.poll_once(START).unwrap();
         assert_eq!(shard.handler().commands.len(), round as usize * 100 + 64);
         shard.poll_once(START).unwrap();
@@ -115,7 +115,7 @@ fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
     });
 }
 
-/// Accepts what it may.
+/// Accepts up to a given number of connections.
 #[derive(Default)]
 struct SelfConnector {
     accepts: bool,
@@ -158,7 +158,7 @@ fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
             }
             listener
         });
-        // All of their SYNs come in one burst.
+        // All SYNs arrive in one burst.
         for _ in 0..20 {
             shard.poll_once(START).unwrap();
         }
@@ -166,7 +166,7 @@ fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
         assert_eq!(shard.handler().connected, few, "of 40 to {host}");
         let stats = shard.with(START, |_, cx| *cx.tcp_stats());
         assert_eq!((stats.cookies_sent, stats.accept_overflows), (0, 40 - few as u64), "{host}");
-        // The others ask again, and as many as there is room for come.
+        // The others retransmit, and as many are accepted as there is room for.
         shard.with(START, |own, cx| {
             own.accepts = true;
             while cx.accept(listener).is_some() {}

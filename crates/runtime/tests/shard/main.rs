@@ -1,4 +1,5 @@
-//! Shards from outside: what handlers are told in simulated time, wherever they stand, and a shard on a thread of its own.
+//! Shards from outside: events of handlers in simulated time, in every placement, and a shard on a thread of
+//! its own.
 
 mod common;
 mod events;
@@ -9,7 +10,7 @@ mod placements;
 mod places;
 mod running;
 
-/// Other tests say where their applications are.
+/// The other tests choose their placement themselves.
 fn tests_of_placement(_: places::TestPlacement) -> &'static [&'static str] {
     &["events::"]
 }

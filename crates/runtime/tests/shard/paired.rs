@@ -24,7 +24,7 @@ fn paired<H: Handler>(handler: H, device: Device, realtime: bool) -> Shard<H> {
     Shard::builder(config).handler(handler).device("cable", device).build().unwrap()
 }
 
-/// Computes in every turn, and never has enough.
+/// Computes in every turn, endlessly.
 struct BusyHandler {
     turns: u64,
 }
@@ -48,7 +48,7 @@ impl Handler for BusyHandler {
     }
 }
 
-/// Opens connections one after the other; only the stack is needed to answer.
+/// Opens connections one after the other; the stack alone answers them.
 struct Dialer {
     left: u32,
 }
@@ -79,7 +79,8 @@ impl Handler for Dialer {
         if self.left == 0 {
             return cx.stop();
         }
-        // A rest, in which the application has the CPU for itself; the stack has to take it again. (Or nobody listens yet.)
+        // A pause in which only the application uses the CPU; the stack has to preempt it afterwards. (Or the
+        // server does not listen yet.)
         assert!(matches!(reason, CloseReason::Refused | CloseReason::Aborted), "{reason:?}");
         cx.set_timer(Duration::from_millis(1), 0).unwrap();
     }
@@ -108,7 +109,8 @@ fn an_application_that_computes_does_not_starve_its_stack() {
             let (turns, stack) = server.join().unwrap();
             assert_eq!(client.handler().left, 0, "realtime {realtime}: {stack:?}");
             assert!(turns > 10, "and the application went on: {turns}");
-            // It never polls: where it finds nothing it sleeps, so that there are about as many sleeps as turns in vain.
+            // It never polls: it sleeps whenever it finds nothing, so there are about as many sleeps as idle
+            // turns.
             assert!(stack.sleeps + 200 > stack.idle_turns, "{stack:?}");
         });
     }
@@ -138,7 +140,7 @@ impl Handler for Ticker {
     }
 }
 
-/// Asks for the server's MAC address, as fast as there is room.
+/// Sends ARP requests for the server's address, as fast as there is room.
 fn flood(mut wire: Device, over: &AtomicBool) {
     let mut frame = [0; 60];
     frame[..6].fill(0xff);
@@ -170,7 +172,7 @@ fn a_flood_does_not_starve_the_application() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 flood(far, &over);
-                // An application that has not come to its end by now does not stop by itself.
+                // If the application has not ended by now, it does not end by itself.
                 stop.stop();
             });
             let ended = server.run(&stop);

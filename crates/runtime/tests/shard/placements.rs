@@ -1,4 +1,4 @@
-//! Applications beside their shards, on threads.
+//! Applications with threads of their own.
 
 use crate::common::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
 use core::time::Duration;
@@ -13,7 +13,7 @@ use std::thread;
 const REQUESTS: u32 = 2000;
 const CONNECTIONS: u32 = 8;
 
-/// Echoes, and panics at a byte that says so.
+/// Echoes, and panics if a byte asks for that.
 struct Echo;
 
 impl Handler for Echo {
@@ -30,7 +30,8 @@ impl Handler for Echo {
     }
 }
 
-/// Sends small requests one after the other on each of its connections, and stops when all are answered and closed.
+/// Sends small requests one after the other on each of its connections, and stops when all are answered and
+/// closed.
 struct RequestClient {
     answered: u32,
     closed: u32,
@@ -43,7 +44,7 @@ fn dial(cx: &mut Context<'_>) -> Result<(), Error> {
     cx.connect("10.0.0.1:7".parse().unwrap(), options).map(|_| ())
 }
 
-/// Ends the shards of a test however it ends.
+/// Stops the shards of a test however the test ends.
 struct StopOnDrop(StopFlag);
 
 impl Drop for StopOnDrop {
@@ -107,7 +108,7 @@ fn exchange(server: Placement, client: Placement) {
         let _end = StopOnDrop(stop.clone());
         client.run(&StopFlag::new().unwrap()).unwrap();
         assert_eq!(answered.recv(), Ok(REQUESTS));
-        // What is idle sleeps, on both sides of the channel.
+        // Both sides of the channel sleep when they are idle.
         thread::sleep(Duration::from_millis(50));
         stop.stop();
         let stats = running.join().unwrap();
@@ -138,7 +139,7 @@ fn an_application_whose_stack_fails_ends_with_its_error() {
     let (device, _far) = pair(MemoryConfig::default());
     let mut config = config(SERVER_ADDRESS);
     config.shard.placement = Placement::Split;
-    // No process may use so many CPUs here.
+    // No machine here has so many CPUs.
     config.shard.cpu = Some(1023);
     let mut shard = Shard::builder(config).handler(Echo).device("cable", device).build().unwrap();
     let error = shard.run(&StopFlag::new().unwrap()).unwrap_err();

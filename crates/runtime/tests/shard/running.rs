@@ -8,7 +8,7 @@ use ginnel_testkit::steal;
 use std::sync::mpsc;
 use std::thread;
 
-/// Reports what it is told to another thread.
+/// Reports its events to another thread.
 struct Reporter {
     to: mpsc::Sender<&'static str>,
     leave_at_once: bool,
@@ -60,7 +60,7 @@ fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
     let thread = thread::spawn(move || shard.run(&flag).unwrap());
     assert_eq!(from.recv(), Ok("start"));
     assert_eq!(from.recv(), Ok("timer"));
-    // On a busy machine it need not have fallen asleep before each of them.
+    // On a busy machine it may not have fallen asleep before each of them.
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while reader.snapshot().sleeps < 3 {
         assert!(std::time::Instant::now() < end, "{:?}", reader.snapshot());
@@ -77,7 +77,7 @@ fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
 
 #[test]
 fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
-    // Its timer comes a moment later, and is heard only if the machine stands still meanwhile.
+    // Its timer expires a moment later, and is reported only if the machine is stalled meanwhile.
     let ended = steal::repeat_if_stalled(|| {
         let (mut shard, from) = shard(false);
         let stop = StopFlag::new().unwrap();
@@ -147,7 +147,7 @@ fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
         shard.run(&StopFlag::new().unwrap()).unwrap();
         *shard.stats()
     };
-    // What the next tick overtakes while the machine stands still sleeps once less, or polls no more.
+    // If the machine is stalled until the next tick, there is one sleep less, or no polling after the tick.
     let passes = |spin_us, so: fn(&ginnel::ShardStats) -> bool| {
         let ended = steal::repeat_if_stalled(|| {
             let stats = run(spin_us);
@@ -155,14 +155,14 @@ fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
         });
         assert!(ended.is_ok(), "{spin_us}: {ended:?}");
     };
-    // It ticks again long before.
+    // The next tick comes long before.
     passes(1_000_000, |polls| polls.sleeps == 0);
-    // It looks once more before and after a sleep.
+    // It polls once more before and after a sleep.
     passes(0, |sleeps| sleeps.sleeps >= 30 && sleeps.idle_turns <= 3 * sleeps.sleeps);
     passes(2_000, |both| both.sleeps >= 30 && both.idle_turns > 3 * both.sleeps);
 }
 
-/// Opens connections, a few at a time, and leaves them open.
+/// Opens connections, a few at a time, and keeps them open.
 struct Opener {
     wanted: u32,
     started: u32,
@@ -194,7 +194,7 @@ impl Handler for Opener {
     }
 }
 
-/// Accepts whatever comes.
+/// Accepts every connection.
 struct Acceptor(u32);
 
 impl Handler for Acceptor {
@@ -218,7 +218,7 @@ fn idle_connections_cost_no_processor_time() {
     let mut pair = ShardPair::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
     let all = |s: &Acceptor, c: &Opener| (s.0, c.open) == (CONNECTIONS, CONNECTIONS);
     assert!(pair.run_until(Duration::from_secs(60), all));
-    // From simulated time into the machine's, which is later.
+    // From simulated time to the time of the machine, which is later.
     pair.discard_transcript();
     let stop = StopFlag::new().unwrap();
     let flag = stop.clone();
@@ -230,7 +230,8 @@ fn idle_connections_cost_no_processor_time() {
     thread::sleep(Duration::from_secs(2));
     stop.stop();
     let (stats, used) = thread.join().unwrap();
-    // Two seconds and the shard's beginning and end: 5 % is far from what polling would cost and far above what this does.
+    // Two seconds, with the start and the end of the shard: 5 % is far below the cost of polling, and far
+    // above the cost of this shard.
     assert!(used < Duration::from_millis(100), "{used:?}: {stats:?}");
     assert!(stats.sleeps >= 1, "{stats:?}");
 }

@@ -1,4 +1,5 @@
-//! Neighbours, addresses, routes and path MTUs: learnt by one, known to all; and one speaks for all on the link.
+//! Neighbours, addresses, routes and path MTUs that one shard learns are known to all, and one shard speaks
+//! for all on the link.
 
 use super::{Fixture, RecordingHandler, START, receive, send, shards_and_device, stack_config};
 use crate::shard::Shard;
@@ -14,7 +15,7 @@ use ginnel_stack::wire::ethernet::{EtherType, Header};
 use ginnel_stack::wire::ndp::{NdpMessage, PrefixInfo, RouterAdvertisement};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, ipv4, ipv6, protocol};
 
-/// MAC addresses of the shards' device and of the wire's end.
+/// MAC addresses of the shards' device and of the other end.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
@@ -54,7 +55,7 @@ pub(super) fn arp(
     ethernet(dst, EtherType::ARP, &bytes)
 }
 
-/// Gives each shard some turns at `now`.
+/// Runs several turns of each shard at `now`.
 pub(super) fn turn(shards: &mut [Shard<RecordingHandler>], now: Instant) {
     for _ in 0..4 {
         for shard in shards.iter_mut() {
@@ -63,7 +64,7 @@ pub(super) fn turn(shards: &mut [Shard<RecordingHandler>], now: Instant) {
     }
 }
 
-/// Lets the shards' time pass until `end`.
+/// Runs the shards until `end`.
 fn pass(shards: &mut [Shard<RecordingHandler>], from: Instant, to: Instant) {
     let mut now = from;
     while now < to {
@@ -74,7 +75,7 @@ fn pass(shards: &mut [Shard<RecordingHandler>], from: Instant, to: Instant) {
     turn(shards, to);
 }
 
-/// What a shard knows of a neighbour.
+/// Returns a shard's entry of a neighbour.
 pub(super) fn neighbour(shard: &Shard<RecordingHandler>, address: &str) -> Option<(MacAddr, NeighbourState)> {
     let address: IpAddr = address.parse().unwrap();
     let known =
@@ -106,12 +107,12 @@ fn one_shard_speaks_for_all_on_the_link() {
     for count in [1, 4] {
         let mut fixture = fixture(count, RssMode::RoundRobin);
         fixture.advance(Duration::from_secs(20));
-        // Each address was checked once, routers asked for three times, groups reported as by one host.
+        // Addresses were probed once, routers solicited three times, and groups reported as by one host.
         assert_eq!(fixture.sum_network(|n| n.ndp_solicitations_out), 2, "{count} shards");
         assert_eq!(fixture.sum_network(|n| n.ndp_router_solicitations_out), 3, "{count} shards");
         let reports = fixture.sum_network(|n| n.mld_reports_out);
         assert!((1..=4).contains(&reports), "{count} shards: {reports}");
-        // The client asks for us once in each family, and gets one answer.
+        // The client solicits once per family, and gets one answer.
         for to in ["10.0.0.1:9", "[fd00::1]:9"] {
             let to = to.parse().unwrap();
             fixture.client.with(fixture.now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
@@ -138,7 +139,7 @@ fn neighbours_of_the_configuration_never_expire_on_any_shard() {
     let day = START + Duration::from_secs(86_400);
     pass(&mut shards, START, day);
     receive(&mut wire);
-    // Somebody claims the address: not believed.
+    // A claim of a static neighbour's address is not believed.
     send(
         &mut wire,
         &arp(arp::ArpOperation::Request, Ipv4Addr::new(10, 0, 0, 66), WIRE_MAC, MacAddr::BROADCAST),
@@ -156,7 +157,7 @@ fn neighbours_of_the_configuration_never_expire_on_any_shard() {
     assert!(sent.iter().all(|frame| frame[..6] == [2; 6] && frame[23] == protocol::TCP));
 }
 
-/// An IPv6 packet with a neighbour discovery message.
+/// Returns an IPv6 packet with a neighbour discovery message.
 fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &NdpMessage) -> Vec<u8> {
     let mut packet = vec![0; 1280];
     let len = message.emit(src, dst, &mut packet[40..]);
@@ -212,7 +213,7 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
     let later = now + Duration::from_secs(3);
     pass(&mut shards, now, later);
     assert_eq!(states(&shards), [Some((formed, AddressState::Valid)); 3]);
-    // The way out is known everywhere too, and so is the router.
+    // Every shard has the route, and its router.
     for shard in &mut shards {
         let route = shard
             .core
@@ -250,7 +251,7 @@ fn an_address_that_somebody_else_has_is_used_by_no_shard() {
     }
 }
 
-/// ICMP "fragmentation needed" about a packet of ours, from a router.
+/// Returns an ICMP "fragmentation needed" error of a router about a packet of the shards.
 fn too_big(quote: &[u8], mtu: u16) -> Vec<u8> {
     let message =
         icmpv4::Message::Unreachable { code: icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu, quote };

@@ -1,4 +1,4 @@
-//! UDP sockets live on the shard that bound them, and get all that is for them.
+//! A UDP socket belongs to the shard that bound it, and receives all of its datagrams there.
 
 use super::{Fixture, RecordingHandler, stack_config};
 use crate::context::Context;
@@ -11,7 +11,7 @@ use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpOptions};
 use std::collections::BTreeSet;
 
-/// Sends datagrams back.
+/// Echoes datagrams.
 struct Reflector;
 
 impl Handler for Reflector {
@@ -72,7 +72,7 @@ fn bind<C: Handler>(
     bound
 }
 
-/// Sends `count` datagrams of `len` bytes from as many ports of the client.
+/// Sends `count` datagrams of `len` bytes, each from another port of the client.
 fn send(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, to: &str, count: usize, len: usize) {
     let options = UdpOptions { broadcast: true, ..UdpOptions::default() };
     for _ in 0..count {
@@ -86,7 +86,7 @@ fn send(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, to: &str, cou
     fixture.advance(Duration::from_millis(50));
 }
 
-/// Datagrams that each shard's application has got.
+/// Returns the number of datagrams that each shard's application received.
 fn received(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize> {
     fixture.shards.iter().map(|shard| shard.handler().datagrams.len()).collect()
 }
@@ -127,7 +127,7 @@ fn shards_that_share_a_port_share_its_datagrams_and_a_groups_go_to_all_of_them()
     assert!(unicast[1] >= 15 && unicast[3] >= 15, "{unicast:?}");
     send(&mut fixture, "10.0.0.255:53", 10, 100);
     assert_eq!(received(&fixture), [0, unicast[1] + 10, 0, unicast[3] + 10]);
-    // A sender's datagrams stay together, so that each has one shard to talk to.
+    // All datagrams of a sender go to one shard.
     let senders = |shard: usize| -> BTreeSet<SocketAddr> {
         fixture.shards[shard].handler().datagrams[..unicast[shard]].iter().map(|(from, _)| *from).collect()
     };
@@ -155,7 +155,7 @@ fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
     for shard in &fixture.shards {
         assert_eq!(shard.handler().datagrams.len(), 25);
     }
-    // What is chosen stands in the way of those who ask for it by name.
+    // An ephemeral port conflicts with a bind to it by number.
     let taken = format!("0.0.0.0:{}", ports.first().unwrap());
     let refused = (0..4).filter(|&shard| bind(&mut fixture, shard, &taken, SHARED).is_err()).count();
     assert_eq!(refused, 4);
@@ -217,7 +217,8 @@ fn an_error_about_a_datagram_is_told_to_its_socket() {
     }
 }
 
-/// The socket moves to another shard while a datagram is on its way to the first: it makes no second hop.
+/// The socket moves to another shard while a datagram is in the queue to the first. The datagram is not
+/// forwarded a second time.
 #[test]
 fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
     let mut fixture = fixture(3, RssMode::Fixed(0));

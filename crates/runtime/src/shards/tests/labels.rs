@@ -1,4 +1,5 @@
-//! What peers say about a frame's flow: the hash saves work and never loses anything, and what is urgent is processed first. Between two stacks over memif.
+//! Labels of frames: the flow hash saves work and never loses a frame, and frames with priority are processed
+//! first. Two stacks over memif.
 
 use super::control::turn;
 use super::{Fixture, RecordingHandler, START, shards_and_device, stack_config};
@@ -17,7 +18,7 @@ use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::time::Instant;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A TCP segment to the shards: a port that nobody listens on.
+/// Returns a TCP segment to a port of the shards without listener.
 fn segment(src_port: u16) -> Vec<u8> {
     let mut frame =
         vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
@@ -27,8 +28,8 @@ fn segment(src_port: u16) -> Vec<u8> {
     frame
 }
 
-/// Whatever the hash in a frame's label says, the frame goes where its addresses and ports say, in one hop at the most; a hash that is right is not computed again where the
-/// frame stays.
+/// Whatever the hash in its label, a frame goes to the shard of its addresses and ports, and is forwarded at
+/// most once. A correct hash is not computed again if the frame stays.
 #[test]
 fn a_frame_comes_home_whatever_its_hash_says() {
     let config = stack_config(3);
@@ -68,7 +69,7 @@ fn a_frame_comes_home_whatever_its_hash_says() {
         }
     }
     assert_eq!(seen, 0b11_1111, "every home, with right and wrong hashes");
-    // Nobody listens there: each was answered, once.
+    // No listener: each segment was answered once.
     assert_eq!(shards.iter().map(resets).sum::<u64>(), 90);
 }
 
@@ -76,7 +77,7 @@ fn resets<H: Handler>(shard: &crate::shard::Shard<H>) -> u64 {
     shard.core.stack.local().unwrap().tcp_stats().resets_out
 }
 
-/// A frame with right checksums.
+/// Returns a frame with correct checksums.
 fn assert_checked(mut frame: Vec<u8>) -> Vec<u8> {
     let sum = |bytes: &mut dyn Iterator<Item = u8>| {
         let bytes: Vec<u8> = bytes.collect();
@@ -94,7 +95,7 @@ fn assert_checked(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Sends back what it gets. Remembers in which order it got it.
+/// Echoes, and records the order of what it receives.
 #[derive(Default)]
 struct Echo {
     got: Vec<u8>,
@@ -119,12 +120,12 @@ impl Handler for Echo {
     }
 }
 
-/// Opens connections, over both families.
+/// Opens connections over both families.
 #[derive(Default)]
 struct RequestClient {
     conns: Vec<Conn>,
     connected: usize,
-    /// First bytes of what came back, in order.
+    /// First bytes of the echoes, in order.
     got: Vec<u8>,
     closed: Vec<CloseReason>,
 }
@@ -157,10 +158,10 @@ impl Handler for RequestClient {
     }
 }
 
-/// What a peer does with the hashes that its stack has made.
+/// How the peer changes the labels of its stack.
 type RewriteLabel = fn(Label) -> Label;
 
-/// A device that lies about hashes.
+/// A device that changes labels.
 struct ForgedHashTx(Box<dyn TxQueue + Send>, RewriteLabel);
 
 impl TxQueue for ForgedHashTx {
@@ -193,7 +194,7 @@ impl GatherTx for ForgedHashTx {
     }
 }
 
-/// As many shards, and a client, in this process, with memif between them.
+/// Creates `count` shards and a client in this process, connected by memif.
 fn over_memif(count: u32, offload: bool, rewrite: RewriteLabel) -> Fixture<Echo, RequestClient> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -209,12 +210,13 @@ fn over_memif(count: u32, offload: bool, rewrite: RewriteLabel) -> Fixture<Echo,
     let opened = Shards::new(stack_config(count)).device("cable", server.queues).seed([1; 32]).now(START);
     let shards = opened.open().unwrap().build(|_| Ok(Echo::default())).unwrap();
     let mut fixture = Fixture::with_devices((shards, far), RequestClient::default());
-    // Until addresses of IPv6 are known to be free.
+    // Until duplicate address detection has finished.
     fixture.advance(Duration::from_secs(5));
     fixture
 }
 
-/// Opens connections, asks three times on each of them, and closes them. Returns how many frames came from the wire.
+/// Opens connections, sends three requests on each, and closes them. Returns the number of frames that the
+/// shards received.
 fn exchange_requests(fixture: &mut Fixture<Echo, RequestClient>, count: usize) -> u64 {
     fixture.client.with(fixture.now, |client, cx| client.open(cx, count));
     assert!(fixture.run_until(Duration::from_secs(1), |_, client| client.connected == count));
@@ -248,7 +250,7 @@ fn exchange_requests(fixture: &mut Fixture<Echo, RequestClient>, count: usize) -
     fixture.sum(|s| s.frames_received)
 }
 
-/// Frames of ARP and neighbour discovery, fewer than that in each of these runs.
+/// Upper bound for frames of ARP and neighbour discovery in each run.
 const LINK_FRAMES_MAX: u64 = 40;
 
 #[test]
@@ -257,10 +259,10 @@ fn the_hash_of_a_stack_at_the_other_end_is_not_computed_again() {
     let received = exchange_requests(&mut fixture, 40);
     assert_eq!(fixture.sum(|s| s.hashes_mismatched), 0);
     let (taken, forwarded) = (fixture.sum(|s| s.hashes_trusted), fixture.sum(|s| s.frames_forwarded));
-    // The client sends on its first queue: of its frames, those of the first shard stay there.
+    // The client sends on its first queue, so the frames of the first shard stay there.
     assert!(taken > 100 && forwarded > 100, "{taken} {forwarded}");
     assert!(taken + forwarded + LINK_FRAMES_MAX > received, "{taken} and {forwarded} of {received}");
-    // Ends that have not agreed on a hash use none, and all is well.
+    // Without an agreed hash function no hash is used.
     for (offload, rewrite) in [(false, (|label| label) as RewriteLabel), (true, Label::without_hash)] {
         let mut fixture = over_memif(3, offload, rewrite);
         exchange_requests(&mut fixture, 40);
@@ -274,7 +276,7 @@ fn a_peer_that_lies_about_hashes_loses_nothing() {
     exchange_requests(&mut fixture, 40);
     let honest = fixture.sum(|s| s.frames_forwarded);
     let forges_hashes: [RewriteLabel; 4] = [
-        // All belong to the shard that receives them, to another one, to one that is not theirs, and to a different one each time.
+        // All hashes name the receiving shard, another one, the wrong one, or a different one for each frame.
         |label| Label::new(Some(0), label.priority()),
         |label| Label::new(Some(1), label.priority()),
         |label| Label::new(label.hash().map(|hash| hash + 1), label.priority()),
@@ -288,12 +290,13 @@ fn a_peer_that_lies_about_hashes_loses_nothing() {
         exchange_requests(&mut fixture, 40);
         let (wrong, forwarded) = (fixture.sum(|s| s.hashes_mismatched), fixture.sum(|s| s.frames_forwarded));
         assert!(wrong > 100, "lie {number}: {wrong}");
-        // The same hops as without, but for where segments are cut otherwise.
+        // As many are forwarded as without, except for different segmentation.
         assert!(forwarded.abs_diff(honest) < honest / 5, "lie {number}: {forwarded}, {honest} without");
     }
 }
 
-/// First bytes in the order in which one shard got them, and the client its answers, of 30 connections that send in one turn; of the last the frame says `priority`.
+/// Opens 30 connections that send in one turn; the last sends with `priority`. Returns the first bytes in the
+/// order in which a shard received them, and in which the client received the answers.
 fn one_burst(shards: u32, priority: u8) -> (Vec<u8>, Vec<u8>) {
     let mut fixture = over_memif(shards, true, |label| label);
     fixture.client.with(fixture.now, |client, cx| client.open(cx, 30));
@@ -304,7 +307,7 @@ fn one_burst(shards: u32, priority: u8) -> (Vec<u8>, Vec<u8>) {
         for (number, conn) in client.conns.iter().enumerate() {
             assert_eq!(cx.send(*conn, &[number as u8; 10]), Ok(10));
         }
-        // After it has got its turn to send, so that it sends last.
+        // Last, so that it transmits last.
         cx.set_priority(client.conns[29], priority).unwrap();
     });
     let now = fixture.now;
@@ -327,7 +330,7 @@ fn what_is_urgent_is_answered_first() {
         if shards == 1 {
             assert!(answered[0] == 29 && answered[1..].is_sorted(), "{answered:?}");
         }
-        // Background comes last, as it did.
+        // Background priority stays last.
         let (got, _) = one_burst(shards, 1);
         assert!(got.is_sorted() && got.last() == Some(&29), "{got:?}");
     }

@@ -1,4 +1,4 @@
-//! Full mailboxes.
+//! Full queues between shards.
 
 use super::control::{arp, neighbour, turn};
 use super::{Fixture, RecordingHandler, START, receive, send, shards_and_device, stack_config};
@@ -10,8 +10,8 @@ use ginnel_stack::wire::MacAddr;
 use ginnel_stack::wire::arp::ArpOperation;
 use std::collections::BTreeSet;
 
-/// One shard does nothing for a while: frames for it are dropped and counted when its mailbox is full, others are served meanwhile, and its
-/// connections go on when it does.
+/// While one shard is stalled, frames for it are dropped and counted when its queue is full. The other shards
+/// are served meanwhile, and its connections continue afterwards.
 // limit: shards.mailbox_bytes
 #[test]
 fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
@@ -34,7 +34,7 @@ fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
     let accepted: Vec<usize> = fixture.shards.iter().map(|s| s.handler().accepted.len()).collect();
     assert!(accepted[0] >= 10 && accepted[1] >= 10, "{accepted:?}");
 
-    // Many bytes on every connection; the second shard sleeps.
+    // Many bytes on every connection; the second shard has no turn.
     for &conn in &conns {
         fixture.client.with(fixture.now, |_, cx| cx.send(conn, &[7; 60_000])).unwrap();
     }
@@ -57,7 +57,8 @@ fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
     assert_eq!(fixture.sum(|s| s.forwards_received), sent, "what was not dropped arrived");
 }
 
-/// Neighbours speak faster than one shard listens: what it could not be told, the others do not know either, so that all know the same.
+/// If a broadcast does not fit into the queue to one shard, no shard processes it, so that all know the same
+/// neighbours.
 // limit: shards.control_bytes
 #[test]
 fn what_cannot_be_told_to_all_is_learnt_by_none() {
@@ -87,7 +88,7 @@ fn what_cannot_be_told_to_all_is_learnt_by_none() {
     assert_eq!(known(0).len() as u64, 191 - refused);
     assert!(known(0) == known(1) && known(0) == known(2));
 
-    // Now that all have turns again, the next one is heard by all.
+    // Now that all have turns again, all process the next broadcast.
     send(
         &mut wire,
         &arp(ArpOperation::Request, Ipv4Addr::new(10, 0, 0, 201), MacAddr([2; 6]), MacAddr::BROADCAST),

@@ -52,7 +52,7 @@ fn what_one_shard_listens_on_all_serve_and_what_another_closes_all_close() {
     assert_eq!(by_shard.iter().sum::<usize>(), 80);
     assert!(by_shard.iter().all(|&n| n >= 5), "served where they arrive: {by_shard:?}");
 
-    // Another shard joins, and so has a handle of its own.
+    // Another shard listens, too, and gets a handle of its own.
     let joined = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
     let again = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default()));
     assert!(matches!(again, Err(Error::Listen(_, ListenError::AddressInUse))), "twice on one shard");
@@ -73,17 +73,17 @@ fn a_handle_is_stale_on_the_shard_that_has_not_closed_it_itself() {
     let handles = [0, 1].map(|shard| {
         fixture.with_shard(shard, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap()
     });
-    // Before the second shard has a turn: it learns at once, because it asks.
+    // Before the second shard has a turn: `listen` applies the registry.
     fixture.with_shard(0, |_, cx| cx.unlisten(handles[0])).unwrap();
     assert!(fixture.with_shard(1, |_, cx| cx.unlisten(handles[1])).is_err());
-    // The same address again is another listener.
+    // A listener on the address again is another one.
     fixture.with_shard(1, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
     assert_eq!(assert_refused(&mut fixture, 20), 0);
 }
 
 #[test]
 fn a_shard_that_starts_late_serves_what_the_others_listen_on() {
-    // IPv6 addresses are checked for a second before anybody may listen; all shards begin only then.
+    // Duplicate address detection takes a second; all shards start only then.
     let mut fixture = Fixture::new(
         stack_config(3),
         RssMode::RoundRobin,
@@ -109,8 +109,8 @@ fn an_address_that_is_another_shards_but_no_address_of_ours_is_refused() {
     assert_eq!(fixture.sum(|s| s.listens_refused), 0, "nothing of it was told");
 }
 
-/// A shard that sleeps has to reset what waits in its accept queue when another closes the listener, so it is woken; for a connection or datagram
-/// it would find out by itself.
+/// If another shard closes the listener, a sleeping shard has to reset the connections in its accept queue,
+/// so it is woken. A connection or datagram that arrives would not require that.
 #[test]
 fn a_sleeper_is_woken_when_the_board_changes() {
     let mut fixture = fixture(3);
@@ -131,7 +131,7 @@ fn a_sleeper_is_woken_when_the_board_changes() {
     assert_eq!((rings(&fixture, 1), rings(&fixture, 2)), (1, 1));
 }
 
-/// A listener on a port that was chosen must not become another shard's that has chosen it before.
+/// A listener on a port that was chosen must not be shared with a shard that chose the port before.
 #[test]
 fn a_chosen_port_is_not_shared() {
     let mut fixture = fixture(2);
@@ -141,7 +141,7 @@ fn a_chosen_port_is_not_shared() {
     assert!(fixture.shards[1].core.listen(address(), ListenOptions::default()).is_ok(), "but by name");
 }
 
-/// Those that share an address listen each for itself, on each shard, and stand in the way of one that does not share.
+/// Listeners with `SO_REUSEPORT` belong to one shard each, and conflict with a listener without it.
 #[test]
 fn listeners_that_share_an_address_are_each_shards_own() {
     let mut fixture = fixture(2);

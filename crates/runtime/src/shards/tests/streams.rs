@@ -1,4 +1,5 @@
-//! Connections: the application sees the same with any number of shards, and their work does not grow with it.
+//! Connections: the application sees the same events with any number of shards, and the work does not grow
+//! with the number.
 
 use super::{Fixture, RecordingHandler, stack_config};
 use crate::config::{Config, Placement};
@@ -67,14 +68,14 @@ impl Handler for StreamServer {
     }
 }
 
-/// Opens connections of which each makes some requests, one after the other.
+/// Opens connections and makes some requests on each, one after the other.
 struct StreamClient {
     rng: Random,
     total: usize,
     opened: usize,
-    /// Number, requests left and bytes of the answer still to come, by connection.
+    /// Number of the connection, requests left, and bytes of the response left, by connection.
     open: BTreeMap<Conn, (usize, u32, usize)>,
-    /// What came, by number of the connection.
+    /// Received data by number of the connection.
     transcript: BTreeMap<usize, Vec<u8>>,
     ended: usize,
 }
@@ -145,7 +146,7 @@ impl Handler for StreamClient {
     }
 }
 
-/// What the application at both ends has seen, and what it cost.
+/// What the applications at both ends have seen, and the costs.
 struct StreamTotals {
     client: BTreeMap<usize, Vec<u8>>,
     server: BTreeMap<u16, Vec<u8>>,
@@ -166,7 +167,7 @@ fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
     let count = config.shards.count;
     let mut fixture =
         Fixture::new(config, spread, |_| StreamServer::default(), StreamClient::new(seed, CONNECTIONS));
-    // The client begins once its IPv6 address is known to be its own; the server's takes about as long.
+    // The client starts when duplicate address detection has finished; the server takes about as long.
     let done = fixture.run_until(Duration::from_secs(60), |_, client| client.ended == CONNECTIONS);
     assert!(done, "{count} shards, {spread:?}: {} of {CONNECTIONS}", fixture.client.handler().ended);
     fixture.advance(Duration::from_secs(1));
@@ -214,7 +215,7 @@ fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() 
     }
 }
 
-/// The same application with one shard, in its thread, and with several, beside them, and in workers behind either.
+/// One shard with its application inline, and several shards in every placement and with workers.
 #[test]
 fn applications_see_the_same_in_every_placement_and_with_workers() {
     let alone = run(1, RssMode::Hash, 1);
@@ -239,10 +240,10 @@ fn what_crosses_between_shards_does_not_grow_with_their_number() {
         let hashed = run(count, RssMode::Hash, 1);
         assert_eq!(hashed.forwarded, 0, "frames that come home make no hop");
         let astray = run(count, RssMode::RoundRobin, 1);
-        // As many frames come for the same connections, and each makes one hop at the most.
+        // As many frames arrive for the connections, and each is forwarded at most once.
         assert!(astray.received <= alone.received * 11 / 10, "{} and {}", astray.received, alone.received);
         assert!(astray.forwarded <= astray.received);
-        // ARP and neighbour discovery of one client: a few frames, and each other shard sees them.
+        // ARP and neighbour discovery of one client are a few frames, and each other shard receives them.
         assert!(astray.told <= 16 * u64::from(count - 1), "{} told", astray.told);
     }
 }

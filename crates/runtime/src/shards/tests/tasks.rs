@@ -1,4 +1,4 @@
-//! Tasks on several shards: an executor on each.
+//! Executors on several shards.
 
 use super::threads::{Pinger, only_v4};
 use super::{Fixture, stack_config};
@@ -10,7 +10,7 @@ use ginnel_devices::memory::RssMode;
 use ginnel_stack::udp::UdpOptions;
 use std::io;
 
-/// Sends back what comes, on connections and in datagrams.
+/// Echoes data of connections, and datagrams.
 async fn echo() -> io::Result<()> {
     let shared = UdpOptions { reuse_port: true, ..UdpOptions::default() };
     let socket = UdpSocket::bind_with("10.0.0.1:7", shared).await?;

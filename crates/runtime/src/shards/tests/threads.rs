@@ -1,4 +1,4 @@
-//! Shards on threads of their own: beginning, ending and failing together.
+//! Shards on threads of their own start, end and fail together.
 
 use super::control::arp;
 use super::{CLIENT_ADDRESSES, RecordingHandler, receive, send, stack_config};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-/// Sends back what it receives.
+/// Echoes data.
 struct Echo;
 
 impl Handler for Echo {
@@ -35,7 +35,7 @@ impl Handler for Echo {
     }
 }
 
-/// Opens connections, one after the other with a rest between, and ends its shard when all were echoed.
+/// Opens connections one after the other with pauses, and ends its shard when all were echoed.
 pub(super) struct Pinger {
     pub(super) left: u32,
 }
@@ -68,7 +68,7 @@ impl Handler for Pinger {
 
     fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
         if reason == CloseReason::Refused {
-            // Nobody listens yet.
+            // The server does not listen yet.
             self.left += 1;
         } else {
             assert_eq!(reason, CloseReason::Normal);
@@ -126,11 +126,11 @@ fn serve_on_two(placement: Placement) {
         assert_eq!((index, name.as_str()), (*number, format!("shard-{index}").as_str()));
         assert!(stats.sleeps > 20, "shard {index} sleeps and is woken: {stats:?}");
     }
-    // Everything arrives at the first; the second has only what was sent on to it.
+    // All frames arrive at the first shard, which forwards those of the second.
     assert_eq!((ends[1].2.frames_received, ends[1].2.forwards_received), (0, ends[0].2.frames_forwarded));
 }
 
-/// Takes its leave once it may.
+/// Ends when it is permitted to.
 struct DrainingHandler {
     may: Arc<AtomicBool>,
 }
@@ -161,7 +161,7 @@ impl Handler for DrainingHandler {
     }
 }
 
-/// Whether somebody answers a question for the shards' address, sent by a neighbour that asks each time for the first time.
+/// Returns whether an ARP request for the shards' address is answered; `number` makes up a new neighbour.
 fn is_answered(wire: &mut Device, number: u8) -> bool {
     let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 100 + number), MacAddr([2, 0, 0, 0, 9, number]));
     send(wire, &arp(ArpOperation::Request, ip, mac, MacAddr::BROADCAST));
@@ -175,11 +175,12 @@ fn is_answered(wire: &mut Device, number: u8) -> bool {
     false
 }
 
-/// The first shard speaks for all on the link, and everything arrives there: it may not go while another one still works.
+/// The primary shard answers ARP for all, and all frames arrive there, so it must not end before the last
+/// shard.
 #[test]
 fn no_shard_leaves_before_the_last_has_done_its_work() {
     let mut config = only_v4(stack_config(3));
-    // They end with the last, and not when its time is over.
+    // They end with the last shard, not after the grace period.
     config.shard.stop_grace_ms = 3_600_000;
     let (opened, mut far) = open(config, RssMode::Fixed(0));
     let stop = StopFlag::new().unwrap();
@@ -189,7 +190,7 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     let may = last.clone();
     let shards = thread::spawn(move || {
         let handler = |index| {
-            // The others go at once.
+            // The others end at once.
             Ok(DrainingHandler {
                 may: if index == 2 { may.clone() } else { Arc::new(AtomicBool::new(true)) },
             })
@@ -210,12 +211,12 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     last.store(true, Ordering::Release);
     let stats = shards.join().unwrap().unwrap();
     assert_eq!(ends.try_iter().count(), 3);
-    // What the first one said to the others it said to the end: each question teaches all of them a neighbour.
+    // The first shard broadcast to the end: each request teaches all shards a neighbour.
     assert!(stats[0].broadcasts_sent >= 2 * u64::from(answered), "{:?}", stats[0]);
     assert_eq!(readers[0].snapshot(), stats[0], "the last counters are published");
 }
 
-/// Fails in a way of its own when its time has come.
+/// Fails in a given way after some time.
 struct FailingHandler {
     fails: bool,
 }
@@ -318,7 +319,7 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     assert!(unopened.contains("memory device \"cable\" has no other end"), "{unopened}");
 }
 
-/// Those that the calling thread may use.
+/// Returns the CPUs in the affinity mask of this thread.
 pub(super) fn cpus() -> Vec<u32> {
     let mask = rustix::thread::sched_getaffinity(None).unwrap();
     (0..1024).filter(|&cpu| mask.is_set(cpu as usize)).collect()
@@ -330,7 +331,7 @@ fn each_shard_is_pinned_to_its_cpu() {
     let cpus: Vec<u32> = cpus().into_iter().take(2).collect();
     config.shards.cpus = cpus.clone();
     if cpus.len() < 2 {
-        // A machine with one CPU cannot pin two shards, and says so.
+        // A machine with one CPU cannot pin two shards.
         let (_, queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Hash);
         assert!(Shards::new(config).device("cable", queues).open().is_err());
         return;

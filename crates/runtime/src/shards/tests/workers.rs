@@ -1,4 +1,4 @@
-//! Workers behind the application's place: who has which connection, and what a worker does to the others.
+//! Workers: which worker gets a connection, and how a worker affects the others.
 
 use super::threads::{cpus, only_v4, open};
 use super::{CLIENT_ADDRESSES, Fixture, config, stack_config};
@@ -32,7 +32,7 @@ fn listen(cx: &mut Context<'_>) -> Result<(), Error> {
     cx.listen("10.0.0.1:7".parse().unwrap(), ListenOptions::default()).map(|_| ())
 }
 
-/// Answers each byte with the number of its worker, but `!` only when it is let go.
+/// Answers each byte with the number of its worker, and `!` only after it was released.
 struct StuckHandler<'a> {
     is_stuck: &'a AtomicBool,
     released: &'a Mutex<mpsc::Receiver<()>>,
@@ -72,7 +72,7 @@ async fn answer(stream: &mut TcpStream) -> io::Result<u8> {
 async fn connect() -> io::Result<(TcpStream, u8)> {
     let mut stream = loop {
         match TcpStream::connect("10.0.0.1:7").await {
-            // Nobody listens yet.
+            // The server does not listen yet.
             Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
                 sleep(Duration::from_millis(1)).await;
             }
@@ -83,7 +83,7 @@ async fn connect() -> io::Result<(TcpStream, u8)> {
     Ok((stream, worker))
 }
 
-/// The client: one worker gets stuck, and everything else goes on.
+/// The client: one worker blocks, and everything else continues.
 async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Result<()> {
     let (mut one, stuck) = connect().await?;
     let (mut same, mut others) = (Vec::new(), Vec::new());
@@ -103,7 +103,7 @@ async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Res
             assert_ne!(ask(stream).await?, stuck);
         }
     }
-    // Some of these are offered to the one that is stuck, which does not take them.
+    // Some of these are offered to the blocked worker, which does not accept them.
     for _ in 0..6 {
         assert_ne!(connect().await?.1, stuck);
     }
@@ -150,7 +150,7 @@ fn a_worker_that_is_stuck_delays_only_its_own_connections() {
     }
 }
 
-/// Takes nothing of what comes on the first connection until it is let go, and everything of others.
+/// Reads nothing on its first connection until it is released, and everything on others.
 #[derive(Default)]
 struct UnreadingHandler {
     first: Option<Conn>,
@@ -185,7 +185,7 @@ impl Handler for UnreadingHandler {
     }
 }
 
-/// Sends a pattern on each of its connections, as fast as it can.
+/// Sends a pattern on each of its connections, as fast as possible.
 struct FloodClient {
     conns: Vec<(Conn, usize)>,
 }
@@ -243,11 +243,12 @@ fn what_a_worker_does_not_take_holds_its_peer_back_and_nobody_else() {
         let closed = |fixture: &Fixture<UnreadingHandler, FloodClient>| -> u32 {
             fixture.shards.iter().map(|shard| shard.handler().closed).sum()
         };
-        // Each worker holds its first back, and the other two are through.
+        // Each worker blocks its first connection, and the other two are done.
         assert_eq!(closed(&fixture), 2, "{placement:?}");
         let mut sent: Vec<usize> = fixture.client.handler().conns.iter().map(|(_, sent)| *sent).collect();
         sent.sort_unstable();
-        // What the buffers between both applications hold: its send buffer is the largest by far.
+        // The capacity of all buffers between the applications, of which the send buffer is the largest by
+        // far.
         assert_eq!(sent[2..], [FLOOD; 2]);
         for worker in 0..2 {
             fixture.with_shard(worker, |handler, cx| {
@@ -264,7 +265,7 @@ fn what_a_worker_does_not_take_holds_its_peer_back_and_nobody_else() {
     }
 }
 
-/// Accepts or does not.
+/// Accepts connections or declines them.
 struct DecliningHandler {
     may: bool,
     accepted: u32,
@@ -307,7 +308,7 @@ fn a_worker_that_accepts_nothing_is_offered_no_more_after_a_few() {
     assert_eq!((one, other), (0, 300 - 16));
 }
 
-/// Listens after a while, unless it is the first.
+/// Listens after some time, except on the first shard.
 struct LateListener(usize, u32);
 
 impl Handler for LateListener {
@@ -332,7 +333,7 @@ impl Handler for LateListener {
     }
 }
 
-/// One shard listens, so all do; the connections of those whose application does not yet are not lost.
+/// One shard listens, so all do. Connections of a shard whose application does not listen yet are not lost.
 #[test]
 fn connections_wait_for_the_application_of_their_shard_to_listen() {
     for (placement, workers) in [(Placement::Inline, 0), (Placement::Split, 0), (Placement::Split, 2)] {
@@ -354,7 +355,7 @@ fn connections_wait_for_the_application_of_their_shard_to_listen() {
     }
 }
 
-/// Panics, or is refused, or fails later.
+/// Panics, is refused, or fails later.
 struct EndingHandler(&'static str);
 
 impl Handler for EndingHandler {
@@ -435,7 +436,7 @@ fn commands_reach_the_worker_they_are_for() {
         let told = opened
             .run(&StopFlag::new().unwrap(), |_| Ok(CommandRecorder(None)), |_, shard| shard.handler().0)
             .unwrap();
-        // The first to stop stops all, so not all may have come to theirs.
+        // The first to stop stops all, so some may not get that far.
         for (number, told) in (0..).zip(&told) {
             assert!(told.is_none_or(|told| told == number), "{placement:?}: {told:?}");
         }
