@@ -96,7 +96,7 @@ impl Fixture {
             if chunks > 0 && chunks == last {
                 return chunks;
             }
-            assert!(Instant::now() < end, "{chunks} portions, and no rest");
+            assert!(Instant::now() < end, "{chunks} chunks, and still more");
             last = chunks;
         }
     }
@@ -118,7 +118,7 @@ impl Drop for Fixture {
 }
 
 #[test]
-fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
+fn every_socket_is_listed_once_in_bounded_chunks() {
     let fixture = Fixture::new(1_000);
     let lines = fixture.lines("list 1");
     assert!(lines[0].starts_with("shard\tnetid\tstate\t"), "{}", lines[0]);
@@ -136,7 +136,7 @@ fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
 }
 
 #[test]
-fn an_asker_that_does_not_read_hurts_nobody() {
+fn client_that_does_not_read_delays_no_other() {
     let mut fixture = Fixture::new(SOCKETS);
     let stuck = fixture.ask("list 1");
     let (chunks, all) = (fixture.settled_chunks(), u64::from(SOCKETS) / super::SLOTS_PER_TURN as u64);
@@ -153,7 +153,7 @@ fn an_asker_that_does_not_read_hurts_nobody() {
 }
 
 #[test]
-fn askers_that_are_too_many_or_not_understood_are_told() {
+fn excess_clients_and_unknown_requests_are_refused() {
     let fixture = Fixture::new(SOCKETS);
     assert_eq!(fixture.lines("tell me all"), ["!\tthe requests are \"list 1\" and \"processes 1\""]);
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
@@ -163,7 +163,7 @@ fn askers_that_are_too_many_or_not_understood_are_told() {
 }
 
 #[test]
-fn a_shard_that_has_ended_is_reported() {
+fn ended_shard_is_reported() {
     let mut fixture = Fixture::new(10);
     fixture.end_shard();
     let lines = fixture.lines("list 1");

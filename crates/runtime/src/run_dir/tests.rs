@@ -29,9 +29,9 @@ fn mode(path: &std::path::Path) -> u32 {
 }
 
 #[test]
-fn a_stack_has_a_directory_of_its_own_until_it_ends() {
+fn stack_has_a_directory_until_it_ends() {
     let temp_path = TempPath::new();
-    assert_eq!(running_in(&temp_path.0).unwrap(), [], "a place that does not exist has no stacks");
+    assert_eq!(running_in(&temp_path.0).unwrap(), [], "a missing directory has no stacks");
     let web = RunDir::create_in(&temp_path.0, "web").unwrap();
     let echo = RunDir::create_in(&temp_path.0, "echo-2.b_c").unwrap();
     assert_eq!((mode(&temp_path.0), mode(web.path()), mode(&web.path().join("lock"))), (0o700, 0o700, 0o600));
@@ -58,7 +58,7 @@ fn two_stacks_do_not_have_one_name() {
 }
 
 #[test]
-fn which_stack_is_meant_must_be_clear() {
+fn ambiguous_stack_is_an_error() {
     let temp_path = TempPath::new();
     let error = |name| find_in(&temp_path.0, name).unwrap_err().to_string();
     assert!(error(None).starts_with("no stack of this user runs ("), "{}", error(None));
@@ -69,7 +69,7 @@ fn which_stack_is_meant_must_be_clear() {
 }
 
 #[test]
-fn names_cannot_lead_elsewhere() {
+fn names_cannot_escape_the_directory() {
     for good in ["a", "httpd-123", "9.x_Y", &"n".repeat(48)] {
         assert!(is_valid_name(good), "{good}");
     }
@@ -89,7 +89,7 @@ fn sleeping_process(path: &std::path::Path) -> std::process::Child {
 }
 
 #[test]
-fn the_directory_of_a_killed_process_goes() {
+fn directory_of_a_killed_process_is_removed() {
     let temp_path = TempPath::new();
     drop(RunDir::create_in(&temp_path.0, "other").unwrap());
     for look in ["list", "find", "create"] {
@@ -120,7 +120,7 @@ fn the_directory_of_a_killed_process_goes() {
 }
 
 #[test]
-fn a_place_that_is_not_the_users_alone_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let temp_path = TempPath::new();
     let elsewhere = TempPath::new();
     fs::create_dir(&elsewhere.0).unwrap();
@@ -139,14 +139,14 @@ fn a_place_that_is_not_the_users_alone_is_refused() {
     symlink(&elsewhere.0, temp_path.0.join("web")).unwrap();
     assert!(matches!(RunDir::create_in(&temp_path.0, "web"), Err(RunDirError::Unsafe(..))));
     assert_eq!(running_in(&temp_path.0).unwrap(), []);
-    assert!(elsewhere.0.exists(), "nothing is done through a link");
+    assert!(elsewhere.0.exists(), "the target of the link must stay");
 
     fs::write(temp_path.0.join("not-a-directory"), "").unwrap();
     assert!(matches!(RunDir::create_in(&temp_path.0, "not-a-directory"), Err(RunDirError::Unsafe(..))));
 }
 
 #[test]
-fn a_directory_of_another_user_is_refused() {
+fn directory_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         let error = RunDir::create_in("/".as_ref(), "web").unwrap_err().to_string();
         assert_eq!(error, "/: belongs to another user");

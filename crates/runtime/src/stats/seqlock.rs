@@ -83,7 +83,7 @@ mod model {
     /// In every interleaving, and with every stale value that the memory model permits, a reader sees a
     /// complete publication or none.
     #[test]
-    fn nobody_sees_half_a_publication() {
+    fn no_reader_sees_a_torn_publication() {
         loom::model(|| {
             let words: Arc<[AtomicU64; 3]> = Arc::new(core::array::from_fn(|_| AtomicU64::new(0)));
             let written = words.clone();

@@ -24,7 +24,7 @@ fn bursts_are_counted_by_powers_of_two() {
 }
 
 #[test]
-fn a_reader_never_sees_half_a_snapshot() {
+fn reader_never_sees_a_torn_snapshot() {
     let writer = StatsWriter::new();
     let reader = writer.reader();
     let thread = std::thread::spawn(move || {
@@ -84,7 +84,7 @@ fn publish(page: &mut StatsPage, at: u64, values: [u64; 2]) {
 }
 
 #[test]
-fn what_a_shard_shows_is_read_with_its_names() {
+fn published_counters_are_read_with_names() {
     let temp_folder = TempFolder::new();
     let mut page = temp_folder.page("0");
     assert_eq!(fs::metadata(temp_folder.path("0")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -94,13 +94,13 @@ fn what_a_shard_shows_is_read_with_its_names() {
         [(CounterKind::Counter, "tcp.a".into()), (CounterKind::Gauge, "device.my_tap_.b".into())]
     );
     assert_eq!(reader.interval(), Duration::from_millis(100));
-    assert_eq!(reader.read().unwrap().values, [0, 0], "nothing was shown yet");
+    assert_eq!(reader.read().unwrap().values, [0, 0], "nothing was published yet");
     publish(&mut page, 5, [1, u64::MAX]);
     let snapshot = reader.read().unwrap();
     assert_eq!((snapshot.published, snapshot.activity), (Instant::from_nanos(5), ShardActivity::Running));
     assert_eq!(snapshot.values, [1, u64::MAX]);
     drop(page);
-    assert_eq!(reader.read().unwrap(), snapshot, "the last words of a shard stay");
+    assert_eq!(reader.read().unwrap(), snapshot, "the last publication stays");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn shards_are_listed_by_number() {
 }
 
 #[test]
-fn another_process_never_sees_half_a_publication() {
+fn other_process_never_sees_a_torn_publication() {
     let temp_folder = TempFolder::new();
     let mut page = temp_folder.page("0");
     let reader = PageReader::open(&temp_folder.0, "0").unwrap();
@@ -140,7 +140,7 @@ fn another_process_never_sees_half_a_publication() {
 }
 
 #[test]
-fn a_shard_that_died_while_it_wrote_is_noticed() {
+fn interrupted_publication_is_detected() {
     let temp_folder = TempFolder::new();
     let mut page = temp_folder.page("0");
     publish(&mut page, 5, [1, 2]);
@@ -170,7 +170,7 @@ fn other_versions_and_other_files_are_refused() {
 
 /// A truncated file, or one with arbitrary bytes, is an error or has values, and never crashes the reader.
 #[test]
-fn damaged_files_do_no_harm() {
+fn damaged_files_are_errors() {
     let temp_folder = TempFolder::new();
     let mut page = temp_folder.page("0");
     publish(&mut page, 5, [1, 2]);

@@ -66,7 +66,7 @@ async fn read(mut half: OwnedReadHalf, bytes: usize, mut rng: Random) {
             1 => {
                 if let Some(n) = dropped_after(&mut rng, half.as_stream().peek(&mut buffer[..room])).await {
                     let n = n.unwrap();
-                    assert!(buffer[..n] == pattern(got.len()..got.len() + n), "looked at {}", got.len());
+                    assert!(buffer[..n] == pattern(got.len()..got.len() + n), "peeked at {}", got.len());
                 }
             }
             2 => sleep(Duration::from_micros(rng.next_u64() % 3000)).await,
@@ -77,7 +77,7 @@ async fn read(mut half: OwnedReadHalf, bytes: usize, mut rng: Random) {
             },
         }
     }
-    assert!(got == pattern(0..bytes), "{} of {bytes} bytes, or others", got.len());
+    assert!(got == pattern(0..bytes), "{} of {bytes} bytes, or wrong bytes", got.len());
 }
 
 /// In both directions at once.
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn nor_over_a_bad_line(seed: u64, bytes in 0usize..60_000) {
+    fn dropped_futures_lose_no_bytes_on_lossy_link(seed: u64, bytes in 0usize..60_000) {
         run(seed, bytes, "delay=300us loss=2% reorder=2%");
     }
 }

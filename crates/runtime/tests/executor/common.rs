@@ -69,8 +69,8 @@ impl<S: Handler, C: Handler> Pair<S, C> {
 
     /// Runs a turn of both. Returns the work done, and the next deadline.
     pub fn turn(&mut self) -> (usize, Option<Instant>) {
-        let a = self.server.poll_once(self.now).expect("the server goes on");
-        let b = self.client.poll_once(self.now).expect("the client goes on");
+        let a = self.server.poll_once(self.now).expect("the server must not fail");
+        let b = self.client.poll_once(self.now).expect("the client must not fail");
         (a.work + b.work, [a.next_deadline, b.next_deadline].into_iter().flatten().min())
     }
 
@@ -78,14 +78,14 @@ impl<S: Handler, C: Handler> Pair<S, C> {
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
         while self.now < end {
-            let a = self.server.poll_once(self.now).expect("the server goes on");
-            let b = self.client.poll_once(self.now).expect("the client goes on");
+            let a = self.server.poll_once(self.now).expect("the server must not fail");
+            let b = self.client.poll_once(self.now).expect("the client must not fail");
             if b.stopped {
                 return;
             }
             self.now = match [a.next_deadline, b.next_deadline].into_iter().flatten().min() {
                 Some(next) if a.work + b.work == 0 => next.max(self.now + Duration::from_micros(1)),
-                None if a.work + b.work == 0 => panic!("nobody waits for a time, and nothing happens"),
+                None if a.work + b.work == 0 => panic!("no work and no deadline: the test is stuck"),
                 _ => self.now + Duration::from_micros(1),
             };
         }
@@ -159,14 +159,14 @@ where
     change(&mut config);
     let mut shard = build(config, Executor::new(main), device, 1, now);
     for _ in 0..1_000_000 {
-        let turn = shard.poll_once(now).expect("the main task does not fail");
+        let turn = shard.poll_once(now).expect("the main task must not fail");
         if turn.stopped {
             return now.saturating_since(start);
         }
         now = match turn.next_deadline {
             _ if turn.work > 0 => now + Duration::from_micros(1),
             Some(next) => next.max(now + Duration::from_micros(1)),
-            None => panic!("nobody waits for a time, and nothing happens"),
+            None => panic!("no work and no deadline: the test is stuck"),
         };
     }
     panic!("not done");

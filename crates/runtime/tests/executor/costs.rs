@@ -86,7 +86,7 @@ fn allocations_of_1000_requests(own_task: bool) -> u64 {
 }
 
 #[test]
-fn requests_on_connections_that_stay_allocate_nothing() {
+fn requests_in_steady_state_allocate_nothing() {
     assert_eq!(allocations_of_1000_requests(false), 0);
 }
 
@@ -100,7 +100,7 @@ fn a_task_is_one_allocation() {
 const IDLE: usize = 20_000;
 
 #[test]
-fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
+fn idle_tasks_use_no_time() {
     let polls = SharedCounter::default();
     let counted = polls.clone();
     let server = async move || -> std::io::Result<()> {
@@ -161,5 +161,5 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
 
     go.add();
     pair.run(Duration::from_secs(200));
-    assert_eq!(polls.get(), waiting + 1, "one task was woken, once");
+    assert_eq!(polls.get(), waiting + 1, "one task must be woken once");
 }

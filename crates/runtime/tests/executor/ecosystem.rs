@@ -71,13 +71,13 @@ async fn response(stream: &mut TcpStream, unread: &mut Vec<u8>) -> (String, Vec<
             }
         }
         let n = stream.read(&mut piece).await.unwrap();
-        assert!(n > 0, "the response is not complete");
+        assert!(n > 0, "the response is incomplete");
         unread.extend_from_slice(&piece[..n]);
     }
 }
 
 #[test]
-fn hypers_server_answers_requests_that_stay_on_one_connection() {
+fn hyper_server_answers_pipelined_requests() {
     let (count, seen) = shared::<u32>();
     run(
         async move || serve(count).await,
@@ -104,7 +104,7 @@ fn hypers_server_answers_requests_that_stay_on_one_connection() {
 }
 
 #[test]
-fn hypers_server_and_client_talk_on_many_connections_at_once() {
+fn hyper_server_and_client_use_many_connections() {
     const CLIENTS: usize = 20;
     let (count, seen) = shared::<u32>();
     run(
@@ -137,7 +137,7 @@ fn hypers_server_and_client_talk_on_many_connections_at_once() {
 }
 
 #[test]
-fn hypers_timers_run_in_the_time_of_the_shard() {
+fn hyper_timers_use_the_shards_time() {
     let (count, _) = shared::<u32>();
     run(
         async move || serve(count).await,
@@ -159,7 +159,7 @@ fn hypers_timers_run_in_the_time_of_the_shard() {
 }
 
 #[test]
-fn streams_and_their_halves_have_the_traits_of_futures() {
+fn streams_and_halves_implement_futures_traits() {
     use futures_util::io::{AsyncReadExt, AsyncWriteExt, copy};
     let server = async || -> std::io::Result<()> {
         let listener = TcpListener::bind(SERVER).await?;
@@ -188,7 +188,7 @@ fn streams_and_their_halves_have_the_traits_of_futures() {
 }
 
 #[test]
-fn streams_and_their_halves_have_the_traits_of_tokio() {
+fn streams_and_halves_implement_tokio_traits() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
     let server = async || -> std::io::Result<()> {
         let listener = TcpListener::bind(SERVER).await?;

@@ -28,7 +28,7 @@ where
 }
 
 #[test]
-fn a_connection_to_a_port_without_listener_is_refused() {
+fn connection_to_a_closed_port_is_refused() {
     run(
         async || pending::<()>().await,
         async || {
@@ -44,7 +44,7 @@ fn a_connection_to_a_port_without_listener_is_refused() {
 }
 
 #[test]
-fn a_connect_that_is_given_up_leaves_nothing_behind() {
+fn cancelled_connect_leaves_no_state() {
     let client = async || {
         for _ in 0..10 {
             let connecting = TcpStream::connect("10.0.0.77:80");
@@ -68,7 +68,7 @@ fn a_connect_that_is_given_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_arrived_before_a_reset_is_read_then_the_reset_then_the_end() {
+fn data_before_a_reset_is_read_first() {
     let (checked, check) = shared::<bool>();
     let server = accept_one(async move |mut stream: TcpStream| {
         sleep(SECOND).await;
@@ -99,7 +99,7 @@ fn what_arrived_before_a_reset_is_read_then_the_reset_then_the_end() {
 }
 
 #[test]
-fn a_reset_wakes_who_reads_and_who_writes() {
+fn reset_wakes_readers_and_writers() {
     let (count, seen) = shared::<u32>();
     let server = accept_one(async move |stream: TcpStream| {
         let (mut reader, mut writer) = stream.into_split();
@@ -133,7 +133,7 @@ fn a_reset_wakes_who_reads_and_who_writes() {
 }
 
 #[test]
-fn a_reset_after_the_peers_fin_is_a_broken_pipe() {
+fn reset_after_the_peers_fin_is_epipe() {
     let (checked, check) = shared::<bool>();
     let server = accept_one(async move |mut stream: TcpStream| {
         assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
@@ -153,7 +153,7 @@ fn a_reset_after_the_peers_fin_is_a_broken_pipe() {
 }
 
 #[test]
-fn dropping_a_stream_closes_it_well_or_resets_it_if_bytes_are_unread() {
+fn dropped_stream_sends_fin_or_rst_if_unread() {
     let server = async || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
         let (mut well, _) = listener.accept().await.unwrap();
@@ -176,7 +176,7 @@ fn dropping_a_stream_closes_it_well_or_resets_it_if_bytes_are_unread() {
 }
 
 #[test]
-fn dropping_the_writing_half_sends_fin_and_forgetting_it_does_not() {
+fn dropped_write_half_sends_fin_forgotten_does_not() {
     let server = accept_one(async move |mut stream: TcpStream| {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).await.unwrap();
@@ -193,9 +193,13 @@ fn dropping_the_writing_half_sends_fin_and_forgetting_it_does_not() {
     let server = accept_one(async move |mut stream: TcpStream| {
         let mut three = [0; 3];
         stream.read_exact(&mut three).await.unwrap();
-        assert!(timeout(SECOND, stream.read(&mut three)).await.is_err(), "no FIN comes");
+        assert!(timeout(SECOND, stream.read(&mut three)).await.is_err(), "no FIN must arrive");
         stream.write_all(&three).await.unwrap();
-        assert_eq!(stream.read(&mut three).await.unwrap(), 0, "it comes when the other half goes");
+        assert_eq!(
+            stream.read(&mut three).await.unwrap(),
+            0,
+            "FIN must arrive when the other half is dropped"
+        );
         stream.write_all(b"last").await.unwrap();
     });
     run(server, async || {
@@ -209,7 +213,7 @@ fn dropping_the_writing_half_sends_fin_and_forgetting_it_does_not() {
 }
 
 #[test]
-fn a_dropped_listener_frees_its_port_and_resets_who_was_not_accepted() {
+fn dropped_listener_frees_port_and_resets_backlog() {
     let server = async || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
         let (mut accepted, _) = listener.accept().await.unwrap();
@@ -238,7 +242,7 @@ fn a_dropped_listener_frees_its_port_and_resets_who_was_not_accepted() {
 }
 
 #[test]
-fn a_connection_that_ended_before_it_was_accepted_is_accepted_with_what_it_sent() {
+fn ended_connection_is_accepted_with_its_data() {
     let (checked, check) = shared::<bool>();
     let server = async move || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
@@ -269,7 +273,7 @@ fn a_connection_that_ended_before_it_was_accepted_is_accepted_with_what_it_sent(
 }
 
 #[test]
-fn the_end_of_the_main_task_closes_the_connections_of_all() {
+fn end_of_main_task_closes_all_connections() {
     let server = async || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
@@ -295,12 +299,12 @@ fn the_end_of_the_main_task_closes_the_connections_of_all() {
         pair.client.poll_once(pair.now).unwrap();
         pair.now += Duration::from_millis(1);
     }
-    assert!(stopped && *end.borrow(), "FIN left before the shard ended");
+    assert!(stopped && *end.borrow(), "FIN must leave before the shard ends");
     assert_eq!(pair.server.handler().stats().streams, 0);
 }
 
 #[test]
-fn a_stream_dropped_between_turns_is_closed_in_the_next() {
+fn stream_dropped_between_turns_closes_in_next_turn() {
     let (lent, taken) = shared::<Option<TcpStream>>();
     let server = accept_one(async move |stream: TcpStream| *lent.borrow_mut() = Some(stream));
     let (ended, end) = shared::<bool>();
@@ -348,7 +352,7 @@ impl Handler for UrgentSender {
 }
 
 #[test]
-fn an_urgent_byte_alone_does_not_hide_the_end() {
+fn urgent_byte_alone_does_not_hide_the_end() {
     let (checked, check) = shared::<bool>();
     let server = async move || {
         let listener = TcpListener::bind(SERVER).await.unwrap();

@@ -44,11 +44,11 @@ async fn exchange(stream: TcpStream, bytes: usize) {
     assert_eq!(reader.read_to_end(&mut got).await.unwrap(), bytes);
     assert!(got == pattern(0..bytes));
     sending.await.unwrap();
-    assert_eq!(reader.read(&mut [0]).await.unwrap(), 0, "the end stays the end");
+    assert_eq!(reader.read(&mut [0]).await.unwrap(), 0, "the end of the stream must persist");
 }
 
 #[test]
-fn what_is_sent_comes_back_on_many_connections_at_once() {
+fn many_connections_echo_at_once() {
     run(echo, async || {
         let clients = (0..20usize).map(|i| {
             spawn(async move { exchange(TcpStream::connect(SERVER).await.unwrap(), i * 10_000).await })
@@ -60,7 +60,7 @@ fn what_is_sent_comes_back_on_many_connections_at_once() {
 }
 
 #[test]
-fn megabytes_come_back_over_a_bad_line() {
+fn megabytes_echo_over_a_lossy_link() {
     let client = async || exchange(TcpStream::connect(SERVER).await.unwrap(), 4 << 20).await;
     let mut pair = Pair::with(Executor::new(echo), Executor::new(client), |config| {
         config.devices[0].faults = Some("delay=1ms loss=1% reorder=1%".parse().unwrap());
@@ -170,7 +170,7 @@ fn one_side_may_end_while_the_other_goes_on() {
 }
 
 #[test]
-fn bytes_can_be_looked_at_awaited_and_tried() {
+fn peek_readable_and_try_read_work() {
     let server = async || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -182,7 +182,7 @@ fn bytes_can_be_looked_at_awaited_and_tried() {
         let mut stream = TcpStream::connect(SERVER).await.unwrap();
         let mut buffer = [0; 10];
         assert_eq!(stream.try_read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
-        assert_eq!(stream.read(&mut []).await.unwrap(), 0, "no room, so nothing to wait for");
+        assert_eq!(stream.read(&mut []).await.unwrap(), 0, "an empty buffer does not wait");
         stream.writable().await.unwrap();
         // Several tasks wait for the same event, and all are woken.
         let (a, b) = join(stream.readable(), stream.peek(&mut buffer)).await;
@@ -209,7 +209,7 @@ fn bytes_can_be_looked_at_awaited_and_tried() {
 }
 
 #[test]
-fn addresses_and_options_are_known() {
+fn addresses_and_options_are_available() {
     let server = async || {
         let options = ListenOptions {
             socket: SocketOptions {
@@ -250,7 +250,7 @@ fn addresses_and_options_are_known() {
 }
 
 #[test]
-fn several_tasks_take_connections_from_one_listener() {
+fn several_tasks_accept_from_one_listener() {
     const CLIENTS: u32 = 40;
     let taken = [SharedCounter::default(), SharedCounter::default()];
     let counted = taken.clone();
@@ -288,7 +288,7 @@ fn several_tasks_take_connections_from_one_listener() {
 
 /// On a shard with many tasks, data wakes exactly the task that waits for it.
 #[test]
-fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
+fn data_wakes_only_its_reader() {
     const IDLE: usize = 500;
     let (polls, seen) = shared::<Vec<u32>>();
     polls.borrow_mut().resize(IDLE, 0);
@@ -326,7 +326,7 @@ fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
         }
         sleep(Duration::from_secs(1)).await;
         let before = seen.borrow().clone();
-        assert!(before.iter().all(|polls| *polls > 0), "each waits");
+        assert!(before.iter().all(|polls| *polls > 0), "each task must wait");
         streams[123].write_all(b"you").await.unwrap();
         let mut answer = [0; 3];
         streams[123].read_exact(&mut answer).await.unwrap();
@@ -343,7 +343,7 @@ fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
 }
 
 #[test]
-fn a_socket_used_on_another_shard_says_what_is_wrong() {
+fn socket_used_on_another_shard_is_an_error() {
     let (lent, taken) = shared::<Option<TcpStream>>();
     let server = async move || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
@@ -371,7 +371,7 @@ fn a_socket_used_on_another_shard_says_what_is_wrong() {
 }
 
 #[test]
-fn whoever_loses_a_race_leaves_the_bytes_to_the_next_one() {
+fn lost_race_leaves_data_for_the_next_read() {
     run(echo, async || {
         let mut stream = TcpStream::connect(SERVER).await.unwrap();
         let mut buffer = [0; 8];

@@ -10,7 +10,7 @@ use ginnel::time::{sleep, timeout};
 use std::rc::Rc;
 
 #[test]
-fn tasks_spawn_tasks_and_get_what_they_return() {
+fn tasks_spawn_tasks_and_join_them() {
     run_alone(async || {
         let outer = spawn(async {
             let inner: Vec<_> = (0..100u32).map(|i| spawn(async move { i * 2 })).collect();
@@ -26,7 +26,7 @@ fn tasks_spawn_tasks_and_get_what_they_return() {
 }
 
 #[test]
-fn a_panic_ends_its_task_alone_and_the_handle_says_so() {
+fn panic_ends_only_its_task() {
     run_alone(async || {
         let bad = spawn(async {
             yield_now().await;
@@ -57,7 +57,7 @@ impl Drop for Bomb {
 }
 
 #[test]
-fn a_panic_while_an_aborted_task_is_dropped_is_a_panic_of_that_task() {
+fn panic_in_destructor_of_aborted_task_is_reported() {
     run_alone(async || {
         let task = spawn(async {
             let _bomb = Bomb;
@@ -71,7 +71,7 @@ fn a_panic_while_an_aborted_task_is_dropped_is_a_panic_of_that_task() {
 
 #[test]
 #[should_panic(expected = "the main task panicked")]
-fn a_panic_of_the_main_task_ends_the_shard_with_an_error() {
+fn panic_of_main_task_ends_the_shard() {
     run_alone(async || {
         yield_now().await;
         if true {
@@ -82,7 +82,7 @@ fn a_panic_of_the_main_task_ends_the_shard_with_an_error() {
 
 #[test]
 #[should_panic(expected = "no luck")]
-fn an_error_of_the_main_task_is_the_shards() {
+fn error_of_main_task_is_the_shards() {
     run_alone(async || -> Result<(), &'static str> { Err("no luck") });
 }
 
@@ -95,7 +95,7 @@ impl Drop for Flag {
 }
 
 #[test]
-fn an_aborted_task_is_dropped_and_says_so() {
+fn aborted_task_is_dropped_and_cancelled() {
     let dropped = SharedCounter::default();
     let seen = dropped.clone();
     run_alone(async move || {
@@ -149,7 +149,7 @@ fn a_task_can_abort_itself() {
 }
 
 #[test]
-fn a_task_without_a_handle_goes_on_and_its_place_is_used_again() {
+fn detached_task_continues_and_its_slot_is_reused() {
     run_alone(async || {
         let done = SharedCounter::default();
         for round in 0..1000 {
@@ -168,7 +168,7 @@ fn a_task_without_a_handle_goes_on_and_its_place_is_used_again() {
 }
 
 #[test]
-fn many_tasks_may_wait_for_parts_of_each_other() {
+fn tasks_join_tasks_through_other_wakers() {
     run_alone(async || {
         // Each future of the set has a waker of its own.
         let mut set: FuturesUnordered<_> = (0..50u64)
@@ -186,7 +186,7 @@ fn many_tasks_may_wait_for_parts_of_each_other() {
 }
 
 #[test]
-fn a_task_that_is_always_ready_lets_timers_and_others_have_their_turn() {
+fn always_ready_task_does_not_starve_others() {
     let took = run_alone(async || {
         let busy = spawn(async {
             loop {
@@ -209,7 +209,7 @@ fn a_task_that_is_always_ready_lets_timers_and_others_have_their_turn() {
 }
 
 #[test]
-fn more_tasks_than_fit_into_a_turn_all_have_their_turn() {
+fn more_tasks_than_polls_per_turn_all_run() {
     run_alone(async || {
         let tasks: Vec<_> = (0..5000u32).map(|i| spawn(async move { i })).collect();
         for (i, task) in tasks.into_iter().enumerate() {
@@ -219,7 +219,7 @@ fn more_tasks_than_fit_into_a_turn_all_have_their_turn() {
 }
 
 #[test]
-fn a_waker_that_outlived_its_task_wakes_nobody() {
+fn stale_waker_wakes_no_task() {
     run_alone(async || {
         let (waker, kept) = shared::<Option<core::task::Waker>>();
         let first = spawn(poll_fn(move |cx| {
@@ -239,7 +239,7 @@ fn a_waker_that_outlived_its_task_wakes_nobody() {
         let stale = waker.borrow_mut().take().unwrap();
         stale.wake_by_ref();
         yield_now().await;
-        assert!(polls.get() - before <= 1, "at most a poll in vain");
+        assert!(polls.get() - before <= 1, "at most one spurious poll");
         second.abort();
         assert!(timeout(Duration::from_secs(1), second).await.is_ok());
         stale.wake();
@@ -249,18 +249,18 @@ fn a_waker_that_outlived_its_task_wakes_nobody() {
 
 #[test]
 #[should_panic(expected = "no task of a Ginnel shard is running on this thread")]
-fn spawning_outside_of_a_shard_says_what_is_wrong() {
+fn spawning_outside_of_a_shard_panics() {
     drop(spawn(async {}));
 }
 
 #[test]
 #[should_panic(expected = "no task of a Ginnel shard is running on this thread")]
-fn sleeping_outside_of_a_shard_says_what_is_wrong() {
+fn sleeping_outside_of_a_shard_panics() {
     drop(sleep(Duration::ZERO));
 }
 
 #[test]
-fn a_sleep_without_a_timer_left_panics_its_task_alone() {
+fn sleep_without_a_free_timer_panics_its_task() {
     let body = async || {
         let first = spawn(sleep(Duration::from_millis(5)));
         let second = spawn(sleep(Duration::from_millis(5)));

@@ -65,7 +65,7 @@ impl SharedSlot {
 
 /// Hangs if a wake-up from another thread is lost.
 #[test]
-fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
+fn other_thread_wakes_task_of_sleeping_shard() {
     let (there, back) = (Arc::new(SharedSlot::default()), Arc::new(SharedSlot::default()));
     let (to_task, from_task) = (Arc::clone(&there), Arc::clone(&back));
     let mut shard = shard(async move || {
@@ -94,12 +94,12 @@ fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
 }
 
 #[test]
-fn threads_that_wake_many_tasks_at_the_same_time_lose_no_wake_up() {
+fn concurrent_wakers_lose_no_wakeup() {
     wake_many(1024);
 }
 
 #[test]
-fn nor_do_they_when_the_mailbox_is_full() {
+fn concurrent_wakers_lose_no_wakeup_with_full_mailbox() {
     wake_many(1);
 }
 
@@ -188,7 +188,7 @@ fn other_threads_start_tasks_on_a_shard() {
 }
 
 #[test]
-fn a_shard_whose_tasks_do_not_listen_stops_at_once() {
+fn shard_without_stop_waiter_stops_at_once() {
     let mut shard = shard(async || core::future::pending::<()>().await);
     let stop = StopFlag::new().unwrap();
     stop.stop();
@@ -196,11 +196,11 @@ fn a_shard_whose_tasks_do_not_listen_stops_at_once() {
 }
 
 fn unreachable_task() {
-    panic!("the shard has not begun");
+    panic!("the main task must not start");
 }
 
 #[test]
-fn a_shard_that_is_stopped_before_its_addresses_are_checked_ends_without_having_begun() {
+fn shard_stopped_during_dad_never_starts() {
     let (device, _) = pair(MemoryConfig::default());
     // Duplicate address detection of IPv6 takes a second.
     let main = Executor::new(async || unreachable_task());
@@ -211,7 +211,7 @@ fn a_shard_that_is_stopped_before_its_addresses_are_checked_ends_without_having_
 }
 
 #[test]
-fn a_task_that_listens_takes_its_leave() {
+fn task_waiting_for_stop_ends_gracefully() {
     let left = Arc::new(AtomicBool::new(false));
     let leaves = Arc::clone(&left);
     let (listening, listens) = mpsc::channel();
@@ -233,7 +233,7 @@ fn a_task_that_listens_takes_its_leave() {
 }
 
 #[test]
-fn the_error_of_the_main_task_ends_the_shard() {
+fn error_of_main_task_ends_the_shard() {
     let mut shard = shard(async || -> std::io::Result<()> {
         let error = ginnel::net::TcpListener::bind("192.0.2.1:80").await.unwrap_err();
         Err(error)

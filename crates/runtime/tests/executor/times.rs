@@ -20,7 +20,7 @@ fn assert_at(start: Instant, due: Duration) {
 }
 
 #[test]
-fn sleeps_end_when_they_should_whatever_their_order() {
+fn sleeps_end_on_time_in_any_order() {
     run_alone(async || {
         let start = now();
         let tasks: Vec<_> = [30, 10, 20, 0, 15]
@@ -44,7 +44,7 @@ fn sleeps_end_when_they_should_whatever_their_order() {
 }
 
 #[test]
-fn a_timeout_ends_what_takes_too_long_and_nothing_else() {
+fn timeout_cancels_only_late_futures() {
     run_alone(async || {
         let start = now();
         assert!(timeout(ms(10), pending::<()>()).await.is_err());
@@ -63,7 +63,7 @@ fn a_timeout_ends_what_takes_too_long_and_nothing_else() {
 }
 
 #[test]
-fn timeouts_that_did_not_run_out_leave_no_timer() {
+fn completed_timeouts_leave_no_timer() {
     let took = run_alone(async || {
         for _ in 0..10_000 {
             timeout(Duration::from_secs(3600), yield_now()).await.unwrap();
@@ -90,7 +90,7 @@ fn a_sleep_can_be_reset_in_both_directions() {
 }
 
 #[test]
-fn an_interval_ticks_at_once_and_then_after_each_period() {
+fn interval_ticks_at_once_and_every_period() {
     run_alone(async || {
         let start = now();
         let mut interval = interval(ms(10));
@@ -105,7 +105,7 @@ fn an_interval_ticks_at_once_and_then_after_each_period() {
 }
 
 #[test]
-fn missed_ticks_are_made_up_for_delayed_or_left_out() {
+fn missed_ticks_burst_delay_or_skip() {
     run_alone(async || {
         for (behavior, next) in [
             (MissedTickBehavior::Burst, [10, 20, 30, 40]),
@@ -127,7 +127,7 @@ fn missed_ticks_are_made_up_for_delayed_or_left_out() {
 }
 
 #[test]
-fn a_sleep_dropped_while_no_task_runs_wakes_nobody() {
+fn sleep_dropped_outside_tasks_wakes_no_task() {
     let count = SharedCounter::default();
     let seen = count.clone();
     run_alone(async move || {

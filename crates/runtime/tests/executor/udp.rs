@@ -21,7 +21,7 @@ async fn echo() {
 }
 
 #[test]
-fn datagrams_of_all_sizes_come_back() {
+fn datagrams_of_all_sizes_are_echoed() {
     run(echo, async || {
         let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
         socket.connect(CLIENT).await.unwrap();
@@ -42,7 +42,7 @@ fn datagrams_of_all_sizes_come_back() {
 }
 
 #[test]
-fn an_error_of_a_connected_socket_is_told_to_who_receives() {
+fn error_of_connected_socket_is_returned_by_recv() {
     run(
         async || pending::<()>().await,
         async || {
@@ -60,7 +60,7 @@ fn an_error_of_a_connected_socket_is_told_to_who_receives() {
 }
 
 #[test]
-fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
+fn cancelled_receive_loses_nothing() {
     let client = async || {
         let socket = UdpSocket::bind("10.0.0.2:2000").await.unwrap();
         let mut buffer = [0; 10];
@@ -75,7 +75,7 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
         socket.send_to(b"cc", CLIENT).await.unwrap();
         let (first, _) = join(socket.recv_from(&mut buffer), async {
             let waits = timeout(Duration::from_millis(9), socket.recv_from(&mut other)).await;
-            assert!(waits.is_err(), "there was one datagram");
+            assert!(waits.is_err(), "only one datagram was sent");
         })
         .await;
         assert_eq!(first.unwrap().0, 2);
@@ -90,7 +90,7 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
 }
 
 #[test]
-fn a_sender_waits_for_a_device_that_is_full() {
+fn sender_waits_for_a_full_device() {
     const COUNT: u32 = 3000;
     let server = async || {
         let socket = UdpSocket::bind(CLIENT).await.unwrap();
@@ -115,7 +115,7 @@ fn a_sender_waits_for_a_device_that_is_full() {
             datagram[..4].copy_from_slice(&i.to_be_bytes());
             socket.send_to(&datagram, CLIENT).await.unwrap();
         }
-        assert!(now() > start, "the device took them all at once, so nothing was tried");
+        assert!(now() > start, "the device was never full");
         assert_eq!(socket.recv(&mut datagram).await.unwrap(), 3);
     });
 }

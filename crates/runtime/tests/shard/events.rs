@@ -156,7 +156,7 @@ impl Handler for Client {
 }
 
 #[test]
-fn an_echo_comes_back_whole_and_every_end_is_told_once() {
+fn echo_is_complete_and_each_end_reported_once() {
     let mut pair = ShardPair::new(Server::new(usize::MAX), Client::new(300_000));
     let done = pair.run_until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2);
     let (server, client) = (pair.server.handler(), pair.client.handler());
@@ -169,7 +169,7 @@ fn an_echo_comes_back_whole_and_every_end_is_told_once() {
 }
 
 #[test]
-fn the_end_of_the_stream_comes_after_all_that_was_left_unread() {
+fn end_of_stream_follows_unread_data() {
     let mut pair = ShardPair::new(Server::new(700), Client::new(50_000));
     pair.run_until(SECOND, |_, _| false);
     let mut resumed = 0;
@@ -187,14 +187,14 @@ fn the_end_of_the_stream_comes_after_all_that_was_left_unread() {
 }
 
 #[test]
-fn a_handler_that_reads_nothing_holds_the_peer_back() {
+fn handler_that_reads_nothing_stops_the_peer() {
     let mut pair = ShardPair::with(Server::new(0), Client::new(10 << 20), |config| {
         config.tcp.recv_buffer_bytes = 64 << 10;
         config.tcp.send_buffer_bytes = 64 << 10;
     });
     pair.run_until(30 * SECOND, |_, _| false);
     let sent = pair.client.handler().sent;
-    assert!((64 << 10..=400 << 10).contains(&sent), "{sent} bytes went out");
+    assert!((64 << 10..=400 << 10).contains(&sent), "{sent} bytes were sent");
     pair.server.handler_mut().appetite = usize::MAX;
     let conn = pair.server.handler().conn.unwrap();
     pair.server.with(pair.now, |_, cx| cx.resume_reading(conn));
@@ -233,7 +233,7 @@ impl Handler for BriefHandler {
 }
 
 #[test]
-fn what_is_shown_counts_as_read_if_the_handler_closes() {
+fn data_shown_when_closing_counts_as_read() {
     let mut client = Client::new(1000);
     client.finish = false;
     let mut pair = ShardPair::new(BriefHandler::default(), client);
@@ -251,7 +251,7 @@ fn what_is_shown_counts_as_read_if_the_handler_closes() {
 }
 
 #[test]
-fn a_refused_connection_is_closed_without_having_been_connected() {
+fn refused_connection_is_closed_never_connected() {
     let mut client = Client::new(1);
     client.port = 81;
     let mut pair = ShardPair::new(Server::new(0), client);
@@ -260,7 +260,7 @@ fn a_refused_connection_is_closed_without_having_been_connected() {
 }
 
 #[test]
-fn an_abort_is_a_reset_for_the_peer() {
+fn abort_is_a_reset_for_the_peer() {
     let mut client = Client::new(10);
     client.finish = false;
     let mut pair = ShardPair::new(Server::new(usize::MAX), client);
@@ -275,7 +275,7 @@ fn an_abort_is_a_reset_for_the_peer() {
 }
 
 #[test]
-fn an_urgent_byte_is_no_part_of_the_stream_and_does_not_hide_its_end() {
+fn urgent_byte_is_outside_of_the_stream() {
     let mut client = Client::new(3);
     client.finish = false;
     let mut pair = ShardPair::new(Server::new(usize::MAX), client);
@@ -295,7 +295,7 @@ fn an_urgent_byte_is_no_part_of_the_stream_and_does_not_hide_its_end() {
 }
 
 #[test]
-fn the_answer_leaves_with_the_acknowledgement() {
+fn response_leaves_with_the_acknowledgement() {
     let mut client = Client::new(10);
     client.finish = false;
     let mut pair = ShardPair::new(Server::new(usize::MAX), client);
@@ -337,7 +337,7 @@ impl Handler for Ticker {
 }
 
 #[test]
-fn timers_run_out_in_order_and_cancelled_ones_do_not() {
+fn timers_expire_in_order_unless_cancelled() {
     let mut pair = ShardPair::new(Server::new(0), Ticker::default());
     pair.run_until(SECOND, |_, c| c.fired.len() == 3);
     let start = Instant::from_millis(1000);
@@ -402,10 +402,10 @@ impl Handler for ReconnectingHandler {
 }
 
 #[test]
-fn a_handler_that_opens_and_aborts_without_end_does_not_keep_its_shard_from_going_on() {
+fn endless_connects_do_not_block_the_shard() {
     let mut pair = ShardPair::new(Ticker::default(), ReconnectingHandler::default());
     pair.discard_transcript();
-    assert!(pair.run_until(10 * SECOND, |_, c| c.ticks == 1), "its timer runs out");
+    assert!(pair.run_until(10 * SECOND, |_, c| c.ticks == 1), "its timer must expire");
     let before = pair.client.handler().ended;
     pair.client.poll_once(pair.now).unwrap();
     pair.client.poll_once(pair.now).unwrap();
@@ -413,7 +413,7 @@ fn a_handler_that_opens_and_aborts_without_end_does_not_keep_its_shard_from_goin
 }
 
 #[test]
-fn a_handler_starts_when_its_ipv6_address_may_be_used() {
+fn handler_starts_when_ipv6_address_is_usable() {
     struct Listens(Option<Instant>);
     impl Handler for Listens {
         fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
@@ -445,7 +445,7 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
     while alone.server.handler().0.is_none() {
         let turn = alone.server.poll_once(alone.now).unwrap();
         if turn.work == 0 {
-            alone.now = turn.next_deadline.expect("it would sleep for ever").max(alone.now);
+            alone.now = turn.next_deadline.expect("the shard would sleep forever").max(alone.now);
         }
     }
     assert!((SECOND..=2 * SECOND).contains(&waited(&alone)), "{:?}", waited(&alone));
@@ -492,7 +492,7 @@ impl Handler for DatagramEcho {
 }
 
 #[test]
-fn datagrams_are_echoed_and_a_port_without_owner_is_an_error() {
+fn datagrams_echo_and_closed_port_is_an_error() {
     let mut pair =
         ShardPair::new(DatagramEcho { serve: true, ..DatagramEcho::default() }, DatagramEcho::default());
     assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() + c.errors.len() == 2));

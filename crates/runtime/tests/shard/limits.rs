@@ -47,14 +47,16 @@ fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<CommandCollector> {
 
 // limit: shard.commands_max
 #[test]
-fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked() {
+fn full_mailbox_returns_commands_until_a_turn() {
     let mut shard = shard(|c| c.shard.commands_max = 100);
     let commander = shard.commander();
     for round in 0..5u32 {
         for i in 0..100 {
             commander.send(Box::new(round * 100 + i)).unwrap();
         }
-        let Err(CommandError::Full(back)) = commander.send(Box::new(7u32)) else { panic!("there was room") };
+        let Err(CommandError::Full(back)) = commander.send(Box::new(7u32)) else {
+            panic!("the mailbox is not full")
+        };
         assert_eq!(back.downcast_ref::<u32>(), Some(&7));
         // 64 per turn, so that commands do not delay frames.
         shard.poll_once(START).unwrap();
@@ -67,7 +69,7 @@ fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked()
 
 // limit: shard.timers_max
 #[test]
-fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
+fn timers_beyond_the_limit_are_refused_and_counted() {
     let mut shard = shard(|c| c.shard.timers_max = 3000);
     let set = |shard: &mut Shard<CommandCollector>, now, token: u64| {
         shard.with(now, |_, cx| cx.set_timer(Duration::from_millis(10), token)).is_some()
@@ -79,7 +81,7 @@ fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
     while shard.handler().timers.len() < 3000 {
         let before = shard.handler().timers.len();
         let turn = shard.poll_once(late).unwrap();
-        assert!(shard.handler().timers.len() - before <= 1024, "so many in a turn");
+        assert!(shard.handler().timers.len() - before <= 1024, "1024 timers per turn at most");
         assert!(shard.handler().timers.len() == 3000 || turn.next_deadline.is_some_and(|at| at <= late));
         turns += 1;
         assert!(turns < 20);
@@ -93,7 +95,7 @@ fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
 
 // limit: tcp.listeners_max
 #[test]
-fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
+fn limits_of_the_engine_are_specific_errors() {
     let mut shard = shard(|c| {
         c.tcp.listeners_max = 1;
         c.tcp.connections_max = 1;
@@ -142,7 +144,7 @@ impl Handler for SelfConnector {
 
 // limit: backlog of a listener
 #[test]
-fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
+fn self_connections_respect_the_backlog() {
     for (host, backlog) in [("10.0.0.1", 1), ("127.0.0.1", 0), ("127.9.9.9", 5), ("[::1]", 2)] {
         let (device, _cable) = pair(MemoryConfig::default());
         let mut config = config(SERVER_ADDRESS);

@@ -91,7 +91,7 @@ impl Handler for Dialer {
 }
 
 #[test]
-fn an_application_that_computes_does_not_starve_its_stack() {
+fn computing_application_does_not_starve_its_stack() {
     for realtime in [true, false] {
         let (near, far) = pair(MemoryConfig::default());
         let mut server = paired(BusyHandler { turns: 0 }, near, realtime);
@@ -108,7 +108,7 @@ fn an_application_that_computes_does_not_starve_its_stack() {
             stop.stop();
             let (turns, stack) = server.join().unwrap();
             assert_eq!(client.handler().left, 0, "realtime {realtime}: {stack:?}");
-            assert!(turns > 10, "and the application went on: {turns}");
+            assert!(turns > 10, "the application must continue: {turns}");
             // It never polls: it sleeps whenever it finds nothing, so there are about as many sleeps as idle
             // turns.
             assert!(stack.sleeps + 200 > stack.idle_turns, "{stack:?}");
@@ -164,7 +164,7 @@ fn flood(mut wire: Device, over: &AtomicBool) {
 }
 
 #[test]
-fn a_flood_does_not_starve_the_application() {
+fn flood_does_not_starve_the_application() {
     for realtime in [true, false] {
         let (near, far) = pair(MemoryConfig::default());
         let mut server = paired(Ticker { ticks: 0 }, near, realtime);

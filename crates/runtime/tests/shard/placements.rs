@@ -128,14 +128,14 @@ fn paired_applications_exchange_requests_and_end() {
 }
 
 #[test]
-fn placements_do_not_show_on_the_other_side() {
+fn placement_is_invisible_to_the_peer() {
     exchange(Placement::Split, Placement::Inline);
     exchange(Placement::Inline, Placement::Paired);
 }
 
 /// A device that goes away ends the stack's shard, and the application must not wait for it.
 #[test]
-fn an_application_whose_stack_fails_ends_with_its_error() {
+fn application_ends_with_the_error_of_its_stack() {
     let (device, _far) = pair(MemoryConfig::default());
     let mut config = config(SERVER_ADDRESS);
     config.shard.placement = Placement::Split;
@@ -147,7 +147,7 @@ fn an_application_whose_stack_fails_ends_with_its_error() {
 }
 
 #[test]
-fn an_idle_application_beside_its_shard_uses_no_time() {
+fn idle_split_application_uses_no_time() {
     let (device, _far) = pair(MemoryConfig::default());
     let mut config = config(SERVER_ADDRESS);
     config.shard.placement = Placement::Split;

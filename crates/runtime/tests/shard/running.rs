@@ -53,7 +53,7 @@ fn shard(leave_at_once: bool) -> (Shard<Reporter>, mpsc::Receiver<&'static str>)
 }
 
 #[test]
-fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
+fn sleeping_shard_wakes_for_timers_commands_and_stop() {
     let (mut shard, from) = shard(true);
     let (stop, commander, reader) = (StopFlag::new().unwrap(), shard.commander(), shard.stats_reader());
     let flag = stop.clone();
@@ -76,7 +76,7 @@ fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
 }
 
 #[test]
-fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
+fn handler_is_stopped_after_its_grace_period() {
     // Its timer expires a moment later, and is reported only if the machine is stalled meanwhile.
     let ended = steal::repeat_if_stalled(|| {
         let (mut shard, from) = shard(false);
@@ -90,7 +90,7 @@ fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
 }
 
 #[test]
-fn a_handler_can_end_its_shard() {
+fn handler_can_stop_its_shard() {
     let (mut shard, from) = shard(true);
     shard.commander().send(Box::new("end")).unwrap();
     shard.run(&StopFlag::new().unwrap()).unwrap();
@@ -98,7 +98,7 @@ fn a_handler_can_end_its_shard() {
 }
 
 #[test]
-fn an_idle_shard_sleeps_instead_of_polling() {
+fn idle_shard_sleeps_instead_of_polling() {
     let (mut shard, from) = shard(true);
     let (stop, reader) = (StopFlag::new().unwrap(), shard.stats_reader());
     let flag = stop.clone();
@@ -138,7 +138,7 @@ impl Handler for Metronome {
 }
 
 #[test]
-fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
+fn shard_polls_for_spin_us_then_sleeps() {
     let run = |spin_us| {
         let (device, _other_end) = pair(MemoryConfig::default());
         let mut config = config(SERVER_ADDRESS);
@@ -212,7 +212,7 @@ impl Handler for Acceptor {
 }
 
 #[test]
-fn idle_connections_cost_no_processor_time() {
+fn idle_connections_use_no_cpu_time() {
     const CONNECTIONS: u32 = 10_000;
     let opener = Opener { wanted: CONNECTIONS, started: 0, open: 0 };
     let mut pair = ShardPair::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
@@ -237,7 +237,7 @@ fn idle_connections_cost_no_processor_time() {
 }
 
 #[test]
-fn a_shard_without_its_memory_device_is_not_built() {
+fn missing_memory_device_fails_the_build() {
     let (to, _from) = mpsc::channel();
     let built = Shard::builder(config(SERVER_ADDRESS)).handler(Reporter { to, leave_at_once: true }).build();
     let error = built.err().expect("refused").to_string();

@@ -84,7 +84,7 @@ pub(super) fn neighbour(shard: &Shard<RecordingHandler>, address: &str) -> Optio
 }
 
 #[test]
-fn a_neighbour_that_one_shard_asked_for_serves_all() {
+fn neighbour_resolved_by_one_shard_serves_all() {
     for spread in [RssMode::Fixed(0), RssMode::Fixed(2), RssMode::RoundRobin] {
         let mut fixture = fixture(4, spread);
         let requests_before = fixture.sum_network(|n| n.arp_requests_out);
@@ -97,7 +97,7 @@ fn a_neighbour_that_one_shard_asked_for_serves_all() {
         for shard in &fixture.shards {
             let known = neighbour(shard, "10.0.0.2").unwrap();
             assert_eq!(known, (WIRE_MAC, NeighbourState::Reachable), "{spread:?}");
-            assert_eq!(shard.handler().closed.len(), 1, "refused, but by the peer itself");
+            assert_eq!(shard.handler().closed.len(), 1, "the peer must refuse the connection");
         }
     }
 }
@@ -128,7 +128,7 @@ fn one_shard_speaks_for_all_on_the_link() {
 }
 
 #[test]
-fn neighbours_of_the_configuration_never_expire_on_any_shard() {
+fn static_neighbours_never_expire_on_any_shard() {
     let mut config = stack_config(3);
     config.links[0].neighbours = vec![crate::config::NeighbourConfig {
         address: "10.0.0.66".parse().unwrap(),
@@ -153,7 +153,7 @@ fn neighbours_of_the_configuration_never_expire_on_any_shard() {
     }
     turn(&mut shards, day);
     let sent = receive(&mut wire);
-    assert_eq!(sent.len(), 3, "a SYN each, and no question");
+    assert_eq!(sent.len(), 3, "a SYN each, and no ARP request");
     assert!(sent.iter().all(|frame| frame[..6] == [2; 6] && frame[23] == protocol::TCP));
 }
 
@@ -177,7 +177,7 @@ fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &NdpMessage) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
+fn router_advertisement_reaches_all_shards() {
     let (mut shards, mut wire) =
         shards_and_device(stack_config(3), RssMode::Fixed(1), |_| RecordingHandler::default());
     let now = START + Duration::from_secs(5);
@@ -229,7 +229,7 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
 }
 
 #[test]
-fn an_address_that_somebody_else_has_is_used_by_no_shard() {
+fn duplicate_address_is_used_by_no_shard() {
     let (mut shards, mut wire) =
         shards_and_device(stack_config(3), RssMode::Fixed(2), |_| RecordingHandler::default());
     let ours: Ipv6Addr = "fd00::1".parse().unwrap();
@@ -247,7 +247,7 @@ fn an_address_that_somebody_else_has_is_used_by_no_shard() {
         let known = addresses.iter().find(|known| known.address == IpAddr::V6(ours)).unwrap();
         assert_eq!(known.state, AddressState::Duplicate);
         assert!(!shard.core.stack.local().unwrap().network().is_local(ours.into()));
-        assert!(shard.handler().started, "the other addresses serve");
+        assert!(shard.handler().started, "the handler must start with the other addresses");
     }
 }
 
@@ -277,7 +277,7 @@ fn too_big(quote: &[u8], mtu: u16) -> Vec<u8> {
 }
 
 #[test]
-fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
+fn icmp_error_reaches_its_shard_and_mtu_all() {
     for connecting in 0..3 {
         // All frames arrive at the first shard.
         let (mut shards, mut wire) =
@@ -299,14 +299,18 @@ fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
         for (index, shard) in shards.iter_mut().enumerate() {
             let network = shard.core.stack.local_mut().unwrap().network_mut();
             let seen = network.stats().icmp_errors_in - before[index];
-            assert_eq!(seen, u64::from(index == connecting), "shard {index}, for one of {connecting}");
+            assert_eq!(
+                seen,
+                u64::from(index == connecting),
+                "shard {index}, for a connection of shard {connecting}"
+            );
             assert_eq!(network.route(now, peer.into(), None).unwrap().mtu, 1000, "shard {index}");
         }
     }
 }
 
 #[test]
-fn a_forged_error_about_no_connection_is_told_to_nobody() {
+fn icmp_error_without_connection_is_not_broadcast() {
     let (mut shards, mut wire) =
         shards_and_device(stack_config(2), RssMode::Fixed(0), |_| RecordingHandler::default());
     let now = START + Duration::from_secs(5);

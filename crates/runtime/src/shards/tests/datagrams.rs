@@ -92,7 +92,7 @@ fn received(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize>
 }
 
 #[test]
-fn a_socket_gets_all_datagrams_of_its_port_wherever_they_arrive() {
+fn socket_receives_datagrams_from_every_queue() {
     for spread in [RssMode::RoundRobin, RssMode::Hash, RssMode::Fixed(3)] {
         let mut fixture = fixture(4, spread);
         bind(&mut fixture, 2, "0.0.0.0:53", UdpOptions::default()).unwrap();
@@ -103,7 +103,7 @@ fn a_socket_gets_all_datagrams_of_its_port_wherever_they_arrive() {
 }
 
 #[test]
-fn a_port_is_refused_to_other_shards_until_its_socket_is_closed() {
+fn bound_port_conflicts_on_all_shards_until_closed() {
     let mut fixture = fixture(3, RssMode::RoundRobin);
     let first = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
     assert_eq!(bind(&mut fixture, 2, "10.0.0.1:53", UdpOptions::default()), Err(UdpError::AddressInUse));
@@ -116,7 +116,7 @@ fn a_port_is_refused_to_other_shards_until_its_socket_is_closed() {
 }
 
 #[test]
-fn shards_that_share_a_port_share_its_datagrams_and_a_groups_go_to_all_of_them() {
+fn reuseport_shares_unicast_and_copies_multicast() {
     let mut fixture = fixture(4, RssMode::RoundRobin);
     for shard in [1, 3] {
         bind(&mut fixture, shard, "0.0.0.0:53", SHARED).unwrap();
@@ -135,7 +135,7 @@ fn shards_that_share_a_port_share_its_datagrams_and_a_groups_go_to_all_of_them()
 }
 
 #[test]
-fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
+fn ephemeral_ports_are_per_shard_and_receive_replies() {
     let mut fixture =
         Fixture::new(stack_config(4), RssMode::RoundRobin, |_| RecordingHandler::default(), Reflector);
     fixture.advance(Duration::from_secs(3));
@@ -162,7 +162,7 @@ fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
 }
 
 #[test]
-fn a_port_that_was_chosen_for_a_socket_that_shares_it_is_shared_with_other_shards() {
+fn ephemeral_reuseport_port_is_shared_with_other_shards() {
     let mut fixture = fixture(3, RssMode::RoundRobin);
     let first = bind(&mut fixture, 1, "0.0.0.0:0", SHARED).unwrap();
     let port = fixture.with_shard(1, |_, cx| cx.udp_local(first)).unwrap().port();
@@ -175,7 +175,7 @@ fn a_port_that_was_chosen_for_a_socket_that_shares_it_is_shared_with_other_shard
 }
 
 #[test]
-fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
+fn fragments_reassemble_on_one_shard() {
     let mut misrouted = 0;
     for owner in 0..4 {
         let mut fixture = fixture(4, RssMode::RoundRobin);
@@ -189,18 +189,18 @@ fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
             .shards
             .iter()
             .filter(|shard| shard.core.stack.local().unwrap().network().stats().reassembled > 0);
-        assert_eq!(met.count(), 1, "the shard that the addresses name");
+        assert_eq!(met.count(), 1, "one shard reassembles all fragments");
         let reassembler = fixture
             .shards
             .iter()
             .position(|shard| shard.core.stack.local().unwrap().network().stats().reassembled == 10);
         misrouted += usize::from(reassembler != Some(owner));
     }
-    assert_eq!(misrouted, 3, "and that was another one for three homes of four");
+    assert_eq!(misrouted, 3, "three of four sockets are on another shard");
 }
 
 #[test]
-fn an_error_about_a_datagram_is_told_to_its_socket() {
+fn icmp_error_reaches_its_udp_socket() {
     for shard in 0..3 {
         let mut fixture = fixture(3, RssMode::Fixed(0));
         let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
@@ -220,7 +220,7 @@ fn an_error_about_a_datagram_is_told_to_its_socket() {
 /// The socket moves to another shard while a datagram is in the queue to the first. The datagram is not
 /// forwarded a second time.
 #[test]
-fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
+fn frame_is_forwarded_at_most_once() {
     let mut fixture = fixture(3, RssMode::Fixed(0));
     let socket = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
     send(&mut fixture, "10.0.0.1:53", 1, 100);
@@ -233,14 +233,22 @@ fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
     fixture.client.poll_once(fixture.now).unwrap();
     let forwarded = fixture.sum(|s| s.frames_forwarded);
     fixture.shards[0].poll_once(fixture.now).unwrap();
-    assert_eq!(fixture.sum(|s| s.frames_forwarded), forwarded + 1, "it lies in the second shard's mailbox");
+    assert_eq!(
+        fixture.sum(|s| s.frames_forwarded),
+        forwarded + 1,
+        "the frame waits in the queue to the second shard"
+    );
     fixture.with_shard(1, |_, cx| cx.udp_close(socket)).unwrap();
     fixture.with_shard(2, |_, cx| cx.udp_bind(at("0.0.0.0:53"), UdpOptions::default()).map(|_| ())).unwrap();
     for shard in &mut fixture.shards[1..] {
         shard.poll_once(fixture.now).unwrap();
     }
     assert_eq!(fixture.sum(|s| s.frames_forwarded), forwarded + 1);
-    assert_eq!(fixture.shards[1].core.stack.local().unwrap().udp_stats().no_port, 1, "refused where it came");
+    assert_eq!(
+        fixture.shards[1].core.stack.local().unwrap().udp_stats().no_port,
+        1,
+        "it is refused on the second shard"
+    );
     send(&mut fixture, "10.0.0.1:53", 1, 100);
-    assert_eq!(received(&fixture), [0, 1, 1], "the next goes to the new home");
+    assert_eq!(received(&fixture), [0, 1, 1], "the next datagram goes to the new shard");
 }

@@ -31,7 +31,7 @@ fn segment(src_port: u16) -> Vec<u8> {
 /// Whatever the hash in its label, a frame goes to the shard of its addresses and ports, and is forwarded at
 /// most once. A correct hash is not computed again if the frame stays.
 #[test]
-fn a_frame_comes_home_whatever_its_hash_says() {
+fn frame_reaches_its_shard_whatever_its_hash() {
     let config = stack_config(3);
     let steering = Steering::new(0, 3, &config.network);
     let (mut shards, mut wire) =
@@ -43,7 +43,9 @@ fn a_frame_comes_home_whatever_its_hash_says() {
         for port in 1000..1010 {
             let before: Vec<_> = shards.iter().map(|shard| *shard.stats()).collect();
             let frame = assert_checked(segment(port));
-            let FrameOwner::Shard(owner) = steering.owner_of_bytes(&frame) else { panic!("a home") };
+            let FrameOwner::Shard(owner) = steering.owner_of_bytes(&frame) else {
+                panic!("the frame must have one owner")
+            };
             wire.tx.reserve(frame.len()).unwrap().copy_from_slice(&frame);
             wire.tx.commit(frame.len(), TxMeta { label: Label::new(Some(hash), 2), ..TxMeta::NONE });
             wire.tx.flush(now);
@@ -68,7 +70,7 @@ fn a_frame_comes_home_whatever_its_hash_says() {
             seen |= 1 << (owner * 2 + u8::from(wrong == 1));
         }
     }
-    assert_eq!(seen, 0b11_1111, "every home, with right and wrong hashes");
+    assert_eq!(seen, 0b11_1111, "every owner, with correct and wrong hashes");
     // No listener: each segment was answered once.
     assert_eq!(shards.iter().map(resets).sum::<u64>(), 90);
 }
@@ -189,7 +191,7 @@ impl GatherTx for ForgedHashTx {
         pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
         meta: TxMeta,
     ) {
-        let gather = self.0.gather().expect("memif gathers");
+        let gather = self.0.gather().expect("memif supports gathering");
         gather.commit_gathered(head, pieces, TxMeta { label: (self.1)(meta.label), ..meta });
     }
 }
@@ -245,7 +247,7 @@ fn exchange_requests(fixture: &mut Fixture<Echo, RequestClient>, count: usize) -
     assert_eq!(
         fixture.sum(|s| s.forwards_received),
         fixture.sum(|s| s.frames_forwarded),
-        "one hop, and none is lost"
+        "forwarded once, and none is lost"
     );
     fixture.sum(|s| s.frames_received)
 }
@@ -254,7 +256,7 @@ fn exchange_requests(fixture: &mut Fixture<Echo, RequestClient>, count: usize) -
 const LINK_FRAMES_MAX: u64 = 40;
 
 #[test]
-fn the_hash_of_a_stack_at_the_other_end_is_not_computed_again() {
+fn hash_of_the_peer_is_not_recomputed() {
     let mut fixture = over_memif(3, true, |label| label);
     let received = exchange_requests(&mut fixture, 40);
     assert_eq!(fixture.sum(|s| s.hashes_mismatched), 0);
@@ -271,7 +273,7 @@ fn the_hash_of_a_stack_at_the_other_end_is_not_computed_again() {
 }
 
 #[test]
-fn a_peer_that_lies_about_hashes_loses_nothing() {
+fn forged_hashes_lose_no_frame() {
     let mut fixture = over_memif(3, true, |label| label);
     exchange_requests(&mut fixture, 40);
     let honest = fixture.sum(|s| s.frames_forwarded);
@@ -289,9 +291,9 @@ fn a_peer_that_lies_about_hashes_loses_nothing() {
         let mut fixture = over_memif(3, true, rewrite);
         exchange_requests(&mut fixture, 40);
         let (wrong, forwarded) = (fixture.sum(|s| s.hashes_mismatched), fixture.sum(|s| s.frames_forwarded));
-        assert!(wrong > 100, "lie {number}: {wrong}");
+        assert!(wrong > 100, "rewrite {number}: {wrong}");
         // As many are forwarded as without, except for different segmentation.
-        assert!(forwarded.abs_diff(honest) < honest / 5, "lie {number}: {forwarded}, {honest} without");
+        assert!(forwarded.abs_diff(honest) < honest / 5, "rewrite {number}: {forwarded}, {honest} without");
     }
 }
 
@@ -313,17 +315,17 @@ fn one_burst(shards: u32, priority: u8) -> (Vec<u8>, Vec<u8>) {
     let now = fixture.now;
     fixture.client.poll_once(now).unwrap();
     fixture.shards[0].poll_once(now).unwrap();
-    assert_eq!(fixture.sum(|s| s.bursts.iter().sum()), before + 1, "it was one burst");
+    assert_eq!(fixture.sum(|s| s.bursts.iter().sum()), before + 1, "the frames must arrive in one burst");
     fixture.advance(Duration::from_millis(100));
     let last = fixture.shards.iter().find(|shard| shard.handler().got.contains(&29)).unwrap();
     (last.handler().got.clone(), fixture.client.handler().got.clone())
 }
 
 #[test]
-fn what_is_urgent_is_answered_first() {
+fn frames_with_priority_are_answered_first() {
     for shards in [1, 3] {
         let (got, answered) = one_burst(shards, 0);
-        assert!(got.is_sorted() && got.last() == Some(&29), "as they came: {got:?}");
+        assert!(got.is_sorted() && got.last() == Some(&29), "in order of arrival: {got:?}");
         assert_eq!(answered.len(), 30);
         let (got, answered) = one_burst(shards, 6);
         assert!(got[0] == 29 && got[1..].is_sorted(), "{got:?}");

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// are served meanwhile, and its connections continue afterwards.
 // limit: shards.mailbox_bytes
 #[test]
-fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
+fn full_queue_drops_frames_of_its_shard_only() {
     let mut config = stack_config(2);
     config.shards.mailbox_bytes = 256 << 10;
     let mut fixture =
@@ -49,19 +49,19 @@ fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
     fixture.advance(Duration::from_secs(60));
     for &conn in &conns {
         let all_arrived = fixture.client.with(fixture.now, |_, cx| cx.send(conn, &[7; 60_000]));
-        assert_eq!(all_arrived, Ok(60_000), "everything before was acknowledged");
+        assert_eq!(all_arrived, Ok(60_000), "all data before was acknowledged");
     }
     fixture.advance(Duration::from_secs(60));
     assert!(fixture.client.handler().closed.is_empty());
     let sent = fixture.sum(|s| s.frames_forwarded);
-    assert_eq!(fixture.sum(|s| s.forwards_received), sent, "what was not dropped arrived");
+    assert_eq!(fixture.sum(|s| s.forwards_received), sent, "frames that were not dropped must arrive");
 }
 
 /// If a broadcast does not fit into the queue to one shard, no shard processes it, so that all know the same
 /// neighbours.
 // limit: shards.control_bytes
 #[test]
-fn what_cannot_be_told_to_all_is_learnt_by_none() {
+fn broadcast_without_room_is_processed_by_none() {
     let mut config = stack_config(3);
     config.shards.control_bytes = 4096;
     let (mut shards, mut wire) =
@@ -80,7 +80,7 @@ fn what_cannot_be_told_to_all_is_learnt_by_none() {
     let refused = shards[0].stats().broadcasts_refused;
     assert!(refused > 100, "{refused}");
     let answers = receive(&mut wire).iter().filter(|frame| frame[12..14] == [8, 6]).count() as u64;
-    assert_eq!(answers, 191 - refused, "who could not be remembered got no answer, and asks again");
+    assert_eq!(answers, 191 - refused, "a request that was not broadcast must not be answered");
     turn(&mut shards, now);
     let known = |shard: usize| -> BTreeSet<u8> {
         (10..=200).filter(|last| neighbour(&shards[shard], &format!("10.0.0.{last}")).is_some()).collect()

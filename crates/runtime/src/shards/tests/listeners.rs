@@ -44,31 +44,30 @@ fn accepted(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize>
 }
 
 #[test]
-fn what_one_shard_listens_on_all_serve_and_what_another_closes_all_close() {
+fn listener_opens_and_closes_on_all_shards() {
     let mut fixture = fixture(4);
     fixture.with_shard(2, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
     assert_eq!(assert_refused(&mut fixture, 80), 0);
     let by_shard = accepted(&fixture);
     assert_eq!(by_shard.iter().sum::<usize>(), 80);
-    assert!(by_shard.iter().all(|&n| n >= 5), "served where they arrive: {by_shard:?}");
+    assert!(by_shard.iter().all(|&n| n >= 5), "each shard must serve what arrives there: {by_shard:?}");
 
     // Another shard listens, too, and gets a handle of its own.
     let joined = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
     let again = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default()));
-    assert!(matches!(again, Err(Error::Listen(_, ListenError::AddressInUse))), "twice on one shard");
+    assert!(
+        matches!(again, Err(Error::Listen(_, ListenError::AddressInUse))),
+        "a second listener on one shard"
+    );
     fixture.with_shard(0, |_, cx| cx.unlisten(joined)).unwrap();
     fixture.advance(Duration::from_millis(1));
     assert_eq!(assert_refused(&mut fixture, 40), 40);
-    assert_eq!(
-        accepted(&fixture),
-        by_shard,
-        "connections that were accepted go on, and there are no new ones"
-    );
+    assert_eq!(accepted(&fixture), by_shard, "accepted connections continue, and no new ones are accepted");
     assert!(fixture.with_shard(0, |_, cx| cx.unlisten(joined)).is_err());
 }
 
 #[test]
-fn a_handle_is_stale_on_the_shard_that_has_not_closed_it_itself() {
+fn handle_is_stale_after_another_shard_closes() {
     let mut fixture = fixture(2);
     let handles = [0, 1].map(|shard| {
         fixture.with_shard(shard, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap()
@@ -82,7 +81,7 @@ fn a_handle_is_stale_on_the_shard_that_has_not_closed_it_itself() {
 }
 
 #[test]
-fn a_shard_that_starts_late_serves_what_the_others_listen_on() {
+fn late_shard_serves_existing_listeners() {
     // Duplicate address detection takes a second; all shards start only then.
     let mut fixture = Fixture::new(
         stack_config(3),
@@ -100,19 +99,19 @@ fn a_shard_that_starts_late_serves_what_the_others_listen_on() {
 }
 
 #[test]
-fn an_address_that_is_another_shards_but_no_address_of_ours_is_refused() {
+fn foreign_address_is_refused_on_all_shards() {
     let mut fixture = fixture(2);
     let foreign = "10.0.0.77:80".parse().unwrap();
     let refused = fixture.with_shard(0, |_, cx| cx.listen(foreign, ListenOptions::default()));
     assert!(matches!(refused, Err(Error::Listen(_, ListenError::AddressNotAvailable))));
     fixture.advance(Duration::from_secs(1));
-    assert_eq!(fixture.sum(|s| s.listens_refused), 0, "nothing of it was told");
+    assert_eq!(fixture.sum(|s| s.listens_refused), 0, "the listener was published");
 }
 
 /// If another shard closes the listener, a sleeping shard has to reset the connections in its accept queue,
 /// so it is woken. A connection or datagram that arrives would not require that.
 #[test]
-fn a_sleeper_is_woken_when_the_board_changes() {
+fn sleeping_shard_is_woken_by_registry_change() {
     let mut fixture = fixture(3);
     let rings = |fixture: &Fixture<RecordingHandler, RecordingHandler>, shard: usize| {
         let mut count = [0; 8];
@@ -121,7 +120,7 @@ fn a_sleeper_is_woken_when_the_board_changes() {
     };
     assert!(fixture.shards[1].mailbox.before_sleep());
     let listener = fixture.with_shard(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
-    assert_eq!((rings(&fixture, 1), rings(&fixture, 2)), (1, 0), "one sleeps and one does not");
+    assert_eq!((rings(&fixture, 1), rings(&fixture, 2)), (1, 0), "shard 1 sleeps, shard 2 does not");
     fixture.shards[1].mailbox.after_sleep(false);
     fixture.advance(Duration::from_millis(1));
     for shard in [1, 2] {
@@ -133,17 +132,20 @@ fn a_sleeper_is_woken_when_the_board_changes() {
 
 /// A listener on a port that was chosen must not be shared with a shard that chose the port before.
 #[test]
-fn a_chosen_port_is_not_shared() {
+fn ephemeral_listener_port_is_not_shared() {
     let mut fixture = fixture(2);
     fixture.shards[0].core.listen_exclusive(address(), ListenOptions::default()).unwrap();
     let again = fixture.shards[1].core.listen_exclusive(address(), ListenOptions::default());
     assert_eq!(again, Err(ListenError::AddressInUse));
-    assert!(fixture.shards[1].core.listen(address(), ListenOptions::default()).is_ok(), "but by name");
+    assert!(
+        fixture.shards[1].core.listen(address(), ListenOptions::default()).is_ok(),
+        "a given port is shared"
+    );
 }
 
 /// Listeners with `SO_REUSEPORT` belong to one shard each, and conflict with a listener without it.
 #[test]
-fn listeners_that_share_an_address_are_each_shards_own() {
+fn reuseport_listeners_belong_to_one_shard() {
     let mut fixture = fixture(2);
     let sharing = ListenOptions { reuse_port: true, user: 7, ..ListenOptions::default() };
     let plain = ListenOptions::default();
@@ -152,12 +154,12 @@ fn listeners_that_share_an_address_are_each_shards_own() {
     let first = fixture.with_shard(0, |_, cx| cx.listen(address(), sharing)).unwrap();
     assert!(
         in_use(fixture.with_shard(1, |_, cx| cx.listen(address(), plain))),
-        "also on the shard that has none of them"
+        "also on a shard without such a listener"
     );
     assert!(in_use(
         fixture.with_shard(1, |_, cx| cx.listen(address(), ListenOptions { user: 8, ..sharing }))
     ));
-    assert!(assert_refused(&mut fixture, 80) >= 5, "the other shard listens for itself");
+    assert!(assert_refused(&mut fixture, 80) >= 5, "the listener of the other shard stays");
     let all = [0, 1].map(|shard| fixture.with_shard(shard, |_, cx| cx.listen(address(), sharing)).unwrap());
     assert_eq!(assert_refused(&mut fixture, 80), 0);
     fixture.with_shard(0, |_, cx| cx.unlisten(first)).unwrap();

@@ -175,7 +175,7 @@ fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
     assert_eq!(
         fixture.sum(|s| s.forwards_received),
         fixture.sum(|s| s.frames_forwarded),
-        "none is lost on the way"
+        "forwarded frames must arrive"
     );
     let (mut server, mut closed) = (BTreeMap::new(), Vec::new());
     for shard in &fixture.shards {
@@ -199,7 +199,7 @@ fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
 }
 
 #[test]
-fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() {
+fn events_do_not_depend_on_number_of_shards() {
     for seed in 1..=3 {
         let alone = run(1, RssMode::Hash, seed);
         assert_eq!((alone.forwarded, alone.told), (0, 0));
@@ -217,7 +217,7 @@ fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() 
 
 /// One shard with its application inline, and several shards in every placement and with workers.
 #[test]
-fn applications_see_the_same_in_every_placement_and_with_workers() {
+fn events_do_not_depend_on_placement_or_workers() {
     let alone = run(1, RssMode::Hash, 1);
     for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
         for (count, workers) in [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (3, 0), (3, 3)] {
@@ -234,22 +234,22 @@ fn applications_see_the_same_in_every_placement_and_with_workers() {
 }
 
 #[test]
-fn what_crosses_between_shards_does_not_grow_with_their_number() {
+fn forwarding_does_not_grow_with_number_of_shards() {
     let alone = run(1, RssMode::Hash, 1);
     for count in [2, 4] {
         let hashed = run(count, RssMode::Hash, 1);
-        assert_eq!(hashed.forwarded, 0, "frames that come home make no hop");
+        assert_eq!(hashed.forwarded, 0, "frames on the right queue are not forwarded");
         let astray = run(count, RssMode::RoundRobin, 1);
         // As many frames arrive for the connections, and each is forwarded at most once.
         assert!(astray.received <= alone.received * 11 / 10, "{} and {}", astray.received, alone.received);
         assert!(astray.forwarded <= astray.received);
         // ARP and neighbour discovery of one client are a few frames, and each other shard receives them.
-        assert!(astray.told <= 16 * u64::from(count - 1), "{} told", astray.told);
+        assert!(astray.told <= 16 * u64::from(count - 1), "{} broadcasts", astray.told);
     }
 }
 
 #[test]
-fn a_connection_is_opened_where_its_packets_come_home() {
+fn connection_uses_a_port_of_its_shard() {
     let mut fixture = Fixture::new(
         stack_config(4),
         RssMode::Hash,
@@ -270,13 +270,13 @@ fn a_connection_is_opened_where_its_packets_come_home() {
     fixture.advance(Duration::from_secs(1));
     for shard in &fixture.shards {
         assert_eq!(shard.core.stack.local().unwrap().usage().connections, 40);
-        assert_eq!(shard.handler().connected, 40, "all were answered");
+        assert_eq!(shard.handler().connected, 40, "all connections were established");
     }
     assert_eq!(fixture.sum(|s| s.frames_forwarded), 0);
 }
 
 #[test]
-fn a_local_port_whose_packets_would_come_elsewhere_is_refused() {
+fn local_port_of_another_shard_is_refused() {
     let mut fixture = Fixture::new(
         stack_config(2),
         RssMode::Hash,
@@ -297,6 +297,6 @@ fn a_local_port_whose_packets_would_come_elsewhere_is_refused() {
             }
         }
     }
-    assert_eq!(opened[0] + opened[1], 50, "each port is one shard's: {opened:?}");
+    assert_eq!(opened[0] + opened[1], 50, "each port belongs to one shard: {opened:?}");
     assert!(opened[0] > 10 && opened[1] > 10, "{opened:?}");
 }

@@ -32,7 +32,7 @@ async fn echo() -> io::Result<()> {
 }
 
 #[test]
-fn tasks_of_every_shard_serve_what_arrives_anywhere() {
+fn tasks_of_every_shard_serve_every_queue() {
     let server = |_| Executor::new(echo);
     let mut fixture =
         Fixture::new(only_v4(stack_config(3)), RssMode::RoundRobin, server, Pinger { left: 60 });

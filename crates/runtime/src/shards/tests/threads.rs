@@ -93,7 +93,7 @@ pub(super) fn open(config: Config, spread: RssMode) -> (super::super::OpenedShar
 }
 
 #[test]
-fn shards_on_threads_serve_what_arrives_anywhere_and_sleep_meanwhile() {
+fn threaded_shards_serve_every_queue_and_sleep() {
     for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
         serve_on_two(placement);
     }
@@ -124,7 +124,7 @@ fn serve_on_two(placement: Placement) {
     assert!(served.iter().all(|&n| n >= 10), "{served:?}");
     for (index, (number, name, stats, _)) in ends.iter().enumerate() {
         assert_eq!((index, name.as_str()), (*number, format!("shard-{index}").as_str()));
-        assert!(stats.sleeps > 20, "shard {index} sleeps and is woken: {stats:?}");
+        assert!(stats.sleeps > 20, "shard {index} must sleep and wake: {stats:?}");
     }
     // All frames arrive at the first shard, which forwards those of the second.
     assert_eq!((ends[1].2.frames_received, ends[1].2.forwards_received), (0, ends[0].2.frames_forwarded));
@@ -178,7 +178,7 @@ fn is_answered(wire: &mut Device, number: u8) -> bool {
 /// The primary shard answers ARP for all, and all frames arrive there, so it must not end before the last
 /// shard.
 #[test]
-fn no_shard_leaves_before_the_last_has_done_its_work() {
+fn no_shard_ends_before_the_last_is_done() {
     let mut config = only_v4(stack_config(3));
     // They end with the last shard, not after the grace period.
     config.shard.stop_grace_ms = 3_600_000;
@@ -205,7 +205,7 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     let answered = 40;
     for question in 1..=answered {
         assert!(is_answered(&mut far, question), "question {question} has no answer");
-        assert!(ends.try_recv().is_err(), "nobody has left yet");
+        assert!(ends.try_recv().is_err(), "no shard may have ended yet");
         thread::sleep(Duration::from_millis(20));
     }
     last.store(true, Ordering::Release);
@@ -213,7 +213,7 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     assert_eq!(ends.try_iter().count(), 3);
     // The first shard broadcast to the end: each request teaches all shards a neighbour.
     assert!(stats[0].broadcasts_sent >= 2 * u64::from(answered), "{:?}", stats[0]);
-    assert_eq!(readers[0].snapshot(), stats[0], "the last counters are published");
+    assert_eq!(readers[0].snapshot(), stats[0], "the final counters must be published");
 }
 
 /// Fails in a given way after some time.
@@ -234,21 +234,21 @@ impl Handler for FailingHandler {
     }
 
     fn timer(&mut self, _: &mut Context<'_>, _: u64) {
-        panic!("out of ideas");
+        panic!("test failure");
     }
 }
 
 #[test]
-fn a_panic_of_one_ends_all_and_is_told() {
+fn panic_of_one_shard_ends_all() {
     let (opened, _far) = open(only_v4(stack_config(3)), RssMode::Hash);
     let stop = StopFlag::new().unwrap();
     let ended = opened.run(&stop, |index| Ok(FailingHandler { fails: index == 1 }), |_, _| ());
-    assert_eq!(ended.unwrap_err().to_string(), "shard 1: panicked: out of ideas");
+    assert_eq!(ended.unwrap_err().to_string(), "shard 1: panicked: test failure");
     assert!(stop.is_set());
 }
 
 #[test]
-fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
+fn failed_build_keeps_all_shards_from_starting() {
     let (started, starts) = mpsc::channel();
     struct ReportingHandler(mpsc::Sender<()>);
     impl Handler for ReportingHandler {
@@ -263,18 +263,18 @@ fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
         let (opened, _far) = open(only_v4(stack_config(3)), RssMode::Hash);
         let started = started.clone();
         let handler = move |index| match index {
-            2 if panics => panic!("no page found"),
-            2 => Err(Error::application("no page found")),
+            2 if panics => panic!("handler not built"),
+            2 => Err(Error::application("handler not built")),
             _ => Ok(ReportingHandler(started.clone())),
         };
         let ended = opened.run(&StopFlag::new().unwrap(), handler, |_, _| ()).unwrap_err().to_string();
-        assert_eq!(ended, format!("shard 2: {}no page found", if panics { "panicked: " } else { "" }));
-        assert!(starts.try_recv().is_err(), "nobody has started");
+        assert_eq!(ended, format!("shard 2: {}handler not built", if panics { "panicked: " } else { "" }));
+        assert!(starts.try_recv().is_err(), "no handler may have started");
     }
 }
 
 #[test]
-fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
+fn impossible_configuration_is_refused_before_start() {
     let refused = |config: Config, queues: usize| {
         let (_, queues) = multi_queue(&MemoryConfig::default(), queues, RssMode::Hash);
         Shards::new(config).device("cable", queues).open().err().map(|e| e.to_string())
@@ -344,7 +344,7 @@ fn each_shard_is_pinned_to_its_cpu() {
 }
 
 #[test]
-fn queues_of_one_device_do_not_share_a_capture_or_a_seed_of_faults() {
+fn queues_have_their_own_capture_and_fault_seed() {
     let mut config = stack_config(3);
     let cable = DeviceConfig {
         capture: Some("frames.pcapng".into()),

@@ -108,7 +108,7 @@ async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Res
         assert_ne!(connect().await?.1, stuck);
     }
     for stream in &mut same {
-        assert!(stream.try_read(&mut [0]).is_err(), "its worker is stuck");
+        assert!(stream.try_read(&mut [0]).is_err(), "its worker is blocked");
     }
     release.send(()).unwrap();
     for stream in same.iter_mut().chain([&mut one]) {
@@ -118,7 +118,7 @@ async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Res
 }
 
 #[test]
-fn a_worker_that_is_stuck_delays_only_its_own_connections() {
+fn blocked_worker_delays_only_its_own_connections() {
     for placement in PLACEMENTS {
         let (opened, far) = open(with_workers(1, placement, 2), RssMode::Hash);
         assert_eq!((opened.count(), opened.applications()), (1, 2));
@@ -232,7 +232,7 @@ impl Handler for FloodClient {
 }
 
 #[test]
-fn what_a_worker_does_not_take_holds_its_peer_back_and_nobody_else() {
+fn unread_data_blocks_only_its_own_peer() {
     for placement in PLACEMENTS {
         let mut config = with_workers(1, placement, 2);
         (config.tcp.recv_buffer_bytes, config.channel.socket_buffer_bytes) = (64 << 10, 16 << 10);
@@ -290,7 +290,7 @@ impl Handler for DecliningHandler {
 }
 
 #[test]
-fn a_worker_that_accepts_nothing_is_offered_no_more_after_a_few() {
+fn worker_that_declines_gets_few_offers() {
     let config = with_workers(1, Placement::Split, 2);
     let server = |number| DecliningHandler { may: number == 1, accepted: 0 };
     let mut fixture = Fixture::new(config, RssMode::Hash, server, super::RecordingHandler::default());
@@ -335,7 +335,7 @@ impl Handler for LateListener {
 
 /// One shard listens, so all do. Connections of a shard whose application does not listen yet are not lost.
 #[test]
-fn connections_wait_for_the_application_of_their_shard_to_listen() {
+fn connections_wait_until_their_application_listens() {
     for (placement, workers) in [(Placement::Inline, 0), (Placement::Split, 0), (Placement::Split, 2)] {
         let config = with_workers(2, placement, workers);
         let server = |number| LateListener(number, 0);
@@ -376,7 +376,7 @@ impl Handler for EndingHandler {
 
     fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
         match self.0 {
-            "panic" => panic!("out of ideas"),
+            "panic" => panic!("test failure"),
             "stop" => cx.stop(),
             _ => {}
         }
@@ -389,7 +389,7 @@ fn workers_and_shards_end_together_however_one_of_them_ends() {
         for (how, error) in [
             ("build", Some("shard 1: no more")),
             ("start", Some("shard 1: no more")),
-            ("panic", Some("shard 1: panicked: out of ideas")),
+            ("panic", Some("shard 1: panicked: test failure")),
             ("stop", None),
         ] {
             let (opened, _far) = open(with_workers(2, placement, 2), RssMode::Hash);
@@ -410,7 +410,7 @@ fn workers_and_shards_end_together_however_one_of_them_ends() {
 }
 
 #[test]
-fn commands_reach_the_worker_they_are_for() {
+fn commands_reach_their_worker() {
     struct CommandRecorder(Option<u32>);
     impl Handler for CommandRecorder {
         fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
@@ -445,7 +445,7 @@ fn commands_reach_the_worker_they_are_for() {
 }
 
 #[test]
-fn applications_and_workers_are_pinned_where_their_keys_say() {
+fn applications_and_workers_are_pinned_as_configured() {
     let cpus = cpus();
     let [first, .., last] = cpus[..] else { return };
     let mask = |_: usize, _: Shard<super::RecordingHandler>| self::cpus();
@@ -465,7 +465,7 @@ fn applications_and_workers_are_pinned_where_their_keys_say() {
     assert_eq!(run(config), [vec![last], vec![first]]);
     let mut config = with_workers(2, Placement::Paired, 0);
     config.shards.cpus = vec![first, last];
-    assert_eq!(run(config), [vec![first], vec![last]], "beside its shard");
+    assert_eq!(run(config), [vec![first], vec![last]], "in a thread of its own");
     let mut config = with_workers(2, Placement::Split, 2);
     config.shards.cpus = vec![first, last];
     assert_eq!(run(config), [cpus.clone(), cpus.clone(), cpus.clone(), cpus]);
