@@ -350,10 +350,10 @@ fn show<H: Handler>(
 }
 
 #[test]
-fn published_counters_are_the_documented_ones() {
+fn published_counters_are_documented() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{}", std::process::id()));
     std::fs::create_dir_all(folder.join("site")).unwrap();
-    // This is the only test of the process that creates directories.
+    // No other test of this process creates directories.
     let run = RunConfig { name: Some("names".into()), ..RunConfig::default() };
     let presence = PublishedStack::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
     let site = folder.join("site");

@@ -21,7 +21,8 @@ async fn serve() -> io::Result<()> {
 async fn echo(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     loop {
-        // An array would be part of the task all the time. This buffer exists only while there is something to echo.
+        // An array would be part of the task all the time. This buffer exists only while there is data to
+        // echo.
         stream.readable().await?;
         let mut buffer = vec![0; 4096];
         match stream.read(&mut buffer).await? {

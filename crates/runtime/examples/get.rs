@@ -1,6 +1,7 @@
-//! An HTTP client on hyper: fetches a page, within ten seconds.
+//! An HTTP client on hyper: fetches a page, with a timeout of ten seconds.
 //!
-//! `cargo run -p ginnel --example get --features hyper -- crates/runtime/examples/tap.toml 10.1.0.1:8080 /index.html`
+//! `cargo run -p ginnel --example get --features hyper -- crates/runtime/examples/tap.toml 10.1.0.1:8080
+//! /index.html`
 
 use ginnel::compat::HyperExecutor;
 use ginnel::net::TcpStream;
@@ -30,7 +31,7 @@ async fn get(server: SocketAddr, path: &str) -> Result<Bytes, Box<dyn Error>> {
     Ok(response.into_body().collect().await?.to_bytes())
 }
 
-async fn get_in_time(server: SocketAddr, path: &str) -> Result<Bytes, Box<dyn Error>> {
+async fn get_with_timeout(server: SocketAddr, path: &str) -> Result<Bytes, Box<dyn Error>> {
     timeout(Duration::from_secs(10), get(server, path)).await?
 }
 
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = arguments.next().ok_or(USAGE)?.parse()?;
     let path = arguments.next().ok_or(USAGE)?;
     let client = Executor::new(async move || -> Result<(), Box<dyn Error>> {
-        let page = get_in_time(server, &path).await?;
+        let page = get_with_timeout(server, &path).await?;
         Ok(std::io::stdout().write_all(&page)?)
     });
     Shard::builder(config).handler(client).build()?.run(&StopFlag::new()?)?;
@@ -53,12 +54,12 @@ mod support;
 
 #[cfg(test)]
 mod tests {
-    use super::{get_in_time, support};
+    use super::{get_with_timeout, support};
     use ginnel::net::TcpListener;
     use std::io;
 
     #[test]
-    fn it_gets_a_page_and_does_not_wait_for_ever() {
+    fn fetches_a_page_and_times_out() {
         let server = async || -> io::Result<()> {
             let listener = TcpListener::bind("0.0.0.0:80").await?;
             let (mut stream, _) = listener.accept().await?;
@@ -71,8 +72,8 @@ mod tests {
         };
         support::run(server, async || {
             let server = "10.0.0.1:80".parse().unwrap();
-            assert_eq!(get_in_time(server, "/a").await.unwrap(), &b"page"[..]);
-            let late = get_in_time(server, "/b").await.unwrap_err();
+            assert_eq!(get_with_timeout(server, "/a").await.unwrap(), &b"page"[..]);
+            let late = get_with_timeout(server, "/b").await.unwrap_err();
             assert_eq!(late.to_string(), "deadline has elapsed");
             Ok(())
         });

@@ -1,6 +1,7 @@
-//! A TCP proxy with time-outs: for connecting, and for silence.
+//! A TCP proxy with timeouts for connecting and for idle connections.
 //!
-//! `cargo run -p ginnel --example proxy -- crates/runtime/examples/tap.toml 10.1.0.1:8080`, then `curl http://10.1.0.2/`.
+//! `cargo run -p ginnel --example proxy -- crates/runtime/examples/tap.toml 10.1.0.1:8080`, then `curl
+//! http://10.1.0.2/`.
 
 use ginnel::net::{OwnedReadHalf, OwnedWriteHalf, TcpListener, TcpStream};
 use ginnel::task::spawn;
@@ -9,26 +10,26 @@ use ginnel::{Config, Executor, Shard, StopFlag};
 use std::io;
 use std::net::SocketAddr;
 
-/// How long a connection to the server behind may take.
-const CONNECT: Duration = Duration::from_secs(3);
-/// How long a direction may be silent.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Timeout for connecting to the server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout for a direction without data.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn serve(upstream: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind("0.0.0.0:80").await?;
     loop {
         let (stream, peer) = listener.accept().await?;
         drop(spawn(async move {
-            if let Err(e) = pass(stream, upstream).await {
+            if let Err(e) = proxy(stream, upstream).await {
                 eprintln!("{peer}: {e}");
             }
         }));
     }
 }
 
-/// Connects the client to the server behind until both have nothing more to say, or one of them fails.
-async fn pass(client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
-    let server = timeout(CONNECT, TcpStream::connect(upstream)).await??;
+/// Copies data between the client and the server until both directions have ended, or one of them fails.
+async fn proxy(client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
+    let server = timeout(CONNECT_TIMEOUT, TcpStream::connect(upstream)).await??;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let there = spawn(copy(from_client, to_server));
@@ -40,13 +41,13 @@ async fn pass(client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
     back
 }
 
-/// Dropping the writing half at the end passes FIN on.
+/// Copies one direction. Dropping the write half at the end sends FIN.
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     loop {
-        match timeout(SILENCE, from.read(&mut buffer)).await?? {
+        match timeout(IDLE_TIMEOUT, from.read(&mut buffer)).await?? {
             0 => return Ok(()),
-            n => timeout(SILENCE, to.write_all(&buffer[..n])).await??,
+            n => timeout(IDLE_TIMEOUT, to.write_all(&buffer[..n])).await??,
         }
     }
 }
@@ -66,15 +67,15 @@ mod support;
 
 #[cfg(test)]
 mod tests {
-    use super::{SILENCE, serve, support};
+    use super::{IDLE_TIMEOUT, serve, support};
     use ginnel::net::{TcpListener, TcpStream};
     use ginnel::task::spawn;
     use ginnel::time::now;
     use std::io;
 
-    /// The other shard is both: the proxy's client and the server behind.
+    /// The other shard is both the client of the proxy and its server.
     #[test]
-    fn bytes_pass_both_ways_and_silence_ends_it() {
+    fn data_passes_both_ways_until_idle_timeout() {
         support::run(
             || serve("10.0.0.2:8080".parse().unwrap()),
             async || {
@@ -86,7 +87,7 @@ mod tests {
                     question.reverse();
                     stream.write_all(&question).await?;
                     drop(stream);
-                    // The second one never says anything.
+                    // The second connection never sends anything.
                     listener.accept().await
                 });
                 let mut client = TcpStream::connect("10.0.0.1:80").await?;
@@ -101,7 +102,7 @@ mod tests {
                 let _silent = server.await??;
                 assert_eq!(client.read(&mut [0]).await?, 0);
                 let took = now().saturating_since(start);
-                assert!(took >= SILENCE && took < 2 * SILENCE, "{took:?}");
+                assert!(took >= IDLE_TIMEOUT && took < 2 * IDLE_TIMEOUT, "{took:?}");
                 Ok::<(), io::Error>(())
             },
         );

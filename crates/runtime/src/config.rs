@@ -182,17 +182,18 @@ pub struct DeviceConfig {
     /// dropped. Default: none; a `memif` requires it.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub memif: Option<MemifConfig>,
-    /// How an `af_xdp` device uses its interface: `"queues=0-3,take=ports,ports=80+443"`. `queues=N-M+K` are
-    /// the interface's queues, one for each shard; a single shard may have several. Default: all queues for a
-    /// single shard, otherwise one for each shard, from 0 on. `take=addresses` redirects the addresses of the
-    /// links to the stack; the host must not have them. `take=ports` shares the addresses of the host: the
-    /// stack gets `ports=N-M+K` and its ephemeral ports, TCP and UDP, which must not be ephemeral ports of
-    /// the host. `take=all` redirects all frames. Default `take=addresses`. `mode=auto`, `copy` or `zerocopy`
-    /// and `attach=auto`, `driver` or `generic` choose the support by the driver (both `auto`). `ring=N`:
-    /// descriptors of a ring, a power of two from 64 to 32,768 (2,048). `need_wakeup=on` or `off`: call the
-    /// kernel only when it asks for that (on). `busy_poll=N`: the driver works inside of the shard's system
-    /// calls, for N microseconds each (0: off), on `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md has
-    /// the details. Default: all of these defaults.
+    /// How an `af_xdp` device uses its interface: `"queues=0-3,take=ports,ports=80+443"`. `queues=N-M+K`
+    /// are the interface's queues, one for each shard; a single shard may have several. Default: all queues
+    /// for a single shard, otherwise one for each shard, from 0 on. `take=addresses`, which applies if
+    /// `take` is not given, redirects the addresses of the links to the stack; the host must not have them.
+    /// `take=ports` shares the addresses of the host: the stack gets `ports=N-M+K` and its ephemeral ports,
+    /// TCP and UDP, which must not be ephemeral ports of the host. `take=all` redirects all frames.
+    /// `mode=auto`, `copy` or `zerocopy` and `attach=auto`, `driver` or `generic` choose the support by the
+    /// driver (both `auto`). `ring=N`: descriptors of a ring, a power of two from 64 to 32,768 (2,048).
+    /// `need_wakeup=on` or `off`: call the kernel only when it asks for that (on). `busy_poll=N`: the
+    /// driver works inside of the shard's system calls, for N microseconds each (0: off), on
+    /// `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md has the details. Default: all of these
+    /// defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
     /// MAC address of the stack's side of a `tap` or `memif`: `02:00:00:00:00:01`. Default: for a `tap` that

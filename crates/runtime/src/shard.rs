@@ -420,7 +420,7 @@ impl<H: Handler> Shard<H> {
         }
         if now - self.last_published >= PUBLISH_INTERVAL {
             self.publish(now);
-            if self.publisher.as_ref().is_some_and(|shown| shown.stats_page.is_due(now)) {
+            if self.publisher.as_ref().is_some_and(|publisher| publisher.stats_page.is_due(now)) {
                 self.publish_page(now, ShardActivity::Running);
             }
         }

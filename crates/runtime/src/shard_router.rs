@@ -86,7 +86,7 @@ impl ShardRouter {
                 self.send(0, port, frame, stats);
                 false
             }
-            FrameOwner::Primary { broadcast: told } => !told || self.broadcast(port, frame, stats),
+            FrameOwner::Primary { broadcast } => !broadcast || self.broadcast(port, frame, stats),
         });
         self.flush();
     }
@@ -131,9 +131,9 @@ impl ShardRouter {
         self.flush();
     }
 
-    /// Returns whether a frame that another shard forwarded may be processed here. It is processed here
-    /// whoever its owner is by now, because frames are forwarded only once. It is not processed if it must be
-    /// broadcast and a queue is full.
+    /// Returns whether a frame that another shard forwarded may be processed here. Frames are forwarded only
+    /// once, so the frame is processed here even if another shard owns it by now. It is not processed if it
+    /// must be broadcast and a queue is full.
     pub(crate) fn accepts(
         &mut self,
         steering: Option<&Steering>,

@@ -41,7 +41,7 @@ pub(crate) struct Timers {
     /// the heap; their generation differs from that of the entry.
     exact: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     /// Number of cancelled timers in the heap.
-    exact_stale: usize,
+    cancelled_exact: usize,
     /// The first free entry, or `NO_FREE_ENTRY`.
     free: u64,
     max: usize,
@@ -55,7 +55,7 @@ impl Timers {
             wheel: TimerWheel::new(now),
             entries: TimerEntries(Vec::new()),
             exact: BinaryHeap::new(),
-            exact_stale: 0,
+            cancelled_exact: 0,
             free: NO_FREE_ENTRY,
             max: max as usize,
             refused: 0,
@@ -100,7 +100,7 @@ impl Timers {
         let armed = self.is_set(timer.index, timer.generation);
         if armed {
             if !self.wheel.cancel(&mut self.entries, timer.index) {
-                self.exact_stale += 1;
+                self.cancelled_exact += 1;
             }
             self.release(timer.index);
             self.sweep_cancelled();
@@ -116,19 +116,19 @@ impl Timers {
     fn sweep_cancelled(&mut self) {
         let Self { exact, entries, .. } = self;
         let is_set = |index: u32, generation: u32| entries.0[index as usize].generation == generation;
-        if self.exact_stale > exact.len() / 2 {
+        if self.cancelled_exact > exact.len() / 2 {
             exact.retain(|Reverse((_, index, generation))| is_set(*index, *generation));
-            self.exact_stale = 0;
+            self.cancelled_exact = 0;
         }
         while exact.peek().is_some_and(|Reverse((_, index, generation))| !is_set(*index, *generation)) {
             exact.pop();
-            self.exact_stale -= 1;
+            self.cancelled_exact -= 1;
         }
     }
 
     /// Returns the number of timers that are set, their limit, and the highest number so far.
     pub(crate) fn usage(&self) -> (usize, usize, usize) {
-        let set = self.wheel.len() + self.exact.len() - self.exact_stale;
+        let set = self.wheel.len() + self.exact.len() - self.cancelled_exact;
         (set, self.max, self.entries.0.len())
     }
 

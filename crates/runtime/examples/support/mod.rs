@@ -1,4 +1,5 @@
-//! Runs an example against a counterpart in its test: two shards on one thread, joined by a cable of memory, in simulated time.
+//! Runs an example against a counterpart in its test: two shards on one thread, connected in memory, in
+//! simulated time.
 
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
@@ -8,7 +9,7 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
 use std::io;
 
-/// The example has 10.0.0.1, its counterpart 10.0.0.2. Returns when the counterpart is done.
+/// The example has the address 10.0.0.1, its counterpart 10.0.0.2. Returns when the counterpart is done.
 pub fn run<E, F, C>(example: impl FnOnce() -> F + 'static, counterpart: impl FnOnce() -> C + 'static)
 where
     E: core::fmt::Display,

@@ -2,7 +2,7 @@
 //! admitted. No user can keep the processes of another user out, even if one person owns many users.
 //!
 //! Users other than the stack's own and root are unprivileged. They reach the broker through a process that
-//! is attached already, and one person may own many of them: whoever creates a user namespace gets all users
+//! is attached already, and one person may own many of them: the creator of a user namespace gets all users
 //! of a range of subuid(5), 65,536 consecutive numbers.
 
 use std::collections::BTreeMap;

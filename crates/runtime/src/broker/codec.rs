@@ -1,5 +1,5 @@
-//! Values as bytes and back: fields follow each other, little-endian. Messages of the broker, the table that a program inherits and
-//! the metadata of a passed descriptor (crates/posix/ops) are encoded by this module.
+//! Values as bytes and back: fields follow each other, little-endian. Messages of the broker, the table that
+//! a program inherits and the metadata of a passed descriptor (crates/posix/ops) are encoded by this module.
 //!
 //! Decoding does not trust its input: it returns a value, or `None` if the bytes are not an encoding of one.
 
@@ -41,8 +41,8 @@ macro_rules! numbers {
 }
 numbers!(u8, u16, u32, u64, u128, i16, i32);
 
-/// Implements [`Codec`] for a structure: its fields in the given order. Fields after `defaults` are not encoded; decoding sets them to
-/// the given values.
+/// Implements [`Codec`] for a structure: its fields in the given order. Fields after `defaults` are not
+/// encoded; decoding sets them to the given values.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! codec_struct {
@@ -194,8 +194,8 @@ impl<T: Codec> Codec for Box<T> {
     }
 }
 
-/// The number of values, then the values. Each value takes at least a byte, so a count above the bytes left is refused before memory is
-/// reserved for it.
+/// The number of values, then the values. Each value takes at least a byte, so a count above the bytes left
+/// is refused before memory is reserved for it.
 impl<T: Codec> Codec for Vec<T> {
     fn encode(&self, out: &mut Vec<u8>) {
         // Cannot truncate: messages and tables are shorter than 4 GiB.

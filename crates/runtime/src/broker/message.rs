@@ -75,6 +75,15 @@ pub struct GlobalSocketId {
 }
 codec_struct!(GlobalSocketId { shard, id });
 
+/// The sockets that a proxy descriptor owns.
+#[derive(Clone, Debug)]
+pub(super) struct ProxyContents {
+    pub sockets: Vec<GlobalSocketId>,
+    /// Sent to each process that resolves the descriptor.
+    pub metadata: Vec<u8>,
+}
+codec_struct!(ProxyContents { sockets, metadata });
+
 /// A request of a process to the broker.
 #[derive(Clone, Debug)]
 pub(super) enum ControlRequest {
@@ -91,7 +100,7 @@ pub(super) enum ControlRequest {
     Exec(Vec<GlobalSocketId>),
     /// Creates a proxy descriptor: the descriptor with this cookie owns these sockets from now on; its
     /// receiver gets the metadata. The attached descriptor is its other end.
-    Share(u64, Vec<GlobalSocketId>, Vec<u8>),
+    Share(u64, ProxyContents),
     /// Asks for the sockets that the received descriptor with this cookie owns.
     Resolve(u64),
     /// The process is about to execute a program that owns none of its sockets and may not be able to open
@@ -100,7 +109,7 @@ pub(super) enum ControlRequest {
     Successor,
 }
 codec_enum!(ControlRequest {
-    0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Exec(kept), 4 => Share(cookie, sockets, metadata), 5 => Resolve(cookie),
+    0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Exec(kept), 4 => Share(cookie, contents), 5 => Resolve(cookie),
     6 => Successor,
 });
 
@@ -120,13 +129,13 @@ pub(super) enum ControlReply {
     /// the child.
     Forked(Vec<u32>),
     /// To [`ControlRequest::Resolve`]: the sockets, and the metadata of the process that shared them.
-    Resolved(Vec<GlobalSocketId>, Vec<u8>),
+    Resolved(ProxyContents),
     /// The request was refused.
     Refused(Refusal),
 }
 codec_enum!(ControlReply {
-    0 => Welcome(shards, terms), 1 => Attached(request_id), 2 => Reply(reply), 3 => Done, 4 => Resolved(sockets, metadata), 5 => Refused(why),
-    6 => Forked(seats),
+    0 => Welcome(shards, terms), 1 => Attached(request_id), 2 => Reply(reply), 3 => Done, 4 => Resolved(contents), 5 => Refused(why),
+    6 => Forked(clients),
 });
 
 /// Why the broker refuses a request.

@@ -290,10 +290,10 @@ mod tests {
         for links in [vec![link(most), link(most)], vec![link(1); 2048 / 6], vec![link(0); 2048 / 5]] {
             let bytes = encode(1, &ControlReply::Reply(ChannelReply::Links(links.clone())));
             assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{} links: {} bytes", links.len(), bytes.len());
-            let (1, Some(ControlReply::Reply(ChannelReply::Links(told)))) = decode(&bytes) else {
+            let (1, Some(ControlReply::Reply(ChannelReply::Links(decoded)))) = decode(&bytes) else {
                 panic!("the message is malformed")
             };
-            assert_eq!(told, links);
+            assert_eq!(decoded, links);
         }
     }
 }

@@ -356,8 +356,10 @@ fn only_an_announced_child_continues_without_reply() {
                 other => panic!("{other:?}"),
             }
         };
-        let (0, Some(ControlReply::Refused(told))) = decode(&buffer[..bytes]) else { panic!("no refusal") };
-        assert_eq!(told, refusal);
+        let (0, Some(ControlReply::Refused(received))) = decode(&buffer[..bytes]) else {
+            panic!("no refusal")
+        };
+        assert_eq!(received, refusal);
     }
     assert_eq!(fixture.broker.stats().rejected, 3);
 }
@@ -475,20 +477,20 @@ fn unattached_process_has_no_client_and_may_attach_others() {
     assert_eq!(fixture.broker.stats().rejected, refused);
 }
 
-/// Runs `what` as user nobody.
-fn run_as_nobody<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
-    run_as_user(65_534, what)
+/// Runs `act` as user nobody.
+fn run_as_nobody<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    run_as_user(65_534, act)
 }
 
-/// Runs `what` as another user.
-fn run_as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `act` as another user.
+fn run_as_user<T: Send + 'static>(user: u32, act: impl FnOnce() -> T + Send + 'static) -> T {
     use rustix::thread::{Uid, set_thread_res_uid};
 
     let user = Uid::from_raw(user);
     // Changes the user of this thread alone, irrevocably.
     let done = std::thread::spawn(move || {
         set_thread_res_uid(user, user, user).unwrap();
-        what()
+        act()
     });
     done.join().unwrap()
 }

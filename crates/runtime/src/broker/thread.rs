@@ -7,8 +7,8 @@ use super::attached::{AttachedProcesses, pid_of};
 use super::control_listener::{AcceptedPeer, ControlListener, creator_uid};
 use super::message::{
     ControlReply, ControlRequest, DOMAIN_NAME_BYTES_MAX, GlobalSocketId, Hello, MAGIC, MAGIC_CHILD,
-    MAGIC_UNATTACHED, METADATA_BYTES_MAX, PROTOCOL_VERSION, Refusal, SOCKETS_PER_MESSAGE_MAX, StackInfo,
-    decode, encode, unattached,
+    MAGIC_UNATTACHED, METADATA_BYTES_MAX, PROTOCOL_VERSION, ProxyContents, Refusal, SOCKETS_PER_MESSAGE_MAX,
+    StackInfo, decode, encode, unattached,
 };
 use super::seqpacket::{self, RecvResult};
 use crate::channel::SocketId;
@@ -98,8 +98,7 @@ struct ProcessEntry {
     is_privileged: bool,
     /// Name of the domain to which the connection belongs, regardless of [`Hello::domain`].
     domain_name: Option<String>,
-    /// Id of the domain, and the process's client id on each shard.
-    attachment: Option<(u64, Vec<u32>)>,
+    attachment: Option<DomainClients>,
     /// The descriptor that wakes the process, until it is sent to the process.
     wake_fd: Option<OwnedFd>,
     /// The process has sent its first message.
@@ -112,6 +111,15 @@ impl ProcessEntry {
     fn peer_user(&self) -> PeerUser {
         PeerUser { uid: self.uid, is_privileged: self.is_privileged }
     }
+}
+
+/// The clients of a process.
+#[derive(Clone)]
+struct DomainClients {
+    /// Id of the domain.
+    domain: u64,
+    /// Client id on each shard.
+    clients: Vec<u32>,
 }
 
 /// A domain that has a process or a proxy descriptor.
@@ -135,9 +143,7 @@ struct ProxyEntry {
     end: WatchedFd,
     cookie: u64,
     domain: u64,
-    sockets: Vec<GlobalSocketId>,
-    /// Sent to each process that resolves the descriptor.
-    metadata: Vec<u8>,
+    contents: ProxyContents,
 }
 
 /// Counters and lists that other threads read, and what processes are told when they attach.
@@ -549,9 +555,9 @@ impl BrokerThread {
         if entry.attachment.is_none() {
             let domain_name = entry.domain_name.clone().unwrap_or_else(|| hello.domain.clone());
             let uid = entry.uid;
-            let (domain, clients, wake) = self.attach_to_domain(uid, &domain_name)?;
+            let (attachment, wake) = self.attach_to_domain(uid, &domain_name)?;
             let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
-            (entry.attachment, entry.wake_fd) = (Some((domain, clients)), Some(wake));
+            (entry.attachment, entry.wake_fd) = (Some(attachment), Some(wake));
         }
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         entry.is_greeted = true;
@@ -577,16 +583,17 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the id of the
-    /// domain, the client ids by shard, and the process's end of its wake pair.
-    fn attach_to_domain(&mut self, uid: u32, domain_name: &str) -> Result<(u64, Vec<u32>, OwnedFd), Refusal> {
-        let domain = self.domains.iter().find(|(_, home)| home.uid == uid && home.domain_name == domain_name);
+    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the clients and
+    /// the process's end of its wake pair.
+    fn attach_to_domain(&mut self, uid: u32, domain_name: &str) -> Result<(DomainClients, OwnedFd), Refusal> {
+        let domain =
+            self.domains.iter().find(|(_, domain)| domain.uid == uid && domain.domain_name == domain_name);
         let domain = domain.map(|(id, _)| *id);
         let (broker_end, process_end) = wake_pair()?;
         if let Some(domain) = domain {
             let request = |domain, wake| BrokerRequest::Admit { domain, wake };
             let clients = self.attach_clients(domain, &broker_end, request)?;
-            return Ok((domain, clients, process_end));
+            return Ok((DomainClients { domain, clients }, process_end));
         }
         let (mut shards, mut clients) = (Vec::new(), Vec::new());
         for shard in &self.shards {
@@ -610,7 +617,7 @@ impl BrokerThread {
         let id = self.next_id();
         let domain = DomainEntry { uid, domain_name: domain_name.into(), shards, processes: 1, proxies: 0 };
         self.domains.insert(id, domain);
-        Ok((id, clients, process_end))
+        Ok((DomainClients { domain: id, clients }, process_end))
     }
 
     /// Creates a client on each shard in an existing domain and returns the client ids.
@@ -644,7 +651,7 @@ impl BrokerThread {
     /// Returns a shard, the region of the process's domain there, and the process's client id there.
     fn client_on_shard(&self, id: u64, shard: u16) -> Result<(&Commander, &DomainRegion, u32), Refusal> {
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
-        let (domain, clients) = entry.attachment.as_ref().ok_or(Refusal::Unknown)?;
+        let DomainClients { domain, clients } = entry.attachment.as_ref().ok_or(Refusal::Unknown)?;
         let shard = usize::from(shard);
         let domain = self.domains.get(domain).ok_or(Refusal::Unknown)?;
         match (self.shards.get(shard), domain.shards.get(shard), clients.get(shard)) {
@@ -693,16 +700,14 @@ impl BrokerThread {
                 let child = self.prepare_process(id, None, descriptors)?;
                 let entry = self.processes.get_mut(&child).ok_or(Refusal::Unknown)?;
                 let wake = entry.wake_fd.take().ok_or(Refusal::Unknown)?;
-                let clients = entry.attachment.as_ref().map_or_else(Vec::new, |(_, seats)| seats.clone());
+                let clients = entry.attachment.as_ref().map_or_else(Vec::new, |of| of.clients.clone());
                 return Ok((ControlReply::Forked(clients), vec![wake]));
             }
             ControlRequest::Exec(kept) => {
                 self.prepare_process(id, Some(kept), descriptors)?;
                 ControlReply::Done
             }
-            ControlRequest::Share(cookie, sockets, metadata) => {
-                self.share(id, cookie, (sockets, metadata), descriptors)?
-            }
+            ControlRequest::Share(cookie, contents) => self.share(id, cookie, contents, descriptors)?,
             ControlRequest::Resolve(cookie) => self.resolve(id, cookie)?,
             ControlRequest::Successor => {
                 let connection = { descriptors }.pop().ok_or(Refusal::Malformed)?;
@@ -728,7 +733,8 @@ impl BrokerThread {
         }
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let (uid, is_privileged, domain_name) = (entry.uid, entry.is_privileged, entry.domain_name.clone());
-        let (domain, parent_clients) = entry.attachment.clone().ok_or(Refusal::Unknown)?;
+        let DomainClients { domain, clients: parent_clients } =
+            entry.attachment.clone().ok_or(Refusal::Unknown)?;
         let (broker_end, process_end) = wake_pair()?;
         let child = self.next_id();
         let connection = self.watch(connection, child, EventSource::Connection)?;
@@ -745,7 +751,7 @@ impl BrokerThread {
             uid,
             is_privileged,
             domain_name,
-            attachment: Some((domain, clients)),
+            attachment: Some(DomainClients { domain, clients }),
             wake_fd: Some(process_end),
             is_greeted: false,
             is_unattached: false,
@@ -755,24 +761,24 @@ impl BrokerThread {
         Ok(child)
     }
 
-    /// Creates a proxy descriptor that owns `sockets`.
+    /// Creates a proxy descriptor that owns the sockets in `contents`.
     fn share(
         &mut self,
         id: u64,
         cookie: u64,
-        (sockets, metadata): (Vec<GlobalSocketId>, Vec<u8>),
+        contents: ProxyContents,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<ControlReply, Refusal> {
         let end = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let ProxyContents { sockets, metadata } = &contents;
         let is_valid =
             (1..=SOCKETS_PER_MESSAGE_MAX).contains(&sockets.len()) && metadata.len() <= METADATA_BYTES_MAX;
         if !is_valid || self.cookies.contains_key(&cookie) {
             return Err(Refusal::Malformed);
         }
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
-        let (domain, _) = entry.attachment.as_ref().ok_or(Refusal::Unknown)?;
-        let domain = *domain;
-        if self.domains.get(&domain).is_none_or(|home| home.proxies >= PROXY_FDS_MAX) {
+        let domain = entry.attachment.as_ref().ok_or(Refusal::Unknown)?.domain;
+        if self.domains.get(&domain).is_none_or(|entry| entry.proxies >= PROXY_FDS_MAX) {
             return Err(Refusal::ProxyDescriptors);
         }
         let proxy = self.next_id();
@@ -780,12 +786,12 @@ impl BrokerThread {
         let _ = shutdown(&end, Shutdown::Write);
         let end = self.watch(end, proxy, EventSource::ProxyFd)?;
         let request = |domain, client, sockets| BrokerRequest::AddProxy { domain, client, things: sockets };
-        if let Err((why, done)) = self.for_each_shard(id, &sockets, request) {
-            self.release_refs(domain, &sockets, done);
+        if let Err((why, done)) = self.for_each_shard(id, sockets, request) {
+            self.release_refs(domain, sockets, done);
             return Err(why);
         }
         self.cookies.insert(cookie, proxy);
-        self.proxies.insert(proxy, ProxyEntry { end, cookie, domain, sockets, metadata });
+        self.proxies.insert(proxy, ProxyEntry { end, cookie, domain, contents });
         if let Some(domain) = self.domains.get_mut(&domain) {
             domain.proxies += 1;
         }
@@ -798,14 +804,14 @@ impl BrokerThread {
         let proxy = proxy.ok_or(Refusal::Unknown)?;
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         // Processes of another domain do not map the region of these sockets.
-        if entry.attachment.as_ref().is_none_or(|(domain, _)| *domain != proxy.domain) {
+        if entry.attachment.as_ref().is_none_or(|of| of.domain != proxy.domain) {
             return Err(Refusal::Unknown);
         }
-        let (sockets, metadata) = (proxy.sockets.clone(), proxy.metadata.clone());
+        let contents = proxy.contents.clone();
         let request =
             |domain, client, sockets| BrokerRequest::ResolveProxy { domain, client, things: sockets };
-        self.for_each_shard(id, &sockets, request).map_err(|(refusal, _)| refusal)?;
-        Ok(ControlReply::Resolved(sockets, metadata))
+        self.for_each_shard(id, &contents.sockets, request).map_err(|(refusal, _)| refusal)?;
+        Ok(ControlReply::Resolved(contents))
     }
 
     /// Calls each shard on which some of `sockets` are. An error comes with the number of shards that were
@@ -854,7 +860,7 @@ impl BrokerThread {
     fn remove_proxy(&mut self, id: u64) {
         let Some(proxy) = self.proxies.remove(&id) else { return };
         self.cookies.remove(&proxy.cookie);
-        self.release_refs(proxy.domain, &proxy.sockets, self.shards.len());
+        self.release_refs(proxy.domain, &proxy.contents.sockets, self.shards.len());
         if let Some(domain) = self.domains.get_mut(&proxy.domain) {
             domain.proxies -= 1;
         }
@@ -867,24 +873,24 @@ impl BrokerThread {
         if entry.is_unattached {
             self.shared.attached.remove(id);
         }
-        let Some((home, seats)) = entry.attachment else { return };
+        let Some(DomainClients { domain: domain_id, clients }) = entry.attachment else { return };
         self.shared.attached.remove(id);
         increment(&self.shared.counters.reaped);
-        if let Some(domain) = self.domains.get_mut(&home) {
-            for ((shard, region), client) in self.shards.iter().zip(&domain.shards).zip(&seats) {
+        if let Some(domain) = self.domains.get_mut(&domain_id) {
+            for ((shard, region), client) in self.shards.iter().zip(&domain.shards).zip(&clients) {
                 // Fails only if the shard has ended.
                 let _ =
                     call_for_broker(shard, BrokerRequest::Reap { domain: region.domain, client: *client });
             }
             domain.processes -= 1;
         }
-        self.remove_domain_if_empty(home);
+        self.remove_domain_if_empty(domain_id);
     }
 
     /// Forgets a domain that has no process and no proxy descriptor, so that nobody can join it. On the
     /// shards it lives until its last byte is sent.
     fn remove_domain_if_empty(&mut self, domain: u64) {
-        if self.domains.get(&domain).is_some_and(|home| home.processes == 0 && home.proxies == 0) {
+        if self.domains.get(&domain).is_some_and(|entry| entry.processes == 0 && entry.proxies == 0) {
             self.domains.remove(&domain);
         }
     }

@@ -95,8 +95,8 @@ fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
             DeValue::Array(items) => items.iter().enumerate().find_map(|(i, item)| match item.get_ref() {
                 DeValue::Table(inner) => {
                     let path = path_at(inner, span);
-                    let here = !path.is_empty() || within(&item.span());
-                    here.then(|| format!("[{i}]{}{path}", if path.is_empty() { "" } else { "." }))
+                    let is_inside = !path.is_empty() || within(&item.span());
+                    is_inside.then(|| format!("[{i}]{}{path}", if path.is_empty() { "" } else { "." }))
                 }
                 _ => within(&item.span()).then(|| format!("[{i}]")),
             }),

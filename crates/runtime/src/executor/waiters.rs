@@ -255,9 +255,9 @@ mod tests {
         let mut waiters = lists.add(Waiters::NONE, WaiterRef::Task(1), &mut other);
         waiters = lists.add(waiters, WaiterRef::Task(2), &mut first);
         waiters = lists.add(waiters, WaiterRef::Task(2), &mut second);
-        let mut told = Vec::new();
-        waiters = lists.remove(waiters, first, |task| told.push(task));
-        assert_eq!(told, [2]);
+        let mut scheduled = Vec::new();
+        waiters = lists.remove(waiters, first, |task| scheduled.push(task));
+        assert_eq!(scheduled, [2]);
         assert_eq!(woken(&mut lists, waiters), [1]);
     }
 

@@ -110,7 +110,7 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
             continue;
         }
         let thread_state = state.clone();
-        let result = thread::Builder::new().name("asker".into()).spawn(move || {
+        let result = thread::Builder::new().name("inspect-client".into()).spawn(move || {
             // Fails if the client is gone or does not read.
             let _ = answer(&client, &thread_state);
             // Before the end of the connection is visible to the client, which may send its next request

@@ -112,7 +112,7 @@ fn directory_of_a_killed_process_is_removed() {
             "find" => assert!(find_in(&temp_path.0, Some("web")).is_err()),
             _ => {
                 let dir = RunDir::create_in(&temp_path.0, "web").unwrap();
-                assert!(!dir.path().join("stats").exists(), "what the dead one left is gone");
+                assert!(!dir.path().join("stats").exists(), "files of the killed process must be removed");
             }
         }
         assert!(!path.exists(), "{look}");

@@ -175,20 +175,20 @@ fn damaged_files_are_errors() {
     let mut page = temp_folder.page("0");
     publish(&mut page, 5, [1, 2]);
     drop(page);
-    let whole = fs::read(temp_folder.path("0")).unwrap();
-    assert_eq!(whole.len(), 4096 + 8 * (LEADING_WORDS as usize + 2));
+    let complete = fs::read(temp_folder.path("0")).unwrap();
+    assert_eq!(complete.len(), 4096 + 8 * (LEADING_WORDS as usize + 2));
     let open_and_read = || PageReader::open(&temp_folder.0, "0").and_then(|reader| reader.read());
-    for len in (0..200).chain(whole.len() - 48..whole.len()) {
-        fs::write(temp_folder.path("0"), &whole[..len]).unwrap();
+    for len in (0..200).chain(complete.len() - 48..complete.len()) {
+        fs::write(temp_folder.path("0"), &complete[..len]).unwrap();
         assert!(open_and_read().is_err(), "{len} bytes");
     }
     let mut random = Random::new(1);
     let mut refused = 0;
     for _ in 0..3_000 {
-        let mut bytes = whole.clone();
+        let mut bytes = complete.clone();
         for _ in 0..=random.below(3) {
             // Mostly in the header, where it matters.
-            let reach = if random.below(8) == 0 { whole.len() as u64 } else { HEADER_BYTES + 40 };
+            let reach = if random.below(8) == 0 { complete.len() as u64 } else { HEADER_BYTES + 40 };
             let at = random.below(reach) as usize;
             // An odd sequence number takes all retries; another test covers it.
             if at != 4096 {

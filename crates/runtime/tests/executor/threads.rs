@@ -212,8 +212,8 @@ fn shard_stopped_during_dad_never_starts() {
 
 #[test]
 fn task_waiting_for_stop_ends_gracefully() {
-    let left = Arc::new(AtomicBool::new(false));
-    let leaves = Arc::clone(&left);
+    let has_stopped = Arc::new(AtomicBool::new(false));
+    let stop_seen = Arc::clone(&has_stopped);
     let (listening, listens) = mpsc::channel();
     let mut shard = shard(async move || {
         let mut stop = pin!(signal::stop());
@@ -221,7 +221,7 @@ fn task_waiting_for_stop_ends_gracefully() {
         listening.send(()).unwrap();
         stop.await;
         ginnel::time::sleep(Duration::from_millis(20)).await;
-        leaves.store(true, Ordering::Relaxed);
+        stop_seen.store(true, Ordering::Relaxed);
     });
     let stop = StopFlag::new().unwrap();
     let flag = stop.clone();
@@ -229,7 +229,7 @@ fn task_waiting_for_stop_ends_gracefully() {
     listens.recv().unwrap();
     stop.stop();
     thread.join().unwrap();
-    assert!(left.load(Ordering::Relaxed));
+    assert!(has_stopped.load(Ordering::Relaxed));
 }
 
 #[test]

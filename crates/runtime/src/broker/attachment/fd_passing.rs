@@ -1,6 +1,6 @@
 //! Passing sockets between processes in messages over Unix sockets (`SCM_RIGHTS`).
 
-use super::super::message::{ControlReply, ControlRequest, GlobalSocketId, Refusal};
+use super::super::message::{ControlReply, ControlRequest, GlobalSocketId, ProxyContents, Refusal};
 use super::inherit::adopt;
 use super::{Attachment, lock_connection};
 use crate::broker::seqpacket;
@@ -50,7 +50,8 @@ impl Attachment {
         metadata: &[u8],
         broker_end: &OwnedFd,
     ) -> Result<(), Error> {
-        let request = ControlRequest::Share(cookie, sockets.to_vec(), metadata.to_vec());
+        let contents = ProxyContents { sockets: sockets.to_vec(), metadata: metadata.to_vec() };
+        let request = ControlRequest::Share(cookie, contents);
         match lock_connection(&self.connection).request(&request, &[broker_end.as_fd()])?.0 {
             ControlReply::Done => Ok(()),
             _ => Err(Error::Refused(Refusal::Malformed)),
@@ -63,7 +64,7 @@ impl Attachment {
     /// # Errors
     /// [`Refusal::Unknown`]: `descriptor` is no proxy descriptor, or belongs to another stack or domain.
     pub fn resolve(&mut self, descriptor: impl AsFd) -> Result<Vec<GlobalSocketId>, Error> {
-        let (sockets, _) = self.request_resolve(descriptor)?;
+        let ProxyContents { sockets, .. } = self.request_resolve(descriptor)?;
         self.adopt(&sockets);
         Ok(sockets)
     }
@@ -78,17 +79,17 @@ impl Attachment {
         clients: &mut [Client],
         descriptor: impl AsFd,
     ) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Error> {
-        let (sockets, metadata) = self.request_resolve(descriptor)?;
+        let ProxyContents { sockets, metadata } = self.request_resolve(descriptor)?;
         adopt(clients, &sockets);
         Ok((sockets, metadata))
     }
 
-    fn request_resolve(&self, descriptor: impl AsFd) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Error> {
+    fn request_resolve(&self, descriptor: impl AsFd) -> Result<ProxyContents, Error> {
         // Only sockets have a cookie.
         let cookie = socket_cookie(descriptor).map_err(|_| Error::Refused(Refusal::Unknown))?;
         let answer = lock_connection(&self.connection).request(&ControlRequest::Resolve(cookie), &[])?.0;
         match answer {
-            ControlReply::Resolved(sockets, metadata) => Ok((sockets, metadata)),
+            ControlReply::Resolved(contents) => Ok(contents),
             _ => Err(Error::Refused(Refusal::Malformed)),
         }
     }

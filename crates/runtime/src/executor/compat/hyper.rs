@@ -81,19 +81,19 @@ impl hyper::rt::Timer for HyperTimer {
     }
 
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        let (theirs, ours) = self.base;
-        Box::pin(time::sleep_until(ours + deadline.saturating_duration_since(theirs)))
+        let (hyper_base, shard_base) = self.base;
+        Box::pin(time::sleep_until(shard_base + deadline.saturating_duration_since(hyper_base)))
     }
 
     fn now(&self) -> std::time::Instant {
-        let (theirs, ours) = self.base;
-        theirs + time::now().saturating_since(ours)
+        let (hyper_base, shard_base) = self.base;
+        hyper_base + time::now().saturating_since(shard_base)
     }
 
     fn reset(&self, sleep: &mut Pin<Box<dyn hyper::rt::Sleep>>, deadline: std::time::Instant) {
-        let (theirs, ours) = self.base;
+        let (hyper_base, shard_base) = self.base;
         match sleep.as_mut().downcast_mut_pin::<Sleep>() {
-            Some(mut sleep) => sleep.reset(ours + deadline.saturating_duration_since(theirs)),
+            Some(mut sleep) => sleep.reset(shard_base + deadline.saturating_duration_since(hyper_base)),
             None => *sleep = self.sleep_until(deadline),
         }
     }

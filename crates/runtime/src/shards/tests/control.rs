@@ -232,21 +232,21 @@ fn router_advertisement_reaches_all_shards() {
 fn duplicate_address_is_used_by_no_shard() {
     let (mut shards, mut wire) =
         shards_and_device(stack_config(3), RssMode::Fixed(2), |_| RecordingHandler::default());
-    let ours: Ipv6Addr = "fd00::1".parse().unwrap();
+    let own_address: Ipv6Addr = "fd00::1".parse().unwrap();
     let taken = NdpMessage::NeighbourAdvertisement {
-        target: ours,
+        target: own_address,
         router: false,
         solicited: false,
         overrides: true,
         target_mac: Some(WIRE_MAC),
     };
-    send(&mut wire, &discovery(ours, "ff02::1".parse().unwrap(), &taken));
+    send(&mut wire, &discovery(own_address, "ff02::1".parse().unwrap(), &taken));
     pass(&mut shards, START, START + Duration::from_secs(5));
     for shard in &shards {
         let addresses = shard.core.stack.local().unwrap().network().addresses(LinkId(0));
-        let known = addresses.iter().find(|known| known.address == IpAddr::V6(ours)).unwrap();
+        let known = addresses.iter().find(|known| known.address == IpAddr::V6(own_address)).unwrap();
         assert_eq!(known.state, AddressState::Duplicate);
-        assert!(!shard.core.stack.local().unwrap().network().is_local(ours.into()));
+        assert!(!shard.core.stack.local().unwrap().network().is_local(own_address.into()));
         assert!(shard.handler().started, "the handler must start with the other addresses");
     }
 }
@@ -316,7 +316,7 @@ fn icmp_error_without_connection_is_not_broadcast() {
     let now = START + Duration::from_secs(5);
     pass(&mut shards, START, now);
     shards[0].with(now, |_, cx| cx.listen("10.0.0.1:80".parse().unwrap(), ListenOptions::default())).unwrap();
-    let told: u64 = shards.iter().map(|shard| shard.stats().broadcasts_sent).sum();
+    let broadcasts_before: u64 = shards.iter().map(|shard| shard.stats().broadcasts_sent).sum();
     let mut quote = [0; 28];
     quote[..10].copy_from_slice(&[0x45, 0, 5, 0xdc, 0, 0, 0x40, 0, 64, protocol::TCP]);
     quote[12..24].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 9, 0, 80, 0x13, 0x88]);
@@ -325,7 +325,7 @@ fn icmp_error_without_connection_is_not_broadcast() {
         send(&mut wire, &too_big(&quote, 600));
     }
     turn(&mut shards, now);
-    assert_eq!(shards.iter().map(|shard| shard.stats().broadcasts_sent).sum::<u64>(), told);
+    assert_eq!(shards.iter().map(|shard| shard.stats().broadcasts_sent).sum::<u64>(), broadcasts_before);
     for shard in &mut shards {
         let route = shard
             .core

@@ -153,7 +153,7 @@ struct StreamTotals {
     closed: Vec<(u16, CloseReason)>,
     forwarded: u64,
     received: u64,
-    told: u64,
+    broadcasts: u64,
     served_by: usize,
 }
 
@@ -193,7 +193,7 @@ fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
         closed,
         forwarded: fixture.sum(|s| s.frames_forwarded),
         received: fixture.sum(|s| s.frames_received),
-        told: fixture.sum(|s| s.broadcasts_sent),
+        broadcasts: fixture.sum(|s| s.broadcasts_sent),
         served_by,
     }
 }
@@ -202,7 +202,7 @@ fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
 fn events_do_not_depend_on_number_of_shards() {
     for seed in 1..=3 {
         let alone = run(1, RssMode::Hash, seed);
-        assert_eq!((alone.forwarded, alone.told), (0, 0));
+        assert_eq!((alone.forwarded, alone.broadcasts), (0, 0));
         for count in [2, 4] {
             for spread in [RssMode::Hash, RssMode::Fixed(0), RssMode::RoundRobin] {
                 let many = run(count, spread, seed);
@@ -224,11 +224,11 @@ fn events_do_not_depend_on_placement_or_workers() {
             let mut config = stack_config(count);
             (config.shard.placement, config.shard.workers) = (placement, workers);
             let many = run_with(config, RssMode::RoundRobin, 1);
-            let what = format!("{placement:?}, {count} shards with {workers} workers each");
-            assert_eq!(many.client, alone.client, "{what}");
-            assert_eq!(many.server, alone.server, "{what}");
-            assert_eq!(many.closed, alone.closed, "{what}");
-            assert_eq!(many.served_by, (count * workers.max(1)) as usize, "{what}");
+            let case = format!("{placement:?}, {count} shards with {workers} workers each");
+            assert_eq!(many.client, alone.client, "{case}");
+            assert_eq!(many.server, alone.server, "{case}");
+            assert_eq!(many.closed, alone.closed, "{case}");
+            assert_eq!(many.served_by, (count * workers.max(1)) as usize, "{case}");
         }
     }
 }
@@ -244,7 +244,7 @@ fn forwarding_does_not_grow_with_number_of_shards() {
         assert!(astray.received <= alone.received * 11 / 10, "{} and {}", astray.received, alone.received);
         assert!(astray.forwarded <= astray.received);
         // ARP and neighbour discovery of one client are a few frames, and each other shard receives them.
-        assert!(astray.told <= 16 * u64::from(count - 1), "{} broadcasts", astray.told);
+        assert!(astray.broadcasts <= 16 * u64::from(count - 1), "{} broadcasts", astray.broadcasts);
     }
 }
 

@@ -185,7 +185,7 @@ fn no_shard_ends_before_the_last_is_done() {
     let (opened, mut far) = open(config, RssMode::Fixed(0));
     let stop = StopFlag::new().unwrap();
     let (flag, readers) = (stop.clone(), opened.stats_readers());
-    let (told, ends) = mpsc::channel();
+    let (end_sender, ends) = mpsc::channel();
     let last = Arc::new(AtomicBool::new(false));
     let may = last.clone();
     let shards = thread::spawn(move || {
@@ -196,7 +196,7 @@ fn no_shard_ends_before_the_last_is_done() {
             })
         };
         opened.run(&flag, handler, |index, shard| {
-            told.send(index).unwrap();
+            end_sender.send(index).unwrap();
             *shard.stats()
         })
     });

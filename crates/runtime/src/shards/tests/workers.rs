@@ -433,14 +433,14 @@ fn commands_reach_their_worker() {
         for (number, commander) in (0u32..).zip(&commanders) {
             commander.send(Box::new(number)).unwrap();
         }
-        let told = opened
+        let received = opened
             .run(&StopFlag::new().unwrap(), |_| Ok(CommandRecorder(None)), |_, shard| shard.handler().0)
             .unwrap();
         // The first to stop stops all, so some may not get that far.
-        for (number, told) in (0..).zip(&told) {
-            assert!(told.is_none_or(|told| told == number), "{placement:?}: {told:?}");
+        for (number, received) in (0..).zip(&received) {
+            assert!(received.is_none_or(|received| received == number), "{placement:?}: {received:?}");
         }
-        assert!(told.iter().any(Option::is_some));
+        assert!(received.iter().any(Option::is_some));
     }
 }
 
