@@ -252,8 +252,8 @@ pub trait TxQueue {
     /// [`TxQueue::flush`]. Room that was reserved and not committed is taken back by the next `reserve`.
     fn commit(&mut self, len: usize, meta: TxMeta);
 
-    /// Returns the interface for super-frames whose payload is outside of the reserved room, if the device has
-    /// one: a device that copies frames anyway saves a copy. Either every call returns it or none.
+    /// Returns the interface for super-frames whose payload is outside of the reserved room, if the device
+    /// has one: a device that copies frames anyway saves a copy. Either every call returns it or none.
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         None
     }

@@ -14,8 +14,8 @@ pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching never faults and has no architectural effect, and SSE is part of x86-64. The address is
-        // that of a live reference anyway.
+        // SAFETY: prefetching never faults and has no architectural effect, and SSE is part of x86-64. The
+        // address is that of a live reference anyway.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(value).cast::<i8>()) }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]

@@ -799,8 +799,8 @@ impl Stack {
         self.udp.send(now, &mut self.net, socket, &UdpSendParams { source, ..*sending }, payload)
     }
 
-    /// Takes the oldest extended error about a socket's datagrams (`MSG_ERRQUEUE`), with as much of the datagram
-    /// as is known and fits `out`. Errors are queued only for sockets that request it
+    /// Takes the oldest extended error about a socket's datagrams (`MSG_ERRQUEUE`), with as much of the
+    /// datagram as is known and fits `out`. Errors are queued only for sockets that request it
     /// ([`UdpOptions::recverr_v4`], [`UdpOptions::recverr_v6`]).
     ///
     /// # Errors

@@ -81,7 +81,8 @@ pub struct TcpConfig {
     pub recv_window_first_bytes: u32,
     /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
-    /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default `cubic`.
+    /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default
+    /// `cubic`.
     pub congestion_control: CongestionControl,
     /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer requests it) or `active`
     /// (requests it, too). Default `passive`.
@@ -127,7 +128,8 @@ pub struct TcpConfig {
     pub keepalive_interval_seconds: u32,
     /// Unanswered keepalive probes before the connection is given up. 1 … 127, default 9.
     pub keepalive_probes: u8,
-    /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). 1 … 499, default 40.
+    /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). 1 … 499, default
+    /// 40.
     pub delayed_ack_ms: u32,
     /// Challenge acknowledgements per second over all connections (RFC 5961 §10). 1 … 2^32-1, default 1,000.
     pub challenge_acks_per_second: u32,

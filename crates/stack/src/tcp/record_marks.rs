@@ -284,8 +284,9 @@ impl Tcp {
         }
     }
 
-    /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when `unsent_max`
-    /// bytes are unsent (`TCP_NOTSENT_LOWAT`) or `unacked_max` bytes are unacknowledged (`SO_SNDBUF`).
+    /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when
+    /// `unsent_max` bytes are unsent (`TCP_NOTSENT_LOWAT`) or `unacked_max` bytes are unacknowledged
+    /// (`SO_SNDBUF`).
     pub fn sendable_within(&mut self, conn: Conn, len: u32, unsent_max: u32, unacked_max: u32) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return len;

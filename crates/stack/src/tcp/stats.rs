@@ -91,7 +91,8 @@ counters! {
         out_of_order,
         /// Bytes received twice.
         duplicate_bytes,
-        /// Segments received whose payload was dropped in whole or in part, because the buffer pool had no memory.
+        /// Segments received whose payload was dropped in whole or in part, because the buffer pool had no
+        /// memory.
         pool_exhausted,
         /// Ranges received out of order that were dropped because there were too many, or to make room for
         /// data in order.

@@ -314,7 +314,8 @@ proptest! {
                     ids[which] = add(&mut fixture, which);
                 }
                 Step::Privatize { len } => {
-                    let private = fixture.buffer.privatize_front(&mut fixture.pool, &mut fixture.sources, len);
+                    let Fixture { pool, sources, buffer } = &mut fixture;
+                let private = buffer.privatize_front(pool, sources, len);
                     prop_assert_eq!(private, len.min(oracle.len() as u64));
                     // Bytes that others might have written by now are not compared.
                     let pieces = (0..private).filter(|_| fixture.buffer.is_gatherable()).flat_map(|at| {
