@@ -1,10 +1,13 @@
-# Two commands matter: `make demo` and `make test`. Both set up what they need themselves.
+# `make demo`, `make check` and `make test` set up what they need themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint fuzz-smoke suites soak bench instructions help
+.PHONY: demo check test lint fuzz-smoke suites soak bench instructions help
 
 demo: ## serve a web site and load it, over memory and over a TAP device (no root needed)
 	@scripts/demo
+
+check: ## formatting, clippy, the engine and POSIX operations in virtual time: two minutes, for daily work
+	@scripts/check
 
 test: ## all tests but the long ones
 	@scripts/test
@@ -15,7 +18,7 @@ lint: ## formatting, clippy, documentation, dependencies, shell scripts
 fuzz-smoke: ## every fuzz target for FUZZ_SECONDS seconds (default 60), two at a time
 	@scripts/fuzz $(or $(FUZZ_SECONDS),60)
 
-suites: ## the long tests: GiB transfers, all seeds (about an hour)
+suites: ## the long tests: GiB transfers, all seeds, all scripts in real time (more than an hour)
 	@scripts/test --long
 
 soak: ## an hour of traffic with faults, memory watched: make soak SOAK=seconds
