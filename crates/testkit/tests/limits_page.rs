@@ -227,7 +227,7 @@ fn the_index_of_limit_tests_is_current() {
     }
     let mut index = String::from(
         "# Tests of the limits\n\nGenerated from the comments `// limit: NAME` at tests and definitions by\n\
-         `GINNEL_BLESS=1 cargo test -p ginnel-cli --test limits`. The limits themselves: docs/limits.md.\n",
+         `GINNEL_BLESS=1 cargo test -p ginnel-testkit --test limits_page`. The limits themselves: docs/limits.md.\n",
     );
     for limit in &limits {
         let of_limit = || markers.iter().filter(|marker| marker.name == limit.name);
