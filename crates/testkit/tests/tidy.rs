@@ -20,7 +20,11 @@ const UNSAFE_PAGE: &str = "docs/unsafe.md";
 const RENAMED: &str = include_str!("renamed.txt");
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit lies two levels deep").into()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("crates/testkit lies two levels deep")
+        .into()
 }
 
 /// Every text file of the tree with its path from the root, build products and fuzz corpora left out.
@@ -253,7 +257,8 @@ fn renamed_modules_and_types_stay_gone() {
             _ => panic!("{row}: mod or type"),
         };
         checked += 1;
-        for (path, text) in sources.iter().filter(|(path, _)| path.starts_with(&format!("crates/{folder}/"))) {
+        for (path, text) in sources.iter().filter(|(path, _)| path.starts_with(&format!("crates/{folder}/")))
+        {
             for line in text.lines() {
                 let mut words = line.trim_start().split(' ').skip_while(|word| word.starts_with("pub"));
                 let kind = words.next().unwrap_or_default();

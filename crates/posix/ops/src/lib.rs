@@ -51,6 +51,7 @@ mod scratch;
 mod sendfile;
 mod signal;
 pub mod signal_handlers;
+pub mod simulation;
 mod sleep;
 mod sockaddr;
 mod sockname;
