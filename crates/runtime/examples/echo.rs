@@ -48,7 +48,7 @@ mod tests {
     use ginnel::net::TcpStream;
 
     #[test]
-    fn it_echoes() {
+    fn echoes_bytes() {
         support::run(serve, async || {
             let mut stream = TcpStream::connect("10.0.0.1:7").await?;
             stream.write_all(&[7; 10_000]).await?;

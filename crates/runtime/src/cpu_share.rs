@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn work_after_a_sleep_has_a_bound_beyond_which_there_is_no_priority() {
+    fn work_beyond_the_quantum_loses_realtime_priority() {
         let calls = RefCell::new(Vec::new());
         let taken = || core::mem::take(&mut *calls.borrow_mut());
         let mut share = CpuShare::new(Notes(&calls, true), Duration::from_micros(100), true);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn without_priority_the_bound_stays() {
+    fn quantum_applies_without_realtime_priority() {
         for (wanted, allowed, requested) in [(false, true, 0), (true, false, 1)] {
             let calls = RefCell::new(Vec::new());
             let mut share = CpuShare::new(Notes(&calls, allowed), Duration::from_micros(100), wanted);

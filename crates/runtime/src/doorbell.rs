@@ -81,7 +81,7 @@ mod model {
     /// Two shards leave work for a third one that goes to sleep: in every interleaving it sees both, or
     /// exactly one of them wakes it.
     #[test]
-    fn no_wake_up_is_lost_and_none_is_given_twice() {
+    fn wakeup_is_neither_lost_nor_doubled() {
         loom::model(|| {
             let sleep_flag = Arc::new(SleepFlag(AtomicBool::new(false)));
             let mail = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
@@ -110,7 +110,7 @@ mod tests {
     use core::time::Duration;
 
     #[test]
-    fn a_signal_that_comes_after_the_sleep_ends_one_sleep_and_not_all() {
+    fn late_signal_ends_only_one_sleep() {
         let doorbell = Doorbell::new().unwrap();
         let sleep = || {
             let fd = doorbell.wake().as_fd();

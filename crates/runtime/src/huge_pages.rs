@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn large_tables_are_marked_for_huge_pages_and_small_ones_are_not() {
+    fn only_large_tables_are_marked_for_huge_pages() {
         if std::fs::metadata("/sys/kernel/mm/transparent_hugepage").is_err() {
             eprintln!("skipped: this kernel has no huge pages to give");
             return;

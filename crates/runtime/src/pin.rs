@@ -46,7 +46,7 @@ mod tests {
     use rustix::thread::sched_getaffinity;
 
     #[test]
-    fn a_thread_is_pinned_within_its_mask_and_never_outside_it() {
+    fn pinning_stays_within_the_affinity_mask() {
         std::thread::spawn(|| {
             let allowed = sched_getaffinity(None).unwrap();
             let first = (0..1024).find(|&c| allowed.is_set(c)).unwrap();

@@ -61,7 +61,7 @@ mod tests {
     use ginnel_stack::device::{RxBurst, TxMeta};
 
     #[test]
-    fn a_frame_the_time_and_the_stop_flag_end_a_sleep() {
+    fn frame_deadline_and_stop_flag_end_a_sleep() {
         let (mut far, near) = pair(MemoryConfig::default());
         let (config, full_config) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
         assert!(open(&config, &full_config, None).is_err(), "nobody has the other end");

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_gets_the_priority_and_gives_it_back_or_is_told_why_not() {
+    fn priority_is_granted_and_returned_or_refused() {
         std::thread::spawn(|| {
             if let Err(refused) = set_realtime(true) {
                 assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);

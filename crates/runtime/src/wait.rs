@@ -192,7 +192,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn a_signal_before_the_sleep_is_not_lost() {
+    fn signal_before_the_sleep_is_not_lost() {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         b.signal();
         let readable = sleep([a.as_fd(), b.as_fd()], &[], None).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_of_a_device_ends_the_sleep() {
+    fn device_descriptor_ends_the_sleep() {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         let device = EventFd::new().unwrap();
         device.signal();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timeout_ends_the_sleep_and_a_cleared_signal_does_not() {
+    fn timeout_ends_sleep_and_cleared_signal_does_not() {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         b.signal();
         b.clear();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_kept_says_the_same_as_one_that_is_told_anew() {
+    fn epoll_and_poll_report_the_same_descriptors() {
         let fds: Vec<EventFd> = (0..5).map(|_| EventFd::new().unwrap()).collect();
         let raw = |of: &[usize]| of.iter().map(|&n| fds[n].as_fd().as_raw_fd()).collect::<Vec<_>>();
         let mut watch = WaitSet::default();

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_long_one_it_sleeps_for_a_while() {
+    fn long_yield_disables_yielding_for_a_while() {
         let mut yields = YieldPolicy::default();
         assert!(yields.may_yield());
         yields.record_yield(SHORT_MAX, TURN);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn in_vain_are_so_many_in_a_row_and_not_those_that_something_came_of() {
+    fn futile_yields_disable_yielding_for_a_while() {
         let mut yields = YieldPolicy::default();
         for _ in 0..10 * FUTILE_YIELDS_MAX {
             assert!(yields.may_yield());

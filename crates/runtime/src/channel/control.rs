@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn links_come_in_portions_and_those_that_have_much_are_cut() {
+    fn links_are_split_into_replies_and_truncated() {
         let few: Vec<_> = (0..3).map(|at| address(at, AddressState::Valid)).collect();
         let many: Vec<_> = (0..3000).map(|at| address(at, AddressState::Valid)).collect();
         let others = [

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_small_ones_cost_as_much_as_the_segments_of_a_stream() {
+    fn cost_counts_small_datagrams_as_segments() {
         let mut head = DatagramHeader::decode(&[0; HEADER_BYTES]).unwrap();
         assert_eq!(head.cost(), COST_BYTES_MIN, "also one without a byte");
         (head.len, head.gso_size) = (65_000, 0);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_errors_come_back() {
+    fn headers_and_errors_round_trip() {
         for (peer, local) in
             [("192.0.2.1:53", "192.0.2.2"), ("[2001:db8::1]:53", "2001:db8::2"), ("0.0.0.0:0", "::")]
         {

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_as_a_whole_and_of_its_connection_only() {
+    fn read_returns_whole_values_of_its_generation() {
         let description = nothing();
         assert_eq!(description.read(0), None);
         let first = description.write(7, b"first").unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn two_writers_and_a_reader_never_see_halves() {
+    fn concurrent_writes_are_never_read_torn() {
         let description = nothing();
         std::thread::scope(|scope| {
             for fill in [1u8, 2] {

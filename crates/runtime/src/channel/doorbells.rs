@@ -268,7 +268,7 @@ mod tests {
         use super::*;
 
         #[test]
-        fn a_socket_stands_in_the_ring_once_however_often_it_is_rung() {
+        fn socket_is_in_the_ring_at_most_once() {
             let memory = Memory::new(3);
             let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
             for _ in 0..100 {
@@ -284,7 +284,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_rung_before_anybody_listened_is_answered_and_is_not_the_last() {
+        fn notifications_before_listening_are_received() {
             let memory = Memory::new(3);
             memory.words.tail.0.store(77, Ordering::Relaxed);
             memory.bells().clear();
@@ -299,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn all_sockets_fit_and_numbers_that_wrap_do_no_harm() {
+        fn all_sockets_fit_and_positions_may_wrap() {
             let memory = Memory::new(4);
             memory.words.tail.0.store(u32::MAX - 5, Ordering::Relaxed);
             let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
@@ -311,7 +311,7 @@ mod tests {
         }
 
         #[test]
-        fn a_broken_ring_is_an_error_once_and_goes_on() {
+        fn corrupt_ring_is_reported_once() {
             let memory = Memory::new(4);
             let mut queue = memory.bells().notify_queue();
             memory.words.tail.0.store(77, Ordering::Relaxed);
@@ -327,7 +327,7 @@ mod tests {
         }
 
         #[test]
-        fn a_listener_that_gave_way_is_woken_when_the_other_side_sleeps() {
+        fn yielded_side_is_woken_when_other_sleeps() {
             let (up, down) = (Memory::new(2), Memory::new(2));
             let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());
             let mut other = down.bells().notify_queue();
@@ -352,7 +352,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_rings_a_sleeper_wakes_it_once() {
+        fn sleeper_is_woken_once() {
             let memory = Memory::new(2);
             let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
             notifier.notify(memory.bells(), 0, NOTIFIED);
@@ -378,7 +378,7 @@ mod tests {
 
         /// What is done before a notification is seen by the receiver of that notification or of a later one.
         #[test]
-        fn nothing_that_was_rung_for_is_missed() {
+        fn no_notification_is_missed() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(2));
                 // Both sides are created here: a thread's own load of the tail would hide the other thread's
@@ -408,7 +408,7 @@ mod tests {
 
         /// A receiver that goes to sleep is woken, or has seen the entry before.
         #[test]
-        fn no_bell_is_slept_through() {
+        fn no_sleep_with_a_pending_notification() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(1));
                 let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
@@ -429,7 +429,7 @@ mod tests {
         /// (`Domain::forward`), and goes to sleep without looking again: bytes written meanwhile have a
         /// notification of their own, or wake the stack.
         #[test]
-        fn one_look_behind_each_bell_is_enough_before_a_sleep() {
+        fn one_read_per_notification_suffices_before_sleep() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(1));
                 let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
@@ -469,7 +469,7 @@ mod tests {
         /// If several threads push one after the other and check concurrently, exactly one of them wakes the
         /// receiver.
         #[test]
-        fn of_those_who_ring_together_one_wakes() {
+        fn exactly_one_notifier_wakes_the_receiver() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(2));
                 let (notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
@@ -491,7 +491,7 @@ mod tests {
 
         /// Two sides that yield to each other do not both sleep while an entry is pending.
         #[test]
-        fn nobody_sleeps_through_the_end_of_a_turn() {
+        fn mutual_yield_loses_no_wakeup() {
             loom::model(|| {
                 let (up, down) = (Arc::new(Memory::new(1)), Arc::new(Memory::new(1)));
                 let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());

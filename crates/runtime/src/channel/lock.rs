@@ -148,7 +148,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn threads_take_turns_and_nobody_sleeps_for_ever() {
+    fn contended_lock_serves_all_threads() {
         let (word, count) = (AtomicU32::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for client in 0..4 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stopped_in_the_middle_is_given_up_for_now() {
+    fn lock_times_out_while_owner_is_stopped() {
         let word = AtomicU32::new(0);
         let stopped = lock(&word, 3, LONG).unwrap();
         assert!(lock(&word, 4, Duration::from_millis(5)).is_none());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_of_a_dead_client_is_opened_and_that_of_another_is_not() {
+    fn only_a_dead_clients_lock_is_released() {
         let word = AtomicU32::new(0);
         let dead = lock(&word, 3, LONG).unwrap();
         unlock_for_dead(&word, 2);
@@ -207,7 +207,7 @@ mod model {
     /// In every interleaving, one client at a time holds the lock, even if one has set the waiters bit, and
     /// each sees what the previous one wrote.
     #[test]
-    fn one_at_a_time_and_what_one_did_the_next_sees() {
+    fn lock_is_exclusive_and_publishes_writes() {
         loom::model(|| {
             let shared = Arc::new((AtomicU32::new(0), UnsafeCell::new(0u32)));
             let other = {
@@ -231,7 +231,7 @@ mod model {
     /// A client that set the waiters bit and sleeps is woken by the owner's unlock, or by the stack's if the
     /// owner died.
     #[test]
-    fn nobody_who_left_a_note_is_forgotten() {
+    fn every_waiter_is_woken() {
         for dies in [false, true] {
             loom::model(move || {
                 let word = Arc::new(AtomicU32::new(0));
@@ -252,7 +252,7 @@ mod model {
     /// The stack releases the lock of a client that it considers dead while that client releases the lock
     /// itself and another client takes it: the lock is never free while the other client holds it.
     #[test]
-    fn a_lock_is_opened_for_its_holder_only() {
+    fn unlock_affects_only_the_owner() {
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(0));
             assert!(try_lock(&word, 0));

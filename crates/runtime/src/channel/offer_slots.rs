@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_wrote_over_an_offer_is_no_offer() {
+    fn overwritten_offer_is_detected() {
         let slot = AtomicU64::new(0);
         offer(&slot, 3, 7);
         assert!(!accept(&slot, 3, 8) && !accept(&slot, 2, 7) && !clear_accepted(&slot, 3, 7));
@@ -122,7 +122,7 @@ mod model {
 
     /// Each offered connection gets one owner, and the owner sees what was written before the offer.
     #[test]
-    fn an_offer_is_taken_or_goes_back_and_never_both() {
+    fn offer_is_accepted_or_revoked_never_both() {
         loom::model(|| {
             let memory = memory();
             let client = {
@@ -166,7 +166,7 @@ mod model {
     /// A preallocated socket is used once, with the generation it was put with, and a stack that sees the
     /// request sees the peer.
     #[test]
-    fn what_lies_in_a_place_is_used_once_and_as_it_was_laid_out() {
+    fn preallocated_socket_is_used_exactly_once() {
         loom::model(|| {
             let memory = memory();
             let client = {

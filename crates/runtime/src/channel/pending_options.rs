@@ -170,7 +170,7 @@ mod tests {
     ];
 
     #[test]
-    fn options_go_through_words_and_come_back() {
+    fn options_round_trip_through_words() {
         for (kind, option) in ALL.into_iter().enumerate() {
             let (index, value) = to_word(option);
             assert_eq!((index, from_word(index, value)), (kind, Some(option)));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sends_comes_behind_and_the_last_value_counts() {
+    fn releasing_options_come_last_and_last_value_wins() {
         let region = Region::create(&ChannelConfig { sockets_max: 1, ..ChannelConfig::default() }).unwrap();
         let area = region.socket(0);
         set(area, TcpOption::Cork(true));

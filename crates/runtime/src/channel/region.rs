@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn another_mapping_of_the_file_is_the_same_region() {
+    fn two_mappings_show_the_same_region() {
         let region = Region::create(&config()).unwrap();
         let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(region.layout, other.layout);
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn who_parts_from_others_sees_what_was_and_changes_nothing() {
+    fn private_mapping_does_not_change_the_shared_one() {
         let region = Region::create(&config()).unwrap();
         let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
         let word = |region: &Region| region.socket(1).requests.load(Ordering::Relaxed);
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_do_not_overlap() {
+    fn layout_parts_do_not_overlap() {
         let layout = RegionLayout::new(&config());
         assert!(size_of::<RegionHeader>() <= layout.clients_offset);
         assert!(layout.clients_offset + 3 * layout.client_bytes <= layout.sockets_offset);
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_region_is_refused() {
+    fn invalid_region_is_refused() {
         let file = |seals, bytes: u64| {
             let file = memfd_create("no region", MemfdFlags::ALLOW_SEALING).unwrap();
             ftruncate(&file, bytes).unwrap();

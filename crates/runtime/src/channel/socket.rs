@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offers_and_reasons_go_through_words_and_come_back() {
+    fn offers_and_reasons_round_trip_through_words() {
         for offer in [
             OfferSlot::None,
             OfferSlot::Offered { listener: 63, socket: u32::MAX },

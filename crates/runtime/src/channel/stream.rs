@@ -433,7 +433,7 @@ mod tests {
         use std::collections::VecDeque;
 
         #[test]
-        fn a_stream_that_was_read_begins_at_the_start_of_the_memory() {
+        fn drained_stream_restarts_at_memory_start() {
             let memory = Memory::new();
             let (stream, mut written, mut read) = (memory.stream(), 0, 0);
             for _ in 0..5 {
@@ -447,7 +447,7 @@ mod tests {
         }
 
         #[test]
-        fn positions_that_cannot_be_are_refused() {
+        fn impossible_positions_are_refused() {
             let memory = Memory::new();
             let (stream, mut written) = (memory.stream(), 5);
             memory.positions.read.0.store(6, Ordering::Relaxed);
@@ -460,7 +460,7 @@ mod tests {
         }
 
         #[test]
-        fn a_large_ring_is_used_from_when_all_was_read_on() {
+        fn large_ring_is_used_once_all_is_read() {
             let memory = Memory::new();
             let (stream, mut written, mut read) = (memory.stream(), 0, 0);
             assert_eq!(stream.write(&mut written, &[1; 20]), Ok(CAPACITY));
@@ -488,7 +488,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_of_rings_that_there_are_not_stand_for_the_socket_s_own() {
+        fn invalid_ring_number_means_the_own_ring() {
             let memory = Memory::new();
             let (stream, mut written) = (memory.stream(), 0);
             for number in [3, 4, u32::MAX] {
@@ -508,7 +508,7 @@ mod tests {
 
         proptest! {
             #[test]
-            fn whatever_goes_in_comes_out(
+            fn bytes_come_out_as_written(
                 steps in prop::collection::vec((any::<bool>(), 0..12usize), 1..200),
                 grants in prop::option::of((0..100usize, 0..2u32)),
             ) {
@@ -559,7 +559,7 @@ mod tests {
         /// Bytes are read as they were written, also when the writer restarts at the beginning of the memory
         /// in between.
         #[test]
-        fn the_reader_sees_what_was_written_and_no_byte_is_read_while_it_is_written() {
+        fn no_byte_is_read_while_it_is_written() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new());
                 let writer = {

@@ -207,7 +207,7 @@ pub(crate) fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
 }
 
 #[test]
-fn a_connection_is_accepted_read_answered_and_closed() {
+fn accepts_reads_answers_and_closes_a_connection() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     let listener = listen(&mut client, 4);
@@ -239,7 +239,7 @@ fn a_connection_is_accepted_read_answered_and_closed() {
 }
 
 #[test]
-fn a_connection_is_opened_and_refused_ones_say_so() {
+fn connect_succeeds_or_reports_refusal() {
     let mut rig = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
     let mut client = rig.client();
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
@@ -266,7 +266,7 @@ fn a_connection_is_opened_and_refused_ones_say_so() {
 
 /// Random sizes through buffers of one page, both ways at once, with an end of the application that stops reading for a while.
 #[test]
-fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
+fn bytes_pass_in_order_both_ways_despite_pauses() {
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let text: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -308,7 +308,7 @@ fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
 
 // limit: channel.socket_buffer_bytes
 #[test]
-fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
+fn unread_bytes_close_the_window_until_read() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     listen(&mut client, 1);
@@ -328,7 +328,7 @@ fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
 }
 
 #[test]
-fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
+fn close_resets_if_unread_and_sends_if_unsent() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     listen(&mut client, 2);
@@ -348,7 +348,7 @@ fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
 
 // limit: channel.sockets_max
 #[test]
-fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
+fn accepts_need_credit_and_stop_at_sockets_max() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     let listener = listen(&mut client, 0);
@@ -376,7 +376,7 @@ fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
 }
 
 #[test]
-fn a_worker_that_takes_nothing_loses_its_offers_to_one_that_does() {
+fn expired_offers_go_to_another_worker() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut lazy, mut eager) = (rig.client(), rig.client());
     let listener = listen(&mut lazy, 8);
@@ -403,7 +403,7 @@ fn a_worker_that_takes_nothing_loses_its_offers_to_one_that_does() {
 }
 
 #[test]
-fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
+fn detaching_closes_sockets_and_returns_offers() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut first, mut second) = (rig.client(), rig.client());
     let listener = listen(&mut first, 1);
@@ -429,7 +429,7 @@ fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
 
 // limit: channel.clients_max
 #[test]
-fn clients_are_limited_and_numbers_are_used_again() {
+fn clients_max_is_enforced_and_numbers_are_reused() {
     let rig = Fixture::new(&small_config(), Peer::default());
     let mut clients: Vec<Client> = (0..3).map(|_| rig.client()).collect();
     let attach = || {
@@ -443,7 +443,7 @@ fn clients_are_limited_and_numbers_are_used_again() {
 
 /// A client that writes anything anywhere: the stack goes on, and the connections of another listener and of others are served.
 #[test]
-fn a_hostile_client_hurts_nobody_but_its_domain() {
+fn corrupt_region_harms_only_its_domain() {
     let mut noticed = 0;
     for seed in 0..20 {
         let mut random = Random::new(seed);
@@ -484,7 +484,7 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
 
 /// Both sides sleep in the kernel between requests, and nothing is slept through.
 #[test]
-fn on_threads_of_their_own_each_wakes_the_other() {
+fn threads_wake_each_other_without_lost_wakeups() {
     const ROUNDS: usize = 3000;
     let now = clock::now();
     let (mut server, mut peer) = shards(&small_config(), Peer { echoes: true, ..Peer::default() }, now);
@@ -518,7 +518,7 @@ fn on_threads_of_their_own_each_wakes_the_other() {
 }
 
 #[test]
-fn connections_are_accepted_by_hand_in_the_order_in_which_they_came() {
+fn explicit_accept_follows_order_of_arrival() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     client.accept_explicitly();
@@ -553,7 +553,7 @@ fn connections_are_accepted_by_hand_in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn what_was_taken_back_is_offered_anew() {
+fn revoked_offer_is_offered_again() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut lazy, mut eager) = (rig.client(), rig.client());
     for client in [&mut lazy, &mut eager] {

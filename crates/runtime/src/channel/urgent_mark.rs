@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_are_right_around_the_end_of_what_is_kept() {
+    fn distance_is_right_where_positions_wrap() {
         let end = 1u64 << 48;
         for (position, read, expected) in
             [(5, 5, 0), (9, 5, 4), (5, 9, -4), (end + 3, end - 2, 5), (end - 2, end + 3, -5)]

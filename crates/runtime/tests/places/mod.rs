@@ -114,26 +114,26 @@ fn assert_same_as_inline(number: usize) {
 }
 
 #[test]
-fn the_suite_is_the_same_in_paired_applications() {
+fn paired_application_has_the_same_transcripts() {
     assert_same_as_inline(1);
 }
 
 #[test]
-fn the_suite_is_the_same_in_split_applications() {
+fn split_application_has_the_same_transcripts() {
     assert_same_as_inline(2);
 }
 
 #[test]
-fn the_suite_is_the_same_in_a_worker() {
+fn worker_has_the_same_transcripts() {
     assert_same_as_inline(3);
 }
 
 #[test]
-fn the_suite_is_the_same_in_a_worker_behind_a_paired_application() {
+fn worker_of_paired_application_has_the_same_transcripts() {
     assert_same_as_inline(4);
 }
 
 #[test]
-fn the_suite_is_the_same_in_a_worker_behind_a_split_application() {
+fn worker_of_split_application_has_the_same_transcripts() {
     assert_same_as_inline(5);
 }

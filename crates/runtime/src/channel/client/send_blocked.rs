@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_socket_has_a_flag_of_its_own_and_nothing_is_made_to_look() {
+    fn flags_are_separate_and_allocated_on_write() {
         let blocked = SendBlockedFlags::new(3 * FLAGS_PER_CHUNK + 1);
         let made = || blocked.0.iter().filter(|chunk| chunk.get().is_some()).count();
         for socket in 0..=3 * FLAGS_PER_CHUNK as u32 {

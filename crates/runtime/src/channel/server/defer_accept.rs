@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_in_order_whoever_leaves() {
+    fn lists_stay_ordered_after_removals() {
         let mut deferred = DeferredAccepts::new(5);
         deferred.lists[3].timeout = Duration::from_secs(1);
         (0..5).for_each(|socket| deferred.push(3, socket, Instant::from_millis(socket.into())));

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn where_somebody_listens_nobody_else_does() {
+    fn listening_address_cannot_be_reserved_unless_shared() {
         let mut ports = PortReservations::default();
         let choice = PortChoice { ephemeral: 1000..=1002, start: 1, max: 8 };
         let listening = [
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_port_is_nobody_elses_and_comes_back() {
+    fn chosen_port_is_exclusive_and_reusable() {
         let mut ports = PortReservations::default();
         let chosen: Vec<u16> =
             (0..3).map(|_| reserve(&mut ports, "0.0.0.0:0", REUSE).unwrap().address.port()).collect();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn reservations_are_limited() {
         let mut ports = PortReservations::default();
         for port in 1..=8 {
             reserve(&mut ports, &format!("10.0.0.1:{port}"), PLAIN).unwrap();

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn low_numbers_are_used_again_and_again_and_high_ones_never_while_there_are_such() {
+    fn low_numbers_are_reused_before_high_ones() {
         let mut numbers = SlotAllocator::new(3);
         for _ in 0..10 {
             assert_eq!((numbers.peek(), numbers.allocate(), numbers.allocate()), (Some(0), Some(0), Some(1)));

@@ -44,7 +44,7 @@ fn wake_up(client: &mut Client) {
 }
 
 #[test]
-fn a_client_that_is_at_work_on_the_same_cpu_gets_a_turn_and_ends_it_by_sleeping() {
+fn shard_yields_until_its_cpus_client_sleeps() {
     let (mut rig, mut client) = rig(70);
     assert_eq!(goes_to_sleep(&rig), Some(None), "where it is nobody knows yet");
     wakes(&rig, false);
@@ -78,7 +78,7 @@ fn listen_soon(client: &mut Client) {
 }
 
 #[test]
-fn a_client_that_rings_for_nothing_in_its_turn_has_no_more_until_it_has_slept() {
+fn idle_client_gets_no_yield_until_it_sleeps() {
     let (mut rig, mut client) = rig(70);
     wake_up(&mut client);
     for _ in 0..3 {
@@ -105,7 +105,7 @@ fn a_client_that_rings_for_nothing_in_its_turn_has_no_more_until_it_has_slept() 
 }
 
 #[test]
-fn a_client_that_says_that_it_is_here_and_rings_in_each_turn_delays_another_domain_every_other_time() {
+fn penalised_domain_is_skipped_every_other_sleep() {
     let (rig, mut client) = rig(70);
     let other = {
         let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
@@ -146,7 +146,7 @@ fn a_client_that_says_that_it_is_here_and_rings_in_each_turn_delays_another_doma
 }
 
 #[test]
-fn without_turns_a_shard_sleeps_on_its_devices_at_once() {
+fn zero_turn_us_disables_yielding() {
     let (rig, mut client) = rig(0);
     wake_up(&mut client);
     assert!(!rig.server.lock().unwrap().handler().is_cpu_contended());

@@ -42,7 +42,7 @@ fn gauge(rig: &Fixture, name: &str) -> u64 {
 
 // limit: channel.large_buffer_bytes
 #[test]
-fn who_writes_much_has_more_room_once_its_own_was_full_and_is_empty() {
+fn writer_gets_large_buffer_after_filling_its_own() {
     let (mut rig, mut client) = rig(4);
     let conn = connect(&mut rig, &mut client);
     assert_eq!(client.send(conn, &[1; OWN - 1]), Ok(OWN - 1));
@@ -59,7 +59,7 @@ fn who_writes_much_has_more_room_once_its_own_was_full_and_is_empty() {
 }
 
 #[test]
-fn who_reads_much_gets_more_at_a_time_once_it_has_read_what_was_there() {
+fn reader_gets_large_buffer_after_draining_its_own() {
     let (mut rig, mut client) = rig(4);
     listen(&mut client, 1);
     let text: Vec<u8> = (0..1_000_000u32).map(|i| (i % 253) as u8).collect();
@@ -82,7 +82,7 @@ fn who_reads_much_gets_more_at_a_time_once_it_has_read_what_was_there() {
 
 // limit: channel.large_buffers_max
 #[test]
-fn there_are_only_so_many_and_the_others_go_on_with_what_they_have() {
+fn large_buffers_are_limited_and_others_continue() {
     let (mut rig, mut client) = rig(1);
     let [first, second] = [(); 2].map(|()| connect(&mut rig, &mut client));
     assert_eq!(fill(&mut rig, &mut client, first), [OWN, LARGE]);
@@ -99,7 +99,7 @@ fn there_are_only_so_many_and_the_others_go_on_with_what_they_have() {
 }
 
 #[test]
-fn whose_buffers_are_to_be_small_has_no_large_one() {
+fn small_buffer_option_prevents_large_buffer() {
     let (mut rig, mut client) = rig(4);
     let conn = connect(&mut rig, &mut client);
     client.set_option(conn, TcpOption::SendBuffer(LARGE as u32 - 1)).unwrap();
@@ -112,7 +112,7 @@ fn whose_buffers_are_to_be_small_has_no_large_one() {
 /// Also what is asked for behind it waits for its turn: FIN, and the end of the connection.
 // limit: bytes of a socket in one turn
 #[test]
-fn much_that_was_written_is_taken_in_portions_and_all_of_it_before_the_end() {
+fn large_write_is_taken_in_chunks_before_fin() {
     const BYTES: usize = 600_000;
     let config = ChannelConfig { large_buffer_bytes: 1 << 20, ..small_config() };
     let mut rig = Fixture::new(&config, Peer { listens: true, ..Peer::default() });

@@ -33,7 +33,7 @@ fn is_served(rig: &mut Fixture, client: &mut Client, conn: Conn) {
 
 // limit: channel.buffer_bytes_max
 #[test]
-fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
+fn buffer_bytes_max_limits_each_domain_separately() {
     let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small_config() };
     let mut rig = Fixture::new(&config, peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
@@ -61,7 +61,7 @@ fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
 
 // limit: channel.datagram_bytes_max
 #[test]
-fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
+fn datagram_bytes_max_limits_each_domain_separately() {
     let mut rig = Fixture::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small_config() }, peer());
     let [(_, mut lazy), (_, mut good)] = two(&rig);
     let bind = |client: &mut Client, port: u16| {
@@ -100,7 +100,7 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
 
 // limit: bytes of a socket in one turn
 #[test]
-fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs() {
+fn datagrams_of_one_socket_leave_in_chunks() {
     // 131,072 bytes, charged 1,024 for each, and the one that passes it.
     const IN_A_TURN: u64 = 128;
     let mut rig = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
@@ -197,7 +197,7 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
 /// However many sockets a domain has.
 // limit: bytes of a domain in one turn
 #[test]
-fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_themselves() {
+fn sockets_of_a_domain_share_one_turn_budget() {
     // 1,048,576 bytes, charged 1,024 for each datagram, and what each portion passes its end by.
     const IN_A_TURN: u64 = 1024 + 8;
     const SOCKETS: usize = 20;
@@ -259,7 +259,7 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
 
 // limit: channel.backlog_max
 #[test]
-fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
+fn backlog_max_limits_the_requested_backlog() {
     let mut rig = Fixture::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small_config() }, peer());
     let [(_, mut lazy), (_, mut good)] = two(&rig);
     let long = ListenOptions { backlog: u32::MAX, ..ListenOptions::default() };
@@ -290,7 +290,7 @@ fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
 
 // limit: listeners of a domain
 #[test]
-fn listeners_of_a_domain_are_bounded() {
+fn listeners_of_a_domain_are_limited() {
     let mut rig = Fixture::new(&small_config(), peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
     let mut listen = |client: &mut Client, port: u16| {

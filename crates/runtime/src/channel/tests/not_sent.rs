@@ -23,7 +23,7 @@ fn alone(rig: &mut Fixture, turns: usize) {
 }
 
 #[test]
-fn a_writer_hears_of_room_when_little_enough_is_ahead_of_it() {
+fn writer_is_notified_below_the_low_water_mark() {
     let (mut rig, mut client, conn) = rig(TcpOption::NotSentLowat(LOW));
     let mut all = Vec::new();
     // More than the first window of congestion.
@@ -48,7 +48,7 @@ fn a_writer_hears_of_room_when_little_enough_is_ahead_of_it() {
 
 /// Nothing else is going to happen: all was acknowledged.
 #[test]
-fn who_sets_the_bound_after_it_has_written_hears_how_much_has_left() {
+fn low_water_mark_applies_to_earlier_writes() {
     let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
     assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
     rig.events(&mut client);
@@ -67,7 +67,7 @@ fn who_sets_the_bound_after_it_has_written_hears_how_much_has_left() {
 }
 
 #[test]
-fn nobody_who_did_not_ask_for_it_is_told_how_much_has_left() {
+fn sent_position_is_published_only_on_request() {
     let (mut rig, mut client, conn) = rig(TcpOption::NotSentLowat(0));
     assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
     rig.events(&mut client);
@@ -76,7 +76,7 @@ fn nobody_who_did_not_ask_for_it_is_told_how_much_has_left() {
 }
 
 #[test]
-fn records_that_are_written_at_once_share_no_segment() {
+fn records_written_at_once_share_no_segment() {
     let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
     for text in [b"first", b"again", b"third"] {
         assert_eq!(client.send(conn, text), Ok(5));
@@ -90,7 +90,7 @@ fn records_that_are_written_at_once_share_no_segment() {
 }
 
 #[test]
-fn an_end_of_a_record_that_cannot_be_harms_nobody() {
+fn invalid_record_end_is_harmless() {
     let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
     for end in [u64::MAX, 1 << 40, 3] {
         client.region.socket(conn.index()).record_end.store(end, core::sync::atomic::Ordering::Relaxed);

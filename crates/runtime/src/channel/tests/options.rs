@@ -16,7 +16,7 @@ impl ControlPath for Counting {
 }
 
 #[test]
-fn options_of_connections_are_set_without_a_question() {
+fn options_are_set_without_a_request() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let asked = Arc::new(Mutex::new(Vec::new()));
     let control = Counting(SameThread(rig.server.clone()), asked.clone());

@@ -33,7 +33,7 @@ fn unnamed(client: &Client, conns: &[Conn]) -> usize {
 }
 
 #[test]
-fn the_first_asks_and_those_after_it_do_not_as_far_as_sockets_are_at_hand() {
+fn only_the_first_connect_needs_a_request() {
     let (mut rig, _domain, mut client) = rig(512);
     let first = client.connect_without_request(to()).unwrap();
     assert_ne!(client.endpoints(first).unwrap()[0].port(), 0, "it was answered");
@@ -58,7 +58,7 @@ fn the_first_asks_and_those_after_it_do_not_as_far_as_sockets_are_at_hand() {
 }
 
 #[test]
-fn options_that_are_set_at_once_hold_and_what_is_given_up_at_once_leaves_nothing() {
+fn options_and_release_apply_before_the_open() {
     let (mut rig, _domain, mut client) = rig(512);
     let first = client.connect_without_request(to()).unwrap();
     let conn = client.connect_without_request(to()).unwrap();
@@ -78,7 +78,7 @@ fn options_that_are_set_at_once_hold_and_what_is_given_up_at_once_leaves_nothing
 }
 
 #[test]
-fn a_connection_that_cannot_be_opened_says_why() {
+fn failed_connect_reports_its_error() {
     let (mut rig, _domain, mut client) = rig(512);
     client.connect_without_request(to()).unwrap();
     let conn = client.connect_without_request("192.0.2.1:80".parse().unwrap()).unwrap();
@@ -94,7 +94,7 @@ fn a_connection_that_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn where_sockets_are_few_none_lie_idle_and_every_connection_is_asked_for() {
+fn few_sockets_prevent_preallocation() {
     let (mut rig, _domain, mut client) = rig(8);
     for _ in 0..8 {
         let conn = client.connect_without_request(to()).unwrap();
@@ -107,7 +107,7 @@ fn where_sockets_are_few_none_lie_idle_and_every_connection_is_asked_for() {
 }
 
 #[test]
-fn nothing_is_opened_with_a_socket_that_is_not_at_hand() {
+fn other_clients_preallocated_sockets_cannot_be_opened() {
     let (mut rig, domain, mut client) = rig(512);
     let mut other = domain.admit(&client).unwrap();
     client.connect_without_request(to()).unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 /// A parent and its child read the same stream in turns, and write to the same one: each byte once and in order.
 #[test]
-fn a_child_goes_on_where_its_parent_stopped() {
+fn child_continues_where_its_parent_stopped() {
     let mut rig = Fixture::new(&small_config(), Peer { echoes: true, ..Peer::default() });
     let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
@@ -45,7 +45,7 @@ fn a_child_goes_on_where_its_parent_stopped() {
 
 /// A client dies with the lock of a stream in its hand, having written without committing: the other goes on as soon as it is buried.
 #[test]
-fn who_dies_with_the_lock_holds_nobody_up() {
+fn dead_lock_owner_does_not_block_others() {
     let mut rig = Fixture::new(&small_config(), Peer::default());
     let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();

@@ -35,7 +35,7 @@ fn alone(rig: &mut Fixture, turns: usize) {
 }
 
 #[test]
-fn what_was_taken_keeps_its_room_until_the_peer_has_it_and_counts_once() {
+fn lent_bytes_occupy_space_until_acknowledged() {
     let (mut rig, mut client, conn, mut all) = rig();
     let sent = bytes(PORTION / 2, 7);
     assert_eq!(client.send(conn, &sent), Ok(sent.len()));
@@ -53,7 +53,7 @@ fn what_was_taken_keeps_its_room_until_the_peer_has_it_and_counts_once() {
 }
 
 #[test]
-fn little_is_copied_and_keeps_its_order_among_much() {
+fn small_writes_are_copied_in_order() {
     let (mut rig, mut client, conn, mut all) = rig();
     for round in 0..20 {
         for count in [PORTION / 4 + round, 100, 1, PORTION / 3] {
@@ -72,7 +72,7 @@ fn little_is_copied_and_keeps_its_order_among_much() {
 }
 
 #[test]
-fn who_waits_for_room_gets_half_of_it_though_the_peer_is_silent() {
+fn waiting_writer_gets_half_of_the_buffer() {
     let (mut rig, mut client, conn, mut all) = rig();
     let first = bytes(LARGE, 11);
     assert_eq!(client.send(conn, &first), Ok(LARGE));
@@ -103,7 +103,7 @@ fn who_waits_for_room_gets_half_of_it_though_the_peer_is_silent() {
 }
 
 #[test]
-fn what_a_client_wrote_is_sent_when_it_is_gone_and_nobody_gets_its_buffer_before() {
+fn lent_bytes_are_sent_after_the_client_detached() {
     let (mut rig, mut client, conn, mut all) = rig();
     let sent = bytes(LARGE, 17);
     assert_eq!(client.send(conn, &sent), Ok(LARGE));
@@ -120,7 +120,7 @@ fn what_a_client_wrote_is_sent_when_it_is_gone_and_nobody_gets_its_buffer_before
 }
 
 #[test]
-fn what_a_client_changes_before_it_is_acknowledged_harms_nobody_else() {
+fn changes_to_lent_bytes_harm_nobody_else() {
     let (mut rig, mut client, conn, all) = rig();
     assert_eq!(client.send(conn, &vec![1; PORTION]), Ok(PORTION));
     alone(&mut rig, 2);
@@ -140,7 +140,7 @@ fn what_a_client_changes_before_it_is_acknowledged_harms_nobody_else() {
 }
 
 #[test]
-fn who_waits_for_room_gets_it_though_there_is_always_something_to_do_for_others() {
+fn waiting_writer_gets_space_despite_other_work() {
     let (mut rig, mut client, conn, _) = rig();
     let other = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
     rig.events(&mut client);
