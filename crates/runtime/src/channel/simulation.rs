@@ -1,4 +1,4 @@
-//! Domains of processes without processes, for simulations: the stack's shard is asked directly, and whoever calls is the client.
+//! Domains for processes in simulations, without processes: requests call the stack's shard directly.
 
 use super::client::{Client, ClientParts};
 use super::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, SameThread};
@@ -6,7 +6,7 @@ use crate::error::Error;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// A domain as the door would have made it.
+/// A domain as the broker would have created it.
 #[derive(Clone)]
 pub struct SimulatedDomain {
     server: SameThread,
@@ -15,10 +15,10 @@ pub struct SimulatedDomain {
 
 impl ControlPath for SimulatedDomain {
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
-        // Cannot truncate: clients are 64 at the most.
+        // Cannot truncate: there are at most 64 clients.
         let client = client as u32;
         match self.server.call_for_broker(match request {
-            // What its connection to the door would say by hanging up.
+            // A process would close its connection to the broker.
             ChannelRequest::Detach => BrokerRequest::Reap { domain: self.domain, client },
             request => BrokerRequest::Call { domain: self.domain, client, request },
         })? {
@@ -29,10 +29,10 @@ impl ControlPath for SimulatedDomain {
 }
 
 impl SameThread {
-    /// A new domain, and its first client.
+    /// Creates a domain and its first client.
     ///
     /// # Errors
-    /// There are `channel.domains_max`.
+    /// Returns an error if `channel.domains_max` is reached.
     pub fn open_domain(&self) -> Result<(SimulatedDomain, ClientParts), Error> {
         let (wake, client_wake) = wake_pair()?;
         match self.call_for_broker(BrokerRequest::OpenDomain { wake })? {
@@ -52,10 +52,10 @@ impl SameThread {
 }
 
 impl SimulatedDomain {
-    /// Another client of it, of which all are in one mapping.
+    /// Admits another client, which uses the same mapping as `like`.
     ///
     /// # Errors
-    /// There are `channel.clients_max`.
+    /// Returns an error if `channel.clients_max` is reached.
     pub fn admit(&self, like: &Client) -> Result<Client, Error> {
         let (wake, client_wake) = wake_pair()?;
         match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
@@ -64,10 +64,10 @@ impl SimulatedDomain {
         }
     }
 
-    /// The same client after fork(2), in the child: it holds what the parent holds, from before the fork on.
+    /// Admits the client of a child after fork(2). It owns what the parent owned at the fork.
     ///
     /// # Errors
-    /// There are `channel.clients_max`.
+    /// Returns an error if `channel.clients_max` is reached.
     pub fn fork(&self, parent: &Client) -> Result<Client, Error> {
         let (wake, client_wake) = wake_pair()?;
         let request = BrokerRequest::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };

@@ -1,4 +1,5 @@
-//! The channel between a shard and clients, in simulated time and on threads. The peer is an ordinary handler across a cable of memory.
+//! The channel between a shard and clients, in simulated time and on threads. The peer is an ordinary handler
+//! at the other end of a memory device.
 
 use super::control::SameThread;
 use super::{ChannelConfig, ChannelServer, Client, ClientEvent};
@@ -27,24 +28,24 @@ mod zero_copy;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The other end of the cable: opens connections or listens, sends what it is told and keeps what it receives.
+/// The peer: opens connections or listens, sends the bytes it is given and keeps the bytes it receives.
 #[derive(Default)]
 pub(crate) struct Peer {
-    /// Bytes of each connection, in the order in which they began.
+    /// Bytes received on each connection, in the order in which the connections were opened.
     pub(crate) received: Vec<Vec<u8>>,
     pub(crate) close_reasons: Vec<Option<CloseReason>>,
     pub(crate) has_fin: Vec<bool>,
     pub(crate) to_send: Vec<(Vec<u8>, usize)>,
     pub(crate) numbers: HashMap<Conn, usize>,
     pub(crate) conns: Vec<Conn>,
-    /// It closes when all is sent, and when the other end has.
+    /// It closes its write side when all is sent.
     pub(crate) close_when_sent: bool,
     pub(crate) listens: bool,
-    /// Echoes instead.
+    /// It echoes.
     pub(crate) echoes: bool,
 }
 
-/// Has the peer open a connection to this port and send this.
+/// Makes the peer open a connection to this port and send these bytes.
 pub(crate) struct ConnectCommand(pub u16, pub Vec<u8>);
 
 impl Peer {
@@ -147,9 +148,9 @@ impl Fixture {
     fn new(channel: &ChannelConfig, peer: Peer) -> Self {
         let now = Instant::from_millis(1000);
         let (server, peer) = shards(channel, peer, now);
-        let mut rig = Self { server: Arc::new(Mutex::new(server)), peer, now };
-        rig.run(Duration::from_millis(1));
-        rig
+        let mut fixture = Self { server: Arc::new(Mutex::new(server)), peer, now };
+        fixture.run(Duration::from_millis(1));
+        fixture
     }
 
     fn client(&self) -> Client {
@@ -157,7 +158,7 @@ impl Fixture {
         self.server.lock().unwrap().handler_mut().attach(control).unwrap()
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -169,7 +170,7 @@ impl Fixture {
         }
     }
 
-    /// The peer opens a connection and sends `text`.
+    /// Makes the peer open a connection and send `text`.
     fn connect_peer(&mut self, text: &[u8]) -> usize {
         let to: SocketAddr = "10.0.0.1:80".parse().unwrap();
         self.peer.with(self.now, |peer, cx| {
@@ -197,7 +198,7 @@ fn listen(client: &mut Client, credits: u32) -> u32 {
     client.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), credits).unwrap()
 }
 
-/// The connections that were accepted among some events.
+/// Returns the connections that were accepted among some events.
 pub(crate) fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
     let conns = events.iter().map(|event| match event {
         ClientEvent::Accepted { conn, .. } => Some(*conn),
@@ -208,16 +209,16 @@ pub(crate) fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
 
 #[test]
 fn accepts_reads_answers_and_closes_a_connection() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
     let listener = listen(&mut client, 4);
-    rig.connect_peer(b"request");
-    let events = rig.events(&mut client);
+    fixture.connect_peer(b"request");
+    let events = fixture.events(&mut client);
     let conn = accepted(&events)[0];
     assert_eq!(events, [ClientEvent::Accepted { conn, listener }, ClientEvent::Readable { conn }]);
-    let [ours, its] = client.endpoints(conn).unwrap();
-    assert_eq!((ours, its.ip()), ("10.0.0.1:80".parse().unwrap(), "10.0.0.2".parse().unwrap()));
-    assert_eq!(client.info(conn).unwrap().remote, its);
+    let [local, remote] = client.endpoints(conn).unwrap();
+    assert_eq!((local, remote.ip()), ("10.0.0.1:80".parse().unwrap(), "10.0.0.2".parse().unwrap()));
+    assert_eq!(client.info(conn).unwrap().remote, remote);
     let mut out = [0; 64];
     assert_eq!(client.peek(conn, 3, &mut out), Ok(4));
     assert_eq!(&out[..4], b"uest");
@@ -227,35 +228,35 @@ fn accepts_reads_answers_and_closes_a_connection() {
     assert_eq!(client.send(conn, b"response"), Ok(8));
     client.close(conn).unwrap();
     assert_eq!(client.send(conn, b"more"), Err(SendError::Closed));
-    let events = rig.events(&mut client);
+    let events = fixture.events(&mut client);
     assert_eq!(events.last(), Some(&ClientEvent::Closed { conn, reason: CloseReason::Normal }));
-    assert_eq!(rig.peer.handler().received[0], b"response");
-    assert_eq!(rig.peer.handler().close_reasons[0], Some(CloseReason::Normal));
-    assert_eq!(rig.sockets_in_use(), 1, "the client still holds it");
+    assert_eq!(fixture.peer.handler().received[0], b"response");
+    assert_eq!(fixture.peer.handler().close_reasons[0], Some(CloseReason::Normal));
+    assert_eq!(fixture.sockets_in_use(), 1, "the client still holds it");
     client.release(conn).unwrap();
     assert!(client.release(conn).is_err() && client.endpoints(conn).is_err(), "stale");
-    rig.run(SECOND);
-    assert_eq!(rig.sockets_in_use(), 0);
+    fixture.run(SECOND);
+    assert_eq!(fixture.sockets_in_use(), 0);
 }
 
 #[test]
 fn connect_succeeds_or_reports_refusal() {
-    let mut rig = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
+    let mut client = fixture.client();
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
-    // What is written before it is established leaves when it is.
+    // Bytes written before the connection is established are sent when it is.
     assert_eq!(client.send(conn, b"early"), Ok(5));
-    let events = rig.events(&mut client);
+    let events = fixture.events(&mut client);
     assert_eq!(events, [ClientEvent::Connected { conn }, ClientEvent::Readable { conn }]);
     assert_eq!(client.endpoints(conn).unwrap()[1], "10.0.0.2:90".parse().unwrap());
     client.shutdown_write(conn).unwrap();
-    let events = rig.events(&mut client);
+    let events = fixture.events(&mut client);
     assert_eq!(events[0], ClientEvent::PeerClosed { conn });
-    assert!(rig.peer.handler().has_fin[0], "FIN came behind what was written");
+    assert!(fixture.peer.handler().has_fin[0], "FIN came behind what was written");
     let mut out = [0; 8];
     assert_eq!(client.recv(conn, &mut out), Ok(5), "still there after the end");
     let refused = client.connect("10.0.0.2:91".parse().unwrap(), ConnectOptions::default()).unwrap();
-    let events = rig.events(&mut client);
+    let events = fixture.events(&mut client);
     assert!(
         events.contains(&ClientEvent::Closed { conn: refused, reason: CloseReason::Refused }),
         "{events:?}"
@@ -264,22 +265,23 @@ fn connect_succeeds_or_reports_refusal() {
     assert!(matches!(error, Err(Error::Connect(..))), "{error:?}");
 }
 
-/// Random sizes through buffers of one page, both ways at once, with an end of the application that stops reading for a while.
+/// Uses random sizes and buffers of one page, in both directions at once, with an application that pauses
+/// reading.
 #[test]
 fn bytes_pass_in_order_both_ways_despite_pauses() {
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let text: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let mut rig = Fixture::new(&small_config(), Peer { close_when_sent: true, ..Peer::default() });
-        let mut client = rig.client();
+        let mut fixture = Fixture::new(&small_config(), Peer { close_when_sent: true, ..Peer::default() });
+        let mut client = fixture.client();
         listen(&mut client, 1);
-        rig.connect_peer(&text);
-        let conn = accepted(&rig.events(&mut client))[0];
+        fixture.connect_peer(&text);
+        let conn = accepted(&fixture.events(&mut client))[0];
         let (mut got, mut sent, mut out) = (Vec::<u8>::new(), 0, vec![0; 5000]);
         let mut pause = 0;
         for _ in 0..200_000 {
             let step = random.next_u64() % 200;
-            rig.run(Duration::from_micros(1 + step));
+            fixture.run(Duration::from_micros(1 + step));
             if pause == 0 && random.next_u64().is_multiple_of(500) {
                 pause = 300;
             }
@@ -287,12 +289,12 @@ fn bytes_pass_in_order_both_ways_despite_pauses() {
             if pause > 0 {
                 pause -= 1;
             } else {
-                let most = 1 + random.next_u64() as usize % out.len();
-                let count = client.recv(conn, &mut out[..most]).unwrap();
+                let max = 1 + random.next_u64() as usize % out.len();
+                let count = client.recv(conn, &mut out[..max]).unwrap();
                 got.extend(&out[..count]);
             }
-            let most = random.next_u64() as usize % 9000;
-            let end = (sent + most).min(text.len());
+            let max = random.next_u64() as usize % 9000;
+            let end = (sent + max).min(text.len());
             sent += client.send(conn, &text[sent..end]).unwrap();
             if got.len() == text.len() && sent == text.len() {
                 break;
@@ -300,189 +302,193 @@ fn bytes_pass_in_order_both_ways_despite_pauses() {
         }
         assert!(got == text, "seed {seed}: {} of {} bytes came, {sent} were sent", got.len(), text.len());
         client.close(conn).unwrap();
-        rig.run(SECOND);
-        assert!(rig.peer.handler().received[0] == text, "seed {seed}: what the peer received");
-        assert_eq!(rig.peer.handler().close_reasons[0], Some(CloseReason::Normal), "seed {seed}");
+        fixture.run(SECOND);
+        assert!(fixture.peer.handler().received[0] == text, "seed {seed}: what the peer received");
+        assert_eq!(fixture.peer.handler().close_reasons[0], Some(CloseReason::Normal), "seed {seed}");
     }
 }
 
 // limit: channel.socket_buffer_bytes
 #[test]
 fn unread_bytes_close_the_window_until_read() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
     listen(&mut client, 1);
-    rig.connect_peer(&vec![7; 10_000_000]);
-    let conn = accepted(&rig.events(&mut client))[0];
-    rig.run(10 * SECOND);
+    fixture.connect_peer(&vec![7; 10_000_000]);
+    let conn = accepted(&fixture.events(&mut client))[0];
+    fixture.run(10 * SECOND);
     assert_eq!(client.readable(conn), Ok(4096));
-    let sent = rig.peer.handler().to_send[0].1;
-    rig.run(10 * SECOND);
+    let sent = fixture.peer.handler().to_send[0].1;
+    fixture.run(10 * SECOND);
     assert_eq!(
-        (rig.peer.handler().to_send[0].1, sent < 10_000_000),
+        (fixture.peer.handler().to_send[0].1, sent < 10_000_000),
         (sent, true),
         "the peer's window is closed"
     );
     assert_eq!(client.send(conn, &vec![1; 10_000_000]), Ok(4096));
-    assert_eq!(rig.events(&mut client).last(), Some(&ClientEvent::Writable { conn }));
+    assert_eq!(fixture.events(&mut client).last(), Some(&ClientEvent::Writable { conn }));
 }
 
 #[test]
 fn close_resets_if_unread_and_sends_if_unsent() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
     listen(&mut client, 2);
-    rig.connect_peer(b"never read");
-    rig.connect_peer(b"");
-    let conns = accepted(&rig.events(&mut client));
+    fixture.connect_peer(b"never read");
+    fixture.connect_peer(b"");
+    let conns = accepted(&fixture.events(&mut client));
     client.close(conns[0]).unwrap();
     assert_eq!(client.send(conns[1], &[3; 4096]), Ok(4096));
-    // The last to let go closes.
+    // The last owner to release a connection closes it.
     client.release(conns[1]).unwrap();
     client.release(conns[0]).unwrap();
-    rig.run(SECOND);
-    assert_eq!(rig.peer.handler().close_reasons[..2], [Some(CloseReason::Reset), Some(CloseReason::Normal)]);
-    assert_eq!(rig.peer.handler().received[1], [3; 4096]);
-    assert_eq!(rig.sockets_in_use(), 0);
+    fixture.run(SECOND);
+    assert_eq!(
+        fixture.peer.handler().close_reasons[..2],
+        [Some(CloseReason::Reset), Some(CloseReason::Normal)]
+    );
+    assert_eq!(fixture.peer.handler().received[1], [3; 4096]);
+    assert_eq!(fixture.sockets_in_use(), 0);
 }
 
 // limit: channel.sockets_max
 #[test]
 fn accepts_need_credit_and_stop_at_sockets_max() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
     let listener = listen(&mut client, 0);
     for _ in 0..12 {
-        rig.connect_peer(b"hello");
+        fixture.connect_peer(b"hello");
     }
-    assert_eq!(rig.events(&mut client), []);
+    assert_eq!(fixture.events(&mut client), []);
     client.set_credits(listener, 64);
     client.flush();
-    let first = accepted(&rig.events(&mut client));
+    let first = accepted(&fixture.events(&mut client));
     assert_eq!(first.len(), 8, "sockets_max");
-    assert_eq!(rig.sockets_in_use(), 8);
-    // Those beyond are established and wait in the engine.
-    assert_eq!(rig.peer.handler().close_reasons.iter().flatten().count(), 0);
+    assert_eq!(fixture.sockets_in_use(), 8);
+    // Further connections are established and wait in the engine.
+    assert_eq!(fixture.peer.handler().close_reasons.iter().flatten().count(), 0);
     for conn in &first {
         client.release(*conn).unwrap();
     }
-    let second = accepted(&rig.events(&mut client));
+    let second = accepted(&fixture.events(&mut client));
     assert_eq!(second.len(), 4);
     assert!(second.iter().all(|conn| client.readable(*conn) == Ok(5)));
     client.unlisten(listener).unwrap();
-    rig.connect_peer(b"too late");
-    rig.run(SECOND);
-    assert_eq!(rig.peer.handler().close_reasons[12], Some(CloseReason::Refused));
+    fixture.connect_peer(b"too late");
+    fixture.run(SECOND);
+    assert_eq!(fixture.peer.handler().close_reasons[12], Some(CloseReason::Refused));
 }
 
 #[test]
 fn expired_offers_go_to_another_worker() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let (mut lazy, mut eager) = (rig.client(), rig.client());
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let (mut lazy, mut eager) = (fixture.client(), fixture.client());
     let listener = listen(&mut lazy, 8);
     for _ in 0..3 {
-        rig.connect_peer(b"x");
+        fixture.connect_peer(b"x");
     }
-    // `lazy` never looks at its events.
-    rig.run(Duration::from_millis(30));
+    // `lazy` never processes its events.
+    fixture.run(Duration::from_millis(30));
     eager.join(listener, 8).unwrap();
-    rig.run(Duration::from_millis(10));
-    assert_eq!(accepted(&rig.events(&mut eager)), [], "it still has time");
-    rig.run(Duration::from_millis(60));
-    assert_eq!(accepted(&rig.events(&mut eager)).len(), 3);
-    assert_eq!(rig.stats().offers_revoked, 3);
-    rig.connect_peer(b"x");
-    assert_eq!(accepted(&rig.events(&mut eager)).len(), 1, "at once: the other one dozes");
-    // Awake again, it gets its share.
+    fixture.run(Duration::from_millis(10));
+    assert_eq!(accepted(&fixture.events(&mut eager)), [], "it still has time");
+    fixture.run(Duration::from_millis(60));
+    assert_eq!(accepted(&fixture.events(&mut eager)).len(), 3);
+    assert_eq!(fixture.stats().offers_revoked, 3);
+    fixture.connect_peer(b"x");
+    assert_eq!(accepted(&fixture.events(&mut eager)).len(), 1, "at once: the other one dozes");
+    // When it notifies again, it gets its share.
     lazy.set_credits(listener, 8);
     eager.set_credits(listener, 0);
-    rig.run(Duration::from_millis(1));
-    rig.connect_peer(b"x");
-    let events = rig.events(&mut lazy);
+    fixture.run(Duration::from_millis(1));
+    fixture.connect_peer(b"x");
+    let events = fixture.events(&mut lazy);
     assert_eq!(accepted(&events).len(), 1, "{events:?}");
 }
 
 #[test]
 fn detaching_closes_sockets_and_returns_offers() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let (mut first, mut second) = (rig.client(), rig.client());
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let (mut first, mut second) = (fixture.client(), fixture.client());
     let listener = listen(&mut first, 1);
-    rig.connect_peer(b"");
-    let conn = accepted(&rig.events(&mut first))[0];
-    rig.connect_peer(b"offered");
-    rig.run(Duration::from_millis(5));
+    fixture.connect_peer(b"");
+    let conn = accepted(&fixture.events(&mut first))[0];
+    fixture.connect_peer(b"offered");
+    fixture.run(Duration::from_millis(5));
     second.join(listener, 4).unwrap();
     assert!(second.join(listener + 1, 4).is_err());
-    // Written and not rung for: it leaves all the same.
+    // Written without a notification: the bytes are sent nevertheless.
     first.send(conn, b"last words").unwrap();
     drop(first);
-    rig.run(Duration::from_millis(5));
-    assert_eq!(rig.peer.handler().received[0], b"last words");
-    assert!(rig.peer.handler().has_fin[0]);
-    let conns = accepted(&rig.events(&mut second));
+    fixture.run(Duration::from_millis(5));
+    assert_eq!(fixture.peer.handler().received[0], b"last words");
+    assert!(fixture.peer.handler().has_fin[0]);
+    let conns = accepted(&fixture.events(&mut second));
     assert_eq!(conns.len(), 1);
     assert_eq!(second.readable(conns[0]), Ok(7));
     drop(second);
-    rig.run(SECOND);
-    assert_eq!(rig.sockets_in_use(), 0);
+    fixture.run(SECOND);
+    assert_eq!(fixture.sockets_in_use(), 0);
 }
 
 // limit: channel.clients_max
 #[test]
 fn clients_max_is_enforced_and_numbers_are_reused() {
-    let rig = Fixture::new(&small_config(), Peer::default());
-    let mut clients: Vec<Client> = (0..3).map(|_| rig.client()).collect();
+    let fixture = Fixture::new(&small_config(), Peer::default());
+    let mut clients: Vec<Client> = (0..3).map(|_| fixture.client()).collect();
     let attach = || {
-        let control = Box::new(SameThread(rig.server.clone()));
-        rig.server.lock().unwrap().handler_mut().attach(control)
+        let control = Box::new(SameThread(fixture.server.clone()));
+        fixture.server.lock().unwrap().handler_mut().attach(control)
     };
     assert!(attach().err().unwrap().to_string().contains("channel.clients_max"));
     clients.pop();
     assert!(attach().is_ok());
 }
 
-/// A client that writes anything anywhere: the stack goes on, and the connections of another listener and of others are served.
+/// A client writes random values into the region: the stack continues, and serves the connections of others.
 #[test]
 fn corrupt_region_harms_only_its_domain() {
-    let mut noticed = 0;
+    let mut violations_seen = 0;
     for seed in 0..20 {
         let mut random = Random::new(seed);
-        let mut rig = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
-        let parts = rig.server.lock().unwrap().handler_mut().attach_process().unwrap();
-        let memory = parts.region.try_clone().unwrap();
-        let mut hostile = Client::open(parts, Box::new(SameThread(rig.server.clone()))).unwrap();
+        let mut fixture =
+            Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
+        let parts = fixture.server.lock().unwrap().handler_mut().attach_process().unwrap();
+        let region_file = parts.region.try_clone().unwrap();
+        let mut hostile = Client::open(parts, Box::new(SameThread(fixture.server.clone()))).unwrap();
         listen(&mut hostile, 3);
-        let size = rustix::fs::fstat(&memory).unwrap().st_size as u64;
+        let size = rustix::fs::fstat(&region_file).unwrap().st_size as u64;
         for _ in 0..60 {
-            rig.connect_peer(b"something");
-            let _ = rig.events(&mut hostile);
+            fixture.connect_peer(b"something");
+            let _ = fixture.events(&mut hostile);
             let _ = hostile.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
-            // Words near to what is used, and anywhere.
+            // Half of the writes go near to words that are in use.
             for _ in 0..200 {
                 let spread = if random.next_u64().is_multiple_of(2) { size } else { size.min(32 << 10) };
                 let (at, word) = (random.next_u64() % (spread - 8), random.next_u64());
-                let few = word >> (random.next_u64() % 64);
-                rustix::io::pwrite(&memory, &few.to_ne_bytes(), at).unwrap();
+                let value = word >> (random.next_u64() % 64);
+                rustix::io::pwrite(&region_file, &value.to_ne_bytes(), at).unwrap();
             }
-            rig.run(Duration::from_millis(20));
-            rig.server.lock().unwrap().core.stack.local().unwrap().check_invariants();
+            fixture.run(Duration::from_millis(20));
+            fixture.server.lock().unwrap().core.stack.local().unwrap().check_invariants();
         }
-        let violations = rig.stats().violations;
-        noticed += violations;
-        // Nothing of it is left.
+        let violations = fixture.stats().violations;
+        violations_seen += violations;
+        // Nothing of the client is left.
         drop(hostile);
-        rig.run(300 * SECOND);
-        assert_eq!(rig.sockets_in_use(), 0, "seed {seed}: {violations} violations");
-        let mut good = rig.client();
+        fixture.run(300 * SECOND);
+        assert_eq!(fixture.sockets_in_use(), 0, "seed {seed}: {violations} violations");
+        let mut good = fixture.client();
         listen(&mut good, 1);
-        rig.connect_peer(b"as ever");
-        let conns = accepted(&rig.events(&mut good));
+        fixture.connect_peer(b"as ever");
+        let conns = accepted(&fixture.events(&mut good));
         assert_eq!(good.readable(conns[0]), Ok(7), "seed {seed}");
     }
-    assert!(noticed > 20, "only {noticed} of what was written mattered");
+    assert!(violations_seen > 20, "only {violations_seen} of what was written mattered");
 }
 
-/// Both sides sleep in the kernel between requests, and nothing is slept through.
+/// Both sides sleep in the kernel between requests, and no wake-up is lost.
 #[test]
 fn threads_wake_each_other_without_lost_wakeups() {
     const ROUNDS: usize = 3000;
@@ -519,59 +525,59 @@ fn threads_wake_each_other_without_lost_wakeups() {
 
 #[test]
 fn explicit_accept_follows_order_of_arrival() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let mut client = rig.client();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
     client.accept_explicitly();
     let listener = listen(&mut client, 8);
-    let mut told = Vec::new();
-    let mut take = |rig: &mut Fixture, client: &mut Client, count: usize| {
-        // What was dialled leaves at the end of the first.
-        rig.run(Duration::from_millis(1));
-        rig.run(Duration::from_millis(5));
+    let mut accepted_order = Vec::new();
+    let mut take = |fixture: &mut Fixture, client: &mut Client, count: usize| {
+        // The SYN of the peer leaves at the end of the first millisecond.
+        fixture.run(Duration::from_millis(1));
+        fixture.run(Duration::from_millis(5));
         while client.next_event().is_some() {}
         for _ in 0..count {
-            assert!(client.has_offer(listener), "{told:?}");
+            assert!(client.has_offer(listener), "{accepted_order:?}");
             let conn = client.accept(listener).unwrap();
             let mut bytes = [0; 8];
             let count = client.recv(conn, &mut bytes).unwrap();
-            told.push(String::from_utf8(bytes[..count].to_vec()).unwrap());
+            accepted_order.push(String::from_utf8(bytes[..count].to_vec()).unwrap());
             client.release(conn).unwrap();
         }
         client.flush();
-        rig.run(Duration::from_millis(5));
+        fixture.run(Duration::from_millis(5));
     };
     for name in ["a", "b", "c"] {
-        rig.connect_peer(name.as_bytes());
-        rig.run(Duration::from_millis(1));
+        fixture.connect_peer(name.as_bytes());
+        fixture.run(Duration::from_millis(1));
     }
-    take(&mut rig, &mut client, 1);
-    // Its place is free for one that came later, and comes later.
-    rig.connect_peer(b"d");
-    take(&mut rig, &mut client, 3);
+    take(&mut fixture, &mut client, 1);
+    // The free slot is used by a later connection, which is accepted later.
+    fixture.connect_peer(b"d");
+    take(&mut fixture, &mut client, 3);
     assert!(!client.has_offer(listener) && client.accept(listener).is_none());
-    assert_eq!(told, ["a", "b", "c", "d"]);
+    assert_eq!(accepted_order, ["a", "b", "c", "d"]);
 }
 
 #[test]
 fn revoked_offer_is_offered_again() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let (mut lazy, mut eager) = (rig.client(), rig.client());
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let (mut lazy, mut eager) = (fixture.client(), fixture.client());
     for client in [&mut lazy, &mut eager] {
         client.accept_explicitly();
     }
     let listener = listen(&mut lazy, 8);
     eager.join(listener, 0).unwrap();
-    rig.connect_peer(b"x");
-    rig.run(Duration::from_millis(5));
+    fixture.connect_peer(b"x");
+    fixture.run(Duration::from_millis(5));
     while lazy.next_event().is_some() {}
     assert!(lazy.has_offer(listener));
     eager.set_credits(listener, 8);
-    rig.run(Duration::from_millis(100));
+    fixture.run(Duration::from_millis(100));
     assert_eq!(lazy.accept(listener), None, "the other one has it");
-    // Nobody takes it there either, and the first asks again.
+    // The other client does not accept it either, and the first one asks again.
     eager.set_credits(listener, 0);
     lazy.set_credits(listener, 8);
-    rig.run(Duration::from_millis(200));
+    fixture.run(Duration::from_millis(200));
     while eager.next_event().is_some() {}
     while lazy.next_event().is_some() {}
     let offered = [lazy.has_offer(listener), eager.has_offer(listener)];

@@ -1,5 +1,5 @@
-//! Where applications stand beside their stack. A suite runs in its shard's thread, and runs itself again for each other place: its tests pass there, too, and whoever
-//! listens on the wire cannot tell where that is.
+//! Runs a suite for each placement of the application. The suite runs in its shard's thread, and runs itself
+//! again for each other placement: its tests have to pass there, too, and to exchange the same packets.
 
 use ginnel::config::Placement;
 use ginnel::{Config, Handler, Instant, Shard, Shards};
@@ -11,7 +11,7 @@ use std::panic::Location;
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// A place for an application, by configuration.
+/// A placement of the application, by configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestPlacement {
     pub placement: Placement,
@@ -22,7 +22,8 @@ const fn placement(placement: Placement, workers: u32) -> TestPlacement {
     TestPlacement { placement, workers }
 }
 
-/// All of them; suites name them by number. A worker stands behind the shard's thread, or behind a thread of its application's.
+/// All placements, which suites refer to by index. A worker is served by the shard's thread, or by a thread
+/// of the application.
 pub const PLACEMENTS: [TestPlacement; 6] = [
     placement(Placement::Inline, 0),
     placement(Placement::Paired, 0),
@@ -33,13 +34,14 @@ pub const PLACEMENTS: [TestPlacement; 6] = [
 ];
 
 impl TestPlacement {
-    /// A configuration that asks for it.
+    /// Sets the placement in a configuration.
     pub fn set(self, config: &mut Config) {
         (config.shard.placement, config.shard.workers) = (self.placement, self.workers);
     }
 }
 
-/// A shard in simulated time, with its application where the configuration says. Its seed begins with `seed`.
+/// Builds a shard in simulated time, with its application where the configuration places it. All bytes of its
+/// seed are `seed`.
 pub fn build<H: Handler>(config: Config, handler: H, device: Device, seed: u8, now: Instant) -> Shard<H> {
     let shards = Shards::new(config).device("cable", vec![device]).seed([seed; 32]).now(now);
     let mut handler = Some(handler);
@@ -47,7 +49,7 @@ pub fn build<H: Handler>(config: Config, handler: H, device: Device, seed: u8, n
     built.pop().expect("one shard")
 }
 
-/// What was said on the wire of one simulation.
+/// The packets of one simulation.
 pub struct WireTranscript {
     witness: WireRecorder,
     /// The line of the suite that began the simulation.
@@ -61,27 +63,28 @@ impl WireTranscript {
         (device, Self { witness, at: Location::caller() })
     }
 
-    /// The simulation is over: what was said is noted for the suite that runs this one.
+    /// Writes the transcript for the parent process, at the end of the simulation.
     pub fn record(&self) {
         let Some(path) = std::env::var_os(TRANSCRIPTS_ENV) else { return };
         let transcript = format!("{:?}", self.witness.transcript()).replace('\n', "; ");
         let mut notes = OpenOptions::new().create(true).append(true).open(path).unwrap();
-        // One write, so that lines of several threads do not mix.
+        // A single write, so that lines of several threads do not mix.
         notes.write_all(format!("{}{transcript}\n", self.at).as_bytes()).unwrap();
     }
 }
 
-/// Which of the [`PLACES`] this process is to test: a number.
+/// Environment variable with the index in [`PLACEMENTS`] that this process tests.
 const PLACEMENT_ENV: &str = "GINNEL_TEST_PLACE";
-/// The file to which it writes what was said on the wire.
+/// Environment variable with the file to which transcripts are written.
 const TRANSCRIPTS_ENV: &str = "GINNEL_TEST_TRANSCRIPTS";
 
-/// The place that this process is to test.
+/// Returns the placement that this process tests.
 pub fn placement_under_test() -> TestPlacement {
     std::env::var(PLACEMENT_ENV).map_or(PLACEMENTS[0], |number| PLACEMENTS[number.parse::<usize>().unwrap()])
 }
 
-/// Runs the suite in a place, in a process of its own, and returns what was said on the wire of each of its simulations.
+/// Runs the suite with a placement, in a process of its own, and returns the transcript of each of its
+/// simulations.
 fn transcripts(number: usize) -> Vec<String> {
     let notes = tempfile::NamedTempFile::new().unwrap();
     let mut suite = Command::new(std::env::current_exe().unwrap());
@@ -96,12 +99,12 @@ fn transcripts(number: usize) -> Vec<String> {
         String::from_utf8_lossy(&ended.stderr)
     );
     let mut lines: Vec<_> = fs::read_to_string(notes.path()).unwrap().lines().map(String::from).collect();
-    // Tests run at the same time.
+    // Tests run concurrently.
     lines.sort();
     lines
 }
 
-/// What is said in the shard's thread.
+/// Transcripts of the inline placement.
 static INLINE_TRANSCRIPTS: LazyLock<Vec<String>> = LazyLock::new(|| transcripts(0));
 
 fn assert_same_as_inline(number: usize) {

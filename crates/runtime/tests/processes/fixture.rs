@@ -1,4 +1,4 @@
-//! A stack with its door, a peer, and the strings of puppets.
+//! A stack with its broker, a peer, and control of the scripted processes.
 
 use crate::peer::{ConnRecord, ConnRecords, Peer, PeerCommand};
 use crate::scripted_process::ADDRESS_ENV;
@@ -15,12 +15,12 @@ use std::process::{Child, Command};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The path of the door, for a program that is to be a stack.
-pub const STACK_PATH_ENV: &str = "GINNEL_STACK";
-/// Nothing takes longer.
+/// Path of the control socket, for a process that runs a stack.
+pub const STACK_PATH_ENV: &str = "GINNEL_TEST_STACK";
+/// Limit of every wait.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The shards, each on a thread.
+/// The stack's and the peer's shard, each on a thread.
 struct TestStack {
     broker: Option<Broker>,
     peer: Commander,
@@ -69,7 +69,7 @@ impl Drop for TestStack {
     }
 }
 
-/// A stack in a process of its own, to be killed.
+/// Runs a stack in this process until it is killed.
 pub fn run_stack(path: &Path) -> ! {
     let _stack = TestStack::new(path);
     loop {
@@ -77,7 +77,7 @@ pub fn run_stack(path: &Path) -> ! {
     }
 }
 
-/// A puppet's strings.
+/// Control of a scripted process.
 pub struct ProcessControl {
     pub pid: u32,
     to: UnixStream,
@@ -89,7 +89,7 @@ pub struct Fixture {
     directory: tempfile::TempDir,
     callers: UnixListener,
     children: Vec<Child>,
-    /// Everybody who came, to be ended.
+    /// Processes that connected, to be killed at the end.
     pids: Vec<u32>,
     next: usize,
 }
@@ -115,30 +115,30 @@ impl Fixture {
         pid
     }
 
-    /// A stack in another process, at a path of its own.
+    /// Starts a stack in another process, at a path of its own.
     pub fn spawn_stack(&mut self) -> (u32, PathBuf) {
         let path = self.path("other");
         let pid = self.program(STACK_PATH_ENV, &path);
-        eventually("the other stack's door", || path.exists());
+        eventually("the other stack's control socket exists", || path.exists());
         (pid, path)
     }
 
-    /// A new puppet.
+    /// Starts a scripted process.
     pub fn spawn_process(&mut self) -> ProcessControl {
         let address = self.path("test");
         self.program(ADDRESS_ENV, &address);
-        self.accept_process("puppet")
+        self.accept_process("new")
     }
 
-    /// A new puppet that is attached to the stack.
+    /// Starts a scripted process that is attached to the stack.
     pub fn spawn_attached(&mut self, domain: &str) -> ProcessControl {
-        let mut puppet = self.spawn_process();
+        let mut process = self.spawn_process();
         let path = self.path("control");
-        puppet.request_ok(&format!("attach {} {domain}", path.display()));
-        puppet
+        process.request_ok(&format!("attach {} {domain}", path.display()));
+        process
     }
 
-    /// Whoever comes next.
+    /// Accepts the next process that connects, and checks its name.
     pub fn accept_process(&mut self, who: &str) -> ProcessControl {
         let (to, _) = self.callers.accept().unwrap();
         to.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -152,7 +152,7 @@ impl Fixture {
         ProcessControl { pid, to, from }
     }
 
-    /// Has the peer open a connection; its number.
+    /// Makes the peer open a connection and send `text`. Returns the connection's number.
     pub fn connect_peer(&mut self, port: u16, text: &str) -> usize {
         self.command_peer(PeerCommand::Connect(port, text.into()));
         self.next += 1;
@@ -163,7 +163,7 @@ impl Fixture {
         self.stack.as_ref().unwrap().peer.send(Box::new(what)).unwrap();
     }
 
-    /// What the peer saw of a connection.
+    /// Returns what the peer has recorded about a connection.
     pub fn conn_record(&self, number: usize) -> ConnRecord {
         self.stack.as_ref().unwrap().records.lock().unwrap().get(number).cloned().unwrap_or_default()
     }
@@ -172,17 +172,19 @@ impl Fixture {
         self.stack.as_ref().unwrap().broker.as_ref().unwrap().stats()
     }
 
-    /// Waits until the peer has received this.
+    /// Waits until the peer has received exactly `text`.
     pub fn await_received(&self, number: usize, text: &str) {
-        eventually(&format!("{text:?} at the peer"), || self.conn_record(number).received == text.as_bytes());
+        eventually(&format!("the peer receives {text:?}"), || {
+            self.conn_record(number).received == text.as_bytes()
+        });
     }
 
-    /// Waits until the peer got a FIN.
+    /// Waits until the peer has received FIN.
     pub fn await_fin(&self, number: usize) {
-        eventually("a FIN at the peer", || self.conn_record(number).has_fin);
+        eventually("the peer receives FIN", || self.conn_record(number).has_fin);
     }
 
-    /// For a while, the connection stays open.
+    /// Checks that the connection stays open for 100 ms.
     pub fn assert_stays_open(&self, number: usize) {
         std::thread::sleep(Duration::from_millis(100));
         let seen = self.conn_record(number);
@@ -201,7 +203,7 @@ impl Drop for Fixture {
     }
 }
 
-/// Waits until it is so.
+/// Waits until a condition holds.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let until = Instant::now() + TIMEOUT;
     while !so() {
@@ -210,13 +212,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A signal to a process that this test has started, itself or through one that it has started.
+/// Sends a signal to a process that this test has started directly or indirectly.
 pub fn signal(pid: u32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
 }
 
 impl ProcessControl {
-    /// Says a line, and does not wait for an answer.
+    /// Sends a line without waiting for an answer.
     pub fn send(&mut self, line: &str) {
         writeln!(self.to, "{line}").unwrap();
     }
@@ -227,13 +229,13 @@ impl ProcessControl {
         answer.trim_end().to_string()
     }
 
-    /// Says a line; the answer.
+    /// Sends a line and returns the answer.
     pub fn request(&mut self, line: &str) -> String {
         self.send(line);
         self.read_answer()
     }
 
-    /// Says a line that must succeed; the answer.
+    /// Sends a line whose command must succeed, and returns the answer.
     pub fn request_ok(&mut self, line: &str) -> String {
         let answer = self.request(line);
         assert!(!answer.starts_with("error") && !answer.is_empty(), "{line}: {answer:?}");

@@ -1,7 +1,9 @@
-//! The channel across processes: programs that fork, become others, pass sockets on, are killed and stopped. The stack runs in this process (or, where it is
-//! to die, in one of its own), over memory to a peer; the programs are this one again, as puppets.
+//! The channel across processes: programs that fork, execute others, pass sockets on, are killed and stopped.
+//! The stack runs in this process (or in one of its own if it is killed) and is connected to a peer by a
+//! memory device. The programs are further processes of this executable, which the scenarios script.
 //!
-//! Without the usual harness, because a program that was started must be what it is from its first line, and have one thread.
+//! Not run by the standard harness, because a program that was executed must do its work from the start of
+//! `main`, and has one thread.
 
 mod fixture;
 mod peer;
@@ -21,9 +23,9 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
-    let long = arguments.iter().any(|a| a == "--ignored");
+    let ignored_only = arguments.iter().any(|a| a == "--ignored");
     let (mut passed, mut failed) = (0, 0);
-    for (name, scenario) in scenarios::ALL.iter().filter(|_| !long) {
+    for (name, scenario) in scenarios::ALL.iter().filter(|_| !ignored_only) {
         if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
             continue;
         }

@@ -1,28 +1,28 @@
-//! The other end of the cable, at 10.0.0.2: it opens connections and sends what it is told, and notes what comes.
+//! The peer at 10.0.0.2: opens connections and sends bytes on command, and records what it receives.
 
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// What it does when told.
+/// A command to the peer.
 pub enum PeerCommand {
-    /// Open a connection to this port and send this.
+    /// Opens a connection to this port and sends these bytes.
     Connect(u16, Vec<u8>),
-    /// Send this on the connection of this number.
+    /// Sends these bytes on the connection of this number.
     Send(usize, Vec<u8>),
 }
 
-/// What it saw of a connection.
+/// What the peer recorded about a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnRecord {
     pub received: Vec<u8>,
-    /// FIN came.
+    /// FIN was received.
     pub has_fin: bool,
     pub close_reason: Option<CloseReason>,
 }
 
-/// The connections, in the order in which they began.
+/// The connections, in the order in which they were opened.
 pub type ConnRecords = Arc<Mutex<Vec<ConnRecord>>>;
 
 pub struct Peer {

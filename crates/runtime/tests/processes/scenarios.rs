@@ -1,4 +1,4 @@
-//! What happens to programs.
+//! Scenarios with programs that die, fork, execute others and share sockets.
 
 use crate::fixture::{Fixture, TIMEOUT, eventually, signal};
 use crate::peer::PeerCommand;
@@ -10,307 +10,317 @@ use std::time::{Duration, Instant};
 type Scenario = fn(&mut Fixture);
 
 pub const ALL: &[(&str, Scenario)] = &[
-    ("a_server_that_is_killed_has_said_what_it_wrote_and_is_gone", a_server_that_is_killed),
-    ("a_server_that_is_killed_with_bytes_unread_resets", killed_with_bytes_unread),
-    ("of_two_workers_one_is_killed_and_the_other_goes_on", of_two_workers),
-    ("a_child_goes_on_with_a_stream_that_its_parent_has_half_read", a_child_goes_on),
-    ("a_child_that_is_killed_before_its_first_word_holds_no_longer", a_mute_child),
-    ("a_child_that_never_is_holds_nothing", a_child_that_never_is),
-    ("the_next_program_goes_on_where_the_last_one_stopped", the_next_program),
-    ("what_the_next_program_does_not_keep_ends", what_is_not_kept),
-    ("a_program_that_was_started_holds_what_it_was_given", a_program_that_was_started),
-    ("a_socket_in_flight_outlives_its_sender", a_socket_in_flight),
-    ("a_socket_that_nobody_takes_ends_with_its_last_descriptor", nobody_takes),
-    ("a_socket_of_another_domain_is_not_to_be_had", another_domain),
-    ("when_the_stack_dies_its_clients_are_told", the_stack_dies),
-    ("a_client_that_is_stopped_hurts_nobody", a_client_that_is_stopped),
-    ("who_talks_nonsense_is_sent_away", nonsense),
+    ("killed_server_has_sent_what_it_wrote", killed_server_has_sent_what_it_wrote),
+    ("killed_server_with_unread_bytes_resets", killed_server_with_unread_bytes_resets),
+    ("surviving_worker_takes_over_offers", surviving_worker_takes_over_offers),
+    ("child_continues_a_half_read_stream", child_continues_a_half_read_stream),
+    ("child_killed_before_attaching_releases_sockets", child_killed_before_attaching_releases_sockets),
+    ("announced_child_that_never_starts_owns_nothing", announced_child_that_never_starts_owns_nothing),
+    ("executed_program_inherits_its_connections", executed_program_inherits_its_connections),
+    ("sockets_not_inherited_are_closed", sockets_not_inherited_are_closed),
+    ("spawned_program_owns_its_inherited_sockets", spawned_program_owns_its_inherited_sockets),
+    ("proxy_descriptor_outlives_its_sender", proxy_descriptor_outlives_its_sender),
+    ("unclaimed_proxy_descriptor_closes_its_socket", unclaimed_proxy_descriptor_closes_its_socket),
+    ("proxy_descriptor_of_another_domain_is_refused", proxy_descriptor_of_another_domain_is_refused),
+    ("clients_learn_that_the_stack_died", clients_learn_that_the_stack_died),
+    ("stopped_client_harms_nobody", stopped_client_harms_nobody),
+    ("malformed_messages_are_rejected", malformed_messages_are_rejected),
 ];
 
-fn a_server_that_is_killed(rig: &mut Fixture) {
-    let mut server = rig.spawn_attached("");
+fn killed_server_has_sent_what_it_wrote(fixture: &mut Fixture) {
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "hello");
+    let conn = fixture.connect_peer(80, "hello");
     server.request_ok("accept");
     assert_eq!(server.request_ok("recv 5"), "hello");
     server.request_ok("send hello,");
-    rig.await_received(conn, "hello,");
-    // Written, and the stack was not told.
-    server.request_ok("whisper goodbye");
+    fixture.await_received(conn, "hello,");
+    // Written without waking the stack.
+    server.request_ok("send-unflushed goodbye");
     server.kill();
-    rig.await_received(conn, "hello,goodbye");
-    rig.await_fin(conn);
-    eventually("its burial", || rig.broker_stats().reaped == 1);
-    let late = rig.connect_peer(80, "anybody?");
-    eventually("a refusal", || rig.conn_record(late).close_reason == Some(CloseReason::Refused));
-    // Another takes its place.
-    let mut server = rig.spawn_attached("");
+    fixture.await_received(conn, "hello,goodbye");
+    fixture.await_fin(conn);
+    eventually("the client is reaped", || fixture.broker_stats().reaped == 1);
+    let late = fixture.connect_peer(80, "anybody?");
+    eventually("the connection is refused", || {
+        fixture.conn_record(late).close_reason == Some(CloseReason::Refused)
+    });
+    // Another server takes over the port.
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "again");
+    let conn = fixture.connect_peer(80, "again");
     server.request_ok("accept");
     server.send("echo");
-    rig.await_received(conn, "again");
+    fixture.await_received(conn, "again");
 }
 
-fn killed_with_bytes_unread(rig: &mut Fixture) {
-    let mut server = rig.spawn_attached("");
+fn killed_server_with_unread_bytes_resets(fixture: &mut Fixture) {
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "read this");
+    let conn = fixture.connect_peer(80, "read this");
     server.request_ok("accept");
     assert_eq!(server.request_ok("recv 4"), "read");
     server.kill();
-    eventually("a reset", || rig.conn_record(conn).close_reason == Some(CloseReason::Reset));
+    eventually("the connection is reset", || {
+        fixture.conn_record(conn).close_reason == Some(CloseReason::Reset)
+    });
 }
 
-fn of_two_workers(rig: &mut Fixture) {
-    let (mut first, mut second) = (rig.spawn_attached("web"), rig.spawn_attached("web"));
+fn surviving_worker_takes_over_offers(fixture: &mut Fixture) {
+    let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
     let listener = first.request_ok("listen 80 1");
-    let mine = rig.connect_peer(80, "1");
+    let own_conn = fixture.connect_peer(80, "1");
     first.request_ok("accept");
     assert_eq!(first.request_ok("recv 1"), "1");
     second.request_ok(&format!("join {listener} 8"));
-    // Offered to whoever has the fewest, so some to one that will never take them.
-    let rest: Vec<usize> = (0..6).map(|_| rig.connect_peer(80, "x")).collect();
+    // Offered to the worker with the fewest offers, so some to the one that will never accept.
+    let rest: Vec<usize> = (0..6).map(|_| fixture.connect_peer(80, "x")).collect();
     first.kill();
-    rig.await_fin(mine);
+    fixture.await_fin(own_conn);
     second.send("echo");
     for conn in rest {
-        rig.await_received(conn, "x");
+        fixture.await_received(conn, "x");
     }
-    let late = rig.connect_peer(80, "late");
-    rig.await_received(late, "late");
+    let late = fixture.connect_peer(80, "late");
+    fixture.await_received(late, "late");
 }
 
-fn a_child_goes_on(rig: &mut Fixture) {
-    let mut parent = rig.spawn_attached("");
+fn child_continues_a_half_read_stream(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "first,second");
+    let conn = fixture.connect_peer(80, "first,second");
     parent.request_ok("accept");
     assert_eq!(parent.request_ok("recv 6"), "first,");
     parent.request_ok("fork");
-    let mut child = rig.accept_process("child");
+    let mut child = fixture.accept_process("child");
     assert_eq!(child.request_ok("recv 6"), "second");
-    // In turns, each byte once and in order.
+    // Both write alternately: each byte arrives once and in order.
     for round in 0..5 {
         parent.request_ok(&format!("send {round}p"));
         child.request_ok(&format!("send {round}c"));
     }
-    rig.await_received(conn, "0p0c1p1c2p2c3p3c4p4c");
-    rig.command_peer(PeerCommand::Send(conn, b"more".into()));
+    fixture.await_received(conn, "0p0c1p1c2p2c3p3c4p4c");
+    fixture.command_peer(PeerCommand::Send(conn, b"more".into()));
     assert_eq!(parent.request_ok("recv 2"), "mo");
     assert_eq!(child.request_ok("recv 2"), "re");
     parent.kill();
-    rig.assert_stays_open(conn);
+    fixture.assert_stays_open(conn);
     child.request_ok("credits 4");
-    let other = rig.connect_peer(80, "to the child");
+    let other = fixture.connect_peer(80, "to the child");
     child.request_ok("accept");
     child.kill();
-    rig.await_fin(conn);
-    eventually("a reset", || rig.conn_record(other).close_reason == Some(CloseReason::Reset));
+    fixture.await_fin(conn);
+    eventually("the connection is reset", || {
+        fixture.conn_record(other).close_reason == Some(CloseReason::Reset)
+    });
 }
 
-fn a_mute_child(rig: &mut Fixture) {
-    let mut parent = rig.spawn_attached("");
+fn child_killed_before_attaching_releases_sockets(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "");
+    let conn = fixture.connect_peer(80, "");
     parent.request_ok("accept");
-    let child: u32 = parent.request_ok("fork mute").parse().unwrap();
+    let child: u32 = parent.request_ok("fork silent").parse().unwrap();
     parent.kill();
-    rig.assert_stays_open(conn);
+    fixture.assert_stays_open(conn);
     signal(child, Signal::KILL);
-    rig.await_fin(conn);
+    fixture.await_fin(conn);
 }
 
-fn a_child_that_never_is(rig: &mut Fixture) {
-    let mut parent = rig.spawn_attached("");
+fn announced_child_that_never_starts_owns_nothing(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "");
+    let conn = fixture.connect_peer(80, "");
     parent.request_ok("accept");
-    parent.request_ok("expect");
-    eventually("its burial", || rig.broker_stats().reaped == 1);
-    rig.assert_stays_open(conn);
+    parent.request_ok("prepare-fork");
+    eventually("the client is reaped", || fixture.broker_stats().reaped == 1);
+    fixture.assert_stays_open(conn);
     parent.kill();
-    rig.await_fin(conn);
+    fixture.await_fin(conn);
 }
 
-fn the_next_program(rig: &mut Fixture) {
-    let mut server = rig.spawn_attached("");
+fn executed_program_inherits_its_connections(fixture: &mut Fixture) {
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "before,after");
+    let conn = fixture.connect_peer(80, "before,after");
     server.request_ok("accept");
     assert_eq!(server.request_ok("recv 7"), "before,");
-    server.request_ok("whisper old");
+    server.request_ok("send-unflushed old");
     server.send("exec self keep");
-    let mut image = rig.accept_process("image");
-    assert_eq!(image.pid, server.pid, "the same process");
-    assert_eq!(image.request_ok("held"), "1");
-    assert_eq!(image.request_ok("recv 5"), "after");
-    image.request_ok("send new");
-    rig.await_received(conn, "oldnew");
-    image.request_ok("credits 4");
-    let other = rig.connect_peer(80, "?");
-    image.request_ok("accept");
-    image.kill();
-    rig.await_fin(conn);
-    eventually("a reset", || rig.conn_record(other).close_reason == Some(CloseReason::Reset));
+    let mut executed = fixture.accept_process("executed");
+    assert_eq!(executed.pid, server.pid, "the same process");
+    assert_eq!(executed.request_ok("owned"), "1");
+    assert_eq!(executed.request_ok("recv 5"), "after");
+    executed.request_ok("send new");
+    fixture.await_received(conn, "oldnew");
+    executed.request_ok("credits 4");
+    let other = fixture.connect_peer(80, "?");
+    executed.request_ok("accept");
+    executed.kill();
+    fixture.await_fin(conn);
+    eventually("the connection is reset", || {
+        fixture.conn_record(other).close_reason == Some(CloseReason::Reset)
+    });
 }
 
-fn what_is_not_kept(rig: &mut Fixture) {
-    let mut server = rig.spawn_attached("");
+fn sockets_not_inherited_are_closed(fixture: &mut Fixture) {
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "");
+    let conn = fixture.connect_peer(80, "");
     server.request_ok("accept");
-    // A program that cannot be started: everything is as before.
+    // If a program cannot be executed, nothing changes.
     let error = server.request("exec /nowhere keep");
     assert!(error.starts_with("error"), "{error}");
-    eventually("its burial", || rig.broker_stats().reaped == 1);
-    rig.assert_stays_open(conn);
-    // One that knows nothing of all this holds what it was given as long as it lives.
+    eventually("the client is reaped", || fixture.broker_stats().reaped == 1);
+    fixture.assert_stays_open(conn);
+    // A program that does not use the stack owns what it inherited for as long as it lives.
     server.send("exec sleep keep");
-    eventually("the burial of the one it was", || rig.broker_stats().reaped == 2);
-    rig.assert_stays_open(conn);
+    eventually("the previous client is reaped", || fixture.broker_stats().reaped == 2);
+    fixture.assert_stays_open(conn);
     server.kill();
-    rig.await_fin(conn);
-    let mut server = rig.spawn_attached("");
+    fixture.await_fin(conn);
+    let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "");
+    let conn = fixture.connect_peer(80, "");
     server.request_ok("accept");
     server.send("exec self drop");
-    let mut image = rig.accept_process("image");
-    rig.await_fin(conn);
-    assert_eq!(image.request_ok("held"), "0");
-    // It is attached all the same.
-    image.request_ok("listen 80 4");
+    let mut executed = fixture.accept_process("executed");
+    fixture.await_fin(conn);
+    assert_eq!(executed.request_ok("owned"), "0");
+    // The executed program is attached nevertheless.
+    executed.request_ok("listen 80 4");
 }
 
-fn a_program_that_was_started(rig: &mut Fixture) {
-    let mut parent = rig.spawn_attached("");
+fn spawned_program_owns_its_inherited_sockets(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "to the program");
+    let conn = fixture.connect_peer(80, "to the program");
     parent.request_ok("accept");
     parent.request_ok("spawn self keep");
-    let mut program = rig.accept_process("image");
+    let mut program = fixture.accept_process("executed");
     parent.request_ok("release");
     parent.kill();
-    rig.assert_stays_open(conn);
+    fixture.assert_stays_open(conn);
     assert_eq!(program.request_ok("recv 14"), "to the program");
     program.request_ok("send yes");
-    rig.await_received(conn, "yes");
+    fixture.await_received(conn, "yes");
     program.kill();
-    rig.await_fin(conn);
+    fixture.await_fin(conn);
 }
 
-fn a_socket_in_flight(rig: &mut Fixture) {
-    let (mut first, mut second) = (rig.spawn_attached("web"), rig.spawn_attached("web"));
+fn proxy_descriptor_outlives_its_sender(fixture: &mut Fixture) {
+    let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
     first.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "first,second");
+    let conn = fixture.connect_peer(80, "first,second");
     first.request_ok("accept");
     assert_eq!(first.request_ok("recv 6"), "first,");
     first.request_ok("share all");
-    let address = rig.path("other");
-    second.send(&format!("take {} later", address.display()));
-    eventually("an address", || address.exists());
-    first.request_ok(&format!("give {}", address.display()));
+    let address = fixture.path("other");
+    second.send(&format!("receive-proxy {} later", address.display()));
+    eventually("the socket exists", || address.exists());
+    first.request_ok(&format!("send-proxy {}", address.display()));
     second.read_answer();
     first.kill();
-    eventually("its burial", || rig.broker_stats().reaped == 1);
-    // Nobody holds it but a descriptor.
-    rig.assert_stays_open(conn);
+    eventually("the client is reaped", || fixture.broker_stats().reaped == 1);
+    // The proxy descriptor is the only owner.
+    fixture.assert_stays_open(conn);
     assert_eq!(second.request_ok("resolve"), "2");
     assert_eq!(second.request_ok("recv 6"), "second");
     second.request_ok("send third");
-    rig.await_received(conn, "third");
+    fixture.await_received(conn, "third");
     second.request_ok("credits 4");
-    let other = rig.connect_peer(80, "?");
+    let other = fixture.connect_peer(80, "?");
     second.request_ok("accept");
     second.kill();
-    rig.await_fin(conn);
-    eventually("a reset", || rig.conn_record(other).close_reason == Some(CloseReason::Reset));
+    fixture.await_fin(conn);
+    eventually("the connection is reset", || {
+        fixture.conn_record(other).close_reason == Some(CloseReason::Reset)
+    });
 }
 
-fn nobody_takes(rig: &mut Fixture) {
-    let mut first = rig.spawn_attached("");
+fn unclaimed_proxy_descriptor_closes_its_socket(fixture: &mut Fixture) {
+    let mut first = fixture.spawn_attached("");
     first.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "");
+    let conn = fixture.connect_peer(80, "");
     first.request_ok("accept");
     first.request_ok("share one");
     first.request_ok("release");
-    rig.assert_stays_open(conn);
+    fixture.assert_stays_open(conn);
     first.request_ok("unshare");
-    rig.await_fin(conn);
+    fixture.await_fin(conn);
 }
 
-fn another_domain(rig: &mut Fixture) {
-    let (mut first, mut second) = (rig.spawn_attached("one"), rig.spawn_attached("two"));
+fn proxy_descriptor_of_another_domain_is_refused(fixture: &mut Fixture) {
+    let (mut first, mut second) = (fixture.spawn_attached("one"), fixture.spawn_attached("two"));
     first.request_ok("listen 80 4");
-    let conn = rig.connect_peer(80, "secret");
+    let conn = fixture.connect_peer(80, "secret");
     first.request_ok("accept");
     first.request_ok("share one");
-    let address = rig.path("other");
-    second.send(&format!("take {}", address.display()));
-    eventually("an address", || address.exists());
-    first.request_ok(&format!("give {}", address.display()));
+    let address = fixture.path("other");
+    second.send(&format!("receive-proxy {}", address.display()));
+    eventually("the socket exists", || address.exists());
+    first.request_ok(&format!("send-proxy {}", address.display()));
     let error = second.read_answer();
     assert!(error.contains("there is no such connection"), "{error}");
-    assert_eq!(rig.broker_stats().requests_refused, 1);
-    rig.assert_stays_open(conn);
+    assert_eq!(fixture.broker_stats().requests_refused, 1);
+    fixture.assert_stays_open(conn);
     assert_eq!(first.request_ok("recv 6"), "secret");
 }
 
-fn the_stack_dies(rig: &mut Fixture) {
-    let (stack, path) = rig.spawn_stack();
-    let (mut client, mut idle) = (rig.spawn_process(), rig.spawn_process());
-    for puppet in [&mut client, &mut idle] {
-        puppet.request_ok(&format!("attach {} x", path.display()));
+fn clients_learn_that_the_stack_died(fixture: &mut Fixture) {
+    let (stack, path) = fixture.spawn_stack();
+    let (mut client, mut idle) = (fixture.spawn_process(), fixture.spawn_process());
+    for process in [&mut client, &mut idle] {
+        process.request_ok(&format!("attach {} x", path.display()));
     }
     client.request_ok("connect 90");
     client.request_ok("send abc");
-    client.send("ended");
+    client.send("close-reason");
     let began = Instant::now();
     signal(stack, Signal::KILL);
     assert_eq!(client.read_answer(), "Reset");
-    assert!(began.elapsed() < TIMEOUT / 2, "it was told, and did not run into a time limit");
+    assert!(began.elapsed() < TIMEOUT / 2, "the client was notified before its time limit");
     let send = client.request("send more");
     assert!(send.starts_with("error"), "{send}");
-    for puppet in [&mut client, &mut idle] {
-        assert_eq!(puppet.request("connect 90"), "error: the stack is gone");
+    for process in [&mut client, &mut idle] {
+        assert_eq!(process.request("connect 90"), "error: the stack is gone");
     }
 }
 
-fn a_client_that_is_stopped(rig: &mut Fixture) {
-    let (mut first, mut second) = (rig.spawn_attached("web"), rig.spawn_attached("web"));
-    let mut neighbour = rig.spawn_attached("other");
+fn stopped_client_harms_nobody(fixture: &mut Fixture) {
+    let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
+    let mut neighbour = fixture.spawn_attached("other");
     let listener = first.request_ok("listen 80 4");
     neighbour.request_ok("listen 81 4");
-    let held = rig.connect_peer(80, "");
+    let held = fixture.connect_peer(80, "");
     first.request_ok("accept");
     signal(first.pid, Signal::STOP);
     second.request_ok(&format!("join {listener} 4"));
     second.send("echo");
     neighbour.send("echo");
-    // Some are offered to the one that is stopped first.
+    // Some connections are first offered to the stopped process.
     for round in 0..20 {
-        let (to_second, to_neighbour) = (rig.connect_peer(80, "x"), rig.connect_peer(81, "y"));
-        rig.await_received(to_second, "x");
-        rig.await_received(to_neighbour, "y");
-        assert_eq!(rig.conn_record(held).close_reason, None, "round {round}");
+        let (to_second, to_neighbour) = (fixture.connect_peer(80, "x"), fixture.connect_peer(81, "y"));
+        fixture.await_received(to_second, "x");
+        fixture.await_received(to_neighbour, "y");
+        assert_eq!(fixture.conn_record(held).close_reason, None, "round {round}");
     }
-    // Bytes for it wait, as far as there is room.
-    let much = vec![b'z'; 300_000];
-    rig.command_peer(PeerCommand::Send(held, much.clone()));
-    let late = rig.connect_peer(80, "x");
-    rig.await_received(late, "x");
+    // Bytes for the stopped process are queued, as far as there is space.
+    let bytes = vec![b'z'; 300_000];
+    fixture.command_peer(PeerCommand::Send(held, bytes.clone()));
+    let late = fixture.connect_peer(80, "x");
+    fixture.await_received(late, "x");
     signal(first.pid, Signal::CONT);
-    assert_eq!(first.request_ok(&format!("recv {}", much.len())).as_bytes(), much);
+    assert_eq!(first.request_ok(&format!("recv {}", bytes.len())).as_bytes(), bytes);
     first.request_ok("send hello");
-    rig.await_received(held, "hello");
+    fixture.await_received(held, "hello");
 }
 
-fn nonsense(rig: &mut Fixture) {
-    let mut good = rig.spawn_attached("");
+fn malformed_messages_are_rejected(fixture: &mut Fixture) {
+    let mut good = fixture.spawn_attached("");
     good.request_ok("listen 80 4");
-    let path = rig.path("control");
-    // Not even the same kind of socket.
+    let path = fixture.path("control");
+    // Even the socket type differs.
     assert!(UnixStream::connect(&path).is_err());
     for seed in 0..200u32 {
         use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
@@ -318,18 +328,18 @@ fn nonsense(rig: &mut Fixture) {
         connect(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         let bytes: Vec<u8> =
             (0..seed).map(|i| (i.wrapping_add(seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        // It may have been sent away already.
+        // The broker may have closed the connection already.
         let _ = send(&socket, &bytes, SendFlags::NOSIGNAL);
         let _ = send(&socket, &bytes, SendFlags::NOSIGNAL);
         if seed % 3 == 0 {
-            // Silent ones stay until there are too many.
+            // Silent connections stay until there are too many.
             std::mem::forget(socket);
         }
     }
-    eventually("goodbyes", || rig.broker_stats().rejected > 100);
-    let conn = rig.connect_peer(80, "as ever");
+    eventually("connections are rejected", || fixture.broker_stats().rejected > 100);
+    let conn = fixture.connect_peer(80, "as ever");
     good.request_ok("accept");
     good.send("echo");
-    rig.await_received(conn, "as ever");
+    fixture.await_received(conn, "as ever");
     std::thread::sleep(Duration::from_millis(1));
 }

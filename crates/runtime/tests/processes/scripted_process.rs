@@ -1,5 +1,5 @@
-//! A program that does what it is told, line by line, over a socket of the test: its answers are lines, too. Its children and the programs that
-//! it becomes come to the same address.
+//! A program that executes commands, line by line, from a socket of the test, and answers with lines. Its
+//! children and the programs that it executes connect to the same address.
 
 use crate::sys;
 use ginnel::broker::{Attachment, GlobalSocketId, PreparedProcess};
@@ -19,41 +19,42 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Where the test is.
-pub const ADDRESS_ENV: &str = "GINNEL_PUPPET";
-/// The descriptors that the program before left: the connection, and the table.
-const INHERITED_ENV: &str = "GINNEL_LEFT";
-/// Nothing takes longer.
+/// Address of the test's socket.
+pub const ADDRESS_ENV: &str = "GINNEL_TEST_ADDRESS";
+/// Descriptors inherited from the program that executed this one: the control connection and the table.
+const INHERITED_ENV: &str = "GINNEL_TEST_INHERITED";
+/// Limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct ScriptedProcess {
-    process: Option<Attachment>,
+    attachment: Option<Attachment>,
     events: VecDeque<ClientEvent>,
     listener: u32,
     proxy_fd: Option<OwnedFd>,
     address: String,
 }
 
-/// What a puppet's program does.
+/// Runs the program of a scripted process.
 pub fn run(address: String) {
-    let mut puppet =
-        ScriptedProcess { process: None, events: VecDeque::new(), listener: 0, proxy_fd: None, address };
-    if let Ok(left) = std::env::var(INHERITED_ENV) {
-        let (line, table) = left.split_once(' ').expect("two numbers");
-        let [line, table] = [line, table].map(|fd| sys::own(fd.parse().expect("a number")));
-        let (process, _, note) = Attachment::inherit(line, table).expect("what was left");
-        assert_eq!(note, b"a note");
-        puppet.process = Some(process);
-        puppet.serve("image");
+    let mut scripted =
+        ScriptedProcess { attachment: None, events: VecDeque::new(), listener: 0, proxy_fd: None, address };
+    if let Ok(inherited) = std::env::var(INHERITED_ENV) {
+        let (control_fd, table) = inherited.split_once(' ').expect("two numbers");
+        let [control_fd, table] = [control_fd, table].map(|fd| sys::own(fd.parse().expect("a number")));
+        let (attachment, _, metadata) =
+            Attachment::inherit(control_fd, table).expect("inherited descriptors");
+        assert_eq!(metadata, b"metadata");
+        scripted.attachment = Some(attachment);
+        scripted.serve("executed");
     }
-    puppet.serve("puppet");
+    scripted.serve("new");
 }
 
 impl ScriptedProcess {
-    /// Answers lines until the test hangs up.
-    fn serve(&mut self, who: &str) -> ! {
+    /// Answers commands until the test closes the connection.
+    fn serve(&mut self, name: &str) -> ! {
         let mut test = UnixStream::connect(&self.address).expect("the test");
-        writeln!(test, "{who} {}", std::process::id()).expect("the test");
+        writeln!(test, "{name} {}", std::process::id()).expect("the test");
         let mut lines = BufReader::new(test.try_clone().expect("a descriptor"));
         loop {
             let mut line = String::new();
@@ -63,8 +64,8 @@ impl ScriptedProcess {
             }
             let mut words = line.trim_end().splitn(3, ' ');
             let mut next = || words.next().unwrap_or("");
-            let (what, first, second) = (next(), next(), next());
-            let answer = match self.execute(what, first, second) {
+            let (command, first, second) = (next(), next(), next());
+            let answer = match self.execute(command, first, second) {
                 Ok(answer) => answer,
                 Err(error) => format!("error: {error}"),
             };
@@ -74,27 +75,27 @@ impl ScriptedProcess {
         }
     }
 
-    fn process(&mut self) -> &mut Attachment {
-        self.process.as_mut().expect("attached")
+    fn attachment(&mut self) -> &mut Attachment {
+        self.attachment.as_mut().expect("attached")
     }
 
     fn client(&mut self) -> &mut Client {
-        &mut self.process().clients()[0]
+        &mut self.attachment().clients()[0]
     }
 
-    /// The first connection that it holds and has not let go of.
+    /// Returns the first connection that the process owns.
     fn conn(&mut self) -> Conn {
         self.client().conns().next().expect("a connection")
     }
 
     fn held_sockets(&mut self) -> Vec<GlobalSocketId> {
         let listener = GlobalSocketId::listener(0, self.listener);
-        let mut things = self.process().owned_sockets();
-        things.push(listener);
-        things
+        let mut sockets = self.attachment().owned_sockets();
+        sockets.push(listener);
+        sockets
     }
 
-    /// Waits until `ready` has an answer.
+    /// Waits until `ready` returns a value.
     fn wait<T>(&mut self, mut ready: impl FnMut(&mut Self) -> Option<T>) -> Result<T, Error> {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -111,11 +112,11 @@ impl ScriptedProcess {
         }
     }
 
-    fn execute(&mut self, what: &str, first: &str, second: &str) -> Result<String, Error> {
+    fn execute(&mut self, command: &str, first: &str, second: &str) -> Result<String, Error> {
         let done = || Ok("ok".to_string());
-        match what {
+        match command {
             "attach" => {
-                self.process = Some(Attachment::connect(first.as_ref(), second)?);
+                self.attachment = Some(Attachment::connect(first.as_ref(), second)?);
                 done()
             }
             "listen" => {
@@ -131,16 +132,16 @@ impl ScriptedProcess {
                 self.client().flush();
                 done()
             }
-            // As join, of one that was inherited.
+            // Like join, for an inherited listener.
             "credits" => {
                 let (listener, credits) = (self.listener, first.parse().expect("a number"));
                 self.client().set_credits(listener, credits);
                 self.client().flush();
                 done()
             }
-            "accept" => self.wait(|puppet| {
-                let place = puppet.events.iter().position(|e| matches!(e, ClientEvent::Accepted { .. }))?;
-                puppet.events.remove(place);
+            "accept" => self.wait(|process| {
+                let index = process.events.iter().position(|e| matches!(e, ClientEvent::Accepted { .. }))?;
+                process.events.remove(index);
                 Some("ok".to_string())
             }),
             "connect" => {
@@ -148,14 +149,14 @@ impl ScriptedProcess {
                 self.client().connect(to, ConnectOptions::default())?;
                 done()
             }
-            // So many bytes, of the first connection.
+            // Receives this number of bytes from the first connection.
             "recv" => {
                 let mut got = vec![0; first.parse().expect("a number")];
                 let mut at = 0;
-                self.wait(|puppet| {
-                    let conn = puppet.conn();
-                    at += puppet.client().recv(conn, &mut got[at..]).expect("readable");
-                    puppet.client().flush();
+                self.wait(|process| {
+                    let conn = process.conn();
+                    at += process.client().recv(conn, &mut got[at..]).expect("readable");
+                    process.client().flush();
                     (at == got.len()).then_some(())
                 })?;
                 Ok(String::from_utf8(got).expect("text"))
@@ -166,17 +167,17 @@ impl ScriptedProcess {
                 self.client().flush();
                 Ok(sent.to_string())
             }
-            // As send, but the stack is not told.
-            "whisper" => {
+            // Like send, without waking the stack.
+            "send-unflushed" => {
                 let conn = self.conn();
                 let sent = self.client().send(conn, first.as_bytes()).map_err(Error::Send)?;
                 Ok(sent.to_string())
             }
-            // Sends back what comes, for ever.
+            // Echoes received bytes for ever.
             "echo" => {
                 let mut bytes = [0; 4096];
                 loop {
-                    // Those first that came while something else was awaited.
+                    // First the events that occurred while another command waited.
                     while let Some(event) = self.events.pop_front().or_else(|| self.client().next_event()) {
                         if let ClientEvent::Readable { conn } = event {
                             let count = self.client().recv(conn, &mut bytes).unwrap_or(0);
@@ -197,35 +198,35 @@ impl ScriptedProcess {
                 self.client().unlisten(listener)?;
                 done()
             }
-            "held" => Ok(self.process().owned_sockets().len().to_string()),
-            // The end of the first connection.
-            "ended" => {
-                let reason = self.wait(|puppet| {
+            "owned" => Ok(self.attachment().owned_sockets().len().to_string()),
+            // Waits for the end of the first connection.
+            "close-reason" => {
+                let reason = self.wait(|process| {
                     let closed = |e: &ClientEvent| match e {
                         ClientEvent::Closed { reason, .. } => Some(*reason),
                         _ => None,
                     };
-                    puppet.events.iter().find_map(closed)
+                    process.events.iter().find_map(closed)
                 })?;
                 Ok(format!("{reason:?}"))
             }
             "fork" => {
-                let expected = self.process().prepare_fork()?;
+                let expected = self.attachment().prepare_fork()?;
                 if let Some(child) = sys::fork() {
                     return Ok(child.to_string());
                 }
-                if first != "mute" {
-                    self.process().become_child(expected)?;
+                if first != "silent" {
+                    self.attachment().become_child(expected)?;
                     self.serve("child");
                 }
-                // It never says anything: its connection alone speaks for it.
+                // The child never attaches: only its connection shows that it lives.
                 loop {
                     std::thread::sleep(Duration::from_secs(1));
                 }
             }
-            // Announces a child that never is.
-            "expect" => {
-                drop(self.process().prepare_fork()?);
+            // Announces a child that never starts.
+            "prepare-fork" => {
+                drop(self.attachment().prepare_fork()?);
                 done()
             }
             "exec" => {
@@ -240,29 +241,31 @@ impl ScriptedProcess {
                 }
             }
             "share" => {
-                let things = self.held_sockets();
-                let things: Vec<GlobalSocketId> = if first == "all" { things } else { things[..1].to_vec() };
-                let placeholder = self.process().share(&things)?;
-                self.proxy_fd = Some(placeholder);
+                let sockets = self.held_sockets();
+                let sockets: Vec<GlobalSocketId> =
+                    if first == "all" { sockets } else { sockets[..1].to_vec() };
+                let proxy_fd = self.attachment().share(&sockets)?;
+                self.proxy_fd = Some(proxy_fd);
                 done()
             }
             "unshare" => {
                 self.proxy_fd = None;
                 done()
             }
-            // Sends it to whoever listens at an address.
-            "give" => {
+            // Sends the proxy descriptor to the process that listens at an address.
+            "send-proxy" => {
                 let to = UnixStream::connect(first).map_err(|e| Error::io("the other", e))?;
-                let placeholder = self.proxy_fd.as_ref().expect("shared");
+                let proxy_fd = self.proxy_fd.as_ref().expect("shared");
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
-                let fds = [placeholder.as_fd()];
+                let fds = [proxy_fd.as_fd()];
                 assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
                 sendmsg(&to, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).expect("sent");
                 done()
             }
-            // Waits for one at an address of its own; with a second word it does not use it.
-            "take" => {
+            // Receives a proxy descriptor at an address of its own; with a second word it does not resolve
+            // the descriptor.
+            "receive-proxy" => {
                 let listener = UnixListener::bind(first).map_err(|e| Error::io("address", e))?;
                 let (from, _) = listener.accept().expect("somebody");
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -278,20 +281,20 @@ impl ScriptedProcess {
                 if second.is_empty() { self.execute("resolve", "", "") } else { done() }
             }
             "resolve" => {
-                let placeholder = self.proxy_fd.take().expect("taken");
-                let things = self.process().resolve(&placeholder)?;
+                let proxy_fd = self.proxy_fd.take().expect("taken");
+                let sockets = self.attachment().resolve(&proxy_fd)?;
                 if let Some(GlobalSocketId { id: ginnel::channel::SocketId::Listener(number), .. }) =
-                    things.last()
+                    sockets.last()
                 {
                     self.listener = *number;
                 }
-                Ok(things.len().to_string())
+                Ok(sockets.len().to_string())
             }
-            other => Err(Error::application(format!("what is {other}?"))),
+            other => Err(Error::application(format!("unknown command {other}"))),
         }
     }
 
-    /// This program again, with what it keeps, or another one that knows nothing.
+    /// Starts this program again with inherited sockets, or another program that does not use the stack.
     fn start<T>(
         &mut self,
         program: &str,
@@ -299,8 +302,8 @@ impl ScriptedProcess {
         start: impl FnOnce(&mut Command) -> T,
     ) -> Result<T, Error> {
         let kept = if keep { self.held_sockets() } else { Vec::new() };
-        let expected = self.process().prepare_exec(&kept)?;
-        let table = PreparedProcess::inheritance_table(&kept, b"a note")?;
+        let expected = self.attachment().prepare_exec(&kept)?;
+        let table = PreparedProcess::inheritance_table(&kept, b"metadata")?;
         for fd in [expected.connection(), table.as_fd()] {
             fcntl_setfd(fd, FdFlags::empty()).expect("a descriptor");
         }

@@ -1,4 +1,4 @@
-//! Large buffers: who gets one, when, and what becomes of the others.
+//! Large buffers: which sockets get one, when, and how sockets without one continue.
 
 use super::*;
 use ginnel_stack::options::TcpOption;
@@ -6,65 +6,68 @@ use ginnel_stack::options::TcpOption;
 const OWN: usize = 4096;
 const LARGE: usize = 1 << 16;
 
-fn rig(large_buffers_max: u32) -> (Fixture, Client) {
+fn setup(large_buffers_max: u32) -> (Fixture, Client) {
     let config = ChannelConfig { large_buffer_bytes: LARGE as u32, large_buffers_max, ..small_config() };
-    let rig = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
-    let client = rig.client();
-    (rig, client)
+    let fixture = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
+    let client = fixture.client();
+    (fixture, client)
 }
 
-fn connect(rig: &mut Fixture, client: &mut Client) -> Conn {
+fn connect(fixture: &mut Fixture, client: &mut Client) -> Conn {
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
-    rig.events(client);
+    fixture.events(client);
     conn
 }
 
-/// Writes as much as there is room for, twice: what there was room for, at first and later.
-fn fill(rig: &mut Fixture, client: &mut Client, conn: Conn) -> [usize; 2] {
+/// Writes as much as there is space for, twice. Returns how much that was each time.
+fn fill(fixture: &mut Fixture, client: &mut Client, conn: Conn) -> [usize; 2] {
     [(); 2].map(|()| {
         let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         let count = client.send(conn, &bytes).unwrap();
-        rig.events(client);
+        fixture.events(client);
         count
     })
 }
 
-fn gauge(rig: &Fixture, name: &str) -> u64 {
+fn gauge(fixture: &Fixture, name: &str) -> u64 {
     let mut found = None;
     let mut report = |_, reported: &'static str, value| {
         if reported == name {
             found = Some(value);
         }
     };
-    rig.server.lock().unwrap().handler().report_counters(&mut report);
+    fixture.server.lock().unwrap().handler().report_counters(&mut report);
     found.unwrap()
 }
 
 // limit: channel.large_buffer_bytes
 #[test]
 fn writer_gets_large_buffer_after_filling_its_own() {
-    let (mut rig, mut client) = rig(4);
-    let conn = connect(&mut rig, &mut client);
+    let (mut fixture, mut client) = setup(4);
+    let conn = connect(&mut fixture, &mut client);
     assert_eq!(client.send(conn, &[1; OWN - 1]), Ok(OWN - 1));
-    rig.events(&mut client);
-    assert_eq!(gauge(&rig, "channel.large_buffers"), 0, "it was never full");
-    assert_eq!(fill(&mut rig, &mut client, conn), [OWN, LARGE]);
-    assert_eq!((gauge(&rig, "channel.large_buffers"), gauge(&rig, "channel.large_buffers_limit")), (1, 4));
-    let received = &rig.peer.handler().received[0];
+    fixture.events(&mut client);
+    assert_eq!(gauge(&fixture, "channel.large_buffers"), 0, "it was never full");
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, LARGE]);
+    assert_eq!(
+        (gauge(&fixture, "channel.large_buffers"), gauge(&fixture, "channel.large_buffers_limit")),
+        (1, 4)
+    );
+    let received = &fixture.peer.handler().received[0];
     assert_eq!(received.len(), OWN - 1 + OWN + LARGE);
     assert!((0..LARGE).all(|i| received[2 * OWN - 1 + i] == (i % 251) as u8), "each byte at its place");
     client.release(conn).unwrap();
-    rig.run(300 * SECOND);
-    assert_eq!((rig.sockets_in_use(), gauge(&rig, "channel.large_buffers")), (0, 0));
+    fixture.run(300 * SECOND);
+    assert_eq!((fixture.sockets_in_use(), gauge(&fixture, "channel.large_buffers")), (0, 0));
 }
 
 #[test]
 fn reader_gets_large_buffer_after_draining_its_own() {
-    let (mut rig, mut client) = rig(4);
+    let (mut fixture, mut client) = setup(4);
     listen(&mut client, 1);
     let text: Vec<u8> = (0..1_000_000u32).map(|i| (i % 253) as u8).collect();
-    rig.connect_peer(&text);
-    let conn = accepted(&rig.events(&mut client))[0];
+    fixture.connect_peer(&text);
+    let conn = accepted(&fixture.events(&mut client))[0];
     assert_eq!(client.readable(conn), Ok(OWN));
     let (mut got, mut steps) = (Vec::<u8>::new(), Vec::new());
     while got.len() < text.len() {
@@ -73,68 +76,68 @@ fn reader_gets_large_buffer_after_draining_its_own() {
         assert!(count > 0, "after {} bytes", got.len());
         got.extend(&out[..count]);
         steps.push(count);
-        rig.events(&mut client);
+        fixture.events(&mut client);
     }
     assert!(got == text);
     assert_eq!(steps[..3], [OWN, LARGE, LARGE]);
-    assert_eq!(rig.stats().violations, 0);
+    assert_eq!(fixture.stats().violations, 0);
 }
 
 // limit: channel.large_buffers_max
 #[test]
 fn large_buffers_are_limited_and_others_continue() {
-    let (mut rig, mut client) = rig(1);
-    let [first, second] = [(); 2].map(|()| connect(&mut rig, &mut client));
-    assert_eq!(fill(&mut rig, &mut client, first), [OWN, LARGE]);
-    assert_eq!(fill(&mut rig, &mut client, second), [OWN, OWN]);
-    assert!(rig.stats().large_buffers_refused >= 2, "{:?}", rig.stats());
-    assert_eq!(rig.peer.handler().received[1].len(), 2 * OWN, "it is served");
+    let (mut fixture, mut client) = setup(1);
+    let [first, second] = [(); 2].map(|()| connect(&mut fixture, &mut client));
+    assert_eq!(fill(&mut fixture, &mut client, first), [OWN, LARGE]);
+    assert_eq!(fill(&mut fixture, &mut client, second), [OWN, OWN]);
+    assert!(fixture.stats().large_buffers_refused >= 2, "{:?}", fixture.stats());
+    assert_eq!(fixture.peer.handler().received[1].len(), 2 * OWN, "it is served");
     client.abort(first).unwrap();
     client.release(first).unwrap();
-    rig.run(SECOND);
-    // It is full again, and this time there is one.
-    assert_eq!(fill(&mut rig, &mut client, second), [OWN, LARGE]);
-    let third = connect(&mut rig, &mut client);
-    assert_eq!(fill(&mut rig, &mut client, third), [OWN, OWN], "nothing of an old connection is left");
+    fixture.run(SECOND);
+    // The buffer is full again, and this time a large one is free.
+    assert_eq!(fill(&mut fixture, &mut client, second), [OWN, LARGE]);
+    let third = connect(&mut fixture, &mut client);
+    assert_eq!(fill(&mut fixture, &mut client, third), [OWN, OWN], "nothing of an old connection is left");
 }
 
 #[test]
 fn small_buffer_option_prevents_large_buffer() {
-    let (mut rig, mut client) = rig(4);
-    let conn = connect(&mut rig, &mut client);
+    let (mut fixture, mut client) = setup(4);
+    let conn = connect(&mut fixture, &mut client);
     client.set_option(conn, TcpOption::SendBuffer(LARGE as u32 - 1)).unwrap();
-    assert_eq!(fill(&mut rig, &mut client, conn), [OWN, OWN]);
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, OWN]);
     client.set_option(conn, TcpOption::SendBuffer(LARGE as u32)).unwrap();
-    assert_eq!(fill(&mut rig, &mut client, conn), [OWN, LARGE]);
-    assert_eq!(rig.stats().large_buffers_refused, 0);
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, LARGE]);
+    assert_eq!(fixture.stats().large_buffers_refused, 0);
 }
 
-/// Also what is asked for behind it waits for its turn: FIN, and the end of the connection.
+/// What is requested after the bytes waits, too: FIN, and the end of the connection.
 // limit: bytes of a socket in one turn
 #[test]
 fn large_write_is_taken_in_chunks_before_fin() {
     const BYTES: usize = 600_000;
     let config = ChannelConfig { large_buffer_bytes: 1 << 20, ..small_config() };
-    let mut rig = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
-    let mut client = rig.client();
-    let conn = connect(&mut rig, &mut client);
+    let mut fixture = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
+    let mut client = fixture.client();
+    let conn = connect(&mut fixture, &mut client);
     assert_eq!(client.send(conn, &[0; 2 * OWN]), Ok(OWN));
-    rig.events(&mut client);
+    fixture.events(&mut client);
     let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i % 249) as u8).collect();
     assert_eq!(client.send(conn, &bytes), Ok(BYTES));
     client.release(conn).unwrap();
-    let taken = |rig: &mut Fixture| {
-        let before = rig.server.lock().unwrap().handler().stats().doorbells;
-        let turn = rig.server.lock().unwrap().poll_once(rig.now).unwrap();
-        (turn.work > 0, rig.server.lock().unwrap().handler().stats().doorbells - before)
+    let taken = |fixture: &mut Fixture| {
+        let before = fixture.server.lock().unwrap().handler().stats().doorbells;
+        let turn = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        (turn.work > 0, fixture.server.lock().unwrap().handler().stats().doorbells - before)
     };
-    assert_eq!(taken(&mut rig), (true, 1));
-    // Nobody rings any more, and yet it goes on.
-    assert_eq!(taken(&mut rig), (true, 0));
-    assert!(!rig.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
-    rig.run(SECOND);
-    let peer = rig.peer.handler();
+    assert_eq!(taken(&mut fixture), (true, 1));
+    // There is no notification any more, and the transfer continues nevertheless.
+    assert_eq!(taken(&mut fixture), (true, 0));
+    assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
+    fixture.run(SECOND);
+    let peer = fixture.peer.handler();
     assert_eq!((peer.received[0].len(), peer.has_fin[0]), (OWN + BYTES, true));
     assert!(peer.received[0][OWN..] == bytes);
-    assert_eq!((rig.sockets_in_use(), gauge(&rig, "channel.large_buffers")), (0, 0));
+    assert_eq!((fixture.sockets_in_use(), gauge(&fixture, "channel.large_buffers")), (0, 0));
 }

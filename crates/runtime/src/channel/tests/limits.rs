@@ -1,4 +1,5 @@
-//! The budget of a domain at its limit: refused and counted, recovered, and the domain beside it unhurt.
+//! A domain at the limits of its budget: excess is refused and counted, the domain recovers, and other
+//! domains are unharmed.
 
 use super::*;
 use crate::channel::simulation::SimulatedDomain;
@@ -8,9 +9,9 @@ fn peer() -> Peer {
     Peer { listens: true, echoes: true, ..Peer::default() }
 }
 
-/// Two domains beside each other.
-fn two(rig: &Fixture) -> [(SimulatedDomain, Client); 2] {
-    let server = SameThread(rig.server.clone());
+/// Creates two domains.
+fn two(fixture: &Fixture) -> [(SimulatedDomain, Client); 2] {
+    let server = SameThread(fixture.server.clone());
     [(); 2].map(|()| {
         let (domain, parts) = server.open_domain().unwrap();
         let client = Client::open(parts, Box::new(domain.clone())).unwrap();
@@ -22,10 +23,10 @@ fn connect(client: &mut Client) -> Result<Conn, Error> {
     client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default())
 }
 
-/// Sends a line and gets it back.
-fn is_served(rig: &mut Fixture, client: &mut Client, conn: Conn) {
+/// Sends a line and receives its echo.
+fn is_served(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
     client.send(conn, b"as ever").unwrap();
-    rig.events(client);
+    fixture.events(client);
     let mut out = [0; 64];
     assert_eq!(client.recv(conn, &mut out), Ok(7));
     assert_eq!(&out[..7], b"as ever");
@@ -35,8 +36,8 @@ fn is_served(rig: &mut Fixture, client: &mut Client, conn: Conn) {
 #[test]
 fn buffer_bytes_max_limits_each_domain_separately() {
     let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small_config() };
-    let mut rig = Fixture::new(&config, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let mut fixture = Fixture::new(&config, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&fixture);
     let conn = connect(&mut good).unwrap();
     let conns: Vec<Conn> = (0..3).map(|_| connect(&mut greedy).unwrap()).collect();
     for _ in 0..5 {
@@ -45,87 +46,90 @@ fn buffer_bytes_max_limits_each_domain_separately() {
     }
     let error = greedy.udp_bind("0.0.0.0:53".parse().unwrap(), UdpOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "bind 0.0.0.0:53: too many sockets");
-    assert_eq!(rig.stats().sockets_refused, 6);
-    is_served(&mut rig, &mut good, conn);
+    assert_eq!(fixture.stats().sockets_refused, 6);
+    is_served(&mut fixture, &mut good, conn);
     connect(&mut good).unwrap();
-    // One goes, and one fits again.
+    // After one socket is freed, another one can be opened.
     greedy.abort(conns[0]).unwrap();
     greedy.release(conns[0]).unwrap();
-    rig.run(SECOND);
+    fixture.run(SECOND);
     let conn = connect(&mut greedy).unwrap();
-    is_served(&mut rig, &mut greedy, conn);
+    is_served(&mut fixture, &mut greedy, conn);
     drop(greedy);
-    rig.run(300 * SECOND);
-    assert_eq!(rig.sockets_in_use(), 2, "those of the other");
+    fixture.run(300 * SECOND);
+    assert_eq!(fixture.sockets_in_use(), 2, "those of the other");
 }
 
 // limit: channel.datagram_bytes_max
 #[test]
 fn datagram_bytes_max_limits_each_domain_separately() {
-    let mut rig = Fixture::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small_config() }, peer());
-    let [(_, mut lazy), (_, mut good)] = two(&rig);
+    let mut fixture = Fixture::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small_config() }, peer());
+    let [(_, mut lazy), (_, mut good)] = two(&fixture);
     let bind = |client: &mut Client, port: u16| {
         client.udp_bind(([0, 0, 0, 0], port).into(), UdpOptions::default()).unwrap()
     };
     let (waits, also, taken) = (bind(&mut lazy, 53), bind(&mut lazy, 54), bind(&mut good, 55));
-    let from = rig
-        .peer
-        .with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()).unwrap());
-    let send = |rig: &mut Fixture, port: u16| {
-        let sent =
-            rig.peer.with(rig.now, |_, cx| cx.udp_send(from, Some(([10, 0, 0, 1], port).into()), &[7; 1400]));
-        rig.run(Duration::from_millis(1));
-        rig.run(Duration::from_millis(1));
+    let from = fixture.peer.with(fixture.now, |_, cx| {
+        cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()).unwrap()
+    });
+    let send = |fixture: &mut Fixture, port: u16| {
+        let sent = fixture
+            .peer
+            .with(fixture.now, |_, cx| cx.udp_send(from, Some(([10, 0, 0, 1], port).into()), &[7; 1400]));
+        fixture.run(Duration::from_millis(1));
+        fixture.run(Duration::from_millis(1));
         sent.unwrap();
     };
     for port in [53, 54, 55].into_iter().cycle().take(300) {
-        send(&mut rig, port);
+        send(&mut fixture, port);
         let _ = good.udp_recv(taken);
     }
     let fit = (1 << 16) / 1400;
-    assert_eq!(rig.stats().datagrams_dropped, 200 - fit, "those of the other were all taken");
+    assert_eq!(fixture.stats().datagrams_dropped, 200 - fit, "those of the other were all taken");
     let count = |client: &mut Client, socket| {
         (0..).take_while(|_| client.udp_recv(socket) != Err(UdpError::WouldBlock)).count() as u64
     };
     let first = count(&mut lazy, waits);
     assert!(first > 0);
-    // There is room again, for all sockets of the domain.
-    (0..first).for_each(|_| send(&mut rig, 54));
-    assert_eq!(rig.stats().datagrams_dropped, 200 - fit);
+    // There is space again, for all sockets of the domain.
+    (0..first).for_each(|_| send(&mut fixture, 54));
+    assert_eq!(fixture.stats().datagrams_dropped, 200 - fit);
     assert_eq!((first, count(&mut lazy, also)), (23, fit));
     drop(lazy);
-    rig.run(SECOND);
-    assert_eq!(rig.sockets_in_use(), 1);
+    fixture.run(SECOND);
+    assert_eq!(fixture.sockets_in_use(), 1);
 }
 
 // limit: bytes of a socket in one turn
 #[test]
 fn datagrams_of_one_socket_leave_in_chunks() {
-    // 131,072 bytes, charged 1,024 for each, and the one that passes it.
+    // 131,072 bytes, of which each datagram is charged 1,024; one more exceeds the limit.
     const IN_A_TURN: u64 = 128;
-    let mut rig = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let mut fixture = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&fixture);
     let conn = connect(&mut good).unwrap();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
-    rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    fixture
+        .peer
+        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
     let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
     let write = |client: &mut Client| {
         (0..).take_while(|_| client.udp_send_queued(socket, &small, &[]).is_ok()).count() as u64
     };
-    rig.run(Duration::from_millis(1));
+    fixture.run(Duration::from_millis(1));
     let written = write(&mut greedy);
     assert!(written > 30 * IN_A_TURN, "{written}");
     assert_eq!(good.send(conn, b"as ever"), Ok(7));
-    let turn = |rig: &mut Fixture| {
-        let before = rig.peer.stats().frames_received;
-        let turn = rig.server.lock().unwrap().poll_once(rig.now).unwrap();
-        // A burst is 64 frames.
+    let turn = |fixture: &mut Fixture| {
+        let before = fixture.peer.stats().frames_received;
+        let turn = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        // A burst has 64 frames.
         for _ in 0..4 {
-            rig.peer.poll_once(rig.now).unwrap();
+            fixture.peer.poll_once(fixture.now).unwrap();
         }
-        rig.now += Duration::from_micros(1);
-        (turn.work > 0, rig.peer.stats().frames_received - before)
+        fixture.now += Duration::from_micros(1);
+        (turn.work > 0, fixture.peer.stats().frames_received - before)
     };
     assert_eq!(turn(&mut rig), (true, IN_A_TURN + 1), "its part, and a segment of the other's");
     assert!(!rig.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
@@ -136,23 +140,24 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     let before = rig.stats().sockets_deferred;
     for _ in 0..20 {
         write(&mut greedy);
-        let (_, more) = turn(&mut rig);
-        assert!(more < IN_A_TURN + 3, "{more}");
+        let (_, frames) = turn(&mut fixture);
+        assert!(frames < IN_A_TURN + 3, "{frames}");
     }
     assert_eq!(rig.stats().sockets_deferred - before, 20);
     assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered meanwhile");
-    is_served(&mut rig, &mut good, conn);
-    // Nor does it change where they go what comes behind them.
-    while turn(&mut rig).1 > 2 {}
+    is_served(&mut fixture, &mut good, conn);
+    // A later connect does not redirect datagrams that were written before.
+    while turn(&mut fixture).1 > 2 {}
     for _ in 0..200 {
         greedy.udp_send_queued(socket, &small, &[]).unwrap();
     }
     greedy.udp_connect(socket, "10.0.0.2:10".parse().unwrap()).unwrap();
-    assert!((200..204).contains(&turn(&mut rig).1));
-    // Who found no room hears of it, whoever made it: here a question before which the rest of a portion is sent.
+    assert!((200..204).contains(&turn(&mut fixture).1));
+    // A client that found no space is notified when a request frees it, before which the rest of a chunk is
+    // sent.
     while greedy.next_event().is_some() {}
     assert!(write(&mut greedy) > 2 * IN_A_TURN);
-    turn(&mut rig);
+    turn(&mut fixture);
     while greedy.next_event().is_some() {}
     assert_eq!(
         greedy.udp_send_queued(socket, &small, &[]),
@@ -161,51 +166,54 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     );
     write(&mut greedy);
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    turn(&mut rig);
+    turn(&mut fixture);
     let events: Vec<_> = core::iter::from_fn(|| greedy.next_event()).collect();
     assert_eq!(events, [ClientEvent::Writable { conn: socket }]);
-    // All of it goes in the end, also what was written last, and in portions.
+    // All datagrams are sent eventually, in chunks, including the last one written.
     let written = write(&mut greedy);
-    while turn(&mut rig).1 > 2 {}
+    while turn(&mut fixture).1 > 2 {}
     let written = written.max(write(&mut greedy));
     greedy.udp_send_queued(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap_err();
     greedy.release(socket).unwrap();
     let mut sent = 0;
     for _ in 0..written / IN_A_TURN {
-        let (_, more) = turn(&mut rig);
-        assert!(more < IN_A_TURN + 3, "{more}");
-        sent += more;
-        assert_eq!(rig.sockets_in_use(), 2, "{sent} of {written}");
+        let (_, frames) = turn(&mut fixture);
+        assert!(frames < IN_A_TURN + 3, "{frames}");
+        sent += frames;
+        assert_eq!(fixture.sockets_in_use(), 2, "{sent} of {written}");
     }
-    turn(&mut rig);
-    rig.run(SECOND);
-    assert_eq!((rig.sockets_in_use(), rig.stats().violations), (1, 0));
-    // So does what a process leaves behind, and then its domain goes.
-    let domains = |rig: &Fixture| rig.server.lock().unwrap().handler().domains();
+    turn(&mut fixture);
+    fixture.run(SECOND);
+    assert_eq!((fixture.sockets_in_use(), fixture.stats().violations), (1, 0));
+    // Datagrams that a process leaves are sent, too, and then its domain is removed.
+    let domains = |fixture: &Fixture| fixture.server.lock().unwrap().handler().domains();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
     assert!((0..10 * IN_A_TURN).all(|_| greedy.udp_send_queued(socket, &small, &[]).is_ok()));
-    let before = domains(&rig);
+    let before = domains(&fixture);
     drop(greedy);
-    turn(&mut rig);
-    assert_eq!(domains(&rig), before);
-    rig.run(SECOND);
-    assert_eq!(domains(&rig), before - 1);
-    is_served(&mut rig, &mut good, conn);
+    turn(&mut fixture);
+    assert_eq!(domains(&fixture), before);
+    fixture.run(SECOND);
+    assert_eq!(domains(&fixture), before - 1);
+    is_served(&mut fixture, &mut good, conn);
 }
 
-/// However many sockets a domain has.
+/// The limit does not depend on the number of sockets.
 // limit: bytes of a domain in one turn
 #[test]
 fn sockets_of_a_domain_share_one_turn_budget() {
-    // 1,048,576 bytes, charged 1,024 for each datagram, and what each portion passes its end by.
+    // 1,048,576 bytes, of which each datagram is charged 1,024, and the amount by which each chunk exceeds
+    // its limit.
     const IN_A_TURN: u64 = 1024 + 8;
     const SOCKETS: usize = 20;
     let config = ChannelConfig { sockets_max: 32, socket_buffer_bytes: 1 << 18, ..small_config() };
-    let mut rig = Fixture::new(&config, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let mut fixture = Fixture::new(&config, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&fixture);
     let conn = connect(&mut good).unwrap();
-    rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    fixture
+        .peer
+        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
     let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
     let sockets: Vec<Conn> = (0..SOCKETS)
         .map(|_| {
@@ -214,76 +222,78 @@ fn sockets_of_a_domain_share_one_turn_budget() {
             socket
         })
         .collect();
-    rig.run(Duration::from_millis(1));
+    fixture.run(Duration::from_millis(1));
     for &socket in &sockets {
         while greedy.udp_send_queued(socket, &small, &[]).is_ok() {}
     }
     good.send(conn, b"as ever").unwrap();
-    let turn = |rig: &mut Fixture| {
-        let before = rig.peer.stats().frames_received;
-        rig.server.lock().unwrap().poll_once(rig.now).unwrap();
+    let turn = |fixture: &mut Fixture| {
+        let before = fixture.peer.stats().frames_received;
+        fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
         for _ in 0..20 {
-            rig.peer.poll_once(rig.now).unwrap();
+            fixture.peer.poll_once(fixture.now).unwrap();
         }
-        rig.now += Duration::from_micros(1);
-        rig.peer.stats().frames_received - before
+        fixture.now += Duration::from_micros(1);
+        fixture.peer.stats().frames_received - before
     };
-    // Eight have their part, then eight others, and then the rest.
-    let mut had = [false; SOCKETS];
+    // Eight sockets get a share, then eight others, and then the rest.
+    let mut had_share = [false; SOCKETS];
     for expected in [8, 16, SOCKETS] {
-        let sent = turn(&mut rig);
+        let sent = turn(&mut fixture);
         assert!((900..=IN_A_TURN + 2).contains(&sent), "{sent}");
-        assert!(!rig.server.lock().unwrap().handler_mut().before_sleep());
-        rig.server.lock().unwrap().handler_mut().after_sleep(false);
-        for (had, &socket) in had.iter_mut().zip(&sockets) {
-            // There is room for one only if something was taken.
-            *had |= greedy.udp_send_queued(socket, &small, &[]).is_ok();
+        assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep());
+        fixture.server.lock().unwrap().handler_mut().after_sleep(false);
+        for (had_share, &socket) in had_share.iter_mut().zip(&sockets) {
+            // There is space for a datagram only if one was taken.
+            *had_share |= greedy.udp_send_queued(socket, &small, &[]).is_ok();
         }
-        assert_eq!(had.iter().filter(|had| **had).count(), expected);
+        assert_eq!(had_share.iter().filter(|had_share| **had_share).count(), expected);
     }
     while good.next_event().is_some() {}
     assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered in the first of them");
-    // A process that ends leaves no more to each turn than one that lives.
+    // A process that exits takes no larger share of a turn than one that lives.
     for &socket in &sockets {
         while greedy.udp_send_queued(socket, &small, &[]).is_ok() {}
     }
     drop(greedy);
     for _ in 0..40 {
-        let sent = turn(&mut rig);
+        let sent = turn(&mut fixture);
         assert!(sent <= 2 * (IN_A_TURN + 2), "{sent}");
     }
-    rig.run(SECOND);
-    assert_eq!((rig.sockets_in_use(), rig.stats().violations), (1, 0));
-    is_served(&mut rig, &mut good, conn);
+    fixture.run(SECOND);
+    assert_eq!((fixture.sockets_in_use(), fixture.stats().violations), (1, 0));
+    is_served(&mut fixture, &mut good, conn);
 }
 
 // limit: channel.backlog_max
 #[test]
 fn backlog_max_limits_the_requested_backlog() {
-    let mut rig = Fixture::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small_config() }, peer());
-    let [(_, mut lazy), (_, mut good)] = two(&rig);
+    let mut fixture =
+        Fixture::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small_config() }, peer());
+    let [(_, mut lazy), (_, mut good)] = two(&fixture);
     let long = ListenOptions { backlog: u32::MAX, ..ListenOptions::default() };
     lazy.listen("0.0.0.0:80".parse().unwrap(), long, 0).unwrap();
     good.listen("0.0.0.0:81".parse().unwrap(), ListenOptions::default(), 8).unwrap();
     for _ in 0..40 {
-        // Who has something to say comes again until it is heard: an accept queue that is full answers with cookies.
-        rig.connect_peer(b"?");
+        // A peer that sends a request retries until it is served: a full accept queue is answered with SYN
+        // cookies.
+        fixture.connect_peer(b"?");
     }
-    rig.run(Duration::from_millis(100));
-    assert_eq!(rig.sockets_in_use(), 4, "the others wait in the engine, or for its answer");
-    rig.peer.with(rig.now, |peer, cx| {
+    fixture.run(Duration::from_millis(100));
+    assert_eq!(fixture.sockets_in_use(), 4, "the others wait in the engine, or for its answer");
+    fixture.peer.with(fixture.now, |peer, cx| {
         let conn = cx.connect("10.0.0.1:81".parse().unwrap(), ConnectOptions::default()).unwrap();
         peer.add(conn, b"as ever");
     });
-    rig.run(SECOND);
-    let conn = accepted(&rig.events(&mut good))[0];
+    fixture.run(SECOND);
+    let conn = accepted(&fixture.events(&mut good))[0];
     assert_eq!(good.readable(conn), Ok(7));
-    // It begins to take them, and in the end has all.
+    // The client begins to accept, and accepts all of them eventually.
     let mut got = 0;
     for _ in 0..600 {
         lazy.set_credits(0, 8);
-        got += accepted(&rig.events(&mut lazy)).len();
-        rig.run(Duration::from_millis(200));
+        got += accepted(&fixture.events(&mut lazy)).len();
+        fixture.run(Duration::from_millis(200));
     }
     assert_eq!(got, 40);
 }
@@ -291,11 +301,11 @@ fn backlog_max_limits_the_requested_backlog() {
 // limit: listeners of a domain
 #[test]
 fn listeners_of_a_domain_are_limited() {
-    let mut rig = Fixture::new(&small_config(), peer());
-    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let mut fixture = Fixture::new(&small_config(), peer());
+    let [(_, mut greedy), (_, mut good)] = two(&fixture);
     let mut listen = |client: &mut Client, port: u16| {
         let listener = client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 1);
-        rig.run(Duration::from_millis(1));
+        fixture.run(Duration::from_millis(1));
         listener
     };
     for port in 0..64 {
@@ -306,5 +316,5 @@ fn listeners_of_a_domain_are_limited() {
     listen(&mut good, 2000).unwrap();
     greedy.unlisten(7).unwrap();
     assert_eq!(listen(&mut greedy, 2001).unwrap(), 7);
-    assert_eq!(rig.stats().listeners_refused, 1);
+    assert_eq!(fixture.stats().listeners_refused, 1);
 }

@@ -1,101 +1,101 @@
-//! What is ahead of what a client writes: bytes that have not left, and ends of records.
+//! Limits of unsent bytes (`TCP_NOTSENT_LOWAT`), and ends of records (`MSG_EOR`).
 
 use super::*;
 use crate::TcpOption;
 
 const LOW: u32 = 2000;
 
-fn rig(option: TcpOption) -> (Fixture, Client, Conn) {
-    let mut rig = Fixture::new(&small_config(), Peer { listens: true, ..Peer::default() });
-    let mut client = rig.client();
+fn setup(option: TcpOption) -> (Fixture, Client, Conn) {
+    let mut fixture = Fixture::new(&small_config(), Peer { listens: true, ..Peer::default() });
+    let mut client = fixture.client();
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
-    rig.events(&mut client);
+    fixture.events(&mut client);
     client.set_option(conn, option).unwrap();
-    rig.events(&mut client);
-    (rig, client, conn)
+    fixture.events(&mut client);
+    (fixture, client, conn)
 }
 
-/// Turns of the stack, while the peer hears nothing and says nothing.
-fn alone(rig: &mut Fixture, turns: usize) {
+/// Runs turns of the stack alone, without the peer.
+fn alone(fixture: &mut Fixture, turns: usize) {
     for _ in 0..turns {
-        rig.server.lock().unwrap().poll_once(rig.now).unwrap();
+        fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
     }
 }
 
 #[test]
 fn writer_is_notified_below_the_low_water_mark() {
-    let (mut rig, mut client, conn) = rig(TcpOption::NotSentLowat(LOW));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NotSentLowat(LOW));
     let mut all = Vec::new();
-    // More than the first window of congestion.
+    // More than the initial congestion window.
     while client.not_sent(conn).unwrap() < LOW as usize {
         assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
         all.extend([7; 1000]);
-        alone(&mut rig, 2);
+        alone(&mut fixture, 2);
     }
     let info = client.info(conn).unwrap();
     assert_eq!(client.not_sent(conn), Ok(info.notsent_bytes as usize));
     assert!(info.unacked >= 10);
-    let room = client.sendable_within(conn, 1 << 20, (LOW, u32::MAX)).unwrap();
-    assert!(room < 1 << 16, "no more than the last buffer takes: {room}");
+    let sendable = client.sendable_within(conn, 1 << 20, (LOW, u32::MAX)).unwrap();
+    assert!(sendable < 1 << 16, "no more than the last buffer takes: {sendable}");
     assert_eq!(client.sendable_within(conn, 1 << 20, (u32::MAX, u32::MAX)), Ok(1 << 20));
     assert_eq!(client.await_send_space(conn, 1), Ok(true), "of room there is enough");
-    alone(&mut rig, 3);
+    alone(&mut fixture, 3);
     assert_eq!(client.next_event(), None, "but too much is ahead");
-    assert!(rig.events(&mut client).contains(&ClientEvent::Writable { conn }));
+    assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
     assert_eq!(client.not_sent(conn), Ok(0));
-    assert!(rig.peer.handler().received[0] == all);
+    assert!(fixture.peer.handler().received[0] == all);
 }
 
-/// Nothing else is going to happen: all was acknowledged.
+/// No other event follows: all bytes were acknowledged.
 #[test]
 fn low_water_mark_applies_to_earlier_writes() {
-    let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NoDelay(true));
     assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
-    rig.events(&mut client);
+    fixture.events(&mut client);
     client.set_option(conn, TcpOption::NotSentLowat(1)).unwrap();
     assert_eq!(
         (client.not_sent(conn), client.await_send_space(conn, 1)),
         (Ok(1000), Ok(true)),
         "not told yet"
     );
-    assert!(rig.events(&mut client).contains(&ClientEvent::Writable { conn }));
+    assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
     assert_eq!(client.not_sent(conn), Ok(0));
-    // The same where there is no bound any more.
+    // Likewise when the limit is removed.
     client.set_option(conn, TcpOption::NotSentLowat(0)).unwrap();
     assert_eq!(client.await_send_space(conn, 1), Ok(true));
-    assert!(rig.events(&mut client).contains(&ClientEvent::Writable { conn }));
+    assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
 }
 
 #[test]
 fn sent_position_is_published_only_on_request() {
-    let (mut rig, mut client, conn) = rig(TcpOption::NotSentLowat(0));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NotSentLowat(0));
     assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
-    rig.events(&mut client);
+    fixture.events(&mut client);
     assert_eq!(client.not_sent(conn), Ok(1000));
     assert_eq!(client.info(conn).unwrap().notsent_bytes, 0);
 }
 
 #[test]
 fn records_written_at_once_share_no_segment() {
-    let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NoDelay(true));
     for text in [b"first", b"again", b"third"] {
         assert_eq!(client.send(conn, text), Ok(5));
         client.end_record(conn).unwrap();
     }
     assert_eq!(client.send(conn, b"and the rest"), Ok(12));
-    alone(&mut rig, 2);
+    alone(&mut fixture, 2);
     assert_eq!(client.info(conn).unwrap().unacked, 4);
-    rig.events(&mut client);
-    assert_eq!(rig.peer.handler().received[0], b"firstagainthirdand the rest");
+    fixture.events(&mut client);
+    assert_eq!(fixture.peer.handler().received[0], b"firstagainthirdand the rest");
 }
 
 #[test]
 fn invalid_record_end_is_harmless() {
-    let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NoDelay(true));
     for end in [u64::MAX, 1 << 40, 3] {
         client.region.socket(conn.index()).record_end.store(end, core::sync::atomic::Ordering::Relaxed);
         assert_eq!(client.send(conn, b"text"), Ok(4));
-        rig.events(&mut client);
+        fixture.events(&mut client);
     }
-    assert_eq!(rig.peer.handler().received[0], b"texttexttext");
+    assert_eq!(fixture.peer.handler().received[0], b"texttexttext");
 }

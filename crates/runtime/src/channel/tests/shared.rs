@@ -1,16 +1,17 @@
-//! Sockets that several clients hold: children and threads.
+//! Sockets that several clients own: children and threads.
 
 use super::*;
 
-/// A parent and its child read the same stream in turns, and write to the same one: each byte once and in order.
+/// A parent and its child alternately read the same stream and write to it: each byte passes once and in
+/// order.
 #[test]
 fn child_continues_where_its_parent_stopped() {
-    let mut rig = Fixture::new(&small_config(), Peer { echoes: true, ..Peer::default() });
-    let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
+    let mut fixture = Fixture::new(&small_config(), Peer { echoes: true, ..Peer::default() });
+    let (domain, parts) = SameThread(fixture.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
     let listener = listen(&mut parent, 4);
-    rig.connect_peer(b"first half, second half");
-    let conn = accepted(&rig.events(&mut parent))[0];
+    fixture.connect_peer(b"first half, second half");
+    let conn = accepted(&fixture.events(&mut parent))[0];
     let mut out = [0; 12];
     assert_eq!(parent.recv(conn, &mut out), Ok(12));
     assert_eq!(&out, b"first half, ");
@@ -22,36 +23,37 @@ fn child_continues_where_its_parent_stopped() {
         let who = if part % 2 == 0 { &mut parent } else { &mut child };
         who.send(conn, &[b'0' + part]).unwrap();
     }
-    rig.run(SECOND);
-    assert_eq!(rig.peer.handler().received[0], b"012345");
-    // The parent lets go of everything; the child keeps it alive.
+    fixture.run(SECOND);
+    assert_eq!(fixture.peer.handler().received[0], b"012345");
+    // The parent gives up everything; the child keeps the connection open.
     parent.release(conn).unwrap();
     drop(parent);
-    rig.run(SECOND);
-    assert_eq!((rig.peer.handler().close_reasons[0], rig.peer.handler().has_fin[0]), (None, false));
+    fixture.run(SECOND);
+    assert_eq!((fixture.peer.handler().close_reasons[0], fixture.peer.handler().has_fin[0]), (None, false));
     child.set_credits(listener, 4);
-    rig.connect_peer(b"to the child");
-    assert_eq!(accepted(&rig.events(&mut child)).len(), 1, "it holds the listener, too");
+    fixture.connect_peer(b"to the child");
+    assert_eq!(accepted(&fixture.events(&mut child)).len(), 1, "it holds the listener, too");
     child.send(conn, b"6").unwrap();
     child.shutdown_write(conn).unwrap();
-    rig.run(SECOND);
-    assert_eq!(rig.peer.handler().received[0], b"0123456");
-    assert!(rig.peer.handler().has_fin[0]);
+    fixture.run(SECOND);
+    assert_eq!(fixture.peer.handler().received[0], b"0123456");
+    assert!(fixture.peer.handler().has_fin[0]);
     drop(child);
-    rig.run(300 * SECOND);
-    assert_eq!(rig.sockets_in_use(), 0);
-    assert_eq!(rig.server.lock().unwrap().handler().domains(), 1, "this process's own alone");
+    fixture.run(300 * SECOND);
+    assert_eq!(fixture.sockets_in_use(), 0);
+    assert_eq!(fixture.server.lock().unwrap().handler().domains(), 1, "this process's own alone");
 }
 
-/// A client dies with the lock of a stream in its hand, having written without committing: the other goes on as soon as it is buried.
+/// A client dies while it has the lock of a stream and has not committed a write: the other one continues as
+/// soon as the client is reaped.
 #[test]
 fn dead_lock_owner_does_not_block_others() {
-    let mut rig = Fixture::new(&small_config(), Peer::default());
-    let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let (domain, parts) = SameThread(fixture.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
     listen(&mut parent, 4);
-    rig.connect_peer(b"something");
-    let conn = accepted(&rig.events(&mut parent))[0];
+    fixture.connect_peer(b"something");
+    let conn = accepted(&fixture.events(&mut parent))[0];
     let child = domain.fork(&parent).unwrap();
     std::mem::forget(child.lock(conn).unwrap());
     let mut out = [0; 64];
@@ -62,7 +64,8 @@ fn dead_lock_owner_does_not_block_others() {
     assert_eq!(parent.send(conn, b"x"), Ok(1));
 }
 
-/// Four threads read and write numbered lines through one connection, which sends them back: no line is torn, lost or doubled.
+/// Four threads write numbered lines through one connection, which echoes them, and read them: no line is
+/// torn, lost or duplicated.
 #[test]
 fn threads_share_a_stream() {
     const LINES: u32 = 2000;
@@ -89,32 +92,33 @@ fn threads_share_a_stream() {
         }
     };
     let streams = client.streams().unwrap();
-    let came = Mutex::new(vec![0u32; 4 * LINES as usize]);
-    let left = std::sync::atomic::AtomicU32::new(4 * LINES);
+    let counts = Mutex::new(vec![0u32; 4 * LINES as usize]);
+    let remaining = std::sync::atomic::AtomicU32::new(4 * LINES);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (streams, came, left) = (streams.clone(), &came, &left);
+            let (streams, counts, remaining) = (streams.clone(), &counts, &remaining);
             scope.spawn(move || {
                 let mut next = 0;
-                while left.load(std::sync::atomic::Ordering::Relaxed) > 0 {
-                    // A line is written whole or not at all: four bytes fit into what is a multiple of four.
+                while remaining.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                    // A line is written as a whole or not at all: the buffer's size is a multiple of four
+                    // bytes.
                     let line = (thread * LINES + next).to_le_bytes();
                     if next < LINES && streams.send(conn, &line) == Ok(4) {
                         next += 1;
                     }
                     let mut out = [0; 4];
                     if streams.recv(conn, &mut out) == Ok(4) {
-                        came.lock().unwrap()[u32::from_le_bytes(out) as usize] += 1;
-                        left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+                        counts.lock().unwrap()[u32::from_le_bytes(out) as usize] += 1;
+                        remaining.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                     }
                     streams.flush();
                 }
             });
         }
-        while left.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+        while remaining.load(std::sync::atomic::Ordering::Relaxed) > 0 {
             turn(&mut peer);
         }
     });
-    assert!(came.into_inner().unwrap().iter().all(|times| *times == 1));
+    assert!(counts.into_inner().unwrap().iter().all(|times| *times == 1));
     drop(stop);
 }
