@@ -100,7 +100,7 @@ mod tests {
         }
 
         fn yield_cpu(&mut self) {
-            self.0.borrow_mut().push("give way");
+            self.0.borrow_mut().push("yield");
         }
     }
 
@@ -117,13 +117,13 @@ mod tests {
         for us in [0, 50, 99] {
             share.record_work(at(us));
         }
-        assert!(taken().is_empty(), "it may work for so long");
+        assert!(taken().is_empty(), "the quantum is not used up");
         share.record_work(at(100));
-        assert_eq!(taken(), ["lower", "give way"]);
+        assert_eq!(taken(), ["lower", "yield"]);
         share.record_work(at(199));
         share.record_work(at(200));
         share.record_work(at(310));
-        assert_eq!(taken(), ["give way", "give way"], "once in each such time, as an ordinary thread");
+        assert_eq!(taken(), ["yield", "yield"], "one yield in each quantum, as an ordinary thread");
         share.record_sleep();
         assert_eq!(taken(), ["raise"]);
         share.record_sleep();
@@ -131,7 +131,7 @@ mod tests {
         share.record_work(at(1090));
         share.record_sleep();
         share.record_work(at(1110));
-        assert!(taken().is_empty(), "what was done before a sleep does not count");
+        assert!(taken().is_empty(), "work before a sleep does not count");
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
             share.record_sleep();
             let calls = calls.borrow();
             let count = |name| calls.iter().filter(|call| **call == name).count();
-            assert_eq!((count("raise"), count("lower"), count("give way")), (requested, 0, 4));
+            assert_eq!((count("raise"), count("lower"), count("yield")), (requested, 0, 4));
         }
     }
 }

@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn only_large_tables_are_marked_for_huge_pages() {
         if std::fs::metadata("/sys/kernel/mm/transparent_hugepage").is_err() {
-            eprintln!("skipped: this kernel has no huge pages to give");
+            eprintln!("skipped: this kernel has no transparent huge pages");
             return;
         }
         let stack =

@@ -64,7 +64,7 @@ mod tests {
     fn frame_deadline_and_stop_flag_end_a_sleep() {
         let (mut far, near) = pair(MemoryConfig::default());
         let (config, full_config) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
-        assert!(open(&config, &full_config, None).is_err(), "nobody has the other end");
+        assert!(open(&config, &full_config, None).is_err(), "a memory device has to be supplied");
         let mut near = open(&config, &full_config, Some(near)).unwrap();
         let stop = StopFlag::new().unwrap();
         let (hour, start) = (Duration::from_secs(3600), clock::now());

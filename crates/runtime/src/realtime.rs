@@ -47,7 +47,7 @@ mod tests {
                 return;
             }
             assert_eq!(policy(), 2, "SCHED_RR");
-            assert!(set_realtime(true).is_err(), "it has it");
+            assert!(set_realtime(true).is_err(), "the thread has it already");
             std::thread::spawn(|| assert_eq!(policy(), 0, "not inherited")).join().unwrap();
             set_realtime(false).unwrap();
             assert_eq!(policy(), 0);

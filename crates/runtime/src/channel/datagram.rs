@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn cost_counts_small_datagrams_as_segments() {
         let mut head = DatagramHeader::decode(&[0; HEADER_BYTES]).unwrap();
-        assert_eq!(head.cost(), COST_BYTES_MIN, "also one without a byte");
+        assert_eq!(head.cost(), COST_BYTES_MIN, "also for an empty datagram");
         (head.len, head.gso_size) = (65_000, 0);
         assert_eq!(head.cost(), 65_000);
         head.gso_size = 1;

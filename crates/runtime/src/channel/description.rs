@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(description.read(0), None);
         let first = description.write(7, b"first").unwrap();
         assert_eq!(description.read(7), Some((first, b"first".to_vec())));
-        assert_eq!(description.read(8), None, "of another connection in the same place");
+        assert_eq!(description.read(8), None, "of another generation");
         let second = description.write(8, b"2").unwrap();
         assert!(second != first && description.version() == second);
         assert_eq!(description.read(8), Some((second, b"2".to_vec())));

@@ -319,11 +319,7 @@ mod tests {
             assert_eq!(queue.pop(memory.bells()), Ok(None));
             memory.slots[77 & 3].store(12_345, Ordering::Relaxed);
             memory.words.tail.0.store(78, Ordering::Relaxed);
-            assert_eq!(
-                queue.pop(memory.bells()),
-                Ok(Some((12_345, 0))),
-                "whoever takes it checks the number"
-            );
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((12_345, 0))), "the caller validates the number");
         }
 
         #[test]
@@ -334,10 +330,10 @@ mod tests {
             assert!(queue.before_sleep(up.bells()));
             assert_eq!(queue.try_yield(up.bells(), down.bells()), YieldOutcome::Yielded);
             notifier.notify(up.bells(), 1, NOTIFIED);
-            assert!(!notifier.needs_wakeup(up.bells()), "it is the other side's turn");
+            assert!(!notifier.needs_wakeup(up.bells()), "the other side has the CPU");
             assert!(other.before_sleep(down.bells()));
             assert!(up.bells().ends_yield());
-            assert!(!up.bells().ends_yield(), "once");
+            assert!(!up.bells().ends_yield(), "only once");
             assert!(queue.after_sleep(up.bells()));
             assert_eq!(queue.pop(up.bells()), Ok(Some((1, NOTIFIED))));
             assert!(queue.before_sleep(up.bells()));
@@ -346,7 +342,7 @@ mod tests {
                 YieldOutcome::Declined,
                 "the other side sleeps"
             );
-            assert!(!up.bells().ends_yield(), "it had no turn");
+            assert!(!up.bells().ends_yield(), "this side did not yield");
             notifier.notify(up.bells(), 1, NOTIFIED);
             assert!(notifier.needs_wakeup(up.bells()));
         }
@@ -356,17 +352,17 @@ mod tests {
             let memory = Memory::new(2);
             let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
             notifier.notify(memory.bells(), 0, NOTIFIED);
-            assert!(!notifier.needs_wakeup(memory.bells()), "it is awake");
-            assert!(!queue.before_sleep(memory.bells()), "a bell waits");
+            assert!(!notifier.needs_wakeup(memory.bells()), "the receiver is awake");
+            assert!(!queue.before_sleep(memory.bells()), "an entry is pending");
             assert!(!queue.after_sleep(memory.bells()));
             while queue.pop(memory.bells()) != Ok(None) {}
             assert!(queue.before_sleep(memory.bells()));
-            assert!(!notifier.needs_wakeup(memory.bells()), "nothing was rung");
+            assert!(!notifier.needs_wakeup(memory.bells()), "nothing was pushed");
             notifier.notify(memory.bells(), 1, NOTIFIED);
             notifier.notify(memory.bells(), 0, NOTIFIED);
             assert!(notifier.needs_wakeup(memory.bells()));
             notifier.notify(memory.bells(), 1, NOTIFIED);
-            assert!(!notifier.needs_wakeup(memory.bells()), "it was woken already");
+            assert!(!notifier.needs_wakeup(memory.bells()), "the receiver was woken already");
             assert!(queue.after_sleep(memory.bells()));
         }
     }
@@ -421,7 +417,7 @@ mod tests {
                 };
                 let sleeps = queue.before_sleep(memory.bells());
                 let woken = notifier.join().unwrap();
-                assert!(!sleeps || woken, "it sleeps and nobody woke it");
+                assert!(!sleeps || woken, "the receiver sleeps and was not woken");
             });
         }
 
@@ -460,7 +456,7 @@ mod tests {
                     queue.after_sleep(memory.bells());
                 };
                 let woken = writer.join().unwrap();
-                assert!(woken || taken == 2, "it sleeps, nobody woke it, and {taken} of 2 were taken");
+                assert!(woken || taken == 2, "the receiver sleeps, was not woken, and took {taken} of 2");
                 queue.after_sleep(memory.bells());
                 assert_eq!(drain(&mut queue), 2);
             });
@@ -484,8 +480,8 @@ mod tests {
                 let (first, second) = (loom::thread::spawn(ring(0)), ring(1));
                 let sleeps = queue.before_sleep(memory.bells());
                 let woken = [second(), first.join().unwrap()];
-                assert!(!sleeps || woken.contains(&true), "it sleeps and nobody woke it");
-                assert_ne!(woken, [true; 2], "it was woken twice");
+                assert!(!sleeps || woken.contains(&true), "the receiver sleeps and was not woken");
+                assert_ne!(woken, [true; 2], "the receiver was woken twice");
             });
         }
 
@@ -501,14 +497,14 @@ mod tests {
                     loom::thread::spawn(move || {
                         notifier.notify(up.bells(), 0, NOTIFIED);
                         let woken = notifier.needs_wakeup(up.bells());
-                        assert!(other.before_sleep(down.bells()), "nobody rings it");
+                        assert!(other.before_sleep(down.bells()), "nothing is pushed");
                         woken | up.bells().ends_yield()
                     })
                 };
                 let sleeps = queue.before_sleep(up.bells())
                     && queue.try_yield(up.bells(), down.bells()) != YieldOutcome::Notified;
                 let woken = other.join().unwrap();
-                assert!(!sleeps || woken, "it sleeps and nobody woke it");
+                assert!(!sleeps || woken, "the receiver sleeps and was not woken");
             });
         }
     }

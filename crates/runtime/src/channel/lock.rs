@@ -155,7 +155,7 @@ mod tests {
                 let (word, count) = (&word, &count);
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let _guard = lock(word, client, LONG).expect("soon free");
+                        let _guard = lock(word, client, LONG).expect("the lock is released soon");
                         let before = count.load(Ordering::Relaxed);
                         core::hint::spin_loop();
                         count.store(before + 1, Ordering::Relaxed);
@@ -194,7 +194,7 @@ mod tests {
         assert!(lock(&word, 5, Duration::ZERO).is_none());
         drop(held);
         word.store(u32::MAX - 7, Ordering::Relaxed);
-        assert!(lock(&word, 5, Duration::ZERO).is_some(), "nobody has such a number");
+        assert!(lock(&word, 5, Duration::ZERO).is_some(), "no client has this number");
     }
 }
 
@@ -243,7 +243,7 @@ mod model {
                 // The stack uses the same function as the owner.
                 let wakes = unlock(&word, 0);
                 if other.join().unwrap().is_err() {
-                    assert!(wakes, "it sleeps and nobody wakes it (dead: {dies})");
+                    assert!(wakes, "the waiter is woken (dead: {dies})");
                 }
             });
         }

@@ -115,7 +115,7 @@ mod model {
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
         accept(&memory.slot, listener, socket).then(|| {
             let about = memory.about[socket as usize].load(Ordering::Relaxed);
-            assert_eq!(about, mark(socket), "what was written before it was offered");
+            assert_eq!(about, mark(socket), "the value written before the offer");
             socket
         })
     }
@@ -136,7 +136,7 @@ mod model {
                 match revoke(&memory.slot, 1, socket) {
                     RevokeOutcome::Revoked => back.push(socket),
                     RevokeOutcome::Taken => {
-                        assert!(clear_accepted(&memory.slot, 1, socket), "it stays taken")
+                        assert!(clear_accepted(&memory.slot, 1, socket), "the offer stays accepted")
                     }
                     RevokeOutcome::Overwritten => panic!("nobody wrote what cannot be"),
                 }
@@ -155,7 +155,7 @@ mod model {
         assert_eq!(
             memory.about[socket].load(Ordering::Relaxed),
             preallocated.generation,
-            "as it was laid out"
+            "with the generation it was put with"
         );
         memory.peer[socket].store(mark(preallocated.socket), Ordering::Relaxed);
         // As `Client::connect_preallocated` and `Domain::connect_preallocated` do.
@@ -173,9 +173,9 @@ mod model {
                 let memory = memory.clone();
                 loom::thread::spawn(move || [open(&memory), open(&memory)])
             };
-            let mut laid = 0;
+            let mut count = 0;
             for socket in 0..2 {
-                laid += 1;
+                count += 1;
                 memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
                 put_preallocated(&memory.slot, PreallocatedSocket { socket, generation: mark(socket) });
                 // The next socket is put only after a notification for this one.
@@ -188,7 +188,7 @@ mod model {
             let used: Vec<u32> = client.join().unwrap().into_iter().flatten().collect();
             let left = take_preallocated(&memory.slot).map(|preallocated| preallocated.socket);
             let all: Vec<u32> = used.into_iter().chain(left).collect();
-            assert!(all.iter().copied().eq(0..laid), "each once: {all:?} of {laid}");
+            assert!(all.iter().copied().eq(0..count), "each once: {all:?} of {count}");
         });
     }
 }

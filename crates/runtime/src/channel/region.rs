@@ -636,7 +636,7 @@ mod tests {
         let mut notifier = region.to_stack(2).notifier();
         notifier.notify(region.to_stack(2), 4, super::super::doorbells::NOTIFIED);
         let mut queue = other.to_stack(2).notify_queue();
-        assert_eq!(queue.pop(other.to_stack(2)), Ok(None), "it begins where the ring is");
+        assert_eq!(queue.pop(other.to_stack(2)), Ok(None), "the queue begins at the tail");
         notifier.notify(region.to_stack(2), 3, super::super::doorbells::NOTIFIED);
         assert_eq!(queue.pop(other.to_stack(2)), Ok(Some((3, super::super::doorbells::NOTIFIED))));
         let mut written = 0;

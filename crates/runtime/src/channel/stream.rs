@@ -412,7 +412,11 @@ mod tests {
 
         fn stream(&self) -> Stream<'_> {
             let bytes = NonNull::new(self.bytes.get().cast()).expect("a field has an address");
-            assert_eq!(self.rings.memory.as_ptr(), self.large.get().cast(), "the large rings are this one's");
+            assert_eq!(
+                self.rings.memory.as_ptr(),
+                self.large.get().cast(),
+                "the ring belongs to this memory"
+            );
             Stream {
                 positions: &self.positions,
                 bytes,
@@ -442,7 +446,7 @@ mod tests {
                 assert_eq!(stream.peek(read, 1, &mut out), Ok(2));
                 assert_eq!(&out[..2], b"bc");
                 stream.consume(&mut read, 3);
-                assert_eq!(&memory.bytes_now()[..4], b"abc\0", "nothing lies further back");
+                assert_eq!(&memory.bytes_now()[..4], b"abc\0", "earlier memory is unused");
             }
         }
 
@@ -451,7 +455,7 @@ mod tests {
             let memory = Memory::new();
             let (stream, mut written) = (memory.stream(), 5);
             memory.positions.read.0.store(6, Ordering::Relaxed);
-            assert_eq!(stream.write(&mut written, b"x"), Err(InvalidPosition), "read what was not written");
+            assert_eq!(stream.write(&mut written, b"x"), Err(InvalidPosition), "more was read than written");
             memory.positions.written.0.store(20, Ordering::Relaxed);
             assert_eq!(stream.readable(11), Err(InvalidPosition), "more than fits");
             assert_eq!(stream.readable(21), Err(InvalidPosition), "less than was read");
@@ -467,7 +471,7 @@ mod tests {
             memory.positions.grant(1);
             assert_eq!((stream.space(written), stream.write(&mut written, &[2])), (Ok(0), Ok(0)), "not yet");
             stream.consume(&mut read, 7);
-            assert_eq!(stream.write(&mut written, &[2, 3]), Ok(2), "there is a byte left");
+            assert_eq!(stream.write(&mut written, &[2, 3]), Ok(2), "a byte is unread");
             stream.consume(&mut read, 3);
             assert_eq!((stream.unread(written), stream.space(written)), (Ok(0), Ok(LARGE)));
             let long: Vec<u8> = (0..40).collect();
@@ -481,10 +485,10 @@ mod tests {
             assert_eq!(
                 (&large[..LARGE], &large[LARGE..]),
                 (&[0; LARGE][..], &long[..LARGE]),
-                "in the second one"
+                "in the second ring"
             );
             memory.positions.clear();
-            assert_eq!(memory.stream().space(0), Ok(CAPACITY), "the next connection has its own again");
+            assert_eq!(memory.stream().space(0), Ok(CAPACITY), "the next connection uses the own ring");
         }
 
         #[test]

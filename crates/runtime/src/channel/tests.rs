@@ -232,7 +232,7 @@ fn accepts_reads_answers_and_closes_a_connection() {
     assert_eq!(events.last(), Some(&ClientEvent::Closed { conn, reason: CloseReason::Normal }));
     assert_eq!(fixture.peer.handler().received[0], b"response");
     assert_eq!(fixture.peer.handler().close_reasons[0], Some(CloseReason::Normal));
-    assert_eq!(fixture.sockets_in_use(), 1, "the client still holds it");
+    assert_eq!(fixture.sockets_in_use(), 1, "the client still owns it");
     client.release(conn).unwrap();
     assert!(client.release(conn).is_err() && client.endpoints(conn).is_err(), "stale");
     fixture.run(SECOND);
@@ -252,9 +252,9 @@ fn connect_succeeds_or_reports_refusal() {
     client.shutdown_write(conn).unwrap();
     let events = fixture.events(&mut client);
     assert_eq!(events[0], ClientEvent::PeerClosed { conn });
-    assert!(fixture.peer.handler().has_fin[0], "FIN came behind what was written");
+    assert!(fixture.peer.handler().has_fin[0], "FIN follows the written bytes");
     let mut out = [0; 8];
-    assert_eq!(client.recv(conn, &mut out), Ok(5), "still there after the end");
+    assert_eq!(client.recv(conn, &mut out), Ok(5), "bytes are readable after FIN");
     let refused = client.connect("10.0.0.2:91".parse().unwrap(), ConnectOptions::default()).unwrap();
     let events = fixture.events(&mut client);
     assert!(
@@ -303,7 +303,7 @@ fn bytes_pass_in_order_both_ways_despite_pauses() {
         assert!(got == text, "seed {seed}: {} of {} bytes came, {sent} were sent", got.len(), text.len());
         client.close(conn).unwrap();
         fixture.run(SECOND);
-        assert!(fixture.peer.handler().received[0] == text, "seed {seed}: what the peer received");
+        assert!(fixture.peer.handler().received[0] == text, "seed {seed}: bytes received by the peer");
         assert_eq!(fixture.peer.handler().close_reasons[0], Some(CloseReason::Normal), "seed {seed}");
     }
 }
@@ -323,7 +323,7 @@ fn unread_bytes_close_the_window_until_read() {
     assert_eq!(
         (fixture.peer.handler().to_send[0].1, sent < 10_000_000),
         (sent, true),
-        "the peer's window is closed"
+        "the advertised window is closed"
     );
     assert_eq!(client.send(conn, &vec![1; 10_000_000]), Ok(4096));
     assert_eq!(fixture.events(&mut client).last(), Some(&ClientEvent::Writable { conn }));
@@ -392,12 +392,16 @@ fn expired_offers_go_to_another_worker() {
     fixture.run(Duration::from_millis(30));
     eager.join(listener, 8).unwrap();
     fixture.run(Duration::from_millis(10));
-    assert_eq!(accepted(&fixture.events(&mut eager)), [], "it still has time");
+    assert_eq!(accepted(&fixture.events(&mut eager)), [], "the offers have not expired");
     fixture.run(Duration::from_millis(60));
     assert_eq!(accepted(&fixture.events(&mut eager)).len(), 3);
     assert_eq!(fixture.stats().offers_revoked, 3);
     fixture.connect_peer(b"x");
-    assert_eq!(accepted(&fixture.events(&mut eager)).len(), 1, "at once: the other one dozes");
+    assert_eq!(
+        accepted(&fixture.events(&mut eager)).len(),
+        1,
+        "at once: offers to the other one are suspended"
+    );
     // When it notifies again, it gets its share.
     lazy.set_credits(listener, 8);
     eager.set_credits(listener, 0);
@@ -485,7 +489,7 @@ fn corrupt_region_harms_only_its_domain() {
         let conns = accepted(&fixture.events(&mut good));
         assert_eq!(good.readable(conns[0]), Ok(7), "seed {seed}");
     }
-    assert!(violations_seen > 20, "only {violations_seen} of what was written mattered");
+    assert!(violations_seen > 20, "only {violations_seen} violations were detected");
 }
 
 /// Both sides sleep in the kernel between requests, and no wake-up is lost.
@@ -573,7 +577,7 @@ fn revoked_offer_is_offered_again() {
     assert!(lazy.has_offer(listener));
     eager.set_credits(listener, 8);
     fixture.run(Duration::from_millis(100));
-    assert_eq!(lazy.accept(listener), None, "the other one has it");
+    assert_eq!(lazy.accept(listener), None, "it is offered to the other client");
     // The other client does not accept it either, and the first one asks again.
     eager.set_credits(listener, 0);
     lazy.set_credits(listener, 8);

@@ -204,7 +204,7 @@ mod tests {
         assert!(reserve("10.0.0.1:82", REUSE).is_ok());
         assert!(reserve("0.0.0.0:81", SPREAD).is_ok());
         assert_eq!(reserve("0.0.0.0:81", ANOTHER), Err(ReserveError::InUse));
-        assert_eq!(reserve("10.0.0.1:83", SPREAD), Err(ReserveError::InUse), "that one does not share");
+        assert_eq!(reserve("10.0.0.1:83", SPREAD), Err(ReserveError::InUse), "the listener does not share");
         assert!(reserve("10.0.0.1:84", PLAIN).is_ok());
     }
 

@@ -47,7 +47,7 @@ fn wake_up(client: &mut Client) {
 #[test]
 fn shard_yields_until_its_cpus_client_sleeps() {
     let (mut fixture, mut client) = setup(70);
-    assert_eq!(goes_to_sleep(&fixture), Some(None), "where it is nobody knows yet");
+    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client's CPU is unknown");
     wakes(&fixture, false);
     wake_up(&mut client);
     assert!(fixture.server.lock().unwrap().handler().is_cpu_contended());
@@ -66,9 +66,9 @@ fn shard_yields_until_its_cpus_client_sleeps() {
     assert!(!is_woken());
     fixture.run(Duration::from_millis(1));
     assert!(!fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(goes_to_sleep(&fixture), Some(None), "it sleeps");
+    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client sleeps");
     listen_soon(&mut client);
-    assert!(is_woken(), "bells wake as ever");
+    assert!(is_woken(), "notifications wake the shard again");
     wakes(&fixture, true);
 }
 
@@ -91,15 +91,11 @@ fn idle_client_gets_no_yield_until_it_sleeps() {
     }
     assert_eq!(goes_to_sleep(&fixture), TURN);
     wakes(&fixture, false);
-    assert_eq!(goes_to_sleep(&fixture), TURN, "something else had ended that one");
+    assert_eq!(goes_to_sleep(&fixture), TURN, "that yield was ended early");
     runs_out(&fixture);
     wakes(&fixture, false);
     assert!(!fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(
-        goes_to_sleep(&fixture),
-        Some(None),
-        "it does something else, and the shard looks at its devices"
-    );
+    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client is idle, so the shard sleeps on its devices");
     wakes(&fixture, false);
     assert!(client.before_sleep());
     assert_eq!(goes_to_sleep(&fixture), Some(None));
@@ -135,7 +131,7 @@ fn penalised_domain_is_skipped_every_other_sleep() {
         let now = server.now();
         server.poll_once(now).unwrap();
         drop(server);
-        assert_eq!(takes_all(&fixture), Some(None), "it sleeps on its devices");
+        assert_eq!(takes_all(&fixture), Some(None), "the shard sleeps on its devices");
         let mut server = fixture.server.lock().unwrap();
         server.poll_once(now).unwrap();
         drop(server);
@@ -143,7 +139,7 @@ fn penalised_domain_is_skipped_every_other_sleep() {
     }
     drop(other);
     for _ in 0..3 {
-        assert_eq!(takes_all(&fixture), TURN, "it hurts nobody but itself");
+        assert_eq!(takes_all(&fixture), TURN, "no other domain is delayed");
         let mut server = fixture.server.lock().unwrap();
         let now = server.now();
         server.poll_once(now).unwrap();

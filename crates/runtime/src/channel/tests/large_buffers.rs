@@ -47,7 +47,7 @@ fn writer_gets_large_buffer_after_filling_its_own() {
     let conn = connect(&mut fixture, &mut client);
     assert_eq!(client.send(conn, &[1; OWN - 1]), Ok(OWN - 1));
     fixture.events(&mut client);
-    assert_eq!(gauge(&fixture, "channel.large_buffers"), 0, "it was never full");
+    assert_eq!(gauge(&fixture, "channel.large_buffers"), 0, "the own buffer was never full");
     assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, LARGE]);
     assert_eq!(
         (gauge(&fixture, "channel.large_buffers"), gauge(&fixture, "channel.large_buffers_limit")),
@@ -55,7 +55,7 @@ fn writer_gets_large_buffer_after_filling_its_own() {
     );
     let received = &fixture.peer.handler().received[0];
     assert_eq!(received.len(), OWN - 1 + OWN + LARGE);
-    assert!((0..LARGE).all(|i| received[2 * OWN - 1 + i] == (i % 251) as u8), "each byte at its place");
+    assert!((0..LARGE).all(|i| received[2 * OWN - 1 + i] == (i % 251) as u8), "bytes arrive in order");
     client.release(conn).unwrap();
     fixture.run(300 * SECOND);
     assert_eq!((fixture.sockets_in_use(), gauge(&fixture, "channel.large_buffers")), (0, 0));
@@ -91,14 +91,14 @@ fn large_buffers_are_limited_and_others_continue() {
     assert_eq!(fill(&mut fixture, &mut client, first), [OWN, LARGE]);
     assert_eq!(fill(&mut fixture, &mut client, second), [OWN, OWN]);
     assert!(fixture.stats().large_buffers_refused >= 2, "{:?}", fixture.stats());
-    assert_eq!(fixture.peer.handler().received[1].len(), 2 * OWN, "it is served");
+    assert_eq!(fixture.peer.handler().received[1].len(), 2 * OWN, "its bytes are delivered");
     client.abort(first).unwrap();
     client.release(first).unwrap();
     fixture.run(SECOND);
     // The buffer is full again, and this time a large one is free.
     assert_eq!(fill(&mut fixture, &mut client, second), [OWN, LARGE]);
     let third = connect(&mut fixture, &mut client);
-    assert_eq!(fill(&mut fixture, &mut client, third), [OWN, OWN], "nothing of an old connection is left");
+    assert_eq!(fill(&mut fixture, &mut client, third), [OWN, OWN], "a new socket has its own buffer");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn large_write_is_taken_in_chunks_before_fin() {
     assert_eq!(taken(&mut fixture), (true, 1));
     // There is no notification any more, and the transfer continues nevertheless.
     assert_eq!(taken(&mut fixture), (true, 0));
-    assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
+    assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "more work is queued");
     fixture.run(SECOND);
     let peer = fixture.peer.handler();
     assert_eq!((peer.received[0].len(), peer.has_fin[0]), (OWN + BYTES, true));

@@ -57,7 +57,7 @@ fn buffer_bytes_max_limits_each_domain_separately() {
     is_served(&mut fixture, &mut greedy, conn);
     drop(greedy);
     fixture.run(300 * SECOND);
-    assert_eq!(fixture.sockets_in_use(), 2, "those of the other");
+    assert_eq!(fixture.sockets_in_use(), 2, "sockets of the other domain");
 }
 
 // limit: channel.datagram_bytes_max
@@ -85,7 +85,11 @@ fn datagram_bytes_max_limits_each_domain_separately() {
         let _ = good.udp_recv(taken);
     }
     let fit = (1 << 16) / 1400;
-    assert_eq!(fixture.stats().datagrams_dropped, 200 - fit, "those of the other were all taken");
+    assert_eq!(
+        fixture.stats().datagrams_dropped,
+        200 - fit,
+        "the other domain's datagrams were all received"
+    );
     let count = |client: &mut Client, socket| {
         (0..).take_while(|_| client.udp_recv(socket) != Err(UdpError::WouldBlock)).count() as u64
     };
@@ -162,7 +166,7 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     assert_eq!(
         greedy.udp_send_queued(socket, &small, &[]),
         Ok(()),
-        "there is room, of which it will hear nothing"
+        "there is space, of which it is not notified"
     );
     write(&mut greedy);
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
@@ -250,7 +254,7 @@ fn sockets_of_a_domain_share_one_turn_budget() {
         assert_eq!(had_share.iter().filter(|had_share| **had_share).count(), expected);
     }
     while good.next_event().is_some() {}
-    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered in the first of them");
+    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "the other domain was served in the first turn");
     // A process that exits takes no larger share of a turn than one that lives.
     for &socket in &sockets {
         while greedy.udp_send_queued(socket, &small, &[]).is_ok() {}
@@ -280,7 +284,7 @@ fn backlog_max_limits_the_requested_backlog() {
         fixture.connect_peer(b"?");
     }
     fixture.run(Duration::from_millis(100));
-    assert_eq!(fixture.sockets_in_use(), 4, "the others wait in the engine, or for its answer");
+    assert_eq!(fixture.sockets_in_use(), 4, "further connections wait in the engine or for a SYN-ACK");
     fixture.peer.with(fixture.now, |peer, cx| {
         let conn = cx.connect("10.0.0.1:81".parse().unwrap(), ConnectOptions::default()).unwrap();
         peer.add(conn, b"as ever");

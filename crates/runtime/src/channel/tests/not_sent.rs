@@ -36,11 +36,11 @@ fn writer_is_notified_below_the_low_water_mark() {
     assert_eq!(client.not_sent(conn), Ok(info.notsent_bytes as usize));
     assert!(info.unacked >= 10);
     let sendable = client.sendable_within(conn, 1 << 20, (LOW, u32::MAX)).unwrap();
-    assert!(sendable < 1 << 16, "no more than the last buffer takes: {sendable}");
+    assert!(sendable < 1 << 16, "at most what the last buffer takes: {sendable}");
     assert_eq!(client.sendable_within(conn, 1 << 20, (u32::MAX, u32::MAX)), Ok(1 << 20));
-    assert_eq!(client.await_send_space(conn, 1), Ok(true), "of room there is enough");
+    assert_eq!(client.await_send_space(conn, 1), Ok(true), "there is space in the buffer");
     alone(&mut fixture, 3);
-    assert_eq!(client.next_event(), None, "but too much is ahead");
+    assert_eq!(client.next_event(), None, "but too many bytes are unsent");
     assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
     assert_eq!(client.not_sent(conn), Ok(0));
     assert!(fixture.peer.handler().received[0] == all);
@@ -56,7 +56,7 @@ fn low_water_mark_applies_to_earlier_writes() {
     assert_eq!(
         (client.not_sent(conn), client.await_send_space(conn, 1)),
         (Ok(1000), Ok(true)),
-        "not told yet"
+        "not published yet"
     );
     assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
     assert_eq!(client.not_sent(conn), Ok(0));

@@ -36,7 +36,7 @@ fn options_are_set_without_a_request() {
     client.send(conn, b"segment").unwrap();
     client.flush();
     fixture.run(Duration::from_millis(50));
-    assert_eq!(fixture.peer.handler().received[0], b"", "it is held back");
+    assert_eq!(fixture.peer.handler().received[0], b"", "the segment is held back");
     client.set_option(conn, TcpOption::Cork(false)).unwrap();
     client.flush();
     fixture.run(Duration::from_millis(50));
@@ -44,11 +44,7 @@ fn options_are_set_without_a_request() {
     client.set_option(conn, TcpOption::MaxSegment(333)).unwrap();
     assert_eq!(client.set_option(conn, TcpOption::KeepCount(0)), Err(OptionError::Invalid));
     assert_eq!(*requests.lock().unwrap(), Vec::<String>::new());
-    assert_eq!(
-        client.info(conn).unwrap().snd_mss,
-        333 - 12,
-        "what was rung for is answered before a question"
-    );
+    assert_eq!(client.info(conn).unwrap().snd_mss, 333 - 12, "notifications are processed before a request");
     client.abort(conn).unwrap();
     client.flush();
     fixture.run(SECOND);

@@ -36,12 +36,12 @@ fn unnamed(client: &Client, conns: &[Conn]) -> usize {
 fn only_the_first_connect_needs_a_request() {
     let (mut fixture, _domain, mut client) = setup(512);
     let first = client.connect_without_request(to()).unwrap();
-    assert_ne!(client.endpoints(first).unwrap()[0].port(), 0, "it was answered");
+    assert_ne!(client.endpoints(first).unwrap()[0].port(), 0, "the stack has replied");
     let conns: Vec<Conn> =
         (0..PREALLOCATED_MAX + 3).map(|_| client.connect_without_request(to()).unwrap()).collect();
     // Three connections needed a request, before which the stack processed notifications and preallocated
     // further sockets.
-    assert!(unnamed(&client, &conns) < PREALLOCATED_MAX, "questions are behind bells");
+    assert!(unnamed(&client, &conns) < PREALLOCATED_MAX, "requests come after notifications");
     fixture.run(Duration::from_millis(5));
     assert_eq!(unnamed(&client, &conns), 0);
     for &conn in &conns {
@@ -49,9 +49,9 @@ fn only_the_first_connect_needs_a_request() {
         assert_eq!((local.ip(), peer), ("10.0.0.1".parse().unwrap(), to()));
         is_served(&mut fixture, &mut client, conn);
     }
-    assert_eq!(fixture.sockets_in_use(), conns.len() + 1, "what is at hand is not in use");
+    assert_eq!(fixture.sockets_in_use(), conns.len() + 1, "preallocated sockets are not in use");
     let again = client.connect_without_request(to()).unwrap();
-    assert_eq!(client.endpoints(again).unwrap()[0].port(), 0, "others were laid out");
+    assert_eq!(client.endpoints(again).unwrap()[0].port(), 0, "further sockets were preallocated");
     drop(client);
     fixture.run(300 * SECOND);
     assert_eq!(fixture.sockets_in_use(), 0);
@@ -83,7 +83,7 @@ fn failed_connect_reports_its_error() {
     let (mut fixture, _domain, mut client) = setup(512);
     client.connect_without_request(to()).unwrap();
     let conn = client.connect_without_request("192.0.2.1:80".parse().unwrap()).unwrap();
-    assert_eq!(client.connect_error(conn), None, "nobody has looked");
+    assert_eq!(client.connect_error(conn), None, "the stack has not opened it yet");
     let events = fixture.events(&mut client);
     assert!(events.contains(&ClientEvent::Closed { conn, reason: CloseReason::Aborted }), "{events:?}");
     assert_eq!(client.connect_error(conn), Some(ConnectError::NetUnreachable));

@@ -18,7 +18,7 @@ fn child_continues_where_its_parent_stopped() {
     let mut child = domain.fork(&parent).unwrap();
     assert_eq!(child.recv(conn, &mut out), Ok(11));
     assert_eq!(&out[..11], b"second half");
-    assert_eq!(parent.recv(conn, &mut out), Ok(0), "the child took it");
+    assert_eq!(parent.recv(conn, &mut out), Ok(0), "the child has read it");
     for part in 0..6 {
         let who = if part % 2 == 0 { &mut parent } else { &mut child };
         who.send(conn, &[b'0' + part]).unwrap();
@@ -32,7 +32,7 @@ fn child_continues_where_its_parent_stopped() {
     assert_eq!((fixture.peer.handler().close_reasons[0], fixture.peer.handler().has_fin[0]), (None, false));
     child.set_credits(listener, 4);
     fixture.connect_peer(b"to the child");
-    assert_eq!(accepted(&fixture.events(&mut child)).len(), 1, "it holds the listener, too");
+    assert_eq!(accepted(&fixture.events(&mut child)).len(), 1, "the child owns the listener, too");
     child.send(conn, b"6").unwrap();
     child.shutdown_write(conn).unwrap();
     fixture.run(SECOND);
@@ -41,7 +41,7 @@ fn child_continues_where_its_parent_stopped() {
     drop(child);
     fixture.run(300 * SECOND);
     assert_eq!(fixture.sockets_in_use(), 0);
-    assert_eq!(fixture.server.lock().unwrap().handler().domains(), 1, "this process's own alone");
+    assert_eq!(fixture.server.lock().unwrap().handler().domains(), 1, "only this process's domain");
 }
 
 /// A client dies while it has the lock of a stream and has not committed a write: the other one continues as
@@ -57,7 +57,11 @@ fn dead_lock_owner_does_not_block_others() {
     let child = domain.fork(&parent).unwrap();
     std::mem::forget(child.lock(conn).unwrap());
     let mut out = [0; 64];
-    assert_eq!(parent.recv(conn, &mut out), Err(crate::RecvError::WouldBlock), "it may be stopped only");
+    assert_eq!(
+        parent.recv(conn, &mut out),
+        Err(crate::RecvError::WouldBlock),
+        "the owner may only be stopped"
+    );
     assert_eq!(parent.send(conn, b"x"), Err(SendError::Full));
     drop(child);
     assert_eq!(parent.recv(conn, &mut out), Ok(9));

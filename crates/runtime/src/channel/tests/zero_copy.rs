@@ -23,7 +23,7 @@ fn setup() -> (Fixture, Client, Conn, Vec<u8>) {
     assert_eq!(client.send(conn, b"blocked"), Ok(0));
     fixture.events(&mut client);
     assert_eq!(client.status(conn).unwrap().send_space, LARGE);
-    assert_eq!(fixture.stats().zero_copy_bytes, 0, "its own buffer is copied");
+    assert_eq!(fixture.stats().zero_copy_bytes, 0, "the own buffer is copied");
     (fixture, client, conn, first)
 }
 
@@ -71,7 +71,7 @@ fn small_writes_are_copied_in_order() {
     assert!(fixture.peer.handler().received[0] == all);
     let lent = fixture.stats().zero_copy_bytes;
     assert!(lent > 0 && lent < all.len() as u64, "{lent} of {}", all.len());
-    assert_eq!(client.status(conn).unwrap().send_space, LARGE, "all was given back");
+    assert_eq!(client.status(conn).unwrap().send_space, LARGE, "all space was freed");
 }
 
 #[test]
@@ -81,19 +81,19 @@ fn waiting_writer_gets_half_of_the_buffer() {
     assert_eq!(client.send(conn, &first), Ok(LARGE));
     all.extend(&first);
     alone(&mut fixture, 10);
-    assert_eq!(client.status(conn).unwrap().send_space, 0, "nobody wants any");
+    assert_eq!(client.status(conn).unwrap().send_space, 0, "no client wants space");
     assert_eq!(client.send(conn, b"more"), Ok(0));
     alone(&mut fixture, 1);
-    assert_eq!(client.status(conn).unwrap().send_space, 0, "as long as there is something to do");
+    assert_eq!(client.status(conn).unwrap().send_space, 0, "while there is other work");
     alone(&mut fixture, 2);
     assert_eq!(client.status(conn).unwrap().send_space, LARGE / 2);
     assert_eq!(fixture.stats().zero_copy_bytes_copied, LARGE as u64 / 2);
-    assert!(client.next_event() == Some(ClientEvent::Writable { conn }), "it is told");
+    assert!(client.next_event() == Some(ClientEvent::Writable { conn }), "the writer is notified");
     // The client writes where unacknowledged bytes were.
     for _ in 0..8 {
         let more = bytes(LARGE, 13);
         let count = client.send(conn, &more).unwrap();
-        assert!(count > 0, "it goes on and on");
+        assert!(count > 0, "the writer makes progress");
         all.extend(&more[..count]);
         alone(&mut fixture, 10);
     }
