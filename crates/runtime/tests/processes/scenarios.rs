@@ -261,7 +261,7 @@ fn proxy_descriptor_of_another_domain_is_refused(fixture: &mut Fixture) {
     eventually("the socket exists", || address.exists());
     first.request_ok(&format!("send-proxy {}", address.display()));
     let error = second.read_answer();
-    assert!(error.contains("there is no such connection"), "{error}");
+    assert!(error.contains("no such socket exists"), "{error}");
     assert_eq!(fixture.broker_stats().requests_refused, 1);
     fixture.assert_stays_open(conn);
     assert_eq!(first.request_ok("recv 6"), "secret");
