@@ -327,9 +327,9 @@ impl<'a> Context<'a> {
     }
 
     /// Queues as many bytes of a source as there is space for, without copying them: see
-    /// [`Stack::send_zero_copy`](ginnel_stack::stack::Stack::send_zero_copy). Fails unless the engine is in
+    /// [`Stack::send_source_partial`](ginnel_stack::stack::Stack::send_source_partial). Fails unless the engine is in
     /// this thread.
-    pub(crate) fn send_zero_copy(
+    pub(crate) fn send_source_partial(
         &mut self,
         conn: Conn,
         id: SourceId,
@@ -353,14 +353,14 @@ impl<'a> Context<'a> {
     }
 
     /// See [`Stack::request_writable`](ginnel_stack::stack::Stack::request_writable).
-    pub(crate) fn await_acked(&mut self, conn: Conn) {
+    pub(crate) fn request_writable(&mut self, conn: Conn) {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.request_writable(conn);
         }
     }
 
-    /// See [`Stack::not_sent`](ginnel_stack::stack::Stack::not_sent).
-    pub(crate) fn not_sent(&self, conn: Conn) -> u32 {
+    /// See [`Stack::notsent`](ginnel_stack::stack::Stack::notsent).
+    pub(crate) fn notsent(&self, conn: Conn) -> u32 {
         self.core.stack.local().map_or(0, |stack| stack.notsent(conn))
     }
 

@@ -13,7 +13,7 @@ use ginnel_stack::tcp::config::CongestionControl;
 /// Number of option kinds, each of which has a bit.
 pub(super) const OPTION_KINDS: usize = 26;
 /// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
-pub(super) const NOT_SENT_LOW_WATER: usize = 25;
+pub(super) const NOTSENT_LOWAT: usize = 25;
 
 /// Value for a connection that has no hop limit of its own.
 const DEFAULT_HOP_LIMIT: u32 = u32::MAX;
@@ -49,7 +49,7 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::DelayedAckMax(time) => (22, micros(time)),
         TcpOption::Priority(priority) => (23, priority.into()),
         TcpOption::More(on) => (24, on.into()),
-        TcpOption::NotSentLowat(bytes) => (NOT_SENT_LOW_WATER, bytes),
+        TcpOption::NotSentLowat(bytes) => (NOTSENT_LOWAT, bytes),
         TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
     }
 }
@@ -85,7 +85,7 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
         23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
         24 => TcpOption::More(on),
-        NOT_SENT_LOW_WATER => TcpOption::NotSentLowat(word),
+        NOTSENT_LOWAT => TcpOption::NotSentLowat(word),
         _ => return None,
     })
 }

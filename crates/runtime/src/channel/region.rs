@@ -572,7 +572,7 @@ impl SocketArea {
         self.sent.store(0, Ordering::Relaxed);
         self.record_end.store(0, Ordering::Relaxed);
         // The only option that clients read themselves.
-        self.option_values[pending_options::NOT_SENT_LOW_WATER].store(0, Ordering::Relaxed);
+        self.option_values[pending_options::NOTSENT_LOWAT].store(0, Ordering::Relaxed);
         self.oob_events.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
         self.incoming.clear();

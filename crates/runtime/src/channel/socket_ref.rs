@@ -393,7 +393,7 @@ impl<'a> SocketRef<'a> {
 
     /// Returns an upper limit of the bytes that were written and not yet sent. Only valid if the stack
     /// publishes how many bytes were sent ([`TcpOption::NotSentLowat`]).
-    pub fn not_sent(&self) -> usize {
+    pub fn notsent(&self) -> usize {
         let written = self.area.positions(Direction::Outgoing).written();
         usize::try_from(written.saturating_sub(self.area.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)
     }
@@ -402,9 +402,8 @@ impl<'a> SocketRef<'a> {
     /// (`__sk_stream_memory_free`).
     #[inline]
     pub fn is_below_low_water(&self) -> bool {
-        let low =
-            self.area.option_values[pending_options::NOT_SENT_LOW_WATER].load(Ordering::Relaxed) as usize;
-        low == 0 || self.not_sent() < low.div_ceil(2)
+        let low = self.area.option_values[pending_options::NOTSENT_LOWAT].load(Ordering::Relaxed) as usize;
+        low == 0 || self.notsent() < low.div_ceil(2)
     }
 
     /// Marks the end of what was written as the end of a record. An earlier record end that the stack has not

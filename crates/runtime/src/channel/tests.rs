@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 mod cpu_yields;
 mod large_buffers;
 mod limits;
-mod not_sent;
+mod notsent;
 mod options;
 mod preallocated;
 mod shared;

@@ -88,7 +88,7 @@ impl Client {
     /// # Errors
     /// Returns an error if the handle is stale.
     pub fn not_sent(&self, conn: Conn) -> Result<usize, Stale> {
-        Ok(self.socket_ref(conn)?.not_sent())
+        Ok(self.socket_ref(conn)?.notsent())
     }
 
     /// Returns how many bytes were ever written on a connection.

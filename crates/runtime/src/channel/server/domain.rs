@@ -494,7 +494,7 @@ impl Domain {
 
     /// Publishes how many bytes that clients wrote were sent.
     fn publish_sent(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
-        let sent = self.sockets[socket as usize].taken.saturating_sub(cx.not_sent(conn).into());
+        let sent = self.sockets[socket as usize].taken.saturating_sub(cx.notsent(conn).into());
         self.region.socket(socket).sent.store(sent, Ordering::Release);
     }
 

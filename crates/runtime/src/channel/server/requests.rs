@@ -150,7 +150,7 @@ impl Domain {
                         let sendable = if ahead < unsent.min(queued) { sendable } else { 0 };
                         if sendable < len {
                             self.socket(socket).awaits_acked = true;
-                            cx.await_acked(conn);
+                            cx.request_writable(conn);
                         }
                         Ok(sendable)
                     }

@@ -95,7 +95,7 @@ pub(super) fn send_zero_copy(
         }
     };
     let count = count.min(contiguous);
-    let sent = cx.send_zero_copy(conn, loan.source, at as u64, count);
+    let sent = cx.send_source_partial(conn, loan.source, at as u64, count);
     if let Ok(sent @ 1..) = sent {
         loan.end = taken + sent as u64;
         stats.zero_copy_bytes += sent as u64;
@@ -117,7 +117,7 @@ impl Domain {
             self.region.stream(socket, Direction::Outgoing).advance_read(back);
         }
         if back < entry.taken {
-            cx.await_acked(conn);
+            cx.request_writable(conn);
         }
         let is_short = entry.taken - back > self.region.large().1 as u64 / 2;
         if is_short && !loan.is_short_of_send_space {

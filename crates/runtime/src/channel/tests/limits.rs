@@ -135,20 +135,20 @@ fn datagrams_of_one_socket_leave_in_chunks() {
         fixture.now += Duration::from_micros(1);
         (turn.work > 0, fixture.peer.stats().frames_received - before)
     };
-    assert_eq!(turn(&mut rig), (true, IN_A_TURN + 1), "its part, and a segment of the other's");
-    assert!(!rig.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
-    rig.server.lock().unwrap().handler_mut().after_sleep(false);
-    let (worked, more) = turn(&mut rig);
-    assert!(worked && (IN_A_TURN..IN_A_TURN + 3).contains(&more), "{more}");
-    // However often it rings, and while it writes on.
-    let before = rig.stats().sockets_deferred;
+    assert_eq!(turn(&mut fixture), (true, IN_A_TURN + 1), "its share, and a segment of the other domain");
+    assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "more work is queued");
+    fixture.server.lock().unwrap().handler_mut().after_sleep(false);
+    let (worked, frames) = turn(&mut fixture);
+    assert!(worked && (IN_A_TURN..IN_A_TURN + 3).contains(&frames), "{frames}");
+    // The share is the same however often the client notifies, and while it continues to write.
+    let before = fixture.stats().sockets_deferred;
     for _ in 0..20 {
         write(&mut greedy);
         let (_, frames) = turn(&mut fixture);
         assert!(frames < IN_A_TURN + 3, "{frames}");
     }
-    assert_eq!(rig.stats().sockets_deferred - before, 20);
-    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered meanwhile");
+    assert_eq!(fixture.stats().sockets_deferred - before, 20);
+    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "the other domain was served meanwhile");
     is_served(&mut fixture, &mut good, conn);
     // A later connect does not redirect datagrams that were written before.
     while turn(&mut fixture).1 > 2 {}
