@@ -12,7 +12,7 @@ fn main() {
     };
     let Some(target) = TARGETS.iter().find(|t| t.name == name) else {
         let names: Vec<_> = TARGETS.iter().map(|t| t.name).collect();
-        eprintln!("no target {name}; there are {}", names.join(", "));
+        eprintln!("unknown target {name}; the targets are {}", names.join(", "));
         std::process::exit(2);
     };
     let data = std::fs::read(&file).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -27,12 +27,13 @@ fn main() {
     set_hook(Box::new(|_| {}));
     let data = match message(&data) {
         None => data,
-        Some(why) => {
-            let small = inputs::shrink(data, frames::word::WORD_BYTES, |d| message(d).as_ref() == Some(&why));
+        Some(reason) => {
+            let minimized =
+                inputs::shrink(data, frames::word::WORD_BYTES, |d| message(d).as_ref() == Some(&reason));
             let path = format!("{file}.min");
-            std::fs::write(&path, &small).unwrap_or_else(|e| panic!("{path}: {e}"));
-            println!("{path}: {} bytes", small.len());
-            small
+            std::fs::write(&path, &minimized).unwrap_or_else(|e| panic!("{path}: {e}"));
+            println!("{path}: {} bytes", minimized.len());
+            minimized
         }
     };
     set_hook(hook);
@@ -42,5 +43,5 @@ fn main() {
         println!("{}", data.escape_ascii());
         (target.run)(&data);
     }
-    println!("passes");
+    println!("the input passes");
 }

@@ -104,10 +104,10 @@ impl HonestDomain {
     fn exchange(&mut self, count: u64) {
         while self.client.next_event().is_some() {}
         let bytes: Vec<u8> = (self.sent..self.sent + count).map(Self::stream_byte).collect();
-        self.sent += self.client.send(self.conn, &bytes).expect("its connection is open") as u64;
+        self.sent += self.client.send(self.conn, &bytes).expect("an open connection") as u64;
         let mut out = [0; 4096];
         loop {
-            let count = self.client.recv(self.conn, &mut out).expect("its connection is there");
+            let count = self.client.recv(self.conn, &mut out).expect("a connection");
             if count == 0 {
                 break;
             }
@@ -115,7 +115,7 @@ impl HonestDomain {
                 assert_eq!(
                     *byte,
                     Self::stream_byte(self.received),
-                    "byte {} of another domain",
+                    "byte {} of the well-behaved domain",
                     self.received
                 );
                 self.received += 1;
@@ -177,22 +177,22 @@ impl ChannelFixture {
         };
         let now = Instant::from_millis(1000);
         let (a, b) = pair(MemoryConfig::default());
-        let served = ChannelServer::for_processes(&channel).expect("a valid configuration");
-        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+        let handler = ChannelServer::for_processes(&channel).expect("a valid configuration");
+        let server = Shard::builder(config("10.0.0.1/24")).handler(handler).device("cable", a);
         let peer = Shard::builder(config("10.0.0.2/24")).handler(EchoPeer::default()).device("cable", b);
         let server = server.seed([1; 32]).now(now).build().expect("a shard");
         let peer = peer.seed([2; 32]).now(now).build().expect("a shard");
-        let mut world = Self { server: Arc::new(Mutex::new(server)), peer, now };
-        world.run_for(Duration::from_millis(1));
-        world
+        let mut fixture = Self { server: Arc::new(Mutex::new(server)), peer, now };
+        fixture.run_for(Duration::from_millis(1));
+        fixture
     }
 
     fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
             let mut server = self.server.lock().expect("no panic");
-            let a = server.poll_once(self.now).expect("a shard that goes on");
-            let b = self.peer.poll_once(self.now).expect("a shard that goes on");
+            let a = server.poll_once(self.now).expect("a running shard");
+            let b = self.peer.poll_once(self.now).expect("a running shard");
             let soon = self.now + Duration::from_micros(1);
             let next = [a.next_deadline, b.next_deadline].into_iter().flatten().min().unwrap_or(end);
             self.now = if a.work + b.work > 0 { soon } else { next.max(soon).min(end) };
@@ -200,7 +200,7 @@ impl ChannelFixture {
     }
 
     fn open_domain(&self) -> (SimulatedDomain, Client, OwnedFd) {
-        let (domain, parts) = SameThread(self.server.clone()).open_domain().expect("room for two");
+        let (domain, parts) = SameThread(self.server.clone()).open_domain().expect("a free domain");
         let memory = parts.region.try_clone().expect("a descriptor");
         (domain.clone(), Client::open(parts, Box::new(domain)).expect("a region"), memory)
     }
@@ -217,7 +217,7 @@ impl HostileDomain {
     }
 
     /// Performs a valid or an invalid operation on UDP sockets.
-    fn udp_operation(&mut self, world: &mut ChannelFixture, at: u64, word: u64) {
+    fn udp_operation(&mut self, fixture: &mut ChannelFixture, at: u64, word: u64) {
         let peer = ([10, 0, 0, 2], 90).into();
         if word.is_multiple_of(8) || self.udp_sockets.is_empty() {
             let options = UdpOptions { recverr_v4: at & 4 != 0, gro: at & 8 != 0, ..UdpOptions::default() };
@@ -228,20 +228,20 @@ impl HostileDomain {
         if count == 0 {
             return;
         }
-        let place = (at / 8 % count) as usize;
-        let socket = self.udp_sockets[place];
+        let index = (at / 8 % count) as usize;
+        let socket = self.udp_sockets[index];
         let bytes = vec![at as u8; (word >> 3) as usize % 9000];
         match word % 8 {
             1 => {
-                let own = |bit: u32| (at >> bit & 1 == 1).then_some((word >> 56) as u8);
-                let sending = UdpSendParams {
+                let byte_if = |bit: u32| (at >> bit & 1 == 1).then_some((word >> 56) as u8);
+                let params = UdpSendParams {
                     to: Some(peer),
                     source: None,
                     gso_size: (word >> 40) as u16,
-                    hop_limit: own(5),
-                    tos: own(6),
+                    hop_limit: byte_if(5),
+                    tos: byte_if(6),
                 };
-                let _ = self.client.udp_send_queued(socket, &sending, &[IoSlice::new(&bytes)]);
+                let _ = self.client.udp_send_queued(socket, &params, &[IoSlice::new(&bytes)]);
             }
             // Forges a datagram header, and some bytes after it.
             2 => {
@@ -269,7 +269,7 @@ impl HostileDomain {
                     self.client.udp_send_queued(socket, &UdpSendParams::default(), &[IoSlice::new(&bytes)]);
             }
             // Sends a datagram of any length from outside.
-            5 => world.peer.with(world.now, |echo, cx| {
+            5 => fixture.peer.with(fixture.now, |echo, cx| {
                 let to = Some(([10, 0, 0, 1], 200 + (at % 4) as u16).into());
                 let _ = echo.udp.map(|udp| cx.udp_send(udp, to, &bytes));
             }),
@@ -279,28 +279,28 @@ impl HostileDomain {
             }
             7 if at & 1 == 0 => {
                 let _ = self.client.close(socket);
-                let _ = self.client.release(self.udp_sockets.remove(place));
+                let _ = self.client.release(self.udp_sockets.remove(index));
             }
             _ => {}
         }
     }
 
-    fn apply(&mut self, world: &mut ChannelFixture, what: u8, at: u64, word: u64) {
-        let place =
-            |room: u64| if at & 1 << 31 == 0 { at % self.metadata_bytes.min(room) } else { at % room };
-        match what % 20 {
+    fn apply(&mut self, fixture: &mut ChannelFixture, code: u8, at: u64, word: u64) {
+        let offset_below =
+            |limit: u64| if at & 1 << 31 == 0 { at % self.metadata_bytes.min(limit) } else { at % limit };
+        match code % 20 {
             // Overwrites whole words, with small and large values.
             0..=4 => {
-                let few = word >> (word % 64);
-                self.memory.write_at(&few.to_ne_bytes(), place(self.size - 8) & !7).expect("memory");
+                let value = word >> (word % 64);
+                self.memory.write_at(&value.to_ne_bytes(), offset_below(self.size - 8) & !7).expect("memory");
             }
             5 => {
                 self.memory
-                    .write_at(&(word as u32).to_ne_bytes(), place(self.size - 4) & !3)
+                    .write_at(&(word as u32).to_ne_bytes(), offset_below(self.size - 4) & !3)
                     .expect("memory");
             }
             6 => {
-                self.memory.write_at(&[word as u8], place(self.size - 1)).expect("memory");
+                self.memory.write_at(&[word as u8], offset_below(self.size - 1)).expect("memory");
             }
             // Ordinary operations of a well-behaved client.
             7 => {
@@ -339,7 +339,7 @@ impl HostileDomain {
             }
             12 => {
                 let port = 100 + (at % 4) as u16;
-                world.peer.with(world.now, |echo, cx| {
+                fixture.peer.with(fixture.now, |echo, cx| {
                     if let Ok(conn) = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()) {
                         echo.unsent.insert(conn, vec![7; 100]);
                     }
@@ -354,17 +354,17 @@ impl HostileDomain {
             },
             // Overwrites every other word of a 512-byte range.
             14 => {
-                let from = place(self.size - 512) & !7;
+                let from = offset_below(self.size - 512) & !7;
                 for at in (from..from + 512).step_by(16) {
                     self.memory.write_at(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1)).expect("memory");
                 }
             }
-            15 => world.run_for(Duration::from_micros(word % 20_000)),
+            15 => fixture.run_for(Duration::from_micros(word % 20_000)),
             16 => {
                 if let Ok(conn) = self.client.connect_without_request(([10, 0, 0, 2], 90).into()) {
                     // A connection whose local end is unknown was opened without a request.
                     let ends = self.client.endpoints(conn);
-                    self.preallocated_connects += u64::from(ends.is_ok_and(|[own, _]| own.port() == 0));
+                    self.preallocated_connects += u64::from(ends.is_ok_and(|[local, _]| local.port() == 0));
                     self.conns.push(conn);
                 }
             }
@@ -382,7 +382,7 @@ impl HostileDomain {
                     );
                 }
             }
-            _ => self.udp_operation(world, at, word),
+            _ => self.udp_operation(fixture, at, word),
         }
         for _ in 0..20 {
             match self.client.next_event() {
@@ -417,74 +417,74 @@ pub fn run(data: &[u8]) {
 /// As [`run`].
 pub fn run_counted(mut data: &[u8]) -> RunSummary {
     let sockets = SOCKETS_MAX[usize::from(data.first().is_some_and(|first| first & 64 != 0))];
-    let mut world = ChannelFixture::new(sockets);
-    let (_, mut client, _) = world.open_domain();
+    let mut fixture = ChannelFixture::new(sockets);
+    let (_, mut client, _) = fixture.open_domain();
     let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
-    let mut good = HonestDomain { client, conn, sent: 0, received: 0 };
-    let (domain, client, memory) = world.open_domain();
+    let mut honest = HonestDomain { client, conn, sent: 0, received: 0 };
+    let (domain, client, memory) = fixture.open_domain();
     let memory = std::fs::File::from(memory);
     let size = memory.metadata().expect("a file").len();
-    let near = size - u64::from(2 * sockets * BUFFER_BYTES);
-    let (conns, posts, children) = (Vec::new(), Vec::new(), Vec::new());
-    let mut bad = HostileDomain {
+    let metadata_bytes = size - u64::from(2 * sockets * BUFFER_BYTES);
+    let (conns, udp_sockets, children) = (Vec::new(), Vec::new(), Vec::new());
+    let mut hostile = HostileDomain {
         client,
         domain,
         memory,
         size,
-        metadata_bytes: near,
+        metadata_bytes,
         conns,
-        udp_sockets: posts,
+        udp_sockets,
         preallocated_connects: 0,
         children,
     };
     for _ in 0..OPERATIONS_MAX {
-        let Some((&what, rest)) = data.split_first() else { break };
-        if what == u8::MAX {
+        let Some((&code, rest)) = data.split_first() else { break };
+        if code == u8::MAX {
             let length = rest.first().map_or(0, |length| usize::from(*length));
             let message = &rest[rest.len().min(1)..];
             let (message, rest) = message.split_at(length.min(message.len()));
-            bad.send_to_broker(message);
+            hostile.send_to_broker(message);
             data = rest;
         } else {
             let mut operation = [0; OPERATION_BYTES];
-            let taken = data.len().min(OPERATION_BYTES);
-            operation[..taken].copy_from_slice(&data[..taken]);
-            data = &data[taken..];
+            let operation_bytes = data.len().min(OPERATION_BYTES);
+            operation[..operation_bytes].copy_from_slice(&data[..operation_bytes]);
+            data = &data[operation_bytes..];
             let at = u32::from_le_bytes(operation[1..5].try_into().expect("four bytes"));
             let word = u64::from_le_bytes(operation[5..].try_into().expect("eight bytes"));
-            bad.apply(&mut world, what, at.into(), word);
+            hostile.apply(&mut fixture, code, at.into(), word);
         }
-        good.exchange(u64::from(what));
-        world.run_for(Duration::from_micros(50));
+        honest.exchange(u64::from(code));
+        fixture.run_for(Duration::from_micros(50));
     }
     // All outstanding data arrive eventually.
     for _ in 0..200 {
-        good.exchange(0);
-        world.run_for(Duration::from_millis(50));
+        honest.exchange(0);
+        fixture.run_for(Duration::from_millis(50));
     }
-    assert_eq!(good.received, good.sent, "bytes of another domain were lost");
-    let stats = world.stats();
-    let done = RunSummary {
+    assert_eq!(honest.received, honest.sent, "bytes of the well-behaved domain were lost");
+    let stats = fixture.stats();
+    let summary = RunSummary {
         stats,
-        datagrams: world.peer.handler().datagrams,
-        preallocated_connects: bad.preallocated_connects,
+        datagrams: fixture.peer.handler().datagrams,
+        preallocated_connects: hostile.preallocated_connects,
     };
     // The resources of the hostile domain are reclaimed.
-    drop(bad);
-    world.run_for(Duration::from_secs(400));
-    good.exchange(10);
-    world.run_for(Duration::from_secs(1));
-    good.exchange(0);
-    assert_eq!(good.received, good.sent);
-    let server = world.server.lock().expect("no panic");
+    drop(hostile);
+    fixture.run_for(Duration::from_secs(400));
+    honest.exchange(10);
+    fixture.run_for(Duration::from_secs(1));
+    honest.exchange(0);
+    assert_eq!(honest.received, honest.sent);
+    let server = fixture.server.lock().expect("no panic");
     assert_eq!((server.handler().sockets_in_use(), server.handler().domains()), (1, 1), "{stats:?}");
     drop(server);
-    done
+    summary
 }
 
 /// Encodes an operation.
-fn operation(what: u8, at: u32, word: u64) -> Vec<u8> {
-    let mut bytes = vec![what];
+fn operation(code: u8, at: u32, word: u64) -> Vec<u8> {
+    let mut bytes = vec![code];
     bytes.extend(at.to_le_bytes());
     bytes.extend(word.to_le_bytes());
     bytes
@@ -559,21 +559,21 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         datagrams.extend(operation(18, round, 6));
     }
     // Connections opened on preallocated sockets, with options, while the sockets' words are overwritten.
-    let mut unasked = operation(7 + 60, 0, 8);
-    unasked.extend(traffic());
+    let mut preallocated = operation(7 + 60, 0, 8);
+    preallocated.extend(traffic());
     for round in 0..20 {
-        unasked.extend(operation(8, 0, 0));
-        unasked.extend(operation(15, 0, 2000));
-        unasked.extend(operation(16, 0, 0));
-        unasked.extend(operation(17, round, u64::from(round) << 3 | u64::from(round % 4)));
-        unasked.extend(operation(9, round, 100));
+        preallocated.extend(operation(8, 0, 0));
+        preallocated.extend(operation(15, 0, 2000));
+        preallocated.extend(operation(16, 0, 0));
+        preallocated.extend(operation(17, round, u64::from(round) << 3 | u64::from(round % 4)));
+        preallocated.extend(operation(9, round, 100));
         if round % 3 == 2 {
-            unasked.extend(operation(14, round * 512, u64::from(round) << 32));
+            preallocated.extend(operation(14, round * 512, u64::from(round) << 32));
         }
-        unasked.extend(operation(11, round, u64::from(round) % 4));
+        preallocated.extend(operation(11, round, u64::from(round) % 4));
     }
     vec![
-        ("nothing", Vec::new()),
+        ("empty", Vec::new()),
         ("traffic", traffic()),
         ("zeroes", everywhere(0)),
         ("ones", everywhere(u64::MAX << 8 | 1)),
@@ -582,6 +582,6 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("ends", ends),
         ("messages", messages),
         ("datagrams", datagrams),
-        ("unasked", unasked),
+        ("preallocated", preallocated),
     ]
 }

@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
             let lines = text.lines().count().max(1);
             assert!((1..=lines + 1).contains(&error.line), "line {} of {lines}: {error}", error.line);
             assert!(!error.problem.is_empty(), "an error without a problem: {error}");
-            assert_eq!(error.to_string().lines().count(), 1, "more than a line: {error}");
+            assert_eq!(error.to_string().lines().count(), 1, "more than one line: {error}");
         }
     }
 }
@@ -72,7 +72,7 @@ link = \"lan0\"
         ("out-of-range", "[tcp]\nretries = 200\n"),
         ("wrong-type", "[shard]\nspin_us = \"soon\"\n"),
         ("no-device", "[[link]]\nname = \"a\"\ndevice = \"b\"\naddresses = [\"1.2.3.4/33\"]\n"),
-        ("twice", "[tcp]\nsack = true\nsack = true\n"),
+        ("duplicate-key", "[tcp]\nsack = true\nsack = true\n"),
         ("not-toml", "tcp: {sack: yes}"),
     ];
     texts.map(|(name, text)| (name, text.as_bytes().to_vec())).to_vec()

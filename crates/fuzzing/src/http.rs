@@ -44,7 +44,7 @@ fn create_site() -> PathBuf {
         fs::write(root.join(name), bytes).expect("a file in the temporary directory");
         let file = fs::File::open(root.join(name)).expect("the file that was written");
         let modified = std::time::UNIX_EPOCH + Duration::from_secs(UNIX_TIME - 1000);
-        file.set_modified(modified).expect("the time of a file of ours");
+        file.set_modified(modified).expect("a writable modification time");
     }
     root
 }
@@ -94,9 +94,9 @@ impl HttpFixture {
     fn feed(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         for _ in 0..100_000 {
             net.resumed = false;
-            let taken = self.server.data(self.now, conn, unread, net);
-            assert!(taken <= unread.len(), "more was taken than there is");
-            unread.drain(..taken);
+            let consumed = self.server.data(self.now, conn, unread, net);
+            assert!(consumed <= unread.len(), "more bytes consumed than passed");
+            unread.drain(..consumed);
             if net.has_ended() || unread.is_empty() {
                 return;
             }
@@ -106,7 +106,7 @@ impl HttpFixture {
                 return;
             }
         }
-        panic!("the server takes no notice of {} bytes", unread.len());
+        panic!("the server makes no progress with {} bytes", unread.len());
     }
 
     fn drain_output(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
@@ -115,8 +115,8 @@ impl HttpFixture {
         self.server.read_disk(self.now, net);
         if net.resumed && !unread.is_empty() && !net.has_ended() {
             net.resumed = false;
-            let taken = self.server.data(self.now, conn, unread, net);
-            unread.drain(..taken);
+            let consumed = self.server.data(self.now, conn, unread, net);
+            unread.drain(..consumed);
         }
     }
 }
@@ -141,20 +141,29 @@ fn pieces(cut: u8) -> impl FnMut() -> usize {
 }
 
 fn requests(data: &[u8], cut: u8, choice: u8) {
-    FIXTURE.with_borrow_mut(|rig| {
-        let rig = rig.get_or_insert_with(HttpFixture::new);
-        let whole = rig.serve_connection(data, &mut || usize::MAX, usize::MAX);
+    FIXTURE.with_borrow_mut(|fixture| {
+        let fixture = fixture.get_or_insert_with(HttpFixture::new);
+        let unsegmented = fixture.serve_connection(data, &mut || usize::MAX, usize::MAX);
         let room = if choice & 2 == 0 { usize::MAX } else { 1 + usize::from(choice) * 3 };
-        let cut = rig.serve_connection(data, &mut pieces(cut), room);
-        check_framing(&whole, data);
-        check_framing(&cut, data);
+        let segmented = fixture.serve_connection(data, &mut pieces(cut), room);
+        check_framing(&unsegmented, data);
+        check_framing(&segmented, data);
         let statuses = |net: &Recorder| statuses(&net.output);
         // A head that is both too long and malformed gets the error that is detected first, which depends on
         // its segmentation.
-        if !statuses(&whole).contains(&400) && !statuses(&cut).contains(&400) && data.len() < 8 << 10 {
-            let (whole_text, cut_text) = (final_responses(&whole.output), final_responses(&cut.output));
-            assert_eq!(whole_text, cut_text, "pieces change the answer to {}", text(data));
-            assert_eq!(whole.has_ended(), cut.has_ended(), "pieces change how it ends");
+        if !statuses(&unsegmented).contains(&400)
+            && !statuses(&segmented).contains(&400)
+            && data.len() < 8 << 10
+        {
+            let (unsegmented_text, segmented_text) =
+                (final_responses(&unsegmented.output), final_responses(&segmented.output));
+            assert_eq!(
+                unsegmented_text,
+                segmented_text,
+                "segmentation changes the response to {}",
+                text(data)
+            );
+            assert_eq!(unsegmented.has_ended(), segmented.has_ended(), "segmentation changes the end");
         }
     });
 }
@@ -177,12 +186,12 @@ fn truncated_continue_len(output: &[u8]) -> usize {
 
 /// Returns the status of every status line in the output. No file of the site contains a status line.
 fn statuses(output: &[u8]) -> Vec<u16> {
-    let mut found = Vec::new();
+    let mut statuses = Vec::new();
     for (at, _) in output.windows(9).enumerate().filter(|(_, w)| *w == b"HTTP/1.1 ") {
         let digits = output.get(at + 9..at + 12).and_then(|d| core::str::from_utf8(d).ok());
-        found.push(digits.and_then(|d| d.parse().ok()).expect("a status is a number"));
+        statuses.push(digits.and_then(|d| d.parse().ok()).expect("a status is a number"));
     }
-    found
+    statuses
 }
 
 /// Checks that a client can find the end of each response.
@@ -190,8 +199,8 @@ fn check_framing(net: &Recorder, data: &[u8]) {
     const KNOWN: [u16; 19] =
         [100, 200, 206, 301, 304, 400, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
     let statuses = statuses(&net.output);
-    if let Some(odd) = statuses.iter().find(|s| !KNOWN.contains(s)) {
-        panic!("status {odd} in answer to {}", text(data));
+    if let Some(unknown) = statuses.iter().find(|s| !KNOWN.contains(s)) {
+        panic!("status {unknown} in response to {}", text(data));
     }
     let head_requested = data.windows(4).any(|w| w == b"HEAD");
     if head_requested || net.aborted {
@@ -204,18 +213,21 @@ fn check_framing(net: &Recorder, data: &[u8]) {
             Ok(ParseProgress::Complete(used, response)) => {
                 rest = &rest[used..];
                 assert!(!response.close || rest.is_empty(), "a response after the last one");
-                assert!(!response.close || net.has_ended(), "a last response without an end");
+                assert!(
+                    !response.close || net.has_ended(),
+                    "the connection stays open after the last response"
+                );
             }
             Ok(ParseProgress::More) => break,
             Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),
         }
     }
     // A client that ends in the middle of a request gets only responses that were sent before.
-    let asked_to_go_on = data.to_ascii_lowercase().windows(12).any(|w| w == b"100-continue");
-    let cut_short = asked_to_go_on && truncated_continue_len(rest) == rest.len();
+    let expects_continue = data.to_ascii_lowercase().windows(12).any(|w| w == b"100-continue");
+    let truncated = expects_continue && truncated_continue_len(rest) == rest.len();
     assert!(
-        parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100] || cut_short,
-        "a response without end to {}: {}",
+        parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100] || truncated,
+        "a response without an end to {}: {}",
         text(data),
         text(&net.output)
     );
@@ -224,45 +236,50 @@ fn check_framing(net: &Recorder, data: &[u8]) {
 /// Returns status and connection-close flag of each response that a parser found, and whether all input was
 /// valid.
 fn parse_stream(
-    language: Protocol,
+    protocol: Protocol,
     data: &[u8],
     mut pieces: impl FnMut() -> usize,
 ) -> (Vec<(u16, bool)>, bool) {
     let (mut parser, mut records) = (Parser::default(), PartialResponses::default());
-    let mut seen = Vec::new();
+    let mut parsed = Vec::new();
     let mut rest = data;
     while !rest.is_empty() {
         let n = pieces().min(rest.len());
         let mut piece = &rest[..n];
         rest = &rest[n..];
         while !piece.is_empty() {
-            match parser.read(piece, language, &mut records) {
+            match parser.read(piece, protocol, &mut records) {
                 Ok(ParseProgress::More) => break,
                 Ok(ParseProgress::Complete(used, response)) => {
-                    assert!(used <= piece.len(), "more was read than there is");
-                    seen.push((response.status, response.close));
+                    assert!(used <= piece.len(), "more bytes consumed than passed");
+                    parsed.push((response.status, response.close));
                     piece = &piece[used..];
                 }
                 Err(_) => {
                     parser.reset(&mut records);
-                    assert_eq!(records.in_use(), 0, "records are kept");
-                    return (seen, false);
+                    assert_eq!(records.in_use(), 0, "records are still in use");
+                    return (parsed, false);
                 }
             }
         }
     }
-    seen.extend(parser.end().map(|r| (r.status, r.close)));
+    parsed.extend(parser.end().map(|r| (r.status, r.close)));
     parser.reset(&mut records);
-    assert_eq!(records.in_use(), 0, "records are kept");
-    (seen, true)
+    assert_eq!(records.in_use(), 0, "records are still in use");
+    (parsed, true)
 }
 
 fn responses(data: &[u8], cut: u8) {
-    for language in [Protocol::Http { head: false }, Protocol::Redis, Protocol::Memcached] {
-        let whole = parse_stream(language, data, || usize::MAX);
-        let cut = parse_stream(language, data, pieces(cut));
+    for protocol in [Protocol::Http { head: false }, Protocol::Redis, Protocol::Memcached] {
+        let unsegmented = parse_stream(protocol, data, || usize::MAX);
+        let segmented = parse_stream(protocol, data, pieces(cut));
         if data.len() < 8 << 10 {
-            assert_eq!(whole, cut, "pieces change what {} says in {language:?}", text(data));
+            assert_eq!(
+                unsegmented,
+                segmented,
+                "segmentation changes the result for {} as {protocol:?}",
+                text(data)
+            );
         }
     }
 }
@@ -275,7 +292,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             "pipelined",
             "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /a%20b/ HTTP/1.1\r\nHost: a\r\n\r\nGET /none HTTP/1.1\r\nHost: a\r\n\r\n",
         ),
-        ("old", "GET /empty.txt HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET / HTTP/1.0\r\n\r\n"),
+        ("http-1.0", "GET /empty.txt HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET / HTTP/1.0\r\n\r\n"),
         ("range", "GET /large.bin HTTP/1.1\r\nHost: a\r\nRange: bytes=10-19\r\n\r\n"),
         (
             "ranges",
@@ -300,7 +317,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("head", "HEAD /large.bin HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"),
         (
-            "dots",
+            "path-traversal",
             "GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\nGET /a%2e%2e/%00 HTTP/1.1\r\nHost: a\r\n\r\n",
         ),
         ("version", "GET / HTTP/9.9\r\n\r\n"),

@@ -65,7 +65,7 @@ fn change_bytes(data: &mut Vec<u8>, rng: &mut Random) {
 /// operations of [`crate::frames`], then in bytes.
 pub fn shrink(mut data: Vec<u8>, step: usize, mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     loop {
-        let before = data.clone();
+        let previous = data.clone();
         for step in [step * 8, step, 1] {
             let mut at = 0;
             while at < data.len() {
@@ -88,7 +88,7 @@ pub fn shrink(mut data: Vec<u8>, step: usize, mut fails: impl FnMut(&[u8]) -> bo
                 }
             }
         }
-        if data == before {
+        if data == previous {
             return data;
         }
     }

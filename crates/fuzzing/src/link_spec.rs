@@ -12,14 +12,14 @@ pub fn run(data: &[u8]) {
     match LinkSpec::parse(text) {
         Ok(spec) => {
             let printed = spec.to_string();
-            let again = LinkSpec::parse(&printed);
-            assert_eq!(again.as_ref(), Ok(&spec), "{text:?} prints as {printed:?}");
+            let reparsed = LinkSpec::parse(&printed);
+            assert_eq!(reparsed.as_ref(), Ok(&spec), "{text:?} prints as {printed:?}");
             assert!(spec.up.loss.share() <= 1.0 && spec.down.corrupt.share() <= 1.0);
             assert!(spec.up.jitter <= spec.up.delay, "{printed}");
         }
         Err(error) => {
             let message = error.to_string();
-            assert!(!message.is_empty(), "an error that says nothing about {text:?}");
+            assert!(!message.is_empty(), "an empty error message about {text:?}");
         }
     }
 }
@@ -37,7 +37,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("bad-unit", "delay=20"),
         ("bad-number", "loss=1.%"),
         ("unknown", "colour=red"),
-        ("too-much", "loss=101%"),
+        ("over-100-percent", "loss=101%"),
         ("repeated", "loss=1% loss=2%"),
         ("no-value", "loss"),
     ];

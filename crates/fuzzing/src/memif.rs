@@ -80,26 +80,26 @@ pub fn run(data: &[u8]) -> MemifOutcome {
         offload: settings & 2 == 0,
         mtu: if settings & 4 == 0 { 1500 } else { 9000 },
         secret: (settings & 8 != 0).then(|| "word".into()),
-        ..MemifConfig::new(SocketName::Abstract("nobody looks for it".into()), role)
+        ..MemifConfig::new(SocketName::Abstract("fuzz".into()), role)
     };
-    let mut device = FuzzDevice::new(&config).expect("there are descriptors");
-    let socket = device.connect_peer().expect("there are descriptors");
+    let mut device = FuzzDevice::new(&config).expect("a free file descriptor");
+    let socket = device.connect_peer().expect("a free file descriptor");
     let peer = MemifPeer::new(role, socket, settings >> 4);
-    let mut world = MemifFixture { device, role, peer, frames: 0 };
+    let mut fixture = MemifFixture { device, role, peer, frames: 0 };
     for _ in 0..OPERATIONS_MAX {
         let Some(operation) = input.byte() else { break };
-        world.step(operation, &mut input);
+        fixture.step(operation, &mut input);
     }
-    let stats = world.device.stats();
+    let stats = fixture.device.stats();
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let outcome = MemifOutcome {
         connections: get(&stats.connections),
-        frames: world.frames,
+        frames: fixture.frames,
         violations: get(&stats.violations),
         malformed: get(&stats.rx_malformed),
         refused: get(&stats.refused),
     };
-    world.check_next_peer(config.secret.is_some());
+    fixture.check_next_peer(config.secret.is_some());
     outcome
 }
 
@@ -131,24 +131,23 @@ impl MemifFixture {
                 self.device.process_control();
             }
             9 => {
-                let (which, change, value) =
+                let (selector, change, value) =
                     (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.word());
-                let word = [RingField::Cookie, RingField::Flags, RingField::Head, RingField::Tail]
-                    [usize::from(which >> 1) % 4];
+                let field = [RingField::Cookie, RingField::Flags, RingField::Head, RingField::Tail]
+                    [usize::from(selector >> 1) % 4];
                 // By a small amount, or to any value.
-                let change =
-                    |before: u16| if change & 1 == 0 { before.wrapping_add(value % 70) } else { value };
-                self.peer.update_field(usize::from(which & 1), word, change);
+                let change = |old: u16| if change & 1 == 0 { old.wrapping_add(value % 70) } else { value };
+                self.peer.update_field(usize::from(selector & 1), field, change);
             }
             10 | 11 => {
-                let (which, slot) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
+                let (ring, slot) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
                 let descriptor = RingDescriptor {
                     flags: input.byte().unwrap_or(0).into(),
                     region: (input.byte().unwrap_or(0) % 3).into(),
                     length: input.number(),
                     offset: input.number(),
                 };
-                self.peer.write_descriptor(usize::from(which & 1), slot.into(), descriptor);
+                self.peer.write_descriptor(usize::from(ring & 1), slot.into(), descriptor);
             }
             12 => {
                 let (at, value) = (input.number(), input.word());
@@ -181,8 +180,8 @@ impl MemifFixture {
 
     /// Sends the peer's next valid message, changed by `alter`.
     fn peer_sends_next(&mut self, alter: impl FnOnce(peer::OutgoingMessage) -> peer::OutgoingMessage) {
-        if let Some(said) = self.peer.next_message() {
-            let (message, fd) = alter(said);
+        if let Some(message) = self.peer.next_message() {
+            let (message, fd) = alter(message);
             self.peer.send(&message, fd);
         }
         self.device.process_control();
@@ -214,8 +213,8 @@ impl MemifFixture {
     /// Lets the device send a frame. Returns false if there is no buffer.
     fn device_sends(&mut self, len: usize, meta: TxMeta) -> bool {
         let tx = &mut self.device.device().tx;
-        let Some(room) = tx.reserve(len) else { return false };
-        room.fill(0x5a);
+        let Some(buffer) = tx.reserve(len) else { return false };
+        buffer.fill(0x5a);
         tx.commit(len, meta);
         tx.flush(Instant::ZERO);
         true
@@ -223,28 +222,24 @@ impl MemifFixture {
 
     /// Replaces the hostile peer by a well-behaved one and checks that the device serves it.
     fn check_next_peer(mut self, secret: bool) {
-        let socket = self.device.connect_peer().expect("there are descriptors");
+        let socket = self.device.connect_peer().expect("a free file descriptor");
         self.peer = MemifPeer::well_behaved(self.role, socket, secret);
         self.device.process_control();
-        assert!(!self.device.is_up(), "it still holds on to a peer that is gone");
+        assert!(!self.device.is_up(), "the previous peer is still connected");
         for _ in 0..20 {
             self.peer_sends_next(|message| message);
         }
-        assert!(self.device.is_up(), "a peer that keeps to the rules is not let in");
+        assert!(self.device.is_up(), "a well-behaved peer is not accepted");
         for number in 0..3u8 {
             self.peer.send_frame(&[0; 16], 100, number);
             let mut burst = RxBurst::new();
             self.device.device().rx.rx_burst(Instant::ZERO, &mut burst);
             let received: Vec<_> = burst.iter().map(|frame| frame.bytes).collect();
-            assert_eq!(received, [[number; 100]], "its frame does not arrive");
+            assert_eq!(received, [[number; 100]], "a frame of the well-behaved peer is lost");
         }
         for number in 1..=3 {
-            assert!(self.device_sends(100, TxMeta::NONE), "there is no room for a frame to it");
-            assert_eq!(
-                self.peer.last_received(),
-                (number, vec![0x5a; 100]),
-                "what it gets is not what was sent"
-            );
+            assert!(self.device_sends(100, TxMeta::NONE), "no buffer for a frame");
+            assert_eq!(self.peer.last_received(), (number, vec![0x5a; 100]), "the received frame differs");
         }
     }
 }
@@ -257,34 +252,34 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let [low, high] = len.to_le_bytes();
         [&[13, count, low, high][..], &[0; 16]].concat()
     };
-    let mut headed = plain_frames(2, 200);
+    let mut with_header = plain_frames(2, 200);
     // A partial checksum from byte 34, stored 16 bytes later, and a label.
-    headed[4] = 1;
-    headed[10..12].copy_from_slice(&34u16.to_ne_bytes());
-    headed[12..14].copy_from_slice(&16u16.to_ne_bytes());
-    headed[16..20].copy_from_slice(&0x9000_0007u32.to_ne_bytes());
+    with_header[4] = 1;
+    with_header[10..12].copy_from_slice(&34u16.to_ne_bytes());
+    with_header[12..14].copy_from_slice(&16u16.to_ne_bytes());
+    with_header[16..20].copy_from_slice(&0x9000_0007u32.to_ne_bytes());
     let session = |settings: u8, rest: &[&[u8]]| [&[settings][..], &hello, &rest.concat()].concat();
     let send = [17, 200, 0, 0, 0, 0];
     vec![
-        ("server-session", session(0, &[&plain_frames(3, 100), &[16], &send, &headed, &[18, 16]])),
-        ("client-session", session(1, &[&plain_frames(3, 100), &[16], &send, &headed, &[18, 16]])),
+        ("server-session", session(0, &[&plain_frames(3, 100), &[16], &send, &with_header, &[18, 16]])),
+        ("client-session", session(1, &[&plain_frames(3, 100), &[16], &send, &with_header, &[18, 16]])),
         ("without-headers", session(0x12, &[&plain_frames(3, 100), &send])),
         ("long-frames", session(1, &[&plain_frames(7, 4800), &plain_frames(7, 4000), &[16]])),
         ("empty-frames", session(0, &[&plain_frames(3, 0), &[16]])),
         ("head-jumps", session(0, &[&[9, 4, 1, 0xff, 0x7f, 16, 16]])),
         ("tail-jumps", session(1, &[&[9, 7, 1, 0xff, 0x7f, 16, 16]])),
-        ("length-of-another-size", session(0, &[&[10, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
-        ("place-outside", session(0, &[&[10, 0, 0, 0, 0, 0, 100, 0, 2, 1, 0, 9, 4, 0, 1, 0, 16]])),
+        ("length-overflow", session(0, &[&[10, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
+        ("offset-outside-region", session(0, &[&[10, 0, 0, 0, 0, 0, 100, 0, 2, 1, 0, 9, 4, 0, 1, 0, 16]])),
         ("unknown-region", session(0, &[&[10, 0, 0, 0, 2, 0, 100, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
-        ("chain-without-end", session(0, &[&[10, 0, 0, 1, 0, 0, 100, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
-        ("wants-to-be-woken", session(0, &[&[9, 3, 1, 0, 0], &send, &send])),
-        ("too-many-offers", session(0, &[&[9, 5, 1, 0, 0x40], &send])),
+        ("unterminated-chain", session(0, &[&[10, 0, 0, 1, 0, 0, 100, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
+        ("interrupt-requested", session(0, &[&[9, 3, 1, 0, 0], &send, &send])),
+        ("head-beyond-ring", session(0, &[&[9, 5, 1, 0, 0x40], &send])),
         ("wrong-version", vec![0, 5, 3, 9, 0]),
         ("wrong-secret", [&[8 | 0x20][..], &hello].concat()),
         ("no-descriptor", vec![0, 0, 6, 0, 0]),
-        ("file-that-shrinks", vec![0, 0, 6, 2, 0]),
+        ("unsealed-region", vec![0, 0, 6, 2, 0]),
         ("small-region", vec![0, 0, 6, 3, 0, 0, 0]),
-        ("pipe-as-bell", vec![0, 0, 0, 6, 1, 0, 0]),
+        ("pipe-as-eventfd", vec![0, 0, 0, 6, 1, 0, 0]),
         ("ring-outside", vec![0, 0, 0, 5, 11, 0xff, 0, 0, 0]),
         ("short-message", vec![0, 8, 127, 0, 0]),
         ("unknown-message", vec![1, 7, 10, 0xff, 0, 0]),
@@ -297,14 +292,14 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Without this the corpus would prove nothing.
+    /// Without such traffic the corpus would not test anything.
     #[test]
     fn seeds_cover_both_roles() {
         for client in [0, 1] {
             let mut sum = MemifOutcome::default();
             for (name, data) in seeds().into_iter().filter(|(_, data)| data[0] & 1 == client) {
                 let outcome = run(&data);
-                assert_eq!(run(&data), outcome, "{name}: the same input does the same twice");
+                assert_eq!(run(&data), outcome, "{name}: not deterministic");
                 sum.connections += outcome.connections;
                 sum.frames += outcome.frames;
                 sum.violations += outcome.violations;
@@ -320,39 +315,41 @@ mod tests {
 
     #[test]
     fn seeds_have_their_named_effect() {
-        let of = |name: &str| {
+        let outcome_of = |name: &str| {
             let all = seeds();
-            run(&all.iter().find(|(known, _)| *known == name).unwrap().1)
+            run(&all.iter().find(|(other, _)| *other == name).unwrap().1)
         };
         for name in ["server-session", "client-session", "without-headers"] {
-            let outcome = of(name);
+            let outcome = outcome_of(name);
             assert!(
                 outcome.frames >= 4 && outcome.violations == 0 && outcome.malformed == 0,
                 "{name}: {outcome:?}"
             );
         }
-        for name in ["head-jumps", "tail-jumps", "place-outside", "unknown-region", "too-many-offers"] {
-            assert_eq!(of(name).violations, 1, "{name}");
+        for name in
+            ["head-jumps", "tail-jumps", "offset-outside-region", "unknown-region", "head-beyond-ring"]
+        {
+            assert_eq!(outcome_of(name).violations, 1, "{name}");
         }
-        for name in ["empty-frames", "chain-without-end"] {
-            assert!(of(name).malformed > 0, "{name}");
+        for name in ["empty-frames", "unterminated-chain"] {
+            assert!(outcome_of(name).malformed > 0, "{name}");
         }
         for name in [
             "wrong-version",
             "wrong-secret",
             "no-descriptor",
-            "file-that-shrinks",
+            "unsealed-region",
             "small-region",
-            "pipe-as-bell",
+            "pipe-as-eventfd",
             "ring-outside",
             "short-message",
             "unknown-message",
             "hello-twice",
         ] {
-            let outcome = of(name);
+            let outcome = outcome_of(name);
             assert!(outcome.refused > 0 && outcome.connections == 0, "{name}: {outcome:?}");
         }
-        assert_eq!(of("second-peer").connections, 2);
-        assert!(of("long-frames").frames > 3);
+        assert_eq!(outcome_of("second-peer").connections, 2);
+        assert!(outcome_of("long-frames").frames > 3);
     }
 }

@@ -74,11 +74,11 @@ enum Verdict {
 
 impl Model {
     fn add(&mut self, start: usize, end: usize, more: bool) -> Verdict {
-        let reach = self.pieces.iter().map(|p| p.1).max().unwrap_or(0);
+        let end_max = self.pieces.iter().map(|p| p.1).max().unwrap_or(0);
         let contradiction = match (self.total, more) {
             (Some(total), true) => end > total,
             (Some(total), false) => end != total,
-            (None, false) => end < reach,
+            (None, false) => end < end_max,
             (None, true) => false,
         };
         if contradiction {
@@ -167,9 +167,9 @@ impl ReassemblyFixture {
         ];
         let link = LinkConfig { name: "fuzz".into(), addresses, ..LinkConfig::default() };
         network.add_link(port, &link).expect("the link is valid");
-        let mut rig = Self { network, port, now: Instant::from_millis(1000), models: Vec::new() };
-        rig.network.run_timers(rig.now);
-        rig
+        let mut fixture = Self { network, port, now: Instant::from_millis(1000), models: Vec::new() };
+        fixture.network.run_timers(fixture.now);
+        fixture
     }
 
     fn step(&mut self, s: &[u8; STEP_BYTES]) {
@@ -194,7 +194,7 @@ impl ReassemblyFixture {
         self.network.run_timers(self.now);
         self.models.retain(|(_, m)| m.until > self.now);
         let expired = self.network.stats().reassembly_timeouts - before;
-        assert_eq!(expired, (count - self.models.len()) as u64, "datagrams given up for their age");
+        assert_eq!(expired, (count - self.models.len()) as u64, "datagrams that timed out");
     }
 
     fn fragment(&mut self, key: Key, start: usize, end: usize, more: bool, ecn: u8) {
@@ -203,20 +203,20 @@ impl ReassemblyFixture {
         let mut frame = vec![0; 14];
         Header::new(LOCAL_MAC, MacAddr([2; 6]), None, ethertype).emit(&mut frame);
         frame.extend_from_slice(&packet);
-        let refused_before = self.rejected();
+        let rejected_before = self.rejected();
         let content = self.deliver(&frame);
-        let refused = self.rejected() - refused_before;
-        let expected = self.model_verdict(key, start, end, more, ecn, refused);
+        let rejected = self.rejected() - rejected_before;
+        let expected = self.model_verdict(key, start, end, more, ecn, rejected);
         match (content, expected) {
             (Some(content), Verdict::Complete(total)) => {
                 assert_eq!(content.len(), total, "length of {key:?}");
                 let wrong = content.iter().enumerate().position(|(at, b)| *b != byte(key, at));
-                assert_eq!(wrong, None, "place of the first wrong byte of {key:?}");
+                assert_eq!(wrong, None, "offset of the first wrong byte of {key:?}");
             }
             (None, Verdict::Incomplete | Verdict::Discarded) => {}
             (content, expected) => {
                 panic!(
-                    "{start}..{end} of {key:?}: {expected:?}, and {:?} bytes came",
+                    "{start}..{end} of {key:?}: {expected:?} expected, {:?} bytes delivered",
                     content.map(|c| c.len())
                 )
             }
@@ -238,11 +238,11 @@ impl ReassemblyFixture {
         let InputResult::Reassembled(reassembled) = self.network.input(self.now, &other) else { return None };
         let packet = reassembled.bytes();
         let content = if packet[0] >> 4 == 6 {
-            let header = ipv6::Header::parse(packet).expect("header of a whole");
+            let header = ipv6::Header::parse(packet).expect("header of a reassembled packet");
             assert_eq!(usize::from(header.payload_len) + 40, packet.len());
             packet[40..].to_vec()
         } else {
-            let header = ipv4::Header::parse(packet).expect("header of a whole");
+            let header = ipv4::Header::parse(packet).expect("header of a reassembled packet");
             assert!(header.checksum_ok(packet) && !header.is_fragment());
             assert_eq!(usize::from(header.total_len), packet.len());
             packet[20..].to_vec()
@@ -252,7 +252,7 @@ impl ReassemblyFixture {
         Some(content)
     }
 
-    /// Returns the model's result. `refused` is the number of rejections by the network layer for this
+    /// Returns the model's result. `rejected` is the number of rejections by the network layer for this
     /// fragment; the model follows it in what it does not know (lengths, ECN, datagrams that are too long).
     fn model_verdict(
         &mut self,
@@ -261,13 +261,13 @@ impl ReassemblyFixture {
         end: usize,
         more: bool,
         ecn: u8,
-        refused: u64,
+        rejected: u64,
     ) -> Verdict {
         let len = end - start;
         let header = if key.0 { 0 } else { 20 };
-        let impossible = len == 0 || more && !len.is_multiple_of(8) || end + header > 65_535;
-        if impossible {
-            assert!(refused > 0, "an impossible fragment {start}..{end} of {key:?} was taken");
+        let invalid = len == 0 || more && !len.is_multiple_of(8) || end + header > 65_535;
+        if invalid {
+            assert!(rejected > 0, "invalid fragment {start}..{end} of {key:?} was accepted");
             return Verdict::Discarded;
         }
         if start == 0 && !more {
@@ -293,7 +293,7 @@ impl ReassemblyFixture {
         match verdict {
             Verdict::Incomplete => {}
             Verdict::Discarded => {
-                assert!(refused > 0, "{start}..{end} of {key:?} was taken");
+                assert!(rejected > 0, "{start}..{end} of {key:?} was accepted");
                 self.models.remove(at);
             }
             Verdict::Complete(_) => {
@@ -301,7 +301,7 @@ impl ReassemblyFixture {
                 if mixed {
                     // RFC 3168 §5.3: ECN-capable and not-ECN-capable fragments must not be mixed in one
                     // datagram.
-                    assert!(refused > 0, "fragments of {key:?} disagree about ECN");
+                    assert!(rejected > 0, "ECN of fragments of {key:?} is mixed");
                     return Verdict::Discarded;
                 }
             }
@@ -315,14 +315,14 @@ impl ReassemblyFixture {
 /// # Panics
 /// If network layer and model differ.
 pub fn run(data: &[u8]) {
-    let mut rig = ReassemblyFixture::new();
+    let mut fixture = ReassemblyFixture::new();
     for step in data.as_chunks::<STEP_BYTES>().0.iter().take(STEPS_MAX) {
-        rig.step(step);
+        fixture.step(step);
     }
     // The remaining datagrams time out.
-    rig.now += Duration::from_secs(61);
-    rig.expire();
-    assert_eq!(rig.models.len(), 0, "time goes on for the model too");
+    fixture.now += Duration::from_secs(61);
+    fixture.expire();
+    assert_eq!(fixture.models.len(), 0, "datagrams that did not time out");
 }
 
 /// Returns the handwritten seed inputs.

@@ -17,25 +17,25 @@ pub fn run(data: &[u8]) {
     if let Some(timestamps) = TcpOptions::parse_timestamps_only(area) {
         assert_eq!(parsed.timestamps, Some(timestamps), "{area:02x?}");
     }
-    write_and_read(&parsed);
+    check_round_trip(&parsed);
 }
 
-fn write_and_read(options: &TcpOptions) {
+fn check_round_trip(options: &TcpOptions) {
     let len = options.encoded_len();
     assert!(len <= AREA_BYTES_MAX && len.is_multiple_of(4), "{len} bytes for {options:?}");
-    let mut room = [0xa5; AREA_BYTES_MAX];
-    assert_eq!(options.emit(&mut room), len);
-    assert!(room[len..].iter().all(|b| *b == 0xa5), "written beyond the end");
-    let read = TcpOptions::parse(&room[..len]);
+    let mut buffer = [0xa5; AREA_BYTES_MAX];
+    assert_eq!(options.emit(&mut buffer), len);
+    assert!(buffer[len..].iter().all(|b| *b == 0xa5), "written beyond the end");
+    let read = TcpOptions::parse(&buffer[..len]);
     // SACK blocks that do not fit are omitted; everything else is kept.
     let kept = read.sack_blocks.len();
     let mut expected = options.clone();
     expected.sack_blocks.truncate(kept);
     assert_eq!(read, expected);
-    let room_left = AREA_BYTES_MAX - len;
+    let free_bytes = AREA_BYTES_MAX - len;
     assert!(
-        kept == options.sack_blocks.len() || room_left < 12,
-        "blocks were left out beside {room_left} free bytes"
+        kept == options.sack_blocks.len() || free_bytes < 12,
+        "blocks were omitted with {free_bytes} free bytes"
     );
 }
 

@@ -37,10 +37,10 @@ fn handwritten_inputs_are_committed() {
                 fs::create_dir_all(&folder).expect("the folder of the corpus");
                 fs::write(&path, &data).expect("an input");
             }
-            let hint = "GINNEL_WRITE_CORPUS=1 writes the corpus anew";
+            let hint = "GINNEL_WRITE_CORPUS=1 rewrites the corpus";
             assert!(
                 fs::read(&path).is_ok_and(|d| d == data),
-                "{}/{name} is not as in the code: {hint}",
+                "{}/{name} differs from the code: {hint}",
                 target.name
             );
         }
@@ -90,20 +90,20 @@ fn corpus_covers_datagrams_and_their_errors() {
 #[test]
 fn channel_corpus_causes_violations_and_refusals() {
     let target = TARGETS.iter().find(|target| target.name == "channel").expect("the target");
-    let (mut sum, mut datagrams, mut unasked) = (ChannelStats::default(), 0, 0);
+    let (mut sum, mut datagrams, mut preallocated) = (ChannelStats::default(), 0, 0);
     for (_, data) in committed(target) {
-        let done = channel::run_counted(&data);
-        sum = sum + done.stats;
-        datagrams += done.datagrams;
-        unasked += done.preallocated_connects;
+        let summary = channel::run_counted(&data);
+        sum = sum + summary.stats;
+        datagrams += summary.datagrams;
+        preallocated += summary.preallocated_connects;
     }
     assert!(
         sum.violations > 5 && sum.sockets_refused > 0 && sum.accepted > 5 && sum.doorbells > 100,
         "{sum:?}"
     );
     assert!(
-        datagrams > 20 && unasked > 10,
-        "{datagrams} datagrams, {unasked} connections without a question"
+        datagrams > 20 && preallocated > 10,
+        "{datagrams} datagrams, {preallocated} connections on preallocated sockets"
     );
 }
 

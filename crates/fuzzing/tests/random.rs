@@ -11,9 +11,9 @@ fn run(target: &Target, seeds: core::ops::Range<u64>) {
         let data = inputs::random(target, seed);
         if catch_unwind(|| (target.run)(&data)).is_err() {
             let file = std::env::temp_dir().join(format!("ginnel-{}-{seed}", target.name));
-            std::fs::write(&file, &data).expect("the temporary directory can be written to");
+            std::fs::write(&file, &data).expect("a writable temporary directory");
             panic!(
-                "{} fails on seed {seed} (GINNEL_SEED={seed} repeats it); to see it in its smallest form:\n\
+                "{} fails on seed {seed} (GINNEL_SEED={seed} repeats it); to shrink the input:\n\
                  cargo run -p ginnel-fuzzing --example replay -- {} {}",
                 target.name,
                 target.name,

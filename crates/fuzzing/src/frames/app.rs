@@ -31,6 +31,22 @@ pub struct AppConn {
     pub ended: bool,
 }
 
+/// Digest of a sequence of frames, to compare two runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameDigest {
+    /// Number of frames.
+    pub count: u64,
+    hash: u64,
+}
+
+impl FrameDigest {
+    /// Adds a frame.
+    pub fn add(&mut self, frame: &[u8]) {
+        self.count += 1;
+        self.hash = frame.iter().fold(self.hash, |hash, byte| hash.rotate_left(5) ^ u64::from(*byte));
+    }
+}
+
 /// The application.
 pub struct App {
     /// All connections that were accepted or opened.
@@ -49,8 +65,8 @@ pub struct App {
     pub states: BTreeSet<State>,
     /// Number of events.
     pub events: u64,
-    /// Number of frames that the stack sent, and a hash of their bytes.
-    pub frames: (u64, u64),
+    /// Digest of the frames that the stack sent.
+    pub frames: FrameDigest,
 }
 
 impl Default for App {
@@ -64,7 +80,7 @@ impl Default for App {
             udp: UdpSockets::default(),
             states: BTreeSet::from([State::Closed]),
             events: 0,
-            frames: (0, 0),
+            frames: FrameDigest::default(),
         }
     }
 }
@@ -88,9 +104,9 @@ impl App {
     /// Returns the connection that an operand selects.
     pub fn pick_conn(&mut self, number: u8) -> Option<&mut AppConn> {
         // Live connections are preferred: operations on ended ones are rarely of interest.
-        let living = self.conns.iter().filter(|c| !c.ended).count();
-        if living > 0 && number < 0xf0 {
-            return self.conns.iter_mut().filter(|c| !c.ended).nth(usize::from(number) % living);
+        let live_count = self.conns.iter().filter(|c| !c.ended).count();
+        if live_count > 0 && number < 0xf0 {
+            return self.conns.iter_mut().filter(|c| !c.ended).nth(usize::from(number) % live_count);
         }
         let count = self.conns.len();
         self.conns.get_mut(usize::from(number) % count.max(1))
@@ -98,9 +114,9 @@ impl App {
 
     /// Registers a new connection.
     pub fn register_conn(&mut self, stack: &Stack, conn: Conn) {
-        let info = stack.info(conn).expect("a connection that was just given out");
-        let known = self.conns.iter().any(|c| c.conn == conn);
-        assert!(!known, "{conn:?} was given out twice");
+        let info = stack.info(conn).expect("a new connection");
+        let registered = self.conns.iter().any(|c| c.conn == conn);
+        assert!(!registered, "{conn:?} was returned twice");
         self.conns.push(AppConn {
             conn,
             ends: (info.remote, info.local),
@@ -144,7 +160,7 @@ impl App {
                 }
                 Event::PeerClosed { conn } => {
                     let c = self.live_conn(conn, &event);
-                    assert!(!c.peer_closed, "FIN is reported twice");
+                    assert!(!c.peer_closed, "FIN was reported twice");
                     c.peer_closed = true;
                 }
                 Event::Closed { conn, .. } => {
@@ -164,15 +180,15 @@ impl App {
             }
         }
         for c in self.conns.iter().filter(|c| c.ended) {
-            assert!(stack.state(c.conn).is_none(), "{:?} lives on after its end was reported", c.conn);
+            assert!(stack.state(c.conn).is_none(), "{:?} still exists after its end was reported", c.conn);
         }
     }
 
     fn live_conn(&mut self, conn: Conn, event: &Event) -> &mut AppConn {
-        let found = self.conns.iter_mut().find(|c| c.conn == conn);
-        let found = found.unwrap_or_else(|| panic!("{event:?} of a connection nobody knows"));
-        assert!(!found.ended, "{event:?} after the end");
-        found
+        let app_conn = self.conns.iter_mut().find(|c| c.conn == conn);
+        let app_conn = app_conn.unwrap_or_else(|| panic!("{event:?} of an unknown connection"));
+        assert!(!app_conn.ended, "{event:?} after the end");
+        app_conn
     }
 
     /// Accepts one connection.
@@ -182,17 +198,17 @@ impl App {
         }
     }
 
-    /// Reads until `most` bytes were read or no data are left.
-    pub fn read(&mut self, stack: &mut Stack, conn: Conn, most: usize, peers: &[Peer]) {
-        let mut left = most;
+    /// Reads until `bytes_max` bytes were read or no data are left.
+    pub fn read(&mut self, stack: &mut Stack, conn: Conn, bytes_max: usize, peers: &[Peer]) {
+        let mut left = bytes_max;
         let mut buffer = [0; 4096];
         while left > 0 {
-            let room = left.min(buffer.len());
-            let promised = stack.readable(conn);
-            match stack.recv(conn, &mut buffer[..room]) {
+            let limit = left.min(buffer.len());
+            let readable = stack.readable(conn);
+            match stack.recv(conn, &mut buffer[..limit]) {
                 Ok(0) | Err(_) => break,
                 Ok(n) => {
-                    assert!(n <= room && n <= promised, "{n} bytes of {promised}");
+                    assert!(n <= limit && n <= readable, "{n} bytes of {readable}");
                     self.check_received(conn, &buffer[..n], peers);
                     left -= n;
                 }
@@ -203,7 +219,7 @@ impl App {
     /// Checks bytes that reached the application against the stream.
     fn check_received(&mut self, conn: Conn, bytes: &[u8], peers: &[Peer]) {
         let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
-            panic!("data of a connection nobody knows")
+            panic!("data of an unknown connection")
         };
         let at = c.received;
         c.received += bytes.len() as u64;
@@ -211,15 +227,15 @@ impl App {
         if peer.tainted || bytes.is_empty() {
             return;
         }
-        let fits = |start: SeqNumber| {
+        let matches = |start: SeqNumber| {
             let first = start + 1 + at as u32;
             bytes.iter().enumerate().all(|(i, byte)| *byte == inbound_byte(first + i as u32))
         };
         if let Some(start) = c.start {
-            assert!(fits(start), "wrong bytes at offset {at}, {} of them", bytes.len());
+            assert!(matches(start), "wrong bytes at offset {at}, {} of them", bytes.len());
             return;
         }
-        let mut candidates = peer.own_isns.iter().copied().filter(|s| fits(*s));
+        let mut candidates = peer.own_isns.iter().copied().filter(|s| matches(*s));
         let first = candidates.next();
         assert!(
             first.is_some() || peer.own_isns.is_full(),
@@ -236,10 +252,10 @@ impl App {
     pub fn send(&mut self, stack: &mut Stack, number: u8, len: usize, urgent: bool) {
         let Some(c) = self.pick_conn(number) else { return };
         let bytes: Vec<u8> = (c.sent..).take(len).map(outbound_byte).collect();
-        let taken = if urgent { stack.send_urgent(c.conn, &bytes) } else { stack.send(c.conn, &bytes) };
-        if let Ok(taken) = taken {
-            assert!(taken <= len, "more was taken than given");
-            c.sent += taken as u64;
+        let accepted = if urgent { stack.send_urgent(c.conn, &bytes) } else { stack.send(c.conn, &bytes) };
+        if let Ok(accepted) = accepted {
+            assert!(accepted <= len, "more bytes accepted than passed");
+            c.sent += accepted as u64;
         }
     }
 

@@ -221,7 +221,7 @@ pub fn arp(host: u8, kind: u8, vlan: Option<u16>) -> Vec<u8> {
 
 /// Builds a neighbour discovery frame.
 pub fn ndp(host: u8, kind: u8, value: u32, vlan: Option<u16>) -> Vec<u8> {
-    let (_, own) = on_link(host);
+    let (_, address) = on_link(host);
     let link_local = Ipv6Addr::from_octets({
         let mut octets = [0; 16];
         octets[..2].copy_from_slice(&[0xfe, 0x80]);
@@ -233,25 +233,25 @@ pub fn ndp(host: u8, kind: u8, value: u32, vlan: Option<u16>) -> Vec<u8> {
         0 => {
             let message =
                 ndp::NdpMessage::NeighbourSolicitation { target: LOCAL_V6, source_mac: source, nonce: None };
-            (own, ndp::solicited_node(LOCAL_V6), message)
+            (address, ndp::solicited_node(LOCAL_V6), message)
         }
         kind @ (1 | 2) => {
             let message = ndp::NdpMessage::NeighbourAdvertisement {
-                target: if kind == 1 { own } else { LOCAL_V6 },
+                target: if kind == 1 { address } else { LOCAL_V6 },
                 router: value & 2 != 0,
                 solicited: value & 4 == 0,
                 overrides: value & 8 == 0,
                 target_mac: source,
             };
-            (own, if value & 4 == 0 { LOCAL_V6 } else { ALL_NODES }, message)
+            (address, if value & 4 == 0 { LOCAL_V6 } else { ALL_NODES }, message)
         }
         _ => (link_local, ALL_NODES, ndp::NdpMessage::RouterAdvertisement(advertisement(value, source))),
     };
     let mut l4 = vec![0; 512];
     let len = message.emit(src, dst, &mut l4);
     let packet = ip6(src, dst, protocol::ICMPV6, 0, 255, &l4[..len]);
-    let to = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { LOCAL_MAC };
-    frame(host, to, vlan, EtherType::IPV6, &packet)
+    let dst_mac = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { LOCAL_MAC };
+    frame(host, dst_mac, vlan, EtherType::IPV6, &packet)
 }
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -293,18 +293,19 @@ pub fn fragments(packet: &[u8], size: usize, order: u8, ident: u16) -> Vec<Vec<u
     if payload.len() <= size {
         return vec![packet.to_vec()];
     }
-    let mut cuts: Vec<(usize, usize)> =
+    let mut pieces: Vec<(usize, usize)> =
         (0..payload.len()).step_by(size).map(|at| (at, payload.len().min(at + size))).collect();
     match order % 6 {
-        1 => cuts.reverse(),
-        2 => drop(cuts.pop()),
-        3 => cuts.push(cuts[0]),
-        4 => cuts.insert(1, (0, payload.len().min(size + 8) & !7)),
-        5 => drop(cuts.drain(..cuts.len() - 1)),
+        1 => pieces.reverse(),
+        2 => drop(pieces.pop()),
+        3 => pieces.push(pieces[0]),
+        4 => pieces.insert(1, (0, payload.len().min(size + 8) & !7)),
+        5 => drop(pieces.drain(..pieces.len() - 1)),
         _ => {}
     }
     let total = payload.len();
-    cuts.into_iter()
+    pieces
+        .into_iter()
         .map(|(at, end)| fragment(packet, header_len, ident, at, &payload[at..end], end < total))
         .collect()
 }

@@ -80,9 +80,9 @@ fn datagram(l4: &[u8]) {
     let header = udp::Header::parse(l4).expect("UDP header");
     assert_eq!(usize::from(header.len), l4.len(), "UDP length");
     assert!(header.src_port != 0 && header.dst_port != 0 && header.checksum != 0, "{header:?}");
-    let given =
+    let expected =
         header.payload(l4).iter().enumerate().all(|(at, byte)| *byte == datagram_byte(header.src_port, at));
-    assert!(given, "wrong bytes in a datagram of {}", l4.len());
+    assert!(expected, "wrong bytes in a datagram of {}", l4.len());
 }
 
 fn options(segment: &TcpSegment<'_>) {
@@ -95,12 +95,15 @@ fn options(segment: &TcpSegment<'_>) {
         !flags.contains(TcpFlags::SYN) || !flags.intersects(TcpFlags::FIN | TcpFlags::URG | TcpFlags::RST),
         "SYN with {flags:?}"
     );
-    assert!(flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::ACK), "a segment without meaning");
+    assert!(
+        flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::ACK),
+        "a segment without SYN, RST and ACK"
+    );
     for (start, end) in &parsed.sack_blocks {
         assert!(start.lt(*end), "an empty SACK block");
     }
     if flags.contains(TcpFlags::URG) {
-        assert_ne!(segment.header.urg_ptr, 0, "URG that points nowhere");
+        assert_ne!(segment.header.urg_ptr, 0, "URG with urgent pointer 0");
     }
 }
 
@@ -108,8 +111,8 @@ fn options(segment: &TcpSegment<'_>) {
 ///
 /// # Panics
 /// If the stack requested an offload that the device does not have.
-pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each: impl FnMut(&[u8])) {
-    assert!(meta.partial_checksum.is_none() || caps.tx_checksum, "the device completes no checksums");
+pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut on_frame: impl FnMut(&[u8])) {
+    assert!(meta.partial_checksum.is_none() || caps.tx_checksum, "the device has no checksum offload");
     if let Some(gso) = meta.gso {
         assert!(
             caps.gso_bytes_max > 0 && frame.len() <= caps.gso_bytes_max,
@@ -117,14 +120,14 @@ pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each
             frame.len()
         );
         let mut scratch = vec![0; frame.len()];
-        ginnel_stack::wire::gso::segment(frame, gso, &mut scratch, each).expect("super-frame");
+        ginnel_stack::wire::gso::segment(frame, gso, &mut scratch, on_frame).expect("super-frame");
     } else if let Some((start, offset)) = meta.partial_checksum {
         let mut frame = frame.to_vec();
         ginnel_stack::wire::gso::complete_checksum(&mut frame, start.into(), offset.into())
             .expect("partial checksum");
-        each(&frame);
+        on_frame(&frame);
     } else {
-        each(frame);
+        on_frame(frame);
     }
 }
 
@@ -144,15 +147,20 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         return;
     }
     // A cookie may revive a connection that was reset.
-    let same = peer.stack_isns.len() <= 1 && peer.own_isns.len() <= 1 && !peer.tainted && !cookies;
+    let certain = peer.stack_isns.len() <= 1 && peer.own_isns.len() <= 1 && !peer.tainted && !cookies;
     if !segment.payload.is_empty() {
-        let fits = |start: &ginnel_stack::wire::tcp::SeqNumber| {
+        let matches = |start: &ginnel_stack::wire::tcp::SeqNumber| {
             let offset = u64::from((h.seq - *start) as u32).wrapping_sub(1);
             offset + segment.payload.len() as u64 <= sent_max
                 && segment.payload.iter().zip(offset..).all(|(byte, at)| *byte == outbound_byte(at))
         };
-        assert!(peer.stack_isns.iter().any(fits), "wrong bytes at {:?} of {}", h.seq, segment.payload.len());
-        if same {
+        assert!(
+            peer.stack_isns.iter().any(matches),
+            "wrong bytes at {:?} of {}",
+            h.seq,
+            segment.payload.len()
+        );
+        if certain {
             let end = h.seq + segment.payload.len() as u32;
             assert!(
                 peer.rcv_wnd_edge.is_some_and(|edge| end.le(edge)),
@@ -161,7 +169,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
             );
         }
     }
-    if same && peer.snd_una_known && h.flags.contains(TcpFlags::ACK) {
+    if certain && peer.snd_una_known && h.flags.contains(TcpFlags::ACK) {
         assert!(peer.snd_una.le(h.ack), "acknowledgement moves back from {:?} to {:?}", peer.snd_una, h.ack);
     }
 }
@@ -179,8 +187,8 @@ pub fn check_window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: boo
     let Some(scale) = peer.snd_wscale else { return };
     let syn = h.flags.contains(TcpFlags::SYN);
     let edge = h.ack + (u32::from(h.window) << if syn { 0 } else { scale });
-    if let Some(before) = peer.snd_wnd_edge {
-        assert!(edge.ge(before), "right edge of the window moves back from {before:?} to {edge:?}");
+    if let Some(previous) = peer.snd_wnd_edge {
+        assert!(edge.ge(previous), "right edge of the window moves back from {previous:?} to {edge:?}");
     }
     peer.snd_wnd_edge = Some(edge);
 }

@@ -27,6 +27,15 @@ const ROUNDS_MAX: usize = 24;
 /// Maximum number of consecutive deadlines that advance time by no more than a microsecond.
 const STALLED_DEADLINES_MAX: u32 = 70;
 
+/// Fragmentation of packets before delivery, as arguments of [`build::fragments`].
+#[derive(Clone, Copy, Default)]
+struct Fragmentation {
+    /// Number of packets that are still to be fragmented.
+    packets_left: u8,
+    size: usize,
+    order: u8,
+}
+
 /// The stack under test with its application and remote ends.
 pub struct StackFixture {
     setup: Setup,
@@ -38,8 +47,8 @@ pub struct StackFixture {
     history: VecDeque<Vec<u8>>,
     /// Frames collected for [`Op::Release`].
     held_frames: Option<Vec<Vec<u8>>>,
-    /// Fragmentation of further packets: count, size, order.
-    fragmenting: (u8, usize, u8),
+    /// Fragmentation of the next packets.
+    fragmentation: Fragmentation,
     /// Identification of the last fragmented packet.
     last_fragment_id: u16,
     /// Number of frames that the device takes per turn.
@@ -52,21 +61,21 @@ pub struct StackFixture {
 impl StackFixture {
     /// Creates the stack that the first word selects, and runs its first turn.
     pub fn new(first: &Word, trace: Option<fn(&str)>) -> Self {
-        let mut world = Self {
+        let mut fixture = Self {
             setup: Setup::new(first),
             app: App::default(),
             peers: Vec::new(),
             quotes: Vec::new(),
             history: VecDeque::new(),
             held_frames: None,
-            fragmenting: (0, 0, 0),
+            fragmentation: Fragmentation::default(),
             last_fragment_id: 0,
             tx_capacity: None,
             stalled_deadlines: 0,
             trace,
         };
-        world.turn(Vec::new());
-        world
+        fixture.turn(Vec::new());
+        fixture
     }
 
     fn now_ms(&self) -> u32 {
@@ -88,9 +97,9 @@ impl StackFixture {
                 if !rest.is_empty() && !matches!(next.operation(), Op::Raw | Op::Repeat) {
                     for round in 0..word.a.min(40) {
                         // Ports and sequence numbers advance, so that repeated operations differ.
-                        let moved =
+                        let shifted =
                             Word { y: next.y.wrapping_add(u32::from(round) * u32::from(word.b)), ..next };
-                        self.apply(&moved);
+                        self.apply(&shifted);
                     }
                 }
             }
@@ -119,7 +128,10 @@ impl StackFixture {
                 }
             }
             Op::Advance => self.advance(word),
-            Op::Fragment => self.fragmenting = (word.a, word.x as usize, word.b),
+            Op::Fragment => {
+                self.fragmentation =
+                    Fragmentation { packets_left: word.a, size: word.x as usize, order: word.b };
+            }
             Op::TxCapacity => self.tx_capacity = (word.a != 255).then_some(word.a.into()),
             Op::Raw | Op::Repeat => {}
             Op::UdpBind
@@ -158,8 +170,8 @@ impl StackFixture {
         let packet = match word.operation() {
             Op::Segment => Some(peer.segment(word, now_ms)),
             Op::PeerAction => {
-                let manner = PeerAction::ALL[usize::from(word.b) % PeerAction::ALL.len()];
-                peer.act(manner, word.x, now_ms)
+                let action = PeerAction::ALL[usize::from(word.b) % PeerAction::ALL.len()];
+                peer.act(action, word.x, now_ms)
             }
             _ => {
                 peer.auto_respond = word.b & 1 != 0;
@@ -198,8 +210,8 @@ impl StackFixture {
                 self.deliver_packet(build::on_link(host).0.into(), packet);
             }
             _ => {
-                let Some(back) = usize::from(word.a).checked_rem(self.history.len()) else { return };
-                let mut frame = self.history[self.history.len() - 1 - back].clone();
+                let Some(age) = usize::from(word.a).checked_rem(self.history.len()) else { return };
+                let mut frame = self.history[self.history.len() - 1 - age].clone();
                 build::mutate(&mut frame, word.b, word.c & 1 != 0, word.x);
                 let ends = flow_of_frame(&frame);
                 self.taint(ends);
@@ -248,7 +260,7 @@ impl StackFixture {
                 if stack.send_source(c.conn, source, c.sent, len).is_ok() {
                     c.sent += len;
                 }
-                assert!(stack.release_source(source), "a source that was just added");
+                assert!(stack.release_source(source), "a new source");
             }
             Op::Recv => {
                 let Some(conn) = app.pick_conn(word.a).map(|c| c.conn) else { return };
@@ -312,7 +324,7 @@ impl StackFixture {
                 },
             },
         };
-        // A cookie of one listener may come back to another one with other options.
+        // The cookie of one listener may return to another one with different options.
         self.peers.iter_mut().for_each(Peer::forget_stack_state);
         let addr = SocketAddr::new(ip, port);
         if let Ok(listener) = self.setup.stack.listen(addr, options) {
@@ -358,9 +370,9 @@ impl StackFixture {
 
     /// Delivers a packet of a remote host, possibly in fragments.
     fn deliver_packet(&mut self, from: IpAddr, packet: Vec<u8>) {
-        let (count, size, order) = self.fragmenting;
-        let packets = if count > 0 {
-            self.fragmenting.0 -= 1;
+        let Fragmentation { packets_left, size, order } = self.fragmentation;
+        let packets = if packets_left > 0 {
+            self.fragmentation.packets_left -= 1;
             self.last_fragment_id = self.last_fragment_id.wrapping_add(1);
             build::fragments(&packet, size, order, self.last_fragment_id)
         } else {
@@ -379,7 +391,7 @@ impl StackFixture {
         }
         self.history.push_back(frame.clone());
         match &mut self.held_frames {
-            Some(held) => held.push(frame),
+            Some(held_frames) => held_frames.push(frame),
             None => self.turn(vec![frame]),
         }
     }
@@ -416,8 +428,8 @@ impl StackFixture {
         if at <= self.setup.now {
             self.setup.now += Duration::from_micros(1);
             self.stalled_deadlines += 1;
-            let stuck = self.tx_capacity.is_none() && self.stalled_deadlines > STALLED_DEADLINES_MAX;
-            assert!(!stuck, "the next deadline stays at {at:?}, in the past");
+            let stalled = self.tx_capacity.is_none() && self.stalled_deadlines > STALLED_DEADLINES_MAX;
+            assert!(!stalled, "the next deadline stays at {at:?}, in the past");
         } else {
             self.setup.now = at;
             self.stalled_deadlines = 0;
@@ -454,12 +466,12 @@ impl StackFixture {
         self.setup.device().capacity = self.tx_capacity;
         let (stack, app) = (&mut self.setup.stack, &mut self.app);
         let now = self.setup.now;
-        for some in frames.chunks(BURST_FRAMES_MAX) {
+        for burst_frames in frames.chunks(BURST_FRAMES_MAX) {
             if let Some(trace) = self.trace {
-                some.iter().for_each(|f| trace(&format!("  {now:?} in  {}", describe(f))));
+                burst_frames.iter().for_each(|f| trace(&format!("  {now:?} in  {}", describe(f))));
             }
             let mut burst = RxBurst::new();
-            for bytes in some {
+            for bytes in burst_frames {
                 burst.push(RxFrame::new(bytes));
             }
             stack.receive(now, self.setup.port, &burst);
@@ -499,9 +511,9 @@ impl StackFixture {
         }
         for c in self.app.conns.iter().filter(|c| !c.ended) {
             let info = stack.info(c.conn);
-            let waits =
+            let waiting =
                 info.is_some_and(|i| i.unacked > 0 || i.notsent_bytes > 0 || !is_stable_state(i.state));
-            assert!(!waits, "nothing will ever happen to {info:?}");
+            assert!(!waiting, "no timer for {info:?}");
         }
     }
 
@@ -510,11 +522,10 @@ impl StackFixture {
         let sent = core::mem::take(&mut self.setup.device().sent);
         let capabilities = self.setup.capabilities;
         for (frame, meta) in sent {
-            let mut wires = Vec::new();
-            check::to_wire_frames(&frame, &meta, &capabilities, |f| wires.push(f.to_vec()));
-            for frame in wires {
-                let sum = frame.iter().fold(self.app.frames.1, |s, b| s.rotate_left(5) ^ u64::from(*b));
-                self.app.frames = (self.app.frames.0 + 1, sum);
+            let mut wire_frames = Vec::new();
+            check::to_wire_frames(&frame, &meta, &capabilities, |f| wire_frames.push(f.to_vec()));
+            for frame in wire_frames {
+                self.app.frames.add(&frame);
                 self.on_sent(&frame);
             }
         }
@@ -523,19 +534,21 @@ impl StackFixture {
     fn on_sent(&mut self, frame: &[u8]) {
         self.trace_event(|| format!("  {:?} out {}", self.setup.now, describe(frame)));
         let header = if self.setup.vlan.is_some() { 18 } else { 14 };
-        let Some(seen) = check::frame(frame, self.setup.mtu) else {
+        let Some(sent_segment) = check::frame(frame, self.setup.mtu) else {
             return self.app.udp.on_sent(&frame[header..]);
         };
-        let ends = (seen.remote, seen.local);
-        let start = SeqNumber(0xffff_f000u32.wrapping_add(u32::from(seen.local.port()) << 12));
-        let Some(index) = self.find_or_add_peer(seen.remote, seen.local, start) else { return };
+        let ends = (sent_segment.remote, sent_segment.local);
+        let start = SeqNumber(0xffff_f000u32.wrapping_add(u32::from(sent_segment.local.port()) << 12));
+        let Some(index) = self.find_or_add_peer(sent_segment.remote, sent_segment.local, start) else {
+            return;
+        };
         let peer = &mut self.peers[index];
         let cookies = self.setup.stack.tcp_stats().cookies_accepted > 1;
-        check::segment(peer, &seen.segment, self.app.sent_max(ends), cookies);
-        peer.on_stack_segment(&seen.segment);
+        check::segment(peer, &sent_segment.segment, self.app.sent_max(ends), cookies);
+        peer.on_stack_segment(&sent_segment.segment);
         // A cookie does not preserve the window scale if its ACK lacks the timestamp that encodes it.
-        let forgets = self.setup.stack.tcp_stats().cookies_accepted > 0;
-        check::check_window_edge(peer, &seen.segment, forgets);
+        let cookies = self.setup.stack.tcp_stats().cookies_accepted > 0;
+        check::check_window_edge(peer, &sent_segment.segment, cookies);
         self.quotes[index] = frame[header..].to_vec();
     }
 
@@ -568,9 +581,9 @@ impl StackFixture {
             self.setup.now += Duration::from_secs(130);
         }
         let usage = self.setup.stack.usage();
-        let left =
+        let in_use =
             (usage.connections, usage.half_open, usage.time_wait, usage.active, usage.chunks, usage.timers);
-        assert_eq!(left, (0, 0, 0, 0, 0, 0), "something is left: {usage:?}");
+        assert_eq!(in_use, (0, 0, 0, 0, 0, 0), "resources are still in use: {usage:?}");
         self.app
     }
 }
@@ -613,10 +626,10 @@ fn describe(frame: &[u8]) -> String {
     }
 }
 
-fn tcp_option(which: u8, value: u32) -> TcpOption {
+fn tcp_option(code: u8, value: u32) -> TcpOption {
     let on = value & 1 != 0;
     let seconds = Duration::from_secs(u64::from(value) % 40_000);
-    match which % 15 {
+    match code % 15 {
         0 => TcpOption::NoDelay(on),
         1 => TcpOption::Cork(on),
         2 => TcpOption::QuickAck(on),

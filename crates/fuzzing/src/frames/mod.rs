@@ -1,5 +1,5 @@
-//! A whole stack with an adversary: remote hosts that behave, misbehave and lie, an application that makes
-//! arbitrary calls, a device that may be full, and time.
+//! A whole stack with an adversary: correct and incorrect remote hosts, an application that makes arbitrary
+//! calls, a device that may be full, and time.
 //!
 //! After each operation the engine's own invariants are checked, and from outside:
 //! * no limit of the configuration is exceeded;
@@ -50,13 +50,13 @@ pub fn run(data: &[u8]) -> App {
 pub fn run_traced(data: &[u8], trace: Option<fn(&str)>) -> App {
     let data = &data[..data.len().min(INPUT_BYTES_MAX)];
     let mut words = data.chunks(WORD_BYTES);
-    let mut world = StackFixture::new(&words.next().map(Word::decode).unwrap_or_default(), trace);
+    let mut fixture = StackFixture::new(&words.next().map(Word::decode).unwrap_or_default(), trace);
     let mut at = WORD_BYTES;
     while at < data.len() {
         let word = Word::decode(&data[at..]);
         at += WORD_BYTES;
-        let used = world.step(&word, data.get(at..).unwrap_or(&[]));
+        let used = fixture.step(&word, data.get(at..).unwrap_or(&[]));
         at += used * WORD_BYTES;
     }
-    world.finish()
+    fixture.finish()
 }

@@ -25,8 +25,8 @@ fn change(words: &mut Vec<Word>, rng: &mut Random) {
     let at = rng.below(count) as usize;
     match rng.below(10) {
         0..=3 => {
-            let new = random(rng);
-            words.insert((at + 1).min(words.len()), new);
+            let word = random(rng);
+            words.insert((at + 1).min(words.len()), word);
         }
         4 if count > 2 && at > 0 => drop(words.remove(at)),
         5 if at > 0 => {

@@ -116,9 +116,9 @@ impl Peer {
         let options = TcpOptions::parse(segment.options);
         let end = h.seq + segment.seq_len();
         if h.flags.contains(TcpFlags::SYN) {
-            let known = self.stack_isns.last() == Some(&h.seq);
+            let repeated = self.stack_isns.last() == Some(&h.seq);
             Self::add_isn(&mut self.stack_isns, h.seq);
-            if !known {
+            if !repeated {
                 self.rcv_nxt = end;
                 self.last_ack_sent = h.seq;
                 self.fin_seen = false;
@@ -150,11 +150,11 @@ impl Peer {
     }
 
     /// Returns the timestamps of a segment sent at `now_ms`.
-    fn timestamps(&self, now_ms: u32, how: u8) -> Option<Timestamps> {
-        let wanted =
-            self.syn_option_bits & syn_options::TIMESTAMPS != 0 && how & segment_bits::NO_TIMESTAMP == 0;
-        let age = if how & segment_bits::OLD_TIMESTAMP == 0 { 0 } else { 100_000 };
-        wanted.then(|| Timestamps {
+    fn timestamps(&self, now_ms: u32, bits: u8) -> Option<Timestamps> {
+        let enabled =
+            self.syn_option_bits & syn_options::TIMESTAMPS != 0 && bits & segment_bits::NO_TIMESTAMP == 0;
+        let age = if bits & segment_bits::OLD_TIMESTAMP == 0 { 0 } else { 100_000 };
+        enabled.then(|| Timestamps {
             tsval: now_ms.wrapping_add(7_000_000).wrapping_sub(age),
             tsecr: self.ts_recent,
         })
@@ -177,13 +177,13 @@ impl Peer {
         if header.flags.contains(TcpFlags::ACK) || syn {
             self.sent_wscale |= syn && self.syn_option_bits & syn_options::WSCALE != 0;
             let shift = if syn || !self.sent_wscale { 0 } else { RCV_WSCALE };
-            let from = if header.flags.contains(TcpFlags::ACK) {
+            let base = if header.flags.contains(TcpFlags::ACK) {
                 Some(header.ack)
             } else {
                 self.stack_isns.last().map(|s| *s + 1)
             };
-            if let Some(edge) = from.map(|f| f + (u32::from(header.window) << shift))
-                && self.rcv_wnd_edge.is_none_or(|known| edge.gt(known))
+            if let Some(edge) = base.map(|b| b + (u32::from(header.window) << shift))
+                && self.rcv_wnd_edge.is_none_or(|old| edge.gt(old))
             {
                 self.rcv_wnd_edge = Some(edge);
             }
@@ -196,17 +196,17 @@ impl Peer {
         }
         let first = header.seq + u32::from(syn);
         let payload: Vec<u8> = (0..len as u32).map(|i| inbound_byte(first + i)).collect();
-        let how = word.c;
+        let bits = word.c;
         let seed = word.z.to_le_bytes();
         let garbage = [seed, [word.a, word.b, seed[3], seed[1]], [seed[1], seed[2], 4, 2]].concat();
         let segment = SegmentSpec {
             header,
             options,
-            trailing_options: if how & segment_bits::GARBAGE != 0 { &garbage } else { &[] },
+            trailing_options: if bits & segment_bits::GARBAGE != 0 { &garbage } else { &[] },
             payload: &payload,
-            ecn: if how & segment_bits::CE != 0 { 3 } else { 0 },
+            ecn: if bits & segment_bits::CE != 0 { 3 } else { 0 },
             ident: 0,
-            bad_checksum: how & segment_bits::BAD_CHECKSUM != 0,
+            bad_checksum: bits & segment_bits::BAD_CHECKSUM != 0,
         };
         build::tcp(self.remote, self.local, &segment)
     }
@@ -234,8 +234,8 @@ impl Peer {
         Self::add_isn(&mut self.own_isns, start);
         let ecn = if word.b & syn_options::ECN == 0 { TcpFlags::NONE } else { TcpFlags::ECE | TcpFlags::CWR };
         let header = self.header(start, SeqNumber(0), TcpFlags::SYN | ecn);
-        let plain = Word { c: 0, ..*word };
-        self.build(header, self.syn_options(now_ms), (word.z >> 16) as usize % 1400, &plain)
+        let no_bits = Word { c: 0, ..*word };
+        self.build(header, self.syn_options(now_ms), (word.z >> 16) as usize % 1400, &no_bits)
     }
 
     /// Builds a segment as [`Word::segment`] describes it.
@@ -279,16 +279,16 @@ impl Peer {
         }
     }
 
-    /// Builds the segment of a correct host that performs `manner`. Returns `None` if there is nothing to do.
-    pub fn act(&mut self, manner: PeerAction, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
-        let plain = Word::default();
+    /// Builds the segment of a correct host that performs `action`. Returns `None` if there is nothing to do.
+    pub fn act(&mut self, action: PeerAction, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
+        let no_bits = Word::default();
         let options = TcpOptions { timestamps: self.timestamps(now_ms, 0), ..TcpOptions::default() };
         let ack = self.rcv_nxt;
-        let (header, options, len) = match manner {
+        let (header, options, len) = match action {
             PeerAction::AcceptSyn | PeerAction::CrossingSyn => {
                 let start = self.snd_nxt;
                 Self::add_isn(&mut self.own_isns, start);
-                let flags = if manner == PeerAction::AcceptSyn {
+                let flags = if action == PeerAction::AcceptSyn {
                     TcpFlags::SYN | TcpFlags::ACK
                 } else {
                     TcpFlags::SYN
@@ -314,11 +314,11 @@ impl Peer {
                 let header = self.header(self.snd_nxt, self.last_ack_sent, TcpFlags::ACK);
                 let mut options = options;
                 self.add_sack_blocks(amount, &mut options);
-                return Some(self.build(header, options, 0, &plain));
+                return Some(self.build(header, options, 0, &no_bits));
             }
             PeerAction::Retransmit => {
-                let behind = (self.snd_nxt - self.snd_una).clamp(0, 9000) as u32;
-                let len = behind.max(amount % 100);
+                let unacked = (self.snd_nxt - self.snd_una).clamp(0, 9000) as u32;
+                let len = unacked.max(amount % 100);
                 let header = self.header(self.snd_nxt - len, ack, TcpFlags::ACK | TcpFlags::PSH);
                 (header, options, len)
             }
@@ -333,7 +333,7 @@ impl Peer {
         };
         self.syn_unanswered = false;
         self.last_ack_sent = ack;
-        Some(self.build(header, options, len as usize, &plain))
+        Some(self.build(header, options, len as usize, &no_bits))
     }
 
     /// Returns the answer to the stack's segments, if this end responds automatically and owes one.

@@ -52,21 +52,21 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fin = Word::peer_action(0, PeerAction::Fin, 0);
     let (close, shutdown) = (Word::on_conn(Op::Close, 0), Word::on_conn(Op::Shutdown, 0));
-    let minutes = Word::milliseconds(130_000);
+    let time_out = Word::milliseconds(130_000);
     let crossing =
-        [Word::hold(), Word::peer_action(0, PeerAction::Fin, 0), close, Word::release(), ack, minutes];
+        [Word::hold(), Word::peer_action(0, PeerAction::Fin, 0), close, Word::release(), ack, time_out];
     let segment = |flags| Word::segment(0, flags, 0, 0, 0, segment_bits::ADVANCE_SEQ);
     let crossing_fin =
-        [close, Word::segment(0, ACK | TcpFlags::FIN, 0, -1, 0, segment_bits::ADVANCE_SEQ), ack, minutes];
+        [close, Word::segment(0, ACK | TcpFlags::FIN, 0, -1, 0, segment_bits::ADVANCE_SEQ), ack, time_out];
     vec![
         ("passive-close", scenario(default_setup(), &[&established(DEFAULT), &data, &[fin, close, ack]])),
         (
             "active-close",
-            scenario(default_setup(), &[&established(DEFAULT), &data, &[close, ack, fin, minutes]]),
+            scenario(default_setup(), &[&established(DEFAULT), &data, &[close, ack, fin, time_out]]),
         ),
         (
             "half-close",
-            scenario(default_setup(), &[&established(0), &[shutdown, ack], &data, &[fin, minutes]]),
+            scenario(default_setup(), &[&established(0), &[shutdown, ack], &data, &[fin, time_out]]),
         ),
         ("closing", scenario(default_setup(), &[&established(DEFAULT), &crossing_fin])),
         ("crossing-fins", scenario(default_setup(), &[&established(DEFAULT), &crossing])),
@@ -97,19 +97,19 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
             "abort",
             scenario(default_setup(), &[&established(DEFAULT), &data, &[Word::on_conn(Op::Abort, 0), ack]]),
         ),
-        ("nobody-listens", scenario(default_setup(), &[&[Word::open(255, DEFAULT, 0, 1, 9), segment(ACK)]])),
+        ("closed-port", scenario(default_setup(), &[&[Word::open(255, DEFAULT, 0, 1, 9), segment(ACK)]])),
         (
             "syn-ack-lost",
             scenario(
                 default_setup(),
-                &[&[Word::listen(0, 0, 4), Word::open(0, 0, 0, 1, 9), minutes, minutes]],
+                &[&[Word::listen(0, 0, 4), Word::open(0, 0, 0, 1, 9), time_out, time_out]],
             ),
         ),
         (
             "connect-times-out",
             scenario(
                 setup_word(variant::SHORT_TIMEOUTS, 0, 0),
-                &[&[Word::connect(0, 0, 1), minutes, minutes, minutes]],
+                &[&[Word::connect(0, 0, 1), time_out, time_out, time_out]],
             ),
         ),
         (
@@ -129,7 +129,7 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "fin-wait-2-times-out",
-            scenario(default_setup(), &[&established(DEFAULT), &[close, ack, minutes, minutes]]),
+            scenario(default_setup(), &[&established(DEFAULT), &[close, ack, time_out, time_out]]),
         ),
     ]
 }
@@ -137,14 +137,14 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
 /// Scenarios with lost, repeated, reordered and out-of-window segments.
 fn faults() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
-    let turn = segment_bits::ADVANCE_SEQ;
+    let advance_seq = segment_bits::ADVANCE_SEQ;
     let ahead = [
         Word::segment(0, ACK, 1000, 0, 500, 0),
         Word::segment(0, ACK, 2500, 0, 500, 0),
         Word::segment(0, ACK | TcpFlags::FIN, 3000, 0, 100, 0),
-        Word::segment(0, ACK, 0, 0, 1000, turn),
-        Word::segment(0, ACK, -300, 0, 1600, turn),
-        Word::segment(0, ACK, 0, 0, 2000, turn),
+        Word::segment(0, ACK, 0, 0, 1000, advance_seq),
+        Word::segment(0, ACK, -300, 0, 1600, advance_seq),
+        Word::segment(0, ACK, 0, 0, 2000, advance_seq),
     ];
     let holes = [
         Word::send(0, 60_000),
@@ -155,7 +155,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         Word::send(0, 60_000),
         ack,
     ];
-    let lost = [Word::send(0, 30_000), Word::deadlines(8), ack, Word::deadlines(5), ack, ack];
+    let loss = [Word::send(0, 30_000), Word::deadlines(8), ack, Word::deadlines(5), ack, ack];
     let window = [
         Word::peer_action(0, PeerAction::CloseWindow, 0),
         Word::send(0, 4000),
@@ -165,7 +165,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         Word::peer_action(0, PeerAction::OpenWindow, 60_000),
         ack,
     ];
-    let outside = [
+    let out_of_window = [
         Word::segment(0, ACK, -30_000, 0, 10, 0),
         Word::segment(0, ACK, 30_000, 0, 10, segment_bits::SCALED_OFFSETS),
         Word::segment(0, TcpFlags::RST, 100, 0, 0, 0),
@@ -176,7 +176,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         Word::segment(0, TcpFlags(0xff), 0, 0, 5, 0),
         Word::segment(0, TcpFlags(0), 0, 0, 5, 0),
         Word::segment(0, ACK, 0, 0, 5, segment_bits::BAD_CHECKSUM),
-        Word::segment(0, ACK, 0, 0, 5, turn | segment_bits::GARBAGE),
+        Word::segment(0, ACK, 0, 0, 5, advance_seq | segment_bits::GARBAGE),
     ];
     let mutated = [
         Word::peer_action(0, PeerAction::Data, 300),
@@ -187,16 +187,16 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let urgent = [
         Word::send_urgent(0, 10),
-        Word { z: 3 << 16, ..Word::segment(0, ACK | TcpFlags::URG, 0, 0, 20, turn) },
+        Word { z: 3 << 16, ..Word::segment(0, ACK | TcpFlags::URG, 0, 0, 20, advance_seq) },
         Word::recv(0, 5),
         Word::recv(0, 100),
     ];
     let raw = [Word::raw(2), Word::peer_action(0, PeerAction::Data, 1), Word::send(1, 2)];
     let congestion = [
-        Word { c: segment_bits::CE | turn, ..Word::segment(0, ACK, 0, 0, 900, 0) },
+        Word { c: segment_bits::CE | advance_seq, ..Word::segment(0, ACK, 0, 0, 900, 0) },
         Word::send(0, 9000),
-        Word::segment(0, ACK | TcpFlags::ECE, 0, 0, 0, turn),
-        Word::segment(0, ACK | TcpFlags::CWR, 0, 0, 10, turn),
+        Word::segment(0, ACK | TcpFlags::ECE, 0, 0, 0, advance_seq),
+        Word::segment(0, ACK | TcpFlags::CWR, 0, 0, 10, advance_seq),
     ];
     let no_sack = setup_word(0, variant::NO_SACK | variant::NO_TIMESTAMPS | variant::NEW_RENO, 0);
     let duplicates =
@@ -207,10 +207,13 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
             scenario(default_setup(), &[&established(DEFAULT), &ahead, &[Word::milliseconds(100)]]),
         ),
         ("sack", scenario(default_setup(), &[&established(DEFAULT), &holes])),
-        ("retransmission", scenario(default_setup(), &[&established(DEFAULT), &lost])),
+        ("retransmission", scenario(default_setup(), &[&established(DEFAULT), &loss])),
         ("duplicate-acks", scenario(no_sack, &[&established(0), &duplicates])),
         ("zero-window", scenario(default_setup(), &[&established(DEFAULT), &window])),
-        ("outside", scenario(default_setup(), &[&established(DEFAULT), &outside, &[Word::send(0, 10), ack]])),
+        (
+            "out-of-window",
+            scenario(default_setup(), &[&established(DEFAULT), &out_of_window, &[Word::send(0, 10), ack]]),
+        ),
         ("mutated", scenario(default_setup(), &[&established(DEFAULT), &mutated])),
         ("urgent", scenario(default_setup(), &[&established(DEFAULT), &urgent])),
         ("raw", scenario(default_setup(), &[&established(DEFAULT), &raw])),
@@ -236,8 +239,9 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fin = Word::peer_action(0, PeerAction::Fin, 0);
     let close = Word::on_conn(Op::Close, 0);
-    let auto = Word::auto_respond(0, true);
-    let flood = [Word::listen(0, 0, 2), Word { b: 1, ..Word::repeat(12) }, Word::open(0, DEFAULT, 1, 50, 77)];
+    let auto_respond = Word::auto_respond(0, true);
+    let syn_flood =
+        [Word::listen(0, 0, 2), Word { b: 1, ..Word::repeat(12) }, Word::open(0, DEFAULT, 1, 50, 77)];
     let mut time_wait = Vec::new();
     for i in 0..4 {
         time_wait.push(Word::open(0, DEFAULT, 0, 10 + i, 5000));
@@ -257,9 +261,17 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         Word::peer_action(0, PeerAction::Data, 1400),
         Word::recv(0, 99_000),
     ];
-    let bulk =
-        [auto, Word::repeat(6), Word::send(0, 90_000), Word::deadlines(10), close, Word::deadlines(3), fin];
-    let full = [Word::tx_capacity(0), Word::send(0, 20_000), Word::deadlines(3), Word::tx_capacity(255), ack];
+    let bulk = [
+        auto_respond,
+        Word::repeat(6),
+        Word::send(0, 90_000),
+        Word::deadlines(10),
+        close,
+        Word::deadlines(3),
+        fin,
+    ];
+    let device_full =
+        [Word::tx_capacity(0), Word::send(0, 20_000), Word::deadlines(3), Word::tx_capacity(255), ack];
     let keepalive = [
         Word::set_option(0, 3, 1),
         Word::set_option(0, 4, 5),
@@ -268,7 +280,7 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         ack,
         Word::milliseconds(100_000),
     ];
-    let timeout = [Word::set_option(0, 7, 3000), Word::send(0, 10), Word::milliseconds(100_000)];
+    let user_timeout = [Word::set_option(0, 7, 3000), Word::send(0, 10), Word::milliseconds(100_000)];
     let cork = [
         Word::set_option(0, 1, 1),
         Word::send(0, 10),
@@ -279,8 +291,8 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         Word::set_option(0, 0, 1),
     ];
     let unread_close = [Word::read_policy(0, false), Word::peer_action(0, PeerAction::Data, 100), close];
-    let lazy = [Word::auto_accept(false), Word::listen(0, 0, 2), Word::open(0, DEFAULT, 0, 1, 3)];
-    let lazy_rest = [
+    let unaccepted = [Word::auto_accept(false), Word::listen(0, 0, 2), Word::open(0, DEFAULT, 0, 1, 3)];
+    let late_accept = [
         ack,
         Word::peer_action(0, PeerAction::Data, 100),
         fin,
@@ -288,16 +300,24 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         Word::recv(0, 1000),
         Word::unlisten(0),
     ];
-    let sources =
-        [auto, Word::send(0, 100), Word::send_source(0, 300_000), Word::send(0, 100), Word::deadlines(5)];
-    let tiny = variant::SMALL_POOL | variant::SMALL_BUFFERS;
+    let sources = [
+        auto_respond,
+        Word::send(0, 100),
+        Word::send_source(0, 300_000),
+        Word::send(0, 100),
+        Word::deadlines(5),
+    ];
+    let small_memory = variant::SMALL_POOL | variant::SMALL_BUFFERS;
     vec![
-        ("syn-flood", scenario(setup_word(variant::SMALL_TABLES | variant::COOKIES_NEVER, 0, 0), &[&flood])),
+        (
+            "syn-flood",
+            scenario(setup_word(variant::SMALL_TABLES | variant::COOKIES_NEVER, 0, 0), &[&syn_flood]),
+        ),
         (
             "cookies",
             scenario(
                 setup_word(variant::SMALL_TABLES, 0, 0),
-                &[&flood, &[Word::peer_action(8, PeerAction::AckAll, 0)]],
+                &[&syn_flood, &[Word::peer_action(8, PeerAction::AckAll, 0)]],
             ),
         ),
         (
@@ -311,7 +331,7 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
             "time-wait-limit",
             scenario(setup_word(variant::SMALL_TABLES, 0, 0), &[&[Word::listen(0, 0, 9)], &time_wait]),
         ),
-        ("unread", scenario(setup_word(tiny, 0, 0), &[&established(DEFAULT), &unread])),
+        ("unread", scenario(setup_word(small_memory, 0, 0), &[&established(DEFAULT), &unread])),
         ("bulk", scenario(default_setup(), &[&established(DEFAULT), &bulk])),
         ("bulk-offload", scenario(setup_word(0, 0, variant::OFFLOAD), &[&established(DEFAULT), &bulk])),
         ("bulk-jumbo", scenario(setup_word(0, 0, 3), &[&connected(DEFAULT), &bulk])),
@@ -322,12 +342,12 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
                 &[&connected(DEFAULT), &bulk],
             ),
         ),
-        ("device-full", scenario(default_setup(), &[&established(DEFAULT), &full])),
+        ("device-full", scenario(default_setup(), &[&established(DEFAULT), &device_full])),
         ("keepalive", scenario(default_setup(), &[&established(DEFAULT), &keepalive])),
-        ("user-timeout", scenario(default_setup(), &[&established(DEFAULT), &timeout])),
+        ("user-timeout", scenario(default_setup(), &[&established(DEFAULT), &user_timeout])),
         ("cork", scenario(default_setup(), &[&established(DEFAULT), &cork, &[ack]])),
         ("close-with-unread-data", scenario(default_setup(), &[&established(DEFAULT), &unread_close])),
-        ("late-accept", scenario(default_setup(), &[&lazy, &lazy_rest])),
+        ("late-accept", scenario(default_setup(), &[&unaccepted, &late_accept])),
         ("sources", scenario(default_setup(), &[&established(DEFAULT), &sources])),
     ]
 }
@@ -438,7 +458,7 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         Word::udp_bind(5, 0x80, 4),
         Word::datagram(0x81, 0, 1, 6, 100),
     ];
-    let absent = [
+    let unresolved = [
         bind,
         Word::repeat(6),
         Word::udp_send(0, 0, 1, 9, 1000),
@@ -453,6 +473,6 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         ("datagrams-v6", scenario(setup_word(0, 0, variant::OFFLOAD), &[&exchange(V6)])),
         ("datagram-errors", scenario(default_setup(), &[&errors])),
         ("datagram-sockets", scenario(setup_word(0, 0, variant::SMALL_NETWORK), &[&sockets, &sockets])),
-        ("datagrams-to-nobody", scenario(setup_word(0, 0, small), &[&absent])),
+        ("unresolved-neighbour", scenario(setup_word(0, 0, small), &[&unresolved])),
     ]
 }

@@ -67,8 +67,8 @@ struct FuzzTx {
     frame: Vec<u8>,
 }
 
-fn lock(wire: &Mutex<DeviceState>) -> MutexGuard<'_, DeviceState> {
-    wire.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(device: &Mutex<DeviceState>) -> MutexGuard<'_, DeviceState> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TxQueue for FuzzTx {
@@ -77,8 +77,8 @@ impl TxQueue for FuzzTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let most = (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max);
-        assert!(len <= most, "{len} bytes asked of a device that takes {most}");
+        let bytes_max = (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max);
+        assert!(len <= bytes_max, "{len} bytes requested, the device accepts {bytes_max}");
         if lock(&self.device).capacity == Some(0) {
             return None;
         }
@@ -89,11 +89,11 @@ impl TxQueue for FuzzTx {
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        let mut wire = lock(&self.device);
-        if let Some(room) = &mut wire.capacity {
-            *room -= 1;
+        let mut device = lock(&self.device);
+        if let Some(capacity) = &mut device.capacity {
+            *capacity -= 1;
         }
-        wire.sent.push((self.frame[..len].to_vec(), meta));
+        device.sent.push((self.frame[..len].to_vec(), meta));
     }
 
     fn flush(&mut self, _now: Instant) {}
@@ -123,14 +123,14 @@ pub struct Setup {
 
 fn tcp_config(word: &Word) -> TcpConfig {
     let (a, b) = (word.a, word.b);
-    let few = a & variant::SMALL_TABLES != 0;
+    let small_tables = a & variant::SMALL_TABLES != 0;
     let buffer = if a & variant::SMALL_BUFFERS != 0 { 4096 } else { 1 << 20 };
-    let impatient = a & variant::SHORT_TIMEOUTS != 0;
+    let short_timeouts = a & variant::SHORT_TIMEOUTS != 0;
     TcpConfig {
-        connections_max: if few { 6 } else { 64 },
-        half_open_max: if few { 2 } else { 32 },
-        time_wait_max: if few { 2 } else { 32 },
-        listeners_max: if few { 2 } else { 16 },
+        connections_max: if small_tables { 6 } else { 64 },
+        half_open_max: if small_tables { 2 } else { 32 },
+        time_wait_max: if small_tables { 2 } else { 32 },
+        listeners_max: if small_tables { 2 } else { 16 },
         buffer_pool_bytes: if a & variant::SMALL_POOL != 0 { 1 << 16 } else { 4 << 20 },
         recv_buffer_bytes: buffer,
         send_buffer_bytes: buffer,
@@ -149,11 +149,11 @@ fn tcp_config(word: &Word) -> TcpConfig {
             CongestionControl::NewReno
         },
         invalid_ack_interval_ms: if b & variant::NO_ACK_RATE_LIMIT == 0 { 500 } else { 0 },
-        time_wait_seconds: if impatient { 1 } else { 60 },
-        fin_timeout_seconds: if impatient { 2 } else { 60 },
-        retries: if impatient { 3 } else { 15 },
-        syn_retries: if impatient { 2 } else { 6 },
-        synack_retries: if impatient { 1 } else { 5 },
+        time_wait_seconds: if short_timeouts { 1 } else { 60 },
+        fin_timeout_seconds: if short_timeouts { 2 } else { 60 },
+        retries: if short_timeouts { 3 } else { 15 },
+        syn_retries: if short_timeouts { 2 } else { 6 },
+        synack_retries: if short_timeouts { 1 } else { 5 },
         ..TcpConfig::default()
     }
 }
@@ -161,13 +161,13 @@ fn tcp_config(word: &Word) -> TcpConfig {
 fn network_config(word: &Word) -> NetworkConfig {
     let autoconf = word.c & variant::AUTOCONF != 0;
     let small = word.c & variant::SMALL_NETWORK != 0;
-    let usual = NetworkConfig {
+    let config = NetworkConfig {
         dad_transmits: autoconf.into(),
         router_solicitations: if autoconf { 3 } else { 0 },
         ..NetworkConfig::default()
     };
     if !small {
-        return usual;
+        return config;
     }
     NetworkConfig {
         neighbours_max: 16,
@@ -185,7 +185,7 @@ fn network_config(word: &Word) -> NetworkConfig {
         udp_receive_total_bytes: 65_536,
         udp_port_first: 50_000,
         udp_port_last: 50_001,
-        ..usual
+        ..config
     }
 }
 

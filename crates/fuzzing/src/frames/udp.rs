@@ -67,8 +67,8 @@ impl UdpSockets {
 
     fn pick(&self, number: u8) -> Option<UdpHandle> {
         // Closed sockets are rarely of interest.
-        let among = if number >= 0xf0 || self.open.is_empty() { &self.closed } else { &self.open };
-        usize::from(number).checked_rem(among.len()).map(|at| among[at])
+        let sockets = if number >= 0xf0 || self.open.is_empty() { &self.closed } else { &self.open };
+        usize::from(number).checked_rem(sockets.len()).map(|at| sockets[at])
     }
 
     /// Checks that a call reports a stale handle exactly if the socket is closed.
@@ -98,24 +98,24 @@ impl UdpSockets {
                 let socket = self.pick(word.a)?;
                 let port = stack.udp_local(socket).map_or(0, |local| local.port());
                 // Each datagram of a segmented send starts over.
-                let piece = if word.c & 16 == 0 { 0 } else { word.z as u16 };
-                let each = if piece == 0 { usize::MAX } else { piece.into() };
+                let gso_size = if word.c & 16 == 0 { 0 } else { word.z as u16 };
+                let period = if gso_size == 0 { usize::MAX } else { gso_size.into() };
                 let bytes: Vec<u8> =
-                    (0..word.x as usize % 70_000).map(|at| datagram_byte(port, at % each)).collect();
+                    (0..word.x as usize % 70_000).map(|at| datagram_byte(port, at % period)).collect();
                 let to = (word.b & udp_bits::CONNECTED == 0).then_some(remote);
                 let result = match word.c & 16 {
                     0 => stack.udp_send_to(now, socket, to, &bytes),
                     _ => stack.udp_send_with(
                         now,
                         socket,
-                        &UdpSendParams { to, gso_size: piece, ..UdpSendParams::default() },
+                        &UdpSendParams { to, gso_size, ..UdpSendParams::default() },
                         &bytes,
                     ),
                 };
                 self.check_result(socket, &result);
                 // Sockets that request reports have them here.
-                let mut known = [0; 100];
-                while let Ok(report) = stack.udp_take_report(socket, &mut known) {
+                let mut buffer = [0; 100];
+                while let Ok(report) = stack.udp_take_report(socket, &mut buffer) {
                     assert!(report.has_more || report.next_error.is_none(), "{report:?}");
                 }
             }
@@ -167,13 +167,13 @@ impl UdpSockets {
         };
         match stack.udp_bind(SocketAddr::new(ip, port), options) {
             Ok(socket) => {
-                assert!(!self.open.contains(&socket), "{socket:?} was given out twice");
+                assert!(!self.open.contains(&socket), "{socket:?} was returned twice");
                 self.closed.retain(|other| *other != socket);
                 self.open.push(socket);
                 assert!(self.open.len() <= limits.udp_sockets_max as usize, "too many sockets");
                 let local = stack.udp_local(socket).expect("an open socket");
-                let chosen = limits.udp_port_first..=limits.udp_port_last;
-                assert!(local.port() == port || port == 0 && chosen.contains(&local.port()), "{local}");
+                let ephemeral = limits.udp_port_first..=limits.udp_port_last;
+                assert!(local.port() == port || port == 0 && ephemeral.contains(&local.port()), "{local}");
             }
             Err(error) => {
                 assert_ne!(error, UdpError::Stale);
@@ -225,26 +225,29 @@ impl UdpSockets {
             return !matches!(result, Err(UdpError::WouldBlock | UdpError::Stale));
         };
         self.received += 1;
-        let shown = datagram.len.min(len);
+        let copied = datagram.len.min(len);
         let port = datagram.from.port();
         // Each datagram of a coalesced receive starts over.
-        let piece = if datagram.gso_size == 0 { usize::MAX } else { datagram.gso_size.into() };
-        let whole = (0..shown).all(|at| buffer[at] == datagram_byte(port, at % piece));
+        let period = if datagram.gso_size == 0 { usize::MAX } else { datagram.gso_size.into() };
+        let matches = (0..copied).all(|at| buffer[at] == datagram_byte(port, at % period));
         assert!(
-            whole || self.tainted,
+            matches || self.tainted,
             "wrong bytes in a datagram of {} from {}",
             datagram.len,
             datagram.from
         );
-        assert!(buffer[shown..].iter().all(|byte| *byte == 0x5a), "bytes behind the end of a datagram");
+        assert!(
+            buffer[copied..].iter().all(|byte| *byte == 0x5a),
+            "bytes written after the end of a datagram"
+        );
         true
     }
 
     /// Handles the report that a socket is readable.
-    pub fn on_readable(&mut self, stack: &mut Stack, socket: UdpHandle, greedy: bool) {
-        assert!(self.open.contains(&socket), "{socket:?} is readable and not open");
-        if greedy {
-            assert!(self.read(stack, socket, 2000), "{socket:?} was said to be readable");
+    pub fn on_readable(&mut self, stack: &mut Stack, socket: UdpHandle, read_all: bool) {
+        assert!(self.open.contains(&socket), "{socket:?} is readable but not open");
+        if read_all {
+            assert!(self.read(stack, socket, 2000), "no datagram on readable {socket:?}");
             while self.read(stack, socket, 2000) {}
         }
     }

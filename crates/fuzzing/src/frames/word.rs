@@ -246,16 +246,16 @@ impl Word {
     }
 
     /// Sends a segment of remote end `peer`. `seq` is relative to the end's next sequence number, `ack` to
-    /// the end of the data it has received. `how` has bits of [`segment_bits`].
-    pub fn segment(peer: u8, flags: TcpFlags, seq: i16, ack: i16, len: u16, how: u8) -> Self {
+    /// the end of the data it has received. `bits` has bits of [`segment_bits`].
+    pub fn segment(peer: u8, flags: TcpFlags, seq: i16, ack: i16, len: u16, bits: u8) -> Self {
         let x = (seq as u16 as u32) | (ack as u16 as u32) << 16;
         let y = u32::from(len) | 0xffff << 16;
-        Self { a: peer, b: flags.0, c: how, x, y, z: 0, ..Self::op(Op::Segment) }
+        Self { a: peer, b: flags.0, c: bits, x, y, z: 0, ..Self::op(Op::Segment) }
     }
 
-    /// Remote end `peer` performs `manner`; `amount` is a number of bytes where the action has one.
-    pub fn peer_action(peer: u8, manner: PeerAction, amount: u32) -> Self {
-        Self { a: peer, b: manner as u8, x: amount, ..Self::op(Op::PeerAction) }
+    /// Remote end `peer` performs `action`; `amount` is a number of bytes where the action has one.
+    pub fn peer_action(peer: u8, action: PeerAction, amount: u32) -> Self {
+        Self { a: peer, b: action as u8, x: amount, ..Self::op(Op::PeerAction) }
     }
 
     /// Collects further frames.
@@ -329,15 +329,15 @@ impl Word {
         Self { a: conn, ..Self::op(op) }
     }
 
-    /// Sets option number `which`.
-    pub fn set_option(conn: u8, which: u8, value: u32) -> Self {
-        Self { a: conn, b: which, x: value, ..Self::op(Op::SetOption) }
+    /// Sets option number `option`.
+    pub fn set_option(conn: u8, option: u8, value: u32) -> Self {
+        Self { a: conn, b: option, x: value, ..Self::op(Op::SetOption) }
     }
 
-    /// Sets the share of in-burst data that is taken: 0 none, 1 half, 2 all. With `greedy`, buffered data are
-    /// read when they are reported.
-    pub fn read_policy(share: u8, greedy: bool) -> Self {
-        Self { a: share, b: greedy.into(), ..Self::op(Op::ReadPolicy) }
+    /// Sets the share of in-burst data that is taken: 0 none, 1 half, 2 all. With `read_all`, buffered data
+    /// are read when they are reported.
+    pub fn read_policy(share: u8, read_all: bool) -> Self {
+        Self { a: share, b: read_all.into(), ..Self::op(Op::ReadPolicy) }
     }
 
     /// Limits the device to `frames` frames per turn; 255 is unlimited.
@@ -372,9 +372,10 @@ impl Word {
         Self { a: kind, x: len, ..Self::op(Op::Ping) }
     }
 
-    /// Delivers the `back`-th last frame again with `changes` changed bytes; `fix` repairs its checksums.
-    pub fn mutate(back: u8, changes: u8, fix: bool, seed: u32) -> Self {
-        Self { a: back, b: changes, c: fix.into(), x: seed, ..Self::op(Op::Mutate) }
+    /// Delivers an old frame again, number `age` from the end, with `changes` changed bytes; `fix` repairs its
+    /// checksums.
+    pub fn mutate(age: u8, changes: u8, fix: bool, seed: u32) -> Self {
+        Self { a: age, b: changes, c: fix.into(), x: seed, ..Self::op(Op::Mutate) }
     }
 
     /// Delivers the next `words` words as a frame.
@@ -426,7 +427,7 @@ impl Word {
     }
 }
 
-/// Bits of operand `how` of a segment.
+/// Bits of operand `c` of a segment.
 pub mod segment_bits {
     /// Sequence and acknowledgement offsets are in units of 256 bytes.
     pub const SCALED_OFFSETS: u8 = 1;
@@ -462,8 +463,8 @@ mod tests {
         for (number, op) in Op::ALL.iter().enumerate() {
             assert_eq!(*op as usize, number);
         }
-        for (number, manner) in PeerAction::ALL.iter().enumerate() {
-            assert_eq!(*manner as usize, number);
+        for (number, action) in PeerAction::ALL.iter().enumerate() {
+            assert_eq!(*action as usize, number);
         }
     }
 }

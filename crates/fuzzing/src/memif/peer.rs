@@ -128,7 +128,7 @@ impl MemifPeer {
 
     /// Returns the next message by the protocol, or `None` if it is the device's turn.
     pub(super) fn next_message(&mut self) -> Option<OutgoingMessage> {
-        let heard = self.receive();
+        let received = self.receive();
         if self.role == Role::Server {
             // The peer proceeds without waiting for a greeting or an acknowledgement.
             self.next_step += 1;
@@ -138,13 +138,13 @@ impl MemifPeer {
             self.next_step = 1;
             return Some((self.hello(), None));
         }
-        let (message, fd) = heard?;
+        let (message, fd) = received?;
         self.server_reply(&message, fd)
     }
 
     fn client_message(&mut self, step: usize) -> Option<OutgoingMessage> {
         let ring_bytes = DESCRIPTORS_AT + (DESCRIPTOR_BYTES << self.log2);
-        let private = if self.headers { 16u16 } else { 0 };
+        let private_bytes = if self.headers { 16u16 } else { 0 };
         let ring = |to_server: bool, log2: u8, fd| {
             let at = if to_server { 0 } else { ring_bytes };
             let fields = [
@@ -152,7 +152,7 @@ impl MemifPeer {
                 &[0; 4],
                 &at.to_ne_bytes(),
                 &[log2],
-                &private.to_ne_bytes(),
+                &private_bytes.to_ne_bytes(),
             ];
             Some((message(5, &fields.concat()), fd))
         };
@@ -195,8 +195,8 @@ impl MemifPeer {
             self.write(ring.at + RingField::Flags as u32, &1u16.to_ne_bytes());
             for index in 0..count {
                 let offset = buffers_at + (number * count + index) * BUFFER_BYTES;
-                let empty = RingDescriptor { flags: 0, region: 0, length: BUFFER_BYTES, offset };
-                self.write_descriptor(number as usize, index as u16, empty);
+                let descriptor = RingDescriptor { flags: 0, region: 0, length: BUFFER_BYTES, offset };
+                self.write_descriptor(number as usize, index as u16, descriptor);
             }
         }
         self.update_field(1, RingField::Head, |_| count as u16);
@@ -215,14 +215,14 @@ impl MemifPeer {
         }
     }
 
-    fn server_reply(&mut self, heard: &[u8], fd: Option<OwnedFd>) -> Option<OutgoingMessage> {
-        let half = |at: usize| u16::from_ne_bytes([heard[at], heard[at + 1]]);
+    fn server_reply(&mut self, received: &[u8], fd: Option<OwnedFd>) -> Option<OutgoingMessage> {
+        let half = |at: usize| u16::from_ne_bytes([received[at], received[at + 1]]);
         match half(0) {
             3 => {}
             4 => self.memory = fd,
             5 => {
-                let at = u32::from_ne_bytes([heard[8], heard[9], heard[10], heard[11]]);
-                self.rings[usize::from(half(2) & 1 == 0)] = Some(Ring { at, log2: heard[12] });
+                let at = u32::from_ne_bytes([received[8], received[9], received[10], received[11]]);
+                self.rings[usize::from(half(2) & 1 == 0)] = Some(Ring { at, log2: received[12] });
             }
             6 => return Some((message(7, b"fuzz"), None)),
             _ => return None,
@@ -284,9 +284,9 @@ impl MemifPeer {
     }
 
     /// Changes a field of a ring's header.
-    pub(super) fn update_field(&self, ring: usize, word: RingField, change: impl Fn(u16) -> u16) {
+    pub(super) fn update_field(&self, ring: usize, field: RingField, change: impl Fn(u16) -> u16) {
         let Some(ring) = self.rings[ring] else { return };
-        let at = ring.at + word as u32;
+        let at = ring.at + field as u32;
         self.write(at, &change(u16::from_ne_bytes(self.read(at))).to_ne_bytes());
     }
 
@@ -306,18 +306,18 @@ impl MemifPeer {
     /// Sends a frame by the protocol, with a header if the extension was negotiated, in as many buffers as
     /// necessary.
     pub(super) fn send_frame(&mut self, header: &[u8; 16], len: usize, fill: u8) {
-        let (number, word) =
+        let (number, field) =
             if self.role == Role::Server { (0, RingField::Head) } else { (1, RingField::Tail) };
         let Some(ring) = self.rings[number] else { return };
         let mut frame = if self.headers { header.to_vec() } else { Vec::new() };
         frame.resize(frame.len() + len, fill);
         let pieces = frame.chunks(BUFFER_BYTES as usize);
         let last = pieces.len().saturating_sub(1);
-        for (number_of, piece) in pieces.enumerate() {
+        for (piece_index, piece) in pieces.enumerate() {
             let [.., o0, o1, o2, o3] = self.read::<12>(ring.descriptor_at(self.tx_index));
             let offset = u32::from_ne_bytes([o0, o1, o2, o3]);
             self.write_anywhere(offset, piece);
-            let flags = u16::from(number_of < last);
+            let flags = u16::from(piece_index < last);
             self.write_descriptor(
                 number,
                 self.tx_index,
@@ -325,15 +325,15 @@ impl MemifPeer {
             );
             self.tx_index = self.tx_index.wrapping_add(1);
         }
-        self.update_field(number, word, |_| self.tx_index);
+        self.update_field(number, field, |_| self.tx_index);
     }
 
     /// Returns the number of descriptors that the device has filled, and the frame in the last one.
     pub(super) fn last_received(&mut self) -> (u16, Vec<u8>) {
-        let (number, word) =
+        let (number, field) =
             if self.role == Role::Server { (1, RingField::Tail) } else { (0, RingField::Head) };
         let Some(ring) = self.rings[number] else { return (0, Vec::new()) };
-        let filled = u16::from_ne_bytes(self.read(ring.at + word as u32));
+        let filled = u16::from_ne_bytes(self.read(ring.at + field as u32));
         let [_, _, _, _, l0, l1, l2, l3, o0, o1, o2, o3] = self.read(ring.descriptor_at(self.rx_index));
         let (len, at) = (u32::from_ne_bytes([l0, l1, l2, l3]), u32::from_ne_bytes([o0, o1, o2, o3]));
         let mut bytes = vec![0; len.min(BUFFER_BYTES) as usize];
