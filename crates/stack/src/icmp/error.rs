@@ -138,8 +138,8 @@ struct QuotedHeaders<'a> {
 }
 
 impl<'a> QuotedHeaders<'a> {
-    /// Parses the IP headers. Returns `None` if they are incomplete, or if the packet is a fragment other than
-    /// the first, which contains no transport header.
+    /// Parses the IP headers. Returns `None` if they are incomplete, or if the packet is a fragment other
+    /// than the first, which contains no transport header.
     fn parse(packet: &'a [u8]) -> Option<Self> {
         match packet.first()? >> 4 {
             4 => Self::parse_v4(packet),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! frame ─► parse ─► Tcp / Udp ───────────────► transport
-//!             └──► Other ─► input ─► ARP, NDP, ICMP, fragments ─► errors and reassembled packets for the transport
+//!             └──► Other ─► input ─► ARP, NDP, ICMP, fragments ─► errors and packets for the transport
 //!
 //! transport ─► route ─► NextHop (cached) ─► begin ─► seal ─► commit ─► device
 //! ```

@@ -124,7 +124,7 @@ impl TcpOptions {
         match (kind, body) {
             // Linux ignores an MSS of 0.
             (MSS, &[a, b]) if [a, b] != [0, 0] => self.mss = Some(u16::from_be_bytes([a, b])),
-            // RFC 7323 §2.3: "If a Window Scale option is received with a shift.cnt value larger than 14, […] use 14".
+            // RFC 7323 §2.3: a received shift above 14 is treated as 14.
             (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift.min(WINDOW_SCALE_MAX)),
             (SACK_PERMITTED, []) => self.sack_permitted = true,
             (TIMESTAMPS, body) => {
