@@ -377,7 +377,7 @@ impl Channels {
     }
 
     /// Returns whether a connection can be accepted.
-    pub fn is_offered(&mut self, listener: u32) -> bool {
+    pub fn has_offer(&mut self, listener: u32) -> bool {
         if let [only] = self.clients.as_mut_slice() {
             return only.has_offer(listener);
         }
@@ -422,8 +422,8 @@ impl Channels {
     }
 
     /// Opens a connection with default SYN options and without a local address, asynchronously if possible
-    /// ([`Client::connect_unasked`]).
-    pub fn connect_unasked(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
+    /// ([`Client::connect_without_request`]).
+    pub fn connect_without_request(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
         let shard = self.next_connect_shard;
         self.next_connect_shard = (shard + 1) % self.clients.len();
         self.dirty |= 1 << shard;

@@ -85,7 +85,7 @@ mod tests {
     use core::pin::pin;
 
     #[test]
-    fn who_returns_does_nothing() {
+    fn normal_return_runs_no_handler() {
         let ran = Cell::new(0);
         {
             let outer = pin!(CleanupHandler::new(|| ran.set(1)));

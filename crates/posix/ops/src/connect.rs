@@ -297,7 +297,7 @@ impl ProcessState {
             && (!or_kernels || self.reachable_hosts.contains(&to.ip()))
         {
             // Only options that can be set after the SYN differ from the defaults.
-            let conn = self.client.connect_unasked(to).map_err(|e| errno_of(&e))?;
+            let conn = self.client.connect_without_request(to).map_err(|e| errno_of(&e))?;
             self.files.socket(file)?.options.mark_none_applied();
             conn
         } else {

@@ -24,8 +24,8 @@ struct SharedDescription {
 }
 codec_struct!(SharedDescription { nonblocking, shutdown, options, disconnected });
 
-/// Returns where the state of a socket is published. A socket that has nothing on the stack has no such
-/// place.
+/// Returns where the state of a socket is published. Returns `None` for a socket that has nothing on the
+/// stack.
 fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
     match socket.role {
         SocketRole::Unconnected { .. } => None,

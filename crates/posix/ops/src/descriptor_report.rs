@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_by_another_process_and_what_is_cleared_is_not() {
+    fn report_is_readable_and_child_starts_empty() {
         let report = DescriptorReport::new(64).unwrap();
         let addresses = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
         let entries = [

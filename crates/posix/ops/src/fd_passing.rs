@@ -142,7 +142,7 @@ fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocket
 /// asked about others. Returns whether it is a kernel listener.
 ///
 /// # Errors
-/// `ENOTSOCK` if it is not of such a kind.
+/// `ENOTSOCK` otherwise.
 fn is_passable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let kind = sockopt::socket_type(fd)?;
     match sockopt::socket_domain(fd)? {

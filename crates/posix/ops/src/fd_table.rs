@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_beyond_the_table_and_negative_ones_are_not_ours() {
+    fn out_of_range_descriptors_are_not_in_table() {
         let table = FdTable::new();
         assert_eq!(table.get(-1), None);
         assert_eq!(table.get(RawFd::MAX), None);
@@ -76,7 +76,7 @@ mod tests {
         assert!(table.set(3, 0));
         assert_eq!(table.get(3), Some(0));
         assert_eq!(table.range(-5, RawFd::MAX).collect::<Vec<_>>(), [3]);
-        assert_eq!(table.end.load(Ordering::Relaxed), 4, "nobody looks further");
+        assert_eq!(table.end.load(Ordering::Relaxed), 4, "iteration stops here");
         assert!(table.set(1, 0));
         assert_eq!(table.range(0, RawFd::MAX).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(table.take(3), Some(0));

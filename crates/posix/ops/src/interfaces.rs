@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_numbers_are_nobodys_else() {
+    fn names_and_indices_are_unique() {
         let links =
             ["lan", "eth0", "", "a name: with/all ü", "a-very-long-name-of-a-link", "a-very-long-name-too"];
         let mut links: Vec<_> = links.map(|name| link(name, false)).into();

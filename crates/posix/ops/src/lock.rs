@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_enters_once_and_others_as_well() {
+    fn each_thread_enters_once() {
         assert!(enter() && !enter());
         assert!(std::thread::spawn(enter).join().unwrap());
         assert!(!leave() && enter());

@@ -31,7 +31,7 @@ impl ProcessState {
                 }
                 SocketRole::Unconnected { .. } => WRITABLE | POLLHUP,
                 SocketRole::Listening(listening) => {
-                    if self.client.is_offered(listening.number) {
+                    if self.client.has_offer(listening.number) {
                         READABLE
                     } else {
                         0

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_in_the_middle_of_another_has_lists_of_its_own_and_the_next_ones_have_the_same() {
+    fn nested_calls_get_separate_reusable_buffers() {
         let at = |buffers: &mut ScratchBuffers| {
             buffers.bytes.extend([1; 100]);
             buffers.bytes.as_ptr().addr()
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_very_long_is_not_kept() {
+    fn oversized_buffers_are_not_kept() {
         with(|buffers| buffers.bytes.extend([1; 100_000]));
         with(|buffers| assert!(buffers.bytes.is_empty() && buffers.bytes.capacity() <= CAPACITY_KEPT_MAX));
     }
 
     #[test]
-    fn a_call_that_panics_gives_its_lists_back() {
+    fn panicking_call_releases_its_buffers() {
         with(|_| ());
         let slots = SLOTS.with_borrow(Vec::len);
         let panicked = std::panic::catch_unwind(|| with(|_| panic!("on purpose")));

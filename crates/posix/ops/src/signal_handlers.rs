@@ -194,7 +194,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn each_handler_has_an_entry_as_long_as_there_are_any() {
+    fn handlers_get_trampolines_until_none_is_left() {
         let made = |number: usize| number << 4;
         let entries: Vec<_> =
             (1..).map(made).map_while(|handler| Some((handler, trampoline(handler, true)?))).collect();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_the_middle_is_put_off() {
+    fn signals_inside_a_section_are_deferred() {
         // No other test of this process uses these signals.
         let (first, second) = (libc::SIGRTMIN() + 5, libc::SIGRTMIN() + 6);
         install(first, count, libc::SA_RESETHAND);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_runs_before_a_sleep_ends_it_whenever_it_comes() {
+    fn handler_just_before_sleep_ends_it() {
         static ASKED: AtomicBool = AtomicBool::new(false);
         static OVER: AtomicBool = AtomicBool::new(false);
         let signal = libc::SIGRTMIN() + 7;

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_as_they_are_read() {
+    fn addresses_decode_as_encoded() {
         for (text, family) in
             [("10.1.2.3:80", Family::V4), ("[2001:db8::1]:443", Family::V6), ("10.1.2.3:80", Family::V6)]
         {

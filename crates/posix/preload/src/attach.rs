@@ -37,7 +37,7 @@ pub const LIBRARY: &str = "libginnel.so";
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of proxy descriptors in the pool.
 const PROXY_POOL_MAX: usize = 256;
-/// The pool may take one in so many of the descriptors that the process may open.
+/// Divisor of `RLIMIT_NOFILE` that limits the pool.
 const PROXY_POOL_FRACTION: u64 = 8;
 /// Exit status of a program whose stack cannot be reached.
 const EXIT_NO_STACK: c_int = 125;

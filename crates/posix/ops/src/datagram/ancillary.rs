@@ -260,19 +260,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_messages_are_cut_where_the_room_ends() {
+    fn control_messages_are_truncated_at_buffer_end() {
         let mut control = ControlMessages { space: 40, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
         assert_eq!((control.bytes().len(), control.is_truncated()), (32, false));
         control.put(0, 2, &[2; 4]);
-        assert_eq!((control.bytes().len(), control.is_truncated()), (32, true), "no room for a head");
+        assert_eq!((control.bytes().len(), control.is_truncated()), (32, true), "no space for a header");
         let mut control = ControlMessages { space: 20, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
         assert_eq!((control.bytes()[0], control.bytes().len(), control.is_truncated()), (20, 20, true));
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn written_control_messages_parse() {
         let mut control = ControlMessages { space: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());

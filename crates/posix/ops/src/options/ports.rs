@@ -50,7 +50,7 @@ mod tests {
     use crate::sockaddr::Family;
 
     #[test]
-    fn all_ports_of_a_range_are_tried_and_no_others() {
+    fn exactly_the_ports_of_the_range_are_tried() {
         let mut options = SocketOptionState::new(Family::V4, false);
         let ports = |options: &SocketOptionState| {
             let mut ports: Vec<u16> = options.local_ports()?.collect();

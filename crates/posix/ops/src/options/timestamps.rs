@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_a_while_ago_is_told_as_of_then() {
+    fn past_arrival_reports_its_own_time() {
         let mut timestamps = TimestampOptions::default();
         assert_eq!(timestamps.timestamp_cmsg(None), None);
         timestamps.set(libc::SO_TIMESTAMP, true);

@@ -23,7 +23,7 @@ fn socket(ops: &Ops, address: &str) -> RawFd {
 /// A handler blocks in a call above its own thread's sleeping leader. An event after the first attempt must
 /// wake it, although that sleep processes the event.
 #[test]
-fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
+fn event_during_handler_takeover_wakes_waiter() {
     let mut config = Config::single(
         DeviceConfig::new("cable", DeviceKind::Memory),
         &["10.0.0.1/24".parse().unwrap()],

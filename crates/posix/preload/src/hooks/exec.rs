@@ -1,6 +1,6 @@
 //! Hooks that execute and start programs: the new program finds the stack, and the sockets that are not
 //! close-on-exec.
-#![allow(unsafe_code)] // functions that C calls, and such with any number of arguments
+#![allow(unsafe_code)] // functions that C calls, some of them variadic
 
 use super::spawn_actions;
 use crate::inherit::{self, Environment};

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_needs_is_admitted_and_all_else_is_the_programs_to_say() {
+    fn prologue_admits_only_the_librarys_calls() {
         let lines = preamble();
         for call in Ops::system_calls() {
             assert_eq!(run(&lines, ARCHITECTURE, *call as u32).1, Some(libc::SECCOMP_RET_ALLOW));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_does_not_fit_stays_as_it_is() {
+    fn oversized_filter_is_left_unchanged() {
         let mut own = vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }; INSTRUCTIONS_MAX];
         let mut filter = |len: usize| sock_fprog { len: len as u16, filter: own.as_mut_ptr() };
         let most = INSTRUCTIONS_MAX - preamble().len();
