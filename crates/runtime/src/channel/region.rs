@@ -95,8 +95,9 @@ pub(super) struct SocketArea {
     /// Lower limit of the position up to which bytes were sent, if clients limit the unsent bytes
     /// (`TCP_NOTSENT_LOWAT`).
     pub sent: AtomicU64,
-    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error.
-    /// While it is 0, the two words about urgent data are invalid.
+    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error or a
+    /// datagram that does not pass through the region. While it is 0, the two words about urgent data are
+    /// invalid.
     pub oob_events: AtomicU32,
     /// UDP: the pending error (see [`super::datagram`]), which clients take. TCP: why the connection could
     /// not be opened (see [`super::socket::connect_error_from_word`]).

@@ -39,8 +39,9 @@ pub struct SocketStatus {
     pub state: SocketState,
     /// An owner has shut down the write side.
     pub is_write_closed: bool,
-    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error. If
-    /// this is not 0, reads have to heed [`Client::urgent_mark`](super::Client::urgent_mark).
+    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error or a
+    /// datagram that does not pass through the region. If this is not 0, reads have to heed
+    /// [`Client::urgent_mark`](super::Client::urgent_mark).
     pub oob_events: u32,
 }
 

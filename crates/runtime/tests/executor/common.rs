@@ -1,6 +1,6 @@
 //! Two shards with executors, connected in memory, on one thread in simulated time.
 
-use crate::places::{WireTranscript, build, placement_under_test};
+use crate::placement_suite::{WireTranscript, build, placement_under_test};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::executor::MainOutput;

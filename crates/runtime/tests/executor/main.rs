@@ -6,8 +6,8 @@ mod common;
 mod costs;
 mod ecosystem;
 mod ends;
-#[path = "../places/mod.rs"]
-mod places;
+#[path = "../placement_suite/mod.rs"]
+mod placement_suite;
 mod streams;
 mod tasks;
 mod threads;
@@ -22,10 +22,10 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Costs are measured in the shard's thread only: elsewhere the buffers and tables of a channel, which grow
 /// with use, would be included. Tests of threads build a single shard; `Shards::run` starts workers with
 /// their shard (`src/shards/tests`).
-fn tests_of_placement(placement: places::TestPlacement) -> &'static [&'static str] {
+fn tests_of_placement(placement: placement_suite::TestPlacement) -> &'static [&'static str] {
     if placement.workers == 0 {
-        &["--skip=places::", "--skip=costs::"]
+        &["--skip=placement_suite::", "--skip=costs::"]
     } else {
-        &["--skip=places::", "--skip=costs::", "--skip=threads::"]
+        &["--skip=placement_suite::", "--skip=costs::", "--skip=threads::"]
     }
 }

@@ -5,12 +5,12 @@ mod common;
 mod events;
 mod limits;
 mod paired;
+#[path = "../placement_suite/mod.rs"]
+mod placement_suite;
 mod placements;
-#[path = "../places/mod.rs"]
-mod places;
 mod running;
 
 /// The other tests choose their placement themselves.
-fn tests_of_placement(_: places::TestPlacement) -> &'static [&'static str] {
+fn tests_of_placement(_: placement_suite::TestPlacement) -> &'static [&'static str] {
     &["events::"]
 }

@@ -67,14 +67,14 @@ impl WireTranscript {
     pub fn record(&self) {
         let Some(path) = std::env::var_os(TRANSCRIPTS_ENV) else { return };
         let transcript = format!("{:?}", self.witness.transcript()).replace('\n', "; ");
-        let mut notes = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        let mut transcript_file = OpenOptions::new().create(true).append(true).open(path).unwrap();
         // A single write, so that lines of several threads do not mix.
-        notes.write_all(format!("{}{transcript}\n", self.at).as_bytes()).unwrap();
+        transcript_file.write_all(format!("{}{transcript}\n", self.at).as_bytes()).unwrap();
     }
 }
 
 /// Environment variable with the index in [`PLACEMENTS`] that this process tests.
-const PLACEMENT_ENV: &str = "GINNEL_TEST_PLACE";
+const PLACEMENT_ENV: &str = "GINNEL_TEST_PLACEMENT";
 /// Environment variable with the file to which transcripts are written.
 const TRANSCRIPTS_ENV: &str = "GINNEL_TEST_TRANSCRIPTS";
 
@@ -86,11 +86,14 @@ pub fn placement_under_test() -> TestPlacement {
 /// Runs the suite with a placement, in a process of its own, and returns the transcript of each of its
 /// simulations.
 fn transcripts(number: usize) -> Vec<String> {
-    let notes = tempfile::NamedTempFile::new().unwrap();
+    let transcript_file = tempfile::NamedTempFile::new().unwrap();
     let mut suite = Command::new(std::env::current_exe().unwrap());
     suite.args(super::tests_of_placement(PLACEMENTS[number]));
-    let ended =
-        suite.env(PLACEMENT_ENV, number.to_string()).env(TRANSCRIPTS_ENV, notes.path()).output().unwrap();
+    let ended = suite
+        .env(PLACEMENT_ENV, number.to_string())
+        .env(TRANSCRIPTS_ENV, transcript_file.path())
+        .output()
+        .unwrap();
     let output = String::from_utf8_lossy(&ended.stdout);
     assert!(
         ended.status.success(),
@@ -98,7 +101,8 @@ fn transcripts(number: usize) -> Vec<String> {
         PLACEMENTS[number],
         String::from_utf8_lossy(&ended.stderr)
     );
-    let mut lines: Vec<_> = fs::read_to_string(notes.path()).unwrap().lines().map(String::from).collect();
+    let mut lines: Vec<_> =
+        fs::read_to_string(transcript_file.path()).unwrap().lines().map(String::from).collect();
     // Tests run concurrently.
     lines.sort();
     lines
@@ -108,12 +112,12 @@ fn transcripts(number: usize) -> Vec<String> {
 static INLINE_TRANSCRIPTS: LazyLock<Vec<String>> = LazyLock::new(|| transcripts(0));
 
 fn assert_same_as_inline(number: usize) {
-    let told = transcripts(number);
-    assert!(INLINE_TRANSCRIPTS.len() > 10, "most simulations have a wire");
-    for (first, here) in INLINE_TRANSCRIPTS.iter().zip(&told) {
-        assert_eq!(here, first, "{:?}", PLACEMENTS[number]);
+    let found = transcripts(number);
+    assert!(INLINE_TRANSCRIPTS.len() > 10, "most simulations exchange packets");
+    for (inline, transcript) in INLINE_TRANSCRIPTS.iter().zip(&found) {
+        assert_eq!(transcript, inline, "{:?}", PLACEMENTS[number]);
     }
-    assert_eq!(told.len(), INLINE_TRANSCRIPTS.len());
+    assert_eq!(found.len(), INLINE_TRANSCRIPTS.len());
 }
 
 #[test]
