@@ -67,12 +67,12 @@ impl ShardCore {
         &mut self,
         local: SocketAddr,
         options: ListenOptions,
-        alone: bool,
+        exclusive: bool,
     ) -> Result<Listener, ListenError> {
         let Self { stack, stats, router, .. } = self;
         match (router, stack) {
-            (Some(router), Engine::Local(stack)) => router.listen(stack, stats, local, options, alone),
-            (_, Engine::Channel(remote)) if alone => remote.listen_exclusive(local, options),
+            (Some(router), Engine::Local(stack)) => router.listen(stack, stats, local, options, exclusive),
+            (_, Engine::Channel(remote)) if exclusive => remote.listen_exclusive(local, options),
             (_, engine) => engine.listen(local, options),
         }
     }

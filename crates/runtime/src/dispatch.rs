@@ -71,12 +71,12 @@ impl EventDispatcher {
             Event::Data { conn, data } => {
                 // Only an engine in this thread has bursts.
                 let (Some(burst), Some(stack)) = (burst, core.stack.local_mut()) else { return };
-                let pulls = handler.is_pulling();
-                if pulls || stack.buffered(conn) > 0 {
+                let is_pulling = handler.is_pulling();
+                if is_pulling || stack.buffered(conn) > 0 {
                     // The bytes move to the receive buffer, which queues an event of its own if the buffer
                     // was empty.
                     stack.consume(conn, data, 0, burst);
-                    if !pulls {
+                    if !is_pulling {
                         // Bytes left unconsumed before are delivered first.
                         self.deliver_buffered(core, handler, conn);
                     }

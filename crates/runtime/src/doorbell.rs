@@ -84,16 +84,16 @@ mod model {
     fn wakeup_is_neither_lost_nor_doubled() {
         loom::model(|| {
             let sleep_flag = Arc::new(SleepFlag(AtomicBool::new(false)));
-            let mail = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+            let mailboxes = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
             let senders = [0, 1].map(|at| {
-                let (sleep_flag, mail) = (sleep_flag.clone(), mail.clone());
+                let (sleep_flag, mailboxes) = (sleep_flag.clone(), mailboxes.clone());
                 thread::spawn(move || {
-                    mail[at].store(true, Ordering::Release);
+                    mailboxes[at].store(true, Ordering::Release);
                     sleep_flag.needs_wakeup()
                 })
             });
             sleep_flag.set_asleep();
-            let seen = mail.iter().filter(|mail| mail.load(Ordering::Acquire)).count();
+            let seen = mailboxes.iter().filter(|mailboxes| mailboxes.load(Ordering::Acquire)).count();
             let woken = senders.map(|sender| sender.join().expect("no panic"));
             let woken = woken.iter().filter(|woken| **woken).count();
             assert!(seen == 2 || woken == 1, "{seen} of two seen, woken {woken} times");

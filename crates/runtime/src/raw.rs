@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn frame_deadline_and_stop_flag_end_a_sleep() {
-        let (mut far, near) = pair(MemoryConfig::default());
+        let (mut peer, near) = pair(MemoryConfig::default());
         let (config, full_config) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
         assert!(open(&config, &full_config, None).is_err(), "a memory device has to be supplied");
         let mut near = open(&config, &full_config, Some(near)).unwrap();
@@ -74,10 +74,10 @@ mod tests {
 
         let sender = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(5));
-            far.tx.reserve(60).unwrap().fill(0);
-            far.tx.commit(60, TxMeta::default());
-            far.tx.flush(clock::now());
-            far
+            peer.tx.reserve(60).unwrap().fill(0);
+            peer.tx.commit(60, TxMeta::default());
+            peer.tx.flush(clock::now());
+            peer
         });
         // A sleep may end early; the frame has to end it eventually.
         loop {

@@ -247,10 +247,10 @@ mod tests {
                 fds[index].clear();
             }
         }
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         let idle =
             watch.sleep([fds[0].as_fd(), fds[1].as_fd()], &[], Some(Duration::from_micros(300))).unwrap();
         assert_eq!(idle, ReadyFds::default());
-        assert!(begun.elapsed() >= Duration::from_micros(300));
+        assert!(started.elapsed() >= Duration::from_micros(300));
     }
 }

@@ -770,9 +770,9 @@ impl Client {
             entry.reported_acked = acked;
             self.events.push_back(ClientEvent::Acked { conn, bytes });
         }
-        let notices = area.oob_events.load(Ordering::Relaxed);
-        if notices != entry.reported_oob_events {
-            entry.reported_oob_events = notices;
+        let oob_events = area.oob_events.load(Ordering::Relaxed);
+        if oob_events != entry.reported_oob_events {
+            entry.reported_oob_events = oob_events;
             let datagrams = now & state::UDP != 0;
             self.events.push_back(match datagrams {
                 true => ClientEvent::Datagrams { conn },

@@ -138,11 +138,11 @@ impl Doorbells<'_> {
 }
 
 impl Notifier {
-    /// Pushes a socket with the reason `why`. The receiving side that pops the entry sees everything done
+    /// Pushes a socket with reasons, a bit mask. The receiving side that pops the entry sees everything done
     /// before this call.
     #[inline]
-    pub fn notify(&mut self, doorbells: Doorbells<'_>, socket: u32, why: u8) {
-        let before = doorbells.flags[socket as usize].fetch_or(why, Ordering::AcqRel);
+    pub fn notify(&mut self, doorbells: Doorbells<'_>, socket: u32, reasons: u8) {
+        let before = doorbells.flags[socket as usize].fetch_or(reasons, Ordering::AcqRel);
         if before == 0 {
             let slot = self.tail as usize & (doorbells.slots.len() - 1);
             doorbells.slots[slot].store(socket, Ordering::Relaxed);
@@ -182,8 +182,8 @@ impl NotifyQueue {
         self.head = self.head.wrapping_add(1);
         // A plain store would not do: the swap must see what was done before the last notification even if
         // that one found the flag set.
-        let why = doorbells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
-        Ok(Some((socket, why)))
+        let reasons = doorbells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
+        Ok(Some((socket, reasons)))
     }
 
     /// Makes notifications wake this side from now on. Returns false if an entry is pending: this side must

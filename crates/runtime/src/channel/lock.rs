@@ -189,10 +189,10 @@ mod tests {
             waiting.join().unwrap();
         });
         // The client was not dead after all: the lock of another client stays locked.
-        let held = lock(&word, 4, LONG).unwrap();
+        let guard = lock(&word, 4, LONG).unwrap();
         drop(dead);
         assert!(lock(&word, 5, Duration::ZERO).is_none());
-        drop(held);
+        drop(guard);
         word.store(u32::MAX - 7, Ordering::Relaxed);
         assert!(lock(&word, 5, Duration::ZERO).is_some(), "no client has this number");
     }

@@ -590,8 +590,8 @@ impl SocketArea {
     }
 
     /// Stores both addresses: local, then the peer's.
-    pub fn set_endpoints(&self, ends: [SocketAddr; 2]) {
-        for (words, end) in self.endpoints.iter().zip(ends) {
+    pub fn set_endpoints(&self, endpoints: [SocketAddr; 2]) {
+        for (words, end) in self.endpoints.iter().zip(endpoints) {
             let address = match end.ip() {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                 IpAddr::V6(v6) => v6,
@@ -645,9 +645,9 @@ mod tests {
         let mut out = [0; 16];
         assert_eq!(other.stream(4, Direction::Outgoing).peek(0, 0, &mut out), Ok(7));
         assert_eq!(&out[..7], b"through");
-        let ends = ["192.0.2.1:80".parse().unwrap(), "[2001:db8::1]:50000".parse().unwrap()];
-        region.socket(4).set_endpoints(ends);
-        assert_eq!(other.socket(4).endpoints(), ends);
+        let endpoints = ["192.0.2.1:80".parse().unwrap(), "[2001:db8::1]:50000".parse().unwrap()];
+        region.socket(4).set_endpoints(endpoints);
+        assert_eq!(other.socket(4).endpoints(), endpoints);
     }
 
     #[test]

@@ -383,8 +383,8 @@ impl RemoteEngine {
             None => (0, usize::MAX),
             Some(mark) if mark.unread_before > 0 => (0, mark.unread_before),
             Some(_) => {
-                let come = client.readable(conn).is_ok_and(|count| count > 0);
-                (usize::from(come && !entry.oob_inline), usize::MAX)
+                let has_bytes = client.readable(conn).is_ok_and(|count| count > 0);
+                (usize::from(has_bytes && !entry.oob_inline), usize::MAX)
             }
         }
     }
@@ -408,9 +408,9 @@ impl RemoteEngine {
         let entry = self.conn(conn).ok_or(RecvError::Stale)?;
         let (mut events_seen, mut limits) = (0, (0, usize::MAX));
         let count = loop {
-            let (lead, max) = limits;
+            let (skip_len, max) = limits;
             let max_len = out.len().min(max);
-            let count = self.client.borrow().peek(conn, lead, &mut out[..max_len])?;
+            let count = self.client.borrow().peek(conn, skip_len, &mut out[..max_len])?;
             // Checked after the bytes were copied: urgent bytes are announced before they arrive.
             let now = self.client.borrow().oob_events(conn);
             if now == events_seen {
@@ -427,11 +427,11 @@ impl RemoteEngine {
 
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         self.conn(conn).ok_or(Stale::Handle)?;
-        let (lead, max) = match self.client.get_mut().oob_events(conn) {
+        let (skip_len, max) = match self.client.get_mut().oob_events(conn) {
             0 => (0, usize::MAX),
             _ => self.read_limits(conn),
         };
-        self.client.get_mut().consume(conn, lead + count.min(max))?;
+        self.client.get_mut().consume(conn, skip_len + count.min(max))?;
         if let Some(reason) = self.conn(conn).and_then(|entry| entry.close_reason) {
             self.push_closed(conn, reason);
         }

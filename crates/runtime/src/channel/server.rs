@@ -173,10 +173,10 @@ impl ChannelServer {
 
     /// Returns the domain of a listener, and the listener's number in the domain.
     fn listener_of(&mut self, listener: Listener) -> Option<(&mut Domain, usize)> {
-        let (known, domain, number) = (*self.listeners.get(listener.index() as usize)?)?;
+        let (expected_listener, domain, number) = (*self.listeners.get(listener.index() as usize)?)?;
         let domain = self.domains.get_mut(usize::from(domain))?.as_deref_mut()?;
-        let lives = domain.listeners[usize::from(number)].as_ref().is_some_and(|l| l.listener == listener);
-        (known == listener && lives).then_some((domain, number.into()))
+        let is_alive = domain.listeners[usize::from(number)].as_ref().is_some_and(|l| l.listener == listener);
+        (expected_listener == listener && is_alive).then_some((domain, number.into()))
     }
 
     /// Handles a request of a client in this process.
@@ -321,8 +321,8 @@ fn admitted_reply(number: Option<usize>) -> BrokerReply {
     number.map_or(BrokerReply::Full, |number| BrokerReply::Admitted(number as u32))
 }
 
-fn done_or_unknown(known: bool) -> BrokerReply {
-    if known { BrokerReply::Done } else { BrokerReply::Unknown }
+fn done_or_unknown(is_known: bool) -> BrokerReply {
+    if is_known { BrokerReply::Done } else { BrokerReply::Unknown }
 }
 
 impl Handler for ChannelServer {
@@ -478,8 +478,8 @@ impl Handler for ChannelServer {
 
     fn is_cpu_contended(&self) -> bool {
         self.config.turn_us > 0 && {
-            let (cpu, alone) = (rustix::thread::sched_getcpu(), self.has_single_domain());
-            self.domains.iter().flatten().any(|domain| domain.has_client_running_on(cpu, alone))
+            let (cpu, is_single) = (rustix::thread::sched_getcpu(), self.has_single_domain());
+            self.domains.iter().flatten().any(|domain| domain.has_client_running_on(cpu, is_single))
         }
     }
 
@@ -493,10 +493,10 @@ impl Handler for ChannelServer {
         if self.config.turn_us == 0 {
             return None;
         }
-        let (cpu, alone) = (rustix::thread::sched_getcpu(), self.has_single_domain());
+        let (cpu, is_single) = (rustix::thread::sched_getcpu(), self.has_single_domain());
         let mut has_yielded = false;
         for domain in self.domains.iter_mut().flatten() {
-            match domain.yield_cpu(cpu, alone) {
+            match domain.yield_cpu(cpu, is_single) {
                 Some(yielded) => has_yielded |= yielded,
                 None => return Some(Duration::ZERO),
             }

@@ -52,14 +52,14 @@ impl SameThread {
 }
 
 impl SimulatedDomain {
-    /// Admits another client, which uses the same mapping as `like`.
+    /// Admits another client, which uses the same mapping as `sibling`.
     ///
     /// # Errors
     /// Returns an error if `channel.clients_max` is reached.
-    pub fn admit(&self, like: &Client) -> Result<Client, Error> {
+    pub fn admit(&self, sibling: &Client) -> Result<Client, Error> {
         let (wake, client_wake) = wake_pair()?;
         match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
-            BrokerReply::Admitted(number) => Ok(like.sibling(number, client_wake, Box::new(self.clone()))),
+            BrokerReply::Admitted(number) => Ok(sibling.sibling(number, client_wake, Box::new(self.clone()))),
             _ => Err(Error::application("channel: channel.clients_max clients are attached")),
         }
     }

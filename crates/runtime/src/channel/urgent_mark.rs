@@ -44,12 +44,11 @@ pub(super) fn announce(area: &SocketArea, position: u64, byte: Option<u8>, read:
     } else {
         let old = area.urgent_mark.load(Ordering::Relaxed);
         let moved = distance(old, position) != 0;
-        let left_out = hole_bytes(area, read) as u64;
-        if moved && distance(old, read + left_out) == 0 && old & URG_VALID != 0 && !inline {
+        let hole = hole_bytes(area, read) as u64;
+        if moved && distance(old, read + hole) == 0 && old & URG_VALID != 0 && !inline {
             // Reading has reached the earlier urgent byte, which must not appear in the stream
             // (`tcp_check_urg`).
-            area.urgent_hole
-                .store(read << POSITION_SHIFT | (left_out + 1).min(HOLE_BYTES), Ordering::Relaxed);
+            area.urgent_hole.store(read << POSITION_SHIFT | (hole + 1).min(HOLE_BYTES), Ordering::Relaxed);
         }
     }
     area.urgent_mark.store(new, Ordering::Relaxed);

@@ -102,8 +102,9 @@ impl Client {
 
     /// Returns the connections that this client owns.
     pub fn conns(&self) -> impl Iterator<Item = Conn> + '_ {
-        let held = |(socket, held): (usize, &ClientSocket)| Some(Conn::new(socket as u32, held.generation?));
-        self.sockets.iter().enumerate().filter_map(held)
+        let entry =
+            |(socket, entry): (usize, &ClientSocket)| Some(Conn::new(socket as u32, entry.generation?));
+        self.sockets.iter().enumerate().filter_map(entry)
     }
 
     /// Catches up with whatever was notified before a forked child listened: compares all sockets it owns

@@ -45,8 +45,8 @@ impl SharedStreams {
     }
 
     #[inline]
-    pub(super) fn notify(&self, socket: u32, why: u8) {
-        self.notifier().notify(self.region.to_stack(self.client), socket, why);
+    pub(super) fn notify(&self, socket: u32, reasons: u8) {
+        self.notifier().notify(self.region.to_stack(self.client), socket, reasons);
     }
 
     /// Wakes the stack if it sleeps. Call this after each batch: until then the stack may sleep despite the

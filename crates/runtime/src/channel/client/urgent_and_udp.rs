@@ -231,13 +231,13 @@ impl Client {
         if len > DATAGRAM_BYTES_MAX {
             return Err(UdpError::TooLong);
         }
-        let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
         let any = Ipv6Addr::UNSPECIFIED.into();
         let header = DatagramHeader {
             // Cannot truncate: checked above.
             len: len as u32,
             is_oversize: false,
-            peer: to.unwrap_or(nobody),
+            peer: to.unwrap_or(unspecified),
             local: source.unwrap_or(any),
             tos: tos.unwrap_or_default(),
             hop_limit: hop_limit.unwrap_or_default(),

@@ -133,9 +133,9 @@ impl Domain {
         client: usize,
         at: SocketAddr,
         options: ListenOptions,
-        alone: bool,
+        exclusive: bool,
     ) -> Result<u32, Error> {
-        if self.shares_listeners && !alone {
+        if self.shares_listeners && !exclusive {
             let shared = self.listeners.iter_mut().zip(0..).find_map(|(listening, number)| {
                 let listening =
                     listening.as_mut().filter(|l| l.address == at && l.owners & 1 << client == 0)?;
@@ -154,7 +154,7 @@ impl Domain {
         let options = ListenOptions { backlog, ..options };
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
         let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
-        let listener = if alone { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
+        let listener = if exclusive { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
         self.listeners[number] = Some(DomainListener {
             listener,
             address: at,
@@ -215,9 +215,9 @@ impl Domain {
     /// Removes a client from the owners of a listener.
     pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
         let Some(Some(listening)) = self.listeners.get_mut(number as usize) else { return };
-        let held = listening.owners & 1 << client != 0;
+        let was_owner = listening.owners & 1 << client != 0;
         listening.owners &= !(1 << client);
-        if held {
+        if was_owner {
             self.close_listener_if_unowned(cx, number);
         }
     }

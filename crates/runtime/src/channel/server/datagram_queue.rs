@@ -37,8 +37,8 @@ impl Domain {
         remote: Option<SocketAddr>,
     ) {
         if let Ok(local) = cx.udp_local(udp) {
-            let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-            self.region.socket(socket).set_endpoints([local, remote.unwrap_or(nobody)]);
+            let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+            self.region.socket(socket).set_endpoints([local, remote.unwrap_or(unspecified)]);
         }
     }
 
@@ -123,8 +123,9 @@ impl Domain {
     /// Returns the header of a received datagram.
     fn datagram_header(&self, socket: u32, datagram: &Datagram, is_oversize: bool) -> DatagramHeader {
         let Datagram { len, from: peer, to: local, tos, hop_limit, gso_size } = *datagram;
-        let stamps = self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
-        let received_us = if stamps { now_us() } else { None };
+        let wants_timestamps =
+            self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
+        let received_us = if wants_timestamps { now_us() } else { None };
         // Cannot truncate: no datagram is that long.
         DatagramHeader {
             len: len as u32,

@@ -246,7 +246,7 @@ pub(super) fn split_token(token: u32) -> (usize, u32) {
 
 impl Domain {
     /// Creates a domain without clients.
-    pub fn new(index: u8, config: &ChannelConfig, comes_and_goes: bool) -> std::io::Result<Self> {
+    pub fn new(index: u8, config: &ChannelConfig, is_for_processes: bool) -> std::io::Result<Self> {
         let region = Region::create(config)?;
         let sockets = region.sockets();
         let for_bytes = config.buffer_bytes_max / (2 * u64::from(config.socket_buffer_bytes));
@@ -254,7 +254,7 @@ impl Domain {
         Ok(Self {
             index,
             wake: Arc::new(EventFd::new()?),
-            is_for_processes: comes_and_goes,
+            is_for_processes,
             clients: (0..region.clients()).map(|_| None).collect(),
             client_mask: 0,
             pending_listeners: 0,
@@ -512,8 +512,8 @@ impl Domain {
         // Pairs with the fence of a client that has read.
         fence(Ordering::SeqCst);
         let read = area.positions(Direction::Incoming).read();
-        let held = self.sockets[socket as usize].received.saturating_sub(read);
-        cx.set_unread(conn, held.min(self.region.buffer_bytes() as u64) as u32);
+        let unread = self.sockets[socket as usize].received.saturating_sub(read);
+        cx.set_unread(conn, unread.min(self.region.buffer_bytes() as u64) as u32);
     }
 
     /// Returns whether clients left bytes unread. An invalid position counts as unread bytes.
@@ -582,7 +582,7 @@ impl Domain {
             }
         };
         entry.taken = taken;
-        let lends = entry.loan.is_some();
+        let has_loan = entry.loan.is_some();
         self.charge(done);
         match end {
             ForwardOutcome::All | ForwardOutcome::Blocked => {}
@@ -592,7 +592,7 @@ impl Domain {
         if filled {
             self.ensure_large_buffer(cx, socket, conn, Direction::Outgoing);
         }
-        if lends {
+        if has_loan {
             moved = self.return_acked(cx, socket, conn);
         }
         if moved {
@@ -738,9 +738,9 @@ impl Domain {
         })
     }
 
-    /// Returns whether a client runs on `cpu`. `alone`: there is no other domain with clients.
-    pub fn has_client_running_on(&self, cpu: usize, alone: bool) -> bool {
-        (alone || !self.is_penalised)
+    /// Returns whether a client runs on `cpu`. `is_single`: there is no other domain with clients.
+    pub fn has_client_running_on(&self, cpu: usize, is_single: bool) -> bool {
+        (is_single || !self.is_penalised)
             && set_bits(self.client_mask).any(|number| {
                 let works = self.clients[number].as_ref().is_some_and(|client| !client.is_idle);
                 works
@@ -754,9 +754,9 @@ impl Domain {
     ///
     /// Only a client knows where it runs. A client that falsely claims to run on `cpu`, and notifies in each
     /// turn to get the next yield, would delay everybody's frames all the time. So if there are other domains
-    /// (`alone` is false), a domain that used its whole time slice is skipped at the next sleep.
-    pub fn yield_cpu(&mut self, cpu: usize, alone: bool) -> Option<bool> {
-        if self.is_penalised && !alone {
+    /// (`is_single` is false), a domain that used its whole time slice is skipped at the next sleep.
+    pub fn yield_cpu(&mut self, cpu: usize, is_single: bool) -> Option<bool> {
+        if self.is_penalised && !is_single {
             return Some(false);
         }
         let region = &self.region;

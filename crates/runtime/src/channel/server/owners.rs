@@ -68,8 +68,8 @@ impl Domain {
         match id {
             SocketId::Socket { socket, generation } => {
                 let entry = self.sockets.get_mut(socket as usize)?;
-                let lives = entry.is_in_use && entry.generation == generation;
-                lives.then_some((&mut entry.owners, &mut entry.proxies))
+                let is_alive = entry.is_in_use && entry.generation == generation;
+                is_alive.then_some((&mut entry.owners, &mut entry.proxies))
             }
             SocketId::Listener(number) => {
                 let listening = self.listeners.get_mut(number as usize)?.as_mut()?;

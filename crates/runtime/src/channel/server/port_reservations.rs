@@ -60,8 +60,8 @@ impl PortReservations {
             let ports = (0..count).map(|n| ephemeral.start() + ((start + n) % count) as u16);
             let mut ports = ports.map(|port| SocketAddr::new(address.ip(), port));
             // A port that was chosen by the stack is not shared.
-            let alone = AddressSharing { reuse_address: false, reuse_port: false, ..sharing };
-            ports.find(|address| free(self, *address, alone)).ok_or(ReserveError::InUse)?
+            let unshared = AddressSharing { reuse_address: false, reuse_port: false, ..sharing };
+            ports.find(|address| free(self, *address, unshared)).ok_or(ReserveError::InUse)?
         };
         let entry = Some(PortReservation { address, sharing, owner });
         let number = match self.entries.iter().position(Option::is_none) {
@@ -131,17 +131,17 @@ impl ChannelServer {
         };
         let listeners = self.domains.iter().flatten().flat_map(|domain| domain.listeners.iter().flatten());
         let listening: Vec<(SocketAddr, AddressSharing)> =
-            listeners.map(|known| (known.address, known.sharing)).collect();
+            listeners.map(|listener| (listener.address, listener.sharing)).collect();
         self.ports.reserve(at, sharing, owner, &choice, &listening)
     }
 }
 
 /// Returns whether two local addresses overlap.
-fn overlap(one: IpAddr, one_v6_only: bool, other: IpAddr, other_v6_only: bool) -> bool {
-    match (one, other) {
+fn overlap(first: IpAddr, one_v6_only: bool, other: IpAddr, other_v6_only: bool) -> bool {
+    match (first, other) {
         (IpAddr::V6(v6), IpAddr::V4(_)) => v6.is_unspecified() && !one_v6_only,
         (IpAddr::V4(_), IpAddr::V6(v6)) => v6.is_unspecified() && !other_v6_only,
-        (one, other) => one == other || one.is_unspecified() || other.is_unspecified(),
+        (first, other) => first == other || first.is_unspecified() || other.is_unspecified(),
     }
 }
 

@@ -49,8 +49,8 @@ impl Domain {
             DomainSocket { is_in_use: true, generation, preallocated, ..DomainSocket::default() };
         let area = self.region.socket(socket);
         area.reset(generation);
-        let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-        area.set_endpoints([nobody; 2]);
+        let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        area.set_endpoints([unspecified; 2]);
         area.state.store(0, Ordering::Relaxed);
         offer_slots::put_preallocated(
             &self.region.preallocated(client)[slot],

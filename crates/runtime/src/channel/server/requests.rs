@@ -16,10 +16,10 @@ impl Domain {
             let Some(client) = self.clients.get_mut(number).and_then(Option::as_mut) else { break };
             match client.from_client.pop(self.region.to_stack(number)) {
                 Ok(None) => break,
-                Ok(Some((socket, why))) => {
+                Ok(Some((socket, reasons))) => {
                     client.is_suspended = false;
                     handled += 1;
-                    self.handle_doorbell(cx, number, socket, why);
+                    self.handle_doorbell(cx, number, socket, reasons);
                 }
                 Err(_) => {
                     self.stats.violations += 1;
@@ -32,7 +32,7 @@ impl Domain {
     }
 
     /// Processes one notification.
-    fn handle_doorbell(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, why: u8) {
+    fn handle_doorbell(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, reasons: u8) {
         let Some(entry) = self.sockets.get(socket as usize) else {
             self.stats.violations += 1;
             return;
@@ -53,7 +53,7 @@ impl Domain {
         if entry.owners & bit == 0 {
             return;
         }
-        if why & RELEASED != 0 {
+        if reasons & RELEASED != 0 {
             let is_connection = entry.conn.is_some();
             entry.owners &= !bit;
             self.close_if_unowned(cx, socket);

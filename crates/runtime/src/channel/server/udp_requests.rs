@@ -42,23 +42,23 @@ impl Domain {
                     return ChannelReply::UdpBind(Err(UdpError::TooManySockets));
                 }
                 let socket = self.socket_slots.peek().expect("a socket is free: checked above");
-                let by_region = matches!(request, UdpRequest::Open(..));
+                let through_region = matches!(request, UdpRequest::Open(..));
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.socket_slots.allocate();
                     let generation = self.socket(socket).generation;
                     let (bits, owners) = (state::UDP, 1 << client);
                     self.udp.insert(udp, (socket, VecDeque::new()));
-                    let known = Some(udp);
+                    let udp_socket = Some(udp);
                     *self.socket(socket) = DomainSocket {
                         is_in_use: true,
                         generation,
                         owners,
                         state_bits: bits,
-                        udp: known,
+                        udp: udp_socket,
                         ..DomainSocket::default()
                     };
                     self.region.socket(socket).reset(generation);
-                    if by_region {
+                    if through_region {
                         self.open_datagram_queue(cx, socket, udp);
                         self.set_recverr(socket, options.recverr_v4 || options.recverr_v6);
                     }
