@@ -216,8 +216,8 @@ impl<'a> Context<'a> {
         self.core.listen_exclusive(local, options).map_err(|e| Error::Listen(local, e))
     }
 
-    /// Sets a listener's backlog. `unaccepted` is the number of accepted connections that count in it because no
-    /// client has taken them yet. Has no effect where the engine is reached through a channel, which has
+    /// Sets a listener's backlog. `unaccepted` is the number of accepted connections that count in it because
+    /// no client has taken them yet. Has no effect where the engine is reached through a channel, which has
     /// limits of its own.
     pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, unaccepted: u32) {
         if let Some(stack) = self.core.stack.local_mut() {
@@ -316,8 +316,11 @@ impl<'a> Context<'a> {
     }
 
     /// See [`Stack::sendable_within`](ginnel_stack::stack::Stack::sendable_within).
-    pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> u32 {
-        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, limits.0, limits.1))
+    pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, unsent_max: u32, unacked_max: u32) -> u32 {
+        self.core
+            .stack
+            .local_mut()
+            .map_or(len, |stack| stack.sendable_within(conn, len, unsent_max, unacked_max))
     }
 
     /// Queues `len` bytes of a source, beginning at `offset`, without copying them. All or nothing: after
@@ -327,8 +330,8 @@ impl<'a> Context<'a> {
     }
 
     /// Queues as many bytes of a source as there is space for, without copying them: see
-    /// [`Stack::send_source_partial`](ginnel_stack::stack::Stack::send_source_partial). Fails unless the engine is in
-    /// this thread.
+    /// [`Stack::send_source_partial`](ginnel_stack::stack::Stack::send_source_partial). Fails unless the
+    /// engine is in this thread.
     pub(crate) fn send_source_partial(
         &mut self,
         conn: Conn,
@@ -472,9 +475,9 @@ impl<'a> Context<'a> {
         self.core.resume_reading.push(conn);
     }
 
-    /// Sends the datagrams that are concatenated in `data`: each has `gso_size` bytes, except that the last may
-    /// be shorter. They go to the connected peer if no destination is given, and from `source` if that is one
-    /// of the stack's addresses. A device with segmentation offload gets them in one piece.
+    /// Sends the datagrams that are concatenated in `data`: each has `gso_size` bytes, except that the last
+    /// may be shorter. They go to the connected peer if no destination is given, and from `source` if that is
+    /// one of the stack's addresses. A device with segmentation offload gets them in one piece.
     ///
     /// # Errors
     /// As [`Context::udp_send`]; [`UdpError::TooLong`] also if a datagram does not fit into a packet of the

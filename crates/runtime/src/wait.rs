@@ -1,5 +1,7 @@
 //! Sleeping in the kernel until there is work, and waking a sleeping thread from another one.
-#![allow(unsafe_code)] // devices name what to sleep on by its number: `RxQueue::wake_fd`; and a call that rustix has for new kernels only
+// devices name what to sleep on by its number: `RxQueue::wake_fd`; and a call that rustix has for new kernels
+// only
+#![allow(unsafe_code)]
 
 use crate::internal_fd::InternalFd;
 use core::time::Duration;
@@ -154,8 +156,8 @@ fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyF
 }
 
 /// Sleeps until one of the descriptors is readable, a signal arrives, or `timeout` expires (`None`: never).
-/// Returns the readable ones: first those of `wake_fds`, then those of `devices`, which the caller owns and keeps
-/// open meanwhile.
+/// Returns the readable ones: first those of `wake_fds`, then those of `devices`, which the caller owns and
+/// keeps open meanwhile.
 pub(crate) fn sleep(
     wake_fds: [BorrowedFd<'_>; 2],
     devices: &[RawFd],

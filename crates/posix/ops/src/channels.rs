@@ -681,7 +681,7 @@ impl Channels {
 
     pub fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> Result<u32, Stale> {
         let (client, conn) = self.client_mut(conn)?;
-        client.sendable_within(conn, len, limits)
+        client.sendable_within(conn, len, limits.0, limits.1)
     }
 
     pub fn written(&mut self, conn: Conn) -> Result<u64, Stale> {

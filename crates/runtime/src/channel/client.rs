@@ -581,24 +581,30 @@ impl Client {
     /// Returns an error if the handle is stale.
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
         if self.socket_ref(conn)?.has_pending_record() {
-            let _ = self.sendable_within(conn, 0, (u32::MAX, u32::MAX));
+            let _ = self.sendable_within(conn, 0, u32::MAX, u32::MAX);
         }
         self.socket_ref(conn)?.end_record();
         self.notify(conn.index(), NOTIFIED);
         Ok(())
     }
 
-    /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `limits.0` bytes are unsent,
-    /// counting what the stack would send meanwhile, or `limits.1` bytes are unacknowledged. If the result is
-    /// less than `len`, [`ClientEvent::Writable`] follows when bytes were acknowledged, or were sent if
-    /// [`await_send_space`](Self::await_send_space) requested it.
+    /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `unsent_max` bytes are
+    /// unsent, counting what the stack would send meanwhile, or `unacked_max` bytes are unacknowledged. If
+    /// the result is less than `len`, [`ClientEvent::Writable`] follows when bytes were acknowledged, or were
+    /// sent if [`await_send_space`](Self::await_send_space) requested it.
     ///
     /// # Errors
     /// Returns an error if the handle is stale, the connection is closed, or the shard is gone.
-    pub fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> Result<u32, Stale> {
+    pub fn sendable_within(
+        &mut self,
+        conn: Conn,
+        len: u32,
+        unsent_max: u32,
+        unacked_max: u32,
+    ) -> Result<u32, Stale> {
         self.tracked(conn)?;
         self.flush();
-        match self.call(ChannelRequest::SendableWithin(conn.index(), len, limits)) {
+        match self.call(ChannelRequest::SendableWithin(conn.index(), len, (unsent_max, unacked_max))) {
             Ok(ChannelReply::SendableWithin(result)) => result,
             _ => Err(Stale::Handle),
         }

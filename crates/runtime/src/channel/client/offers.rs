@@ -88,8 +88,8 @@ impl Client {
         loop {
             let slot = *queue.front()?;
             let bits = self.region.offers(self.number)[slot].load(Ordering::Acquire);
-            if matches!(OfferSlot::from_bits(bits), OfferSlot::Offered { listener: of, .. } if u32::from(of) == listener)
-            {
+            let offer = OfferSlot::from_bits(bits);
+            if matches!(offer, OfferSlot::Offered { listener: of, .. } if u32::from(of) == listener) {
                 return Some((slot, bits));
             }
             // The offer was revoked. If the connection is offered again, that is a new offer.

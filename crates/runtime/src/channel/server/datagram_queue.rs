@@ -149,8 +149,8 @@ impl Domain {
         }
     }
 
-    /// Sends what clients wrote, up to a cost of `max_cost` or a little more, and uses the space that they freed.
-    /// The rest follows in the next turn.
+    /// Sends what clients wrote, up to a cost of `max_cost` or a little more, and uses the space that they
+    /// freed. The rest follows in the next turn.
     pub(super) fn send_queued_datagrams(
         &mut self,
         cx: &mut Context<'_>,

@@ -781,8 +781,8 @@ impl Domain {
         Some(yielded)
     }
 
-    /// Ends a sleep. Returns whether a client has woken the shard. `has_expired`: the yield lasted for its full
-    /// time.
+    /// Ends a sleep. Returns whether a client has woken the shard. `has_expired`: the yield lasted for its
+    /// full time.
     pub fn after_sleep(&mut self, has_expired: bool) -> bool {
         let region = &self.region;
         region.set_cpu(rustix::thread::sched_getcpu());

@@ -139,15 +139,16 @@ impl Domain {
                     None => Vec::new(),
                 })
             }
-            ChannelRequest::SendableWithin(socket, len, (unsent, queued)) => {
+            ChannelRequest::SendableWithin(socket, len, (unsent, unacked)) => {
                 ChannelReply::SendableWithin(match owned_conn(self, socket) {
                     Some(conn) => {
                         // What was written before counts first.
                         self.process_socket(cx, socket);
                         let ahead = self.untaken_bytes(socket);
-                        let limits = (unsent.saturating_sub(ahead), queued.saturating_sub(ahead));
-                        let sendable = cx.sendable_within(conn, len.min(1 << 30), limits);
-                        let sendable = if ahead < unsent.min(queued) { sendable } else { 0 };
+                        let (unsent_max, unacked_max) =
+                            (unsent.saturating_sub(ahead), unacked.saturating_sub(ahead));
+                        let sendable = cx.sendable_within(conn, len.min(1 << 30), unsent_max, unacked_max);
+                        let sendable = if ahead < unsent.min(unacked) { sendable } else { 0 };
                         if sendable < len {
                             self.socket(socket).awaits_acked = true;
                             cx.request_writable(conn);

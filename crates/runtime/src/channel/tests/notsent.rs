@@ -35,9 +35,9 @@ fn writer_is_notified_below_the_low_water_mark() {
     let info = client.info(conn).unwrap();
     assert_eq!(client.not_sent(conn), Ok(info.notsent_bytes as usize));
     assert!(info.unacked >= 10);
-    let sendable = client.sendable_within(conn, 1 << 20, (LOW, u32::MAX)).unwrap();
+    let sendable = client.sendable_within(conn, 1 << 20, LOW, u32::MAX).unwrap();
     assert!(sendable < 1 << 16, "at most what the last buffer takes: {sendable}");
-    assert_eq!(client.sendable_within(conn, 1 << 20, (u32::MAX, u32::MAX)), Ok(1 << 20));
+    assert_eq!(client.sendable_within(conn, 1 << 20, u32::MAX, u32::MAX), Ok(1 << 20));
     assert_eq!(client.await_send_space(conn, 1), Ok(true), "there is space in the buffer");
     alone(&mut fixture, 3);
     assert_eq!(client.next_event(), None, "but too many bytes are unsent");
