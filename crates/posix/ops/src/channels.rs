@@ -145,7 +145,7 @@ impl Channels {
 
     /// Splits a connection handle into its shard and the handle there.
     #[inline(always)]
-    fn to_shard(&self, conn: Conn) -> (usize, Conn) {
+    fn split_handle(&self, conn: Conn) -> (usize, Conn) {
         let index = conn.index();
         let shard = (index & self.mask) as usize;
         (shard, Conn::new(index >> self.bits, conn.generation()))
@@ -153,7 +153,7 @@ impl Channels {
 
     /// Joins a shard and a handle there to a connection handle.
     #[inline(always)]
-    fn from_shard(&self, shard: usize, conn: Conn) -> Conn {
+    fn join_handle(&self, shard: usize, conn: Conn) -> Conn {
         // Cannot overflow: sockets are numbered with 24 bits, and shards with 6.
         Conn::new(conn.index() << self.bits | shard as u32, conn.generation())
     }
@@ -161,28 +161,28 @@ impl Channels {
     /// Returns the channel of a connection for reading. A handle that was not made here has none.
     #[inline(always)]
     fn client_of(&self, conn: Conn) -> Result<(&Client, Conn), Stale> {
-        let (shard, conn) = self.to_shard(conn);
+        let (shard, conn) = self.split_handle(conn);
         self.clients.get(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
     /// Returns the channel of a connection for writing, and marks its shard for the next flush.
     #[inline(always)]
     fn client_mut(&mut self, conn: Conn) -> Result<(&mut Client, Conn), Stale> {
-        let (shard, conn) = self.to_shard(conn);
+        let (shard, conn) = self.split_handle(conn);
         self.dirty |= 1 << shard;
         self.clients.get_mut(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
     /// Returns the identifier of a connection that is valid in all processes.
     pub fn socket_id(&self, conn: Conn) -> GlobalSocketId {
-        let (shard, conn) = self.to_shard(conn);
+        let (shard, conn) = self.split_handle(conn);
         // Cannot truncate: there are at most 64 shards.
         GlobalSocketId::conn(shard as u16, conn)
     }
 
     /// Returns the handle of a connection, given its shard and the handle there.
     pub fn conn_of(&self, shard: u16, conn: Conn) -> Conn {
-        self.from_shard(shard.into(), conn)
+        self.join_handle(shard.into(), conn)
     }
 
     /// Returns the identifiers of a listener, one for each shard.
@@ -369,7 +369,7 @@ impl Channels {
             if let Some(conn) = self.clients[shard].accept(listener_entry.numbers[shard]) {
                 listener_entry.next_shard = (shard + 1) % count;
                 self.dirty |= 1 << shard;
-                return Some(self.from_shard(shard, conn));
+                return Some(self.join_handle(shard, conn));
             }
             listener_entry.may_offer &= !(1 << shard);
         }
@@ -405,7 +405,7 @@ impl Channels {
             match self.clients[shard].connect(remote, options) {
                 Ok(conn) => {
                     self.dirty |= 1 << shard;
-                    return Ok(self.from_shard(shard, conn));
+                    return Ok(self.join_handle(shard, conn));
                 }
                 Err(
                     error @ Error::Connect(
@@ -428,7 +428,7 @@ impl Channels {
         self.next_connect_shard = (shard + 1) % self.clients.len();
         self.dirty |= 1 << shard;
         match self.clients[shard].connect_without_request(remote) {
-            Ok(conn) => Ok(self.from_shard(shard, conn)),
+            Ok(conn) => Ok(self.join_handle(shard, conn)),
             // The shard answered that it has no port; another shard may have one.
             Err(Error::Connect(_, ConnectError::AddressNotAvailable | ConnectError::PortsExhausted)) => {
                 self.connect(remote, ConnectOptions::default())
@@ -452,14 +452,14 @@ impl Channels {
         for _ in 0..self.clients.len() {
             let shard = self.next_event_shard;
             if let Some(event) = self.clients[shard].next_event() {
-                return Some(self.event_from_shard(shard, event));
+                return Some(self.translate_event(shard, event));
             }
             self.next_event_shard = (shard + 1) % self.clients.len();
         }
         None
     }
 
-    fn event_from_shard(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
+    fn translate_event(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
         let local_number = |this: &mut Self, number: u32| {
             let local =
                 this.listener_of_shard[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
@@ -473,22 +473,22 @@ impl Channels {
                 ClientEvent::Offered { listener: local_number(self, listener).unwrap_or(u32::MAX) }
             }
             ClientEvent::Accepted { conn, listener } => ClientEvent::Accepted {
-                conn: self.from_shard(shard, conn),
+                conn: self.join_handle(shard, conn),
                 listener: local_number(self, listener).unwrap_or(u32::MAX),
             },
-            ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.from_shard(shard, conn) },
-            ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.from_shard(shard, conn) },
-            ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.from_shard(shard, conn) },
+            ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.join_handle(shard, conn) },
+            ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.join_handle(shard, conn) },
+            ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.join_handle(shard, conn) },
             ClientEvent::Acked { conn, bytes } => {
-                ClientEvent::Acked { conn: self.from_shard(shard, conn), bytes }
+                ClientEvent::Acked { conn: self.join_handle(shard, conn), bytes }
             }
-            ClientEvent::Urgent { conn } => ClientEvent::Urgent { conn: self.from_shard(shard, conn) },
-            ClientEvent::Datagrams { conn } => ClientEvent::Datagrams { conn: self.from_shard(shard, conn) },
+            ClientEvent::Urgent { conn } => ClientEvent::Urgent { conn: self.join_handle(shard, conn) },
+            ClientEvent::Datagrams { conn } => ClientEvent::Datagrams { conn: self.join_handle(shard, conn) },
             ClientEvent::PeerClosed { conn } => {
-                ClientEvent::PeerClosed { conn: self.from_shard(shard, conn) }
+                ClientEvent::PeerClosed { conn: self.join_handle(shard, conn) }
             }
             ClientEvent::Closed { conn, reason } => {
-                ClientEvent::Closed { conn: self.from_shard(shard, conn), reason }
+                ClientEvent::Closed { conn: self.join_handle(shard, conn), reason }
             }
         }
     }
@@ -638,7 +638,7 @@ impl Channels {
         buffers: &mut [IoSliceMut<'_>],
         skip: usize,
     ) -> Result<(SocketState, Option<usize>), Stale> {
-        let (shard, conn) = self.to_shard(conn);
+        let (shard, conn) = self.split_handle(conn);
         let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
         let result = client.recv_into(conn, buffers, skip);
         // Most reads need not notify the stack.
@@ -758,7 +758,7 @@ impl Channels {
             match self.clients[shard].udp_open(local, options) {
                 Ok(conn) => {
                     self.next_udp_shard = (shard + 1) % count;
-                    return Ok(self.from_shard(shard, conn));
+                    return Ok(self.join_handle(shard, conn));
                 }
                 // Another shard may have free ports or room; and a socket can share a port only on the shard
                 // that has it.

@@ -166,6 +166,7 @@ pub unsafe extern "C" fn recvfrom(
             // SAFETY: the buffer has the length that the caller states.
             Some(name) => unsafe { ffi::write_value(name.bytes(), from.cast(), from_len) }?,
             // A stream does not report where bytes come from.
+            // SAFETY: the caller's promise.
             None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
         }
         Ok(received.count)

@@ -181,8 +181,8 @@ mod tests {
         let mut own = vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }; INSTRUCTIONS_MAX];
         let mut filter = |len: usize| sock_fprog { len: len as u16, filter: own.as_mut_ptr() };
         let most = INSTRUCTIONS_MAX - preamble().len();
-        // SAFETY: the array has at least that many instructions.
         let lines = |len: usize, filter: sock_fprog| {
+            // SAFETY: the array has at least that many instructions.
             unsafe { with_preamble(&raw const filter) }.map(|l| l.len() - len)
         };
         assert_eq!(lines(most, filter(most)), Some(preamble().len()));
