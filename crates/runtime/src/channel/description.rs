@@ -84,7 +84,7 @@ impl SharedDescription {
 mod tests {
     use super::*;
 
-    fn nothing() -> SharedDescription {
+    fn empty() -> SharedDescription {
         let word = || AtomicU32::new(0);
         let bytes = [const { AtomicU8::new(0) }; DESCRIPTION_BYTES_MAX];
         SharedDescription { version: word(), generation: word(), len: word(), bytes }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn read_returns_whole_values_of_its_generation() {
-        let description = nothing();
+        let description = empty();
         assert_eq!(description.read(0), None);
         let first = description.write(7, b"first").unwrap();
         assert_eq!(description.read(7), Some((first, b"first".to_vec())));
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn concurrent_writes_are_never_read_torn() {
-        let description = nothing();
+        let description = empty();
         std::thread::scope(|scope| {
             for fill in [1u8, 2] {
                 let description = &description;

@@ -1,7 +1,7 @@
 //! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
 
 use super::client_state::{ClientState, PendingOffer};
-use super::domain::{Domain, DomainListener, set_bits};
+use super::domain::{Domain, DomainListener, iter_set_bits};
 use crate::channel::control::AddressSharing;
 use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots::{self, RevokeOutcome};
@@ -77,7 +77,7 @@ impl Domain {
     /// clients with fallback credits, then the client with the fewest outstanding offers, then clients in
     /// turn.
     pub(super) fn distribute(&mut self, cx: &mut Context<'_>) {
-        for listener in set_bits(self.pending_listeners) {
+        for listener in iter_set_bits(self.pending_listeners) {
             loop {
                 let Some(listening) = self.listeners[listener].as_ref().filter(|l| !l.pending.is_empty())
                 else {
@@ -88,7 +88,7 @@ impl Domain {
                 // Clients after the one that got the last offer come first.
                 let owners = self.client_mask & listening.owners;
                 let first = owners & !(u64::MAX >> (63 - self.distributed_to));
-                let in_turn = set_bits(first).chain(set_bits(owners & !first));
+                let in_turn = iter_set_bits(first).chain(iter_set_bits(owners & !first));
                 let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let rank = |n: &usize| (self.is_fallback(*n, listener), out(n));
                 // Usually one client accepts, and there is nothing to compare.

@@ -213,7 +213,7 @@ enum ForwardOutcome {
 }
 
 /// Returns the numbers of the bits that are set, in ascending order.
-pub(super) fn set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
+pub(super) fn iter_set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let number = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
         bits &= bits - 1;
@@ -688,7 +688,7 @@ impl Domain {
 
     /// Wakes clients that sleep and were notified.
     fn wake_clients(&mut self) {
-        for number in set_bits(self.client_mask) {
+        for number in iter_set_bits(self.client_mask) {
             if let Some(client) = &mut self.clients[number]
                 && client.to_client.needs_wakeup(self.region.to_client(number))
             {
@@ -710,7 +710,7 @@ impl Domain {
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
         self.turn_budget = TURN_BUDGET_BYTES;
         let continued = self.resume_unfinished(cx);
-        let members = set_bits(self.client_mask);
+        let members = iter_set_bits(self.client_mask);
         let handled: usize =
             members.map(|number| self.handle_doorbells(cx, number, DOORBELLS_PER_TURN_MAX)).sum();
         // Writers that want space can wait while there is other work, for the peer acknowledges meanwhile.
@@ -732,7 +732,7 @@ impl Domain {
             return false;
         }
         // All clients have to be prepared, even if one has notified.
-        set_bits(self.client_mask).fold(true, |may_sleep, number| {
+        iter_set_bits(self.client_mask).fold(true, |may_sleep, number| {
             let client = self.clients[number].as_mut();
             client.is_none_or(|c| c.from_client.before_sleep(region.to_stack(number))) && may_sleep
         })
@@ -741,7 +741,7 @@ impl Domain {
     /// Returns whether a client runs on `cpu`. `is_single`: there is no other domain with clients.
     pub fn has_client_running_on(&self, cpu: usize, is_single: bool) -> bool {
         (is_single || !self.is_penalised)
-            && set_bits(self.client_mask).any(|number| {
+            && iter_set_bits(self.client_mask).any(|number| {
                 let works = self.clients[number].as_ref().is_some_and(|client| !client.is_idle);
                 works
                     && self.region.client_cpu(number) == Some(cpu)
@@ -761,7 +761,7 @@ impl Domain {
         }
         let region = &self.region;
         let mut yielded = false;
-        for number in set_bits(self.client_mask) {
+        for number in iter_set_bits(self.client_mask) {
             let Some(client) = &mut self.clients[number] else { continue };
             let (up, down) = (region.to_stack(number), region.to_client(number));
             // Whatever a client writes there, the shard yields to it only while it appears to be active.
@@ -787,7 +787,7 @@ impl Domain {
         let region = &self.region;
         region.set_cpu(rustix::thread::sched_getcpu());
         let mut woken = false;
-        for number in set_bits(self.client_mask) {
+        for number in iter_set_bits(self.client_mask) {
             let Some(client) = &mut self.clients[number] else { continue };
             let up = region.to_stack(number);
             let woke = client.from_client.after_sleep(up);

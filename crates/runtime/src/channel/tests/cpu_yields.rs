@@ -5,7 +5,7 @@ use crate::wait::{self, EventFd};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Pins the rest of a test to one CPU.
-fn stay_on_one_cpu() {
+fn pin_to_one_cpu() {
     let allowed = sched_getaffinity(None).unwrap();
     let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
     let mut set = CpuSet::new();
@@ -15,31 +15,31 @@ fn stay_on_one_cpu() {
 
 /// Calls the methods that a shard calls before it sleeps. Returns `None` if it must not sleep, and otherwise
 /// how long it yields its CPU.
-fn goes_to_sleep(fixture: &Fixture) -> Option<Option<Duration>> {
+fn prepare_sleep(fixture: &Fixture) -> Option<Option<Duration>> {
     let mut server = fixture.server.lock().unwrap();
     server.handler_mut().before_sleep().then(|| server.handler_mut().yield_cpu())
 }
 
 /// Lets the yield last for its full time.
-fn runs_out(fixture: &Fixture) {
+fn expire_yield(fixture: &Fixture) {
     fixture.server.lock().unwrap().handler_mut().yield_expired();
 }
 
-fn wakes(fixture: &Fixture, is_readable: bool) {
+fn end_sleep(fixture: &Fixture, is_readable: bool) {
     fixture.server.lock().unwrap().handler_mut().after_sleep(is_readable);
 }
 
-const TURN: Option<Option<Duration>> = Some(Some(Duration::from_micros(70)));
+const YIELD: Option<Option<Duration>> = Some(Some(Duration::from_micros(70)));
 
 fn setup(turn_us: u32) -> (Fixture, Client) {
-    stay_on_one_cpu();
+    pin_to_one_cpu();
     let fixture = Fixture::new(&ChannelConfig { turn_us, ..small_config() }, Peer::default());
     let client = fixture.client();
     (fixture, client)
 }
 
 /// Makes the client sleep and wake up.
-fn wake_up(client: &mut Client) {
+fn sleep_and_wake(client: &mut Client) {
     assert!(client.before_sleep());
     client.after_sleep(true);
 }
@@ -47,33 +47,33 @@ fn wake_up(client: &mut Client) {
 #[test]
 fn shard_yields_until_its_cpus_client_sleeps() {
     let (mut fixture, mut client) = setup(70);
-    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client's CPU is unknown");
-    wakes(&fixture, false);
-    wake_up(&mut client);
+    assert_eq!(prepare_sleep(&fixture), Some(None), "the client's CPU is unknown");
+    end_sleep(&fixture, false);
+    sleep_and_wake(&mut client);
     assert!(fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(goes_to_sleep(&fixture), TURN);
+    assert_eq!(prepare_sleep(&fixture), YIELD);
     let fd = fixture.server.lock().unwrap().handler().wake_fd().unwrap();
     let is_woken = || {
         let idle_event = EventFd::new().unwrap();
         wait::sleep([idle_event.as_fd(); 2], &[fd], Some(Duration::ZERO)).unwrap().contains(2)
     };
     // A notification wakes nobody now, but the client's sleep does.
-    listen_soon(&mut client);
+    notify_stack(&mut client);
     assert!(!is_woken());
     assert!(client.before_sleep());
     assert!(is_woken());
-    wakes(&fixture, true);
+    end_sleep(&fixture, true);
     assert!(!is_woken());
     fixture.run(Duration::from_millis(1));
     assert!(!fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client sleeps");
-    listen_soon(&mut client);
+    assert_eq!(prepare_sleep(&fixture), Some(None), "the client sleeps");
+    notify_stack(&mut client);
     assert!(is_woken(), "notifications wake the shard again");
-    wakes(&fixture, true);
+    end_sleep(&fixture, true);
 }
 
 /// Notifies the stack.
-fn listen_soon(client: &mut Client) {
+fn notify_stack(client: &mut Client) {
     client.set_credits(1, 5);
     client.flush();
 }
@@ -81,28 +81,28 @@ fn listen_soon(client: &mut Client) {
 #[test]
 fn idle_client_gets_no_yield_until_it_sleeps() {
     let (mut fixture, mut client) = setup(70);
-    wake_up(&mut client);
+    sleep_and_wake(&mut client);
     for _ in 0..3 {
-        assert_eq!(goes_to_sleep(&fixture), TURN);
+        assert_eq!(prepare_sleep(&fixture), YIELD);
         client.set_credits(1, 5);
-        runs_out(&fixture);
-        wakes(&fixture, false);
+        expire_yield(&fixture);
+        end_sleep(&fixture, false);
         fixture.run(Duration::from_micros(50));
     }
-    assert_eq!(goes_to_sleep(&fixture), TURN);
-    wakes(&fixture, false);
-    assert_eq!(goes_to_sleep(&fixture), TURN, "that yield was ended early");
-    runs_out(&fixture);
-    wakes(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), YIELD);
+    end_sleep(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), YIELD, "that yield was ended early");
+    expire_yield(&fixture);
+    end_sleep(&fixture, false);
     assert!(!fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(goes_to_sleep(&fixture), Some(None), "the client is idle, so the shard sleeps on its devices");
-    wakes(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), Some(None), "the client is idle, so the shard sleeps on its devices");
+    end_sleep(&fixture, false);
     assert!(client.before_sleep());
-    assert_eq!(goes_to_sleep(&fixture), Some(None));
-    wakes(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), Some(None));
+    end_sleep(&fixture, false);
     client.after_sleep(true);
-    assert_eq!(goes_to_sleep(&fixture), TURN);
-    wakes(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), YIELD);
+    end_sleep(&fixture, false);
 }
 
 #[test]
@@ -113,33 +113,33 @@ fn penalised_domain_is_skipped_every_other_sleep() {
         Client::open(parts, Box::new(domain)).unwrap()
     };
     // From now on the client claims to run on this CPU, wherever it runs.
-    wake_up(&mut client);
-    let mut takes_all = |fixture: &Fixture| {
-        let turn = goes_to_sleep(fixture);
+    sleep_and_wake(&mut client);
+    let mut use_whole_yield = |fixture: &Fixture| {
+        let turn = prepare_sleep(fixture);
         client.set_credits(1, 5);
-        if turn == TURN {
-            runs_out(fixture);
+        if turn == YIELD {
+            expire_yield(fixture);
         }
-        wakes(fixture, false);
+        end_sleep(fixture, false);
         turn
     };
-    let is_in_the_way = |fixture: &Fixture| fixture.server.lock().unwrap().handler().is_cpu_contended();
+    let is_contended = |fixture: &Fixture| fixture.server.lock().unwrap().handler().is_cpu_contended();
     for _ in 0..5 {
-        assert_eq!(takes_all(&fixture), TURN);
-        assert!(!is_in_the_way(&fixture), "the shard may poll");
+        assert_eq!(use_whole_yield(&fixture), YIELD);
+        assert!(!is_contended(&fixture), "the shard may poll");
         let mut server = fixture.server.lock().unwrap();
         let now = server.now();
         server.poll_once(now).unwrap();
         drop(server);
-        assert_eq!(takes_all(&fixture), Some(None), "the shard sleeps on its devices");
+        assert_eq!(use_whole_yield(&fixture), Some(None), "the shard sleeps on its devices");
         let mut server = fixture.server.lock().unwrap();
         server.poll_once(now).unwrap();
         drop(server);
-        assert!(is_in_the_way(&fixture));
+        assert!(is_contended(&fixture));
     }
     drop(other);
     for _ in 0..3 {
-        assert_eq!(takes_all(&fixture), TURN, "no other domain is delayed");
+        assert_eq!(use_whole_yield(&fixture), YIELD, "no other domain is delayed");
         let mut server = fixture.server.lock().unwrap();
         let now = server.now();
         server.poll_once(now).unwrap();
@@ -149,8 +149,8 @@ fn penalised_domain_is_skipped_every_other_sleep() {
 #[test]
 fn zero_turn_us_disables_yielding() {
     let (fixture, mut client) = setup(0);
-    wake_up(&mut client);
+    sleep_and_wake(&mut client);
     assert!(!fixture.server.lock().unwrap().handler().is_cpu_contended());
-    assert_eq!(goes_to_sleep(&fixture), Some(None));
-    wakes(&fixture, false);
+    assert_eq!(prepare_sleep(&fixture), Some(None));
+    end_sleep(&fixture, false);
 }

@@ -3,11 +3,12 @@
 use super::*;
 use ginnel_stack::options::TcpOption;
 
-const OWN: usize = 4096;
-const LARGE: usize = 1 << 16;
+const OWN_BYTES: usize = 4096;
+const LARGE_BYTES: usize = 1 << 16;
 
 fn setup(large_buffers_max: u32) -> (Fixture, Client) {
-    let config = ChannelConfig { large_buffer_bytes: LARGE as u32, large_buffers_max, ..small_config() };
+    let config =
+        ChannelConfig { large_buffer_bytes: LARGE_BYTES as u32, large_buffers_max, ..small_config() };
     let fixture = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
     let client = fixture.client();
     (fixture, client)
@@ -45,17 +46,20 @@ fn gauge(fixture: &Fixture, name: &str) -> u64 {
 fn writer_gets_large_buffer_after_filling_its_own() {
     let (mut fixture, mut client) = setup(4);
     let conn = connect(&mut fixture, &mut client);
-    assert_eq!(client.send(conn, &[1; OWN - 1]), Ok(OWN - 1));
+    assert_eq!(client.send(conn, &[1; OWN_BYTES - 1]), Ok(OWN_BYTES - 1));
     fixture.events(&mut client);
     assert_eq!(gauge(&fixture, "channel.large_buffers"), 0, "the own buffer was never full");
-    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, LARGE]);
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN_BYTES, LARGE_BYTES]);
     assert_eq!(
         (gauge(&fixture, "channel.large_buffers"), gauge(&fixture, "channel.large_buffers_limit")),
         (1, 4)
     );
     let received = &fixture.peer.handler().received[0];
-    assert_eq!(received.len(), OWN - 1 + OWN + LARGE);
-    assert!((0..LARGE).all(|i| received[2 * OWN - 1 + i] == (i % 251) as u8), "bytes arrive in order");
+    assert_eq!(received.len(), OWN_BYTES - 1 + OWN_BYTES + LARGE_BYTES);
+    assert!(
+        (0..LARGE_BYTES).all(|i| received[2 * OWN_BYTES - 1 + i] == (i % 251) as u8),
+        "bytes arrive in order"
+    );
     client.release(conn).unwrap();
     fixture.run(300 * SECOND);
     assert_eq!((fixture.sockets_in_use(), gauge(&fixture, "channel.large_buffers")), (0, 0));
@@ -68,7 +72,7 @@ fn reader_gets_large_buffer_after_draining_its_own() {
     let text: Vec<u8> = (0..1_000_000u32).map(|i| (i % 253) as u8).collect();
     fixture.connect_peer(&text);
     let conn = accepted(&fixture.events(&mut client))[0];
-    assert_eq!(client.readable(conn), Ok(OWN));
+    assert_eq!(client.readable(conn), Ok(OWN_BYTES));
     let (mut got, mut steps) = (Vec::<u8>::new(), Vec::new());
     while got.len() < text.len() {
         let mut out = vec![0; 100_000];
@@ -79,7 +83,7 @@ fn reader_gets_large_buffer_after_draining_its_own() {
         fixture.events(&mut client);
     }
     assert!(got == text);
-    assert_eq!(steps[..3], [OWN, LARGE, LARGE]);
+    assert_eq!(steps[..3], [OWN_BYTES, LARGE_BYTES, LARGE_BYTES]);
     assert_eq!(fixture.stats().violations, 0);
 }
 
@@ -88,27 +92,31 @@ fn reader_gets_large_buffer_after_draining_its_own() {
 fn large_buffers_are_limited_and_others_continue() {
     let (mut fixture, mut client) = setup(1);
     let [first, second] = [(); 2].map(|()| connect(&mut fixture, &mut client));
-    assert_eq!(fill(&mut fixture, &mut client, first), [OWN, LARGE]);
-    assert_eq!(fill(&mut fixture, &mut client, second), [OWN, OWN]);
+    assert_eq!(fill(&mut fixture, &mut client, first), [OWN_BYTES, LARGE_BYTES]);
+    assert_eq!(fill(&mut fixture, &mut client, second), [OWN_BYTES, OWN_BYTES]);
     assert!(fixture.stats().large_buffers_refused >= 2, "{:?}", fixture.stats());
-    assert_eq!(fixture.peer.handler().received[1].len(), 2 * OWN, "its bytes are delivered");
+    assert_eq!(fixture.peer.handler().received[1].len(), 2 * OWN_BYTES, "its bytes are delivered");
     client.abort(first).unwrap();
     client.release(first).unwrap();
     fixture.run(SECOND);
     // The buffer is full again, and this time a large one is free.
-    assert_eq!(fill(&mut fixture, &mut client, second), [OWN, LARGE]);
+    assert_eq!(fill(&mut fixture, &mut client, second), [OWN_BYTES, LARGE_BYTES]);
     let third = connect(&mut fixture, &mut client);
-    assert_eq!(fill(&mut fixture, &mut client, third), [OWN, OWN], "a new socket has its own buffer");
+    assert_eq!(
+        fill(&mut fixture, &mut client, third),
+        [OWN_BYTES, OWN_BYTES],
+        "a new socket has its own buffer"
+    );
 }
 
 #[test]
 fn small_buffer_option_prevents_large_buffer() {
     let (mut fixture, mut client) = setup(4);
     let conn = connect(&mut fixture, &mut client);
-    client.set_option(conn, TcpOption::SendBuffer(LARGE as u32 - 1)).unwrap();
-    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, OWN]);
-    client.set_option(conn, TcpOption::SendBuffer(LARGE as u32)).unwrap();
-    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN, LARGE]);
+    client.set_option(conn, TcpOption::SendBuffer(LARGE_BYTES as u32 - 1)).unwrap();
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN_BYTES, OWN_BYTES]);
+    client.set_option(conn, TcpOption::SendBuffer(LARGE_BYTES as u32)).unwrap();
+    assert_eq!(fill(&mut fixture, &mut client, conn), [OWN_BYTES, LARGE_BYTES]);
     assert_eq!(fixture.stats().large_buffers_refused, 0);
 }
 
@@ -121,7 +129,7 @@ fn large_write_is_taken_in_chunks_before_fin() {
     let mut fixture = Fixture::new(&config, Peer { listens: true, ..Peer::default() });
     let mut client = fixture.client();
     let conn = connect(&mut fixture, &mut client);
-    assert_eq!(client.send(conn, &[0; 2 * OWN]), Ok(OWN));
+    assert_eq!(client.send(conn, &[0; 2 * OWN_BYTES]), Ok(OWN_BYTES));
     fixture.events(&mut client);
     let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i % 249) as u8).collect();
     assert_eq!(client.send(conn, &bytes), Ok(BYTES));
@@ -137,7 +145,7 @@ fn large_write_is_taken_in_chunks_before_fin() {
     assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "more work is queued");
     fixture.run(SECOND);
     let peer = fixture.peer.handler();
-    assert_eq!((peer.received[0].len(), peer.has_fin[0]), (OWN + BYTES, true));
-    assert!(peer.received[0][OWN..] == bytes);
+    assert_eq!((peer.received[0].len(), peer.has_fin[0]), (OWN_BYTES + BYTES, true));
+    assert!(peer.received[0][OWN_BYTES..] == bytes);
     assert_eq!((fixture.sockets_in_use(), gauge(&fixture, "channel.large_buffers")), (0, 0));
 }

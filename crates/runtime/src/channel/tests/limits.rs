@@ -10,7 +10,7 @@ fn peer() -> Peer {
 }
 
 /// Creates two domains.
-fn two(fixture: &Fixture) -> [(SimulatedDomain, Client); 2] {
+fn open_two_domains(fixture: &Fixture) -> [(SimulatedDomain, Client); 2] {
     let server = SameThread(fixture.server.clone());
     [(); 2].map(|()| {
         let (domain, parts) = server.open_domain().unwrap();
@@ -24,7 +24,7 @@ fn connect(client: &mut Client) -> Result<Conn, Error> {
 }
 
 /// Sends a line and receives its echo.
-fn is_served(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
+fn assert_echo(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
     client.send(conn, b"as ever").unwrap();
     fixture.events(client);
     let mut out = [0; 64];
@@ -37,7 +37,7 @@ fn is_served(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
 fn buffer_bytes_max_limits_each_domain_separately() {
     let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small_config() };
     let mut fixture = Fixture::new(&config, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&fixture);
+    let [(_, mut greedy), (_, mut good)] = open_two_domains(&fixture);
     let conn = connect(&mut good).unwrap();
     let conns: Vec<Conn> = (0..3).map(|_| connect(&mut greedy).unwrap()).collect();
     for _ in 0..5 {
@@ -47,14 +47,14 @@ fn buffer_bytes_max_limits_each_domain_separately() {
     let error = greedy.udp_bind("0.0.0.0:53".parse().unwrap(), UdpOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "bind 0.0.0.0:53: too many sockets");
     assert_eq!(fixture.stats().sockets_refused, 6);
-    is_served(&mut fixture, &mut good, conn);
+    assert_echo(&mut fixture, &mut good, conn);
     connect(&mut good).unwrap();
     // After one socket is freed, another one can be opened.
     greedy.abort(conns[0]).unwrap();
     greedy.release(conns[0]).unwrap();
     fixture.run(SECOND);
     let conn = connect(&mut greedy).unwrap();
-    is_served(&mut fixture, &mut greedy, conn);
+    assert_echo(&mut fixture, &mut greedy, conn);
     drop(greedy);
     fixture.run(300 * SECOND);
     assert_eq!(fixture.sockets_in_use(), 2, "sockets of the other domain");
@@ -64,7 +64,7 @@ fn buffer_bytes_max_limits_each_domain_separately() {
 #[test]
 fn datagram_bytes_max_limits_each_domain_separately() {
     let mut fixture = Fixture::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small_config() }, peer());
-    let [(_, mut lazy), (_, mut good)] = two(&fixture);
+    let [(_, mut lazy), (_, mut good)] = open_two_domains(&fixture);
     let bind = |client: &mut Client, port: u16| {
         client.udp_bind(([0, 0, 0, 0], port).into(), UdpOptions::default()).unwrap()
     };
@@ -108,9 +108,9 @@ fn datagram_bytes_max_limits_each_domain_separately() {
 #[test]
 fn datagrams_of_one_socket_leave_in_chunks() {
     // 131,072 bytes, of which each datagram is charged 1,024; one more exceeds the limit.
-    const IN_A_TURN: u64 = 128;
+    const PER_TURN: u64 = 128;
     let mut fixture = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&fixture);
+    let [(_, mut greedy), (_, mut good)] = open_two_domains(&fixture);
     let conn = connect(&mut good).unwrap();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
     fixture
@@ -123,7 +123,7 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     };
     fixture.run(Duration::from_millis(1));
     let written = write(&mut greedy);
-    assert!(written > 30 * IN_A_TURN, "{written}");
+    assert!(written > 30 * PER_TURN, "{written}");
     assert_eq!(good.send(conn, b"as ever"), Ok(7));
     let turn = |fixture: &mut Fixture| {
         let before = fixture.peer.stats().frames_received;
@@ -135,21 +135,21 @@ fn datagrams_of_one_socket_leave_in_chunks() {
         fixture.now += Duration::from_micros(1);
         (turn.work > 0, fixture.peer.stats().frames_received - before)
     };
-    assert_eq!(turn(&mut fixture), (true, IN_A_TURN + 1), "its share, and a segment of the other domain");
+    assert_eq!(turn(&mut fixture), (true, PER_TURN + 1), "its share, and a segment of the other domain");
     assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep(), "more work is queued");
     fixture.server.lock().unwrap().handler_mut().after_sleep(false);
     let (worked, frames) = turn(&mut fixture);
-    assert!(worked && (IN_A_TURN..IN_A_TURN + 3).contains(&frames), "{frames}");
+    assert!(worked && (PER_TURN..PER_TURN + 3).contains(&frames), "{frames}");
     // The share is the same however often the client notifies, and while it continues to write.
     let before = fixture.stats().sockets_deferred;
     for _ in 0..20 {
         write(&mut greedy);
         let (_, frames) = turn(&mut fixture);
-        assert!(frames < IN_A_TURN + 3, "{frames}");
+        assert!(frames < PER_TURN + 3, "{frames}");
     }
     assert_eq!(fixture.stats().sockets_deferred - before, 20);
     assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "the other domain was served meanwhile");
-    is_served(&mut fixture, &mut good, conn);
+    assert_echo(&mut fixture, &mut good, conn);
     // A later connect does not redirect datagrams that were written before.
     while turn(&mut fixture).1 > 2 {}
     for _ in 0..200 {
@@ -160,7 +160,7 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     // A client that found no space is notified when a request frees it, before which the rest of a chunk is
     // sent.
     while greedy.next_event().is_some() {}
-    assert!(write(&mut greedy) > 2 * IN_A_TURN);
+    assert!(write(&mut greedy) > 2 * PER_TURN);
     turn(&mut fixture);
     while greedy.next_event().is_some() {}
     assert_eq!(
@@ -180,9 +180,9 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     greedy.udp_send_queued(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap_err();
     greedy.release(socket).unwrap();
     let mut sent = 0;
-    for _ in 0..written / IN_A_TURN {
+    for _ in 0..written / PER_TURN {
         let (_, frames) = turn(&mut fixture);
-        assert!(frames < IN_A_TURN + 3, "{frames}");
+        assert!(frames < PER_TURN + 3, "{frames}");
         sent += frames;
         assert_eq!(fixture.sockets_in_use(), 2, "{sent} of {written}");
     }
@@ -193,14 +193,14 @@ fn datagrams_of_one_socket_leave_in_chunks() {
     let domains = |fixture: &Fixture| fixture.server.lock().unwrap().handler().domains();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    assert!((0..10 * IN_A_TURN).all(|_| greedy.udp_send_queued(socket, &small, &[]).is_ok()));
+    assert!((0..10 * PER_TURN).all(|_| greedy.udp_send_queued(socket, &small, &[]).is_ok()));
     let before = domains(&fixture);
     drop(greedy);
     turn(&mut fixture);
     assert_eq!(domains(&fixture), before);
     fixture.run(SECOND);
     assert_eq!(domains(&fixture), before - 1);
-    is_served(&mut fixture, &mut good, conn);
+    assert_echo(&mut fixture, &mut good, conn);
 }
 
 /// The limit does not depend on the number of sockets.
@@ -209,11 +209,11 @@ fn datagrams_of_one_socket_leave_in_chunks() {
 fn sockets_of_a_domain_share_one_turn_budget() {
     // 1,048,576 bytes, of which each datagram is charged 1,024, and the amount by which each chunk exceeds
     // its limit.
-    const IN_A_TURN: u64 = 1024 + 8;
+    const PER_TURN: u64 = 1024 + 8;
     const SOCKETS: usize = 20;
     let config = ChannelConfig { sockets_max: 32, socket_buffer_bytes: 1 << 18, ..small_config() };
     let mut fixture = Fixture::new(&config, peer());
-    let [(_, mut greedy), (_, mut good)] = two(&fixture);
+    let [(_, mut greedy), (_, mut good)] = open_two_domains(&fixture);
     let conn = connect(&mut good).unwrap();
     fixture
         .peer
@@ -244,7 +244,7 @@ fn sockets_of_a_domain_share_one_turn_budget() {
     let mut had_share = [false; SOCKETS];
     for expected in [8, 16, SOCKETS] {
         let sent = turn(&mut fixture);
-        assert!((900..=IN_A_TURN + 2).contains(&sent), "{sent}");
+        assert!((900..=PER_TURN + 2).contains(&sent), "{sent}");
         assert!(!fixture.server.lock().unwrap().handler_mut().before_sleep());
         fixture.server.lock().unwrap().handler_mut().after_sleep(false);
         for (had_share, &socket) in had_share.iter_mut().zip(&sockets) {
@@ -262,11 +262,11 @@ fn sockets_of_a_domain_share_one_turn_budget() {
     drop(greedy);
     for _ in 0..40 {
         let sent = turn(&mut fixture);
-        assert!(sent <= 2 * (IN_A_TURN + 2), "{sent}");
+        assert!(sent <= 2 * (PER_TURN + 2), "{sent}");
     }
     fixture.run(SECOND);
     assert_eq!((fixture.sockets_in_use(), fixture.stats().violations), (1, 0));
-    is_served(&mut fixture, &mut good, conn);
+    assert_echo(&mut fixture, &mut good, conn);
 }
 
 // limit: channel.backlog_max
@@ -274,7 +274,7 @@ fn sockets_of_a_domain_share_one_turn_budget() {
 fn backlog_max_limits_the_requested_backlog() {
     let mut fixture =
         Fixture::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small_config() }, peer());
-    let [(_, mut lazy), (_, mut good)] = two(&fixture);
+    let [(_, mut lazy), (_, mut good)] = open_two_domains(&fixture);
     let long = ListenOptions { backlog: u32::MAX, ..ListenOptions::default() };
     lazy.listen("0.0.0.0:80".parse().unwrap(), long, 0).unwrap();
     good.listen("0.0.0.0:81".parse().unwrap(), ListenOptions::default(), 8).unwrap();
@@ -306,7 +306,7 @@ fn backlog_max_limits_the_requested_backlog() {
 #[test]
 fn listeners_of_a_domain_are_limited() {
     let mut fixture = Fixture::new(&small_config(), peer());
-    let [(_, mut greedy), (_, mut good)] = two(&fixture);
+    let [(_, mut greedy), (_, mut good)] = open_two_domains(&fixture);
     let mut listen = |client: &mut Client, port: u16| {
         let listener = client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 1);
         fixture.run(Duration::from_millis(1));

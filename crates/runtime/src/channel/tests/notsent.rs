@@ -3,7 +3,7 @@
 use super::*;
 use crate::TcpOption;
 
-const LOW: u32 = 2000;
+const LOW_WATER_MARK: u32 = 2000;
 
 fn setup(option: TcpOption) -> (Fixture, Client, Conn) {
     let mut fixture = Fixture::new(&small_config(), Peer { listens: true, ..Peer::default() });
@@ -16,7 +16,7 @@ fn setup(option: TcpOption) -> (Fixture, Client, Conn) {
 }
 
 /// Runs turns of the stack alone, without the peer.
-fn alone(fixture: &mut Fixture, turns: usize) {
+fn run_stack_alone(fixture: &mut Fixture, turns: usize) {
     for _ in 0..turns {
         fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
     }
@@ -24,22 +24,22 @@ fn alone(fixture: &mut Fixture, turns: usize) {
 
 #[test]
 fn writer_is_notified_below_the_low_water_mark() {
-    let (mut fixture, mut client, conn) = setup(TcpOption::NotSentLowat(LOW));
+    let (mut fixture, mut client, conn) = setup(TcpOption::NotSentLowat(LOW_WATER_MARK));
     let mut all = Vec::new();
     // More than the initial congestion window.
-    while client.not_sent(conn).unwrap() < LOW as usize {
+    while client.not_sent(conn).unwrap() < LOW_WATER_MARK as usize {
         assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
         all.extend([7; 1000]);
-        alone(&mut fixture, 2);
+        run_stack_alone(&mut fixture, 2);
     }
     let info = client.info(conn).unwrap();
     assert_eq!(client.not_sent(conn), Ok(info.notsent_bytes as usize));
     assert!(info.unacked >= 10);
-    let sendable = client.sendable_within(conn, 1 << 20, LOW, u32::MAX).unwrap();
+    let sendable = client.sendable_within(conn, 1 << 20, LOW_WATER_MARK, u32::MAX).unwrap();
     assert!(sendable < 1 << 16, "at most what the last buffer takes: {sendable}");
     assert_eq!(client.sendable_within(conn, 1 << 20, u32::MAX, u32::MAX), Ok(1 << 20));
     assert_eq!(client.await_send_space(conn, 1), Ok(true), "there is space in the buffer");
-    alone(&mut fixture, 3);
+    run_stack_alone(&mut fixture, 3);
     assert_eq!(client.next_event(), None, "but too many bytes are unsent");
     assert!(fixture.events(&mut client).contains(&ClientEvent::Writable { conn }));
     assert_eq!(client.not_sent(conn), Ok(0));
@@ -83,7 +83,7 @@ fn records_written_at_once_share_no_segment() {
         client.end_record(conn).unwrap();
     }
     assert_eq!(client.send(conn, b"and the rest"), Ok(12));
-    alone(&mut fixture, 2);
+    run_stack_alone(&mut fixture, 2);
     assert_eq!(client.info(conn).unwrap().unacked, 4);
     fixture.events(&mut client);
     assert_eq!(fixture.peer.handler().received[0], b"firstagainthirdand the rest");

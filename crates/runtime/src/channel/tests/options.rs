@@ -6,9 +6,9 @@ use crate::channel::control::{ChannelReply, ChannelRequest, ControlPath};
 use ginnel_stack::error::OptionError;
 
 /// Records the requests.
-struct Counting(SameThread, Arc<Mutex<Vec<String>>>);
+struct RequestLog(SameThread, Arc<Mutex<Vec<String>>>);
 
-impl ControlPath for Counting {
+impl ControlPath for RequestLog {
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         self.1.lock().unwrap().push(format!("{request:?}"));
         self.0.call(client, request)
@@ -19,7 +19,7 @@ impl ControlPath for Counting {
 fn options_are_set_without_a_request() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
     let requests = Arc::new(Mutex::new(Vec::new()));
-    let control = Counting(SameThread(fixture.server.clone()), requests.clone());
+    let control = RequestLog(SameThread(fixture.server.clone()), requests.clone());
     let mut client = fixture.server.lock().unwrap().handler_mut().attach(Box::new(control)).unwrap();
     listen(&mut client, 1);
     fixture.connect_peer(b"");

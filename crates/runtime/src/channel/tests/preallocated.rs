@@ -7,7 +7,7 @@ use crate::channel::sync::Ordering;
 use ginnel_stack::error::ConnectError;
 use ginnel_stack::options::TcpOption;
 
-fn to() -> SocketAddr {
+fn peer_address() -> SocketAddr {
     "10.0.0.2:90".parse().unwrap()
 }
 
@@ -20,7 +20,7 @@ fn setup(sockets_max: u32) -> (Fixture, SimulatedDomain, Client) {
 }
 
 /// Sends a line and receives its echo.
-fn is_served(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
+fn assert_echo(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
     client.send(conn, b"hello").unwrap();
     fixture.events(client);
     let mut out = [0; 64];
@@ -28,29 +28,29 @@ fn is_served(fixture: &mut Fixture, client: &mut Client, conn: Conn) {
 }
 
 /// Returns how many of these connections the stack has not opened yet.
-fn unnamed(client: &Client, conns: &[Conn]) -> usize {
+fn count_unopened(client: &Client, conns: &[Conn]) -> usize {
     conns.iter().filter(|conn| client.endpoints(**conn).unwrap()[0].port() == 0).count()
 }
 
 #[test]
 fn only_the_first_connect_needs_a_request() {
     let (mut fixture, _domain, mut client) = setup(512);
-    let first = client.connect_without_request(to()).unwrap();
+    let first = client.connect_without_request(peer_address()).unwrap();
     assert_ne!(client.endpoints(first).unwrap()[0].port(), 0, "the stack has replied");
     let conns: Vec<Conn> =
-        (0..PREALLOCATED_MAX + 3).map(|_| client.connect_without_request(to()).unwrap()).collect();
+        (0..PREALLOCATED_MAX + 3).map(|_| client.connect_without_request(peer_address()).unwrap()).collect();
     // Three connections needed a request, before which the stack processed notifications and preallocated
     // further sockets.
-    assert!(unnamed(&client, &conns) < PREALLOCATED_MAX, "requests come after notifications");
+    assert!(count_unopened(&client, &conns) < PREALLOCATED_MAX, "requests come after notifications");
     fixture.run(Duration::from_millis(5));
-    assert_eq!(unnamed(&client, &conns), 0);
+    assert_eq!(count_unopened(&client, &conns), 0);
     for &conn in &conns {
         let [local, peer] = client.endpoints(conn).unwrap();
-        assert_eq!((local.ip(), peer), ("10.0.0.1".parse().unwrap(), to()));
-        is_served(&mut fixture, &mut client, conn);
+        assert_eq!((local.ip(), peer), ("10.0.0.1".parse().unwrap(), peer_address()));
+        assert_echo(&mut fixture, &mut client, conn);
     }
     assert_eq!(fixture.sockets_in_use(), conns.len() + 1, "preallocated sockets are not in use");
-    let again = client.connect_without_request(to()).unwrap();
+    let again = client.connect_without_request(peer_address()).unwrap();
     assert_eq!(client.endpoints(again).unwrap()[0].port(), 0, "further sockets were preallocated");
     drop(client);
     fixture.run(300 * SECOND);
@@ -61,14 +61,14 @@ fn only_the_first_connect_needs_a_request() {
 #[test]
 fn options_and_release_apply_before_the_open() {
     let (mut fixture, _domain, mut client) = setup(512);
-    let first = client.connect_without_request(to()).unwrap();
-    let conn = client.connect_without_request(to()).unwrap();
+    let first = client.connect_without_request(peer_address()).unwrap();
+    let conn = client.connect_without_request(peer_address()).unwrap();
     client.set_option(conn, TcpOption::NoDelay(true)).unwrap();
     client.set_option(conn, TcpOption::KeepIdle(Duration::from_secs(77))).unwrap();
-    let given_up = client.connect_without_request(to()).unwrap();
+    let given_up = client.connect_without_request(peer_address()).unwrap();
     client.release(given_up).unwrap();
     fixture.run(Duration::from_millis(5));
-    is_served(&mut fixture, &mut client, conn);
+    assert_echo(&mut fixture, &mut client, conn);
     assert!(client.info(conn).is_ok());
     for conn in [first, conn] {
         client.abort(conn).unwrap();
@@ -81,7 +81,7 @@ fn options_and_release_apply_before_the_open() {
 #[test]
 fn failed_connect_reports_its_error() {
     let (mut fixture, _domain, mut client) = setup(512);
-    client.connect_without_request(to()).unwrap();
+    client.connect_without_request(peer_address()).unwrap();
     let conn = client.connect_without_request("192.0.2.1:80".parse().unwrap()).unwrap();
     assert_eq!(client.connect_error(conn), None, "the stack has not opened it yet");
     let events = fixture.events(&mut client);
@@ -89,19 +89,19 @@ fn failed_connect_reports_its_error() {
     assert_eq!(client.connect_error(conn), Some(ConnectError::NetUnreachable));
     client.release(conn).unwrap();
     fixture.run(SECOND);
-    let conn = client.connect_without_request(to()).unwrap();
+    let conn = client.connect_without_request(peer_address()).unwrap();
     assert_eq!(client.connect_error(conn), None);
-    is_served(&mut fixture, &mut client, conn);
+    assert_echo(&mut fixture, &mut client, conn);
 }
 
 #[test]
 fn few_sockets_prevent_preallocation() {
     let (mut fixture, _domain, mut client) = setup(8);
     for _ in 0..8 {
-        let conn = client.connect_without_request(to()).unwrap();
+        let conn = client.connect_without_request(peer_address()).unwrap();
         assert_ne!(client.endpoints(conn).unwrap()[0].port(), 0);
     }
-    let error = client.connect_without_request(to()).unwrap_err();
+    let error = client.connect_without_request(peer_address()).unwrap_err();
     assert_eq!(error.to_string(), "connect to 10.0.0.2:90: too many connections");
     fixture.run(SECOND);
     assert_eq!(fixture.sockets_in_use(), 8);
@@ -111,7 +111,7 @@ fn few_sockets_prevent_preallocation() {
 fn other_clients_preallocated_sockets_cannot_be_opened() {
     let (mut fixture, domain, mut client) = setup(512);
     let mut other = domain.admit(&client).unwrap();
-    client.connect_without_request(to()).unwrap();
+    client.connect_without_request(peer_address()).unwrap();
     // The other client notifies of all sockets that are preallocated for the first one, and requests
     // connections with them.
     for socket in 0..512 {
