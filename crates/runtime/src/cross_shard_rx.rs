@@ -48,7 +48,7 @@ fn process<H: Handler>(
                 if let Some(stack) = core.stack.local_mut() {
                     stack.apply_control_update(now, &update);
                 }
-                core.with_router(|peers, stack, stats| peers.retry_listens(stack, stats));
+                core.with_router(|router, stack, stats| router.retry_listens(stack, stats));
             }
             continue;
         }
@@ -56,9 +56,9 @@ fn process<H: Handler>(
         let port = PortId(same_tag[0].tag as u16);
         let mut burst = RxBurst::new();
         for tagged in same_tag {
-            let (Some(peers), Some(stack)) = (&mut core.router, core.stack.local()) else { continue };
+            let (Some(router), Some(stack)) = (&mut core.router, core.stack.local()) else { continue };
             let steering = stack.network().steering();
-            if peers.accepts(steering, port, &tagged.frame, &mut core.stats) {
+            if router.accepts(steering, port, &tagged.frame, &mut core.stats) {
                 burst.push(tagged.frame);
             }
         }

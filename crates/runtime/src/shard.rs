@@ -163,11 +163,12 @@ impl<H: Handler> Shard<H> {
     }
 
     fn run_loop(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let Affinity { key, cpu, spin, quantum: ref pace } = self.affinity;
+        let Affinity { key, cpu, spin, ref quantum } = self.affinity;
         if let Some(cpu) = cpu {
             pin::pin(key, cpu)?;
         }
-        let mut pace = pace.as_ref().map(|pace| CpuShare::new(ThreadScheduler, pace.length, pace.realtime));
+        let mut cpu_share =
+            quantum.as_ref().map(|quantum| CpuShare::new(ThreadScheduler, quantum.length, quantum.realtime));
         let mut last_work = clock::now();
         let mut stop_deadline: Option<Instant> = None;
         loop {
@@ -191,8 +192,8 @@ impl<H: Handler> Shard<H> {
             if work > 0 {
                 last_work = now;
                 self.yields.record_work();
-                if let Some(pace) = &mut pace {
-                    pace.record_work(clock::now());
+                if let Some(cpu_share) = &mut cpu_share {
+                    cpu_share.record_work(clock::now());
                 }
             } else if now - last_work < spin && !self.handler.is_cpu_contended()
                 || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
@@ -206,8 +207,8 @@ impl<H: Handler> Shard<H> {
                 self.yields.record_yield(clock::now() - now, yield_time);
             } else {
                 self.sleep(stop, stop_deadline)?;
-                if let Some(pace) = &mut pace {
-                    pace.record_sleep();
+                if let Some(cpu_share) = &mut cpu_share {
+                    cpu_share.record_sleep();
                 }
             }
         }
@@ -257,7 +258,7 @@ impl<H: Handler> Shard<H> {
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
         core.stack.transmit(now);
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
-        core.with_router(|peers, stack, stats| peers.exchange(stack, stats));
+        core.with_router(|router, stack, stats| router.exchange(stack, stats));
         work
     }
 
@@ -356,8 +357,8 @@ impl<H: Handler> Shard<H> {
             handler.start(&mut Context::new(core))?;
             work += 1;
         }
-        if self.started.is_some() && core.router.as_ref().is_some_and(|peers| peers.is_stale()) {
-            core.with_router(|peers, stack, stats| peers.sync_registry(stack, stats));
+        if self.started.is_some() && core.router.as_ref().is_some_and(|router| router.is_stale()) {
+            core.with_router(|router, stack, stats| router.sync_registry(stack, stats));
             work += 1;
         }
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
@@ -395,7 +396,7 @@ impl<H: Handler> Shard<H> {
         // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
         // frame.
         work += dispatch.deliver_events(core, handler, None);
-        core.with_router(|peers, stack, stats| peers.exchange(stack, stats));
+        core.with_router(|router, stack, stats| router.exchange(stack, stats));
         // If addresses became usable during this turn, the handler starts in the next turn, which must not
         // wait for a frame. This comes last: the channel's notification of that may have been consumed with
         // the events above, and is not repeated.
@@ -435,7 +436,7 @@ impl<H: Handler> Shard<H> {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let co_shard = self.co_shard.as_ref().and_then(CoShard::next_deadline);
         let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
-        let has_pending = self.core.router.as_ref().is_some_and(|peers| peers.has_pending_updates());
+        let has_pending = self.core.router.as_ref().is_some_and(|router| router.has_pending_updates());
         let retry_at = has_pending.then(|| self.core.now + POLL_INTERVAL);
         [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, co_shard, retry_at]
             .into_iter()
@@ -464,7 +465,7 @@ impl<H: Handler> Shard<H> {
         can_sleep = can_sleep
             && (yield_time.is_some() || devices.all(|p| p.rx.arm()))
             && !self.cross_shard_receivers.iter_mut().any(CrossShardReceiver::has_pending)
-            && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|peers| peers.is_stale()));
+            && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|router| router.is_stale()));
         let now = clock::now();
         let mut deadline =
             [self.next_deadline(), self.exact_poll_start(), stop_deadline].into_iter().flatten().min();
@@ -515,7 +516,8 @@ impl<H: Handler> Shard<H> {
     }
 }
 
-/// Receives a burst from a device and delivers its events. Returns the number of frames.
+/// Receives a burst from a device, forwards the frames of other shards and delivers events. Returns the number
+/// of received frames, including the forwarded ones.
 #[inline]
 fn receive_burst<H: Handler>(
     port: &mut RxPort,
@@ -526,10 +528,11 @@ fn receive_burst<H: Handler>(
 ) -> usize {
     let mut burst = RxBurst::new();
     port.rx.rx_burst(now, &mut burst);
-    if burst.is_empty() {
+    let frames = burst.len();
+    if frames == 0 {
         return 0;
     }
-    core.stats.count_burst(burst.len());
+    core.stats.count_burst(frames);
     port.rx_frames += burst.len() as u64;
     port.rx_bytes += prepare_burst(&mut burst);
     core.receive(port.id, &mut burst);
@@ -537,7 +540,7 @@ fn receive_burst<H: Handler>(
     if let Some(stack) = core.stack.local_mut() {
         stack.finish_burst(&burst);
     }
-    burst.len()
+    frames
 }
 
 /// Moves frames with a priority to the front of the burst, and returns the number of bytes in it.

@@ -217,16 +217,8 @@ fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
     }
     let parts = mailboxes.into_iter().zip(senders).zip(receivers);
     let member = |(index, (((commander, mailbox), row), receivers)): (u8, _)| {
-        let peers = ShardRouter::new(index, row, Arc::clone(&registry));
-        Some(ShardMember {
-            index,
-            count,
-            router: peers,
-            receivers,
-            commander,
-            mailbox,
-            stats: StatsWriter::new(),
-        })
+        let router = ShardRouter::new(index, row, Arc::clone(&registry));
+        Some(ShardMember { index, count, router, receivers, commander, mailbox, stats: StatsWriter::new() })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }
@@ -257,8 +249,8 @@ impl ShardPart {
         let position = ThreadPosition { shard: self.index, commands: mailbox, ..ThreadPosition::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
         builder = builder.delivers_locally(self.local_delivery);
-        if let Some((presence, label)) = self.published {
-            builder = builder.published(Some(presence), label);
+        if let Some((stack, label)) = self.published {
+            builder = builder.published(Some(stack), label);
         }
         for (name, device) in self.devices {
             builder = builder.device(name, device);

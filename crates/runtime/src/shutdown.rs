@@ -22,8 +22,8 @@ pub(crate) struct ShutdownBarrier {
 
 impl ShutdownBarrier {
     /// Creates a barrier for `doorbells.len()` shards.
-    pub(crate) fn new(bells: Vec<Arc<Doorbell>>) -> Arc<Self> {
-        Arc::new(Self { running: AtomicUsize::new(bells.len()), doorbells: bells })
+    pub(crate) fn new(doorbells: Vec<Arc<Doorbell>>) -> Arc<Self> {
+        Arc::new(Self { running: AtomicUsize::new(doorbells.len()), doorbells })
     }
 }
 

@@ -105,10 +105,10 @@ impl ControlConnection {
             match seqpacket::receive(&self.fd, &mut self.buffer) {
                 RecvResult::Packet(bytes, descriptors) => match decode::<ControlReply>(&self.buffer[..bytes])
                 {
-                    (request_id, Some(answer)) if request_id == self.last_request || request_id == 0 => {
-                        match answer {
+                    (request_id, Some(reply)) if request_id == self.last_request || request_id == 0 => {
+                        match reply {
                             ControlReply::Refused(refusal) => return Err(Error::Refused(refusal)),
-                            answer => return Ok((answer, descriptors)),
+                            reply => return Ok((reply, descriptors)),
                         }
                     }
                     // The reply to a request whose sender did not wait for it.

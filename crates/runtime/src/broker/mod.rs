@@ -136,12 +136,12 @@ impl Broker {
     /// # Errors
     /// As [`Broker::open`].
     pub fn open_for(
-        presence: &PublishedStack,
+        published: &PublishedStack,
         shards: Vec<Commander>,
         stack_info: StackInfo,
     ) -> Result<Self, Error> {
-        let broker = Self::open_with(Some(&presence.dir().path().join(SOCKET_NAME)), shards, stack_info)?;
-        presence.set_broker(AttachedQuery::new(broker.attached.clone(), broker.handle.clone()));
+        let broker = Self::open_with(Some(&published.dir().path().join(SOCKET_NAME)), shards, stack_info)?;
+        published.set_broker(AttachedQuery::new(broker.attached.clone(), broker.handle.clone()));
         Ok(broker)
     }
 
@@ -170,20 +170,14 @@ impl Broker {
 
     /// Returns the counters.
     pub fn stats(&self) -> BrokerStats {
-        let BrokerCounters {
-            admitted,
-            rejected: turned_away,
-            limit_reached: no_room,
-            requests_refused: refused,
-            reaped: buried,
-        } = &*self.counters;
+        let BrokerCounters { admitted, rejected, limit_reached, requests_refused, reaped } = &*self.counters;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         BrokerStats {
             admitted: read(admitted),
-            rejected: read(turned_away),
-            limit_reached: read(no_room),
-            requests_refused: read(refused),
-            reaped: read(buried),
+            rejected: read(rejected),
+            limit_reached: read(limit_reached),
+            requests_refused: read(requests_refused),
+            reaped: read(reaped),
         }
     }
 }

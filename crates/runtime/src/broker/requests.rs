@@ -165,7 +165,7 @@ impl Codec for ChannelRequest {
                 request.encode(out);
             }
             Self::ListenExclusive(at, options) => (9u8, (*at, *options)).encode(out),
-            Self::Reserve(at, sharing) => (12u8, (*at, *sharing)).encode(out),
+            Self::Reserve(at, address_sharing) => (12u8, (*at, *address_sharing)).encode(out),
             Self::Unreserve(number) => (10u8, *number).encode(out),
             Self::SetListenerOptions(listener, options) => (14u8, (*listener, *options)).encode(out),
             Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).encode(out),

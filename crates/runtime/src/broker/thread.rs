@@ -188,7 +188,7 @@ impl BrokerThread {
     pub fn new(
         listener: Option<ControlListener>,
         shards: Vec<Commander>,
-        command: Receiver<BrokerCommand>,
+        commands: Receiver<BrokerCommand>,
         wake: Arc<EventFd>,
         shared: BrokerShared,
     ) -> io::Result<Self> {
@@ -203,7 +203,7 @@ impl BrokerThread {
         Ok(Self {
             listener,
             shards,
-            commands: command,
+            commands,
             wake,
             shared,
             epoll,
@@ -235,9 +235,9 @@ impl BrokerThread {
             };
             self.barrier_waits = self.barrier_waits.saturating_sub(1);
             if ready == 0 || self.barrier_waits == 0 {
-                for asked in self.barriers.drain(..) {
+                for barrier in self.barriers.drain(..) {
                     // Fails if the caller has given up waiting.
-                    let _ = asked.send(());
+                    let _ = barrier.send(());
                 }
             }
             for event in &events[..ready] {
@@ -249,8 +249,8 @@ impl BrokerThread {
                                 BrokerCommand::Connection(connection, domain_name) => {
                                     self.add_connection(connection, geteuid().as_raw(), Some(domain_name));
                                 }
-                                BrokerCommand::Barrier(asked) => {
-                                    self.barriers.push(asked);
+                                BrokerCommand::Barrier(barrier) => {
+                                    self.barriers.push(barrier);
                                     self.barrier_waits = BARRIER_WAITS_MAX;
                                 }
                                 BrokerCommand::Close => return,
@@ -363,7 +363,7 @@ impl BrokerThread {
     /// Receives and handles a packet. Returns true if there was one and its connection stays open.
     fn receive_packet(&mut self, id: u64) -> bool {
         let Some(entry) = self.processes.get(&id) else { return false };
-        let stays = match seqpacket::receive(&entry.connection.fd, &mut self.buffer) {
+        let is_open = match seqpacket::receive(&entry.connection.fd, &mut self.buffer) {
             RecvResult::WouldBlock => return false,
             RecvResult::Closed => false,
             RecvResult::Oversized => {
@@ -373,15 +373,15 @@ impl BrokerThread {
             RecvResult::Packet(bytes, descriptors) => {
                 // Taken, because handling the message needs the rest of `self`.
                 let buffer = core::mem::take(&mut self.buffer);
-                let stays = self.handle_message(id, &buffer[..bytes], descriptors);
+                let is_open = self.handle_message(id, &buffer[..bytes], descriptors);
                 self.buffer = buffer;
-                stays
+                is_open
             }
         };
-        if !stays {
+        if !is_open {
             self.reap(id);
         }
-        stays
+        is_open
     }
 
     /// Handles the requests that a process sent before it died; they may announce a child.
@@ -407,13 +407,13 @@ impl BrokerThread {
             return self.handle_unattached(id, bytes, descriptors);
         }
         if !entry.is_greeted {
-            let (asked, hello) = decode::<Hello>(bytes);
+            let (request_id, hello) = decode::<Hello>(bytes);
             if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == MAGIC_UNATTACHED) {
                 let greeted = self.greet_unattached(id, hello, descriptors);
                 if let Err(refusal) = &greeted {
                     increment(&self.shared.counters.rejected);
                     // The process reads the reply when it wants to attach.
-                    self.send_reply(id, asked, &ControlReply::Refused(*refusal), &[]);
+                    self.send_reply(id, request_id, &ControlReply::Refused(*refusal), &[]);
                 }
                 return greeted.is_ok();
             }
@@ -425,22 +425,22 @@ impl BrokerThread {
                     }
                     Err(refusal) => {
                         increment(&self.shared.counters.rejected);
-                        self.send_reply(id, asked, &ControlReply::Refused(refusal), &[]);
+                        self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                         false
                     }
                 };
             }
-            let answer = match hello {
+            let reply = match hello {
                 Some(hello) if hello.magic == MAGIC => self.greet(id, &hello, descriptors),
                 _ => Err(Refusal::Malformed),
             };
-            return match answer {
+            return match reply {
                 Ok(wake) => {
                     increment(&self.shared.counters.admitted);
                     // Cannot truncate: there are at most 64 shards.
                     self.send_reply(
                         id,
-                        asked,
+                        request_id,
                         &ControlReply::Welcome(self.shards.len() as u16, self.shared.stack_info.clone()),
                         &[wake],
                     )
@@ -452,21 +452,21 @@ impl BrokerThread {
                     } else {
                         &self.shared.counters.rejected
                     });
-                    self.send_reply(id, asked, &ControlReply::Refused(refusal), &[]);
+                    self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                     false
                 }
             };
         }
-        let (asked, ask) = decode::<ControlRequest>(bytes);
-        let Some(ask) = ask else {
+        let (request_id, request) = decode::<ControlRequest>(bytes);
+        let Some(request) = request else {
             // A peer that sends something else than requests is disconnected. It may be the broker itself, if
             // a process sent both ends of a pair here.
             increment(&self.shared.counters.requests_refused);
-            self.send_reply(id, asked, &ControlReply::Refused(Refusal::Malformed), &[]);
+            self.send_reply(id, request_id, &ControlReply::Refused(Refusal::Malformed), &[]);
             return false;
         };
-        let answer = self.handle_request(id, ask, descriptors);
-        let (answer, descriptors) = answer.unwrap_or_else(|refusal| {
+        let reply = self.handle_request(id, request, descriptors);
+        let (reply, descriptors) = reply.unwrap_or_else(|refusal| {
             let is_full = matches!(refusal, Refusal::Clients | Refusal::ProxyDescriptors);
             increment(if is_full {
                 &self.shared.counters.limit_reached
@@ -475,7 +475,7 @@ impl BrokerThread {
             });
             (ControlReply::Refused(refusal), Vec::new())
         });
-        self.send_reply(id, asked, &answer, &descriptors)
+        self.send_reply(id, request_id, &reply, &descriptors)
     }
 
     /// Handles a message of an unattached process. Returns whether its connection stays open.
@@ -533,10 +533,10 @@ impl BrokerThread {
     }
 
     /// Sends a reply. Returns false if that fails; a process that does not read its replies is disconnected.
-    fn send_reply(&self, id: u64, asked: u32, answer: &ControlReply, descriptors: &[OwnedFd]) -> bool {
+    fn send_reply(&self, id: u64, request_id: u32, reply: &ControlReply, descriptors: &[OwnedFd]) -> bool {
         let Some(entry) = self.processes.get(&id) else { return false };
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        seqpacket::send(&entry.connection.fd, &encode(asked, answer), &descriptors).is_ok()
+        seqpacket::send(&entry.connection.fd, &encode(request_id, reply), &descriptors).is_ok()
     }
 
     /// Handles the first message of a process that attaches. Returns the descriptor that wakes the process.
@@ -664,10 +664,10 @@ impl BrokerThread {
     fn handle_request(
         &mut self,
         id: u64,
-        ask: ControlRequest,
+        request: ControlRequest,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(ControlReply, Vec<OwnedFd>), Refusal> {
-        let answer = match ask {
+        let reply = match request {
             ControlRequest::Attach(shard) => {
                 let (_, region, client) = self.client_on_shard(id, shard)?;
                 let descriptors = [region.memory.try_clone(), region.wake.try_clone()];
@@ -716,7 +716,7 @@ impl BrokerThread {
                 ControlReply::Done
             }
         };
-        Ok((answer, Vec::new()))
+        Ok((reply, Vec::new()))
     }
 
     /// A process announces a child or program that owns all of its sockets, or the sockets `kept`. Returns
@@ -786,9 +786,9 @@ impl BrokerThread {
         let _ = shutdown(&end, Shutdown::Write);
         let end = self.watch(end, proxy, EventSource::ProxyFd)?;
         let request = |domain, client, sockets| BrokerRequest::AddProxy { domain, client, things: sockets };
-        if let Err((why, done)) = self.for_each_shard(id, sockets, request) {
+        if let Err((refusal, done)) = self.for_each_shard(id, sockets, request) {
             self.release_refs(domain, sockets, done);
-            return Err(why);
+            return Err(refusal);
         }
         self.cookies.insert(cookie, proxy);
         self.proxies.insert(proxy, ProxyEntry { end, cookie, domain, contents });
@@ -822,7 +822,7 @@ impl BrokerThread {
         sockets: &[GlobalSocketId],
         request: impl Fn(u8, u32, Vec<SocketId>) -> BrokerRequest,
     ) -> Result<(), (Refusal, usize)> {
-        if sockets.iter().any(|held| usize::from(held.shard) >= self.shards.len()) {
+        if sockets.iter().any(|socket| usize::from(socket.shard) >= self.shards.len()) {
             return Err((Refusal::Unknown, 0));
         }
         for shard in 0..self.shards.len() {
@@ -898,7 +898,7 @@ impl BrokerThread {
 
 /// Returns the ids of those `sockets` that are on a shard.
 fn sockets_on(sockets: &[GlobalSocketId], shard: usize) -> Vec<SocketId> {
-    sockets.iter().filter(|held| usize::from(held.shard) == shard).map(|held| held.id).collect()
+    sockets.iter().filter(|socket| usize::from(socket.shard) == shard).map(|socket| socket.id).collect()
 }
 
 /// Creates the socket pair that wakes a process: the broker's end and the process's end.

@@ -88,7 +88,7 @@ fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
             return name.into();
         }
         let within = |inner: &Range<usize>| inner.start <= span.start && span.end <= inner.end;
-        let deeper = match value.get_ref() {
+        let inner_path = match value.get_ref() {
             DeValue::Table(inner) => {
                 Some(path_at(inner, span)).filter(|p| !p.is_empty()).map(|p| format!(".{p}"))
             }
@@ -102,8 +102,8 @@ fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
             }),
             _ => None,
         };
-        if let Some(deeper) = deeper {
-            return format!("{name}{deeper}");
+        if let Some(inner_path) = inner_path {
+            return format!("{name}{inner_path}");
         }
         if within(&value.span()) {
             return name.into();

@@ -142,17 +142,17 @@ pub(super) fn current_or_error() -> io::Result<u32> {
 
 /// Calls `act` with the running shard. Fails if another executor, or none, is running.
 pub(super) fn access<R>(executor: u32, act: impl FnOnce(&mut Access<'_>) -> R) -> io::Result<R> {
-    let mut unsettled = None;
+    let mut pending_wakers = None;
     let result = RUNNING.with_borrow_mut(|running| {
         let running = running.as_mut().filter(|r| r.inner.id == executor)?;
         let mut state = running.inner.state.borrow_mut();
         let result = act(&mut Access { core: &mut running.core, state: &mut state, executor });
         if !state.wait_lists.detached.is_empty() {
-            unsettled = Some(Rc::clone(&running.inner));
+            pending_wakers = Some(Rc::clone(&running.inner));
         }
         Some(result)
     });
-    if let Some(inner) = unsettled {
+    if let Some(inner) = pending_wakers {
         inner.flush_wakers();
     }
     result.ok_or_else(|| io::Error::other(WRONG_SHARD))
@@ -213,7 +213,7 @@ impl WaitRegistration {
         cx: &mut Context<'_>,
         attempt: impl FnOnce(&mut Access<'_>) -> Option<io::Result<R>>,
     ) -> Poll<io::Result<R>> {
-        let mut unsettled = None;
+        let mut pending_wakers = None;
         let step = RUNNING.with_borrow_mut(|running| {
             let running = running.as_mut().filter(|r| r.inner.id == self.executor)?;
             let is_task_waker =
@@ -239,11 +239,11 @@ impl WaitRegistration {
                 }
             };
             if !state.wait_lists.detached.is_empty() {
-                unsettled = Some(Rc::clone(&running.inner));
+                pending_wakers = Some(Rc::clone(&running.inner));
             }
             Some(step)
         });
-        if let Some(inner) = unsettled {
+        if let Some(inner) = pending_wakers {
             inner.flush_wakers();
         }
         match step {

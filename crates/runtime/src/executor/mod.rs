@@ -156,9 +156,9 @@ impl<M> Executor<M> {
         let inner = self.inner();
         let mut state = inner.state.borrow_mut();
         update(&mut state);
-        let settled = state.wait_lists.detached.is_empty();
+        let has_wakers = !state.wait_lists.detached.is_empty();
         drop(state);
-        if !settled {
+        if has_wakers {
             inner.flush_wakers();
         }
     }
@@ -267,12 +267,12 @@ where
                 return Ok(0);
             }
         }
-        let entered = ExecutorGuard::new(cx.core, &inner);
+        let guard = ExecutorGuard::new(cx.core, &inner);
         // Fails only if this executor is not running.
         let _ = local::access(self.id, |a| a.state.net.close_dropped(a.core));
         run_remote_spawns(&inner);
         let mut polls = 0;
-        while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &entered) {
+        while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &guard) {
             polls += 1;
         }
         let (outcome, must_stop) = {
@@ -281,9 +281,9 @@ where
         };
         let is_ending = must_stop || outcome.is_some();
         if is_ending {
-            end_all(&inner, &entered);
+            end_all(&inner, &guard);
         }
-        drop(entered);
+        drop(guard);
         if is_ending {
             cx.context().stop();
         }
@@ -314,9 +314,9 @@ fn run_remote_spawns(inner: &ExecutorInner) {
 }
 
 /// Polls the next ready task. Returns false if no task is ready.
-fn poll_next(inner: &Rc<ExecutorInner>, entered: &ExecutorGuard<'_>) -> bool {
+fn poll_next(inner: &Rc<ExecutorInner>, guard: &ExecutorGuard<'_>) -> bool {
     let Some(taken) = inner.state.borrow_mut().tasks.take_next() else { return false };
-    entered.set_task(taken.index, taken.waker.clone());
+    guard.set_task(taken.index, taken.waker.clone());
     let TakenTask { index, mut future, waker, joinable, abort } = taken;
     if abort {
         end(inner, index, drop_quietly(future, Err(TaskError::Aborted)));
@@ -364,9 +364,9 @@ fn end(inner: &ExecutorInner, index: u32, result: TaskResult) {
 const MAIN: u32 = 0;
 
 /// Drops all tasks while the shard is accessible, so that their connections are closed.
-fn end_all(inner: &ExecutorInner, entered: &ExecutorGuard<'_>) {
+fn end_all(inner: &ExecutorInner, guard: &ExecutorGuard<'_>) {
     for taken in drain(inner) {
-        entered.set_task(taken.index, taken.waker.clone());
+        guard.set_task(taken.index, taken.waker.clone());
         let _ = drop_quietly(taken.future, Ok(None));
     }
     inner.flush_wakers();

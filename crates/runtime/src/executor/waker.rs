@@ -94,8 +94,8 @@ pub(super) struct LocalWaker(Rc<(Arc<TaskWaker>, Waker)>);
 
 impl LocalWaker {
     pub(super) fn new(shared: &Arc<RemoteWakeups>) -> Self {
-        let (task, entered) = (AtomicU32::new(0), AtomicBool::new(false));
-        let task = Arc::new(TaskWaker { task, is_queued: entered, shared: Arc::clone(shared) });
+        let (task, is_queued) = (AtomicU32::new(0), AtomicBool::new(false));
+        let task = Arc::new(TaskWaker { task, is_queued, shared: Arc::clone(shared) });
         let waker = Waker::from(Arc::clone(&task));
         Self(Rc::new((task, waker)))
     }

@@ -173,7 +173,7 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
 fn format_processes(state: &ServerState) -> String {
     let mut text = String::new();
     let query = state.attached.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for AttachedProcess { pid, since_ms } in query.iter().flat_map(|roll| roll.fetch()) {
+    for AttachedProcess { pid, since_ms } in query.iter().flat_map(|query| query.fetch()) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{pid}\t{since_ms}");
     }

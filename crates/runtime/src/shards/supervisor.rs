@@ -59,10 +59,10 @@ pub(super) fn run<H: Handler, R: Send>(
     let outcomes = thread::scope(|scope| {
         let mut threads = Vec::new();
         let mut spawn_error = None;
-        let mut first = 0;
+        let mut next_application = 0;
         for (index, part) in parts.into_iter().enumerate() {
-            let first_application = first;
-            first += part.workers().max(1);
+            let first_application = next_application;
+            next_application += part.workers().max(1);
             let thread = thread::Builder::new().name(format!("shard-{index}"));
             match thread.spawn_scoped(scope, move || match part.workers() {
                 0 => supervisor.run_shard(index, part),
@@ -83,17 +83,17 @@ pub(super) fn run<H: Handler, R: Send>(
         }
     })?;
     let mut results = Vec::new();
-    let mut first = None;
+    let mut first_error = None;
     for (index, outcome) in outcomes.into_iter().enumerate() {
         match outcome.unwrap_or_else(|panic| Err(ThreadFailure::Failed(panic_error(&*panic)))) {
             Ok(values) => results.extend(values),
             Err(ThreadFailure::NotStarted) => {}
             Err(ThreadFailure::Failed(error)) => {
-                first.get_or_insert(Error::Shard(index, Box::new(error)));
+                first_error.get_or_insert(Error::Shard(index, Box::new(error)));
             }
         }
     }
-    first.map_or(Ok(results), Err)
+    first_error.map_or(Ok(results), Err)
 }
 
 impl<F, E> Supervisor<'_, F, E> {
@@ -238,8 +238,8 @@ impl<F, E> Supervisor<'_, F, E> {
         F: Fn(usize) -> Result<H, Error>,
         E: Fn(usize, Shard<H>) -> R,
     {
-        // Dropped after `begin` even if its handler could not be created: dropping it detaches from the hub,
-        // which must not wait for the error.
+        // Dropped after `await_start` even if its handler could not be created: dropping it detaches from the
+        // hub, which must not wait for the error.
         let mut worker = Some(worker);
         let built = catch_panic(|| {
             let handler = (self.handler)(index)?;

@@ -38,8 +38,8 @@ impl WorkerPart {
         if let Some(hub) = hub {
             builder = builder.co_shard(hub);
         }
-        if let Some((presence, label)) = self.published {
-            builder = builder.published(Some(presence), label);
+        if let Some((stack, label)) = self.published {
+            builder = builder.published(Some(stack), label);
         }
         builder.position(self.placement).build_with_placement()
     }
@@ -53,7 +53,7 @@ pub(super) fn build_hub(mut part: ShardPart) -> Result<(Shard<ChannelServer>, Ve
     let published = part.published.clone();
     let worker = |(number, mailbox)| {
         let placement = ThreadPosition { role: Role::Worker(number), shard, commands: Some(mailbox) };
-        let published = published.clone().map(|(presence, label)| (presence, format!("{label}.w{number}")));
+        let published = published.clone().map(|(stack, label)| (stack, format!("{label}.w{number}")));
         WorkerPart { config: config.clone(), seed, now, placement, published }
     };
     let workers = (0..).zip(core::mem::take(&mut part.app_mailboxes)).map(worker).collect();

@@ -87,8 +87,8 @@ impl Attachment {
     fn request_resolve(&self, descriptor: impl AsFd) -> Result<ProxyContents, Error> {
         // Only sockets have a cookie.
         let cookie = socket_cookie(descriptor).map_err(|_| Error::Refused(Refusal::Unknown))?;
-        let answer = lock_connection(&self.connection).request(&ControlRequest::Resolve(cookie), &[])?.0;
-        match answer {
+        let reply = lock_connection(&self.connection).request(&ControlRequest::Resolve(cookie), &[])?.0;
+        match reply {
             ControlReply::Resolved(contents) => Ok(contents),
             _ => Err(Error::Refused(Refusal::Malformed)),
         }

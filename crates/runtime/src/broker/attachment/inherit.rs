@@ -84,9 +84,9 @@ impl Attachment {
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
         let (process_end, broker_end) =
             seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
-        let (answer, mut descriptors) =
+        let (reply, mut descriptors) =
             lock_connection(&self.connection).request(request, &[broker_end.as_fd()])?;
-        let child = match (answer, descriptors.pop()) {
+        let child = match (reply, descriptors.pop()) {
             (ControlReply::Done, None) => None,
             // Moved to a high number before the fork: in the child, each first write to a page costs a copy.
             (ControlReply::Forked(client_ids), Some(wake_fd)) => {
@@ -219,9 +219,9 @@ impl Attachment {
 
 /// Makes `clients`, one for each shard, owners of `sockets`, as the stack has them already.
 pub(super) fn adopt(clients: &mut [Client], sockets: &[GlobalSocketId]) {
-    for held in sockets {
-        if let SocketId::Socket { socket, generation } = held.id
-            && let Some(client) = clients.get_mut(usize::from(held.shard))
+    for socket_id in sockets {
+        if let SocketId::Socket { socket, generation } = socket_id.id
+            && let Some(client) = clients.get_mut(usize::from(socket_id.shard))
         {
             client.adopt(Conn::new(socket, generation));
         }

@@ -295,7 +295,7 @@ fn impossible_configuration_is_refused_before_start() {
     assert_eq!(refused(config, 2).as_deref(), Some("shards.cpus[1]: CPU 0 is listed twice"));
     let mut config = stack_config(2);
     config.shards.cpus = vec![0, 1023];
-    assert!(refused(config, 2).unwrap().starts_with("shards.cpus[1]: CPU 1023 is not among those"));
+    assert!(refused(config, 2).unwrap().starts_with("shards.cpus[1]: CPU 1023 is not in this process"));
     let mut config = stack_config(2);
     config.shard.cpu = Some(0);
     assert_eq!(
