@@ -537,8 +537,8 @@ impl Channels {
         self.clients.iter_mut().for_each(Client::check_stack_alive);
     }
 
-    /// Must be called after a sleep on the edges of [`wake_fd`](Self::wake_fd). `was_woken` tells whether there
-    /// was an edge, `hung_up` whether the other end is closed.
+    /// Must be called after a sleep on the edges of [`wake_fd`](Self::wake_fd). `was_woken` tells whether
+    /// there was an edge, `hung_up` whether the other end is closed.
     pub fn after_epoll_wait(&mut self, was_woken: bool, hung_up: bool) {
         // Each wake-up writes one byte.
         let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_epoll_wait())).sum::<u32>();

@@ -159,7 +159,7 @@ impl Ops {
         result.map(|()| len)
     }
 
-    /// `recvfrom` and `recvmsg`. Returns control messages as far as `control_room` bytes suffice.
+    /// `recvfrom` and `recvmsg`. Returns control messages as far as `control_space` bytes suffice.
     ///
     /// # Errors
     /// As [`Ops::recv`]; on a UDP socket `EAGAIN`, `EINTR`, and errors of earlier datagrams, such as
@@ -169,7 +169,7 @@ impl Ops {
         fd: RawFd,
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
-        control_room: usize,
+        control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
@@ -182,7 +182,7 @@ impl Ops {
                 received.flags |= libc::MSG_OOB;
             }
             if inq {
-                received.put_inq(self.inq_hint(fd)?, control_room);
+                received.put_inq(self.inq_hint(fd)?, control_space);
             }
             return Ok(received);
         }
@@ -191,9 +191,9 @@ impl Ops {
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
         let kernel_fd = state.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
-            return match (state.recv_error(file, buffers, control_room), kernel_fd) {
+            return match (state.recv_error(file, buffers, control_space), kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
-                    via_kernel::recv(kernel_fd, buffers, flags, control_room, family)
+                    via_kernel::recv(kernel_fd, buffers, flags, control_space, family)
                 }
                 (result, _) => result,
             };
@@ -203,9 +203,9 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
         let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
-            match (state.recv_datagram(file, buffers, flags, control_room), kernel_fd) {
+            match (state.recv_datagram(file, buffers, flags, control_space), kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
-                    via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
+                    via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_space, family)
                 }
                 (result, _) => result,
             }
@@ -544,7 +544,7 @@ impl ProcessState {
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
-        control_room: usize,
+        control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
         let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::AGAIN) };
         if let Some(error) = self.take_udp_error(file) {
@@ -559,7 +559,7 @@ impl ProcessState {
         let socket = self.files.socket(file)?;
         let family = socket.family;
         let mut received = ReceivedMessage::from_datagram(&datagram, space, flags, family);
-        socket.options.put_cmsgs(&datagram, family, received.control_with_room(control_room));
+        socket.options.put_cmsgs(&datagram, family, received.control_with_room(control_space));
         Ok(received)
     }
 }

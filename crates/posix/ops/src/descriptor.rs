@@ -98,8 +98,8 @@ pub(crate) struct HiddenFd(InternalFd);
 
 impl HiddenFd {
     /// Moves a descriptor to a high number, out of the program's way, and marks it as internal.
-    pub fn new(low: OwnedFd) -> Self {
-        let fd = InternalFd::new(low);
+    pub fn new(fd: OwnedFd) -> Self {
+        let fd = InternalFd::new(fd);
         register_internal(fd.as_raw_fd());
         Self(fd)
     }
@@ -142,13 +142,13 @@ pub(crate) struct ProxyFds {
 
 impl ProxyFds {
     pub fn new() -> Result<Self, Errno> {
-        let low = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { template: HiddenFd::new(low), pooled: Default::default() })
+        let fd = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        Ok(Self { template: HiddenFd::new(fd), pooled: Default::default() })
     }
 
     /// Returns whether a proxy descriptor is pooled, so that [`alloc`](Self::alloc) cannot fail.
     pub fn has_pooled(&self) -> bool {
-        self.pooled.iter().any(|kept| !kept.is_empty())
+        self.pooled.iter().any(|pool| !pool.is_empty())
     }
 
     /// Returns a proxy descriptor with the lowest number that is free to the program, as far as the hooked
@@ -157,9 +157,9 @@ impl ProxyFds {
     /// # Errors
     /// `EMFILE`, `ENFILE`.
     pub fn alloc(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
-        let lowest = self.pooled.iter().filter_map(|kept| kept.peek()).map(|Reverse(fd)| *fd).min();
-        if let Some(kept) = lowest
-            && kept < LOWEST_FREED.load(Ordering::Relaxed)
+        let lowest = self.pooled.iter().filter_map(|pool| pool.peek()).map(|Reverse(fd)| *fd).min();
+        if let Some(pooled_fd) = lowest
+            && pooled_fd < LOWEST_FREED.load(Ordering::Relaxed)
         {
             return self.take_pooled(cloexec);
         }
@@ -175,7 +175,7 @@ impl ProxyFds {
         note_freed(fd.saturating_add(1));
         set_bit(&FLAGS_CHANGED, fd, false);
         set_bit(&CLOEXEC, fd, cloexec);
-        if lowest.is_some_and(|kept| kept < fd) {
+        if lowest.is_some_and(|pooled_fd| pooled_fd < fd) {
             // The freed number is in use again: the pooled descriptor is lower.
             self.add_to_pool(fd);
             return self.take_pooled(cloexec);
@@ -185,7 +185,7 @@ impl ProxyFds {
 
     /// Returns the pooled descriptor with the lowest number, and sets its close-on-exec flag as asked.
     fn take_pooled(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
-        let lowest = |kept: &BinaryHeap<Reverse<RawFd>>| kept.peek().map_or(RawFd::MAX, |Reverse(fd)| *fd);
+        let lowest = |pool: &BinaryHeap<Reverse<RawFd>>| pool.peek().map_or(RawFd::MAX, |Reverse(fd)| *fd);
         let list = usize::from(lowest(&self.pooled[1]) < lowest(&self.pooled[0]));
         let Reverse(fd) = self.pooled[list].pop().ok_or(Errno::MFILE)?;
         unmark_pooled(fd);
@@ -243,8 +243,8 @@ impl ProxyFds {
 
     /// Closes the pooled descriptors from `first` to `last`.
     pub fn close_pooled(&mut self, first: RawFd, last: RawFd) {
-        for kept in &mut self.pooled {
-            kept.retain(|Reverse(fd)| {
+        for pool in &mut self.pooled {
+            pool.retain(|Reverse(fd)| {
                 let is_in_range = (first..=last).contains(fd);
                 if is_in_range {
                     unmark_pooled(*fd);
@@ -257,8 +257,8 @@ impl ProxyFds {
 
     /// Forgets a pooled descriptor whose number the program has reused.
     pub fn forget_pooled(&mut self, fd: RawFd) {
-        for kept in &mut self.pooled {
-            kept.retain(|Reverse(kept)| *kept != fd);
+        for pool in &mut self.pooled {
+            pool.retain(|Reverse(pooled_fd)| *pooled_fd != fd);
         }
         unmark_pooled(fd);
     }

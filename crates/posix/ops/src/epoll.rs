@@ -451,8 +451,8 @@ impl ProcessState {
         candidates.into_iter().any(|(file, events)| poll_to_epoll(self.readiness(file)) & events != 0)
     }
 
-    /// Writes events of ready items and returns how many (`ep_send_events`). `poll_kernel` tells that a kernel
-    /// descriptor may be ready.
+    /// Writes events of ready items and returns how many (`ep_send_events`). `poll_kernel` tells that a
+    /// kernel descriptor may be ready.
     ///
     /// # Errors
     /// `EAGAIN` if nothing is ready.

@@ -229,8 +229,8 @@ impl Codec for SerializedFile {
 }
 
 impl ExecGuard<'_> {
-    /// Prepares the inheritance of sockets by the program that is executed or started. `fds_to_keep` lists the
-    /// descriptors, as pairs of the number there and the number here. A program that inherits no sockets
+    /// Prepares the inheritance of sockets by the program that is executed or started. `fds_to_keep` lists
+    /// the descriptors, as pairs of the number there and the number here. A program that inherits no sockets
     /// needs no inheritance.
     ///
     /// # Errors
@@ -239,9 +239,9 @@ impl ExecGuard<'_> {
     pub fn prepare_inheritance(&mut self, fds_to_keep: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
         let (ids, serialized) = self.ops.serialize_fds(&mut self.state, fds_to_keep)?;
         let attachment = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
-        let expected = attachment.prepare_exec(&ids).map_err(|_| Errno::NOBUFS)?;
+        let prepared = attachment.prepare_exec(&ids).map_err(|_| Errno::NOBUFS)?;
         let table = PreparedProcess::inheritance_table(&ids, &serialized).map_err(|_| Errno::NOBUFS)?;
-        let connection = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(expected.connection(), 0)?);
+        let connection = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(prepared.connection(), 0)?);
         Ok(Inheritance { connection, table: HiddenFd::new(table) })
     }
 
@@ -259,11 +259,11 @@ impl ExecGuard<'_> {
 impl Ops {
     /// Returns the stack's descriptors that an executed program keeps.
     pub fn inheritable(&self) -> Vec<RawFd> {
-        let fds_to_keep = |fd: &RawFd| {
+        let is_kept = |fd: &RawFd| {
             let flags = borrow(*fd).and_then(fcntl_getfd);
             flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
         };
-        self.fds.range(0, RawFd::MAX).filter(fds_to_keep).collect()
+        self.fds.range(0, RawFd::MAX).filter(is_kept).collect()
     }
 
     fn serialize_fds(
@@ -272,11 +272,11 @@ impl Ops {
         fds_to_keep: &[(RawFd, RawFd)],
     ) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Errno> {
         let (mut fds, mut files, mut ids) = (Vec::new(), BTreeMap::new(), Vec::new());
-        for &(number, here) in fds_to_keep {
-            let Some(file) = self.fds.get(here) else { continue };
+        for &(number, local_fd) in fds_to_keep {
+            let Some(file) = self.fds.get(local_fd) else { continue };
             let count = files.len() as u32;
             let file = *files.entry(file).or_insert(count);
-            fds.push(InheritedFd { number, file_index: file, inode: fstat(borrow(here)?)?.st_ino });
+            fds.push(InheritedFd { number, file_index: file, inode: fstat(borrow(local_fd)?)?.st_ino });
         }
         let mut by_index: Vec<(FileId, u32)> =
             files.iter().map(|(id, file_index)| (*id, *file_index)).collect();

@@ -85,8 +85,8 @@ pub fn trampoline(handler: usize, of_three: bool) -> Option<usize> {
     let wanted = handler >> 4;
     let found =
         (0..TRAMPOLINES_PER_KIND).map(|step| first + (wanted + step) % TRAMPOLINES_PER_KIND).find(|at| {
-            let there = HANDLERS[*at].compare_exchange(0, handler, Ordering::Relaxed, Ordering::Relaxed);
-            there.is_ok() || there == Err(handler)
+            let found = HANDLERS[*at].compare_exchange(0, handler, Ordering::Relaxed, Ordering::Relaxed);
+            found.is_ok() || found == Err(handler)
         });
     found.map(|at| first_trampoline() + at * TRAMPOLINE_BYTES)
 }

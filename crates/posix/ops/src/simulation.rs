@@ -1,5 +1,5 @@
-//! A simulated clock for the calls of one thread. A call that waits lets the simulation run the stacks and advance the
-//! clock instead of sleeping, so a test sees every time-out without waiting for it.
+//! A simulated clock for the calls of one thread. A call that waits lets the simulation run the stacks and
+//! advance the clock instead of sleeping, so a test sees every time-out without waiting for it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,8 +10,8 @@ pub trait Simulation {
     /// Returns the simulated time. It never runs backwards.
     fn now(&self) -> Instant;
 
-    /// Runs the stacks. If none of them has work to do, advances the clock to their next timer or to `deadline`,
-    /// whichever comes first. Panics if there is neither, because the call would wait forever.
+    /// Runs the stacks. If none of them has work to do, advances the clock to their next timer or to
+    /// `deadline`, whichever comes first. Panics if there is neither, because the call would wait forever.
     fn run(&self, deadline: Option<Instant>);
 }
 

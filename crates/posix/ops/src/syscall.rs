@@ -247,8 +247,8 @@ core::arch::global_asm!(
     interrupted = const -libc::EINTR,
 );
 
-/// Makes a system call that sleeps. Fails with `EINTR` if a handler of one of the `interrupting` signals has run
-/// before (see [`lock::handlers_ran`]), even at the last moment.
+/// Makes a system call that sleeps. Fails with `EINTR` if a handler of one of the `interrupting` signals has
+/// run before (see [`lock::handlers_ran`]), even at the last moment.
 ///
 /// # Safety
 /// The arguments must be what the system call of this number expects.

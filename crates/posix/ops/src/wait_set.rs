@@ -43,8 +43,8 @@ pub(crate) struct WaitSet {
 }
 
 impl WaitSet {
-    /// Creates a wait set. `thread_event` is the eventfd by which other threads wake this one; the stack wakes the
-    /// process by `wake_fd`.
+    /// Creates a wait set. `thread_event` is the eventfd by which other threads wake this one; the stack
+    /// wakes the process by `wake_fd`.
     pub fn new(thread_event: &HiddenFd, wake_fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;

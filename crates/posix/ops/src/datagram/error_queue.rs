@@ -37,8 +37,8 @@ fn errno_of(report: &UdpExtendedError) -> Errno {
 /// `SO_EE_RFC4884_FLAG_INVALID`.
 const RFC4884_FLAG_INVALID: u8 = 1;
 
-/// Returns `struct sock_extended_err`, followed by the address of the node that reported the error. `has_rfc4884`
-/// adds the offset of ICMP extensions (`struct sock_ee_data_rfc4884`).
+/// Returns `struct sock_extended_err`, followed by the address of the node that reported the error.
+/// `has_rfc4884` adds the offset of ICMP extensions (`struct sock_ee_data_rfc4884`).
 fn sock_extended_err(report: &UdpExtendedError, family: Family, has_rfc4884: bool) -> Vec<u8> {
     let origin = match report.offender.map(|from| from.is_ipv4()) {
         None => ORIGIN_LOCAL,
@@ -65,7 +65,7 @@ impl ProcessState {
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        control_room: usize,
+        control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
         let socket = self.files.socket(file)?;
         let family = socket.family;
@@ -92,7 +92,7 @@ impl ProcessState {
             Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
-        received.control_with_room(control_room).put(
+        received.control_with_room(control_space).put(
             level,
             cmsg_type,
             &sock_extended_err(&report, family, has_rfc4884),

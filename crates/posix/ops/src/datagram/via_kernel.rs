@@ -18,12 +18,12 @@ pub(super) fn recv(
     kernel_fd: RawFd,
     buffers: &mut [IoSliceMut<'_>],
     flags: c_int,
-    control_room: usize,
+    control_space: usize,
     family: Family,
 ) -> Result<ReceivedMessage, Errno> {
     let mut name = [0u8; 128];
     let mut control = ControlMessages::none();
-    let result = syscall::recvmsg(kernel_fd, buffers, &mut name, control.buffer(control_room), flags)?;
+    let result = syscall::recvmsg(kernel_fd, buffers, &mut name, control.buffer(control_space), flags)?;
     control.set_len(result.control_len);
     let from = name.get(..result.name_len).and_then(|bytes| sockaddr::decode(bytes, family).ok());
     let from = from.map(|from| sockaddr::encode(from, family));

@@ -92,9 +92,9 @@ impl TimestampOptions {
         self.name != 0 || self.flags & RX_SOFTWARE != 0
     }
 
-    /// Returns type and value of the control message. `arrived_us` holds the lowest 32 bits of the arrival time in
-    /// µs; `None` stands for a datagram that arrived before timestamps were enabled, which gets the current
-    /// time (`__sock_recv_timestamp`).
+    /// Returns type and value of the control message. `arrived_us` holds the lowest 32 bits of the arrival
+    /// time in µs; `None` stands for a datagram that arrived before timestamps were enabled, which gets the
+    /// current time (`__sock_recv_timestamp`).
     pub fn timestamp_cmsg(self, arrived_us: Option<u32>) -> Option<(c_int, [u8; 16])> {
         if self.name == 0 {
             return None;

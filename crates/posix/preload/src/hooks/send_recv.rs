@@ -143,9 +143,9 @@ unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int)
     unsafe {
         let message = message.as_mut().ok_or(Errno::FAULT)?;
         let buffers = message.msg_iov.cast_const();
-        let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        let control_space = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         let received = ffi::with_buffers_mut(buffers, message.msg_iovlen, |buffers| {
-            ops.recv_from(fd, buffers, flags, control_room)
+            ops.recv_from(fd, buffers, flags, control_space)
         })?;
         match received.from.filter(|_| !message.msg_name.is_null()) {
             Some(from) => ffi::write_value(from.bytes(), message.msg_name, &raw mut message.msg_namelen)?,

@@ -67,8 +67,8 @@ fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_
     (handler, flags)
 }
 
-/// Returns the handler and the flags as the program has set them. `is_plain` tells that the signal has or had a
-/// one-shot handler with one argument.
+/// Returns the handler and the flags as the program has set them. `is_plain` tells that the signal has or had
+/// a one-shot handler with one argument.
 fn to_program(is_plain: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
     match signal_handlers::handler_of(handler) {
         Some((handler, true)) => (handler, flags),
