@@ -186,7 +186,7 @@ mod tests {
             (format!("{NAMES}0\ttcp\tESTAB\t0\t0\there\tthere\n.\n"), garbled),
             (format!("{NAMES}\x1b[2J\ttcp\tESTAB\t0\t0\t1.2.3.4:5\t1.2.3.4:5\n.\n"), garbled),
             ("state\n0\n.\n".into(), garbled),
-            ("!\t8 others are asking already\n".into(), "8 others are asking already"),
+            ("!\t8 other clients are being served\n".into(), "8 other clients are being served"),
             (format!("{NAMES}!\tshard 1 has ended\n.\n"), "shard 1 has ended"),
         ] {
             assert_eq!(refused(answer.as_bytes()), expected, "{answer:.100}");
