@@ -75,40 +75,45 @@ fn first_trampoline() -> usize {
 
 /// Returns the trampoline to install for a handler with three arguments (`SA_SIGINFO`) or with one. Returns
 /// `None` if there are too many handlers: then the handler itself must be installed.
-pub fn trampoline(handler: usize, of_three: bool) -> Option<usize> {
+pub fn trampoline(handler: usize, has_siginfo: bool) -> Option<usize> {
     if handler_of(handler).is_some() {
         // The program has read the trampoline by a system call that is not hooked.
         return Some(handler);
     }
-    let first = if of_three { TRAMPOLINES_PER_KIND } else { 0 };
+    let first = if has_siginfo { TRAMPOLINES_PER_KIND } else { 0 };
     // Functions are aligned to 16 bytes.
     let wanted = handler >> 4;
     let found =
-        (0..TRAMPOLINES_PER_KIND).map(|step| first + (wanted + step) % TRAMPOLINES_PER_KIND).find(|at| {
-            let found = HANDLERS[*at].compare_exchange(0, handler, Ordering::Relaxed, Ordering::Relaxed);
+        (0..TRAMPOLINES_PER_KIND).map(|step| first + (wanted + step) % TRAMPOLINES_PER_KIND).find(|index| {
+            let found = HANDLERS[*index].compare_exchange(0, handler, Ordering::Relaxed, Ordering::Relaxed);
             found.is_ok() || found == Err(handler)
         });
-    found.map(|at| first_trampoline() + at * TRAMPOLINE_BYTES)
+    found.map(|index| first_trampoline() + index * TRAMPOLINE_BYTES)
 }
 
 /// Returns the handler of a trampoline, and whether it takes three arguments. Returns `None` if the address
 /// is not a trampoline's.
-pub fn handler_of(entry: usize) -> Option<(usize, bool)> {
+pub fn handler_of(address: usize) -> Option<(usize, bool)> {
     let offset =
-        entry.checked_sub(first_trampoline()).filter(|offset| offset.is_multiple_of(TRAMPOLINE_BYTES))?;
-    let at = offset / TRAMPOLINE_BYTES;
-    let handler = HANDLERS.get(at)?.load(Ordering::Relaxed);
-    (handler != 0).then_some((handler, at >= TRAMPOLINES_PER_KIND))
+        address.checked_sub(first_trampoline()).filter(|offset| offset.is_multiple_of(TRAMPOLINE_BYTES))?;
+    let index = offset / TRAMPOLINE_BYTES;
+    let handler = HANDLERS.get(index)?.load(Ordering::Relaxed);
+    (handler != 0).then_some((handler, index >= TRAMPOLINES_PER_KIND))
 }
 
 /// Runs a handler or defers its signal; called by a trampoline. Handlers may leave it by `siglongjmp`,
 /// `pthread_exit` or an exception.
-unsafe extern "C-unwind" fn dispatch(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t, at: u32) {
+unsafe extern "C-unwind" fn dispatch(
+    signal: c_int,
+    info: *mut siginfo_t,
+    context: *mut ucontext_t,
+    index: u32,
+) {
     // SAFETY: the kernel passes valid pointers to a handler.
-    if lock::defers_signals() && unsafe { defer(signal, &*info, &mut *context, at as usize) } {
+    if lock::defers_signals() && unsafe { defer(signal, &*info, &mut *context, index as usize) } {
         return;
     }
-    let handler = ptr::with_exposed_provenance::<c_void>(HANDLERS[at as usize].load(Ordering::Relaxed));
+    let handler = ptr::with_exposed_provenance::<c_void>(HANDLERS[index as usize].load(Ordering::Relaxed));
     type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut ucontext_t);
     // SAFETY: the program has installed it as a handler. The kernel passes three arguments to handlers with
     // one, too.
@@ -128,10 +133,10 @@ unsafe extern "C-unwind" fn dispatch(signal: c_int, info: *mut siginfo_t, contex
 fn deferral_mask() -> SignalSet {
     const {
         let mut set = u64::MAX;
-        let mut at = 0;
-        while at < SYNCHRONOUS_SIGNALS.len() {
-            set &= !bit(SYNCHRONOUS_SIGNALS[at]);
-            at += 1;
+        let mut index = 0;
+        while index < SYNCHRONOUS_SIGNALS.len() {
+            set &= !bit(SYNCHRONOUS_SIGNALS[index]);
+            index += 1;
         }
         set & !bit(LIBC_SIGNALS[0]) & !bit(LIBC_SIGNALS[1]) & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP)
     }
@@ -140,11 +145,11 @@ fn deferral_mask() -> SignalSet {
 /// Defers a signal until this thread has released the lock. Returns false if the signal must be handled at
 /// once.
 #[cold]
-fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, at: usize) -> bool {
-    let of_itself = SYNCHRONOUS_SIGNALS.contains(&signal) && info.si_code > 0;
+fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, index: usize) -> bool {
+    let is_synchronous = SYNCHRONOUS_SIGNALS.contains(&signal) && info.si_code > 0;
     // `abort` continues when its handler has returned.
-    let ends = signal == libc::SIGABRT && info.si_code == libc::SI_TKILL;
-    if of_itself || ends || !SIGNALS.contains(&signal) {
+    let is_abort = signal == libc::SIGABRT && info.si_code == libc::SI_TKILL;
+    if is_synchronous || is_abort || !SIGNALS.contains(&signal) {
         return false;
     }
     let blocked = syscall::kernel_sigset(&context.uc_sigmask);
@@ -156,17 +161,17 @@ fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, at: usize) -
         syscall::set_signal_mask(in_handler);
         return false;
     }
-    rearm_one_shot(signal, at);
+    rearm_one_shot(signal, index);
     syscall::set_kernel_sigset(&mut context.uc_sigmask, all);
     lock::note_deferred(blocked);
     true
 }
 
 /// Installs a one-shot handler (`SA_RESETHAND`) again, because it has not run.
-fn rearm_one_shot(signal: c_int, at: usize) {
+fn rearm_one_shot(signal: c_int, index: usize) {
     let Ok(mut action) = syscall::sigaction(signal) else { return };
     if action.handler == libc::SIG_DFL && action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
-        action.handler = first_trampoline() + at * TRAMPOLINE_BYTES;
+        action.handler = first_trampoline() + index * TRAMPOLINE_BYTES;
         // SAFETY: the disposition is the one that was in force before the signal arrived.
         let _ = unsafe { syscall::set_sigaction(signal, &action) };
     }
@@ -195,25 +200,27 @@ mod tests {
 
     #[test]
     fn handlers_get_trampolines_until_none_is_left() {
-        let made = |number: usize| number << 4;
-        let entries: Vec<_> =
-            (1..).map(made).map_while(|handler| Some((handler, trampoline(handler, true)?))).collect();
-        assert_eq!(entries.len(), TRAMPOLINES_PER_KIND);
-        for (handler, entry_of_it) in &entries {
-            assert_eq!(handler_of(*entry_of_it), Some((*handler, true)));
-            assert_eq!(trampoline(*handler, true), Some(*entry_of_it));
+        let fake_handler = |number: usize| number << 4;
+        let installed: Vec<_> = (1..)
+            .map(fake_handler)
+            .map_while(|handler| Some((handler, trampoline(handler, true)?)))
+            .collect();
+        assert_eq!(installed.len(), TRAMPOLINES_PER_KIND);
+        for (handler, address) in &installed {
+            assert_eq!(handler_of(*address), Some((*handler, true)));
+            assert_eq!(trampoline(*handler, true), Some(*address));
             // A trampoline is its own trampoline, whatever its kind.
-            assert_eq!(trampoline(*entry_of_it, false), Some(*entry_of_it));
+            assert_eq!(trampoline(*address, false), Some(*address));
         }
         let other = trampoline(16, false).unwrap();
         assert_eq!(handler_of(other), Some((16, false)));
-        for no_entry in [
+        for other_address in [
             0,
             other + 1,
             first_trampoline() - TRAMPOLINE_BYTES,
             first_trampoline() + 2 * TRAMPOLINES_PER_KIND * TRAMPOLINE_BYTES,
         ] {
-            assert_eq!(handler_of(no_entry), None);
+            assert_eq!(handler_of(other_address), None);
         }
     }
 

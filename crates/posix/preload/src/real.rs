@@ -15,7 +15,7 @@ macro_rules! real {
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
                 let mut found = FOUND.load(Ordering::Relaxed);
                 if found.is_null() {
-                    found = next(concat!(stringify!($name), "\0"));
+                    found = next_symbol(concat!(stringify!($name), "\0"));
                     FOUND.store(found, Ordering::Relaxed);
                 }
                 // SAFETY: libc's function of this name has this type, and is never unloaded.
@@ -35,7 +35,7 @@ use libc::{
 };
 
 /// Returns the next function of this name in the order of loaded libraries. `name` must end with a zero.
-fn next(name: &'static str) -> *mut c_void {
+fn next_symbol(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };

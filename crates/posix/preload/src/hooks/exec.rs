@@ -305,7 +305,7 @@ unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: StringArray, 
 // Rust cannot define variadic functions: these entry points store the arguments in registers and pass on
 // where the others are.
 #[cfg(target_arch = "x86_64")]
-macro_rules! entry {
+macro_rules! variadic_entry {
     ($name:ident, $function:path) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -328,7 +328,7 @@ macro_rules! entry {
     };
 }
 #[cfg(target_arch = "aarch64")]
-macro_rules! entry {
+macro_rules! variadic_entry {
     ($name:ident, $function:path) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -350,6 +350,6 @@ macro_rules! entry {
         }
     };
 }
-entry!(execl, ginnel_execl);
-entry!(execlp, ginnel_execlp);
-entry!(execle, ginnel_execle);
+variadic_entry!(execl, ginnel_execl);
+variadic_entry!(execlp, ginnel_execlp);
+variadic_entry!(execle, ginnel_execle);
