@@ -1,13 +1,16 @@
-//! Sequences of calls that follow from a seed run on the kernel and on the stack, and must say the same.
+//! Differential test: sequences of calls, determined by a seed, run on the kernel and on the stack, and must
+//! have equal results.
 //!
-//! A sequence that differs is made smaller as long as it still differs, and shown beside what both said. `GINNEL_SEED=N` runs the sequence of one seed, with
-//! `GINNEL_STEPS=0,3,7` these steps of it alone. What was found so becomes a case of `tests/parity`.
+//! A sequence that differs is minimised, and shown with the results of both. `GINNEL_SEED=N` runs the
+//! sequence of one seed, and with `GINNEL_STEPS=0,3,7` only these steps of it. Differences found become cases
+//! of `tests/parity`.
 
+mod hosts;
 #[expect(dead_code, reason = "the cases of `parity` use the rest")]
 #[path = "../parity/kernel.rs"]
 mod kernel;
 mod minimise;
-mod rigs;
+mod runner;
 #[expect(dead_code, reason = "as above")]
 #[path = "../parity/stack.rs"]
 mod stack;
@@ -15,85 +18,86 @@ mod steps;
 #[expect(dead_code, reason = "as above")]
 #[path = "../parity/sys.rs"]
 mod sys;
-mod world;
 
 use ginnel_testkit::steal;
+use hosts::{KernelHosts, SimulatedHosts};
 use minimise::minimise;
-use rigs::{OnKernel, Simulated};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use steps::{Step, sequence};
 
-/// Returns the transcripts of the kept steps on the kernel and on the stack. Only the kernel runs in real time.
-fn both(steps: &[Step], kept: &[usize]) -> [Vec<String>; 2] {
+/// Returns the transcripts of the kept steps on the kernel and on the stack. Only the kernel runs in real
+/// time.
+fn transcripts(steps: &[Step], kept: &[usize]) -> [Vec<String>; 2] {
     let kept = || kept.iter().map(|step| &steps[*step]);
-    let on_stack = world::run(&mut Simulated::new(), kept());
+    let on_stack = runner::run(&mut SimulatedHosts::new(), kept());
     let on_kernel = steal::repeat_if_stalled(|| {
-        let on_kernel = world::run(&mut OnKernel::new(), kept());
+        let on_kernel = runner::run(&mut KernelHosts::new(), kept());
         if on_kernel == on_stack { Ok(()) } else { Err(on_kernel) }
     });
     [on_kernel.err().unwrap_or_else(|| on_stack.clone()), on_stack]
 }
 
 fn differ(steps: &[Step], kept: &[usize]) -> bool {
-    let [on_kernel, on_stack] = both(steps, kept);
+    let [on_kernel, on_stack] = transcripts(steps, kept);
     on_kernel != on_stack
 }
 
-/// The steps of a sequence that differ, as few as there need be, with what was said.
+/// Returns the minimised steps of a sequence that differs, with their results.
 fn difference(seed: u64) -> Option<String> {
     let steps = sequence(seed);
-    let chosen: Option<Vec<usize>> =
+    let selected: Option<Vec<usize>> =
         std::env::var("GINNEL_STEPS").ok().map(|list| list.split(',').map(|n| n.parse().unwrap()).collect());
-    let all = chosen.clone().unwrap_or_else(|| (0..steps.len()).collect());
+    let all = selected.clone().unwrap_or_else(|| (0..steps.len()).collect());
     if !differ(&steps, &all) {
         return None;
     }
-    let few = if chosen.is_some() { all } else { minimise(all, |kept| differ(&steps, kept)) };
-    let [on_kernel, on_stack] = both(&steps, &few);
-    let mut said = String::new();
-    let numbers = few.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-    writeln!(said, "seed {seed}; to run it again: GINNEL_SEED={seed} GINNEL_STEPS={numbers}").unwrap();
-    for ((step, kernel), stack) in few.iter().zip(&on_kernel).zip(&on_stack) {
-        writeln!(said, "  {:?}", steps[*step]).unwrap();
+    let minimal = if selected.is_some() { all } else { minimise(all, |kept| differ(&steps, kept)) };
+    let [on_kernel, on_stack] = transcripts(&steps, &minimal);
+    let mut report = String::new();
+    let numbers = minimal.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    writeln!(report, "seed {seed}; repeat with GINNEL_SEED={seed} GINNEL_STEPS={numbers}").unwrap();
+    for ((step, kernel), stack) in minimal.iter().zip(&on_kernel).zip(&on_stack) {
+        writeln!(report, "  {:?}", steps[*step]).unwrap();
         match kernel == stack {
-            true => writeln!(said, "      {kernel}").unwrap(),
-            false => writeln!(said, "      kernel: {kernel}\n      stack:  {stack}").unwrap(),
+            true => writeln!(report, "      {kernel}").unwrap(),
+            false => writeln!(report, "      kernel: {kernel}\n      stack:  {stack}").unwrap(),
         }
     }
-    Some(said)
+    Some(report)
 }
 
-/// Runs these seeds, or the one of `GINNEL_SEED`, until the time is over. Shows at most so many differences.
-fn check(seeds: core::ops::RangeInclusive<u64>, time: Duration) {
-    let begun = Instant::now();
+/// Runs the sequences of these seeds, or of `GINNEL_SEED`, until the time limit. Shows at most
+/// `SHOWN_MAX` differences.
+fn check(seeds: core::ops::RangeInclusive<u64>, limit: Duration) {
+    let start = Instant::now();
     let seeds = match std::env::var("GINNEL_SEED") {
         Ok(seed) => seed.parse().map(|seed| seed..=seed).unwrap(),
         Err(_) => seeds,
     };
-    let mut found = Vec::new();
+    let mut differences = Vec::new();
     let mut ran = 0;
     for seed in seeds {
-        if begun.elapsed() > time || found.len() >= SHOWN_MAX {
+        if start.elapsed() > limit || differences.len() >= SHOWN_MAX {
             break;
         }
         ran += 1;
-        found.extend(difference(seed));
+        differences.extend(difference(seed));
     }
-    println!("{ran} sequences in {:?}", begun.elapsed());
-    assert!(found.is_empty(), "the kernel and the stack differ:\n{}", found.join("\n"));
+    println!("{ran} sequences in {:?}", start.elapsed());
+    assert!(differences.is_empty(), "the kernel and the stack differ:\n{}", differences.join("\n"));
 }
 
-/// Differences that are shown at a time.
+/// Maximum number of differences to show.
 const SHOWN_MAX: usize = 5;
 
 #[test]
-fn sequences_say_the_same_on_the_kernel_and_on_the_stack() {
+fn sequences_match_the_kernel() {
     check(1..=400, Duration::from_secs(15));
 }
 
 #[test]
-#[ignore = "long: thousands of sequences; part of `make suites`"]
-fn many_sequences_say_the_same_on_the_kernel_and_on_the_stack() {
+#[ignore = "slow: runs thousands of sequences; run it with `make suites`"]
+fn many_sequences_match_the_kernel() {
     check(1000..=20_000, Duration::from_secs(600));
 }

@@ -12,7 +12,7 @@ use std::fs::File;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/posix.md");
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/calls.txt");
-const HEAD: &str = "# What each case asks of the stack, by the cases: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity\n";
+const HEAD: &str = "# Calls of each case on the stack, generated: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity\n";
 /// Suffix of cases over loopback.
 const OVER_LOOPBACK: &str = " over loopback";
 
@@ -31,12 +31,12 @@ const OPTIONS: Part = Part {
     end: "<!-- end of options -->\n",
 };
 
-fn blesses() -> bool {
+fn is_blessing() -> bool {
     std::env::var_os("GINNEL_BLESS").is_some()
 }
 
 /// Runs `write` exclusively: tests run concurrently, in threads or processes.
-fn alone(write: impl FnOnce()) {
+fn with_lock(write: impl FnOnce()) {
     let lock = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
     lock.lock().unwrap();
     write();
@@ -44,31 +44,32 @@ fn alone(write: impl FnOnce()) {
 }
 
 /// Returns the document, and the document with `text` in one part.
-fn with(part: &Part, text: &str) -> (String, String) {
+fn replace_part(part: &Part, text: &str) -> (String, String) {
     let found = std::fs::read_to_string(DOCUMENT).unwrap();
-    let (before, rest) = found.split_once(part.begin).expect("where the part begins");
-    let (_, after) = rest.split_once(part.end).expect("where it ends");
+    let (before, rest) =
+        found.split_once(part.begin).expect("docs/posix.md contains the begin marker of the part");
+    let (_, after) = rest.split_once(part.end).expect("docs/posix.md contains the end marker of the part");
     let expected = [before, part.begin, text, part.end, after].concat();
     (found, expected)
 }
 
 fn write(part: &Part, text: &str) {
-    std::fs::write(DOCUMENT, with(part, text).1).unwrap();
+    std::fs::write(DOCUMENT, replace_part(part, text).1).unwrap();
 }
 
 fn assert_part(part: &Part, text: &str) {
-    let (found, expected) = with(part, text);
+    let (found, expected) = replace_part(part, text);
     for (number, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
-        assert_eq!(found, expected, "docs/posix.md:{} (GINNEL_BLESS=1 writes it anew)", number + 1);
+        assert_eq!(found, expected, "docs/posix.md:{} (GINNEL_BLESS=1 rewrites it)", number + 1);
     }
-    assert_eq!(found, expected, "docs/posix.md (GINNEL_BLESS=1 writes it anew)");
+    assert_eq!(found, expected, "docs/posix.md (GINNEL_BLESS=1 rewrites it)");
 }
 
 /// Returns the lines of the list, by the names of cases.
 fn list() -> BTreeMap<String, String> {
     let text = std::fs::read_to_string(LIST).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let parts = lines.map(|line| line.split_once(": ").expect("a case, and what it asks"));
+    let parts = lines.map(|line| line.split_once(": ").expect("`CASE: CALLS`"));
     parts.map(|(case, calls)| (case.to_owned(), calls.to_owned())).collect()
 }
 
@@ -92,26 +93,23 @@ fn line(calls: &Calls) -> String {
 }
 
 /// Compares the calls of a completed case with its line, or writes the line.
-pub fn compare(module: &str, case: &str, is_alone: bool, calls: &Calls) {
-    let (case, line) = (name(module, case, is_alone), line(calls));
-    if blesses() {
-        return alone(|| {
+pub fn compare(module: &str, case: &str, over_loopback: bool, calls: &Calls) {
+    let (case, line) = (name(module, case, over_loopback), line(calls));
+    if is_blessing() {
+        return with_lock(|| {
             let mut list = list();
             list.insert(case, line);
             write_list(&list);
         });
     }
     let found = list().remove(&case).unwrap_or_default();
-    assert_eq!(
-        found, line,
-        "{case}: the list's on the left, its own on the right (GINNEL_BLESS=1 writes it)"
-    );
+    assert_eq!(found, line, "{case}: calls.txt left, this run right (GINNEL_BLESS=1 rewrites it)");
 }
 
 /// Returns the name of a case in the list.
-fn name(module: &str, case: &str, is_alone: bool) -> String {
-    let module = module.split("::").nth(1).expect("cases are in modules");
-    format!("{module}::{case}{}", if is_alone { OVER_LOOPBACK } else { "" })
+fn name(module: &str, case: &str, over_loopback: bool) -> String {
+    let module = module.split("::").nth(1).expect("the path of a case contains its module");
+    format!("{module}::{case}{}", if over_loopback { OVER_LOOPBACK } else { "" })
 }
 
 /// Returns the names of all cases.
@@ -149,9 +147,9 @@ fn table(list: &BTreeMap<String, String>) -> String {
 }
 
 #[test]
-fn the_document_says_what_cases_ask() {
-    if blesses() {
-        return alone(|| {
+fn document_lists_the_calls() {
+    if is_blessing() {
+        return with_lock(|| {
             let (mut list, names) = (list(), names());
             list.retain(|case, _| names.contains(case));
             write_list(&list);
@@ -160,15 +158,18 @@ fn the_document_says_what_cases_ask() {
     let list = list();
     let (listed, names) = (list.keys().cloned().collect::<BTreeSet<_>>(), names());
     let differ: Vec<&String> = listed.symmetric_difference(&names).collect();
-    assert!(differ.is_empty(), "in the list alone, or missing there (GINNEL_BLESS=1 writes it): {differ:?}");
+    assert!(
+        differ.is_empty(),
+        "cases only in calls.txt, or missing there (GINNEL_BLESS=1 rewrites it): {differ:?}"
+    );
     assert_part(&CALLS, &table(&list));
 }
 
 #[test]
-fn the_document_says_what_the_table_says() {
+fn document_lists_the_options() {
     let text = options::document();
-    if blesses() {
-        return alone(|| write(&OPTIONS, &text));
+    if is_blessing() {
+        return with_lock(|| write(&OPTIONS, &text));
     }
     assert_part(&OPTIONS, &text);
 }

@@ -1,9 +1,9 @@
 //! Epoll sets.
 
-use crate::sys::{Fd, World, names};
+use crate::sys::{Fd, Fixture, names};
 use libc::{
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
-    EPOLLRDHUP,
+    AF_INET, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT,
+    EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, SHUT_RD, SHUT_WR, SO_RCVLOWAT, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
 };
 
 const IN: u32 = EPOLLIN as u32;
@@ -14,136 +14,136 @@ const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
 /// Waits for events, for up to 10 seconds.
-fn next(w: &World<'_>, set: Fd) -> Vec<(String, u64)> {
+fn next(w: &Fixture<'_>, set: Fd) -> Vec<(String, u64)> {
     let events = w.a.epoll_wait(set, 8, 10_000).unwrap();
     events.into_iter().map(|(events, data)| (names(events), data)).collect()
 }
 
 /// Returns current events without waiting.
-fn now(w: &World<'_>, set: Fd) -> Vec<(String, u64)> {
+fn now(w: &Fixture<'_>, set: Fd) -> Vec<(String, u64)> {
     let events = w.a.epoll_wait(set, 8, 0).unwrap();
     events.into_iter().map(|(events, data)| (names(events), data)).collect()
 }
 
-pub fn level_triggered(w: &mut World<'_>) {
+pub fn level_triggered(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
-    w.say("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 7));
-    w.say("twice", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 7));
-    w.say("nothing", now(w, set));
+    w.log("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 7));
+    w.log("add again", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 7));
+    w.log("empty", now(w, set));
     w.b.send(b, b"xy", 0).unwrap();
-    w.say("something", next(w, set));
-    w.say("still there", now(w, set));
+    w.log("readable", next(w, set));
+    w.log("level-triggered", now(w, set));
     w.a.recv(a, 1, 0).unwrap();
-    w.say("one byte left", now(w, set));
+    w.log("one byte left", now(w, set));
     w.a.recv(a, 1, 0).unwrap();
-    w.say("all read", now(w, set));
-    w.say("writable", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | OUT | RDHUP, 8));
-    w.say("at once", now(w, set));
+    w.log("after reading all", now(w, set));
+    w.log("writable", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | OUT | RDHUP, 8));
+    w.log("writable event", now(w, set));
     w.b.close(b).unwrap();
     w.wait(w.a, a, libc::POLLRDHUP);
-    w.say("the end", now(w, set));
-    w.say("delete", w.a.epoll_ctl(set, EPOLL_CTL_DEL, a, 0, 0));
-    w.say("again", w.a.epoll_ctl(set, EPOLL_CTL_DEL, a, 0, 0));
-    w.say("modify what is gone", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN, 0));
-    w.say("nothing any more", now(w, set));
+    w.log("end of file", now(w, set));
+    w.log("delete", w.a.epoll_ctl(set, EPOLL_CTL_DEL, a, 0, 0));
+    w.log("again", w.a.epoll_ctl(set, EPOLL_CTL_DEL, a, 0, 0));
+    w.log("modify after delete", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN, 0));
+    w.log("after delete", now(w, set));
 }
 
-pub fn edge_triggered(w: &mut World<'_>) {
+pub fn edge_triggered(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
-    w.say("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | OUT | RDHUP | ET, 1));
-    w.say("writable once", next(w, set));
-    w.say("no more", now(w, set));
+    w.log("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | OUT | RDHUP | ET, 1));
+    w.log("writable once", next(w, set));
+    w.log("no event", now(w, set));
     w.b.send(b, b"x", 0).unwrap();
-    w.say("readable once", next(w, set));
-    w.say("no more", now(w, set));
+    w.log("readable once", next(w, set));
+    w.log("no event", now(w, set));
     w.b.send(b, b"y", 0).unwrap();
-    w.say("again, though not read", next(w, set));
-    w.say("rearmed", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | ET, 2));
-    w.say("still readable", now(w, set));
+    w.log("next edge without reading", next(w, set));
+    w.log("rearmed", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | ET, 2));
+    w.log("still readable", now(w, set));
     w.a.recv(a, 10, 0).unwrap();
-    w.say("read", now(w, set));
+    w.log("after reading", now(w, set));
     w.b.close(b).unwrap();
-    w.say("the end", next(w, set));
+    w.log("end of file", next(w, set));
 }
 
-pub fn one_shot(w: &mut World<'_>) {
+pub fn one_shot(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
     w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | ONESHOT, 1).unwrap();
     w.b.send(b, b"x", 0).unwrap();
-    w.say("once", next(w, set));
+    w.log("first event", next(w, set));
     w.b.send(b, b"y", 0).unwrap();
     w.settle();
-    w.say("not again", now(w, set));
-    w.say("rearmed", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | ONESHOT, 2));
-    w.say("again", now(w, set));
+    w.log("no second event", now(w, set));
+    w.log("rearmed", w.a.epoll_ctl(set, EPOLL_CTL_MOD, a, IN | ONESHOT, 2));
+    w.log("again", now(w, set));
     w.b.close(b).unwrap();
     w.settle();
-    w.say("not even the end", now(w, set));
+    w.log("no event at end of file", now(w, set));
 }
 
-pub fn a_listener_and_several_entries(w: &mut World<'_>) {
+pub fn listener_and_several_entries(w: &mut Fixture<'_>) {
     let (listener, port) = w.listener(libc::SOCK_NONBLOCK);
     let set = w.a.epoll_create().unwrap();
     w.a.epoll_ctl(set, EPOLL_CTL_ADD, listener, IN | EXCLUSIVE, 9).unwrap();
-    w.say("cannot be changed", w.a.epoll_ctl(set, EPOLL_CTL_MOD, listener, IN, 9));
+    w.log("modify EPOLLEXCLUSIVE", w.a.epoll_ctl(set, EPOLL_CTL_MOD, listener, IN, 9));
     let mut ends = Vec::new();
     for number in 0..3 {
         let b = w.b.socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
         w.b.connect(b, &w.at_a(port)).unwrap();
-        w.say("somebody", next(w, set));
+        w.log("listener ready", next(w, set));
         let a = w.a.accept4(listener, 0).unwrap();
         w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, number).unwrap();
         ends.push((a, b));
     }
-    w.say("nobody", now(w, set));
+    w.log("no event", now(w, set));
     for (_, b) in &ends {
         w.b.send(*b, b"x", 0).unwrap();
         w.settle();
     }
     let mut three = now(w, set);
     three.sort();
-    w.say("all three", three);
+    w.log("three sockets ready", three);
     let two = w.a.epoll_wait(set, 2, 0).unwrap().len();
-    w.say("as many as asked for", two);
+    w.log("maxevents limits the result", two);
     let (first, _) = ends[0];
     let copy = w.a.dup(first).unwrap();
-    w.say("close", w.a.close(first));
-    w.say("its copy keeps it", now(w, set).len());
-    w.say("not by its name", w.a.epoll_ctl(set, EPOLL_CTL_DEL, first, 0, 0));
+    w.log("close", w.a.close(first));
+    w.log("duplicate keeps the entry", now(w, set).len());
+    w.log("delete by closed number", w.a.epoll_ctl(set, EPOLL_CTL_DEL, first, 0, 0));
     w.a.close(copy).unwrap();
-    w.say("gone with the last", now(w, set).len());
+    w.log("after the last close", now(w, set).len());
 }
 
-pub fn sets_in_sets(w: &mut World<'_>) {
+pub fn nested_sets(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
     w.a.epoll_ctl(inner, EPOLL_CTL_ADD, a, IN, 1).unwrap();
-    w.say("add", w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, IN, 2));
-    w.say("itself", w.a.epoll_ctl(inner, EPOLL_CTL_ADD, inner, IN, 3));
-    w.say("a circle", w.a.epoll_ctl(inner, EPOLL_CTL_ADD, outer, IN, 3));
-    w.say("quiet", now(w, outer));
+    w.log("add", w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, IN, 2));
+    w.log("add to itself", w.a.epoll_ctl(inner, EPOLL_CTL_ADD, inner, IN, 3));
+    w.log("cycle", w.a.epoll_ctl(inner, EPOLL_CTL_ADD, outer, IN, 3));
+    w.log("no event", now(w, outer));
     w.b.send(b, b"x", 0).unwrap();
-    w.say("through both", next(w, outer));
-    w.say("poll says so too", w.ready(w.a, outer));
-    w.say("the inner", now(w, inner));
+    w.log("readable through both sets", next(w, outer));
+    w.log("poll", w.ready(w.a, outer));
+    w.log("inner set", now(w, inner));
     w.a.recv(a, 1, 0).unwrap();
-    w.say("quiet again", now(w, outer));
-    w.say("bad set", w.a.epoll_ctl(a, EPOLL_CTL_ADD, inner, IN, 0));
-    w.say("no room", w.a.epoll_wait(a, 1, 0));
+    w.log("no event", now(w, outer));
+    w.log("not an epoll set", w.a.epoll_ctl(a, EPOLL_CTL_ADD, inner, IN, 0));
+    w.log("epoll_wait on a socket", w.a.epoll_wait(a, 1, 0));
 }
 
-pub fn descriptors_of_the_kernel(w: &mut World<'_>) {
+pub fn kernel_descriptors(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&event);
-    w.say("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, number, IN, 1));
+    w.log("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, number, IN, 1));
     w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 2).unwrap();
     rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
-    w.say("the kernel's", next(w, set));
+    w.log("kernel descriptor", next(w, set));
     w.b.send(b, b"x", 0).unwrap();
     w.wait(w.a, a, libc::POLLIN);
     let mut seen = Vec::new();
@@ -152,19 +152,120 @@ pub fn descriptors_of_the_kernel(w: &mut World<'_>) {
     }
     seen.sort();
     seen.dedup();
-    w.say("both", seen);
+    w.log("both", seen);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let file = std::os::fd::AsRawFd::as_raw_fd(&file);
-    w.say("not a file", w.a.epoll_ctl(set, EPOLL_CTL_ADD, file, IN, 3));
+    w.log("regular file", w.a.epoll_ctl(set, EPOLL_CTL_ADD, file, IN, 3));
+}
+
+pub fn shutdown_of_unconnected_socket_wakes(w: &mut Fixture<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK).unwrap();
+    let set = w.a.epoll_create().unwrap();
+    w.a.epoll_ctl(set, EPOLL_CTL_ADD, fd, IN | RDHUP | ET, 1).unwrap();
+    w.log("new", w.a.epoll_wait(set, 8, 0));
+    w.log("no event", w.a.epoll_wait(set, 8, 0));
+    w.log("shutdown of writing", w.a.shutdown(fd, SHUT_WR));
+    w.log("event", w.a.epoll_wait(set, 8, 0));
+    w.log("shutdown of reading", w.a.shutdown(fd, SHUT_RD));
+    w.log("event", w.a.epoll_wait(set, 8, 0));
+    w.log("poll", w.ready(w.a, fd));
+    w.log("recv", w.a.recv(fd, 1, 0));
+}
+
+pub fn lowering_rcvlowat_wakes(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let set = w.a.epoll_create().unwrap();
+    w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | OUT | ET, 1).unwrap();
+    w.log("writable", w.a.epoll_wait(set, 8, 1000));
+    let mark = |bytes: i32| w.a.setsockopt(a, SOL_SOCKET, SO_RCVLOWAT, &bytes.to_ne_bytes());
+    w.log("mark of 10", mark(10));
+    w.b.send(b, b"abc", 0).unwrap();
+    w.settle();
+    w.log("below the low-water mark", w.a.epoll_wait(set, 8, 0));
+    w.log("mark of 3", mark(3));
+    w.log("at the low-water mark", w.a.epoll_wait(set, 8, 0));
+    w.log("first event", w.a.epoll_wait(set, 8, 0));
+    w.log("mark of 1", mark(1));
+    let _ = w.a.epoll_wait(set, 8, 0);
+    w.b.send(b, b"d", 0).unwrap();
+    w.settle();
+    w.log("higher mark", mark(100));
+    w.log("event stays queued", w.a.epoll_wait(set, 8, 0));
+}
+
+pub fn nested_set_wakes_as_readable(w: &mut Fixture<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, fd, OUT | ET, 1).unwrap();
+    w.log("new", w.a.epoll_wait(inner, 8, 0));
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLRDNORM as u32, 2).unwrap();
+    let _ = w.a.shutdown(fd, SHUT_WR);
+    w.log("no matching event", w.a.epoll_wait(outer, 8, 0));
+    w.log("inner set", w.a.epoll_wait(inner, 8, 0));
+}
+
+pub fn epoll_wait_is_no_edge_to_outer_set(w: &mut Fixture<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, fd, IN, 1).unwrap();
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, IN | ET, 2).unwrap();
+    w.log("outer set", w.a.epoll_wait(outer, 8, 0));
+    w.log("inner set", w.a.epoll_wait(inner, 8, 0));
+    w.log("outer set again", w.a.epoll_wait(outer, 8, 0));
+}
+
+pub fn new_outer_set_reports_pending_events(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, a, IN | ET, 1).unwrap();
+    w.b.send(b, b"x", 0).unwrap();
+    w.settle();
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLRDNORM as u32, 2).unwrap();
+    w.log("outer set", w.a.epoll_wait(outer, 8, 0));
+}
+
+pub fn consumed_bytes_are_an_edge(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let set = w.a.epoll_create().unwrap();
+    w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | OUT | ET, 1).unwrap();
+    w.log("writable", w.a.epoll_wait(set, 8, 1000));
+    w.b.send(b, b"abc", 0).unwrap();
+    w.settle();
+    w.log("after reading", w.a.recv(a, 10, 0));
+    w.log("writable again", w.a.epoll_wait(set, 8, 0));
+}
+
+pub fn modifying_a_ready_entry_is_no_edge(w: &mut Fixture<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, fd, IN, 1).unwrap();
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, IN | ET, 2).unwrap();
+    w.log("outer set", w.a.epoll_wait(outer, 8, 0));
+    w.log("changed", w.a.epoll_ctl(inner, libc::EPOLL_CTL_MOD, fd, IN | OUT, 3));
+    w.log("outer set again", w.a.epoll_wait(outer, 8, 0));
+    w.log("inner set", w.a.epoll_wait(inner, 8, 0));
+}
+
+pub fn fionread_of_epoll_set(w: &mut Fixture<'_>) {
+    let set = w.a.epoll_create().unwrap();
+    w.log("FIONREAD", w.a.readable_bytes(set));
 }
 
 pub mod tests {
     crate::cases! {
+        shutdown_of_unconnected_socket_wakes
+        lowering_rcvlowat_wakes
+        nested_set_wakes_as_readable
+        epoll_wait_is_no_edge_to_outer_set
+        new_outer_set_reports_pending_events
+        consumed_bytes_are_an_edge
+        modifying_a_ready_entry_is_no_edge
+        fionread_of_epoll_set
         level_triggered
         edge_triggered
         one_shot
-        a_listener_and_several_entries
-        sets_in_sets
-        descriptors_of_the_kernel
+        listener_and_several_entries
+        nested_sets
+        kernel_descriptors
     }
 }

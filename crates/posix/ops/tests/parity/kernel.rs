@@ -20,11 +20,11 @@ fn result(value: isize) -> Result<usize, Errno> {
     usize::try_from(value).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
 }
 
-fn nothing(value: c_int) -> Result<(), Errno> {
+fn unit_result(value: c_int) -> Result<(), Errno> {
     result(value as isize).map(|_| ())
 }
 
-fn number(value: c_int) -> Result<Fd, Errno> {
+fn fd_result(value: c_int) -> Result<Fd, Errno> {
     result(value as isize).map(|value| value as Fd)
 }
 
@@ -41,46 +41,46 @@ impl Kernel {
     /// `fcntl(F_GETFD)`.
     pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::fcntl(fd, libc::F_GETFD) })
+        fd_result(unsafe { libc::fcntl(fd, libc::F_GETFD) })
     }
 
     /// Makes `to` a copy of a descriptor.
     pub fn dup_to(&self, fd: Fd, to: Fd) -> Result<(), Errno> {
         // SAFETY: no pointers.
-        nothing(unsafe { libc::dup2(fd, to) }.min(0))
+        unit_result(unsafe { libc::dup2(fd, to) }.min(0))
     }
 
     /// `fcntl(F_SETFD)`.
     pub fn set_fd_flags(&self, fd: Fd, flags: c_int) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
-        nothing(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) })
+        unit_result(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) })
     }
 }
 
 impl Sys for Kernel {
     fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::socket(domain, kind, 0) })
+        fd_result(unsafe { libc::socket(domain, kind, 0) })
     }
 
     fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
         // SAFETY: the address has the length that is passed.
-        nothing(unsafe { libc::bind(fd, address.as_ptr().cast(), address.len() as u32) })
+        unit_result(unsafe { libc::bind(fd, address.as_ptr().cast(), address.len() as u32) })
     }
 
     fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
-        nothing(unsafe { libc::listen(fd, backlog) })
+        unit_result(unsafe { libc::listen(fd, backlog) })
     }
 
     fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno> {
         // SAFETY: no address is asked for.
-        number(unsafe { libc::accept4(fd, core::ptr::null_mut(), core::ptr::null_mut(), flags) })
+        fd_result(unsafe { libc::accept4(fd, core::ptr::null_mut(), core::ptr::null_mut(), flags) })
     }
 
     fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
         // SAFETY: the address has the length that is passed.
-        nothing(unsafe { libc::connect(fd, address.as_ptr().cast(), address.len() as u32) })
+        unit_result(unsafe { libc::connect(fd, address.as_ptr().cast(), address.len() as u32) })
     }
 
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
@@ -88,10 +88,10 @@ impl Sys for Kernel {
         result(unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
     }
 
-    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; most];
+    fn recv(&self, fd: Fd, len_max: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; len_max];
         // SAFETY: the buffer has the length that is passed.
-        let count = result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), most, flags) })?;
+        let count = result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), len_max, flags) })?;
         bytes.truncate(count);
         Ok(bytes)
     }
@@ -145,9 +145,16 @@ impl Sys for Kernel {
         })
     }
 
-    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
-        let (mut bytes, mut from, mut control) = (vec![0; most], vec![0u8; 128], vec![0u8; control_room]);
-        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
+    fn recv_from(
+        &self,
+        fd: Fd,
+        len_max: usize,
+        control_capacity: usize,
+        flags: c_int,
+    ) -> Result<Message, Errno> {
+        let (mut bytes, mut from, mut control) =
+            (vec![0; len_max], vec![0u8; 128], vec![0u8; control_capacity]);
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len_max };
         // SAFETY: all-zero bytes are an empty message; everything that it refers to outlives the call, and
         // has the length that is passed.
         let (count, message) = unsafe {
@@ -160,7 +167,7 @@ impl Sys for Kernel {
             message.msg_controllen = control.len();
             (result(libc::recvmsg(fd, &raw mut message, flags))?, message)
         };
-        bytes.truncate(count.min(most));
+        bytes.truncate(count.min(len_max));
         from.truncate(message.msg_namelen as usize);
         control.truncate(message.msg_controllen);
         Ok(Message { count, bytes, from, control, flags: message.msg_flags })
@@ -179,7 +186,7 @@ impl Sys for Kernel {
                 iov_len: bytes.len(),
             })
             .collect();
-        let whole = parts.iter_mut().zip(messages).map(|(part, (_, to))| {
+        let headers = parts.iter_mut().zip(messages).map(|(part, (_, to))| {
             let mut header = message(core::slice::from_mut(part));
             if let Some(to) = to {
                 header.msg_name = to.as_ptr().cast_mut().cast();
@@ -187,7 +194,7 @@ impl Sys for Kernel {
             }
             libc::mmsghdr { msg_hdr: header, msg_len: 0 }
         });
-        let mut list: Vec<libc::mmsghdr> = whole.collect();
+        let mut list: Vec<libc::mmsghdr> = headers.collect();
         // SAFETY: the list has the length that is passed, and everything that it refers to outlives the call.
         let count = unsafe { libc::sendmmsg(fd, list.as_mut_ptr(), list.len() as c_uint, flags) };
         Ok(list[..result(count as isize)?].iter().map(|sent| sent.msg_len as usize).collect())
@@ -197,57 +204,57 @@ impl Sys for Kernel {
         &self,
         fd: Fd,
         count: usize,
-        most: usize,
+        len_max: usize,
         flags: c_int,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, Errno> {
-        let mut bytes = vec![vec![0u8; most]; count];
+        let mut bytes = vec![vec![0u8; len_max]; count];
         let mut parts: Vec<libc::iovec> = bytes
             .iter_mut()
-            .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most })
+            .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len_max })
             .collect();
-        let whole = parts.iter_mut().map(|part| message(core::slice::from_mut(part)));
+        let headers = parts.iter_mut().map(|part| message(core::slice::from_mut(part)));
         let mut list: Vec<libc::mmsghdr> =
-            whole.map(|msg_hdr| libc::mmsghdr { msg_hdr, msg_len: 0 }).collect();
+            headers.map(|msg_hdr| libc::mmsghdr { msg_hdr, msg_len: 0 }).collect();
         let mut time = timeout.map(|time| libc::timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: time.subsec_nanos().into(),
         });
         let time = time.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
         // SAFETY: the list has the length that is passed, and everything that it refers to outlives the call.
-        let came = unsafe { libc::recvmmsg(fd, list.as_mut_ptr(), count as c_uint, flags, time) };
-        let came = result(came as isize)?;
+        let received = unsafe { libc::recvmmsg(fd, list.as_mut_ptr(), count as c_uint, flags, time) };
+        let received = result(received as isize)?;
         Ok(bytes
             .into_iter()
-            .zip(&list[..came])
+            .zip(&list[..received])
             .map(|(bytes, got)| bytes[..got.msg_len as usize].into())
             .collect())
     }
 
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
-        nothing(unsafe { libc::shutdown(fd, how) })
+        unit_result(unsafe { libc::shutdown(fd, how) })
     }
 
     fn close(&self, fd: Fd) -> Result<(), Errno> {
         // SAFETY: the case owns the descriptor.
-        nothing(unsafe { libc::close(fd) })
+        unit_result(unsafe { libc::close(fd) })
     }
 
     fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::dup(fd) })
+        fd_result(unsafe { libc::dup(fd) })
     }
 
     fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::fcntl(fd, libc::F_DUPFD, least) })
+        fd_result(unsafe { libc::fcntl(fd, libc::F_DUPFD, least) })
     }
 
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
         let mut on = c_int::from(on);
         // SAFETY: the kernel reads one integer.
-        nothing(unsafe { libc::ioctl(fd, libc::FIONBIO, &raw mut on) })
+        unit_result(unsafe { libc::ioctl(fd, libc::FIONBIO, &raw mut on) })
     }
 
     fn ppoll(
@@ -274,12 +281,12 @@ impl Sys for Kernel {
 
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
-        nothing(unsafe { libc::fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }) })
+        unit_result(unsafe { libc::fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }) })
     }
 
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         // SAFETY: the value has the length that is passed.
-        nothing(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
+        unit_result(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
     }
 
     fn getsockopt_into(
@@ -287,12 +294,12 @@ impl Sys for Kernel {
         fd: Fd,
         level: c_int,
         name: c_int,
-        room: usize,
+        capacity: usize,
     ) -> Result<Vec<u8>, (Errno, usize)> {
-        let mut value = vec![0; room];
+        let mut value = vec![0; capacity];
         let mut len = value.len() as u32;
         // SAFETY: the buffer has the length that is passed.
-        nothing(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })
+        unit_result(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })
             .map_err(|error| (error, len as usize))?;
         value.truncate(len as usize);
         Ok(value)
@@ -302,7 +309,7 @@ impl Sys for Kernel {
         let mut value = vec![0; 128];
         let mut len = value.len() as u32;
         // SAFETY: the buffer has the length that is passed.
-        nothing(unsafe { libc::getsockname(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
+        unit_result(unsafe { libc::getsockname(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
         value.truncate(len as usize);
         Ok(value)
     }
@@ -311,7 +318,7 @@ impl Sys for Kernel {
         let mut value = vec![0; 128];
         let mut len = value.len() as u32;
         // SAFETY: the buffer has the length that is passed.
-        nothing(unsafe { libc::getpeername(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
+        unit_result(unsafe { libc::getpeername(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
         value.truncate(len as usize);
         Ok(value)
     }
@@ -319,18 +326,18 @@ impl Sys for Kernel {
     fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
         let mut count: c_int = 0;
         // SAFETY: the kernel writes one integer.
-        nothing(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
+        unit_result(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
         Ok(count)
     }
 
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::fcntl(fd, libc::F_GETOWN) })
+        fd_result(unsafe { libc::fcntl(fd, libc::F_GETOWN) })
     }
 
     fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
-        nothing(unsafe { libc::fcntl(fd, libc::F_SETOWN, owner) })
+        unit_result(unsafe { libc::fcntl(fd, libc::F_SETOWN, owner) })
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
@@ -348,19 +355,19 @@ impl Sys for Kernel {
 
     fn epoll_create(&self) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.
-        number(unsafe { libc::epoll_create1(0) })
+        fd_result(unsafe { libc::epoll_create1(0) })
     }
 
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events, u64: data };
         // SAFETY: the event outlives the call.
-        nothing(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) })
+        unit_result(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) })
     }
 
-    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
-        let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; most];
+    fn epoll_wait(&self, set: Fd, len_max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; len_max];
         // SAFETY: the list has the length that is passed.
-        let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), most as c_int, timeout_ms) };
+        let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), len_max as c_int, timeout_ms) };
         let count = result(count as isize)?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
     }
@@ -397,18 +404,18 @@ fn select_with(sets: &[Vec<Fd>; 3], mask: Option<libc::sigset_t>) -> Result<(usi
         }
         set
     });
-    let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+    let fd_end = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
     let [read, write, except] = &mut bits;
     let count = match mask {
         None => {
             let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
             // SAFETY: the sets and the time outlive the call.
-            unsafe { libc::select(most, read, write, except, &raw mut time) }
+            unsafe { libc::select(fd_end, read, write, except, &raw mut time) }
         }
         Some(mask) => {
             let time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: the sets, the time and the mask outlive the call.
-            unsafe { libc::pselect(most, read, write, except, &raw const time, &raw const mask) }
+            unsafe { libc::pselect(fd_end, read, write, except, &raw const time, &raw const mask) }
         }
     };
     let count = result(count as isize)?;
@@ -426,19 +433,19 @@ pub enum Handler {
     Interrupts,
 }
 
-static HANDLED: AtomicUsize = AtomicUsize::new(0);
+static HANDLER_RUNS: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn count(_: c_int) {
-    HANDLED.fetch_add(1, Ordering::SeqCst);
+    HANDLER_RUNS.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Returns how often handlers ran.
-pub fn handled() -> usize {
-    HANDLED.load(Ordering::SeqCst)
+pub fn handler_runs() -> usize {
+    HANDLER_RUNS.load(Ordering::SeqCst)
 }
 
 /// Sets the action of a signal.
-pub fn handle(signal: c_int, handler: Handler) {
+pub fn set_handler(signal: c_int, handler: Handler) {
     // SAFETY: all-zero bytes are a valid action, the default one; the handler only counts.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
@@ -456,7 +463,7 @@ pub fn handle(signal: c_int, handler: Handler) {
 }
 
 /// Sets the handler of a signal.
-pub fn handle_by(signal: c_int, function: extern "C" fn(c_int)) {
+pub fn set_handler_function(signal: c_int, function: extern "C" fn(c_int)) {
     // SAFETY: all-zero bytes are a valid action; the case is about the effects of the function.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
@@ -480,7 +487,7 @@ pub fn interrupt(thread: c_int, signal: c_int) {
 
 /// Calls `act` without the capabilities to administer networks, which this thread regains afterwards if it
 /// had them.
-pub fn without_rights<R>(act: impl FnOnce() -> R) -> R {
+pub fn without_network_capabilities<R>(act: impl FnOnce() -> R) -> R {
     // `struct __user_cap_header_struct` of version 3 for the calling thread, and the two `struct
     // __user_cap_data_struct`, of which the first is used: effective, permitted, inheritable.
     let mut header = [0x2008_0522u32, 0];

@@ -7,14 +7,14 @@
 
 mod descriptors;
 mod document;
+mod dual_listeners;
 mod epoll;
-mod found;
-mod halves;
 mod kernel;
+mod listeners;
 mod options;
 mod pipes;
-mod placeholders;
 mod ports;
+mod proxy_fds;
 mod record;
 mod signals;
 mod stack;
@@ -22,14 +22,14 @@ mod streams;
 mod sys;
 mod tcp_options;
 mod udp;
+mod udp_batches;
 mod udp_errors;
-mod udp_many;
-mod udp_pieces;
+mod udp_segmentation;
 mod urgent;
 
 use record::{Record, Recorded};
 use stack::Stacks;
-use sys::World;
+use sys::Fixture;
 
 /// The cases of a module.
 struct Cases {
@@ -42,7 +42,7 @@ struct Cases {
 const MODULES: [Cases; 14] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
-    found::tests::CASES,
+    listeners::tests::CASES,
     options::tests::CASES,
     pipes::tests::CASES,
     ports::tests::CASES,
@@ -50,69 +50,69 @@ const MODULES: [Cases; 14] = [
     streams::tests::CASES,
     tcp_options::tests::CASES,
     udp::tests::CASES,
+    udp_batches::tests::CASES,
     udp_errors::tests::CASES,
-    udp_many::tests::CASES,
-    udp_pieces::tests::CASES,
+    udp_segmentation::tests::CASES,
     urgent::tests::CASES,
 ];
 
 /// Returns the transcript of a case on the kernel. Closes descriptors that the case leaves open, so that
 /// numbers stay small enough for `select`.
-fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut World<'_>)) -> Vec<String> {
+fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut Fixture<'_>)) -> Vec<String> {
     let record = Record::default();
     let host = Recorded { host: &kernel::Kernel, record: &record };
-    let mut world = World::new(&host, &host, addresses);
-    case(&mut world);
-    let transcript = world.transcript;
+    let mut fixture = Fixture::new(&host, &host, addresses);
+    case(&mut fixture);
+    let transcript = fixture.transcript;
     record.close_all(&kernel::Kernel);
     transcript
 }
 
 /// Runs a case on both, and compares the transcripts, and the calls with their line in the list.
-fn compare(module: &str, name: &str, case: fn(&mut World<'_>)) {
+fn compare_between_hosts(module: &str, name: &str, case: fn(&mut Fixture<'_>)) {
     let on_kernel = on_kernel(kernel::ADDRESSES, case);
     let (stacks, record) = (Stacks::start(), Record::default());
     let [a, b] = [stacks.a(), stacks.b()].map(|host| Recorded { host, record: &record });
-    let mut on_stack = World::new(&a, &b, stack::ADDRESSES);
+    let mut on_stack = Fixture::new(&a, &b, stack::ADDRESSES);
     case(&mut on_stack);
     sys::assert_same(&on_kernel, &on_stack.transcript);
     document::compare(module, name, false, &record.into_calls());
 }
 
 /// Runs a case on both, with one host that plays both roles over loopback.
-fn compare_alone(module: &str, name: &str, case: fn(&mut World<'_>)) {
+fn compare_over_loopback(module: &str, name: &str, case: fn(&mut Fixture<'_>)) {
     let (stacks, record) = (Stacks::alone(), Record::default());
     for addresses in [kernel::ADDRESSES, kernel::ADDRESSES_V6] {
         let on_kernel = on_kernel(addresses, case);
         let host = Recorded { host: stacks.a(), record: &record };
-        let mut on_stack = World::new(&host, &host, addresses);
+        let mut on_stack = Fixture::new(&host, &host, addresses);
         case(&mut on_stack);
         sys::assert_same(&on_kernel, &on_stack.transcript);
     }
     document::compare(module, name, true, &record.into_calls());
 }
 
-/// Defines a test for each case: those after `alone` run over the stack's loopback, and those after `both`
+/// Defines a test for each case: those after `over_loopback` run over the stack's loopback, and those after `both`
 /// run both ways.
 macro_rules! cases {
-    ($($(#[$doc:meta])* $name:ident)* $(; alone { $($alone:ident)* })? $(; both { $($both:ident)* })?) => {
+    ($($(#[$doc:meta])* $name:ident)* $(; over_loopback { $($loopback:ident)* })? $(; both { $($both:ident)* })?) => {
         pub const CASES: crate::Cases = crate::Cases {
             module: module_path!(),
             between_hosts: &[$(stringify!($name),)* $($(stringify!($both),)*)?],
-            over_loopback: &[$($(stringify!($alone),)*)? $($(stringify!($both),)*)?],
+            over_loopback: &[$($(stringify!($loopback),)*)? $($(stringify!($both),)*)?],
         };
         $($(#[$doc])* #[test] fn $name() {
-            crate::compare(module_path!(), stringify!($name), super::$name);
+            crate::compare_between_hosts(module_path!(), stringify!($name), super::$name);
         })*
-        $($(#[test] fn $alone() {
-            crate::compare_alone(module_path!(), stringify!($alone), super::$alone);
+        $($(#[test] fn $loopback() {
+            crate::compare_over_loopback(module_path!(), stringify!($loopback), super::$loopback);
         })*)?
         $($(mod $both {
             #[test] fn between_hosts() {
-                crate::compare(module_path!(), stringify!($both), super::super::$both);
+                crate::compare_between_hosts(module_path!(), stringify!($both), super::super::$both);
             }
             #[test] fn over_loopback() {
-                crate::compare_alone(module_path!(), stringify!($both), super::super::$both);
+                crate::compare_over_loopback(module_path!(), stringify!($both), super::super::$both);
             }
         })*)?
     };

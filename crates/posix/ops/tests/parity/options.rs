@@ -3,7 +3,7 @@
 
 use crate::kernel::Kernel;
 use crate::stack::Stacks;
-use crate::sys::{Sys, World, port};
+use crate::sys::{Fixture, Sys, port};
 use core::ffi::c_int;
 use ginnel_posix_ops::table::{self, OptionKind, OptionRow};
 use libc::{
@@ -32,11 +32,11 @@ fn transcript(sys: &dyn Sys, domain: c_int, level: c_int, name: c_int) -> Vec<St
         Err(error) => format!("error {}", error.raw_os_error()),
     };
     let set = |value: &[u8]| {
-        let how = match sys.setsockopt(fd, level, name, value) {
-            Ok(()) => "taken".into(),
+        let result = match sys.setsockopt(fd, level, name, value) {
+            Ok(()) => "set".into(),
             Err(error) => format!("error {}", error.raw_os_error()),
         };
-        format!("{value:?}: {how}, is {}", get())
+        format!("{value:?}: {result}, is {}", get())
     };
     let mut lines = vec![format!("is {}", get())];
     let values = [1i32, 0, 2, -1, 3, 100, 300, 40_000, 70_000, i32::MIN, i32::MAX];
@@ -55,9 +55,9 @@ fn may_differ(row: &OptionRow) -> bool {
 }
 
 #[test]
-fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
+fn options_match_linux_or_the_table() {
     let stacks = Stacks::start();
-    let mut wrong = Vec::new();
+    let mut differences = Vec::new();
     for (domain, family) in [(AF_INET, "IPv4"), (AF_INET6, "IPv6")] {
         for level in LEVELS {
             for name in names(level) {
@@ -65,7 +65,7 @@ fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
                 let row = row.filter(|_| domain == AF_INET6 || level != IPPROTO_IPV6);
                 let on_stack = transcript(stacks.a(), domain, level, name);
                 if let Some(OptionRow { kind: OptionKind::Refused, linux_name: text, note, .. }) = row {
-                    assert!(!note.is_empty(), "{text} is refused, and nobody says why");
+                    assert!(!note.is_empty(), "{text} is refused without a note");
                     let refused = |line: &String| line.contains("error 92");
                     assert!(on_stack.iter().all(refused), "{text}: {on_stack:#?}");
                 }
@@ -76,20 +76,20 @@ fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
                 for (kernel, stack) in on_kernel.iter().zip(&on_stack) {
                     if kernel != stack {
                         let text = row.map_or("no option", |row| row.linux_name);
-                        wrong.push(format!("{family} {level} {name} {text}: {kernel} — {stack}"));
+                        differences.push(format!("{family} {level} {name} {text}: {kernel} — {stack}"));
                     }
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "the kernel's first, the stack's behind it:\n{}", wrong.join("\n"));
+    assert!(differences.is_empty(), "kernel — stack:\n{}", differences.join("\n"));
 }
 
 /// Options of connections, compared with those of their listener.
-pub fn options_of_connections(w: &mut World<'_>) {
+pub fn connections_inherit_options(w: &mut Fixture<'_>) {
     let (listener, at) = w.listener(0);
     let word = |value: i32| value.to_ne_bytes();
-    let some = [
+    let options = [
         (SOL_SOCKET, libc::SO_PRIORITY, 3),
         (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
         (IPPROTO_IP, libc::IP_TOS, 0x2a),
@@ -101,61 +101,61 @@ pub fn options_of_connections(w: &mut World<'_>) {
         (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
         (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
     ];
-    for (level, name, value) in some {
-        w.say("listener", (level, name, w.a.setsockopt(listener, level, name, &word(value))));
+    for (level, name, value) in options {
+        w.log("listener", (level, name, w.a.setsockopt(listener, level, name, &word(value))));
     }
     w.a.setsockopt(listener, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").unwrap();
     let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
-    w.say("no path yet", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU));
-    w.say("unknown", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"nonesuch"));
-    w.say("cubic", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"cubic\0"));
+    w.log("IP_MTU before connect", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU));
+    w.log("unknown", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"nonesuch"));
+    w.log("cubic", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"cubic\0"));
     w.b.connect(b, &w.at_a(at)).unwrap();
     let a = w.a.accept4(listener, 0).unwrap();
-    for (level, name, _) in some {
+    for (level, name, _) in options {
         if name == libc::TCP_FASTOPEN || name == libc::TCP_DEFER_ACCEPT {
             continue;
         }
-        w.say("accepted", (level, name, w.a.getsockopt(a, level, name)));
+        w.log("accepted", (level, name, w.a.getsockopt(a, level, name)));
     }
-    w.say("accepted", w.a.getsockopt(a, IPPROTO_TCP, libc::TCP_CONGESTION));
-    w.say("connected", w.b.getsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION));
-    w.say("a path", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU).is_ok());
+    w.log("accepted", w.a.getsockopt(a, IPPROTO_TCP, libc::TCP_CONGESTION));
+    w.log("connected", w.b.getsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION));
+    w.log("connected", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU).is_ok());
     let own = w.b.getsockname(b).unwrap();
     let cookies = [
         w.a.getsockopt(a, SOL_SOCKET, libc::SO_COOKIE),
         w.a.getsockopt(listener, SOL_SOCKET, libc::SO_COOKIE),
     ];
-    w.say("cookies", cookies[0] != cookies[1]);
-    w.say("and stays", w.a.getsockopt(a, SOL_SOCKET, libc::SO_COOKIE) == cookies[0]);
-    w.say("port", port(&w.a.getpeername(a).unwrap()) == port(&own));
-    for (level, name, value) in some {
-        w.say("on the connection", (level, name, w.a.setsockopt(a, level, name, &word(value))));
+    w.log("cookies", cookies[0] != cookies[1]);
+    w.log("cookie is stable", w.a.getsockopt(a, SOL_SOCKET, libc::SO_COOKIE) == cookies[0]);
+    w.log("port", port(&w.a.getpeername(a).unwrap()) == port(&own));
+    for (level, name, value) in options {
+        w.log("on the connection", (level, name, w.a.setsockopt(a, level, name, &word(value))));
     }
-    w.say("and bytes", w.a.send(a, b"after all that", 0));
-    w.say("arrive", w.b.recv(b, 14, libc::MSG_WAITALL));
+    w.log("send", w.a.send(a, b"after all that", 0));
+    w.log("received", w.b.recv(b, 14, libc::MSG_WAITALL));
 }
 
-pub fn looking_ahead(w: &mut World<'_>) {
+pub fn peek_offset(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
-    let offset = |w: &World<'_>| w.a.getsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF);
-    w.say("at first", offset(w));
-    w.say("peek from 2 on", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &2i32.to_ne_bytes()));
+    let offset = |w: &Fixture<'_>| w.a.getsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF);
+    w.log("at first", offset(w));
+    w.log("peek from 2 on", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &2i32.to_ne_bytes()));
     w.b.send(b, b"0123456789", 0).unwrap();
     w.wait(w.a, a, libc::POLLIN);
     w.settle();
-    w.say("peek", w.a.recv(a, 3, MSG_PEEK));
-    w.say("moved", offset(w));
-    w.say("peek again", w.a.recv(a, 3, MSG_PEEK));
-    w.say("take", w.a.recv(a, 4, 0));
-    w.say("moved back", offset(w));
-    w.say("peek", w.a.recv(a, 100, MSG_PEEK));
-    w.say("behind all", w.a.recv(a, 100, MSG_PEEK | libc::MSG_DONTWAIT));
-    w.say("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &(-1i32).to_ne_bytes()));
-    w.say("from the beginning", w.a.recv(a, 100, MSG_PEEK));
+    w.log("peek", w.a.recv(a, 3, MSG_PEEK));
+    w.log("moved", offset(w));
+    w.log("peek again", w.a.recv(a, 3, MSG_PEEK));
+    w.log("recv", w.a.recv(a, 4, 0));
+    w.log("moved back", offset(w));
+    w.log("peek", w.a.recv(a, 100, MSG_PEEK));
+    w.log("after all bytes", w.a.recv(a, 100, MSG_PEEK | libc::MSG_DONTWAIT));
+    w.log("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &(-1i32).to_ne_bytes()));
+    w.log("peek without offset", w.a.recv(a, 100, MSG_PEEK));
 }
 
 /// `SO_PRIORITY`, and the effect of `IP_TOS` on it.
-pub fn priorities(w: &mut World<'_>) {
+pub fn so_priority(w: &mut Fixture<'_>) {
     let word = |value: i32| value.to_ne_bytes();
     let (listener, at) = w.listener(0);
     let sockets = [
@@ -164,14 +164,14 @@ pub fn priorities(w: &mut World<'_>) {
         ("listener", listener),
     ];
     for (name, fd) in sockets {
-        let priority = |w: &mut World<'_>, value| {
+        let priority = |w: &mut Fixture<'_>, value| {
             let set = w.a.setsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY, &word(value));
-            w.say(name, (value, set, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY)));
+            w.log(name, (value, set, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY)));
         };
-        let tos = |w: &mut World<'_>, value| {
+        let tos = |w: &mut Fixture<'_>, value| {
             let set = w.a.setsockopt(fd, IPPROTO_IP, libc::IP_TOS, &word(value));
             let is = [(SOL_SOCKET, libc::SO_PRIORITY), (IPPROTO_IP, libc::IP_TOS)];
-            w.say(name, (value, set, is.map(|(level, option)| w.a.getsockopt(fd, level, option))));
+            w.log(name, (value, set, is.map(|(level, option)| w.a.getsockopt(fd, level, option))));
         };
         for value in [1, 2, 3, 4, 5, 6, 0, 7, 8, 1000, i32::MAX, -1] {
             priority(w, value);
@@ -184,33 +184,33 @@ pub fn priorities(w: &mut World<'_>) {
         // Setting an equal value changes nothing.
         tos(w, 0x10);
         tos(w, 0x08);
-        let without = crate::kernel::without_rights(|| {
+        let without = crate::kernel::without_network_capabilities(|| {
             [6, 7, -1].map(|value| w.a.setsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY, &word(value)))
         });
-        w.say(name, ("without the right", without));
-        w.say(name, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY));
+        w.log(name, ("without capabilities", without));
+        w.log(name, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY));
     }
     let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
     w.b.connect(b, &w.at_a(at)).unwrap();
     let a = w.a.accept4(listener, 0).unwrap();
     for (level, name) in [(SOL_SOCKET, libc::SO_PRIORITY), (IPPROTO_IP, libc::IP_TOS)] {
-        w.say("accepted", w.a.getsockopt(a, level, name));
+        w.log("accepted", w.a.getsockopt(a, level, name));
     }
-    w.say("of a connection", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PRIORITY, &word(5)));
-    w.say("and bytes", w.a.send(a, b"urgent", 0));
-    w.say("arrive", w.b.recv(b, 6, libc::MSG_WAITALL));
+    w.log("on a connection", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PRIORITY, &word(5)));
+    w.log("send", w.a.send(a, b"urgent", 0));
+    w.log("received", w.b.recv(b, 6, libc::MSG_WAITALL));
 }
 
 pub mod tests {
     crate::cases! {
-        options_of_connections
-        priorities
-        looking_ahead
+        connections_inherit_options
+        so_priority
+        peek_offset
     }
 }
 
 #[test]
-fn the_table_is_in_order_and_names_each_option_once() {
+fn option_table_is_sorted_and_unique() {
     let order = |row: &OptionRow| (LEVELS.iter().position(|level| *level == row.level).unwrap(), row.name);
     for pair in table::OPTIONS.windows(2) {
         assert!(order(&pair[0]) < order(&pair[1]), "{} {}", pair[0].linux_name, pair[1].linux_name);

@@ -37,14 +37,14 @@ impl Record {
     }
 
     /// Records the kind of a new descriptor.
-    fn made(&self, fd: Result<Fd, Errno>, kind: &'static str) -> Result<Fd, Errno> {
+    fn note_fd(&self, fd: Result<Fd, Errno>, kind: &'static str) -> Result<Fd, Errno> {
         if let Ok(fd) = fd {
             self.kinds.lock().unwrap().insert(fd, kind);
         }
         fd
     }
 
-    fn saw(&self, call: &str, on: &str, flags: impl IntoIterator<Item = String>) {
+    fn note(&self, call: &str, on: &str, flags: impl IntoIterator<Item = String>) {
         let mut calls = self.calls.lock().unwrap();
         calls.entry((call.into(), on.into())).or_default().extend(flags);
     }
@@ -57,14 +57,14 @@ pub struct Recorded<'a> {
 }
 
 impl Recorded<'_> {
-    fn saw(&self, call: &str, fd: Fd, flags: impl IntoIterator<Item = String>) {
-        self.record.saw(call, self.record.kind(fd), flags);
+    fn note(&self, call: &str, fd: Fd, flags: impl IntoIterator<Item = String>) {
+        self.record.note(call, self.record.kind(fd), flags);
     }
 
-    fn saw_sets(&self, call: &str, sets: &[Vec<Fd>; 3]) {
+    fn note_sets(&self, call: &str, sets: &[Vec<Fd>; 3]) {
         for (name, set) in ["readfds", "writefds", "exceptfds"].into_iter().zip(sets) {
             for fd in set {
-                self.saw(call, *fd, [name.to_owned()]);
+                self.note(call, *fd, [name.to_owned()]);
             }
         }
     }
@@ -77,16 +77,16 @@ macro_rules! named {
 
 type Names = &'static [(i64, &'static str)];
 
-const MESSAGES: Names = named!(MSG_OOB MSG_PEEK MSG_DONTROUTE MSG_CTRUNC MSG_TRUNC MSG_DONTWAIT MSG_EOR
+const MESSAGE_FLAGS: Names = named!(MSG_OOB MSG_PEEK MSG_DONTROUTE MSG_CTRUNC MSG_TRUNC MSG_DONTWAIT MSG_EOR
     MSG_WAITALL MSG_CONFIRM MSG_ERRQUEUE MSG_NOSIGNAL MSG_MORE MSG_WAITFORONE MSG_FASTOPEN MSG_CMSG_CLOEXEC);
-const SOCKETS: Names = named!(SOCK_NONBLOCK SOCK_CLOEXEC);
+const SOCKET_FLAGS: Names = named!(SOCK_NONBLOCK SOCK_CLOEXEC);
 const FAMILIES: Names = named!(AF_UNSPEC AF_UNIX AF_INET AF_INET6);
-const HOWS: Names = named!(SHUT_RD SHUT_WR SHUT_RDWR);
-const POLLS: Names = named!(POLLIN POLLPRI POLLOUT POLLERR POLLHUP POLLNVAL POLLRDNORM POLLRDBAND POLLWRNORM POLLWRBAND POLLRDHUP);
-const EPOLLS: Names = named!(EPOLLIN EPOLLPRI EPOLLOUT EPOLLERR EPOLLHUP EPOLLRDNORM EPOLLRDBAND EPOLLWRNORM
+const SHUTDOWN_DIRECTIONS: Names = named!(SHUT_RD SHUT_WR SHUT_RDWR);
+const POLL_EVENTS: Names = named!(POLLIN POLLPRI POLLOUT POLLERR POLLHUP POLLNVAL POLLRDNORM POLLRDBAND POLLWRNORM POLLWRBAND POLLRDHUP);
+const EPOLL_EVENTS: Names = named!(EPOLLIN EPOLLPRI EPOLLOUT EPOLLERR EPOLLHUP EPOLLRDNORM EPOLLRDBAND EPOLLWRNORM
     EPOLLWRBAND EPOLLRDHUP EPOLLEXCLUSIVE EPOLLWAKEUP EPOLLONESHOT EPOLLET);
 const EPOLL_OPS: Names = named!(EPOLL_CTL_ADD EPOLL_CTL_MOD EPOLL_CTL_DEL);
-const SPLICES: Names = named!(SPLICE_F_MOVE SPLICE_F_NONBLOCK SPLICE_F_MORE SPLICE_F_GIFT);
+const SPLICE_FLAGS: Names = named!(SPLICE_F_MOVE SPLICE_F_NONBLOCK SPLICE_F_MORE SPLICE_F_GIFT);
 
 /// Returns the names of the bits that are set, and the number of bits without a name.
 fn bits(value: u32, names: Names) -> Vec<String> {
@@ -106,12 +106,12 @@ fn bits(value: u32, names: Names) -> Vec<String> {
     set
 }
 
-fn messages(flags: c_int) -> Vec<String> {
-    bits(flags.cast_unsigned(), MESSAGES)
+fn message_flags(flags: c_int) -> Vec<String> {
+    bits(flags.cast_unsigned(), MESSAGE_FLAGS)
 }
 
 /// Returns the name of a number.
-fn one(value: c_int, names: Names) -> String {
+fn name_of(value: c_int, names: Names) -> String {
     let known = names.iter().find(|(number, _)| *number == i64::from(value));
     known.map_or_else(|| value.to_string(), |(_, name)| (*name).to_owned())
 }
@@ -124,7 +124,7 @@ fn option(level: c_int, name: c_int) -> String {
 
 fn family(address: &[u8]) -> Option<String> {
     let family = address.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))?;
-    Some(one(family.into(), FAMILIES))
+    Some(name_of(family.into(), FAMILIES))
 }
 
 /// Returns the names of complete control messages.
@@ -151,48 +151,48 @@ impl Sys for Recorded<'_> {
             libc::SOCK_DGRAM => "UDP",
             _ => "others",
         };
-        let flags = bits((kind & extra).cast_unsigned(), SOCKETS);
-        self.record.saw("socket", on, flags.into_iter().chain([one(domain, FAMILIES)]));
-        self.record.made(self.host.socket(domain, kind), on)
+        let flags = bits((kind & extra).cast_unsigned(), SOCKET_FLAGS);
+        self.record.note("socket", on, flags.into_iter().chain([name_of(domain, FAMILIES)]));
+        self.record.note_fd(self.host.socket(domain, kind), on)
     }
 
     fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
-        self.saw("bind", fd, family(address));
+        self.note("bind", fd, family(address));
         self.host.bind(fd, address)
     }
 
     fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno> {
-        self.saw("listen", fd, []);
+        self.note("listen", fd, []);
         self.host.listen(fd, backlog)
     }
 
     fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno> {
-        self.saw("accept4", fd, bits(flags.cast_unsigned(), SOCKETS));
-        self.record.made(self.host.accept4(fd, flags), "TCP")
+        self.note("accept4", fd, bits(flags.cast_unsigned(), SOCKET_FLAGS));
+        self.record.note_fd(self.host.accept4(fd, flags), "TCP")
     }
 
     fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
-        self.saw("connect", fd, family(address));
+        self.note("connect", fd, family(address));
         self.host.connect(fd, address)
     }
 
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
-        self.saw("send", fd, messages(flags));
+        self.note("send", fd, message_flags(flags));
         self.host.send(fd, bytes, flags)
     }
 
-    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
-        self.saw("recv", fd, messages(flags));
-        self.host.recv(fd, most, flags)
+    fn recv(&self, fd: Fd, len_max: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        self.note("recv", fd, message_flags(flags));
+        self.host.recv(fd, len_max, flags)
     }
 
     fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
-        self.saw("sendmsg", fd, messages(flags));
+        self.note("sendmsg", fd, message_flags(flags));
         self.host.sendv(fd, parts, flags)
     }
 
     fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno> {
-        self.saw("recvmsg", fd, messages(flags));
+        self.note("recvmsg", fd, message_flags(flags));
         self.host.recvv(fd, lengths, flags)
     }
 
@@ -205,20 +205,26 @@ impl Sys for Recorded<'_> {
         flags: c_int,
     ) -> Result<usize, Errno> {
         let address = to.and_then(family);
-        self.saw("sendmsg", fd, messages(flags).into_iter().chain(address).chain(controls(control)));
+        self.note("sendmsg", fd, message_flags(flags).into_iter().chain(address).chain(controls(control)));
         self.host.send_to(fd, bytes, to, control, flags)
     }
 
-    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
-        self.saw("recvmsg", fd, messages(flags));
-        let message = self.host.recv_from(fd, most, control_room, flags)?;
-        self.saw("recvmsg", fd, controls(&message.control));
+    fn recv_from(
+        &self,
+        fd: Fd,
+        len_max: usize,
+        control_capacity: usize,
+        flags: c_int,
+    ) -> Result<Message, Errno> {
+        self.note("recvmsg", fd, message_flags(flags));
+        let message = self.host.recv_from(fd, len_max, control_capacity, flags)?;
+        self.note("recvmsg", fd, controls(&message.control));
         Ok(message)
     }
 
     fn send_many(&self, fd: Fd, list: &[(&[u8], Option<&[u8]>)], flags: c_int) -> Result<Vec<usize>, Errno> {
         let addresses = list.iter().filter_map(|(_, to)| to.and_then(family));
-        self.saw("sendmmsg", fd, messages(flags).into_iter().chain(addresses));
+        self.note("sendmmsg", fd, message_flags(flags).into_iter().chain(addresses));
         self.host.send_many(fd, list, flags)
     }
 
@@ -226,39 +232,39 @@ impl Sys for Recorded<'_> {
         &self,
         fd: Fd,
         count: usize,
-        most: usize,
+        len_max: usize,
         flags: c_int,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, Errno> {
         let limit = timeout.map(|_| "timeout".to_owned());
-        self.saw("recvmmsg", fd, messages(flags).into_iter().chain(limit));
-        self.host.recv_many(fd, count, most, flags, timeout)
+        self.note("recvmmsg", fd, message_flags(flags).into_iter().chain(limit));
+        self.host.recv_many(fd, count, len_max, flags, timeout)
     }
 
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
-        self.saw("shutdown", fd, [one(how, HOWS)]);
+        self.note("shutdown", fd, [name_of(how, SHUTDOWN_DIRECTIONS)]);
         self.host.shutdown(fd, how)
     }
 
     fn close(&self, fd: Fd) -> Result<(), Errno> {
-        self.saw("close", fd, []);
+        self.note("close", fd, []);
         // Before another descriptor may get the number.
         self.record.kinds.lock().unwrap().remove(&fd);
         self.host.close(fd)
     }
 
     fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
-        self.saw("dup", fd, []);
-        self.record.made(self.host.dup(fd), self.record.kind(fd))
+        self.note("dup", fd, []);
+        self.record.note_fd(self.host.dup(fd), self.record.kind(fd))
     }
 
-    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
-        self.saw("fcntl", fd, ["F_DUPFD".to_owned()]);
-        self.record.made(self.host.dup_above(fd, least), self.record.kind(fd))
+    fn dup_above(&self, fd: Fd, lowest: Fd) -> Result<Fd, Errno> {
+        self.note("fcntl", fd, ["F_DUPFD".to_owned()]);
+        self.record.note_fd(self.host.dup_above(fd, lowest), self.record.kind(fd))
     }
 
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
-        self.saw("ioctl", fd, ["FIONBIO".to_owned()]);
+        self.note("ioctl", fd, ["FIONBIO".to_owned()]);
         self.host.fionbio(fd, on)
     }
 
@@ -269,30 +275,30 @@ impl Sys for Recorded<'_> {
         mask: &[c_int],
     ) -> Result<usize, Errno> {
         for entry in fds.iter() {
-            self.saw("ppoll", entry.fd, bits(entry.events.cast_unsigned().into(), POLLS));
+            self.note("ppoll", entry.fd, bits(entry.events.cast_unsigned().into(), POLL_EVENTS));
         }
         self.host.ppoll(fds, timeout, mask)
     }
 
     fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
-        self.saw_sets("pselect", sets);
+        self.note_sets("pselect", sets);
         self.host.pselect(sets, mask)
     }
 
     fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
         let ends = format!("{}→{}", self.record.kind(from), self.record.kind(to));
-        self.record.saw("sendfile", &ends, offset.is_some().then(|| "offset".to_owned()));
+        self.record.note("sendfile", &ends, offset.is_some().then(|| "offset".to_owned()));
         self.host.sendfile(to, from, offset, count)
     }
 
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
         let flags = ["F_SETFL", "O_NONBLOCK"].into_iter().take(1 + usize::from(on));
-        self.saw("fcntl", fd, flags.map(str::to_owned));
+        self.note("fcntl", fd, flags.map(str::to_owned));
         self.host.set_nonblocking(fd, on)
     }
 
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
-        self.saw("setsockopt", fd, [option(level, name)]);
+        self.note("setsockopt", fd, [option(level, name)]);
         self.host.setsockopt(fd, level, name, value)
     }
 
@@ -301,19 +307,19 @@ impl Sys for Recorded<'_> {
         fd: Fd,
         level: c_int,
         name: c_int,
-        room: usize,
+        capacity: usize,
     ) -> Result<Vec<u8>, (Errno, usize)> {
-        self.saw("getsockopt", fd, [option(level, name)]);
-        self.host.getsockopt_into(fd, level, name, room)
+        self.note("getsockopt", fd, [option(level, name)]);
+        self.host.getsockopt_into(fd, level, name, capacity)
     }
 
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
-        self.saw("getsockname", fd, []);
+        self.note("getsockname", fd, []);
         self.host.getsockname(fd)
     }
 
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
-        self.saw("getpeername", fd, []);
+        self.note("getpeername", fd, []);
         self.host.getpeername(fd)
     }
 
@@ -325,47 +331,51 @@ impl Sys for Recorded<'_> {
             SIOCOUTQNSD => "SIOCOUTQNSD",
             _ => "another request",
         };
-        self.saw("ioctl", fd, [name.to_owned()]);
+        self.note("ioctl", fd, [name.to_owned()]);
         self.host.query(fd, request)
     }
 
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
-        self.saw("fcntl", fd, ["F_GETOWN".to_owned()]);
+        self.note("fcntl", fd, ["F_GETOWN".to_owned()]);
         self.host.owner(fd)
     }
 
     fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno> {
-        self.saw("fcntl", fd, ["F_SETOWN".to_owned()]);
+        self.note("fcntl", fd, ["F_SETOWN".to_owned()]);
         self.host.set_owner(fd, owner)
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
         for entry in fds.iter() {
-            self.saw("poll", entry.fd, bits(entry.events.cast_unsigned().into(), POLLS));
+            self.note("poll", entry.fd, bits(entry.events.cast_unsigned().into(), POLL_EVENTS));
         }
         self.host.poll(fds, timeout_ms)
     }
 
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
-        self.saw_sets("select", sets);
+        self.note_sets("select", sets);
         self.host.select(sets)
     }
 
     fn epoll_create(&self) -> Result<Fd, Errno> {
-        self.record.saw("epoll_create1", "epoll", []);
-        self.record.made(self.host.epoll_create(), "epoll")
+        self.record.note("epoll_create1", "epoll", []);
+        self.record.note_fd(self.host.epoll_create(), "epoll")
     }
 
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
         // The events argument is ignored when an entry is removed.
-        let events_told = if op == libc::EPOLL_CTL_DEL { 0 } else { events };
-        self.saw("epoll_ctl", fd, bits(events_told, EPOLLS).into_iter().chain([one(op, EPOLL_OPS)]));
+        let used_events = if op == libc::EPOLL_CTL_DEL { 0 } else { events };
+        self.note(
+            "epoll_ctl",
+            fd,
+            bits(used_events, EPOLL_EVENTS).into_iter().chain([name_of(op, EPOLL_OPS)]),
+        );
         self.host.epoll_ctl(set, op, fd, events, data)
     }
 
-    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
-        self.saw("epoll_wait", set, []);
-        self.host.epoll_wait(set, most, timeout_ms)
+    fn epoll_wait(&self, set: Fd, len_max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        self.note("epoll_wait", set, []);
+        self.host.epoll_wait(set, len_max, timeout_ms)
     }
 
     fn handlers_changed(&self) {
@@ -374,7 +384,7 @@ impl Sys for Recorded<'_> {
 
     fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno> {
         let ends = format!("{}→{}", self.record.kind(from), self.record.kind(to));
-        self.record.saw("splice", &ends, bits(flags, SPLICES));
+        self.record.note("splice", &ends, bits(flags, SPLICE_FLAGS));
         self.host.splice(from, to, len, flags)
     }
 

@@ -2,17 +2,17 @@
 
 use crate::kernel::{self, Handler};
 use crate::stack::Stacks;
-use crate::sys::{Fd, Sys, World, port};
+use crate::sys::{Fd, Fixture, Sys, port};
 use libc::{AF_INET, MSG_WAITALL, SIGUSR1, SIGUSR2, SOCK_STREAM};
 use std::io::IoSliceMut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-const WHILE: Duration = Duration::from_millis(40);
+const OBSERVATION_TIME: Duration = Duration::from_millis(40);
 
 /// Waits until a thread sleeps or has ended, which may be late on a busy machine.
-fn until_it_rests(thread: i32) {
+fn wait_until_asleep(thread: i32) {
     let path = format!("/proc/self/task/{thread}/stat");
     // The state follows the thread's name, which is in parentheses.
     let runs = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['R', 'D']));
@@ -25,48 +25,51 @@ fn until_it_rests(thread: i32) {
 /// Records the result of a call that is interrupted by a signal while it waits. If the call continues to
 /// wait, `then` ends it.
 fn interrupted(
-    w: &mut World<'_>,
-    what: &str,
+    w: &mut Fixture<'_>,
+    label: &str,
     signal: i32,
     call: impl Fn(&dyn Sys) -> String + Sync,
-    then: impl FnOnce(&World<'_>),
+    then: impl FnOnce(&Fixture<'_>),
 ) {
-    let (sys, ran) = (w.a, kernel::handled());
+    let (sys, ran) = (w.a, kernel::handler_runs());
     let line = std::thread::scope(|scope| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let call = &call;
         let thread = scope.spawn(move || {
-            tell.send(kernel::this_thread()).unwrap();
+            sender.send(kernel::this_thread()).unwrap();
             call(sys)
         });
-        let number = told.recv().unwrap();
-        std::thread::sleep(WHILE);
-        until_it_rests(number);
+        let number = receiver.recv().unwrap();
+        std::thread::sleep(OBSERVATION_TIME);
+        wait_until_asleep(number);
         let waited = !thread.is_finished();
         kernel::interrupt(number, signal);
-        std::thread::sleep(WHILE);
-        until_it_rests(number);
-        let goes_on = !thread.is_finished();
-        if goes_on {
+        std::thread::sleep(OBSERVATION_TIME);
+        wait_until_asleep(number);
+        let continues = !thread.is_finished();
+        if continues {
             then(w);
         }
         let result = thread.join().unwrap();
-        format!("waited {waited}, handler ran {}, goes on {goes_on}: {result}", kernel::handled() - ran)
+        format!(
+            "waited {waited}, handler ran {}, continues {continues}: {result}",
+            kernel::handler_runs() - ran
+        )
     });
-    w.say(what, line);
+    w.log(label, line);
 }
 
-fn recv(w: &mut World<'_>, what: &str, signal: i32, ends: (Fd, Fd)) {
+fn recv(w: &mut Fixture<'_>, label: &str, signal: i32, ends: (Fd, Fd)) {
     let (a, b) = ends;
     let call = move |sys: &dyn Sys| format!("{:?}", sys.recv(a, 10, 0));
-    interrupted(w, what, signal, call, |w| {
+    interrupted(w, label, signal, call, |w| {
         let _ = w.b.send(b, b"x", 0);
     });
 }
 
 /// Interrupts `send` on a connection whose peer does not read. Filling it takes long: the rest of a window
 /// that is less than a segment is used only when a window probe is due.
-fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
+fn send(w: &mut Fixture<'_>, signal: i32, (a, b): (Fd, Fd)) {
     let chunk = vec![7; 1 << 20];
     w.a.set_nonblocking(a, true).unwrap();
     let mut quiet = 0;
@@ -78,7 +81,7 @@ fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
         w.settle();
     }
     w.a.set_nonblocking(a, false).unwrap();
-    let drain = |w: &World<'_>| {
+    let drain = |w: &Fixture<'_>| {
         w.b.set_nonblocking(b, true).unwrap();
         for _ in 0..20 {
             while w.b.recv(b, 1 << 20, 0).is_ok() {}
@@ -89,13 +92,13 @@ fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
     interrupted(w, "send", signal, call, drain);
 }
 
-fn all_calls(w: &mut World<'_>, what: &str, signal: i32, with_send: bool) {
+fn all_calls(w: &mut Fixture<'_>, label: &str, signal: i32, with_send: bool) {
     let (a, b) = w.connection();
-    w.say("handlers", what);
+    w.log("handlers", label);
     recv(w, "recv", signal, (a, b));
     w.b.send(b, b"abc", 0).unwrap();
     let call = move |sys: &dyn Sys| format!("{:?}", sys.recv(a, 10, MSG_WAITALL));
-    interrupted(w, "recv of more than there is", signal, call, |w| {
+    interrupted(w, "recv with MSG_WAITALL", signal, call, |w| {
         let _ = w.b.send(b, b"0123456789", 0);
     });
     let _ = w.a.recv(a, 100, libc::MSG_DONTWAIT);
@@ -123,69 +126,69 @@ fn all_calls(w: &mut World<'_>, what: &str, signal: i32, with_send: bool) {
     });
     let limit = [10i64.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
     w.a.setsockopt(a, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit).unwrap();
-    recv(w, "recv with a time-out", signal, (a, b));
+    recv(w, "recv with a timeout", signal, (a, b));
     let far = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
-    w.say("port", port(&w.a.getsockname(far).unwrap()));
+    w.log("port", port(&w.a.getsockname(far).unwrap()));
     for fd in [a, listener, set, far] {
         w.a.close(fd).unwrap();
     }
     w.b.close(b).unwrap();
 }
 
-pub fn handlers_and_calls_that_wait(w: &mut World<'_>) {
+pub fn signals_interrupt_blocking_calls(w: &mut Fixture<'_>) {
     for (restarting, interrupting) in [(true, false), (false, true), (true, true)] {
-        kernel::handle(SIGUSR1, if restarting { Handler::Restarts } else { Handler::None });
-        kernel::handle(SIGUSR2, if interrupting { Handler::Interrupts } else { Handler::None });
+        kernel::set_handler(SIGUSR1, if restarting { Handler::Restarts } else { Handler::None });
+        kernel::set_handler(SIGUSR2, if interrupting { Handler::Interrupts } else { Handler::None });
         w.a.handlers_changed();
         if restarting {
-            all_calls(w, "one that restarts", SIGUSR1, interrupting);
+            all_calls(w, "with SA_RESTART", SIGUSR1, interrupting);
         }
         if interrupting {
-            all_calls(w, "one that does not", SIGUSR2, false);
+            all_calls(w, "without SA_RESTART", SIGUSR2, false);
         }
     }
-    kernel::handle(SIGUSR1, Handler::None);
-    kernel::handle(SIGUSR2, Handler::None);
+    kernel::set_handler(SIGUSR1, Handler::None);
+    kernel::set_handler(SIGUSR2, Handler::None);
 }
 
 pub mod tests {
     crate::cases! {
-        handlers_and_calls_that_wait
+        signals_interrupt_blocking_calls
     }
 }
 
 /// Data of the handler: the stacks, and both ends of a connection between them.
-static OF_HANDLERS: OnceLock<(Stacks, Fd, Fd)> = OnceLock::new();
+static HANDLER_DATA: OnceLock<(Stacks, Fd, Fd)> = OnceLock::new();
 /// Calls of the handler that succeeded, and calls that failed because the interrupted thread was using the
 /// sockets.
-static CAME_THROUGH: AtomicUsize = AtomicUsize::new(0);
-static PUT_OFF: AtomicUsize = AtomicUsize::new(0);
+static SUCCEEDED: AtomicUsize = AtomicUsize::new(0);
+static DEFERRED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn call_sockets(_: i32) {
-    let Some((stacks, a, _)) = OF_HANDLERS.get() else { return };
+    let Some((stacks, a, _)) = HANDLER_DATA.get() else { return };
     // The handler allocates no memory, because the interrupted code may be in the allocator.
     let mut byte = [0];
     match stacks.a().0.recv(*a, &mut [IoSliceMut::new(&mut byte)], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-        Ok(_) => CAME_THROUGH.fetch_add(1, Ordering::Relaxed),
-        Err(_) => PUT_OFF.fetch_add(1, Ordering::Relaxed),
+        Ok(_) => SUCCEEDED.fetch_add(1, Ordering::Relaxed),
+        Err(_) => DEFERRED.fetch_add(1, Ordering::Relaxed),
     };
 }
 
 #[test]
-fn handlers_may_call_functions_of_sockets_whatever_they_interrupt() {
+fn handlers_may_call_socket_functions() {
     let stacks = Stacks::start();
-    let (a, b) = World::new(stacks.a(), stacks.b(), crate::stack::ADDRESSES).connection();
+    let (a, b) = Fixture::new(stacks.a(), stacks.b(), crate::stack::ADDRESSES).connection();
     // A byte is always available, so a call that finds none was deferred.
     stacks.b().send(b, b"xy", 0).unwrap();
     let mut fds = [libc::pollfd { fd: a, events: libc::POLLIN, revents: 0 }];
     stacks.a().poll(&mut fds, 10_000).unwrap();
-    let (stacks, a, _) = OF_HANDLERS.get_or_init(|| (stacks, a, b));
-    kernel::handle_by(libc::SIGURG, call_sockets);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (stacks, a, _) = HANDLER_DATA.get_or_init(|| (stacks, a, b));
+    kernel::set_handler_function(libc::SIGURG, call_sockets);
+    let (sender, receiver) = std::sync::mpsc::channel();
     let end = Instant::now() + Duration::from_secs(1);
     let calls = std::thread::scope(|scope| {
         let busy = scope.spawn(move || {
-            tell.send(kernel::this_thread()).unwrap();
+            sender.send(kernel::this_thread()).unwrap();
             let mut calls = 0;
             while Instant::now() < end {
                 let mut fds = [libc::pollfd { fd: *a, events: libc::POLLIN, revents: 0 }];
@@ -194,12 +197,15 @@ fn handlers_may_call_functions_of_sockets_whatever_they_interrupt() {
             }
             calls
         });
-        let thread = told.recv().unwrap();
+        let thread = receiver.recv().unwrap();
         while !busy.is_finished() {
             kernel::interrupt(thread, libc::SIGURG);
         }
         busy.join().unwrap()
     });
-    let (through, put_off) = (CAME_THROUGH.load(Ordering::Relaxed), PUT_OFF.load(Ordering::Relaxed));
-    assert!(calls > 100 && through > 0 && put_off > 0, "{calls} calls, {through} through, {put_off} put off");
+    let (succeeded, deferred) = (SUCCEEDED.load(Ordering::Relaxed), DEFERRED.load(Ordering::Relaxed));
+    assert!(
+        calls > 100 && succeeded > 0 && deferred > 0,
+        "{calls} calls, {succeeded} succeeded, {deferred} deferred"
+    );
 }

@@ -75,8 +75,8 @@ impl Stacks {
         let mut shard = build(config, device);
         let commander = shard.commander();
         let client = shard.handler_mut().attach(Box::new(commander)).unwrap();
-        let until = stop.clone();
-        let threads = vec![std::thread::spawn(move || shard.run(&until).unwrap())];
+        let stop_flag = stop.clone();
+        let threads = vec![std::thread::spawn(move || shard.run(&stop_flag).unwrap())];
         Self { hosts: vec![OnStack(Ops::new(client, OpsConfig::default()).unwrap())], stop, threads }
     }
 
@@ -94,7 +94,7 @@ impl Drop for Stacks {
         self.stop.stop();
         for thread in self.threads.drain(..) {
             let result = thread.join();
-            assert!(result.is_ok() || std::thread::panicking(), "a shard panicked");
+            assert!(result.is_ok() || std::thread::panicking(), "the thread of a stack panicked");
         }
     }
 }
@@ -105,7 +105,7 @@ impl OnStack {
         sets: &[Vec<Fd>; 3],
         mask: Option<libc::sigset_t>,
     ) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
-        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+        let fd_end = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
         let mut bits = sets.each_ref().map(|fds| {
             let mut words = [0u64; 16];
             fds.iter().for_each(|fd| words[*fd as usize / 64] |= 1 << (fd % 64));
@@ -113,7 +113,7 @@ impl OnStack {
         });
         let [read, write, except] = &mut bits;
         let count =
-            self.0.select(most, [Some(read), Some(write), Some(except)], Timeout::Zero, mask.as_ref())?;
+            self.0.select(fd_end, [Some(read), Some(write), Some(except)], Timeout::Zero, mask.as_ref())?;
         let has = |set: usize, fd: &&Fd| bits[set][**fd as usize / 64] & 1 << (**fd % 64) != 0;
         let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
         Ok((count, ready))
@@ -124,9 +124,9 @@ impl Sys for OnStack {
     /// Binds a socket: the stack's thread answers only after it has processed all earlier input.
     fn catch_up(&self) {
         let anywhere = crate::sys::address((Ipv4Addr::UNSPECIFIED, 0).into());
-        let asking = self.0.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
-        self.0.bind(asking, &anywhere).unwrap();
-        self.0.close(asking).unwrap();
+        let probe = self.0.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
+        self.0.bind(probe, &anywhere).unwrap();
+        self.0.close(probe).unwrap();
     }
 
     fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
@@ -153,8 +153,8 @@ impl Sys for OnStack {
         self.0.send(fd, &[IoSlice::new(bytes)], flags)
     }
 
-    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; most];
+    fn recv(&self, fd: Fd, len_max: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; len_max];
         let count = self.0.recv(fd, &mut [IoSliceMut::new(&mut bytes)], flags)?;
         bytes.truncate(count);
         Ok(bytes)
@@ -185,17 +185,23 @@ impl Sys for OnStack {
         self.0.send_to(fd, &[IoSlice::new(bytes)], &SendArgs { flags, to, control })
     }
 
-    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
-        let mut bytes = vec![0; most];
-        let received = self.0.recv_from(fd, &mut [IoSliceMut::new(&mut bytes)], flags, control_room)?;
-        bytes.truncate(received.count.min(most));
-        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
+    fn recv_from(
+        &self,
+        fd: Fd,
+        len_max: usize,
+        control_capacity: usize,
+        flags: c_int,
+    ) -> Result<Message, Errno> {
+        let mut bytes = vec![0; len_max];
+        let received = self.0.recv_from(fd, &mut [IoSliceMut::new(&mut bytes)], flags, control_capacity)?;
+        bytes.truncate(received.count.min(len_max));
+        let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
         Ok(Message {
             count: received.count,
             bytes,
             from: received.from.map_or(Vec::new(), |from| from.bytes().to_vec()),
             control: received.control.bytes().to_vec(),
-            flags: received.flags | cut,
+            flags: received.flags | truncation,
         })
     }
 
@@ -205,32 +211,32 @@ impl Sys for OnStack {
         messages: &[(&[u8], Option<&[u8]>)],
         flags: c_int,
     ) -> Result<Vec<usize>, Errno> {
-        let mut went = Vec::new();
+        let mut sent = Vec::new();
         let count = self.0.sendmmsg(messages.len(), |number| {
             let (bytes, to) = messages[number];
-            went.push(self.send_to(fd, bytes, to, &[], flags)?);
-            Ok((went[number], bytes.len()))
+            sent.push(self.send_to(fd, bytes, to, &[], flags)?);
+            Ok((sent[number], bytes.len()))
         })?;
-        assert_eq!(went.len(), count);
-        Ok(went)
+        assert_eq!(sent.len(), count);
+        Ok(sent)
     }
 
     fn recv_many(
         &self,
         fd: Fd,
         count: usize,
-        most: usize,
+        len_max: usize,
         flags: c_int,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, Errno> {
-        let mut came = Vec::new();
+        let mut received_messages = Vec::new();
         let (count, _) = self.0.recvmmsg(fd, count, flags, timeout, |_, flags| {
-            let message = self.recv_from(fd, most, 0, flags)?;
-            came.push(message.bytes);
+            let message = self.recv_from(fd, len_max, 0, flags)?;
+            received_messages.push(message.bytes);
             Ok(message.flags)
         })?;
-        assert_eq!(came.len(), count);
-        Ok(came)
+        assert_eq!(received_messages.len(), count);
+        Ok(received_messages)
     }
 
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
@@ -247,8 +253,8 @@ impl Sys for OnStack {
         Ok(copy)
     }
 
-    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
-        let copy = crate::kernel::Kernel.dup_above(fd, least)?;
+    fn dup_above(&self, fd: Fd, lowest: Fd) -> Result<Fd, Errno> {
+        let copy = crate::kernel::Kernel.dup_above(fd, lowest)?;
         self.0.dup(fd, copy)?;
         Ok(copy)
     }
@@ -283,11 +289,11 @@ impl Sys for OnStack {
         fd: Fd,
         level: c_int,
         name: c_int,
-        room: usize,
+        capacity: usize,
     ) -> Result<Vec<u8>, (Errno, usize)> {
-        let value = self.0.getsockopt(fd, level, name, room).map_err(|error| (error, room))?;
-        value.fits(room).map_err(|error| (error, value.bytes().len()))?;
-        Ok(value.bytes()[..room.min(value.bytes().len())].to_vec())
+        let value = self.0.getsockopt(fd, level, name, capacity).map_err(|error| (error, capacity))?;
+        value.fits(capacity).map_err(|error| (error, value.bytes().len()))?;
+        Ok(value.bytes()[..capacity.min(value.bytes().len())].to_vec())
     }
 
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
@@ -340,8 +346,8 @@ impl Sys for OnStack {
         self.0.invalidate_handlers();
     }
 
-    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
-        let mut events = vec![EpollEvent::default(); most];
+    fn epoll_wait(&self, set: Fd, len_max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        let mut events = vec![EpollEvent::default(); len_max];
         let count = self.0.epoll_wait(set, &mut events, Timeout::from_millis(timeout_ms), None)?;
         Ok(events[..count].iter().map(|event| (event.events, event.data)).collect())
     }

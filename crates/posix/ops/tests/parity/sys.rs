@@ -16,7 +16,7 @@ pub trait Sys: Sync {
     fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno>;
     fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno>;
-    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno>;
+    fn recv(&self, fd: Fd, len_max: usize, flags: c_int) -> Result<Vec<u8>, Errno>;
     fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno>;
     /// Receives into buffers of these lengths. Returns their concatenated content.
     fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno>;
@@ -28,7 +28,13 @@ pub trait Sys: Sync {
         control: &[u8],
         flags: c_int,
     ) -> Result<usize, Errno>;
-    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno>;
+    fn recv_from(
+        &self,
+        fd: Fd,
+        len_max: usize,
+        control_capacity: usize,
+        flags: c_int,
+    ) -> Result<Message, Errno>;
     /// `sendmmsg` with bytes and destinations. Returns how many bytes of each sent message were sent.
     fn send_many(
         &self,
@@ -36,31 +42,31 @@ pub trait Sys: Sync {
         messages: &[(&[u8], Option<&[u8]>)],
         flags: c_int,
     ) -> Result<Vec<usize>, Errno>;
-    /// `recvmmsg` into `count` buffers of `most` bytes.
+    /// `recvmmsg` into `count` buffers of `len_max` bytes.
     fn recv_many(
         &self,
         fd: Fd,
         count: usize,
-        most: usize,
+        len_max: usize,
         flags: c_int,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, Errno>;
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
     fn close(&self, fd: Fd) -> Result<(), Errno>;
     fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
-    /// `F_DUPFD`: copies a descriptor to the lowest free number from `least` on.
-    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno>;
+    /// `F_DUPFD`: copies a descriptor to the lowest free number from `lowest` on.
+    fn dup_above(&self, fd: Fd, lowest: Fd) -> Result<Fd, Errno>;
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     /// Sets the nonblocking flag by `FIONBIO`.
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
-    /// Reads an option into a buffer of `room` bytes. An error contains the length that the call returned.
+    /// Reads an option into a buffer of `capacity` bytes. An error contains the length that the call returned.
     fn getsockopt_into(
         &self,
         fd: Fd,
         level: c_int,
         name: c_int,
-        room: usize,
+        capacity: usize,
     ) -> Result<Vec<u8>, (Errno, usize)>;
     fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
         self.getsockopt_into(fd, level, name, 256).map_err(|(error, _)| error)
@@ -90,7 +96,7 @@ pub trait Sys: Sync {
     fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
     fn epoll_create(&self) -> Result<Fd, Errno>;
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
-    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
+    fn epoll_wait(&self, set: Fd, len_max: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
     /// Tells the host that the case has changed signal handlers.
     fn handlers_changed(&self) {}
     /// `splice` without offsets, because neither pipes nor connections have any.
@@ -112,22 +118,22 @@ pub struct Message {
 }
 
 /// Two hosts, and the transcript of a case.
-pub struct World<'a> {
+pub struct Fixture<'a> {
     pub a: &'a dyn Sys,
     pub b: &'a dyn Sys,
     addresses: [IpAddr; 2],
     pub transcript: Vec<String>,
 }
 
-impl<'a> World<'a> {
+impl<'a> Fixture<'a> {
     pub fn new(a: &'a dyn Sys, b: &'a dyn Sys, addresses: [IpAddr; 2]) -> Self {
         Self { a, b, addresses, transcript: Vec::new() }
     }
 
     /// Appends the result of a call to the transcript.
-    pub fn say(&mut self, what: &str, how: impl core::fmt::Debug) {
+    pub fn log(&mut self, label: &str, result: impl core::fmt::Debug) {
         let mut line = String::new();
-        write!(line, "{what}: {how:?}").unwrap();
+        write!(line, "{label}: {result:?}").unwrap();
         if std::env::var_os("PARITY_SHOW").is_some() {
             eprintln!("{line}");
         }
@@ -170,7 +176,7 @@ impl<'a> World<'a> {
     /// Waits until one of `events` occurs, and returns the events that did. Panics after 10 seconds.
     pub fn wait(&self, sys: &dyn Sys, fd: Fd, events: i16) -> i16 {
         let mut fds = [libc::pollfd { fd, events, revents: 0 }];
-        assert_eq!(sys.poll(&mut fds, 10_000), Ok(1), "nothing came");
+        assert_eq!(sys.poll(&mut fds, 10_000), Ok(1), "no event within 10 seconds");
         fds[0].revents
     }
 
@@ -259,7 +265,7 @@ pub fn port(address: &[u8]) -> u16 {
 /// Compares two transcripts. Shows the first line that differs.
 pub fn assert_same(kernel: &[String], stack: &[String]) {
     for (number, (kernel, stack)) in kernel.iter().zip(stack).enumerate() {
-        assert_eq!(kernel, stack, "line {number}: the kernel's on the left, the stack's on the right");
+        assert_eq!(kernel, stack, "line {number}: kernel left, stack right");
     }
-    assert_eq!(kernel.len(), stack.len(), "one says more");
+    assert_eq!(kernel.len(), stack.len(), "one transcript is longer");
 }

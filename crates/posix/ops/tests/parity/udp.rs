@@ -1,6 +1,6 @@
 //! UDP sockets.
 
-use crate::sys::{Fd, World, control, port, word};
+use crate::sys::{Fd, Fixture, control, port, word};
 use libc::{
     AF_UNSPEC, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, SO_ERROR,
     SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET,
@@ -8,59 +8,62 @@ use libc::{
 
 /// Creates a bound socket at host `a` and an unbound one at host `b`. Returns them and the port of the
 /// former.
-pub fn pair(w: &World<'_>) -> (Fd, Fd, u16) {
+pub fn pair(w: &Fixture<'_>) -> (Fd, Fd, u16) {
     let a = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.a.bind(a, &w.at_a(0)).unwrap();
     let at = port(&w.a.getsockname(a).unwrap());
     (a, w.b.socket(w.domain(), SOCK_DGRAM).unwrap(), at)
 }
 
-pub fn datagrams_keep_their_bounds(w: &mut World<'_>) {
+pub fn datagram_boundaries(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let to = w.at_a(at);
-    w.say("poll before", (w.ready(w.a, a), w.ready(w.b, b)));
-    w.say("nothing", w.a.recv(a, 10, MSG_DONTWAIT));
-    w.say("send", w.b.send_to(b, b"first", Some(&to), &[], 0));
-    w.say("empty", w.b.send_to(b, b"", Some(&to), &[], 0));
-    w.say("third", w.b.send_to(b, b"third one", Some(&to), &[], 0));
+    w.log("poll of new sockets", (w.ready(w.a, a), w.ready(w.b, b)));
+    w.log("empty", w.a.recv(a, 10, MSG_DONTWAIT));
+    w.log("send", w.b.send_to(b, b"first", Some(&to), &[], 0));
+    w.log("empty", w.b.send_to(b, b"", Some(&to), &[], 0));
+    w.log("third", w.b.send_to(b, b"third one", Some(&to), &[], 0));
     w.wait(w.a, a, libc::POLLIN);
     w.settle();
-    w.say("poll", w.ready(w.a, a));
-    w.say("bytes of the next", w.a.readable_bytes(a));
-    w.say("peek", w.a.recv(a, 100, MSG_PEEK));
+    w.log("poll", w.ready(w.a, a));
+    w.log("bytes of the next", w.a.readable_bytes(a));
+    w.log("peek", w.a.recv(a, 100, MSG_PEEK));
     let got = w.a.recv_from(a, 3, 0, 0).unwrap();
     let own = port(&w.b.getsockname(b).unwrap());
-    w.say("cut off", (got.count, got.bytes, got.flags == MSG_TRUNC, port(&got.from) == own, got.from.len()));
-    w.say("bytes of the empty", w.a.readable_bytes(a));
-    w.say("the empty", w.a.recv(a, 10, 0));
+    w.log(
+        "truncated",
+        (got.count, got.bytes, got.flags == MSG_TRUNC, port(&got.from) == own, got.from.len()),
+    );
+    w.log("bytes of the empty", w.a.readable_bytes(a));
+    w.log("empty datagram", w.a.recv(a, 10, 0));
     let got = w.a.recv_from(a, 3, 0, MSG_TRUNC).unwrap();
-    w.say("its length", (got.count, got.bytes));
-    w.say("no more", w.a.recv(a, 10, MSG_DONTWAIT));
+    w.log("full length", (got.count, got.bytes));
+    w.log("no further result", w.a.recv(a, 10, MSG_DONTWAIT));
     let answer = w.at_b(own);
-    w.say("answer", w.a.send_to(a, b"back", Some(&answer), &[], 0));
-    w.say("arrives", w.b.recv(b, 10, 0));
-    w.say("a flag of streams", w.a.recv(a, 10, libc::MSG_OOB | MSG_DONTWAIT));
-    w.say("sent with it", w.a.send_to(a, b"x", Some(&answer), &[], libc::MSG_OOB));
+    w.log("reply", w.a.send_to(a, b"back", Some(&answer), &[], 0));
+    w.log("received", w.b.recv(b, 10, 0));
+    w.log("MSG_OOB", w.a.recv(a, 10, libc::MSG_OOB | MSG_DONTWAIT));
+    w.log("send with MSG_OOB", w.a.send_to(a, b"x", Some(&answer), &[], libc::MSG_OOB));
 }
 
-pub fn datagrams_of_all_lengths(w: &mut World<'_>) {
+pub fn datagram_lengths(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let to = w.at_a(at);
     for len in [1, 1400, 1472, 1473, 9000, 32_000, 65_000, 65_507] {
         let bytes: Vec<u8> = (0..len).map(|at: u32| (at % 251) as u8).collect();
-        w.say("send", (len, w.b.send_to(b, &bytes, Some(&to), &[], 0)));
+        w.log("send", (len, w.b.send_to(b, &bytes, Some(&to), &[], 0)));
         w.wait(w.a, a, libc::POLLIN);
-        w.say("next", w.a.readable_bytes(a));
+        w.log("next", w.a.readable_bytes(a));
         let peeked = w.a.recv(a, 5, MSG_PEEK);
-        w.say("peek", peeked);
-        w.say("the same", w.a.recv(a, 70_000, 0) == Ok(bytes));
+        w.log("peek", peeked);
+        w.log("equal", w.a.recv(a, 70_000, 0) == Ok(bytes));
     }
     for len in [65_508, 65_535, 65_536, 100_000] {
-        w.say("too long", (len, w.b.send_to(b, &vec![0; len], Some(&to), &[], 0)));
+        w.log("too long", (len, w.b.send_to(b, &vec![0; len], Some(&to), &[], 0)));
     }
 }
 
-pub fn many_datagrams(w: &mut World<'_>) {
+pub fn many_datagrams(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let to = w.at_a(at);
     for round in 0..40u32 {
@@ -73,80 +76,80 @@ pub fn many_datagrams(w: &mut World<'_>) {
             assert_eq!(bytes, [round.to_ne_bytes(), number.to_ne_bytes()].concat());
         }
     }
-    w.say("none is left", w.a.recv(a, 1, MSG_DONTWAIT));
+    w.log("none left", w.a.recv(a, 1, MSG_DONTWAIT));
 }
 
-pub fn a_fixed_other_end(w: &mut World<'_>) {
+pub fn connected_sockets(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let to = w.at_a(at);
-    w.say("no destination", w.b.send(b, b"x", 0));
-    w.say("no peer", w.b.getpeername(b));
-    w.say("shutdown of nothing", w.b.shutdown(b, libc::SHUT_RD));
+    w.log("no destination", w.b.send(b, b"x", 0));
+    w.log("no peer", w.b.getpeername(b));
+    w.log("shutdown of nothing", w.b.shutdown(b, libc::SHUT_RD));
     let b = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
-    w.say("connect", w.b.connect(b, &to));
-    w.say("peer", port(&w.b.getpeername(b).unwrap()) == at);
+    w.log("connect", w.b.connect(b, &to));
+    w.log("peer", port(&w.b.getpeername(b).unwrap()) == at);
     let own = w.b.getsockname(b).unwrap();
-    w.say("an address of its own", own[4..8] != [0; 4] && port(&own) != 0);
-    w.say("send", w.b.send(b, b"hello", 0));
-    w.say("recv", w.a.recv(a, 100, 0));
-    let stranger = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
-    w.a.send_to(stranger, b"from a stranger", Some(&w.at_b(port(&own))), &[], 0).unwrap();
+    w.log("own address", own[4..8] != [0; 4] && port(&own) != 0);
+    w.log("send", w.b.send(b, b"hello", 0));
+    w.log("recv", w.a.recv(a, 100, 0));
+    let other_sender = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
+    w.a.send_to(other_sender, b"from a stranger", Some(&w.at_b(port(&own))), &[], 0).unwrap();
     w.settle();
-    w.say("of its peer only", w.b.recv(b, 100, MSG_DONTWAIT));
-    let mut nobody = vec![0; 16];
-    nobody[..2].copy_from_slice(&(AF_UNSPEC as u16).to_ne_bytes());
-    w.say("disconnect", w.b.connect(b, &nobody));
-    w.say("no peer again", w.b.getpeername(b));
-    w.say("no destination again", w.b.send(b, b"x", 0));
-    w.say("to another", w.b.connect(b, &to));
-    w.say("and once more", w.b.connect(b, &to));
-    w.say("shutdown", w.b.shutdown(b, libc::SHUT_WR));
-    w.say("send after it", w.b.send(b, b"x", MSG_NOSIGNAL));
-    w.say("shutdown of both", w.b.shutdown(b, libc::SHUT_RDWR));
-    w.say("poll", w.ready(w.b, b));
-    w.say("recv at the end", w.b.recv(b, 1, 0));
-    w.say("listen", w.b.listen(b, 1));
-    w.say("accept", w.b.accept4(b, 0));
+    w.log("from another sender", w.b.recv(b, 100, MSG_DONTWAIT));
+    let mut unspecified = vec![0; 16];
+    unspecified[..2].copy_from_slice(&(AF_UNSPEC as u16).to_ne_bytes());
+    w.log("disconnect", w.b.connect(b, &unspecified));
+    w.log("no peer after disconnect", w.b.getpeername(b));
+    w.log("no destination after disconnect", w.b.send(b, b"x", 0));
+    w.log("connect again", w.b.connect(b, &to));
+    w.log("third connect", w.b.connect(b, &to));
+    w.log("shutdown", w.b.shutdown(b, libc::SHUT_WR));
+    w.log("send after it", w.b.send(b, b"x", MSG_NOSIGNAL));
+    w.log("shutdown of both", w.b.shutdown(b, libc::SHUT_RDWR));
+    w.log("poll", w.ready(w.b, b));
+    w.log("recv at the end", w.b.recv(b, 1, 0));
+    w.log("listen", w.b.listen(b, 1));
+    w.log("accept", w.b.accept4(b, 0));
 }
 
-pub fn nobody_there(w: &mut World<'_>) {
+pub fn port_unreachable(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     w.a.close(a).unwrap();
     w.settle();
-    w.say("connect", w.b.connect(b, &w.at_a(at)));
-    w.say("send", w.b.send(b, b"x", 0));
+    w.log("connect", w.b.connect(b, &w.at_a(at)));
+    w.log("send", w.b.send(b, b"x", 0));
     w.settle();
-    w.say("poll", w.ready(w.b, b));
-    w.say("the error", w.b.recv(b, 1, MSG_DONTWAIT));
-    w.say("once", w.b.recv(b, 1, MSG_DONTWAIT));
-    w.say("send", w.b.send(b, b"x", 0));
+    w.log("poll", w.ready(w.b, b));
+    w.log("pending error", w.b.recv(b, 1, MSG_DONTWAIT));
+    w.log("second time", w.b.recv(b, 1, MSG_DONTWAIT));
+    w.log("send", w.b.send(b, b"x", 0));
     w.settle();
-    w.say("as an option", w.b.getsockopt(b, SOL_SOCKET, SO_ERROR));
-    w.say("once", w.b.getsockopt(b, SOL_SOCKET, SO_ERROR));
-    w.say("send", w.b.send(b, b"x", 0));
+    w.log("as an option", w.b.getsockopt(b, SOL_SOCKET, SO_ERROR));
+    w.log("second time", w.b.getsockopt(b, SOL_SOCKET, SO_ERROR));
+    w.log("send", w.b.send(b, b"x", 0));
     w.settle();
-    w.say("told to the next", w.b.send(b, b"x", 0));
+    w.log("error of the next call", w.b.send(b, b"x", 0));
     w.settle();
     // Unconnected sockets do not get the error.
     let other = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
-    w.say("send to nobody", w.b.send_to(other, b"x", Some(&w.at_a(at)), &[], 0));
+    w.log("send to an unused port", w.b.send_to(other, b"x", Some(&w.at_a(at)), &[], 0));
     w.settle();
-    w.say("no error", w.b.recv(other, 1, MSG_DONTWAIT));
+    w.log("no error", w.b.recv(other, 1, MSG_DONTWAIT));
 }
 
-pub fn addresses(w: &mut World<'_>) {
+pub fn addresses(w: &mut Fixture<'_>) {
     let (a, _, at) = pair(w);
     let second = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
-    w.say("in use", w.a.bind(second, &w.at_a(at)));
-    w.say("not ours", w.a.bind(second, &[2, 0, 0, 0, 192, 0, 2, 77, 0, 0, 0, 0, 0, 0, 0, 0]));
-    w.say("short", w.a.bind(second, &w.at_a(at)[..15]));
-    w.say("bind", w.a.bind(second, &w.at_a(0)));
-    w.say("twice", w.a.bind(second, &w.at_a(0)));
-    w.say("port 0", w.a.send_to(second, b"x", Some(&w.at_b(0)), &[], 0));
-    w.say("a short destination", w.a.send_to(second, b"x", Some(&w.at_b(1)[..8]), &[], 0));
+    w.log("in use", w.a.bind(second, &w.at_a(at)));
+    w.log("foreign address", w.a.bind(second, &[2, 0, 0, 0, 192, 0, 2, 77, 0, 0, 0, 0, 0, 0, 0, 0]));
+    w.log("short", w.a.bind(second, &w.at_a(at)[..15]));
+    w.log("bind", w.a.bind(second, &w.at_a(0)));
+    w.log("bind again", w.a.bind(second, &w.at_a(0)));
+    w.log("port 0", w.a.send_to(second, b"x", Some(&w.at_b(0)), &[], 0));
+    w.log("short destination", w.a.send_to(second, b"x", Some(&w.at_b(1)[..8]), &[], 0));
     w.a.close(a).unwrap();
     let third = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
-    w.say("free again", w.a.bind(third, &w.at_a(at)));
+    w.log("bind after close", w.a.bind(third, &w.at_a(at)));
     let on = 1i32.to_ne_bytes();
     let shared: Vec<_> = (0..2)
         .map(|_| {
@@ -155,12 +158,12 @@ pub fn addresses(w: &mut World<'_>) {
             fd
         })
         .collect();
-    w.say("one", w.a.bind(shared[0], &w.at_a(0)));
+    w.log("first bind", w.a.bind(shared[0], &w.at_a(0)));
     let at = port(&w.a.getsockname(shared[0]).unwrap());
-    w.say("two", w.a.bind(shared[1], &w.at_a(at)));
-    w.say("type", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_TYPE));
-    w.say("protocol", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_PROTOCOL));
-    w.say("of TCP", w.a.setsockopt(shared[0], libc::IPPROTO_TCP, libc::TCP_NODELAY, &on));
+    w.log("second bind", w.a.bind(shared[1], &w.at_a(at)));
+    w.log("type", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_TYPE));
+    w.log("protocol", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_PROTOCOL));
+    w.log("TCP option", w.a.setsockopt(shared[0], libc::IPPROTO_TCP, libc::TCP_NODELAY, &on));
     // Senders are distributed, and each one stays with one socket.
     let mut got = [0; 2];
     for _ in 0..32 {
@@ -175,68 +178,68 @@ pub fn addresses(w: &mut World<'_>) {
             *got += 1;
         }
     }
-    w.say("shared out", (got[0] + got[1], got[0] % 2, got[0] > 8, got[1] > 8));
+    w.log("distributed", (got[0] + got[1], got[0] % 2, got[0] > 8, got[1] > 8));
 }
 
-pub fn control_messages(w: &mut World<'_>) {
+pub fn control_messages(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let on = 1i32.to_ne_bytes();
     for name in [libc::IP_PKTINFO, libc::IP_RECVTTL, libc::IP_RECVTOS] {
-        w.say("asked for", w.a.setsockopt(a, IPPROTO_IP, name, &on));
+        w.log("enable option", w.a.setsockopt(a, IPPROTO_IP, name, &on));
     }
-    w.say("ttl", w.b.setsockopt(b, IPPROTO_IP, libc::IP_TTL, &33i32.to_ne_bytes()));
-    w.say("tos", w.b.setsockopt(b, IPPROTO_IP, libc::IP_TOS, &0i32.to_ne_bytes()));
+    w.log("ttl", w.b.setsockopt(b, IPPROTO_IP, libc::IP_TTL, &33i32.to_ne_bytes()));
+    w.log("tos", w.b.setsockopt(b, IPPROTO_IP, libc::IP_TOS, &0i32.to_ne_bytes()));
     w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
     let mut got = w.a.recv_from(a, 10, 200, 0).unwrap();
-    w.say("control", (got.count, got.flags, got.control.len()));
+    w.log("control", (got.count, got.flags, got.control.len()));
     // Interface index and addresses differ between kernel and stack.
     let own = w.at_a(0)[4..8].to_vec();
-    w.say("our address", (got.control[20..24] == own, got.control[24..28] == own));
+    w.log("local address", (got.control[20..24] == own, got.control[24..28] == own));
     got.control[16..28].fill(0);
-    w.say("the rest", got.control);
+    w.log("rest", got.control);
     w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
     let got = w.a.recv_from(a, 10, 30, 0).unwrap();
-    w.say("little room", (got.control.len(), got.flags & libc::MSG_CTRUNC != 0));
+    w.log("short control buffer", (got.control.len(), got.flags & libc::MSG_CTRUNC != 0));
     let peer = port(&w.b.getsockname(b).unwrap());
     let info = [&[0; 4][..], &own, &[0; 4]].concat();
     let source = control(IPPROTO_IP, libc::IP_PKTINFO, &info);
-    w.say("from an address", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &source, 0));
+    w.log("send from an address", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &source, 0));
     let got = w.b.recv_from(b, 10, 0, 0).unwrap();
-    w.say("is it", got.from[4..8] == own);
+    w.log("source address equal", got.from[4..8] == own);
     let unknown = control(IPPROTO_IP, 77, &info);
-    w.say("unknown", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &unknown, 0));
+    w.log("unknown", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &unknown, 0));
     let short = control(IPPROTO_IP, libc::IP_PKTINFO, &info[..8]);
-    w.say("too short", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &short, 0));
+    w.log("too short", w.a.send_to(a, b"z", Some(&w.at_b(peer)), &short, 0));
 }
 
-pub fn broadcasts_need_leave(w: &mut World<'_>) {
+pub fn broadcast_requires_so_broadcast(w: &mut Fixture<'_>) {
     let (_, b, at) = pair(w);
     let mut all = w.at_a(at);
     all[4..8].copy_from_slice(&[255; 4]);
-    w.say("forbidden", w.b.send_to(b, b"x", Some(&all), &[], 0));
-    w.say("leave", w.b.setsockopt(b, SOL_SOCKET, libc::SO_BROADCAST, &1i32.to_ne_bytes()));
+    w.log("without SO_BROADCAST", w.b.send_to(b, b"x", Some(&all), &[], 0));
+    w.log("set SO_BROADCAST", w.b.setsockopt(b, SOL_SOCKET, libc::SO_BROADCAST, &1i32.to_ne_bytes()));
 }
 
-pub fn epoll_and_time_outs(w: &mut World<'_>) {
+pub fn epoll_and_timeouts(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let set = w.a.epoll_create().unwrap();
     let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
-    w.say("add", w.a.epoll_ctl(set, libc::EPOLL_CTL_ADD, a, events, 5));
-    w.say("quiet", w.a.epoll_wait(set, 4, 0));
+    w.log("add", w.a.epoll_ctl(set, libc::EPOLL_CTL_ADD, a, events, 5));
+    w.log("no event", w.a.epoll_wait(set, 4, 0));
     w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
-    w.say("once", w.a.epoll_wait(set, 4, 10_000));
-    w.say("an edge", w.a.epoll_wait(set, 4, 0));
+    w.log("second time", w.a.epoll_wait(set, 4, 10_000));
+    w.log("no second event", w.a.epoll_wait(set, 4, 0));
     w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
-    w.say("again", w.a.epoll_wait(set, 4, 10_000));
-    w.say("both", (w.a.recv(a, 10, 0), w.a.recv(a, 10, 0)));
+    w.log("again", w.a.epoll_wait(set, 4, 10_000));
+    w.log("both", (w.a.recv(a, 10, 0), w.a.recv(a, 10, 0)));
     let limit = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
-    w.say("limit", w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVTIMEO, &limit));
-    w.say("in time", w.a.recv(a, 1, 0));
+    w.log("set SO_RCVTIMEO", w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVTIMEO, &limit));
+    w.log("timeout", w.a.recv(a, 1, 0));
     let other = w.a.socket(w.domain(), SOCK_DGRAM | SOCK_NONBLOCK).unwrap();
-    w.say("at once", w.a.recv(other, 1, 0));
+    w.log("immediately", w.a.recv(other, 1, 0));
 }
 
-pub fn when_datagrams_came(w: &mut World<'_>) {
+pub fn receive_timestamps(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     w.b.send_to(b, b"before anybody asked", Some(&w.at_a(at)), &[], 0).unwrap();
@@ -244,39 +247,39 @@ pub fn when_datagrams_came(w: &mut World<'_>) {
     for (name, units) in
         [(libc::SO_TIMESTAMP, 1_000_000), (libc::SO_TIMESTAMPNS, 1_000_000_000), (63, 1_000_000)]
     {
-        w.say("on", w.a.setsockopt(a, SOL_SOCKET, name, &1i32.to_ne_bytes()));
+        w.log("on", w.a.setsockopt(a, SOL_SOCKET, name, &1i32.to_ne_bytes()));
         for other in [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, 63, 64] {
-            w.say("is", w.a.getsockopt(a, SOL_SOCKET, other));
+            w.log("value", w.a.getsockopt(a, SOL_SOCKET, other));
         }
         w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
         w.settle();
         let mut got = w.a.recv_from(a, 100, 100, 0).unwrap();
         let word = |from: usize| u64::from_ne_bytes(got.control[from..from + 8].try_into().unwrap());
-        let came = std::time::Duration::from_secs(word(16))
+        let arrival = std::time::Duration::from_secs(word(16))
             + std::time::Duration::from_nanos(word(24) * (1_000_000_000 / units));
-        let passed = now().saturating_sub(came);
-        w.say("lately", passed < std::time::Duration::from_secs(5));
+        let passed = now().saturating_sub(arrival);
+        w.log("timestamp is recent", passed < std::time::Duration::from_secs(5));
         got.control.splice(16..32, []);
-        w.say("as", (got.bytes, got.control, got.flags));
+        w.log("message", (got.bytes, got.control, got.flags));
     }
-    w.say("the last", w.a.recv(a, 100, 0));
-    w.say("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_TIMESTAMPNS, &0i32.to_ne_bytes()));
+    w.log("last", w.a.recv(a, 100, 0));
+    w.log("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_TIMESTAMPNS, &0i32.to_ne_bytes()));
     w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
-    w.say("none", w.a.recv_from(a, 100, 100, 0).map(|got| (got.bytes, got.control)));
+    w.log("no timestamp", w.a.recv_from(a, 100, 100, 0).map(|got| (got.bytes, got.control)));
     let (c, at) = (w.a.socket(w.domain(), SOCK_DGRAM).unwrap(), w.at_a(0));
-    w.say("before it has an address", w.a.setsockopt(c, SOL_SOCKET, libc::SO_TIMESTAMP, &1i32.to_ne_bytes()));
+    w.log("before bind", w.a.setsockopt(c, SOL_SOCKET, libc::SO_TIMESTAMP, &1i32.to_ne_bytes()));
     w.a.bind(c, &at).unwrap();
     let at = w.at_a(port(&w.a.getsockname(c).unwrap()));
     w.b.send_to(b, b"z", Some(&at), &[], 0).unwrap();
     w.wait(w.a, c, libc::POLLIN);
     std::thread::sleep(std::time::Duration::from_millis(1100));
     let got = w.a.recv_from(c, 100, 100, 0).unwrap();
-    let came = u64::from_ne_bytes(got.control[16..24].try_into().unwrap());
-    w.say("as of then", (now().as_secs() - came) >= 1);
+    let arrival = u64::from_ne_bytes(got.control[16..24].try_into().unwrap());
+    w.log("arrival time", (now().as_secs() - arrival) >= 1);
 }
 
 /// Hop limit and traffic class of a single datagram, independent of the socket's.
-pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
+pub fn hop_limit_and_class_per_datagram(w: &mut Fixture<'_>) {
     let (a, b, at) = pair(w);
     let v4 = w.domain() == libc::AF_INET;
     let (level, other) = if v4 { (IPPROTO_IP, IPPROTO_IPV6) } else { (IPPROTO_IPV6, IPPROTO_IP) };
@@ -286,23 +289,23 @@ pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
     };
     let [hops, class, recv_hops, recv_class] = of(v4);
     for name in [recv_hops, recv_class] {
-        w.say("asked for", w.a.setsockopt(a, level, name, &word(1)));
+        w.log("enable option", w.a.setsockopt(a, level, name, &word(1)));
     }
     let to = w.at_a(at);
-    let each = |w: &mut World<'_>, what: &str, control: &[u8]| {
+    let each = |w: &mut Fixture<'_>, label: &str, control: &[u8]| {
         let sent = w.b.send_to(b, b"x", Some(&to), control, 0);
-        w.say(what, sent);
+        w.log(label, sent);
         if sent.is_ok() {
             let got = w.a.recv_from(a, 10, 200, 0).unwrap();
-            w.say("came", (got.bytes, got.control));
+            w.log("received", (got.bytes, got.control));
         }
     };
-    each(w, "as the socket is", &[]);
+    each(w, "without control messages", &[]);
     let both = [control(level, hops, &word(33)), control(level, class, &word(0x2a))].concat();
     // The first datagram to a destination takes another code path than later ones.
     each(w, "both", &both);
     each(w, "both again", &both);
-    each(w, "as before", &[]);
+    each(w, "without control messages", &[]);
     for value in [1, 255, 256, 0, -1, -2] {
         each(w, &format!("hops {value}"), &control(level, hops, &word(value)));
         each(w, &format!("class {value}"), &control(level, class, &word(value)));
@@ -314,13 +317,13 @@ pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
     let [hops, class, ..] = of(!v4);
     each(
         w,
-        "of the other version",
+        "messages of the other IP version",
         &[control(other, hops, &word(33)), control(other, class, &word(4))].concat(),
     );
 }
 
 /// `SO_TIMESTAMPING`: accepted values, and timestamps of received datagrams.
-pub fn times_in_detail(w: &mut World<'_>) {
+pub fn so_timestamping(w: &mut Fixture<'_>) {
     const NEW: i32 = 65;
     let names = [libc::SO_TIMESTAMPING, NEW];
     for kind in [SOCK_DGRAM, libc::SOCK_STREAM] {
@@ -329,55 +332,55 @@ pub fn times_in_detail(w: &mut World<'_>) {
             let flags = (1u32 << bit).to_ne_bytes();
             let taken = w.a.setsockopt(fd, SOL_SOCKET, names[bit % 2], &flags);
             let is = names.map(|name| w.a.getsockopt(fd, SOL_SOCKET, name));
-            w.say("flag", (bit, taken, is));
+            w.log("flag", (bit, taken, is));
         }
         for flags in [0x1080u32, 0x1_0080, 0x1800, 0x88, 0] {
-            w.say("flags", (flags, w.a.setsockopt(fd, SOL_SOCKET, NEW, &flags.to_ne_bytes())));
+            w.log("flags", (flags, w.a.setsockopt(fd, SOL_SOCKET, NEW, &flags.to_ne_bytes())));
         }
-        w.say("a clock", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0, 0, 0, 3, 0, 0, 0]));
-        w.say("too short", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0]));
+        w.log("clock", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0, 0, 0, 3, 0, 0, 0]));
+        w.log("too short", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0]));
         w.a.close(fd).unwrap();
     }
     let (a, b, at) = pair(w);
     let software = 0x18u32.to_ne_bytes();
     for (number, name) in names.into_iter().enumerate() {
-        w.say("on", w.a.setsockopt(a, SOL_SOCKET, name, &software));
+        w.log("on", w.a.setsockopt(a, SOL_SOCKET, name, &software));
         // The kernel begins to take timestamps with a delay.
         w.settle();
         if number == 1 {
-            w.say("both", w.a.setsockopt(a, SOL_SOCKET, 63, &1i32.to_ne_bytes()));
+            w.log("both", w.a.setsockopt(a, SOL_SOCKET, 63, &1i32.to_ne_bytes()));
         }
         w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
         let mut got = w.a.recv_from(a, 100, 200, 0).unwrap();
         // Seconds and nanoseconds, after those of the other message.
         for time in [16..32, 48..64].into_iter().skip(1 - number).take(1 + number) {
             let time = if number == 0 { 16..32 } else { time };
-            w.say("a time", got.control[time.clone()].iter().any(|byte| *byte != 0));
+            w.log("timestamp", got.control[time.clone()].iter().any(|byte| *byte != 0));
             got.control[time].fill(0);
         }
-        w.say("as", (got.bytes, got.control, got.flags));
+        w.log("message", (got.bytes, got.control, got.flags));
     }
-    w.say("not of what comes", w.a.setsockopt(a, SOL_SOCKET, NEW, &0x10u32.to_ne_bytes()));
-    w.say("off", w.a.setsockopt(a, SOL_SOCKET, 63, &0i32.to_ne_bytes()));
+    w.log("transmit timestamps only", w.a.setsockopt(a, SOL_SOCKET, NEW, &0x10u32.to_ne_bytes()));
+    w.log("off", w.a.setsockopt(a, SOL_SOCKET, 63, &0i32.to_ne_bytes()));
     w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
-    w.say("none", w.a.recv_from(a, 100, 200, 0).map(|got| got.bytes));
+    w.log("no timestamp", w.a.recv_from(a, 100, 200, 0).map(|got| got.bytes));
 }
 
 pub mod tests {
     crate::cases! {
         addresses
         control_messages
-        broadcasts_need_leave
+        broadcast_requires_so_broadcast
         ; both {
-            datagrams_keep_their_bounds
-            datagrams_of_all_lengths
+            datagram_boundaries
+            datagram_lengths
             many_datagrams
-            a_fixed_other_end
-            nobody_there
-            when_datagrams_came
-            times_in_detail
-            what_one_datagram_has_alone
-            epoll_and_time_outs
+            connected_sockets
+            port_unreachable
+            receive_timestamps
+            so_timestamping
+            hop_limit_and_class_per_datagram
+            epoll_and_timeouts
         }
     }
 }

@@ -12,7 +12,7 @@ fn config() -> OpsConfig {
     OpsConfig { proxy_pool_max: 4, ..OpsConfig::default() }
 }
 
-fn closed_on_exec(fd: i32) -> bool {
+fn is_cloexec(fd: i32) -> bool {
     Kernel.fd_flags(fd).unwrap() & libc::FD_CLOEXEC != 0
 }
 
@@ -21,20 +21,20 @@ fn open(on: &OnStack, kind: i32) -> i32 {
 }
 
 #[test]
-fn a_new_socket_has_the_flag_it_was_asked_for_whoever_had_its_number_before() {
+fn reused_number_has_the_requested_cloexec() {
     let stacks = Stacks::with(config);
     let on = stacks.a();
     for (before, now) in [(0, SOCK_CLOEXEC), (SOCK_CLOEXEC, 0), (0, 0), (SOCK_CLOEXEC, SOCK_CLOEXEC)] {
         let old = open(on, before);
         on.close(old).unwrap();
         let fd = open(on, now);
-        assert_eq!(closed_on_exec(fd), now == SOCK_CLOEXEC, "{before} then {now}");
+        assert_eq!(is_cloexec(fd), now == SOCK_CLOEXEC, "{before} then {now}");
         on.close(fd).unwrap();
     }
 }
 
 #[test]
-fn what_the_program_changed_is_not_kept() {
+fn changed_descriptors_are_not_reused() {
     let stacks = Stacks::with(config);
     let on = stacks.a();
     let fd = open(on, 0);
@@ -42,34 +42,34 @@ fn what_the_program_changed_is_not_kept() {
     on.0.note_fd_flags_changed(fd);
     on.close(fd).unwrap();
     let next = open(on, 0);
-    assert!(!closed_on_exec(next));
+    assert!(!is_cloexec(next));
     // A copy does not inherit `FD_CLOEXEC`.
     let first = open(on, SOCK_CLOEXEC);
     let copy = on.dup(first).unwrap();
     on.close(first).unwrap();
     on.close(copy).unwrap();
     for _ in 0..2 {
-        assert!(closed_on_exec(open(on, SOCK_CLOEXEC)));
+        assert!(is_cloexec(open(on, SOCK_CLOEXEC)));
     }
 }
 
 #[test]
-fn nothing_that_is_kept_goes_to_another_program() {
+fn pooled_descriptors_are_closed_on_exec() {
     let stacks = Stacks::with(config);
     let on = stacks.a();
     let fd = open(on, 0);
     on.close(fd).unwrap();
-    assert!(!closed_on_exec(fd), "it is kept as it was");
-    let execing = on.0.prepare_exec().unwrap();
-    assert!(closed_on_exec(fd));
-    drop(execing);
-    assert!(!closed_on_exec(fd), "the program did not begin, and this one goes on");
+    assert!(!is_cloexec(fd), "the pooled descriptor is unchanged");
+    let exec_guard = on.0.prepare_exec().unwrap();
+    assert!(is_cloexec(fd));
+    drop(exec_guard);
+    assert!(!is_cloexec(fd), "exec did not happen");
     assert_eq!(open(on, 0), fd);
     Kernel.close(Kernel.dup(fd).unwrap()).unwrap();
 }
 
 #[test]
-fn what_is_kept_is_closed_to_the_program() {
+fn pooled_descriptors_look_closed() {
     let stacks = Stacks::with(config);
     let on = stacks.a();
     let set = on.0.epoll_create1(0).unwrap();
@@ -85,7 +85,7 @@ fn what_is_kept_is_closed_to_the_program() {
 }
 
 #[test]
-fn a_number_that_the_program_gave_to_something_else_is_no_sockets() {
+fn replaced_descriptors_leave_the_pool() {
     let stacks = Stacks::with(config);
     let on = stacks.a();
     let fd = open(on, 0);

@@ -28,47 +28,47 @@ fn listener(on: &OnStack) -> (Fd, u16) {
     (fd, port(&on.getsockname(fd).unwrap()))
 }
 
-fn dial(from: &dyn Sys, ip: &str, port: u16) -> Result<Fd, Errno> {
+fn connect_to(from: &dyn Sys, ip: &str, port: u16) -> Result<Fd, Errno> {
     let fd = from.socket(AF_INET, SOCK_STREAM).unwrap();
     from.connect(fd, &at(ip, port)).map(|()| fd).inspect_err(|_| from.close(fd).unwrap())
 }
 
 #[test]
-fn connections_come_by_the_stack_and_by_the_kernel() {
+fn accepts_from_stack_and_kernel() {
     let stacks = Stacks::with(config);
     let (fd, port) = listener(stacks.a());
-    let by_kernel = dial(&Kernel, "127.0.0.1", port).unwrap();
+    let by_kernel = connect_to(&Kernel, "127.0.0.1", port).unwrap();
     let accepted = stacks.a().accept4(fd, 0).unwrap();
-    assert!(!stacks.a().0.owns(accepted), "it is the kernel's");
+    assert!(!stacks.a().0.owns(accepted), "the accepted socket belongs to the kernel");
     Kernel.send(by_kernel, b"kernel", 0).unwrap();
     assert_eq!(Kernel.recv(accepted, 10, 0).unwrap(), b"kernel");
-    let by_stack = dial(stacks.b(), "10.0.0.1", port).unwrap();
+    let by_stack = connect_to(stacks.b(), "10.0.0.1", port).unwrap();
     let accepted = stacks.a().accept4(fd, 0).unwrap();
     stacks.b().send(by_stack, b"stack", 0).unwrap();
     assert_eq!(stacks.a().recv(accepted, 10, 0).unwrap(), b"stack");
 }
 
 #[test]
-fn the_kernels_half_goes_with_the_last_descriptor_and_not_before() {
+fn kernel_listener_closes_with_the_last_descriptor() {
     let stacks = Stacks::with(config);
     let (first, port) = listener(stacks.a());
     let copy = stacks.a().dup(first).unwrap();
     stacks.a().close(first).unwrap();
-    let by_kernel = dial(&Kernel, "127.0.0.1", port).unwrap();
+    let by_kernel = connect_to(&Kernel, "127.0.0.1", port).unwrap();
     let accepted = stacks.a().accept4(copy, 0).unwrap();
     Kernel.close(accepted).unwrap();
     Kernel.close(by_kernel).unwrap();
     stacks.a().close(copy).unwrap();
-    assert_eq!(dial(&Kernel, "127.0.0.1", port), Err(Errno::CONNREFUSED));
+    assert_eq!(connect_to(&Kernel, "127.0.0.1", port), Err(Errno::CONNREFUSED));
 }
 
 #[test]
-fn sockets_to_others_become_the_kernels() {
+fn connecting_to_kernel_address_moves_socket() {
     let stacks = Stacks::with(config);
-    let there = Kernel.socket(AF_INET, SOCK_STREAM).unwrap();
-    Kernel.bind(there, &at("127.0.0.1", 0)).unwrap();
-    Kernel.listen(there, 1).unwrap();
-    let port = port(&Kernel.getsockname(there).unwrap());
+    let kernel_socket = Kernel.socket(AF_INET, SOCK_STREAM).unwrap();
+    Kernel.bind(kernel_socket, &at("127.0.0.1", 0)).unwrap();
+    Kernel.listen(kernel_socket, 1).unwrap();
+    let port = port(&Kernel.getsockname(kernel_socket).unwrap());
     let fd = stacks.a().socket(AF_INET, SOCK_STREAM).unwrap();
     let on = 1i32.to_ne_bytes();
     stacks.a().setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on).unwrap();
@@ -77,9 +77,9 @@ fn sockets_to_others_become_the_kernels() {
     assert_eq!(
         Kernel.getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap(),
         on,
-        "options come along"
+        "options are copied"
     );
-    let accepted = Kernel.accept4(there, 0).unwrap();
+    let accepted = Kernel.accept4(kernel_socket, 0).unwrap();
     Kernel.send(fd, b"x", 0).unwrap();
     assert_eq!(Kernel.recv(accepted, 1, 0).unwrap(), b"x");
 }
@@ -89,7 +89,7 @@ fn udp(on: &dyn Sys) -> Fd {
 }
 
 #[test]
-fn datagrams_come_by_the_stack_and_by_the_kernel_and_go_back_as_they_came() {
+fn datagrams_from_stack_and_kernel() {
     let stacks = Stacks::with(config);
     let fd = udp(stacks.a());
     stacks.a().bind(fd, &at("0.0.0.0", 0)).unwrap();
@@ -98,14 +98,14 @@ fn datagrams_come_by_the_stack_and_by_the_kernel_and_go_back_as_they_came() {
     stacks.a().epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, 1).unwrap();
     let (by_kernel, by_stack) = (udp(&Kernel), udp(stacks.b()));
     for (from, ip) in [(&Kernel as &dyn Sys, "127.0.0.1"), (stacks.b(), "10.0.0.1")] {
-        let theirs = if ip == "127.0.0.1" { by_kernel } else { by_stack };
-        from.send_to(theirs, ip.as_bytes(), Some(&at(ip, bound)), &[], 0).unwrap();
+        let sender = if ip == "127.0.0.1" { by_kernel } else { by_stack };
+        from.send_to(sender, ip.as_bytes(), Some(&at(ip, bound)), &[], 0).unwrap();
         let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         assert_eq!(stacks.a().poll(&mut fds, 10_000), Ok(1), "{ip}");
         let got = stacks.a().recv_from(fd, 100, 0, 0).unwrap();
         assert_eq!(got.bytes, ip.as_bytes());
         stacks.a().send_to(fd, b"back", Some(&got.from), &[], 0).unwrap();
-        assert_eq!(from.recv(theirs, 100, 0).unwrap(), b"back");
+        assert_eq!(from.recv(sender, 100, 0).unwrap(), b"back");
     }
     stacks.a().close(fd).unwrap();
     let other = udp(&Kernel);
@@ -113,11 +113,11 @@ fn datagrams_come_by_the_stack_and_by_the_kernel_and_go_back_as_they_came() {
 }
 
 #[test]
-fn datagrams_to_others_make_a_socket_the_kernels() {
+fn sending_to_kernel_address_moves_socket() {
     let stacks = Stacks::with(config);
-    let there = udp(&Kernel);
-    Kernel.bind(there, &at("127.0.0.1", 0)).unwrap();
-    let bound = port(&Kernel.getsockname(there).unwrap());
+    let kernel_socket = udp(&Kernel);
+    Kernel.bind(kernel_socket, &at("127.0.0.1", 0)).unwrap();
+    let bound = port(&Kernel.getsockname(kernel_socket).unwrap());
     let to = at("127.0.0.1", bound);
     let (connects, sends, was_bound) = (udp(stacks.a()), udp(stacks.a()), udp(stacks.a()));
     stacks.a().connect(connects, &to).unwrap();
@@ -127,7 +127,7 @@ fn datagrams_to_others_make_a_socket_the_kernels() {
     stacks.a().connect(was_bound, &to).unwrap();
     Kernel.send(was_bound, b"3", 0).unwrap();
     for expected in [b"1", b"2", b"3"] {
-        assert_eq!(Kernel.recv(there, 10, 0).unwrap(), expected);
+        assert_eq!(Kernel.recv(kernel_socket, 10, 0).unwrap(), expected);
     }
     for fd in [connects, sends, was_bound] {
         assert!(!stacks.a().0.owns(fd));

@@ -15,7 +15,7 @@ use ginnel_stack::time::Instant;
 use std::sync::{Arc, Mutex};
 
 /// Two hosts.
-pub trait Rig {
+pub trait HostPair {
     fn host(&self, host: usize) -> &dyn Sys;
     fn addresses(&self) -> [IpAddr; 2];
     /// Waits until no packet is in flight. `open` are descriptors that may be sockets.
@@ -27,7 +27,7 @@ pub trait Rig {
 const HELD_BACK_MAX: Duration = Duration::from_millis(300);
 
 /// Returns whether data that a connection has sent is still held back.
-fn is_under_way(fd: Fd) -> bool {
+fn is_data_held_back(fd: Fd) -> bool {
     let info = Kernel.getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO).unwrap_or_default();
     match info.first() {
         // Data that was not sent before the close remains counted.
@@ -45,11 +45,11 @@ const TCP_CLOSE: u8 = 7;
 const NOTSENT_BYTES: core::ops::Range<usize> = 144..148;
 
 /// The kernel, with two loopback addresses that no other run uses.
-pub struct OnKernel {
+pub struct KernelHosts {
     addresses: [IpAddr; 2],
 }
 
-impl OnKernel {
+impl KernelHosts {
     pub fn new() -> Self {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         // Closed connections remain in TIME_WAIT for a minute, so neither runs of this process nor of others
@@ -61,7 +61,7 @@ impl OnKernel {
     }
 }
 
-impl Rig for OnKernel {
+impl HostPair for KernelHosts {
     fn host(&self, _: usize) -> &dyn Sys {
         &Kernel
     }
@@ -73,9 +73,9 @@ impl Rig for OnKernel {
     fn settle(&mut self, open: &[Fd]) {
         // A packet over loopback has arrived when the call that sent it returns. Only held-back data is
         // outstanding.
-        let begun = std::time::Instant::now();
-        while open.iter().any(|fd| is_under_way(*fd)) {
-            if begun.elapsed() > HELD_BACK_MAX {
+        let start = std::time::Instant::now();
+        while open.iter().any(|fd| is_data_held_back(*fd)) {
+            if start.elapsed() > HELD_BACK_MAX {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -84,13 +84,13 @@ impl Rig for OnKernel {
 }
 
 /// Two stacks joined by a cable, in simulated time, which advances only in `settle`.
-pub struct Simulated {
+pub struct SimulatedHosts {
     hosts: [OnStack; 2],
     shards: [Arc<Mutex<Shard<ChannelServer>>>; 2],
     now: Instant,
 }
 
-impl Simulated {
+impl SimulatedHosts {
     pub fn new() -> Self {
         let (a, b) = pair(MemoryConfig::default());
         let shards = [("10.0.0.1/24", a), ("10.0.0.2/24", b)]
@@ -101,9 +101,9 @@ impl Simulated {
             OnStack(Ops::new(client, OpsConfig { spin: Duration::ZERO, ..OpsConfig::default() }).unwrap())
         });
         let now = shards.each_ref().map(|shard| shard.lock().unwrap().now());
-        let mut rig = Self { hosts, shards, now: now[0].max(now[1]) };
-        rig.settle(&[]);
-        rig
+        let mut pair = Self { hosts, shards, now: now[0].max(now[1]) };
+        pair.settle(&[]);
+        pair
     }
 
     /// Runs both stacks until neither has work. Returns the next deadline.
@@ -121,7 +121,7 @@ impl Simulated {
     }
 }
 
-impl Rig for Simulated {
+impl HostPair for SimulatedHosts {
     fn host(&self, host: usize) -> &dyn Sys {
         &self.hosts[host]
     }
