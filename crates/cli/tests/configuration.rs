@@ -67,14 +67,14 @@ fn type_text(type_name: &str) -> &'static str {
 fn render_document() -> String {
     let mut out = String::from(
         "# Configuration\n\n\
-         One TOML file, given with `--config FILE`. Every key has a default unless it says otherwise; an unknown key, a wrong type\n\
-         and a value out of range are errors that name file, line and key. Units are part of the names.\n\n\
+         One TOML file, given with `--config FILE`. Every key has a default unless its description says otherwise; an unknown key, a wrong type\n\
+         and a value out of range are errors that name file, line and key. Units are part of the key names.\n\n\
          This page is generated from the structs (`crates/cli/tests/configuration.rs`).\n\n\
          ```toml\n",
     );
     out.push_str(EXAMPLE.trim_start());
     out.push_str("```\n");
-    out.push_str("\n## In front of all tables\n\n| Key | Type | Meaning |\n|---|---|---|\n");
+    out.push_str("\n## Keys before all tables\n\n| Key | Type | Meaning |\n|---|---|---|\n");
     for key in parse_keys("crates/runtime/src/config.rs", "Config") {
         // The other fields are tables.
         if !key.type_name.contains("Config") {
@@ -201,9 +201,9 @@ fn every_key_is_documented() {
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     for (i, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
-        assert_eq!(found, expected, "docs/configuration.md:{} (GINNEL_BLESS=1 writes it anew)", i + 1);
+        assert_eq!(found, expected, "docs/configuration.md:{} (GINNEL_BLESS=1 rewrites it)", i + 1);
     }
-    assert_eq!(found, expected, "docs/configuration.md (GINNEL_BLESS=1 writes it anew)");
+    assert_eq!(found, expected, "docs/configuration.md (GINNEL_BLESS=1 rewrites it)");
 }
 
 #[test]
