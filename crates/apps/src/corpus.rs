@@ -31,7 +31,7 @@ const QUANTILES: [(f64, f64); 6] = [
 
 /// Options of `ginnel corpus`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct CorpusOptions {
     /// Directory to write to; created if missing. The pages go to DIR/site, the list of URLs to DIR/urls.txt.
     /// Existing files of these names are overwritten; no file is deleted.
     #[arg(value_name = "DIR")]
@@ -177,7 +177,7 @@ pub fn write(directory: &Path, seed: u64) -> io::Result<Vec<Page>> {
 }
 
 /// Runs the program: writes the corpus and prints a summary on standard output.
-pub fn run(options: &Options) -> io::Result<()> {
+pub fn run(options: &CorpusOptions) -> io::Result<()> {
     let pages = write(&options.directory, options.seed)?;
     let total: u64 = pages.iter().map(|p| p.bytes).sum();
     println!("{} pages, {total} bytes, in {}", pages.len(), options.directory.join("site").display());

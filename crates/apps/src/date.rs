@@ -3,7 +3,8 @@
 /// Length in bytes of an IMF-fixdate, the format in which HTTP dates are written.
 pub const DATE_BYTES: usize = 29;
 
-const WEEKDAYS: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"]; // 1970-01-01 was a Thursday
+// 1970-01-01 was a Thursday
+const WEEKDAYS: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"];
 const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 /// 9999-12-31 23:59:59, the last second whose year has four digits.

@@ -16,7 +16,7 @@ const CLIENT_PORT_MIN: u16 = 1024;
 
 /// Options of `ginnel echo`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct EchoOptions {
     /// Address and port to listen on. An unspecified address (0.0.0.0 or [::]) stands for all addresses of
     /// the stack. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:7", "[::]:7"])]
@@ -30,13 +30,13 @@ pub struct Options {
 /// The echo server as a shard's application.
 #[derive(Clone, Debug)]
 pub struct Echo {
-    options: Options,
+    options: EchoOptions,
     datagrams_dropped: u64,
 }
 
 impl Echo {
     /// Creates an echo server.
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: &EchoOptions) -> Self {
         Self { options: options.clone(), datagrams_dropped: 0 }
     }
 

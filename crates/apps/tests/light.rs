@@ -3,7 +3,7 @@
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Instant, Shard};
-use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::httpd::{Httpd, HttpdOptions};
 use ginnel_apps::load::light::{LightWorker, WorkerStack};
 use ginnel_apps::load::plan::WorkerShare;
 use ginnel_apps::load::{HttpOptions, Job, LoadOptions, Report};

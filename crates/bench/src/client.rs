@@ -29,7 +29,7 @@ pub const FIRST_ADDRESS: u32 = 0x0a01_0000;
 /// Ports of each address: 32,768 … 65,535.
 const PORTS: u32 = 1 << 15;
 
-/// What the connections do.
+/// Work of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One request per connection; the server closes.
@@ -53,7 +53,7 @@ pub enum Mode {
 pub struct ClientConfig {
     /// Addresses of the link, and whether the device computes checksums.
     pub wire: LinkSetup,
-    /// What the connections do.
+    /// Work of the connections.
     pub mode: Mode,
     /// Number of concurrent connections.
     pub connections: u32,

@@ -36,7 +36,7 @@ pub struct LinkSetup {
     pub server_mac: [u8; 6],
     /// The server's address and port.
     pub server: Endpoint,
-    /// Whether the device computes TCP checksums.
+    /// True if the device computes TCP checksums.
     pub offload: bool,
 }
 

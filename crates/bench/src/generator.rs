@@ -24,11 +24,11 @@ const NAME: &str = "server";
 /// A case: what runs, and for how long.
 #[derive(Clone, Debug)]
 pub struct GeneratorCase {
-    /// Whether the generator uses the light TCP; otherwise it runs on a shard.
+    /// True if the generator uses the light TCP; otherwise it runs on a shard.
     pub light: bool,
-    /// Whether the server is `ginnel httpd`; otherwise it is a simple responder.
+    /// True if the server is `ginnel httpd`; otherwise it is a simple responder.
     pub httpd: bool,
-    /// Whether a connection carries many requests.
+    /// True if a connection carries many requests.
     pub keep_alive: bool,
     /// Number of concurrent connections.
     pub connections: u32,
@@ -89,7 +89,7 @@ impl GeneratorCase {
         let root = tempfile::tempdir()?;
         std::fs::write(root.path().join("64"), "x".repeat(64))?;
         let root = root.path().to_string_lossy().into_owned();
-        let options: httpd::Options = options(&[&root, "--listen", "0.0.0.0:80"]);
+        let options: httpd::HttpdOptions = options(&[&root, "--listen", "0.0.0.0:80"]);
         let handler = Httpd::new(&options).map_err(failed)?;
         let server = ShardServer::new(server_end, handler, self.tcp.clone(), START).map_err(failed)?;
         self.against(server, client_end)

@@ -21,9 +21,9 @@ const RING_BYTES: usize = 1 << 20;
 pub struct PlacedServer {
     /// Placement of its application.
     pub placement: Placement,
-    /// Whether connections stay open after a response.
+    /// True if connections stay open after a response.
     pub keep_alive: bool,
-    /// Who computes checksums.
+    /// Place where checksums are computed.
     pub checksums: Checksums,
 }
 

@@ -31,7 +31,7 @@ pub fn run_beside_httpd<R>(
     act: impl FnOnce(String) -> Result<R, MeasureError>,
 ) -> Result<R, MeasureError> {
     let words = [site.to_string_lossy().into_owned(), "--listen".into(), "0.0.0.0:80".into()];
-    let options: httpd::Options = parse(&words)?;
+    let options: httpd::HttpdOptions = parse(&words)?;
     let config = ground.server_config()?;
     let stop = StopFlag::new().map_err(MeasureError::failed)?;
     let cpu = ground.cpus.server;

@@ -31,7 +31,7 @@ pub struct RunPlan {
     pub warm_up: Duration,
     /// Length of the measurement.
     pub measure: Duration,
-    /// Whether the client yields its CPU when it has nothing to do.
+    /// True if the client yields its CPU when it has nothing to do.
     pub yields_when_idle: bool,
 }
 

@@ -18,8 +18,8 @@ const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
 /// Options that say how a program runs on the stack.
 #[derive(Clone, Debug, Args)]
 pub struct ProgramOptions {
-    /// Whether sockets that listen on a wildcard address (0.0.0.0 or ::) also accept connections that arrive
-    /// over the kernel's network.
+    /// Listeners on a wildcard address (0.0.0.0 or ::) also accept connections that arrive over the kernel's
+    /// network, or not.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
 
@@ -29,7 +29,7 @@ pub struct ProgramOptions {
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ListenSpawn::Auto)]
     listen_spawn: ListenSpawn,
 
-    /// What to do if the program cannot use the stack.
+    /// Action if the program cannot use the stack.
     #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnMissing::Fail)]
     on_missing: OnMissing,
 
@@ -38,7 +38,7 @@ pub struct ProgramOptions {
     program: Vec<OsString>,
 }
 
-/// Whether wildcard listeners also listen on the kernel's network.
+/// Choice whether wildcard listeners also listen on the kernel's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum KernelListen {
     /// Yes: such a port must also be free on the kernel, and the kernel's permission checks apply.
@@ -61,7 +61,7 @@ enum ListenSpawn {
     Auto,
 }
 
-/// What to do if the program cannot use the stack.
+/// Action if the program cannot use the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OnMissing {
     /// Do not run the program; exit with status 125.

@@ -44,9 +44,9 @@ pub struct StackOptions {
     #[arg(long, value_name = "ADDRESS/LEN")]
     pub kernel_address: Vec<Prefix>,
 
-    /// Whether the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack belong to the kernel or
-    /// to the stack. With "stack", programs on the stack reach themselves and each other by these addresses
-    /// inside the stack, and the stack needs no device.
+    /// Owner of the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack: the kernel or the
+    /// stack. With "stack", programs on the stack reach themselves and each other by these
+    /// addresses inside the stack, and the stack needs no device.
     #[arg(long, value_name = "OWNER", value_enum)]
     pub loopback: Option<LoopbackOwner>,
 
@@ -89,7 +89,8 @@ pub struct StackOptions {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// CPU to pin the stack's thread to. Several shards are pinned with shards.cpus in the configuration file.
+    /// CPU to pin the stack's thread to. Several shards are pinned with shards.cpus in the configuration
+    /// file.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub cpu: Option<u32>,
 

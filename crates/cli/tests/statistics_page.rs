@@ -357,14 +357,14 @@ fn published_counters_are_documented() {
     let run = RunConfig { name: Some("names".into()), ..RunConfig::default() };
     let presence = PublishedStack::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
     let site = folder.join("site");
-    let options = <ginnel_apps::httpd::Options as clap::FromArgMatches>::from_arg_matches(
-        &<ginnel_apps::httpd::Options as clap::Args>::augment_args(clap::Command::new("httpd"))
+    let options = <ginnel_apps::httpd::HttpdOptions as clap::FromArgMatches>::from_arg_matches(
+        &<ginnel_apps::httpd::HttpdOptions as clap::Args>::augment_args(clap::Command::new("httpd"))
             .try_get_matches_from(["httpd".as_ref(), site.as_os_str()])
             .unwrap(),
     )
     .unwrap();
     show(&presence, "0", Placement::Inline, Httpd::new(&options).unwrap());
-    let echo = ginnel_apps::echo::Options { listen: Vec::new(), udp: false };
+    let echo = ginnel_apps::echo::EchoOptions { listen: Vec::new(), udp: false };
     show(&presence, "1", Placement::Split, Echo::new(&echo));
     show(&presence, "2", Placement::Inline, Executor::new(|| async {}));
 

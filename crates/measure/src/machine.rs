@@ -60,7 +60,7 @@ fn cpu_time(clock: ClockId) -> Duration {
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)
 }
 
-/// What the CPUs did, in ticks of 10 ms; each vector has an element for each CPU.
+/// Time of the CPUs by use, in ticks of 10 ms; each vector has an element for each CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
     /// Time in which the CPU executed anything.

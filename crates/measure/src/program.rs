@@ -63,7 +63,7 @@ pub struct RunningPrograms {
 #[derive(Debug)]
 struct ChildProcess {
     child: Child,
-    /// Whether the process is the stack.
+    /// True if the process is the stack.
     is_stack: bool,
 }
 

@@ -43,7 +43,7 @@ pub struct Testbed {
     pub cpus: Cpus,
     /// Which core bears the receive work.
     pub layout: CoreLayout,
-    /// Whether the stack busy-polls as long as it does by default. Its idle time then does not show whether
+    /// True if the stack busy-polls as long as it does by default. Its idle time then does not show whether
     /// it was the bottleneck, and no NAPI thread may have to run on its core.
     pub polls: bool,
     /// The server's address.

@@ -43,7 +43,7 @@ pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     Err(MeasureError::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
 }
 
-/// Whether the kernel's transmit offloads are used on the veth pair.
+/// Says whether the kernel's transmit offloads are used on the veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VethOffloads {
     /// Disabled, if at most one end is the kernel: a user-space stack needs frames with complete checksums

@@ -67,7 +67,7 @@ impl Default for ThreadPosition {
     }
 }
 
-/// What one of several shards gets besides its handler.
+/// Parts that one of several shards gets besides its handler.
 pub(crate) struct ShardMember {
     pub(crate) index: u8,
     pub(crate) count: u8,

@@ -39,7 +39,7 @@ pub(crate) struct CpuShare<S> {
     quantum: Duration,
     /// When the current stretch of work began.
     work_started: Option<Instant>,
-    /// Whether real-time priority is permitted, and whether the thread has it now.
+    /// True if real-time priority is permitted, and whether the thread has it now.
     may_be_realtime: bool,
     is_realtime: bool,
 }

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Whether a thread sleeps. Threads that have work for a shard that does not sleep make no system call.
+/// Says whether a thread sleeps. Threads that have work for a shard that does not sleep make no system call.
 #[derive(Debug)]
 struct SleepFlag(AtomicBool);
 

@@ -9,8 +9,8 @@
 //!       stats, inspect, …        files and sockets for other processes
 //! ```
 //!
-//! Only the user has access. If nobody holds the lock of a directory, its process was killed; any
-//! process that finds the directory removes it.
+//! Only the user has access. If nobody holds the lock of a directory, its process was killed; any process
+//! that finds the directory removes it.
 
 use core::fmt;
 use core::time::Duration;

@@ -516,8 +516,8 @@ impl<H: Handler> Shard<H> {
     }
 }
 
-/// Receives a burst from a device, forwards the frames of other shards and delivers events. Returns the number
-/// of received frames, including the forwarded ones.
+/// Receives a burst from a device, forwards the frames of other shards and delivers events. Returns the
+/// number of received frames, including the forwarded ones.
 #[inline]
 fn receive_burst<H: Handler>(
     port: &mut RxPort,

@@ -1,7 +1,5 @@
 //! Sleeping in the kernel until there is work, and waking a sleeping thread from another one.
-// devices name what to sleep on by its number: `RxQueue::wake_fd`; and a call that rustix has for new kernels
-// only
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // descriptors by number (`RxQueue::wake_fd`), and a system call that rustix lacks
 
 use crate::internal_fd::InternalFd;
 use core::time::Duration;

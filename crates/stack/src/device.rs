@@ -103,7 +103,7 @@ impl Label {
         Self(self.0 & !(Self::HAS_HASH | Self::HASH_MASK))
     }
 
-    /// Whether the priority is not the default one.
+    /// Returns whether the priority is not the default one.
     #[must_use]
     pub const fn is_prioritized(self) -> bool {
         self.0 >> (Self::HASH_BITS + 1) != 0
@@ -144,9 +144,9 @@ pub struct RxFrame<'a> {
     pub checksum: RxChecksum,
     /// Present if the frame is a super-frame.
     pub gso: Option<Gso>,
-    /// What the sender or the device knows about the flow. A frame stays on the shard that received it if the
-    /// hash says so, and its owner is looked up again if that shard does not know its TCP flow; frames of a
-    /// higher priority are processed first. So the label affects only the time of processing, with one
+    /// Knowledge of the sender or the device about the flow. A frame stays on the shard that received it if
+    /// the hash says so, and its owner is looked up again if that shard does not know its TCP flow; frames of
+    /// a higher priority are processed first. So the label affects only the time of processing, with one
     /// exception: among UDP sockets that share a port (`SO_REUSEPORT`) the hash selects the socket, so that a
     /// sender with a wrong hash selects it for its own datagrams.
     pub label: Label,
@@ -163,7 +163,7 @@ impl<'a> RxFrame<'a> {
 /// The frames of one burst.
 pub type RxBurst<'a> = ArrayVec<RxFrame<'a>, BURST_FRAMES_MAX>;
 
-/// What the engine requests from the device for one frame.
+/// Requests of the engine to the device for one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxMeta {
     /// If set, the checksum field contains only the pseudo-header sum: the device sums from `start` to the
@@ -173,7 +173,7 @@ pub struct TxMeta {
     /// If set, the device segments the frame. Used only if the frame has at most
     /// [`Capabilities::gso_bytes_max`] bytes. A super-frame always has a partial checksum.
     pub gso: Option<Gso>,
-    /// What is known about the flow of the frame. Devices that cannot carry it ignore it.
+    /// Label of the frame. Devices that cannot carry it ignore it.
     pub label: Label,
 }
 
@@ -225,8 +225,8 @@ pub trait RxQueue {
         None
     }
 
-    /// Whether the device was removed permanently (for example, the interface was deleted): no frame will
-    /// ever arrive. The caller must not sleep on its descriptor, which may stay readable forever.
+    /// Returns whether the device was removed permanently (for example, the interface was deleted): no frame
+    /// will ever arrive. The caller must not sleep on its descriptor, which may stay readable forever.
     fn is_gone(&self) -> bool {
         false
     }
@@ -288,7 +288,7 @@ impl<'a> PayloadPiece<'a> {
         }
     }
 
-    /// Whether the piece has no bytes.
+    /// Returns whether the piece has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

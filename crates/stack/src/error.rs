@@ -101,7 +101,7 @@ errors! {
 pub struct ConfigError {
     /// The key, dotted (`tcp.rto_min_ms`).
     pub key: String,
-    /// What is wrong with the value, with the permitted range.
+    /// Reason for which the value is refused, with the permitted range.
     pub problem: String,
 }
 

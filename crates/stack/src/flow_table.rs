@@ -191,7 +191,7 @@ impl FlowTable {
         self.len
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

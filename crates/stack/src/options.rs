@@ -34,8 +34,8 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Whether a listener at `own` with these options keeps another one with the options `others` from being
-    /// opened at `at`, and vice versa.
+    /// Returns whether a listener at `own` with these options keeps another one with the options `others`
+    /// from being opened at `at`, and vice versa.
     pub fn conflicts_with(&self, addr: SocketAddr, other_addr: SocketAddr, others: &Self) -> bool {
         let shared = self.reuse_port && others.reuse_port && self.user == others.user;
         if addr.port() != other_addr.port() || shared {
@@ -183,7 +183,7 @@ pub enum TcpOption {
 }
 
 impl TcpOption {
-    /// Whether the value is within its range.
+    /// Returns whether the value is within its range.
     pub fn is_valid(self) -> bool {
         let seconds = |time: Duration| (1..=32_767).contains(&time.as_secs());
         match self {

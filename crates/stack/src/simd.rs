@@ -1,6 +1,5 @@
 //! Comparison of eight numbers at once.
-// Reason: the vector instructions of the baseline are only reachable through unsafe intrinsics.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // vector instructions of the baseline are unsafe intrinsics
 
 /// Returns a mask in which bit `i` is set if `lanes[i]` equals `wanted`.
 #[inline(always)]

@@ -67,7 +67,7 @@ pub struct TimerNode {
 const _: () = assert!(size_of::<TimerNode>() == 12);
 
 impl TimerNode {
-    /// Whether the timer will fire.
+    /// Returns whether the timer will fire.
     #[inline]
     pub const fn is_armed(&self) -> bool {
         self.next != 0
@@ -80,7 +80,7 @@ impl TimerNode {
         Self { next: 0, prev: u32::MAX, deadline: number }
     }
 
-    /// Whether the node is [deferred](TimerNode::deferred).
+    /// Returns whether the node is [deferred](TimerNode::deferred).
     #[inline]
     pub(crate) const fn is_deferred(&self) -> bool {
         self.next == 0 && self.prev == u32::MAX
@@ -145,12 +145,12 @@ impl TimerWheel {
         self.len
     }
 
-    /// Whether no timer is armed.
+    /// Returns whether no timer is armed.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether `node` is armed, as [`TimerNode::is_armed`].
+    /// Returns whether `node` is armed, as [`TimerNode::is_armed`].
     pub fn is_armed(&self, node: &TimerNode) -> bool {
         node.is_armed()
     }
@@ -254,7 +254,7 @@ impl TimerWheel {
         slot_of(level, index_at(level, tick))
     }
 
-    /// Whether timers for slot `index` (not wrapped) of `level` belong to the level below.
+    /// Returns whether timers for slot `index` (not wrapped) of `level` belong to the level below.
     fn is_cascaded(&self, level: usize, index: u64) -> bool {
         let current = index_at(level, self.current);
         if index == current {

@@ -53,8 +53,8 @@ fn record(count: u64, bytes: usize, freed: u64) {
     });
 }
 
-// SAFETY: every call is passed to `System` unchanged, which keeps the contract of `GlobalAlloc`; counting neither allocates
-// nor unwinds.
+// SAFETY: every call is passed to `System` unchanged, which keeps the contract of `GlobalAlloc`; counting
+// neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         record(1, layout.size(), 0);

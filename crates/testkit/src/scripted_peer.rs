@@ -48,7 +48,7 @@ pub struct ScriptedPeer {
     pub now: Instant,
     /// All events of the stack, in the order in which it reported them.
     pub events: Vec<Event>,
-    /// Whether the application leaves received data unread, in the burst and in the receive buffer.
+    /// True if the application leaves received data unread, in the burst and in the receive buffer.
     pub defer_reads: bool,
     /// Bytes that the application has read, of all connections together.
     pub read: Vec<u8>,

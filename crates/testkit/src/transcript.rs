@@ -28,7 +28,7 @@ struct EndTranscript {
     bytes: Vec<u8>,
     /// Stream offset of the FIN.
     fin: Option<u32>,
-    /// Whether this end reset the connection before both FINs were seen. A later reset answers a segment that
+    /// True if this end reset the connection before both FINs were seen. A later reset answers a segment that
     /// was in flight for longer than the connection lived, which depends on timing.
     reset: bool,
     /// Stream offsets after urgent bytes.
@@ -48,8 +48,8 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Whether the initiator aborted the connection before any data: whether its SYN had left by then depends
-    /// on timing.
+    /// Returns whether the initiator aborted the connection before any data: whether its SYN had left by then
+    /// depends on timing.
     fn is_empty_abort(&self) -> bool {
         let silent = |end: &EndTranscript| end.bytes.is_empty() && end.fin.is_none();
         self.protocol == TCP && self.ends[0].reset && self.ends.iter().all(silent)

@@ -1,5 +1,5 @@
-//! Checks `docs/limits.md`: every limit of the configuration is listed with its default, its counters exist, and a test
-//! shows it. The tests are found by comments `// limit: NAME` and listed in a generated index.
+//! Checks `docs/limits.md`: every limit of the configuration is listed with its default, its counters exist,
+//! and a test shows it. The tests are found by comments `// limit: NAME` and listed in a generated index.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ fn rows(page: &str) -> Vec<Vec<String>> {
     lines.map(|line| line.trim_matches('|').split(" | ").map(|cell| cell.trim().into()).collect()).collect()
 }
 
-/// What stands between backquotes.
+/// Returns the texts between backquotes.
 fn quoted(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }

@@ -134,7 +134,7 @@ pub struct Exchange {
     pub interim: usize,
     /// The payload after `output`.
     pub payload: Payload,
-    /// Whether the connection is closed after the response.
+    /// True if the connection is closed after the response.
     pub close: bool,
 }
 

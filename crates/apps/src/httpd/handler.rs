@@ -1,6 +1,6 @@
 //! Runs the server on a shard.
 
-use super::options::Options;
+use super::options::HttpdOptions;
 use super::response::DateText;
 use super::server::{Server, Transport};
 use super::site::{FileBody, FileId, Site};
@@ -36,12 +36,12 @@ pub struct Httpd {
 
 impl Httpd {
     /// Creates the server and reads the site.
-    pub fn new(options: &Options) -> Result<Self, Error> {
+    pub fn new(options: &HttpdOptions) -> Result<Self, Error> {
         Self::with_clock(options, time_of_day)
     }
 
     /// Creates the server with another clock (time since 1970), for simulations.
-    pub fn with_clock(options: &Options, clock: fn() -> Duration) -> Result<Self, Error> {
+    pub fn with_clock(options: &HttpdOptions, clock: fn() -> Duration) -> Result<Self, Error> {
         let root = &options.root;
         let date = DateText::new(clock().as_secs());
         let site = Site::read(root, &options.site(), &date)

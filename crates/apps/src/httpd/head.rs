@@ -40,7 +40,7 @@ pub struct Scanner {
     scanned: usize,
     /// Empty lines before the request line.
     leading_lines: usize,
-    /// Whether the end of the request line was found.
+    /// True if the end of the request line was found.
     request_line_done: bool,
 }
 
@@ -137,13 +137,13 @@ pub struct Request<'h, 'b> {
     pub path: &'b [u8],
     /// Query of the target, without the question mark.
     pub query: Option<&'b [u8]>,
-    /// Whether the client allows the connection to stay open.
+    /// True if the client allows the connection to stay open.
     pub keep_alive: bool,
     /// Framing of the body.
     pub body: BodyFraming,
-    /// Whether the client waits for 100 (Continue) before it sends the body.
+    /// True if the client waits for 100 (Continue) before it sends the body.
     pub expects_continue: bool,
-    /// Whether there is a Range, If-Range, If-Match, If-None-Match, If-Modified-Since or If-Unmodified-Since
+    /// True if there is a Range, If-Range, If-Match, If-None-Match, If-Modified-Since or If-Unmodified-Since
     /// field.
     pub is_conditional: bool,
     headers: &'h [Header<'b>],

@@ -34,4 +34,4 @@ pub mod status;
 pub mod types;
 
 pub use handler::Httpd;
-pub use options::Options;
+pub use options::HttpdOptions;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Options of `ginnel httpd`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct HttpdOptions {
     /// Directory with the files to serve. It is read once, at start. Symbolic links that lead out of it are
     /// not followed.
     #[arg(value_name = "ROOT")]
@@ -91,7 +91,7 @@ fn parse_limit(text: &str) -> Result<u64, String> {
     if (64..=1 << 20).contains(&bytes) { Ok(bytes) } else { Err("must lie between 64 and 1MiB".to_owned()) }
 }
 
-impl Options {
+impl HttpdOptions {
     /// Returns the options for reading the site.
     pub fn site(&self) -> SiteOptions {
         SiteOptions { index: self.index.clone(), memory_bytes_max: self.memory, dotfiles: self.dotfiles }
@@ -125,10 +125,10 @@ mod tests {
     #[derive(Debug, Parser)]
     struct HttpdCommand {
         #[command(flatten)]
-        options: Options,
+        options: HttpdOptions,
     }
 
-    fn parse(args: &[&str]) -> Result<Options, String> {
+    fn parse(args: &[&str]) -> Result<HttpdOptions, String> {
         HttpdCommand::try_parse_from([&["httpd"], args].concat())
             .map(|c| c.options)
             .map_err(|e| e.to_string())

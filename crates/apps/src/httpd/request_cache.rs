@@ -18,9 +18,9 @@ const KEY_BYTES: usize = 64;
 pub struct CachedResponse {
     /// The file.
     pub file: FileId,
-    /// Whether only the head of the response is sent.
+    /// True if only the head of the response is sent.
     pub is_head: bool,
-    /// Whether the connection is closed after the response.
+    /// True if the connection is closed after the response.
     pub close: bool,
 }
 

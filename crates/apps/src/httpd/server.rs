@@ -91,9 +91,9 @@ struct ConnectionSlot {
     /// The result of [`Transport::outstanding`] at the last timeout.
     outstanding: u32,
     phase: ConnectionPhase,
-    /// Whether the client has closed its side.
+    /// True if the client has closed its side.
     half_closed: bool,
-    /// Whether the sweep has an entry for the slot.
+    /// True if the sweep has an entry for the slot.
     in_sweep: bool,
 }
 
@@ -132,11 +132,11 @@ pub struct Server {
 pub(super) struct ResponsePlan {
     /// The file whose prepared response is sent, and whether only the head is sent.
     pub prepared: Option<(FileId, bool)>,
-    /// What follows the head.
+    /// Body that follows the head.
     pub payload: Payload,
-    /// Whether the connection is closed after the response.
+    /// True if the connection is closed after the response.
     pub close: bool,
-    /// Whether the status is 400 or above.
+    /// True if the status is 400 or above.
     pub is_error: bool,
 }
 

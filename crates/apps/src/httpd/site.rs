@@ -38,7 +38,7 @@ pub struct SiteOptions {
     pub index: String,
     /// Most bytes of bodies in memory. The smallest files are loaded first; the others are read from disk.
     pub memory_bytes_max: u64,
-    /// Whether files and directories whose names begin with a dot are served.
+    /// True if files and directories whose names begin with a dot are served.
     pub dotfiles: bool,
 }
 
@@ -157,7 +157,7 @@ pub struct Site {
 #[derive(Debug)]
 struct SiteRoot {
     fd: OwnedFd,
-    /// Whether `openat2` is missing: on kernels before 5.6, under older seccomp filters, and under valgrind.
+    /// True if `openat2` is missing: on kernels before 5.6, under older seccomp filters, and under valgrind.
     lacks_openat2: AtomicBool,
 }
 

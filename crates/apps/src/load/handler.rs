@@ -34,9 +34,9 @@ pub struct LoadHandler {
     links: Links,
     timer: Option<(Timer, Instant)>,
     ended: bool,
-    /// Whether [`LINGER`] has passed since the run ended.
+    /// True if [`LINGER`] has passed since the run ended.
     has_lingered: bool,
-    /// Whether the shard was asked to stop.
+    /// True if the shard was asked to stop.
     is_stop_requested: bool,
     /// Number of workers on the shards of the same stack whose runs are not over, including this one. No
     /// shard stops before the others are finished.

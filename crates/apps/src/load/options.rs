@@ -140,7 +140,7 @@ pub struct HttpOptions {
     #[arg(long, value_name = "N", requires = "keep_alive", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub pipeline: u16,
 
-    /// Who closes a connection after its last request.
+    /// Side that closes a connection after its last request.
     #[arg(long, value_name = "SIDE", value_enum, default_value_t)]
     pub close: Closer,
 
@@ -170,7 +170,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     if range.contains(&timeout) { Ok(timeout) } else { Err("must be from 100ms to 24h".to_owned()) }
 }
 
-/// What all workers of a run share, checked and ready to use.
+/// Settings that all workers of a run share, checked and ready to use.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Plan of the whole run.

@@ -7,11 +7,11 @@ use core::time::Duration;
 pub struct Rate {
     /// Requests per second, > 0.
     pub per_second: f64,
-    /// Whether the distances are random (a Poisson process) instead of equal.
+    /// True if the distances are random (a Poisson process) instead of equal.
     pub poisson: bool,
 }
 
-/// Who closes a connection after its last request.
+/// Side that closes a connection after its last request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Closer {
     /// The server, if the last request asks it to. The server keeps the TIME_WAIT state.
@@ -60,7 +60,7 @@ pub struct Plan {
     pub timeout: Duration,
     /// The run is given up when requests have failed for this time and none was answered in between.
     pub give_up: Option<Duration>,
-    /// Who closes connections.
+    /// Side that closes connections.
     pub closer: Closer,
     /// Seed of all random choices.
     pub seed: u64,

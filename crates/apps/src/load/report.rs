@@ -53,17 +53,17 @@ pub struct Requested {
     pub r#loop: &'static str,
     /// Requests per second, in an open loop.
     pub rate: Option<f64>,
-    /// Whether the distances between requests are random.
+    /// True if the distances between requests are random.
     pub poisson: bool,
     /// Number of connections.
     pub connections: u32,
-    /// Whether a connection carries many requests.
+    /// True if a connection carries many requests.
     pub keep_alive: bool,
     /// Requests in flight on each connection.
     pub pipeline: u16,
     /// Threads of the generator.
     pub workers: u32,
-    /// Whether the workers are shards of one stack.
+    /// True if the workers are shards of one stack.
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub shards: bool,
 }

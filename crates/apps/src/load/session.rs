@@ -103,7 +103,7 @@ struct Slot {
     /// Number of requests in flight that were sent completely.
     sent: u16,
     state: SlotState,
-    /// Whether the slot's first connection is being opened.
+    /// True if the slot's first connection is being opened.
     is_new: bool,
     in_ready: bool,
     in_sweep: bool,

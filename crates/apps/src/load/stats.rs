@@ -60,7 +60,7 @@ pub struct LoadCounters {
     pub connected: u64,
     /// Requests that were due (open loop) or begun (closed loop) and assigned to a connection.
     pub started: u64,
-    /// Those of `started` that were completed, even after the measured time.
+    /// Requests of `started` that were completed, even after the measured time.
     pub completed: u64,
     /// Responses completed within the measured time, whenever their requests were due: the throughput.
     pub completed_in_time: u64,
@@ -125,7 +125,7 @@ pub struct Stats {
     pub lag: Latency,
     /// The measured time. If the number of requests ended the run, it ends with the last completion.
     pub measured: Duration,
-    /// Whether the run was given up because requests failed for too long and none was answered.
+    /// True if the run was given up because requests failed for too long and none was answered.
     pub gave_up: bool,
     /// Share of the time that the worker was busy; with several workers, that of the busiest.
     pub busy: Option<f64>,

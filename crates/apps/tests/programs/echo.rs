@@ -3,7 +3,7 @@
 use crate::common::SERVER;
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, UdpHandle, UdpOptions};
-use ginnel_apps::echo::{Echo, Options};
+use ginnel_apps::echo::{Echo, EchoOptions};
 
 const BYTES: usize = 32 << 20;
 
@@ -73,7 +73,7 @@ impl Handler for Client {
 }
 
 fn run(faults: Option<&str>) -> Client {
-    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     let client = Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None };
     let mut pair = Pair::new(server, client, faults, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(3600));
@@ -158,7 +158,7 @@ impl Handler for UdpRequester {
 
 #[test]
 fn datagrams_are_answered_from_their_destination_address() {
-    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     // The roles are swapped: the client's side of the pair has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
     let mut pair = Pair::at("10.0.0.2/16", UdpRequester { answers: 0 }, server, None, &addresses);
@@ -177,7 +177,7 @@ fn datagrams_are_answered_from_their_destination_address() {
 fn datagrams_of_all_sizes_are_echoed() {
     // In one frame, in fragments, and the largest datagram.
     let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
-    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     let client = UdpClient { socket: None, sizes, answered: 0 };
     let mut pair = Pair::new(server, client, None, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(60));

@@ -4,7 +4,7 @@ use crate::common::{SERVER, UNIX, parse};
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;
-use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::httpd::{Httpd, HttpdOptions};
 use ginnel_apps::load::{LoadOptions, Job, LoadHandler, HttpOptions, SharedStats, Report};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use super::common::{SERVER, UNIX, parse};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};
-use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::httpd::{Httpd, HttpdOptions};
 use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, Report, SharedStats};
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use crate::common::{UNIX, parse};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, Placement};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard, Shards};
-use ginnel_apps::echo::{Echo, Options as EchoOptions};
-use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::echo::{Echo, EchoOptions};
+use ginnel_apps::httpd::{Httpd, HttpdOptions};
 use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ const WINDOW: usize = 8;
 struct Client {
     port: u16,
     script: fn(usize) -> Vec<u8>,
-    /// Whether the client half-closes, for a server that waits for FIN.
+    /// True if the client half-closes, for a server that waits for FIN.
     half_closes: bool,
     opened: usize,
     /// Number of the connection, and the data still to be sent.

@@ -25,7 +25,7 @@ const SEED: u64 = 1;
 #[derive(Debug, Parser)]
 struct CorpusCommand {
     #[command(flatten)]
-    options: httpd::Options,
+    options: httpd::HttpdOptions,
 }
 
 /// Requests all pages in turn, on persistent connections.

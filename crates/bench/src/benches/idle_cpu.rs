@@ -35,7 +35,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, Parser)]
 struct HttpdCommand {
     #[command(flatten)]
-    options: httpd::Options,
+    options: httpd::HttpdOptions,
 }
 
 /// Opens a million connections, makes one request on each, and measures the server's CPU time while all are

@@ -1,4 +1,4 @@
-//! What all benches share: the state of the machine, pairs of measurements, and results.
+//! Parts that all benches share: the state of the machine, pairs of measurements, and results.
 
 pub mod lock;
 pub mod pairs;

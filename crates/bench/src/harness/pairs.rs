@@ -99,7 +99,7 @@ impl Conditions {
     }
 }
 
-/// Whether higher or lower figures are better.
+/// Says whether higher or lower figures are better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Better {
     /// The ratio is ours divided by theirs.
@@ -118,7 +118,7 @@ impl Better {
     }
 }
 
-/// What limits a figure.
+/// Resource that limits a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The machine, including the speed at which cores exchange cache lines.

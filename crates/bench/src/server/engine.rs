@@ -16,7 +16,7 @@ use ginnel_stack::time::Instant;
 /// Options of the server.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Whether connections stay open after a response.
+    /// True if connections stay open after a response.
     pub keep_alive: bool,
     /// Length of a body that is sent from a source without copying, instead of the default response.
     pub bulk_bytes: Option<u64>,

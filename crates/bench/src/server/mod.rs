@@ -37,7 +37,7 @@ pub trait Server {
     }
 }
 
-/// Who computes TCP checksums.
+/// Place where TCP checksums are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
     /// The device; on a memory device checksums are not computed.

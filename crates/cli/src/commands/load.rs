@@ -131,7 +131,7 @@ fn check_answered(report: &Report) -> Result<(), Failure> {
     Err(Failure::running(format!("{} answered no request{when}{why}", report.server)))
 }
 
-/// What the server of `--serve` measured.
+/// Measurements of the server of `--serve`.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerSummary {
     /// Requests answered.

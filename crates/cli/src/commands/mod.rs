@@ -44,7 +44,7 @@ pub enum Command {
     Demo(demo::DemoOptions),
     /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
     /// http
-    Corpus(ginnel_apps::corpus::Options),
+    Corpus(ginnel_apps::corpus::CorpusOptions),
 }
 
 impl Command {

@@ -16,7 +16,7 @@ use std::path::Path;
 #[derive(Clone, Debug, Args)]
 pub struct EchoOptions {
     #[command(flatten)]
-    echo: ginnel_apps::echo::Options,
+    echo: ginnel_apps::echo::EchoOptions,
     #[command(flatten)]
     stack: StackOptions,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub struct EchoOptions {
 #[derive(Clone, Debug, Args)]
 pub struct HttpdOptions {
     #[command(flatten)]
-    httpd: ginnel_apps::httpd::Options,
+    httpd: ginnel_apps::httpd::HttpdOptions,
     #[command(flatten)]
     stack: StackOptions,
     #[command(flatten)]
@@ -87,11 +87,11 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
 
 /// Returns the options of a web server for the files below `root`; the options that are not given have their
 /// defaults.
-pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Options, Failure> {
+pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::HttpdOptions, Failure> {
     #[derive(Parser)]
     struct Arguments {
         #[command(flatten)]
-        options: ginnel_apps::httpd::Options,
+        options: ginnel_apps::httpd::HttpdOptions,
     }
     let listen = format!("--listen={listen}");
     let parsed = Arguments::try_parse_from(["httpd".as_ref(), listen.as_ref(), root.as_os_str()]);

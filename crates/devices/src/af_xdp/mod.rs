@@ -80,9 +80,9 @@ pub struct AfXdp {
     pub stats: Arc<AfXdpStats>,
     /// The addresses and ports whose frames are redirected.
     pub filter: RedirectFilter,
-    /// Whether the redirect program runs in the driver.
+    /// True if the redirect program runs in the driver.
     pub in_driver: bool,
-    /// Whether frames pass without a copy.
+    /// True if frames pass without a copy.
     pub zero_copy: bool,
     sockets: Vec<Arc<XdpSocket>>,
     /// Copies of the descriptors that the queues sleep on.

@@ -32,13 +32,13 @@ pub struct MemoryConfig {
     pub macs: [[u8; 6]; 2],
     /// Largest IP packet in bytes, in both directions.
     pub mtu: usize,
-    /// Whether frames may pass with partial checksums.
+    /// True if frames may pass with partial checksums.
     pub tx_checksum: bool,
     /// Largest super-frame in bytes; 0 for none. Needs `tx_checksum`.
     pub gso_bytes_max: usize,
-    /// Whether UDP super-frames pass too.
+    /// True if UDP super-frames pass too.
     pub uso: bool,
-    /// Whether senders shall label frames. Labels pass in any case.
+    /// True if senders shall label frames. Labels pass in any case.
     pub labels: bool,
     /// Bytes of the ring of each direction, rounded up to a power of two that holds at least two of the
     /// largest frames.

@@ -25,9 +25,9 @@ pub struct AppConn {
     pub received: u64,
     /// Sequence number before the first received byte, once it is unambiguous.
     pub start: Option<SeqNumber>,
-    /// Whether FIN was reported.
+    /// True if FIN was reported.
     pub peer_closed: bool,
-    /// Whether the end was reported.
+    /// True if the end was reported.
     pub ended: bool,
 }
 

@@ -608,7 +608,7 @@ fn flow_of_frame(frame: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     Some((SocketAddr::new(src, port(l4, 0)?), SocketAddr::new(dst, port(l4, 2)?)))
 }
 
-/// Whether a connection may stay in this state indefinitely without activity.
+/// Returns whether a connection may stay in this state indefinitely without activity.
 fn is_stable_state(state: State) -> bool {
     matches!(state, State::Closed | State::Established | State::CloseWait | State::FinWait2)
 }

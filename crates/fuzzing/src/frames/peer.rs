@@ -42,7 +42,7 @@ pub struct Peer {
     pub last_ack_sent: SeqNumber,
     /// Last acknowledgement number of the stack.
     pub snd_una: SeqNumber,
-    /// Whether the stack has acknowledged something since its last SYN.
+    /// True if the stack has acknowledged something since its last SYN.
     pub snd_una_known: bool,
     /// Right edge of the window that the stack offered.
     pub snd_wnd_edge: Option<SeqNumber>,
@@ -52,7 +52,7 @@ pub struct Peer {
     pub rcv_wnd_edge: Option<SeqNumber>,
     /// Options of the SYN, as bits of [`syn_options`].
     pub syn_option_bits: u8,
-    /// Whether a SYN of this end had the window scale option.
+    /// True if a SYN of this end had the window scale option.
     pub sent_wscale: bool,
     /// Timestamp of the stack to echo (TS.Recent).
     pub ts_recent: u32,
@@ -60,11 +60,11 @@ pub struct Peer {
     pub rcv_wnd: u16,
     /// Answers segments of the stack without further operations.
     pub auto_respond: bool,
-    /// Whether urgent data or mutated segments make the content of the stream uncertain.
+    /// True if urgent data or mutated segments make the content of the stream uncertain.
     pub tainted: bool,
-    /// Whether a FIN of the stack was received.
+    /// True if a FIN of the stack was received.
     pub fin_seen: bool,
-    /// Whether the stack's last SYN is unanswered.
+    /// True if the stack's last SYN is unanswered.
     pub syn_unanswered: bool,
 }
 

@@ -49,7 +49,7 @@ pub fn datagram_byte(port: u16, at: usize) -> u8 {
 pub struct UdpSockets {
     open: Vec<UdpHandle>,
     closed: Vec<UdpHandle>,
-    /// Whether datagrams with uncertain content were delivered.
+    /// True if datagrams with uncertain content were delivered.
     tainted: bool,
     /// The last datagram that the stack sent, from its IP header on.
     last_sent: Vec<u8>,

@@ -372,8 +372,8 @@ impl Word {
         Self { a: kind, x: len, ..Self::op(Op::Ping) }
     }
 
-    /// Delivers an old frame again, number `age` from the end, with `changes` changed bytes; `fix` repairs its
-    /// checksums.
+    /// Delivers an old frame again, number `age` from the end, with `changes` changed bytes; `fix` repairs
+    /// its checksums.
     pub fn mutate(age: u8, changes: u8, fix: bool, seed: u32) -> Self {
         Self { a: age, b: changes, c: fix.into(), x: seed, ..Self::op(Op::Mutate) }
     }

@@ -1,5 +1,5 @@
 //! Proxy descriptors: kernel descriptors that only reserve the number of a stack socket, and the registry of
-//! the library's internal descriptors (docs/adr/0012-holders-and-placeholders.md).
+//! the library's internal descriptors (docs/adr/0012-owners-and-proxy-descriptors.md).
 #![allow(unsafe_code)] // descriptors pass through the program as plain integers
 
 use crate::Ops;

@@ -36,7 +36,7 @@ pub enum KernelReason {
     NotLocal = 2,
 }
 
-/// What a descriptor refers to.
+/// Object that a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportEntry {
     /// A socket that is neither bound, connected nor listening, so that its side is not decided.

@@ -1,5 +1,5 @@
 //! Inheritance of sockets that are not close-on-exec, when the process executes or starts a program
-//! (docs/adr/0012-holders-and-placeholders.md).
+//! (docs/adr/0012-owners-and-proxy-descriptors.md).
 
 use crate::channels::Channels;
 use crate::descriptor::{ExecGuard, HiddenFd, borrow};
@@ -26,7 +26,8 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 use std::collections::BTreeMap;
 
-/// What the next program inherits. If that program does not run, dropping the value cancels the inheritance.
+/// Sockets that the next program inherits. If that program does not run, dropping the value cancels the
+/// inheritance.
 pub struct Inheritance {
     connection: HiddenFd,
     table: HiddenFd,

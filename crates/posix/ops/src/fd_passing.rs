@@ -1,5 +1,5 @@
 //! Passing of sockets to other processes, in control messages over Unix sockets (`SCM_RIGHTS`;
-//! docs/adr/0012-holders-and-placeholders.md).
+//! docs/adr/0012-owners-and-proxy-descriptors.md).
 
 use crate::Ops;
 use crate::channels::Channels;
@@ -16,7 +16,7 @@ use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-/// What a control message carries in the place of a stack descriptor.
+/// Item that a control message carries in the place of a stack descriptor.
 pub enum PassedFd {
     /// This descriptor, which may be closed after the message was sent.
     Substitute(OwnedFd),

@@ -1,4 +1,4 @@
-//! What C callers need: results with `errno`, and access to the memory that their arguments point to:
+//! Support for C callers: results with `errno`, and access to the memory that their arguments point to:
 //! buffers, addresses, messages. A null pointer is reported as `EFAULT`; any other invalid pointer crashes
 //! the program, as in any library.
 #![allow(unsafe_code)] // pointers of C

@@ -26,7 +26,7 @@ pub(crate) struct File {
     pub wait_queue: Vec<WaitEntry>,
 }
 
-/// What an open file description is.
+/// Kind of an open file description.
 pub(crate) enum FileKind {
     /// The slot is unused.
     Free,

@@ -1,4 +1,4 @@
-//! `fork`: the child owns everything that its parent owns (docs/adr/0012-holders-and-placeholders.md).
+//! `fork`: the child owns everything that its parent owns (docs/adr/0012-owners-and-proxy-descriptors.md).
 
 use crate::fd_table::FileId;
 use crate::file::{FOREIGN_RESERVATION, FileKind, SocketRole};

@@ -41,7 +41,7 @@ pub(crate) struct ProcessState {
     /// Owns the stack's side of dual listeners that were passed to other processes, by the `SO_COOKIE` of the
     /// kernel socket.
     pub passed_listeners: Vec<(u64, HiddenFd)>,
-    /// What `ginnel check` may read about the descriptors; `None` if the report could not be created.
+    /// Report that `ginnel check` may read about the descriptors; `None` if the report could not be created.
     pub report: Option<DescriptorReport>,
     /// Work to do when the lock is released.
     pub deferred: Arc<DeferredWork>,

@@ -609,7 +609,7 @@ struct SleepArgs<'a> {
     handlers: HandlerSets,
 }
 
-/// What ends a sleep in the kernel.
+/// Conditions that end a sleep in the kernel.
 #[derive(Clone, Copy)]
 struct SleepBounds {
     timeout: Timeout,

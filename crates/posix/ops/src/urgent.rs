@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::io::{IoSlice, IoSliceMut};
 
-/// What a read may consume without passing the urgent mark.
+/// Bytes that a read may consume without passing the urgent mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadLimit {
     /// Bytes to skip first: the urgent byte, which is not inline.

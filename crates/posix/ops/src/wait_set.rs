@@ -23,7 +23,7 @@ pub(crate) struct KernelEpoll {
     pub number: u64,
 }
 
-/// What ended a sleep.
+/// Events that ended a sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeCause {
     /// The stack has events.

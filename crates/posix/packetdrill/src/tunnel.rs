@@ -179,8 +179,8 @@ fn is_link_message(kind: Option<&u8>) -> bool {
 }
 
 impl TunnelShared {
-    /// Records that the last turn has ended, and that another one begins (`is_next_begun`) or the stack is about to
-    /// sleep. Returns whether no thread waits for another turn.
+    /// Records that the last turn has ended, and that another one begins (`is_next_begun`) or the stack is
+    /// about to sleep. Returns whether no thread waits for another turn.
     fn count_turn(&self, is_next_begun: bool) -> bool {
         let mut turns = lock(&self.turns);
         let has_ended = turns.ended < turns.begun;

@@ -20,10 +20,10 @@ use std::time::Duration;
 
 /// Names the stack: the path of a control socket, or `fd:N`.
 pub const STACK_VARIABLE: &str = "GINNEL_STACK";
-/// What to do if the stack cannot be reached: `fail`, the default, or `kernel`.
+/// Action if the stack cannot be reached: `fail`, the default, or `kernel`.
 const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
-/// Whether listeners on the unspecified address also accept connections from the kernel: `auto`, the default,
-/// or `off`.
+/// Says whether listeners on the unspecified address also accept connections from the kernel: `auto`, the
+/// default, or `off`.
 const KERNEL_LISTEN_VARIABLE: &str = "GINNEL_KERNEL_LISTEN";
 /// From which shard a worker's listener prefers to accept: `auto`, the default, `bound` or `off`.
 const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";

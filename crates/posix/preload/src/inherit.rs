@@ -1,5 +1,5 @@
-//! What a program leaves to the next one: the stack in the environment, and its sockets
-//! (docs/adr/0012-holders-and-placeholders.md).
+//! Inheritance of the next program: the stack in the environment, and its sockets
+//! (docs/adr/0012-owners-and-proxy-descriptors.md).
 //!
 //! The library completes the environment that a program passes on, so that the next program is preloaded and
 //! finds the stack, too, even if a program like nginx passes on only the variables that it knows. `ginnel run

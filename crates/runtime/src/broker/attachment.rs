@@ -1,4 +1,4 @@
-//! What a process has of a stack that it is attached to: the control connection to the broker, and a client
+//! Attachment of a process to a stack: the control connection to the broker, and a client
 //! for each shard.
 
 mod fd_passing;

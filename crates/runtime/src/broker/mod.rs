@@ -1,5 +1,5 @@
 //! The broker: admits other processes to the connections of a stack
-//! (docs/adr/0012-holders-and-placeholders.md).
+//! (docs/adr/0012-owners-and-proxy-descriptors.md).
 //!
 //! ```text
 //!   another process                         the stack's process

@@ -583,8 +583,8 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the clients and
-    /// the process's end of its wake pair.
+    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the clients
+    /// and the process's end of its wake pair.
     fn attach_to_domain(&mut self, uid: u32, domain_name: &str) -> Result<(DomainClients, OwnedFd), Refusal> {
         let domain =
             self.domains.iter().find(|(_, domain)| domain.uid == uid && domain.domain_name == domain_name);

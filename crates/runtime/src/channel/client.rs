@@ -115,7 +115,7 @@ pub struct ClientParts {
     pub client: u32,
 }
 
-/// What the client knows about a socket.
+/// State that a client keeps of a socket.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientSocket {
     /// Generation of the socket; `None` if the client does not own it.

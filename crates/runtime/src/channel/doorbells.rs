@@ -372,7 +372,8 @@ mod tests {
         use super::*;
         use std::sync::Arc;
 
-        /// What is done before a notification is seen by the receiver of that notification or of a later one.
+        /// Work that is done before a notification is seen by the receiver of that notification or of a later
+        /// one.
         #[test]
         fn no_notification_is_missed() {
             loom::model(|| {

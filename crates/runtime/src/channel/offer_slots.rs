@@ -1,6 +1,6 @@
 //! Slots in which the stack puts something for one client: connections that it offers
 //! (docs/adr/0013-accept-credits.md), and preallocated sockets with which the client opens connections
-//! (docs/adr/0018-connecting-without-a-question.md).
+//! (docs/adr/0018-connecting-without-a-request.md).
 //!
 //! A client that takes a socket from a slot sees everything that the stack wrote about the socket before. An
 //! offer is either accepted by the client or revoked by the stack, never both.

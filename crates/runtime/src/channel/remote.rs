@@ -44,7 +44,7 @@ struct SourceRange {
     len: u64,
 }
 
-/// What the application requested while ranges were queued; done after them.
+/// Requests that the application made while ranges were queued; done after them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DeferredClose {
     #[default]

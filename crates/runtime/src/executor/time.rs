@@ -194,7 +194,7 @@ impl<F: Future> Future for Timeout<F> {
     }
 }
 
-/// What an interval does about ticks that were missed because no task waited for them.
+/// Policy of an interval for ticks that were missed because no task waited for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTickBehavior {
     /// The missed ticks follow each other without a pause.

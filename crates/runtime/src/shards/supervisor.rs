@@ -266,7 +266,7 @@ struct ThreadGroup {
     hub_ended: Arc<AtomicBool>,
     has_hub_exited: Mutex<bool>,
     changed: Condvar,
-    /// What the workers sleep on.
+    /// Event that the workers sleep on.
     wakes: Vec<Arc<EventFd>>,
 }
 

@@ -41,7 +41,7 @@ pub enum CounterKind {
     Gauge,
 }
 
-/// What a shard is doing.
+/// Activity of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum ShardActivity {

@@ -76,7 +76,7 @@ pub struct PageReader {
 pub struct Snapshot {
     /// Time of the publication.
     pub published: Instant,
-    /// What the shard was doing.
+    /// Activity of the shard at the last publication.
     pub activity: ShardActivity,
     /// A value for each of [`PageReader::names`].
     pub values: Vec<u64>,

@@ -13,7 +13,7 @@ pub enum PeerCommand {
     Send(usize, Vec<u8>),
 }
 
-/// What the peer recorded about a connection.
+/// Record of a connection at the peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnRecord {
     pub received: Vec<u8>,

@@ -4,7 +4,7 @@ use super::extensions::IcmpExtensions;
 use crate::wire::{icmpv4, icmpv6, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
-/// What went wrong with a transmitted packet.
+/// Error about a transmitted packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IcmpErrorKind {
     /// There is no route to the network (`ENETUNREACH`). A soft error: the condition may be temporary.
@@ -81,7 +81,7 @@ pub struct TransportError {
     pub remote: SocketAddr,
     /// The sequence number of a TCP segment.
     pub seq: Option<u32>,
-    /// What went wrong.
+    /// Kind of the error.
     pub kind: IcmpErrorKind,
     /// The hop limit that `IP_MINTTL` and `IPV6_MINHOPCOUNT` are compared with.
     pub hop_limit: u8,

@@ -16,7 +16,7 @@ const VERSION: u8 = 2;
 pub struct IcmpExtensions {
     /// Byte offset from the beginning of the quoted datagram's payload.
     pub offset: u16,
-    /// Whether their checksum is wrong, or an object exceeds them (`SO_EE_RFC4884_FLAG_INVALID`).
+    /// True if their checksum is wrong, or an object exceeds them (`SO_EE_RFC4884_FLAG_INVALID`).
     pub is_invalid: bool,
 }
 

@@ -58,7 +58,7 @@ pub struct NetworkConfig {
     /// Time between ICMP errors to one destination, in milliseconds; after a pause a destination may get six
     /// in a burst. 0 … 3,600,000, default 1,000.
     pub icmp_error_interval_ms: u32,
-    /// Whether ICMP echo requests are answered. Default true.
+    /// True if ICMP echo requests are answered. Default true.
     pub icmp_echo: bool,
     /// Largest number of queued errors about packets whose neighbour did not answer. At the limit new errors
     /// are dropped. 1 … 1,048,576, default 1,024.

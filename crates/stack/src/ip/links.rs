@@ -24,7 +24,7 @@ pub struct LinkView<'a> {
     pub mac: MacAddr,
     /// Its MTU: bytes of the largest IP packet.
     pub mtu: u16,
-    /// Whether it is the loopback link.
+    /// True if it is the loopback link.
     pub loopback: bool,
     /// Its addresses in the order they were added, including those in state [`AddressState::Duplicate`].
     pub addresses: &'a [InterfaceAddress],

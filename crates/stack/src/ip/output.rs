@@ -30,7 +30,7 @@ pub struct IpHeader {
     pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// Whether routers must not fragment the packet (IPv4; in IPv6 they never do).
+    /// True if routers must not fragment the packet (IPv4; in IPv6 they never do).
     pub dont_fragment: bool,
     /// The label of its flow, for a device that carries labels.
     pub label: Label,
@@ -46,7 +46,7 @@ pub struct TxChecksum {
     pub payload_sum: Option<(usize, Sum)>,
 }
 
-/// Whether the sum of a payload is needed.
+/// Says whether the sum of a payload is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadSum {
     /// The sum becomes part of the checksum.
@@ -97,7 +97,7 @@ enum TxTarget {
     Pending(u32),
 }
 
-/// What [`TxPacket::seal`] needs to know besides the bytes.
+/// Arguments of [`TxPacket::seal`] besides the bytes.
 #[derive(Clone, Copy, Debug)]
 struct TxPlan {
     header: IpHeader,

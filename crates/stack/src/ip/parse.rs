@@ -45,7 +45,7 @@ pub struct L4<'b> {
     pub gso: Option<Gso>,
     /// The packet from its IP header on, for quoting in ICMP errors.
     pub ip_packet: &'b [u8],
-    /// Whether the destination is a broadcast or multicast address. Never true for TCP.
+    /// True if the destination is a broadcast or multicast address. Never true for TCP.
     pub broadcast: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct OtherFrame<'b> {
     pub(crate) link: LinkId,
     /// Ethernet source address; zero for packets reassembled from fragments.
     pub(crate) source_mac: MacAddr,
-    /// Whether the Ethernet destination is a group address.
+    /// True if the Ethernet destination is a group address.
     pub(crate) group_frame: bool,
     pub(crate) kind: OtherFrameKind<'b>,
 }
@@ -90,7 +90,7 @@ pub(crate) struct Ipv4Packet<'b> {
     pub header: ipv4::Header,
     pub bytes: &'b [u8],
     pub payload: &'b [u8],
-    /// Whether the destination is a broadcast or multicast address.
+    /// True if the destination is a broadcast or multicast address.
     pub broadcast: bool,
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Ipv6ParameterProblem<'b> {
     pub even_if_multicast: bool,
 }
 
-/// What the link layer knows about a received packet.
+/// Link-layer facts about a received packet.
 #[derive(Clone, Copy)]
 struct RxMeta {
     link: LinkId,

@@ -13,7 +13,7 @@ pub const IPV6_MTU_MIN: u16 = 1280;
 pub(crate) struct PathMtuEntry {
     /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// Whether the reported MTU was below the floor. Packets are then sent with the floor and routers may
+    /// True if the reported MTU was below the floor. Packets are then sent with the floor and routers may
     /// fragment them (Linux's `rtax_lock(RTAX_MTU)`).
     pub locked: bool,
     expires: Instant,

@@ -53,7 +53,7 @@ pub(crate) struct ReceivedFragment<'b> {
     pub headers: &'b [u8],
     pub payload: &'b [u8],
     pub ecn: u8,
-    /// Whether the datagram was sent to a broadcast or multicast address.
+    /// True if the datagram was sent to a broadcast or multicast address.
     pub broadcast: bool,
     pub rebuild: HeaderRebuild,
 }

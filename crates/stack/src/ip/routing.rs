@@ -37,7 +37,7 @@ pub struct Route {
     pub src: IpAddr,
     /// Path MTU as known now: bytes of the largest IP packet.
     pub mtu: u16,
-    /// Whether a router reported an MTU below the configured floor. Packets of `mtu` bytes are then sent
+    /// True if a router reported an MTU below the configured floor. Packets of `mtu` bytes are then sent
     /// without "don't fragment".
     pub mtu_locked: bool,
 }

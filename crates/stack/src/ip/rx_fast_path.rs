@@ -37,8 +37,8 @@ pub(crate) struct FastPathSegment<'b> {
     pub payload_at: u32,
 }
 
-/// What IPv4 frames of a link are compared with. It is computed once for many frames and valid as long as
-/// links and addresses do not change.
+/// Pattern that IPv4 frames of a link are compared with. It is computed once for many frames and valid as
+/// long as links and addresses do not change.
 pub(crate) struct FastPathFilter {
     link: LinkId,
     /// The Ethernet address of the link, shifted as the first eight bytes of a frame are.

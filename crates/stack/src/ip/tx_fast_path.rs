@@ -54,9 +54,9 @@ pub(crate) struct TcpV4Headers {
 pub(crate) struct TcpV4Packet<'a> {
     /// Buffer for the payload. Its contents are undefined.
     pub payload: &'a mut [u8],
-    /// Whether the sum of the payload is needed.
+    /// Says whether the sum of the payload is needed.
     pub payload_sum: PayloadSum,
-    /// Whether the payload may be left out here and passed to [`Network::commit_gathered_v4`] instead.
+    /// True if the payload may be left out here and passed to [`Network::commit_gathered_v4`] instead.
     pub can_gather: bool,
     head: &'a mut [u8; HEADERS],
     options: &'a mut [u8],

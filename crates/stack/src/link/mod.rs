@@ -18,7 +18,7 @@ use crate::ip::{NetworkConfig, NetworkStats};
 use crate::link::neighbour::LINK_HEADER_MAX;
 use crate::time::Instant;
 use crate::wire::MacAddr;
-use crate::wire::ethernet::{EtherType, Header, VlanTag};
+use crate::wire::ethernet::{self, EtherType, VlanTag};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
@@ -46,12 +46,12 @@ pub struct LinkConfig {
     pub mtu: Option<usize>,
     /// The 802.1Q VLAN of the link: 1 … 4,094. `None` for untagged frames.
     pub vlan: Option<u16>,
-    /// Whether routers are solicited, and addresses and routes are formed from their advertisements (RFC
+    /// True if routers are solicited, and addresses and routes are formed from their advertisements (RFC
     /// 4861, RFC 4862).
     pub accept_ra: bool,
     /// Neighbours that are never solicited and never evicted.
     pub static_neighbours: Vec<(IpAddr, MacAddr)>,
-    /// Whether this is the loopback link, whose frames come back to this host. Packets to local addresses of
+    /// True if this is the loopback link, whose frames come back to this host. Packets to local addresses of
     /// any link take it, and no others do. It may have addresses in 127.0.0.0/8 and ::1; other links may not.
     /// At most one link is the loopback link.
     pub loopback: bool,
@@ -80,7 +80,7 @@ pub struct InterfaceAddress {
     pub prefix: u8,
     /// Its state.
     pub state: AddressState,
-    /// Whether it was formed from a router advertisement.
+    /// True if it was formed from a router advertisement.
     pub autoconfigured: bool,
     /// Until this time it is preferred as a source address; afterwards it is deprecated (RFC 4862 §5.5.4).
     pub preferred_until: Instant,
@@ -110,13 +110,13 @@ impl InterfaceAddress {
 pub(crate) struct TxPort {
     pub tx: Box<dyn TxQueue + Send>,
     pub capabilities: Capabilities,
-    /// Whether the device accepts payloads in pieces.
+    /// True if the device accepts payloads in pieces.
     pub can_gather: bool,
     /// The link of untagged frames.
     pub untagged: Option<LinkId>,
     /// The links of tagged frames, sorted by VLAN.
     pub tagged: Vec<(u16, LinkId)>,
-    /// Whether frames have been committed since the last flush.
+    /// True if frames have been committed since the last flush.
     pub dirty: bool,
     /// Frames and bytes sent.
     pub tx_frames: u64,
@@ -191,10 +191,10 @@ pub(crate) struct Link {
     pub mtu: u16,
     /// The MTU for IPv6, which a router may lower.
     pub mtu_v6: u16,
-    /// Whether IPv6 is enabled.
+    /// True if IPv6 is enabled.
     pub ipv6: bool,
     pub accept_ra: bool,
-    /// Whether this is the loopback link.
+    /// True if this is the loopback link.
     pub loopback: bool,
     pub addresses: Vec<InterfaceAddress>,
     /// Broadcast addresses of the IPv4 networks, sorted.
@@ -289,13 +289,13 @@ impl Link {
 
     /// Returns the length of the link header in bytes.
     pub(crate) fn header_len(&self) -> usize {
-        if self.vlan.is_some() { Header::LEN_TAGGED } else { Header::LEN }
+        if self.vlan.is_some() { ethernet::Header::LEN_TAGGED } else { ethernet::Header::LEN }
     }
 
     /// Returns the header of a frame sent on this link.
-    pub(crate) fn header(&self, dst: MacAddr, ethertype: EtherType) -> Header {
+    pub(crate) fn header(&self, dst: MacAddr, ethertype: EtherType) -> ethernet::Header {
         let vlan = self.vlan.map(|vid| VlanTag { pcp: 0, dei: false, vid });
-        Header::new(dst, self.mac, vlan, ethertype)
+        ethernet::Header::new(dst, self.mac, vlan, ethertype)
     }
 
     /// Returns the header of a frame as bytes, and its length.

@@ -100,9 +100,9 @@ pub(crate) struct Neighbour {
     probes: u8,
     /// Number of attempts to send the next solicitation that found the device full.
     refused_sends: u8,
-    /// Whether it was used since the clock hand last passed it.
+    /// True if it was used since the clock hand last passed it.
     pub referenced: bool,
-    /// Whether its last advertisement said that it is a router.
+    /// True if its last advertisement said that it is a router.
     pub is_router: bool,
     generation: u16,
     pub link: LinkId,
@@ -115,7 +115,7 @@ pub(crate) struct Neighbour {
     pending_bytes: usize,
 }
 
-/// What to do with a packet for a neighbour.
+/// Decision about a packet for a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendDecision {
     /// Send it: the MAC address is known.
@@ -128,7 +128,7 @@ pub(crate) enum SendDecision {
     QueueAndSolicit,
 }
 
-/// What is to be done when a neighbour's timer expires.
+/// Action when a neighbour's timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NeighbourTimerAction {
     /// Nothing.
@@ -146,11 +146,11 @@ pub(crate) enum NeighbourTimerAction {
 pub(crate) struct NeighbourUpdate {
     /// Its MAC address, if the packet contains it.
     pub mac: Option<MacAddr>,
-    /// Whether it answers a solicitation.
+    /// True if it answers a solicitation.
     pub solicited: bool,
-    /// Whether it may replace another MAC address (the override flag of RFC 4861 §4.4).
+    /// True if it may replace another MAC address (the override flag of RFC 4861 §4.4).
     pub overrides: bool,
-    /// Whether an update without override makes a reachable neighbour stale (RFC 4861 §7.2.5; not so in ARP).
+    /// True if an update without override makes a reachable neighbour stale (RFC 4861 §7.2.5; not so in ARP).
     pub makes_stale: bool,
 }
 
@@ -342,7 +342,7 @@ pub struct NeighbourInfo {
     pub mac: Option<MacAddr>,
     /// Its state.
     pub state: NeighbourState,
-    /// Whether its last advertisement said that it is a router.
+    /// True if its last advertisement said that it is a router.
     pub is_router: bool,
 }
 

@@ -1,10 +1,10 @@
 //! Receive steering: which of several shards owns a received frame.
 //!
-//! The owner is a pure function of the frame's bytes and the UDP port table, so all shards compute the same
-//! owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's label and
-//! is not computed again. If that hash was wrong, a TCP segment is passed on to its owner when its flow is
-//! not found. For a UDP datagram the hash only selects among sockets that share a port, so a wrong hash is
-//! the sender's choice.
+//! The owner shard is a pure function of the frame's bytes and the UDP port table, so all shards compute the
+//! same owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's
+//! label and is not computed again. If that hash was wrong, a TCP segment is passed on to its owner when its
+//! flow is not found. For a UDP datagram the hash only selects among sockets that share a port, so a wrong
+//! hash is the sender's choice.
 //!
 //! | frame | owner |
 //! |---|---|
@@ -44,7 +44,7 @@ pub enum FrameOwner {
     All,
     /// The primary shard, which acts on the link for all shards.
     Primary {
-        /// Whether the other shards get a copy.
+        /// True if the other shards get a copy.
         broadcast: bool,
     },
 }
@@ -276,7 +276,7 @@ pub enum ControlUpdate {
         link: u16,
         /// The address.
         address: Ipv6Addr,
-        /// Whether no other host has it.
+        /// True if no other host has it.
         valid: bool,
     },
     /// A transport has accepted a smaller path MTU of a destination.

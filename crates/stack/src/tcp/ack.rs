@@ -1,4 +1,4 @@
-//! What a segment acknowledges: window, retransmission queue, round-trip time, loss, congestion window.
+//! Processing of acknowledgements: window, retransmission queue, round-trip time, loss, congestion window.
 
 use super::active::{ActiveConn, MsgMore, RetransmitTimer, TailLossProbe};
 use super::congestion::AckEvent;
@@ -337,7 +337,8 @@ pub(super) fn loss_probe_or_rto(
     (RetransmitTimer::LossProbe, rto_at.min(now.after_micros(loss_probe_timeout_us(c, b, profile))))
 }
 
-/// Whether the ACK acknowledges data that were never sent, or is far older than the window (RFC 5961 §5.2).
+/// Returns whether the ACK acknowledges data that were never sent, or is far older than the window (RFC 5961
+/// §5.2).
 pub(super) fn is_unacceptable_ack(c: &Tcb, ack: SeqNumber) -> bool {
     // The largest window that was ever offered is not stored; its scale bounds it.
     let window_max = 65_535u32 << c.snd_wscale();
@@ -512,7 +513,7 @@ fn process_tlp_ack(c: &mut Tcb, b: &mut ActiveConn, dsack: Option<(SeqNumber, Se
     }
 }
 
-/// Whether the congestion window limited the sender (RFC 7661): only then may it grow.
+/// Returns whether the congestion window limited the sender (RFC 7661): only then may it grow.
 pub(super) fn is_cwnd_limited(c: &Tcb, b: &ActiveConn) -> bool {
     if b.is_cwnd_limited {
         return true;

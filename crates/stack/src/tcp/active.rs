@@ -16,7 +16,7 @@ use crate::device::Label;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
-/// Whether the application has announced more data after the last send (`MSG_MORE`).
+/// Says whether the application has announced more data after the last send (`MSG_MORE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MsgMore {
     #[default]
@@ -133,7 +133,7 @@ pub(crate) struct ActiveConn {
     pub dsack: Option<(SeqNumber, SeqNumber)>,
     /// Largest number of segments in flight during the current round.
     pub max_packets_out: u32,
-    /// Whether the congestion window limited the sender during the current round.
+    /// True if the congestion window limited the sender during the current round.
     pub is_cwnd_limited: bool,
     /// `snd_nxt` when the current round of window validation began.
     pub cwnd_usage_seq: SeqNumber,
@@ -162,7 +162,7 @@ pub(crate) struct ActiveConn {
     pub slow_path: SlowPathFlags,
     pub mtu: MtuSearch,
     pub record_marks: RecordMarks,
-    /// What the last send announced about the data that follow it.
+    /// Announcement of the last send about the data that follow it.
     pub msg_more: MsgMore,
     /// The next partial segment is sent whatever holds it back (Linux's `TCP_NAGLE_PUSH`).
     pub nagle_push: bool,
@@ -305,8 +305,8 @@ impl ActiveConn {
         }
     }
 
-    /// Whether nothing is queued, in flight or unread, and nothing has to be remembered. `state` is that of
-    /// the connection.
+    /// Returns whether nothing is queued, in flight or unread, and nothing has to be remembered. `state` is
+    /// that of the connection.
     pub fn is_idle(&self, state: State) -> bool {
         self.send.is_empty()
             && self.rtx_queue.is_empty()
@@ -339,7 +339,7 @@ impl ActiveConn {
         }
     }
 
-    /// Whether the receive queue is empty: no unread data, and no FIN that arrived before its data.
+    /// Returns whether the receive queue is empty: no unread data, and no FIN that arrived before its data.
     #[inline(always)]
     pub fn is_receive_queue_empty(&self) -> bool {
         self.recv.is_empty() && self.ooo_fin_seq.is_none()

@@ -23,7 +23,7 @@ pub(super) struct Burst {
 }
 
 impl Burst {
-    /// Whether the next segment is the first one of a packet.
+    /// Returns whether the next segment is the first one of a packet.
     #[inline]
     pub fn begins(&self) -> bool {
         self.segments == 0
@@ -68,8 +68,8 @@ impl Tcp {
         segs.min(c.cwnd / 2)
     }
 
-    /// Whether another segment follows one of `len` bytes, as far as windows and Nagle's algorithm decide
-    /// about it.
+    /// Returns whether another segment follows one of `len` bytes, as far as windows and Nagle's algorithm
+    /// decide about it.
     #[inline]
     fn another_follows(&self, idx: u32, a: &SendQuota, len: u32) -> bool {
         let unsent = a.unsent - len;
@@ -78,7 +78,7 @@ impl Tcp {
         a.cwnd_quota > 1 && (fits >= a.mss || fits > 0 && fits == unsent && !self.nagle_holds_partial(idx))
     }
 
-    /// Whether Nagle's algorithm or a cork holds back a partial segment.
+    /// Returns whether Nagle's algorithm or a cork holds back a partial segment.
     #[cold]
     fn nagle_holds_partial(&self, idx: u32) -> bool {
         let c = &self.conns[idx];

@@ -8,7 +8,7 @@ use super::active::ActiveConn;
 use super::conn::Flags;
 use crate::time::Instant;
 
-/// What a connection waits for.
+/// Reason for which a connection waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ChronoType {
     /// Nothing is queued or in flight; or a single message is, which counts when it is acknowledged.

@@ -115,7 +115,7 @@ impl Flags {
         self.0 & flag.0 != 0
     }
 
-    /// Whether `first` is set and `second` is not.
+    /// Returns whether `first` is set and `second` is not.
     #[inline]
     pub const fn has_first_only(self, first: Self, second: Self) -> bool {
         self.0 & (first.0 | second.0) == first.0
@@ -369,7 +369,7 @@ impl Tcb {
         self.rcv_nxt - u32::from(self.has(Flags::PEER_FIN))
     }
 
-    /// Whether the local FIN is queued or sent, and not acknowledged.
+    /// Returns whether the local FIN is queued or sent, and not acknowledged.
     #[inline]
     pub fn has_unacked_fin(&self) -> bool {
         matches!(self.state, State::FinWait1 | State::Closing | State::LastAck)

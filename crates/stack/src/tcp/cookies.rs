@@ -16,7 +16,7 @@ const PERIOD_SECONDS: u64 = 64;
 const MSS_V4: [u16; 8] = [216, 536, 1024, 1240, 1360, 1440, 1460, 8960];
 const MSS_V6: [u16; 8] = [536, 1024, 1220, 1360, 1420, 1440, 4312, 8940];
 
-/// What a cookie encodes besides the addresses.
+/// Options that a cookie encodes besides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CookieOptions {
     pub mss: u16,

@@ -32,7 +32,7 @@ pub(crate) struct DeferredAcks {
 }
 
 impl DeferredAcks {
-    /// Whether a quick acknowledgement of this connection is deferred.
+    /// Returns whether a quick acknowledgement of this connection is deferred.
     #[inline]
     pub fn defers(&self, c: &Tcb) -> bool {
         !self.delay.is_zero() && !c.has(Flags::ACK_DELAYED)

@@ -31,7 +31,7 @@ pub(crate) struct TxSegment {
     pub flags: TcpFlags,
     /// Payload bytes of each wire segment, if it is a super-frame.
     pub gso_size: Option<u16>,
-    /// Whether it is new data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
+    /// True if it is new data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
     pub ect: bool,
 }
 
@@ -69,8 +69,8 @@ impl Tcp {
         self.emit_slow_path(net, idx, segment)
     }
 
-    /// Whether a segment has no options but timestamps and no exceptional header fields, so that the fast
-    /// path can build it.
+    /// Returns whether a segment has no options but timestamps and no exceptional header fields, so that the
+    /// fast path can build it.
     #[inline(always)]
     fn is_plain(&self, idx: u32, segment: &TxSegment) -> bool {
         let c = &self.conns[idx];

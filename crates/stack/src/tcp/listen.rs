@@ -52,7 +52,7 @@ impl ListenEntry {
         self.addr.ip().is_unspecified()
     }
 
-    /// Whether a segment to `local` may belong to the listener.
+    /// Returns whether a segment to `local` may belong to the listener.
     fn matches(&self, local: IpAddr) -> bool {
         match (self.addr.ip(), local) {
             (own, local) if own == local => true,
@@ -72,8 +72,8 @@ impl ListenEntry {
         self.is_full_with(0)
     }
 
-    /// Whether the queue is full with `more` more connections. As on Linux, one connection more than the
-    /// backlog fits.
+    /// Returns whether the queue is full with `more` more connections. As on Linux, one connection more than
+    /// the backlog fits.
     #[inline(always)]
     fn is_full_with(&self, more: u32) -> bool {
         self.queue.len() + self.accepted_undelivered as usize + more as usize > self.options.backlog as usize
@@ -240,7 +240,7 @@ impl ListenTable {
         self.entries[index as usize].open
     }
 
-    /// Whether a listener uses a local port, so that `connect` must not choose it.
+    /// Returns whether a listener uses a local port, so that `connect` must not choose it.
     pub fn has_port(&self, port: u16) -> bool {
         let from = self.by_port.partition_point(|e| e.0 < port);
         self.by_port.get(from).is_some_and(|e| e.0 == port)

@@ -28,7 +28,7 @@ pub(crate) struct MemoryWaiters {
 }
 
 impl MemoryWaiters {
-    /// Whether memory is available for a waiting sender.
+    /// Returns whether memory is available for a waiting sender.
     pub fn can_wake(&self, chunks: &ChunkPool) -> bool {
         !self.small.is_empty() && chunks.available() > 0 || !self.large.is_empty() && chunks.spare() > 0
     }

@@ -113,7 +113,7 @@ pub(crate) struct Tcp {
     pub half_open: u32,
     /// Largest value that `half_open` has ever had.
     pub half_open_high_water: u32,
-    /// Whether a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
+    /// True if a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
     pub is_gtsm_used: bool,
     challenge_timestamp: u64,
     challenge_count: u32,
@@ -252,7 +252,8 @@ impl Tcp {
         c.active = NONE;
     }
 
-    /// Whether the data that segments look up exceed a core's own cache. Only then does prefetching pay.
+    /// Returns whether the data that segments look up exceed a core's own cache. Only then does prefetching
+    /// pay.
     #[inline]
     pub fn exceeds_cache(&self) -> bool {
         self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > L2_CACHE_BYTES

@@ -106,7 +106,7 @@ impl MtuSearch {
         stalled_at: Instant::ZERO,
     };
 
-    /// Whether a probe was lost since the active state was allocated.
+    /// Returns whether a probe was lost since the active state was allocated.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }

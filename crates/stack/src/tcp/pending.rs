@@ -63,8 +63,8 @@ impl PendingQueue {
         self.withheld = !self.entries.is_empty();
     }
 
-    /// Whether there may be data whose events were withheld. Otherwise all events are still queued or were
-    /// delivered.
+    /// Returns whether there may be data whose events were withheld. Otherwise all events are still queued or
+    /// were delivered.
     pub fn has_withheld(&self) -> bool {
         self.withheld
     }

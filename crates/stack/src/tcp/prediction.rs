@@ -48,8 +48,8 @@ pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> 
     (ts.tsval.wrapping_sub(c.ts_recent).cast_signed() >= 0).then_some(Some(ts))
 }
 
-/// Whether a segment is the last one that a connection waits for after the application has closed it: it
-/// acknowledges everything, including the local FIN, and carries the peer's FIN.
+/// Returns whether a segment is the last one that a connection waits for after the application has closed it:
+/// it acknowledges everything, including the local FIN, and carries the peer's FIN.
 #[inline(always)]
 fn completes_close(c: &Tcb, b: &ActiveConn, seg: &Segment<'_>) -> bool {
     c.state == State::FinWait1
@@ -60,7 +60,7 @@ fn completes_close(c: &Tcb, b: &ActiveConn, seg: &Segment<'_>) -> bool {
         && b.fin_sent
 }
 
-/// Whether nothing is lost, reordered, retransmitted or probed for.
+/// Returns whether nothing is lost, reordered, retransmitted or probed for.
 #[inline(always)]
 fn is_open_state(c: &Tcb, b: &mut ActiveConn) -> bool {
     b.recovery.ca_state == CaState::Open && b.rtx_queue.has_no_loss_pending(c.snd_una) && b.tlp.is_none()

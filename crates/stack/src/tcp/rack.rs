@@ -22,7 +22,7 @@ pub(crate) struct Rack {
     rtt_us: u64,
     /// Highest sequence number that is known to have arrived (RACK.fack).
     pub fack: Option<SeqNumber>,
-    /// Whether an original transmission was delivered below a later one, or a retransmission was spurious
+    /// True if an original transmission was delivered below a later one, or a retransmission was spurious
     /// (RACK.reordering_seen).
     pub reordering_seen: bool,
     /// How many times an original transmission was delivered below a later one (`reord_seen`).
@@ -36,7 +36,7 @@ pub(crate) struct Rack {
     dsack_round: Option<SeqNumber>,
 }
 
-/// What RACK reads of the connection.
+/// Connection state that RACK reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RackInput {
     pub now: Instant,

@@ -1,4 +1,5 @@
-//! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
+//! Processing of a segment's contents: payload in and out of order, urgent data, FIN; and when it is
+//! acknowledged.
 
 use super::Tcp;
 use super::active::ActiveConn;
@@ -98,9 +99,9 @@ impl Tcp {
         }
     }
 
-    /// Whether the payload of a segment may be delivered inline, that is, read where it is in the burst: it
-    /// is next in order, no earlier data wait, and memory is available in case that the application does not
-    /// consume it.
+    /// Returns whether the payload of a segment may be delivered inline, that is, read where it is in the
+    /// burst: it is next in order, no earlier data wait, and memory is available in case that the application
+    /// does not consume it.
     #[inline(always)]
     pub fn can_deliver_inline(&self, idx: u32, seg: &Segment<'_>) -> bool {
         let c = &self.conns[idx];
@@ -113,9 +114,9 @@ impl Tcp {
             && self.may_use_memory(idx, seg.payload.len())
     }
 
-    /// Whether a connection may take memory for `bytes` more bytes: the last quarter of the pool is reserved
-    /// for connections that use little memory, so that connections whose data are not read do not stop the
-    /// others.
+    /// Returns whether a connection may take memory for `bytes` more bytes: the last quarter of the pool is
+    /// reserved for connections that use little memory, so that connections whose data are not read do not
+    /// stop the others.
     #[inline(always)]
     fn may_use_memory(&self, idx: u32, bytes: usize) -> bool {
         self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= BYTES_UNDER_PRESSURE_MAX
@@ -200,7 +201,7 @@ impl Tcp {
         self.ack_now(idx);
     }
 
-    /// Whether a FIN that arrived out of order is next.
+    /// Returns whether a FIN that arrived out of order is next.
     fn is_ooo_fin_next(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
         c.active != NONE && self.active[c.active].ooo_fin_seq == Some(c.rcv_nxt)

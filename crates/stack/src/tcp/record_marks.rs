@@ -86,7 +86,7 @@ impl RecordMarks {
         }
     }
 
-    /// Whether the first mark after `sent` is at or before `end`.
+    /// Returns whether the first mark after `sent` is at or before `end`.
     fn has_mark_within(&self, sent: SeqNumber, end: SeqNumber) -> bool {
         self.marks.iter().map(|mark| mark.end).find(|at| at.gt(sent)).is_some_and(|at| at.le(end))
     }
@@ -325,7 +325,7 @@ impl Tcp {
         record
     }
 
-    /// Whether one of the next `len` bytes pushes.
+    /// Returns whether one of the next `len` bytes pushes.
     #[cold]
     pub(super) fn pushes_within(&self, idx: u32, len: u32) -> bool {
         let c = &self.conns[idx];

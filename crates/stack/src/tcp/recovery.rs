@@ -35,7 +35,7 @@ pub(crate) struct Recovery {
     frto_new_data: bool,
 }
 
-/// What the recovery state machine needs to know about an acknowledgement.
+/// Facts about an acknowledgement that the recovery state machine needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckSummary {
     pub delivered: u32,
@@ -60,12 +60,13 @@ pub(crate) struct AckSummary {
 }
 
 impl Recovery {
-    /// Whether PRR controls the window (Linux's `tcp_in_cwnd_reduction`).
+    /// Returns whether PRR controls the window (Linux's `tcp_in_cwnd_reduction`).
     pub fn is_in_cwnd_reduction(&self) -> bool {
         matches!(self.ca_state, CaState::Recovery | CaState::Cwr)
     }
 
-    /// Whether only new data may be sent now, because F-RTO is testing whether the time-out was spurious.
+    /// Returns whether only new data may be sent now, because F-RTO is testing whether the time-out was
+    /// spurious.
     pub fn is_frto_sending_new_data(&self) -> bool {
         self.frto_new_data
     }

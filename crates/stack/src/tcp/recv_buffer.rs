@@ -79,7 +79,7 @@ impl RecvBuffer {
         (self.contiguous_end - self.base) as usize
     }
 
-    /// Whether no bytes are buffered, in order or out of order.
+    /// Returns whether no bytes are buffered, in order or out of order.
     pub fn is_empty(&self) -> bool {
         self.contiguous_end == self.base && self.ranges.is_empty()
     }

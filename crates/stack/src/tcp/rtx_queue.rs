@@ -22,7 +22,7 @@ pub(crate) const SACKED_RETRANS: u8 = 4;
 /// `TCPCB_EVER_RETRANS`).
 pub(crate) const EVER_RETRANS: u8 = 8;
 
-/// What ends at the end of a transmission; decides whether a retransmission of it has PSH.
+/// Kind of the end of a transmission; decides whether a retransmission of it has PSH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EndKind {
     /// Only a segment ends here.
@@ -67,7 +67,7 @@ pub(crate) struct SentAt {
 }
 
 impl SentAt {
-    /// Whether the segment was sent after the one given (RACK_sent_after of RFC 8985 §6.2).
+    /// Returns whether the segment was sent after the one given (RACK_sent_after of RFC 8985 §6.2).
     #[inline]
     pub fn sent_after(&self, xmit_ts: Instant, end_seq: SeqNumber) -> bool {
         self.xmit_ts > xmit_ts || (self.xmit_ts == xmit_ts && self.end_seq.gt(end_seq))
@@ -88,12 +88,12 @@ impl From<&RtxEntry> for DeliveredSegment {
     }
 }
 
-/// What one acknowledgement delivered.
+/// Segments that one acknowledgement delivered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivery {
     /// Segments newly known to have arrived, acknowledged cumulatively or selectively.
     pub delivered: u32,
-    /// Those of `delivered` that were acknowledged selectively.
+    /// Segments of `delivered` that were acknowledged selectively.
     pub sacked: u32,
     /// Transmission time of the earliest sent, newly acknowledged segment that was never retransmitted.
     pub first_ackt: Option<Instant>,
@@ -154,10 +154,10 @@ pub(crate) struct RtxQueue {
     queue: VecDeque<RtxEntry>,
     /// Segments sent and not acknowledged cumulatively.
     pub packets_out: u32,
-    /// Those of `packets_out` that were acknowledged selectively, or that duplicate acknowledgements count if
-    /// SACK is not in use.
+    /// Segments of `packets_out` that were acknowledged selectively, or that duplicate acknowledgements count
+    /// if SACK is not in use.
     pub sacked_out: u32,
-    /// Those of `packets_out` that are considered lost.
+    /// Segments of `packets_out` that are considered lost.
     pub lost_out: u32,
     /// Retransmissions in flight.
     pub retrans_out: u32,
@@ -187,8 +187,8 @@ impl RtxQueue {
         self.queue.is_empty()
     }
 
-    /// Whether no unacknowledged segment from `una` on is lost, was selectively acknowledged, was ever
-    /// retransmitted or requires the slow path for another reason.
+    /// Returns whether no unacknowledged segment from `una` on is lost, was selectively acknowledged, was
+    /// ever retransmitted or requires the slow path for another reason.
     #[inline]
     pub fn has_no_loss_pending(&mut self, una: SeqNumber) -> bool {
         if self.slow_path_until.is_some_and(|end| end.le(una)) {

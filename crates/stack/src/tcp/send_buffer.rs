@@ -119,7 +119,7 @@ impl SendBuffer {
         self.end - self.start
     }
 
-    /// Whether nothing is queued.
+    /// Returns whether nothing is queued.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
@@ -308,7 +308,7 @@ impl SendBuffer {
         sum
     }
 
-    /// Whether all bytes are available as [`pieces`](Self::pieces), including those of sources.
+    /// Returns whether all bytes are available as [`pieces`](Self::pieces), including those of sources.
     #[inline]
     pub fn is_gatherable(&self) -> bool {
         self.unshared_slices == 0

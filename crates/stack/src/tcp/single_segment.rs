@@ -119,8 +119,8 @@ impl Tcp {
     }
 }
 
-/// Whether the congestion state is Open and nothing is in flight, out of order or urgent, and no timer is
-/// set.
+/// Returns whether the congestion state is Open and nothing is in flight, out of order or urgent, and no
+/// timer is set.
 #[inline(always)]
 fn is_open_and_idle(b: &ActiveConn) -> bool {
     b.rtx_queue.is_empty()

@@ -13,7 +13,7 @@ pub trait Source: Send {
     /// Returns the number of bytes, which is constant.
     fn len(&self) -> u64;
 
-    /// Whether the source has no bytes.
+    /// Returns whether the source has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -106,7 +106,7 @@ impl SourceTable {
         self.entries.len() - self.free.len()
     }
 
-    /// Whether no source exists.
+    /// Returns whether no source exists.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

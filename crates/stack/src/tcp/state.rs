@@ -46,17 +46,17 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the handshake is complete: data segments can be received and sent.
+    /// Returns whether the handshake is complete: data segments can be received and sent.
     pub const fn is_synchronized(self) -> bool {
         !matches!(self, Self::Closed | Self::Listen | Self::SynSent | Self::SynReceived)
     }
 
-    /// Whether the peer may still send data (no FIN was received from it).
+    /// Returns whether the peer may still send data (no FIN was received from it).
     pub const fn may_receive(self) -> bool {
         matches!(self, Self::Established | Self::FinWait1 | Self::FinWait2)
     }
 
-    /// Whether data may still be sent (no FIN was queued).
+    /// Returns whether data may still be sent (no FIN was queued).
     pub const fn may_send(self) -> bool {
         matches!(self, Self::Established | Self::CloseWait)
     }

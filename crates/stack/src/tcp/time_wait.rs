@@ -48,7 +48,7 @@ impl TimeWait {
         addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
-    /// Whether timestamps are in use (RFC 7323).
+    /// Returns whether timestamps are in use (RFC 7323).
     #[inline(always)]
     pub const fn timestamps(&self) -> bool {
         self.timestamps_and_priority & 1 != 0

@@ -527,7 +527,8 @@ impl Tcp {
         true
     }
 
-    /// Whether retransmissions or probes have lasted long enough to give up (RFC 1122 §4.2.3.5, RFC 5482).
+    /// Returns whether retransmissions or probes have lasted long enough to give up (RFC 1122 §4.2.3.5, RFC
+    /// 5482).
     fn retransmits_timed_out(&self, idx: u32, since: Option<Instant>) -> bool {
         let Some(since) = since else { return false };
         let elapsed = self.now - since;
@@ -546,8 +547,8 @@ impl Tcp {
         if orphan { self.config.orphan_retries } else { self.config.retries }
     }
 
-    /// Whether an orphan's peer kept the window closed until the time-out grew no more (as on Linux): such a
-    /// peer could otherwise keep any number of connections forever.
+    /// Returns whether an orphan's peer kept the window closed until the time-out grew no more (as on Linux):
+    /// such a peer could otherwise keep any number of connections forever.
     fn has_orphan_timed_out(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
         let backoff = self.active[c.active].backoff;

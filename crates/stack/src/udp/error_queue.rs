@@ -33,7 +33,7 @@ pub struct UdpExtendedError {
     pub payload_len: usize,
     /// The next error in the queue, if it came with an ICMP message.
     pub next_error: Option<UdpError>,
-    /// Whether the queue holds more errors.
+    /// True if the queue holds more errors.
     pub has_more: bool,
 }
 

@@ -81,7 +81,7 @@ pub struct UdpOptions {
     /// Queues errors about datagrams over IPv4 for the application, and also makes soft errors, and errors on
     /// an unconnected socket, pending (`IP_RECVERR`).
     pub recverr_v4: bool,
-    /// The same for IPv6 (`IPV6_RECVERR`).
+    /// Like `recverr_v4`, for IPv6 (`IPV6_RECVERR`).
     pub recverr_v6: bool,
     /// The path MTU discovery mode (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
     pub pmtu_discovery: PmtuDiscovery,
@@ -122,7 +122,7 @@ struct UdpSocket {
     error: Option<UdpError>,
     /// The error queue, which exists from the first queued error on.
     error_queue: Option<Box<UdpErrorQueue>>,
-    /// Whether the socket is in the list of readable sockets.
+    /// True if the socket is in the list of readable sockets.
     in_readable_list: bool,
     /// The cached route to `remote`.
     route: Option<CachedRoute>,

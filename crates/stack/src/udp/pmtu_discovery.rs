@@ -3,7 +3,7 @@
 use crate::ip::{Network, Route};
 use crate::wire::ipv6;
 
-/// What happens to datagrams that exceed the path MTU.
+/// Treatment of datagrams that exceed the path MTU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PmtuDiscovery {
     /// They are fragmented by this host, and routers must not fragment them (`IP_PMTUDISC_WANT`).

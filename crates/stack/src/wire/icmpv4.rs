@@ -71,7 +71,7 @@ pub enum Message<'a> {
     },
     /// There is a better gateway. Redirects are not authenticated, and this stack ignores them.
     Redirect {
-        /// What is redirected: 0 network, 1 host.
+        /// Scope of the redirect: 0 network, 1 host.
         code: u8,
         /// The better gateway.
         gateway: Ipv4Addr,

@@ -16,9 +16,9 @@ pub struct Header {
     pub total_len: u16,
     /// Identification, which all fragments of a packet share.
     pub ident: u16,
-    /// Whether the packet must not be fragmented.
+    /// True if the packet must not be fragmented.
     pub dont_fragment: bool,
-    /// Whether more fragments follow this one.
+    /// True if more fragments follow this one.
     pub more_fragments: bool,
     /// Offset of the payload within the payload of the original packet, in bytes (a multiple of 8).
     pub fragment_offset: u16,

@@ -77,7 +77,7 @@ pub struct MldQuery {
     pub max_response_ms: u32,
     /// The queried group; `None` queries all groups.
     pub group: Option<Ipv6Addr>,
-    /// Whether the router uses version 1.
+    /// True if the router uses version 1.
     pub version_1: bool,
 }
 

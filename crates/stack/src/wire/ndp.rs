@@ -45,9 +45,9 @@ pub struct PrefixInfo {
     pub prefix: Ipv6Addr,
     /// Length of the prefix in bits: 0 … 128.
     pub prefix_len: u8,
-    /// Whether its addresses are on the link.
+    /// True if its addresses are on the link.
     pub on_link: bool,
-    /// Whether addresses may be formed from it (RFC 4862).
+    /// True if addresses may be formed from it (RFC 4862).
     pub autonomous: bool,
     /// Valid lifetime in seconds; `u32::MAX` is infinity.
     pub valid_lifetime_s: u32,
@@ -60,9 +60,9 @@ pub struct PrefixInfo {
 pub struct RouterAdvertisement {
     /// Hop limit for transmitted packets; 0 if unspecified.
     pub hop_limit: u8,
-    /// Whether addresses are available by DHCPv6.
+    /// True if addresses are available by DHCPv6.
     pub managed: bool,
-    /// Whether other configuration is available by DHCPv6.
+    /// True if other configuration is available by DHCPv6.
     pub other: bool,
     /// Lifetime as a default router, in seconds; 0 if the router is not a default router.
     pub router_lifetime_s: u16,
@@ -102,11 +102,11 @@ pub enum NdpMessage {
     NeighbourAdvertisement {
         /// The target address.
         target: Ipv6Addr,
-        /// Whether the sender is a router.
+        /// True if the sender is a router.
         router: bool,
-        /// Whether the message answers a solicitation.
+        /// True if the message answers a solicitation.
         solicited: bool,
-        /// Whether it overrides an existing entry.
+        /// True if it overrides an existing entry.
         overrides: bool,
         /// The target's Ethernet address.
         target_mac: Option<MacAddr>,

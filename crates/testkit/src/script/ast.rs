@@ -72,7 +72,7 @@ impl fmt::Display for Target {
 pub struct Difference {
     /// The stack that departs from the RFC, or from the other stack.
     pub backend: BackendKind,
-    /// What that stack does, with the RFC section that decides.
+    /// Behaviour of that stack, with the RFC section that decides.
     pub reason: String,
 }
 
@@ -94,7 +94,7 @@ pub struct Directives {
     /// Offset from the script's sequence numbers of the remote side to those on the wire (`// isn:
     /// 0xfffffff0`).
     pub remote_isn: u32,
-    /// Whether payload is compared with the expected pattern (`// payload: any` disables this).
+    /// True if payload is compared with the expected pattern (`// payload: any` disables this).
     pub check_payload: bool,
 }
 
@@ -156,7 +156,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Whether a run satisfies the condition.
+    /// Returns whether a run satisfies the condition.
     pub fn holds(self, target: Target) -> bool {
         match self {
             Self::Backend(backend) => backend == target.backend,
@@ -319,7 +319,7 @@ impl Flags {
     /// AE: accurate ECN.
     pub const AE: Self = Self(0x100);
 
-    /// Whether all bits of `other` are set.
+    /// Returns whether all bits of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }

@@ -154,7 +154,7 @@ pub enum OptionValue {
     Int(i32),
     /// `{onoff=1, linger=0}`.
     Linger {
-        /// Whether lingering is enabled.
+        /// Says whether lingering is enabled.
         on: i32,
         /// Seconds.
         seconds: i32,

@@ -18,7 +18,7 @@ pub struct Flow {
     pub remote_port: u16,
     /// Offset from script numbers of the stack's direction to wire numbers. Learnt from the stack's SYN.
     local_isn: Option<u32>,
-    /// Whether the next SYN of the stack starts a new connection, so that its number is learnt.
+    /// True if the next SYN of the stack starts a new connection, so that its number is learnt.
     expects_new_isn: bool,
     /// Script number of the stack's last SYN; data starts at the following number.
     local_syn: u32,
@@ -60,7 +60,7 @@ impl Flow {
         }
     }
 
-    /// Whether a segment of the stack belongs to this flow.
+    /// Returns whether a segment of the stack belongs to this flow.
     pub fn matches(&self, segment: &WireSegment) -> bool {
         self.local_port == segment.src_port && self.remote_port == segment.dst_port
     }
@@ -200,8 +200,8 @@ pub fn local_byte(offset: u64) -> u8 {
     (offset % 241) as u8 ^ 0xa5
 }
 
-/// Whether the actual options match the expected ones: the same options in the same order. `*` matches any
-/// value; a TSval may differ by `timestamp_slack`.
+/// Returns whether the actual options match the expected ones: the same options in the same order. `*`
+/// matches any value; a TSval may differ by `timestamp_slack`.
 pub fn options_match(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp_slack: Duration) -> bool {
     let fits = |pair: (&TcpOpt, &TcpOpt)| match pair {
         (TcpOpt::Mss(None), TcpOpt::Mss(_)) | (TcpOpt::Wscale(None), TcpOpt::Wscale(_)) => true,

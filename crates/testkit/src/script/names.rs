@@ -104,7 +104,7 @@ impl MsgFlags {
         Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, bit)| *bit)
     }
 
-    /// Whether all bits of `flag` are set.
+    /// Returns whether all bits of `flag` are set.
     pub fn has(self, flag: i32) -> bool {
         self.0 & flag == flag
     }

@@ -466,9 +466,9 @@ impl Runner<'_> {
     }
 }
 
-/// Whether the flags match. PSH must be set where the script has it (RFC 9293 §3.9.1.2: on the last segment
-/// of a send). With `may_push`, PSH may be set additionally: the kernel sets it on further segments with data
-/// or FIN.
+/// Returns whether the flags match. PSH must be set where the script has it (RFC 9293 §3.9.1.2: on the last
+/// segment of a send). With `may_push`, PSH may be set additionally: the kernel sets it on further segments
+/// with data or FIN.
 fn flags_match(expected: Flags, actual: Flags, may_push: bool) -> bool {
     expected == actual || may_push && expected.with(Flags::PSH) == actual
 }

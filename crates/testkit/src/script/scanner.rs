@@ -73,7 +73,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Whether only white space and comments remain.
+    /// Returns whether only white space and comments remain.
     pub fn at_end(&mut self) -> bool {
         self.skip_space();
         self.rest.is_empty()
@@ -90,7 +90,7 @@ impl<'a> Scanner<'a> {
         self.rest.chars().next()
     }
 
-    /// Whether `text` follows after white space.
+    /// Returns whether `text` follows after white space.
     pub fn looking_at(&mut self, text: &str) -> bool {
         self.skip_space();
         self.rest.starts_with(text)
@@ -163,7 +163,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Whether a digit follows after white space.
+    /// Returns whether a digit follows after white space.
     pub fn at_digit(&mut self) -> bool {
         self.peek().is_some_and(|c| c.is_ascii_digit())
     }

@@ -27,14 +27,14 @@ pub struct HostConfig {
     pub static_neighbours: Vec<(IpAddr, MacAddr)>,
 }
 
-/// What a connection received and how it ended.
+/// Data that a connection received, and how it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnRecord {
     /// The received bytes, in order.
     pub bytes: Vec<u8>,
-    /// Whether the handshake succeeded.
+    /// True if the handshake succeeded.
     pub connected: bool,
-    /// Whether FIN was received.
+    /// True if FIN was received.
     pub peer_closed: bool,
     /// Reason of the end, once the connection has ended.
     pub closed: Option<CloseReason>,

@@ -49,13 +49,13 @@ pub struct Case {
     pub parallel: usize,
     /// Ginnel sends nothing before all connections are open.
     pub all_open: bool,
-    /// Whether the server listens.
+    /// True if the server listens.
     pub listens: bool,
     /// Link specification of the faults; empty for no fault layer.
     pub link: &'static str,
-    /// Whether the device has checksum and segmentation offloads.
+    /// True if the device has checksum and segmentation offloads.
     pub offload: bool,
-    /// Whether to write a capture, which is kept if the case fails.
+    /// True if to write a capture, which is kept if the case fails.
     pub capture: bool,
     /// The kernel's congestion control, set explicitly so that all machines behave alike.
     pub congestion: &'static str,

@@ -34,7 +34,7 @@ pub struct Describe(pub Sender<String>);
 struct Flow {
     sent: u64,
     incoming: Verifier,
-    /// Whether sending may begin.
+    /// True if sending may begin.
     started: bool,
     finished: bool,
     peer_closed: bool,

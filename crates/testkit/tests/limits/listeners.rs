@@ -17,7 +17,7 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::new(STACK.into(), port)
 }
 
-/// Whether a SYN to `port` is answered with SYN+ACK and not with RST.
+/// Returns whether a SYN to `port` is answered with SYN+ACK and not with RST.
 fn is_open(p: &mut ScriptedPeer, port: u16) -> bool {
     p.ports = (port, p.ports.1 + 1);
     let answers = p.deliver(TcpFlags::SYN, 0, 0, &[]);

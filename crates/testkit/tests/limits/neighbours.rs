@@ -1,4 +1,5 @@
-//! `network.neighbours_max`, `network.neighbour_pending_bytes`, `network.neighbour_pending_total_bytes`, `network.errors_max`.
+//! `network.neighbours_max`, `network.neighbour_pending_bytes`, `network.neighbour_pending_total_bytes`,
+//! `network.errors_max`.
 
 use super::common::{
     CLIENT, SECOND, SERVER, client_with, connect, is_connected, pattern, read, send, served, server,

@@ -25,7 +25,8 @@ fn through_time_wait(p: &mut ScriptedPeer, port: u16) -> u32 {
     iss
 }
 
-/// Whether the peer's retransmitted FIN finds the entry of its connection. This restarts the entry's timer.
+/// Returns whether the peer's retransmitted FIN finds the entry of its connection. This restarts the entry's
+/// timer.
 fn has_time_wait_entry(p: &mut ScriptedPeer, port: u16, iss: u32) -> bool {
     (p.ports.1, p.iss) = (port, iss);
     let answers = p.deliver(FIN | ACK, 1, 2, &[]);

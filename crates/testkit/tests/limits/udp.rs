@@ -1,4 +1,5 @@
-//! `network.udp_sockets_max`, `network.udp_receive_bytes`, `network.udp_receive_total_bytes` and the range of ports.
+//! `network.udp_sockets_max`, `network.udp_receive_bytes`, `network.udp_receive_total_bytes` and the range of
+//! ports.
 
 use super::common::{CLIENT, SECOND, SERVER, pattern, server, server_with};
 use core::net::{Ipv4Addr, SocketAddr};

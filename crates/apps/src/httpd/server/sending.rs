@@ -183,7 +183,8 @@ impl Server {
         head.clear();
         write_plain(&mut head, status, &self.clock.date, None, Persistence::Close, is_head);
         let in_body = self.connections[conn.index() as usize].phase == ConnectionPhase::Body;
-        self.counters.responses += u64::from(!in_body); // the request in whose body the error is was counted already
+        // the request in whose body the error is was counted already
+        self.counters.responses += u64::from(!in_body);
         self.counters.errors += 1;
         let exchange = self.exchange(conn);
         // An interim response that was sent in part is completed first.

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// What the server does with each request; false closes the connection.
+/// Reaction of the server to each request; false closes the connection.
 type Behaviour = fn(&mut TcpStream, &[u8]) -> bool;
 
 /// A server with a thread per connection.

@@ -196,7 +196,7 @@ pub(super) struct Template {
     pseudo: Sum,
     /// Checksum of destination port and window.
     tcp_sum: Sum,
-    /// Whether the device computes checksums.
+    /// True if the device computes checksums.
     offload: bool,
 }
 

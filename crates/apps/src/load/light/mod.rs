@@ -58,8 +58,8 @@ const LINGER: Duration = Duration::from_millis(100);
 /// long.
 const WAKE_EARLY: Duration = Duration::from_micros(150);
 
-/// What a worker runs on: a configuration with one device and one link, and the device if the caller supplies
-/// it.
+/// Ground that a worker runs on: a configuration with one device and one link, and the device if the caller
+/// supplies it.
 pub struct WorkerStack {
     /// The configuration. Only the CPU and the spin time of `shard`, the device, the link and the routes are
     /// used.
@@ -76,7 +76,7 @@ pub struct TurnResult {
     pub work: usize,
     /// Earliest deadline.
     pub next_deadline: Instant,
-    /// Whether the run is over.
+    /// True if the run is over.
     pub done: bool,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct PeerNeighbour {
     pub mac: Option<MacAddr>,
     /// Index of the local address that sends solicitations.
     pub source: u16,
-    /// Whether the Ethernet address comes from the configuration and never changes.
+    /// True if the Ethernet address comes from the configuration and never changes.
     is_static: bool,
     /// Solicitations since the last answer.
     solicitations: u8,

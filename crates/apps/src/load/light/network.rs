@@ -31,7 +31,7 @@ const TIMER_CHECK_MS: u32 = 100;
 pub(super) struct FrameSender {
     pub tx: Box<dyn TxQueue + Send>,
     pub mac: MacAddr,
-    /// Whether the device computes checksums.
+    /// True if the device computes checksums.
     pub offload: bool,
     unflushed: u32,
     now: Instant,
@@ -111,7 +111,7 @@ pub(super) struct LightNetwork {
     isn_clock: u32,
     isn_advance: u32,
     seed: u32,
-    /// Whether timestamps are offered, and their clock in milliseconds.
+    /// True if timestamps are offered, and their clock in milliseconds.
     timestamps: bool,
     ts_now: u32,
 }

@@ -6,7 +6,7 @@ use super::input::InputEvent;
 use super::locals::Locals;
 use super::{LightWorker, WorkerStack};
 use crate::echo::{self, Echo};
-use crate::httpd::{Httpd, Options as HttpdOptions};
+use crate::httpd::{Httpd, HttpdOptions};
 use crate::load::options::tests::job;
 use crate::load::plan::WorkerShare;
 use crate::load::session::Network;
@@ -38,7 +38,7 @@ fn options<T: clap::Args>(words: &[&str]) -> T {
 }
 
 fn echo() -> Echo {
-    Echo::new(&options::<echo::Options>(&["--listen", "0.0.0.0:80", "--listen", "[::]:80"]))
+    Echo::new(&options::<echo::EchoOptions>(&["--listen", "0.0.0.0:80", "--listen", "[::]:80"]))
 }
 
 fn httpd(root: &Path) -> Httpd {
@@ -55,7 +55,7 @@ struct ConnectedPair<S> {
     now: Instant,
 }
 
-/// What a test received on a connection.
+/// Data that a test received on a connection.
 #[derive(Default)]
 struct ExchangeResult {
     sent: usize,

@@ -19,7 +19,7 @@ enum ResponseFraming {
 pub(super) struct ResponseHead {
     status: u16,
     framing: ResponseFraming,
-    /// Whether the server closes the connection after the response.
+    /// True if the server closes the connection after the response.
     close: bool,
 }
 

@@ -22,7 +22,7 @@ const NONE: u32 = u32::MAX;
 pub enum Protocol {
     /// HTTP/1.1.
     Http {
-        /// Whether the responses answer HEAD requests and have no bodies.
+        /// True if the responses answer HEAD requests and have no bodies.
         head: bool,
     },
     /// Redis' RESP, version 2: bulk strings, simple strings, integers and errors.
@@ -82,7 +82,7 @@ pub struct Parser {
 pub struct Response {
     /// Status as in HTTP. A value has 200 if it was found, 404 if not, and 500 after an error.
     pub status: u16,
-    /// Whether the server closes the connection after the response.
+    /// True if the server closes the connection after the response.
     pub close: bool,
 }
 

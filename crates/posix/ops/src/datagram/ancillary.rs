@@ -1,4 +1,4 @@
-//! What comes with a datagram besides its payload: the sender's address, and control messages
+//! Data that come with a datagram besides its payload: the sender's address, and control messages
 //! (`<bits/socket.h>`).
 
 use crate::options::{SocketOptionState, TCP_INQ};

@@ -92,8 +92,8 @@ fn compare_over_loopback(module: &str, name: &str, case: fn(&mut Fixture<'_>)) {
     document::compare(module, name, true, &record.into_calls());
 }
 
-/// Defines a test for each case: those after `over_loopback` run over the stack's loopback, and those after `both`
-/// run both ways.
+/// Defines a test for each case: those after `over_loopback` run over the stack's loopback, and those after
+/// `both` run both ways.
 macro_rules! cases {
     ($($(#[$doc:meta])* $name:ident)* $(; over_loopback { $($loopback:ident)* })? $(; both { $($both:ident)* })?) => {
         pub const CASES: crate::Cases = crate::Cases {

@@ -60,7 +60,8 @@ pub trait Sys: Sync {
     /// Sets the nonblocking flag by `FIONBIO`.
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
-    /// Reads an option into a buffer of `capacity` bytes. An error contains the length that the call returned.
+    /// Reads an option into a buffer of `capacity` bytes. An error contains the length that the call
+    /// returned.
     fn getsockopt_into(
         &self,
         fd: Fd,

@@ -17,7 +17,8 @@ unsafe extern "C" {
     static environ: *const *mut c_char;
 }
 
-/// What the next program gets. If that program does not run, dropping the value undoes the preparation.
+/// Sockets and environment that the next program gets. If that program does not run, dropping the value
+/// undoes the preparation.
 struct NextProgram(SignalDeferred<NextProgramParts>);
 
 struct NextProgramParts {

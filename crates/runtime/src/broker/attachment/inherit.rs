@@ -1,5 +1,5 @@
 //! Inheritance of sockets by children and by programs that a process executes
-//! (docs/adr/0012-holders-and-placeholders.md).
+//! (docs/adr/0012-owners-and-proxy-descriptors.md).
 
 use super::super::codec::{Codec, codec_struct};
 use super::super::message::{
@@ -41,7 +41,7 @@ struct ChildClients {
     wake_fd: InternalFd,
 }
 
-/// What a program needs to know about the sockets that it inherits.
+/// Description of the sockets that a program inherits.
 struct InheritanceTable {
     magic: u32,
     version: u32,

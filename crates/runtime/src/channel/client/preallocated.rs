@@ -1,4 +1,4 @@
-//! Opening connections with preallocated sockets (docs/adr/0018-connecting-without-a-question.md).
+//! Opening connections with preallocated sockets (docs/adr/0018-connecting-without-a-request.md).
 
 use super::Client;
 use crate::channel::doorbells::NOTIFIED;

@@ -124,7 +124,7 @@ pub(super) struct DomainSocket {
     pub is_unfinished: bool,
     /// Large buffers of the incoming and the outgoing direction.
     pub large_buffers: [Option<u32>; 2],
-    /// What the engine sends directly from the large buffer.
+    /// Bytes that the engine sends directly from the large buffer.
     pub loan: Option<ZeroCopyLoan>,
 }
 

@@ -1,5 +1,5 @@
 //! Ownership: clients that attach, fork and detach, and proxy descriptors
-//! (docs/adr/0012-holders-and-placeholders.md).
+//! (docs/adr/0012-owners-and-proxy-descriptors.md).
 
 use super::client_state::ClientState;
 use super::domain::Domain;

@@ -1,5 +1,5 @@
 //! Preallocated sockets, with which clients open connections without a request
-//! (docs/adr/0018-connecting-without-a-question.md).
+//! (docs/adr/0018-connecting-without-a-request.md).
 
 use super::client_state::ClientState;
 use super::domain::{Domain, DomainSocket};

@@ -120,7 +120,7 @@ fn small_buffer_option_prevents_large_buffer() {
     assert_eq!(fixture.stats().large_buffers_refused, 0);
 }
 
-/// What is requested after the bytes waits, too: FIN, and the end of the connection.
+/// Requests made after the bytes wait, too: FIN, and the end of the connection.
 // limit: bytes of a socket in one turn
 #[test]
 fn large_write_is_taken_in_chunks_before_fin() {

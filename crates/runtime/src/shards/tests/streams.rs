@@ -146,7 +146,7 @@ impl Handler for StreamClient {
     }
 }
 
-/// What the applications at both ends have seen, and the costs.
+/// Events that the applications at both ends have seen, and the costs.
 struct StreamTotals {
     client: BTreeMap<usize, Vec<u8>>,
     server: BTreeMap<u16, Vec<u8>>,

@@ -13,7 +13,7 @@ use crate::wire::tcp::SeqNumber;
 use cubic::Cubic;
 use hystart::HyStart;
 
-/// What an acknowledgement reports to the algorithm.
+/// Report of an acknowledgement to the algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AckEvent {
     pub now: Instant,

@@ -1,7 +1,7 @@
 //! The chain of IPv6 extension headers (RFC 8200 §4), up to the transport header.
 
-use super::Header;
 use crate::wire::icmpv6::parameter_problem::{ERRONEOUS_FIELD, UNKNOWN_NEXT_HEADER, UNKNOWN_OPTION};
+use crate::wire::ipv6;
 use crate::wire::{WireError, be16, be32, header_buffer, header_bytes, protocol};
 
 /// Largest number of extension headers in a packet. RFC 8504 §5.3 permits such a limit; actual packets have
@@ -26,7 +26,7 @@ pub struct FragmentHeader {
     /// Offset of the fragment within the fragmentable part of the original packet, in bytes (a multiple of
     /// 8).
     pub offset: u16,
-    /// Whether more fragments follow this one.
+    /// True if more fragments follow this one.
     pub more_fragments: bool,
     /// Identification, which all fragments of a packet share.
     pub ident: u32,
@@ -105,7 +105,7 @@ pub enum HeaderChainError {
         code: u8,
         /// Offset of the problematic byte within the packet.
         pointer: u32,
-        /// Whether a packet to a multicast address is reported, too (RFC 8200 §4.2).
+        /// True if a packet to a multicast address is reported, too (RFC 8200 §4.2).
         even_if_multicast: bool,
     },
 }
@@ -127,14 +127,14 @@ fn problem(code: u8, at: usize) -> HeaderChainError {
 /// # Errors
 /// [`HeaderChainError`]: the packet must be dropped.
 #[inline]
-pub fn walk_header_chain(packet: &[u8], header: &Header) -> Result<HeaderChain, HeaderChainError> {
+pub fn walk_header_chain(packet: &[u8], header: &ipv6::Header) -> Result<HeaderChain, HeaderChainError> {
     match header.next_header {
         protocol::HOP_BY_HOP | protocol::ROUTING | protocol::FRAGMENT | protocol::DESTINATION_OPTIONS => {
             walk_extensions(packet, header)
         }
         transport => Ok(HeaderChain {
             protocol: transport,
-            offset: Header::LEN,
+            offset: ipv6::Header::LEN,
             next_header_offset: 6,
             fragment: None,
             router_alert: None,
@@ -143,12 +143,12 @@ pub fn walk_header_chain(packet: &[u8], header: &Header) -> Result<HeaderChain, 
 }
 
 #[cold]
-fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, HeaderChainError> {
-    let declared_end = Header::LEN + usize::from(header.payload_len);
+fn walk_extensions(packet: &[u8], header: &ipv6::Header) -> Result<HeaderChain, HeaderChainError> {
+    let declared_end = ipv6::Header::LEN + usize::from(header.payload_len);
     let packet = &packet[..packet.len().min(declared_end)];
     let mut chain = HeaderChain {
         protocol: header.next_header,
-        offset: Header::LEN,
+        offset: ipv6::Header::LEN,
         next_header_offset: 6,
         fragment: None,
         router_alert: None,
@@ -157,7 +157,7 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
         let at = chain.offset;
         let rest = packet.get(at..).ok_or(WireError::Truncated)?;
         match chain.protocol {
-            protocol::HOP_BY_HOP if at != Header::LEN => {
+            protocol::HOP_BY_HOP if at != ipv6::Header::LEN => {
                 // RFC 8200 §4.1: the hop-by-hop header may only come first; elsewhere it counts as an unknown
                 // header.
                 return Err(problem(UNKNOWN_NEXT_HEADER, chain.next_header_offset));
@@ -217,7 +217,7 @@ fn check_fragment(fragment: &FragmentHeader, at: usize, payload_len: usize) -> R
         return Err(problem(ERRONEOUS_FIELD, 4));
     }
     // The payload length of the reassembled packet includes the extension headers of the unfragmentable part.
-    if at - Header::LEN + usize::from(fragment.offset) + payload_len > usize::from(u16::MAX) {
+    if at - ipv6::Header::LEN + usize::from(fragment.offset) + payload_len > usize::from(u16::MAX) {
         return Err(problem(ERRONEOUS_FIELD, at + 2));
     }
     Ok(())

@@ -51,7 +51,7 @@ pub struct TcpOptions {
     /// The shift of the windows that the sender will advertise (RFC 7323 §2). Valid on SYN only. At most 14
     /// when parsed.
     pub window_scale: Option<u8>,
-    /// Whether the sender supports SACK (RFC 2018 §2). Valid on SYN only.
+    /// True if the sender supports SACK (RFC 2018 §2). Valid on SYN only.
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,

@@ -277,8 +277,8 @@ mod tests {
     use crate::script::runner;
     use std::path::Path;
 
-    /// Whether the first of four segments is retransmitted `after_ms` milliseconds after the fourth was
-    /// acknowledged by SACK.
+    /// Returns whether the first of four segments is retransmitted `after_ms` milliseconds after the fourth
+    /// was acknowledged by SACK.
     fn gives_up(slack_ms: u32, after_ms: u32) -> bool {
         let text = format!(
             "// RFC 8985 §6.2

@@ -43,11 +43,11 @@ struct Socket {
     error: Option<i32>,
     shut_read: bool,
     shut_write: bool,
-    /// Whether the peer had closed before the connection ended.
+    /// True if the peer had closed before the connection ended.
     peer_closed: bool,
     /// Seconds that `close` lingers.
     linger: Option<u32>,
-    /// Whether the last send had `MSG_MORE`.
+    /// True if the last send had `MSG_MORE`.
     msg_more: bool,
     /// `TCP_NOTSENT_LOWAT`; 0 is none.
     notsent_lowat: u32,

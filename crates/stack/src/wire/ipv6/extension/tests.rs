@@ -4,7 +4,7 @@ use core::net::Ipv6Addr;
 /// Returns a packet with these extension headers and 16 bytes after them.
 fn packet(first: u8, extensions: &[&[u8]]) -> Vec<u8> {
     let body = extensions.concat();
-    let header = Header {
+    let header = ipv6::Header {
         dscp: 0,
         ecn: 0,
         flow_label: 0,
@@ -22,7 +22,7 @@ fn packet(first: u8, extensions: &[&[u8]]) -> Vec<u8> {
 }
 
 fn follow(packet: &[u8]) -> Result<HeaderChain, HeaderChainError> {
-    walk_header_chain(packet, &Header::parse(packet).unwrap())
+    walk_header_chain(packet, &ipv6::Header::parse(packet).unwrap())
 }
 
 fn drops(error: WireError) -> Result<HeaderChain, HeaderChainError> {
