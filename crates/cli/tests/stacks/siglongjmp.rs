@@ -8,8 +8,8 @@ fn a_handler_may_jump_out_of_blocking_calls() {
     if skipped("a_handler_may_jump_out_of_blocking_calls") {
         return;
     }
-    let fixture = Fixture::new("jumps");
-    let program = &*fixture.compile_c("jumps");
+    let fixture = Fixture::new("siglongjmp");
+    let program = &*fixture.compile_c("siglongjmp");
     let on_kernel = fixture.run_ok(&["run", "--stack", "kernel", "--", program]);
     assert!(on_kernel.ends_with("end 0\nconnect: left\nnumbers lost: 0\n"), "{on_kernel}");
     assert!(

@@ -10,7 +10,7 @@ fn assert_output(test: &str, part: &str, expected: &str) {
         return;
     }
     let fixture = Fixture::new(&format!("between-{part}"));
-    let program = &*fixture.compile_c("between");
+    let program = &*fixture.compile_c("signal_delivery");
     let on_kernel = fixture.run_ok(&["run", "--stack", "kernel", "--", program, part]);
     assert!(on_kernel.ends_with(expected), "{on_kernel}");
     assert_eq!(fixture.run_ok(&["run", "--loopback", "stack", "--", program, part]), on_kernel);

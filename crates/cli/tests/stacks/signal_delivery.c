@@ -1,4 +1,4 @@
-// Handlers of signals that come while the program makes socket calls: what is said is the same on a stack and on the kernel.
+// Signal handlers that run during socket calls. The output must be the same on a stack and on the kernel.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -83,7 +83,7 @@ static unsigned below(unsigned bound)
     return (state >> 16) % bound;
 }
 
-// One call of many, on a connection whose bytes nobody counts.
+// Makes a random call on a connection whose data is not checked.
 static void call(struct pair on, int set)
 {
     static char bytes[4096];
@@ -117,7 +117,7 @@ static int watching(struct pair these)
     return set;
 }
 
-// A connection beside it all: bytes that are counted.
+// A thread that checks the data of its own connection meanwhile.
 static atomic_int over;
 static atomic_long carried, wrong;
 
@@ -142,7 +142,7 @@ static pthread_t beside(void *(*what)(void *), void *argument, int without)
     return thread;
 }
 
-// Handlers that jump out of whatever they interrupt.
+// Handlers that leave the interrupted call by siglongjmp.
 static sigjmp_buf out;
 static volatile sig_atomic_t armed;
 static volatile long jumps;
@@ -180,7 +180,7 @@ static void test_jumps(void)
     printf(" %c\n", c);
 }
 
-// Handlers that use sockets themselves.
+// Handlers that call socket functions.
 static struct pair of_handler;
 static volatile long ran, refused;
 static volatile int last_error;
@@ -195,7 +195,7 @@ static void uses(int number, siginfo_t *info, void *context)
     if (ran % 16 == 0) {
         int fd = socket(AF_INET, SOCK_STREAM, 0);
         if (fd < 0 || close(fd)) refused++, last_error = errno;
-        // What was closed is closed at once.
+        // A closed descriptor is invalid immediately.
         if (send(fd, "x", 1, 0) != -1 || errno != EBADF) refused++;
     }
     errno = error;
@@ -218,7 +218,7 @@ static void test_uses(void)
            carried > 20 ? "much" : "little", wrong);
 }
 
-// Realtime signals, which queue.
+// Queued realtime signals.
 #define QUEUED 20000
 static volatile long expected, disordered, strange;
 static pid_t sender;
@@ -251,7 +251,7 @@ static void test_queue(void)
     printf("ran: %ld, disordered: %ld, strange: %ld\n", ran, disordered, strange);
 }
 
-// Signals for one thread each, on a stack of its own, and handlers that are in force once.
+// Signals sent to single threads, handled on alternate signal stacks, and handlers with SA_RESETHAND.
 #define THREADS 3
 #define ROUNDS 1500
 static _Thread_local struct own { pthread_t thread; char *stack; atomic_long ran, once; int begun; } *own;
@@ -264,7 +264,7 @@ static void directed(int number, siginfo_t *info, void *context)
     char here;
     if (!own || !pthread_equal(own->thread, pthread_self())) { strays++; return; }
     if (&here < own->stack || &here >= own->stack + OWN_STACK) off_stack++;
-    // The context is the thread's: with this signal not blocked.
+    // The signal mask in the context is that of the interrupted thread, which does not block this signal.
     if (sigismember(&((ucontext_t *)context)->uc_sigmask, number)) strays++;
     if (info->si_code != SI_TKILL || info->si_pid != getpid()) strays++;
     own->ran++;
@@ -345,7 +345,7 @@ static void test_once(void)
     printf("once: %ld, strange: %ld\n", ran, strange);
 }
 
-// What is in force is what was said, whoever says it.
+// Each function that sets or queries a handler reports what was set last, by whichever function.
 static void one(int number) { printf("  one argument: %d\n", number); }
 static void three(int number, siginfo_t *info, void *context)
 {
@@ -434,7 +434,7 @@ static void test_said(void)
     raise(SIGUSR1);
     set(SIGUSR1, where, 0, 0);
     raise(SIGUSR1);
-    // The older functions.
+    // The older functions: signal, siginterrupt, sysv_signal, sigset.
     printf("signal: %s\n", name_of(signal(SIGUSR1, one)));
     tell("  now", SIGUSR1);
     raise(SIGUSR1);
@@ -456,7 +456,7 @@ static void test_said(void)
     printf("sigset: %s\n", name_of(sigset(SIGUSR1, nests)));
     printf("sigset: %s\n", name_of(sigset(SIGUSR1, SIG_IGN)));
     printf("sigset: %s\n", name_of(sigset(SIGUSR1, SIG_DFL)));
-    // What cannot be.
+    // Invalid signals.
     int numbers[] = {0, -1, 65, 32, 33, SIGKILL, SIGSTOP};
     for (int i = 0; i < 7; i++) {
         set(numbers[i], one, 0, 0);
@@ -467,7 +467,7 @@ static void test_said(void)
         was = sigset(numbers[i], one);
         printf("sigset %d: %s %d\n", numbers[i], name_of(was), errno);
     }
-    // By number.
+    // By syscall(2).
     struct { void *handler; unsigned long flags; void *restorer; unsigned long mask; } kernels;
     set(SIGUSR1, one, SA_RESTART, SIGUSR2);
     int got = syscall(SYS_rt_sigaction, SIGUSR1, 0, &kernels, 8);
@@ -479,10 +479,10 @@ static void test_said(void)
     raise(SIGUSR1);
     got = syscall(SYS_rt_sigaction, SIGUSR1, 0, &kernels, 4);
     printf("of another length: %d %d\n", got, errno);
-    // A fault comes at once.
+    // A fault is delivered immediately.
     set(SIGSEGV, faults, SA_SIGINFO | SA_NODEFER, 0);
     if (!sigsetjmp(fault, 1)) *(volatile int *)16 = 1;
-    // Children have them, and programs that they become have not.
+    // Handlers are inherited by fork and reset by exec; ignored signals stay ignored.
     fflush(stdout);
     if (!fork()) {
         tell("child", SIGUSR1);
@@ -499,7 +499,7 @@ static void test_said(void)
 
 static void nothing(int number, siginfo_t *info, void *context) { ran++; }
 
-// Several signals that come at once leave none blocked.
+// After several signals at once none stays blocked.
 static void test_several(void)
 {
     struct sigaction alone = {.sa_sigaction = nothing, .sa_flags = SA_SIGINFO};
@@ -527,7 +527,7 @@ static void test_several(void)
     printf("ran: %s, left blocked: %d\n", ran > 50 ? "often" : "seldom", left);
 }
 
-// A runtime that stops all of its threads by signals, while they use sockets and start programs.
+// A language runtime that stops its threads by signals while they use sockets and start programs.
 static sem_t parked;
 static volatile int epoch;
 
@@ -579,7 +579,7 @@ static void test_parks(void)
     printf("parked, wrong: %ld\n", wrong);
 }
 
-// Programs that are started while signals come begin with none blocked, whichever way.
+// Programs started while signals arrive begin with no signal blocked, by fork and by posix_spawn.
 static void test_starts(void)
 {
     handle(SIGALRM, nothing, SA_RESTART);
@@ -591,7 +591,7 @@ static void test_starts(void)
         pipe(in);
         pid_t child = i % 2 ? -1 : fork();
         if (child < 0) {
-            // By posix_spawn, with the mask of this thread or one that was asked for.
+            // By posix_spawn, with this thread's mask or with an explicit one.
             char *words[] = {"grep", "SigBlk", "/proc/self/status", 0};
             posix_spawn_file_actions_t actions;
             posix_spawnattr_t attributes;
@@ -625,7 +625,7 @@ static void test_starts(void)
     printf("began well: %d\n", good);
 }
 
-// A process that is stopped when it sleeps, and goes on: no handler runs. Whoever reads from `went_on` is told.
+// A process that is stopped during a blocking call and continued. No handler runs. `went_on` becomes readable afterwards.
 static int went_on[2];
 
 static void stop(void)
@@ -687,7 +687,7 @@ static void test_stops(void)
         if (i < 7) pthread_join(thread, 0);
         struct timeval none = {0};
         setsockopt(these.theirs, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-        // The byte, if that call has not taken it, wherever it is on its way.
+        // Receives the byte unless the tested call did.
         if (i < 7 && (i > 1 || result < 0)) recv(these.theirs, bytes, 9, 0);
         while (waitpid(-1, 0, 0) > 0);
         if (i == 6 && !fork()) {

@@ -1,4 +1,4 @@
-// Calls that wait are left by siglongjmp, and the program goes on with the same sockets.
+// A signal handler leaves blocking calls by siglongjmp, and the program keeps using the same sockets.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -62,12 +62,12 @@ static int by_select(void) { fd_set r; FD_ZERO(&r); FD_SET(ours, &r); return sel
 static int by_epoll(void) { struct epoll_event e; return epoll_wait(set, &e, 1, -1); }
 static int by_connect(void)
 {
-    // In the end the backlog is full, and nobody answers.
+    // Once the backlog is full, connect gets no answer and blocks.
     for (;;)
         if (connect(socket(AF_INET, SOCK_STREAM, 0), (void *)&at, sizeof at)) return -1;
 }
 
-// With a descriptor of the kernel's beside it, and in a handler that came while such a call waited.
+// Waits for a socket of the stack and a descriptor of the kernel, and also in a handler that interrupted such a wait.
 static int by_poll_of_both(void)
 {
     struct pollfd p[] = {{ours, POLLIN, 0}, {idle[0], POLLIN, 0}};
@@ -95,7 +95,7 @@ static size_t used(void)
     return now.uordblks + now.hblkhd;
 }
 
-// What a call that is left had for itself is not lost.
+// Memory that an abandoned call had allocated is not leaked.
 static void leave_often(void)
 {
     int (*calls[])(void) = {by_poll, by_select, by_epoll, by_recv, by_poll_of_both, by_select_of_both, by_both};
@@ -111,7 +111,7 @@ static void leave_often(void)
                 printf("returned %d\n", calls[i]());
             }
         }
-        // Some of it the others may have taken or given back, but not a little for each call.
+        // Other threads may have allocated or freed some memory, but a leak in each call would exceed this limit.
         size_t after = used();
         printf("call %d: memory is lost: %d\n", i, after > before + 2000);
     }
@@ -153,17 +153,17 @@ int main(void)
     struct { const char *name; int (*call)(void); } calls[] = {
         {"recv", by_recv}, {"accept", by_accept}, {"poll", by_poll}, {"select", by_select}, {"epoll_wait", by_epoll},
     };
-    // From deep frames and from flat ones, and back.
+    // From different call depths.
     for (int round = 0; round < 20; round++)
         for (int i = 0; i < 5; i++) leave(calls[i].name, calls[i].call, round % 3 * 5);
     leave_often();
-    // All go on.
+    // All calls still work on these sockets.
     send(theirs, "abc", 3, 0);
     alarm_in(0);
     printf("epoll_wait %d, poll %d, select %d\n", by_epoll(), by_poll(), by_select());
     printf("recv %d %c\n", by_recv(), bytes[0]);
     recv(ours, bytes, 2, MSG_WAITALL);
-    // Another thread waits while this one leaves, and hears all the same.
+    // Another thread blocks in recv while this one abandons a call; it still receives its byte.
     pthread_t thread;
     sigset_t alarms;
     sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
@@ -173,20 +173,20 @@ int main(void)
     send(ours, "x", 1, 0);
     pthread_join(thread, 0);
     leave("send", by_send, 0);
-    // What was sent is there, and then the end: nothing keeps the socket open that was closed.
+    // The sent bytes arrive, then end of file: the abandoned call does not keep the closed socket open.
     close(ours);
     long total = 0, got;
     while ((got = recv(theirs, bytes, sizeof bytes, 0)) > 0) total += got;
     printf("then %s, %ld\n", total > 0 ? "bytes" : "nothing", got);
     close(theirs);
-    // A socket on which a call was left ends when it is closed.
+    // A socket on which a call was abandoned is closed by close.
     pair();
     leave("recv", by_recv, 8);
     close(ours);
     printf("end %zd\n", recv(theirs, bytes, 1, 0));
     close(theirs);
     leave("connect", by_connect, 2);
-    // No descriptor is lost on the way.
+    // No descriptor is leaked.
     int before = dup(0);
     close(before);
     for (int i = 0; i < 50; i++) {
