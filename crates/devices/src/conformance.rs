@@ -34,11 +34,11 @@ pub struct Guarantees {
 }
 
 /// Runs all checks. `make` creates a new pair of joined devices for each check.
-pub fn run(name: &str, promises: Guarantees, make: &mut dyn FnMut() -> (Device, Device)) {
+pub fn run(name: &str, guarantees: Guarantees, make: &mut dyn FnMut() -> (Device, Device)) {
     for (check, body) in CHECKS {
         let (left, right) = make();
-        let mut bench = Fixture { left, right, clock: TestClock::start(), promises };
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&mut bench)));
+        let mut fixture = Fixture { left, right, clock: TestClock::start(), guarantees };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&mut fixture)));
         if let Err(panic) = result {
             eprintln!("{name}: {check}: failed");
             std::panic::resume_unwind(panic);
@@ -51,7 +51,7 @@ type Check = fn(&mut Fixture);
 const CHECKS: &[(&str, Check)] = &[
     ("capabilities are constant and sane", capabilities_are_constant_and_sane),
     ("frames of every size keep their content", frames_of_every_size_keep_their_content),
-    ("labels arrive as they were sent or not at all", labels_arrive_as_they_were_sent_or_not_at_all),
+    ("labels arrive as they were sent or not at all", labels_arrive_unchanged_or_absent),
     ("both directions keep their order", both_directions_keep_their_order),
     ("super-frames keep their content", super_frames_keep_their_content),
     ("super-frames in pieces keep their content", super_frames_in_pieces_keep_their_content),
@@ -84,7 +84,7 @@ struct Fixture {
     left: Device,
     right: Device,
     clock: TestClock,
-    promises: Guarantees,
+    guarantees: Guarantees,
 }
 
 impl Fixture {
@@ -128,7 +128,7 @@ fn transfer_with(
             while !send(tx, frame) {
                 tx.flush(clock.now());
                 take(rx, &mut all);
-                assert!(clock.now() < deadline, "the queue stays full although all is received");
+                assert!(clock.now() < deadline, "the queue stays full after all frames were received");
             }
         }
         tx.flush(clock.now());
@@ -144,7 +144,7 @@ fn transfer_with(
 /// Queues one frame without flush. Returns false if the queue is full.
 fn send(tx: &mut dyn TxQueue, frame: &TestFrame) -> bool {
     let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
-    assert_eq!(room.len(), frame.bytes.len(), "room of another length than asked for");
+    assert_eq!(room.len(), frame.bytes.len(), "reserve returned a buffer of another length");
     room.copy_from_slice(&frame.bytes);
     tx.commit(frame.bytes.len(), frame.meta);
     true
@@ -187,37 +187,41 @@ fn assert_same_frames(sent: &[TestFrame], received: &[ReceivedFrame]) {
         assert_eq!(sent.bytes.len(), received.bytes.len(), "a frame changed its length");
         assert!(sent.bytes == received.bytes, "a frame of {} bytes changed its content", sent.bytes.len());
     }
-    assert_eq!(sent.len(), received.len(), "number of frames");
+    assert_eq!(sent.len(), received.len(), "number of frames differs");
 }
 
-fn capabilities_are_constant_and_sane(bench: &mut Fixture) {
-    let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
-    assert_ne!(left.mac, right.mac, "two stations with one MAC address");
+fn capabilities_are_constant_and_sane(fixture: &mut Fixture) {
+    let (left, right) = (fixture.left.tx.capabilities(), fixture.right.tx.capabilities());
+    assert_ne!(left.mac, right.mac, "both devices have one MAC address");
     for capabilities in [left, right] {
-        assert_eq!(capabilities.mac[0] & 1, 0, "a group address as the device's own");
+        assert_eq!(capabilities.mac[0] & 1, 0, "the MAC address is a group address");
         assert!((68..=65_535).contains(&capabilities.mtu), "MTU {}", capabilities.mtu);
         assert!(capabilities.gso_bytes_max == 0 || capabilities.tx_checksum, "super-frames need checksums");
         assert!(!capabilities.uso || capabilities.gso_bytes_max > 0);
     }
     let frames: Vec<_> =
-        (0..100).map(|number| TestFrame::plain(bench.left.tx.capabilities(), number, 200)).collect();
-    bench.exchange(&frames);
-    assert_eq!((left, right), (bench.left.tx.capabilities(), bench.right.tx.capabilities()), "changed");
+        (0..100).map(|number| TestFrame::plain(fixture.left.tx.capabilities(), number, 200)).collect();
+    fixture.exchange(&frames);
+    assert_eq!(
+        (left, right),
+        (fixture.left.tx.capabilities(), fixture.right.tx.capabilities()),
+        "capabilities changed"
+    );
 }
 
-fn frames_of_every_size_keep_their_content(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
-    let largest = bench.left.tx.capabilities().mtu.min(bench.right.tx.capabilities().mtu) + 14;
+fn frames_of_every_size_keep_their_content(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
+    let largest = fixture.left.tx.capabilities().mtu.min(fixture.right.tx.capabilities().mtu) + 14;
     // All sizes up to a usual MTU, and selected sizes and the largest ones above it.
     let sizes = (60..=largest).filter(|&size| size <= 1600 || size % 251 == 0 || size + 20 > largest);
     let frames: Vec<_> =
         sizes.zip(0..).map(|(size, number)| TestFrame::plain(capabilities, number, size)).collect();
-    assert_same_frames(&frames, &bench.exchange(&frames));
+    assert_same_frames(&frames, &fixture.exchange(&frames));
 }
 
 /// A device need not transmit labels, but a wrong hash would send a frame to the wrong shard.
-fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn labels_arrive_unchanged_or_absent(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     let labels = |number: u32| match number % 3 {
         0 => Label::NONE,
         1 => Label::new(Some(number.wrapping_mul(0x9e37_79b9)), 0),
@@ -230,47 +234,47 @@ fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Fixture) {
             frame
         })
         .collect();
-    let received = bench.exchange(&frames);
+    let received = fixture.exchange(&frames);
     assert_same_frames(&frames, &received);
     for (sent, received) in frames.iter().zip(&received) {
-        let expected = if bench.promises.labels { sent.meta.label } else { Label::NONE };
+        let expected = if fixture.guarantees.labels { sent.meta.label } else { Label::NONE };
         assert_eq!(received.label, expected);
     }
 }
 
-fn both_directions_keep_their_order(bench: &mut Fixture) {
+fn both_directions_keep_their_order(fixture: &mut Fixture) {
     let make = |capabilities, seed: u32| -> Vec<_> {
         (0..1000u32)
             .map(|number| TestFrame::plain(capabilities, number + seed, 60 + (number * 37 % 400) as usize))
             .collect()
     };
-    let there = make(bench.left.tx.capabilities(), 0);
-    let back = make(bench.right.tx.capabilities(), 5000);
+    let there = make(fixture.left.tx.capabilities(), 0);
+    let back = make(fixture.right.tx.capabilities(), 5000);
     let (mut got_there, mut got_back) = (Vec::new(), Vec::new());
     for (there, back) in there.chunks(WINDOW).zip(back.chunks(WINDOW)) {
-        got_there.extend(transfer(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, there));
-        got_back.extend(transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, back));
+        got_there.extend(transfer(&mut *fixture.left.tx, &mut *fixture.right.rx, fixture.clock, there));
+        got_back.extend(transfer(&mut *fixture.right.tx, &mut *fixture.left.rx, fixture.clock, back));
     }
     assert_same_frames(&there, &got_there);
     assert_same_frames(&back, &got_back);
 }
 
-fn super_frames_keep_their_content(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
-    let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
-    let received = bench.exchange(&frames);
-    frames::assert_payloads_arrive(&frames, &received, bench.promises.uncut_super_frame_bytes);
+fn super_frames_keep_their_content(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
+    let frames = frames::transport_frames(capabilities, fixture.right.tx.capabilities().mac);
+    let received = fixture.exchange(&frames);
+    frames::assert_payloads_arrive(&frames, &received, fixture.guarantees.uncut_super_frame_bytes);
 }
 
 /// The content must not depend on the pieces, nor on the reserved memory after the head.
-fn super_frames_in_pieces_keep_their_content(bench: &mut Fixture) {
-    if bench.left.tx.gather().is_none() {
+fn super_frames_in_pieces_keep_their_content(fixture: &mut Fixture) {
+    if fixture.left.tx.gather().is_none() {
         return;
     }
-    let capabilities = bench.left.tx.capabilities();
-    let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
+    let capabilities = fixture.left.tx.capabilities();
+    let frames = frames::transport_frames(capabilities, fixture.right.tx.capabilities().mac);
     let received =
-        transfer_with(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, &frames, |tx, frame| {
+        transfer_with(&mut *fixture.left.tx, &mut *fixture.right.rx, fixture.clock, &frames, |tx, frame| {
             let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
             let (head, mut rest) = frame.bytes.split_at(frame.bytes.len().min(100));
             room.fill(0xee);
@@ -288,48 +292,48 @@ fn super_frames_in_pieces_keep_their_content(bench: &mut Fixture) {
                 let piece = if shared { PayloadPiece::Shared(copied) } else { PayloadPiece::Private(piece) };
                 (!piece.is_empty()).then_some(piece)
             });
-            let gather = tx.gather().expect("it did before");
+            let gather = tx.gather().expect("the frame was accepted before");
             gather.commit_gathered(head.len(), &mut pieces, frame.meta);
             true
         });
-    frames::assert_payloads_arrive(&frames, &received, bench.promises.uncut_super_frame_bytes);
+    frames::assert_payloads_arrive(&frames, &received, fixture.guarantees.uncut_super_frame_bytes);
 }
 
-fn room_that_is_not_committed_leaves_no_trace(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn room_that_is_not_committed_leaves_no_trace(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     let largest = (capabilities.mtu + 18).max(capabilities.gso_bytes_max);
     for number in 0..300 {
         for len in [60, largest, 0, 1000.min(largest)] {
-            if let Some(room) = bench.left.tx.reserve(len) {
+            if let Some(room) = fixture.left.tx.reserve(len) {
                 room.fill(0xdb);
             }
-            bench.left.tx.flush(bench.clock.now());
+            fixture.left.tx.flush(fixture.clock.now());
         }
         let frame = [TestFrame::plain(capabilities, number, 60 + number as usize % 100)];
-        assert_same_frames(&frame, &bench.exchange(&frame));
+        assert_same_frames(&frame, &fixture.exchange(&frame));
     }
 }
 
-fn less_than_reserved_can_be_sent(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn less_than_reserved_can_be_sent(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     for number in 0..300u32 {
         let frame = TestFrame::plain(capabilities, number, 60 + number as usize % 7);
-        let room = bench.left.tx.reserve(capabilities.mtu + 18).expect("nothing is queued");
+        let room = fixture.left.tx.reserve(capabilities.mtu + 18).expect("the queue is empty");
         room[..frame.bytes.len()].copy_from_slice(&frame.bytes);
-        bench.left.tx.commit(frame.bytes.len(), TxMeta::default());
+        fixture.left.tx.commit(frame.bytes.len(), TxMeta::default());
         let next = [TestFrame::plain(capabilities, number + 1, 100)];
-        let mut received = bench.exchange(&next);
-        let deadline = bench.clock.now() + TIMEOUT;
+        let mut received = fixture.exchange(&next);
+        let deadline = fixture.clock.now() + TIMEOUT;
         while received.len() < 2 {
-            assert!(bench.clock.now() < deadline, "a frame is missing");
-            received.extend(receive(&mut *bench.right.rx, bench.clock));
+            assert!(fixture.clock.now() < deadline, "a frame did not arrive");
+            received.extend(receive(&mut *fixture.right.rx, fixture.clock));
         }
         assert_same_frames(&[frame, next[0].clone()], &received);
     }
 }
 
-fn bursts_are_bounded_and_append(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn bursts_are_bounded_and_append(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     let frames: Vec<_> =
         (0..3 * BURST_FRAMES_MAX as u32).map(|n| TestFrame::plain(capabilities, n, 90)).collect();
     let filler = [0xffu8; 60];
@@ -337,48 +341,48 @@ fn bursts_are_bounded_and_append(bench: &mut Fixture) {
     let mut received = Vec::new();
     for window in frames.chunks(WINDOW) {
         for frame in window {
-            assert!(send(&mut *bench.left.tx, frame), "less than a window is queued");
+            assert!(send(&mut *fixture.left.tx, frame), "the queue holds less than a window");
         }
-        bench.left.tx.flush(bench.clock.now());
-        let (start, deadline) = (received.len(), bench.clock.now() + TIMEOUT);
+        fixture.left.tx.flush(fixture.clock.now());
+        let (start, deadline) = (received.len(), fixture.clock.now() + TIMEOUT);
         let mut room = 0;
         while received.len() - start < window.len() {
-            assert!(bench.clock.now() < deadline, "a frame is missing");
+            assert!(fixture.clock.now() < deadline, "a frame did not arrive");
             let mut burst = RxBurst::new();
             let kept = BURST_FRAMES_MAX - room;
             (0..kept).for_each(|_| burst.push(filler));
-            bench.right.rx.rx_burst(bench.clock.now(), &mut burst);
+            fixture.right.rx.rx_burst(fixture.clock.now(), &mut burst);
             assert!(
                 burst[..kept].iter().all(|frame| frame.bytes == filler.bytes),
                 "a burst was not appended to"
             );
             received.extend(burst[kept..].iter().filter_map(ReceivedFrame::of));
             room = (room + 1) % 10;
-            bench.left.tx.flush(bench.clock.now());
+            fixture.left.tx.flush(fixture.clock.now());
         }
     }
     assert_same_frames(&frames, &received);
 }
 
-fn lent_frames_survive_while_answers_are_sent(bench: &mut Fixture) {
-    let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
+fn lent_frames_survive_while_answers_are_sent(fixture: &mut Fixture) {
+    let (left, right) = (fixture.left.tx.capabilities(), fixture.right.tx.capabilities());
     let first: Vec<_> = (0..WINDOW as u32).map(|number| TestFrame::plain(left, number, 300)).collect();
-    assert!(first.iter().all(|frame| send(&mut *bench.left.tx, frame)));
-    bench.left.tx.flush(bench.clock.now());
-    let deadline = bench.clock.now() + TIMEOUT;
+    assert!(first.iter().all(|frame| send(&mut *fixture.left.tx, frame)));
+    fixture.left.tx.flush(fixture.clock.now());
+    let deadline = fixture.clock.now() + TIMEOUT;
     let mut seen = 0;
     while seen == 0 {
-        assert!(bench.clock.now() < deadline, "no frame came");
+        assert!(fixture.clock.now() < deadline, "no frame arrived");
         let mut burst = RxBurst::new();
-        bench.right.rx.rx_burst(bench.clock.now(), &mut burst);
+        fixture.right.rx.rx_burst(fixture.clock.now(), &mut burst);
         let before: Vec<Vec<u8>> = burst.iter().map(|frame| frame.bytes.to_vec()).collect();
         seen = burst.iter().filter_map(ReceivedFrame::of).count();
         let answers: Vec<_> = (0..200).map(|number| TestFrame::plain(right, 9000 + number, 500)).collect();
-        transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, &answers);
+        transfer(&mut *fixture.right.tx, &mut *fixture.left.rx, fixture.clock, &answers);
         // More frames in the same direction must not overwrite lent frames either.
         for number in 0..200 {
-            send(&mut *bench.left.tx, &TestFrame::plain(left, 5000 + number, 500));
-            bench.left.tx.flush(bench.clock.now());
+            send(&mut *fixture.left.tx, &TestFrame::plain(left, 5000 + number, 500));
+            fixture.left.tx.flush(fixture.clock.now());
         }
         assert!(
             burst.iter().zip(&before).all(|(frame, before)| frame.bytes == before),
@@ -387,60 +391,60 @@ fn lent_frames_survive_while_answers_are_sent(bench: &mut Fixture) {
     }
 }
 
-fn an_overrun_queue_recovers(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn an_overrun_queue_recovers(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     let mut queued = Vec::new();
     for number in 0..100_000 {
         let frame = TestFrame::plain(capabilities, number, 1000);
-        if !send(&mut *bench.left.tx, &frame) {
-            bench.left.tx.flush(bench.clock.now());
-            if !send(&mut *bench.left.tx, &frame) {
+        if !send(&mut *fixture.left.tx, &frame) {
+            fixture.left.tx.flush(fixture.clock.now());
+            if !send(&mut *fixture.left.tx, &frame) {
                 break;
             }
         }
         queued.push(frame);
         if number % 64 == 0 {
-            bench.left.tx.flush(bench.clock.now());
+            fixture.left.tx.flush(fixture.clock.now());
         }
-        if !bench.promises.back_pressure && queued.len() == 5000 {
+        if !fixture.guarantees.back_pressure && queued.len() == 5000 {
             break;
         }
     }
-    bench.left.tx.flush(bench.clock.now());
+    fixture.left.tx.flush(fixture.clock.now());
     assert!(queued.len() < 100_000, "the queue has no bound");
     let mut received = Vec::new();
     let mut quiet = 0;
     while quiet < 4 {
-        let frames = receive(&mut *bench.right.rx, bench.clock);
-        let held = bench.left.tx.next_deadline().or(bench.right.rx.next_deadline()).is_some();
+        let frames = receive(&mut *fixture.right.rx, fixture.clock);
+        let held = fixture.left.tx.next_deadline().or(fixture.right.rx.next_deadline()).is_some();
         quiet = if frames.is_empty() && !held { quiet + 1 } else { 0 };
         received.extend(frames);
         if quiet > 0 || held {
-            wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
+            wait(&mut *fixture.left.tx, &mut *fixture.right.rx, fixture.clock);
         }
     }
-    if bench.promises.back_pressure {
+    if fixture.guarantees.back_pressure {
         assert_same_frames(&queued, &received);
     } else {
         assert!(received.len() >= WINDOW, "only {} frames survived an overrun", received.len());
     }
     let after: Vec<_> =
         (0..500).map(|number| TestFrame::plain(capabilities, 200_000 + number, 400)).collect();
-    assert_same_frames(&after, &bench.exchange(&after));
+    assert_same_frames(&after, &fixture.exchange(&after));
 }
 
-fn a_device_outlives_its_peer(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+fn a_device_outlives_its_peer(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     let frames: Vec<_> = (0..40).map(|number| TestFrame::plain(capabilities, number, 700)).collect();
-    bench.exchange(&frames);
+    fixture.exchange(&frames);
     let (other, _) = crate::memory::pair(Default::default());
-    drop(std::mem::replace(&mut bench.right, other));
+    drop(std::mem::replace(&mut fixture.right, other));
     for number in 0..20_000 {
-        if send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 700)) && number % 32 != 0 {
+        if send(&mut *fixture.left.tx, &TestFrame::plain(capabilities, number, 700)) && number % 32 != 0 {
             continue;
         }
-        bench.left.tx.flush(bench.clock.now());
-        assert!(receive(&mut *bench.left.rx, bench.clock).is_empty());
+        fixture.left.tx.flush(fixture.clock.now());
+        assert!(receive(&mut *fixture.left.rx, fixture.clock).is_empty());
     }
-    bench.left.rx.arm();
+    fixture.left.rx.arm();
 }

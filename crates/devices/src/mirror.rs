@@ -167,10 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn a_mirrored_device_conforms() {
-        let promises = Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
+    fn mirrored_device_conforms() {
+        let guarantees =
+            Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
         let mut monitors = Vec::new();
-        conformance::run("mirror", promises, &mut || {
+        conformance::run("mirror", guarantees, &mut || {
             let (left, right) = pair(MemoryConfig::default());
             let (monitor, watcher) = pair(MemoryConfig::default());
             // A monitor device that is never read must not affect the traffic.
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_copied() {
+    fn both_directions_are_mirrored() {
         let (left, mut right) = pair(MemoryConfig::default());
         let (monitor, mut watcher) = pair(MemoryConfig::default());
         let mut left = wrap(left, monitor.tx);
@@ -193,7 +194,7 @@ mod tests {
 
     // limit: bytes in the ring of a mirror
     #[test]
-    fn a_full_monitor_drops_and_counts_while_the_traffic_goes_on() {
+    fn full_monitor_drops_without_affecting_traffic() {
         let (left, mut right) = pair(MemoryConfig::default());
         let small = MemoryConfig { ring_bytes: 4096, ..MemoryConfig::default() }.without_offloads();
         let (monitor, mut watcher) = pair(small);
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_without_offloads_gets_segments() {
+    fn monitor_without_offloads_receives_segments() {
         let (left, _right) = pair(MemoryConfig::default());
         let (monitor, mut watcher) = pair(MemoryConfig::default().without_offloads());
         let mut left = wrap(left, monitor.tx);

@@ -158,12 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_frame_stays_as_it_is() {
+    fn complete_frame_is_unchanged() {
         assert_eq!(wire(&[1, 2, 3], TxMeta::default()), Ok(vec![vec![1, 2, 3]]));
     }
 
     #[test]
-    fn a_partial_checksum_is_completed_and_a_super_frame_cut() {
+    fn partial_checksums_and_super_frames_are_completed() {
         let frames = wire(&tcp(500), PARTIAL).expect("valid");
         assert_eq!(frames.len(), 1);
         assert!(is_complete(&frames[0]));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn inconsistent_metadata_is_refused() {
         assert!(wire(&tcp(5)[..40], PARTIAL).is_err());
         assert!(wire(&tcp(5), TxMeta { gso: Some(Gso { kind: GsoKind::Udp, ..GSO }), ..PARTIAL }).is_err());
     }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_pass_whole_where_the_device_can_take_them() {
+    fn supported_offloads_pass_unchanged() {
         let able = MemoryConfig::default;
         assert_eq!(forwarded(able(), &tcp(2500), SUPER), (0, vec![(2554, true)]));
         assert_eq!(forwarded(able(), &tcp(500), PARTIAL), (0, vec![(554, true)]));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_cannot_take_at_all_is_refused() {
+    fn frame_above_the_device_limits_is_refused() {
         let small = MemoryConfig { mtu: 900, ..MemoryConfig::default() }.without_offloads();
         assert_eq!(forwarded(small.clone(), &tcp(2500), SUPER), (2, vec![(554, false)]));
         assert_eq!(forwarded(small.clone(), &tcp(1000), TxMeta::default()), (1, vec![]));

@@ -75,14 +75,14 @@ mod tests {
     /// The expected values are the first outputs of the authors' reference program for the state {1, 2, 3,
     /// 4}.
     #[test]
-    fn the_stream_is_that_of_the_reference() {
+    fn output_matches_the_reference() {
         let mut random = Random { state: [1, 2, 3, 4] };
         let expected = [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386];
         assert_eq!(std::array::from_fn(|_| random.next_u64()), expected);
     }
 
     #[test]
-    fn a_seed_gives_one_stream_and_another_seed_another() {
+    fn output_depends_on_the_seed() {
         let draw = |seed| -> Vec<u64> {
             let mut r = Random::new(seed);
             (0..8).map(|_| r.next_u64()).collect()
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_chances_come_true_as_often_as_they_should() {
+    fn bounds_and_probabilities_hold() {
         let mut random = Random::new(1);
         assert_eq!(random.below(0), 0);
         assert!((0..1000).all(|_| random.below(7) < 7));

@@ -205,7 +205,7 @@ mod tests {
 
     fn send(device: &mut Device, to: [u8; 6], from: [u8; 6], mark: u8) {
         let frame = [&to[..], &from[..], &[mark; 50]].concat();
-        device.tx.reserve(62).expect("room").copy_from_slice(&frame);
+        device.tx.reserve(62).expect("space").copy_from_slice(&frame);
         device.tx.commit(62, TxMeta::default());
         device.tx.flush(Instant::ZERO);
     }
@@ -224,15 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn two_stations_of_a_switch_conform() {
+    fn two_switch_ports_conform() {
         // Frames for which a port has no room are lost.
-        let promises = Guarantees { back_pressure: false, uncut_super_frame_bytes: usize::MAX, labels: true };
+        let guarantees =
+            Guarantees { back_pressure: false, uncut_super_frame_bytes: usize::MAX, labels: true };
         for config in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 // Also ends the threads if a check panics; otherwise the scope would never end.
                 let _end = StoreOnDrop(&over);
-                conformance::run("switch", promises, &mut || {
+                conformance::run("switch", guarantees, &mut || {
                     let (mut switch, mut devices) = switch(2, &config);
                     let over = &over;
                     scope.spawn(move || {
@@ -242,8 +243,8 @@ mod tests {
                             }
                         }
                     });
-                    let right = devices.pop().expect("two");
-                    (devices.pop().expect("two"), right)
+                    let right = devices.pop().expect("two devices");
+                    (devices.pop().expect("two devices"), right)
                 });
             });
         }
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_stations_are_flooded_and_known_ones_reached_alone() {
+    fn unknown_addresses_are_flooded() {
         let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
         let [a, b, c] = [0, 1, 2].map(|i| mac(&devices[i]));
         assert!(a != b && b != c && a != c);
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_that_moves_is_found_again_and_a_silent_one_forgotten() {
+    fn moved_station_is_relearned_and_silent_one_expires() {
         let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
         let station = [2, 9, 9, 9, 9, 9];
         let [a, c] = [mac(&devices[0]), mac(&devices[2])];
@@ -299,7 +300,7 @@ mod tests {
 
     // limit: stations that a switch remembers
     #[test]
-    fn the_table_is_bounded_and_forgets_the_station_not_heard_for_longest() {
+    fn full_table_evicts_the_oldest_station() {
         let (near, far) = crate::memory::pair(MemoryConfig::default());
         let (mut sender, mut switch) = (near, Switch::new(vec![far], 16));
         for number in 0..10_000u16 {
@@ -315,7 +316,7 @@ mod tests {
 
     // limit: bytes in the ring of a switch port
     #[test]
-    fn a_full_port_loses_frames_and_waiting_frames_forbid_sleep() {
+    fn full_port_drops_and_queued_frames_prevent_sleep() {
         let (mut a, near) = crate::memory::pair(MemoryConfig::default());
         let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
         let (far, mut slow) = crate::memory::pair(small);
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(switch.poll(Instant::ZERO), 40);
         let dropped = switch.stats().dropped;
         assert!((1..40).contains(&dropped), "{:?}", switch.stats());
-        assert_eq!(came(&mut quick), 40, "the other port has room");
+        assert_eq!(came(&mut quick), 40, "the other port accepts frames");
         // The slow device holds the frames that fitted into its ring; once it has received them, there is
         // room for more.
         assert_eq!(came(&mut slow), 40 - dropped);
@@ -347,10 +348,10 @@ mod tests {
     }
 
     #[test]
-    fn frames_without_a_whole_header_are_ignored() {
+    fn frames_shorter_than_a_header_are_ignored() {
         let (mut switch, mut devices) = switch(2, &MemoryConfig::default());
         for len in 0..14 {
-            devices[0].tx.reserve(len).expect("room").fill(0);
+            devices[0].tx.reserve(len).expect("space").fill(0);
             devices[0].tx.commit(len, TxMeta::default());
         }
         devices[0].tx.flush(Instant::ZERO);

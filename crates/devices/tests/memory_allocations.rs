@@ -58,13 +58,13 @@ fn assert_no_allocation(mut a: Device, mut b: Device) {
 }
 
 #[test]
-fn sending_receiving_and_sleeping_allocate_nothing() {
+fn memory_device_does_not_allocate() {
     let (a, b) = pair(MemoryConfig::default());
     assert_no_allocation(a, b);
 }
 
 #[test]
-fn sending_receiving_and_sleeping_over_memif_allocate_nothing() {
+fn memif_device_does_not_allocate() {
     for offload in [true, false] {
         let name = format!("ginnel-allocations-{}-{offload}", std::process::id());
         let [server, client] = [Role::Server, Role::Client].map(|role| {

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_refused() {
+    fn invalid_programs_are_refused() {
         let refused = |build: fn(&mut Assembler)| bytes(build).expect_err("wrong");
         assert_eq!(
             refused(|a| {

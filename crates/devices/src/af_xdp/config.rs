@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_says_everything() {
+    fn text_sets_all_keys() {
         let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8";
         let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_value() {
         for (text, problem) in [
             ("queues", "\"queues\" is not"),
             ("queues=", "queues: \"\" is not a number"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_needs_a_name_and_something_to_take() {
+    fn interface_and_take_are_required() {
         let good = AfXdpConfig {
             interface: "eth0".into(),
             addresses: vec![([10, 0, 0, 1].into(), 0)],

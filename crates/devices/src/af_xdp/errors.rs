@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_cause_and_remedy_and_keeps_its_kind() {
+    fn error_keeps_its_kind() {
         let socket = |step, errno: Errno, mode| socket_error(step, errno.into(), 3, mode, 5 << 20);
         for (error, words) in [
             (map_error(Errno::PERM), "CAP_BPF"),

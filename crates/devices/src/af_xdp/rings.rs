@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_out_in_order_over_the_end_of_indices() {
+    fn entries_stay_ordered_when_indices_wrap() {
         let memory = memory::<u64>(4);
         let mut producer = ProducerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         let mut consumer = ConsumerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
@@ -228,8 +228,8 @@ mod tests {
                     })
                 })
                 .count() as u32;
-            assert_eq!(pushed, count, "the ring is empty each time");
-            assert_eq!(consumer.available(), 0, "nothing is seen before it is published");
+            assert_eq!(pushed, count, "the ring is empty");
+            assert_eq!(consumer.available(), 0, "unpublished entries are invisible");
             assert_eq!(producer.publish(), count > 0);
             assert_eq!((consumer.available(), producer.pending()), (count, count));
             for ahead in 0..count {
@@ -242,7 +242,7 @@ mod tests {
 
     // limit: descriptors of an AF_XDP ring
     #[test]
-    fn a_full_ring_takes_no_more() {
+    fn full_ring_refuses_entries() {
         let memory = memory::<XdpDescriptor>(2);
         let mut producer = ProducerRing::new(memory.clone(), &OFFSETS, 2);
         let mut consumer = ConsumerRing::<XdpDescriptor>::new(memory, &OFFSETS, 2);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_jumps_is_no_more_than_a_full_ring() {
+    fn invalid_index_counts_as_a_full_ring() {
         let memory = memory::<u64>(4);
         let mut consumer = ConsumerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         for produced in [5, u32::MAX, 1 << 31] {
@@ -264,11 +264,11 @@ mod tests {
         }
         consumer.release(4);
         set_producer(&memory, 3);
-        assert_eq!(consumer.available(), 4, "one that goes back counts as one that jumps");
+        assert_eq!(consumer.available(), 4, "an index that moves backwards is invalid, too");
     }
 
     #[test]
-    fn the_flag_says_whether_the_kernel_wants_to_be_called() {
+    fn need_wakeup_flag_is_read() {
         let memory = memory::<u64>(4);
         let producer = ProducerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         assert!(!producer.needs_wakeup());

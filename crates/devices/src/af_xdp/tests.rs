@@ -53,12 +53,12 @@ fn only(device: AfXdp) -> Device {
     device.into_single_device().expect("one queue")
 }
 
-const PROMISES: Guarantees = Guarantees { back_pressure: false, uncut_super_frame_bytes: 0, labels: false };
+const GUARANTEES: Guarantees = Guarantees { back_pressure: false, uncut_super_frame_bytes: 0, labels: false };
 
 /// Runs the conformance suite over pairs of veth interfaces with these options.
 fn conforms(keys: &str, mtu: usize) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    conformance::run(&format!("AF_XDP with {keys:?}, MTU {mtu}"), PROMISES, &mut || {
+    conformance::run(&format!("AF_XDP with {keys:?}, MTU {mtu}"), GUARANTEES, &mut || {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (left, right) = (format!("left{number}"), format!("right{number}"));
         veth(&left, &right, mtu);
@@ -73,8 +73,8 @@ fn queue_0_conforms() {
 }
 
 #[test]
-fn another_queue_conforms() {
-    in_bpf_namespace("af_xdp::tests::another_queue_conforms", || conforms("queues=2", 1500));
+fn queue_1_conforms() {
+    in_bpf_namespace("af_xdp::tests::queue_1_conforms", || conforms("queues=2", 1500));
 }
 
 #[test]
@@ -83,8 +83,8 @@ fn all_queues_as_one_conform() {
 }
 
 #[test]
-fn every_way_of_attaching_and_waking_conforms() {
-    in_bpf_namespace("af_xdp::tests::every_way_of_attaching_and_waking_conforms", || {
+fn all_attach_and_wakeup_modes_conform() {
+    in_bpf_namespace("af_xdp::tests::all_attach_and_wakeup_modes_conform", || {
         for keys in
             ["attach=driver,mode=copy", "attach=generic", "need_wakeup=off", "ring=64", "busy_poll=20"]
         {
@@ -106,7 +106,7 @@ fn frames_in_several_buffers_conform() {
 
 /// Limits the instructions that the kernel executes for every frame of the interface.
 #[test]
-fn the_program_stays_short() {
+fn program_length_is_bounded() {
     let maps = redirect::Maps { sockets: 3, addresses: 4, ports: 5, drops_without_socket: 6 };
     assert_eq!(redirect::redirect_all(maps).map(|code| code.len()), Ok(6));
     let len = redirect::redirect_selected(maps).expect("a program").len();
@@ -114,7 +114,7 @@ fn the_program_stays_short() {
 }
 
 #[test]
-fn the_layout_follows_from_the_mtu() {
+fn umem_layout_follows_from_the_mtu() {
     let layout = |mtu| (ChunkLayout::of(mtu).chunk, ChunkLayout::of(mtu).multi_buffer);
     assert_eq!(layout(68), (2048, false));
     assert_eq!(layout(1774), (2048, false));
@@ -127,7 +127,7 @@ fn the_layout_follows_from_the_mtu() {
 /// Sends frames without waiting.
 fn send(device: &mut Device, frames: &[Vec<u8>]) {
     for frame in frames {
-        device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+        device.tx.reserve(frame.len()).expect("space").copy_from_slice(frame);
         device.tx.commit(frame.len(), TxMeta::default());
     }
     device.tx.flush(Instant::ZERO);
@@ -156,8 +156,8 @@ fn numbered(count: u8) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn one_device_of_several_queues_hears_all_of_them() {
-    in_bpf_namespace("af_xdp::tests::one_device_of_several_queues_hears_all_of_them", || {
+fn multi_queue_device_receives_from_all_queues() {
+    in_bpf_namespace("af_xdp::tests::multi_queue_device_receives_from_all_queues", || {
         veth("many0", "many1", 1500);
         let mut all = only(open(&all_of("many0", "queues=0-3")).expect("a device"));
         let each = open(&all_of("many1", "queues=0-3")).expect("a device");
@@ -171,11 +171,11 @@ fn one_device_of_several_queues_hears_all_of_them() {
 }
 
 #[test]
-fn a_burst_costs_one_call_and_its_memory_comes_back() {
-    in_bpf_namespace("af_xdp::tests::a_burst_costs_one_call_and_its_memory_comes_back", || {
+fn burst_costs_one_system_call() {
+    in_bpf_namespace("af_xdp::tests::burst_costs_one_system_call", || {
         veth("calls0", "calls1", 1500);
         let left = open(&all_of("calls0", "ring=256")).expect("a device");
-        assert!(left.in_driver && !left.zero_copy, "what veth can do");
+        assert!(left.in_driver && !left.zero_copy, "veth attaches in the driver, without zero copy");
         let stats = left.stats.clone();
         let (mut left, mut right) = (only(left), only(open(&all_of("calls1", "")).expect("a device")));
         let frames = numbered(64);
@@ -184,13 +184,20 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
             let before = stats.tx_calls.load(Ordering::Relaxed);
             send(&mut left, &frames);
             // Linux has sent 64 frames with one call since 6.17.
-            assert!(stats.tx_calls.load(Ordering::Relaxed) - before <= 2, "more than a call for 32 frames");
+            assert!(
+                stats.tx_calls.load(Ordering::Relaxed) - before <= 2,
+                "more than one system call for 32 frames"
+            );
             left.tx.flush(Instant::ZERO);
             assert_eq!(receive(&mut right, frames.len()), frames);
         }
         let calls = stats.tx_calls.load(Ordering::Relaxed);
         left.tx.flush(Instant::ZERO);
-        assert_eq!(stats.tx_calls.load(Ordering::Relaxed), calls, "nothing to send, nobody to call");
+        assert_eq!(
+            stats.tx_calls.load(Ordering::Relaxed),
+            calls,
+            "a flush without frames makes no system call"
+        );
         for counter in [&stats.rx_invalid, &stats.rx_dropped, &stats.tx_invalid, &stats.tx_errors] {
             assert_eq!(counter.load(Ordering::Relaxed), 0);
         }
@@ -199,7 +206,7 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
 
 // limit: descriptors of an AF_XDP ring
 #[test]
-fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on() {
+fn full_ring_drops_are_counted_by_the_kernel() {
     in_bpf_namespace("af_xdp::tests::a_ring_that_nobody_empties_loses_frames", || {
         veth("full0", "full1", 1500);
         let mut left = only(open(&all_of("full0", "")).expect("a device"));
@@ -211,7 +218,7 @@ fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on()
         }
         let begun = std::time::Instant::now();
         while right.dropped().expect("the kernel's counters") == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nothing was dropped");
+            assert!(begun.elapsed() < Duration::from_secs(10), "no frame was dropped");
             std::thread::sleep(Duration::from_millis(1));
         }
         // Before the ring is emptied, the last frames have been delivered or dropped.
@@ -229,8 +236,8 @@ fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on()
 }
 
 #[test]
-fn a_deleted_interface_is_gone() {
-    in_bpf_namespace("af_xdp::tests::a_deleted_interface_is_gone", || {
+fn deleted_interface_is_reported() {
+    in_bpf_namespace("af_xdp::tests::deleted_interface_is_reported", || {
         for keys in ["queues=3", "queues=0-3"] {
             veth("gone0", "gone1", 1500);
             let mut device = only(open(&all_of("gone0", keys)).expect("a device"));
@@ -242,14 +249,17 @@ fn a_deleted_interface_is_gone() {
                 sleeps += 1;
                 assert!(sleeps <= super::rx::EMPTY_SLEEPS_PER_ERROR_CHECK);
                 let woken = conformance::sleep(device.rx.wake_fd(), Duration::from_secs(10));
-                assert!(woken, "a sleeper is woken");
+                assert!(woken, "the deletion wakes a sleeping receiver");
                 let mut burst = RxBurst::new();
                 device.rx.rx_burst(Instant::ZERO, &mut burst);
                 assert!(burst.is_empty());
             }
             assert!(device.rx.is_gone());
             send(&mut device, &numbered(3));
-            assert!(device.tx.next_deadline().is_some_and(|again| again > Instant::ZERO), "no call per turn");
+            assert!(
+                device.tx.next_deadline().is_some_and(|again| again > Instant::ZERO),
+                "no system call per poll"
+            );
         }
     });
 }
@@ -260,8 +270,8 @@ fn error(config: &AfXdpConfig) -> String {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why_and_what_to_do() {
-    in_bpf_namespace("af_xdp::tests::what_cannot_be_opened_says_why_and_what_to_do", || {
+fn open_errors_name_cause_and_remedy() {
+    in_bpf_namespace("af_xdp::tests::open_errors_name_cause_and_remedy", || {
         veth("no0", "no1", 1500);
         veth("down0", "down1", 1500);
         ip("link set down0 down");
@@ -299,11 +309,11 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
         assert!(error(&good).contains("another XDP program"), "{}", error(&good));
         drop(first);
         // A queue has a socket whose program was detached.
-        let first = open(&all_of("no0", "queues=1")).expect("the program went with its device");
+        let first = open(&all_of("no0", "queues=1")).expect("the program was detached with its device");
         let AfXdp { queues, sockets, .. } = first;
         drop(queues);
         assert!(error(&all_of("no0", "queues=0-1")).contains("queue 1 has another AF_XDP socket"));
         drop(sockets);
-        open(&all_of("no0", "queues=0-1")).expect("both are free");
+        open(&all_of("no0", "queues=0-1")).expect("both queues are free");
     });
 }

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_one_chunk_for_receiving_is_located() {
+    fn only_ranges_within_an_rx_chunk_are_located() {
         let (_, rx, tx) = create(4096, 2, 2).expect("memory");
         assert_eq!(rx.locate(256, 3840), Some(256..4096));
         assert_eq!(rx.locate(4096 + 256, 0), Some(4352..4352));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_for_sending_is_in_the_memory() {
+    fn tx_bytes_are_written_to_the_umem() {
         let (memory, rx, mut tx) = create(4096, 1, 1).expect("memory");
         tx.chunk_mut(4096, 3).copy_from_slice(&[1, 2, 3]);
         assert_eq!(rx.bytes(0..4), [0; 4]);

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn primitives_and_operators_mean_what_they_mean_to_tcpdump() {
+    fn primitives_and_operators_match_tcpdump() {
         let frame = tcp4([10, 0, 0, 1], [10, 0, 0, 2], (5000, 80));
         for filter in [
             "tcp",
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_found_behind_extension_headers_and_vlan_tags() {
+    fn ports_after_extension_headers_are_found() {
         assert!(matches("udp dst port 53 and src host fd00::1 and net fd00::/16", &udp6((9, 53))));
         let mut tagged = tcp4([10, 0, 0, 1], [10, 0, 0, 2], (5000, 80));
         tagged.splice(12..12, [0x81, 0, 0, 7]);
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_has_hosts() {
+    fn arp_matches_hosts() {
         let mut frame = vec![0; 42];
         frame[12..14].copy_from_slice(&[8, 6]);
         frame[28..32].copy_from_slice(&[10, 0, 0, 1]);
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn errors_name_the_position() {
         let message = |text: &str| Filter::parse(text).expect_err(text).to_string();
         assert_eq!(message("tcp port http"), "at byte 9: \"http\" is not a port from 0 to 65535");
         assert_eq!(message("port 65536"), "at byte 5: \"65536\" is not a port from 0 to 65535");
@@ -570,7 +570,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
         #[test]
-        fn any_text_and_any_frame_will_do(text in "(\\(|\\)| |not|tcp|port|80|and|or|host|::1|é){0,30}", frame: Vec<u8>) {
+        fn random_filters_and_frames_do_not_panic(text in "(\\(|\\)| |not|tcp|port|80|and|or|host|::1|é){0,30}", frame: Vec<u8>) {
             if let Ok(filter) = Filter::parse(&text) {
                 let _ = filter.matches(&frame);
             }

@@ -100,17 +100,17 @@ fn exchange(config: &CaptureConfig) {
 }
 
 #[test]
-fn a_captured_device_conforms() {
+fn captured_device_conforms() {
     let directory = Directory::new("conforms");
-    let promises = Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
-    conformance::run("capture", promises, &mut || {
+    let guarantees = Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
+    conformance::run("capture", guarantees, &mut || {
         let (left, right) = pair(MemoryConfig::default());
         (wrap(left, &CaptureConfig::new(directory.file("trace.pcapng"))).expect("a capture"), right)
     });
 }
 
 #[test]
-fn frames_of_both_directions_stand_in_the_file_with_time_and_right_checksums() {
+fn capture_contains_both_directions_with_valid_checksums() {
     let directory = Directory::new("both");
     let path = directory.file("trace.pcapng");
     exchange(&CaptureConfig { epoch: Some(Duration::from_secs(1_700_000_000)), ..CaptureConfig::new(&path) });
@@ -128,7 +128,7 @@ fn frames_of_both_directions_stand_in_the_file_with_time_and_right_checksums() {
 }
 
 #[test]
-fn snaplen_and_filter_choose_what_is_kept() {
+fn snaplen_and_filter_limit_the_capture() {
     let directory = Directory::new("chosen");
     let path = directory.file("trace.pcapng");
     exchange(&CaptureConfig { snaplen: 60, ..CaptureConfig::new(&path) });
@@ -142,7 +142,7 @@ fn snaplen_and_filter_choose_what_is_kept() {
 
 // limit: device.capture_file_bytes
 #[test]
-fn a_ring_keeps_the_last_files_and_each_can_be_read() {
+fn file_ring_keeps_the_last_files() {
     let directory = Directory::new("ring");
     let ring = FileRing { file_bytes: 64 << 10, files: 3 };
     let config = CaptureConfig { ring: Some(ring), ..CaptureConfig::new(directory.file("trace.pcapng")) };
@@ -172,7 +172,7 @@ fn a_ring_keeps_the_last_files_and_each_can_be_read() {
 }
 
 #[test]
-fn what_was_captured_reaches_the_file_before_the_receiver_sleeps_and_once_a_second() {
+fn capture_is_flushed_before_sleep_and_every_second() {
     let directory = Directory::new("flush");
     let path = directory.file("trace.pcapng");
     let (left, mut right) = pair(MemoryConfig::default());
@@ -186,11 +186,11 @@ fn what_was_captured_reaches_the_file_before_the_receiver_sleeps_and_once_a_seco
 }
 
 #[test]
-fn a_failing_file_ends_the_capture_but_not_the_traffic() {
+fn write_error_ends_only_the_capture() {
     if !Path::new("/dev/full").exists() {
         return eprintln!("skipped: there is no /dev/full");
     }
-    let capture = Capture::create(&CaptureConfig::new("/dev/full")).expect("it can be opened");
+    let capture = Capture::create(&CaptureConfig::new("/dev/full")).expect("the file opens");
     let (left, mut right) = pair(MemoryConfig::default());
     let mut left = capture.wrap(left);
     for second in 0..10 {
@@ -204,7 +204,7 @@ fn a_failing_file_ends_the_capture_but_not_the_traffic() {
 }
 
 #[test]
-fn a_configuration_that_cannot_work_is_refused() {
+fn invalid_configuration_is_refused() {
     let directory = Directory::new("refused");
     let config = CaptureConfig::new(directory.file("trace.pcapng"));
     let message = |config: CaptureConfig| Capture::create(&config).err().expect("refused").to_string();
@@ -222,7 +222,7 @@ fn a_configuration_that_cannot_work_is_refused() {
 }
 
 #[test]
-fn tshark_reads_it_and_finds_every_checksum_right() {
+fn tshark_accepts_the_capture() {
     let directory = Directory::new("tshark");
     let path = directory.file("trace.pcapng");
     exchange(&CaptureConfig { epoch: Some(Duration::from_secs(1_700_000_000)), ..CaptureConfig::new(&path) });

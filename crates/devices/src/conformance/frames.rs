@@ -221,7 +221,7 @@ fn build(recipe: PacketSpec, number: u16, source: [u8; 6], target: [u8; 6]) -> T
     }
     let header_len = bytes.len() as u16;
     bytes.extend((0..recipe.payload).map(|at| pattern(number.into(), at)));
-    let packet = TestPacket::parse(&bytes).expect("just built");
+    let packet = TestPacket::parse(&bytes).expect("built above");
     let (start, offset) = (packet.transport_at, packet.checksum_offset());
     let pseudo = packet.pseudo(transport_len);
     let field = match (recipe.partial_checksum, recipe.protocol) {
@@ -246,12 +246,12 @@ fn build(recipe: PacketSpec, number: u16, source: [u8; 6], target: [u8; 6]) -> T
 pub(super) fn assert_payloads_arrive(sent: &[TestFrame], received: &[ReceivedFrame], whole: usize) {
     let mut pieces = received.iter().peekable();
     for frame in sent {
-        let packet = TestPacket::parse(&frame.bytes).expect("only packets are compared here");
+        let packet = TestPacket::parse(&frame.bytes).expect("only IP packets are compared");
         let mut payload: Vec<u8> = Vec::new();
         let wanted = &frame.bytes[packet.payload_at..];
         while payload.len() < wanted.len() {
             let piece = pieces.next().expect("a segment is missing");
-            let parsed = TestPacket::parse(&piece.bytes).expect("only packets were sent");
+            let parsed = TestPacket::parse(&piece.bytes).expect("only IP packets were sent");
             assert_eq!(parsed.number, packet.number, "segments are out of order");
             assert_eq!((parsed.is_v6, parsed.protocol), (packet.is_v6, packet.protocol));
             let cut = piece.bytes.len() != frame.bytes.len() && frame.bytes.len() <= whole;

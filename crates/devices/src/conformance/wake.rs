@@ -13,37 +13,37 @@ pub(super) fn with_borrowed<T>(fd: RawFd, body: impl FnOnce(BorrowedFd<'_>) -> T
     body(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-pub(super) fn a_frame_wakes_the_receiver(bench: &mut Fixture) {
-    let capabilities = bench.left.tx.capabilities();
+pub(super) fn a_frame_wakes_the_receiver(fixture: &mut Fixture) {
+    let capabilities = fixture.left.tx.capabilities();
     for number in 0..20 {
-        assert!(send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 100)));
-        bench.left.tx.flush(bench.clock.now());
-        let deadline = bench.clock.now() + TIMEOUT;
-        while receive(&mut *bench.right.rx, bench.clock).is_empty() {
-            assert!(bench.clock.now() < deadline, "a frame sent before the sleep is missing");
-            wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
+        assert!(send(&mut *fixture.left.tx, &TestFrame::plain(capabilities, number, 100)));
+        fixture.left.tx.flush(fixture.clock.now());
+        let deadline = fixture.clock.now() + TIMEOUT;
+        while receive(&mut *fixture.right.rx, fixture.clock).is_empty() {
+            assert!(fixture.clock.now() < deadline, "a frame sent before the sleep is missing");
+            wait(&mut *fixture.left.tx, &mut *fixture.right.rx, fixture.clock);
         }
         // The receiver sleeps first, then the frame is sent.
-        if !bench.right.rx.arm() {
+        if !fixture.right.rx.arm() {
             continue;
         }
-        assert!(send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 100)));
-        bench.left.tx.flush(bench.clock.now());
-        while receive(&mut *bench.right.rx, bench.clock).is_empty() {
-            assert!(bench.clock.now() < deadline, "a frame sent during the sleep is missing");
-            wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
+        assert!(send(&mut *fixture.left.tx, &TestFrame::plain(capabilities, number, 100)));
+        fixture.left.tx.flush(fixture.clock.now());
+        while receive(&mut *fixture.right.rx, fixture.clock).is_empty() {
+            assert!(fixture.clock.now() < deadline, "a frame sent during the sleep is missing");
+            wait(&mut *fixture.left.tx, &mut *fixture.right.rx, fixture.clock);
         }
     }
 }
 
 /// The receiver sleeps whenever it may. After a lost wake-up it would sleep until its timeout, because the
 /// sender waits for it.
-pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Fixture) {
+pub(super) fn no_wake_up_is_lost_between_two_threads(fixture: &mut Fixture) {
     const FRAMES: u32 = 3000;
     let (spare_left, spare_right) = crate::memory::pair(Default::default());
-    let mut left = std::mem::replace(&mut bench.left, spare_left);
-    let mut right = std::mem::replace(&mut bench.right, spare_right);
-    let clock = bench.clock;
+    let mut left = std::mem::replace(&mut fixture.left, spare_left);
+    let mut right = std::mem::replace(&mut fixture.right, spare_right);
+    let clock = fixture.clock;
     let received = AtomicU32::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -78,7 +78,7 @@ pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Fixture) {
         receive_asleep(&mut right, clock, &received, FRAMES);
     });
     let total = received.load(Ordering::Relaxed);
-    assert!(total >= FRAMES, "{total} of {FRAMES} frames came before a sleep timed out");
+    assert!(total >= FRAMES, "{total} of {FRAMES} frames arrived before a sleep timed out");
 }
 
 fn receive_asleep(device: &mut Device, clock: super::TestClock, received: &AtomicU32, frames: u32) {

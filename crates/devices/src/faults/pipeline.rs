@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_perfect_link_passes_everything_at_once_and_in_order() {
+    fn perfect_link_delivers_immediately_in_order() {
         let mut link = pipeline("", 1);
         (0..100).for_each(|number| link.offer(at(7), &frame(number, 100)));
         assert_eq!(drain(&mut link), (0..100).map(|number| (7, number)).collect::<Vec<_>>());
@@ -286,13 +286,13 @@ mod tests {
 
     // limit: frames in front of a slow link
     #[test]
-    fn the_queue_in_front_of_the_link_is_bounded_and_the_delay_does_not_count() {
+    fn queue_limit_excludes_frames_in_flight() {
         let mut link = pipeline("rate=8mbit delay=1s limit=10", 1);
         (0..20).for_each(|number| link.offer(at(0), &frame(number, 1000)));
         assert_eq!(link.stats.queue_full.load(Relaxed), 10);
         link.offer(at(1_000), &frame(20, 1000));
         link.offer(at(1_000), &frame(21, 1000));
-        assert_eq!(link.stats.queue_full.load(Relaxed), 11, "one was sent, so one more may wait");
+        assert_eq!(link.stats.queue_full.load(Relaxed), 11, "the queue accepts a frame after one was sent");
         assert_eq!(drain(&mut link).len(), 11);
 
         let mut link = pipeline("rate=8mbit limit-bytes=2500B", 1);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_come_true() {
+    fn fault_probabilities_match_the_configuration() {
         let mut link = pipeline("loss=2% duplicate=3% reorder=4% corrupt=5%", 9);
         (0..100_000).for_each(|number| link.offer(at(number), &frame(number as u32, 100)));
         let close = |counter: &std::sync::atomic::AtomicU64, expected: u64| {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_come_in_runs_of_the_length_asked_for() {
+    fn loss_runs_have_the_configured_length() {
         for (spec, loss, length) in
             [("loss=5% loss-burst=4", 0.05, 4.0), ("loss=50% loss-burst=1.5", 0.5, 1.5)]
         {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reordered_frame_is_overtaken() {
+    fn reordered_frame_is_overtaken() {
         let mut link = pipeline("delay=5ms reorder=10% reorder-delay=300us", 4);
         (0..1000u32).for_each(|number| link.offer(at(u64::from(number) * 100), &frame(number, 100)));
         let arrived = drain(&mut link);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn corruption_flips_one_bit_behind_the_ethernet_header() {
+    fn corruption_flips_one_bit_after_the_header() {
         let mut hit = [false; 40 * 8];
         let mut link = pipeline("corrupt=100%", 5);
         for _ in 0..10_000 {
@@ -390,8 +390,8 @@ mod tests {
             assert_eq!(bits.len(), 1);
             hit[bits[0]] = true;
         }
-        assert!(hit[..14 * 8].iter().all(|&hit| !hit), "the header is spared");
-        assert!(hit[14 * 8..].iter().all(|&hit| hit), "all other bits are hit at some time");
+        assert!(hit[..14 * 8].iter().all(|&hit| !hit), "the Ethernet header is unchanged");
+        assert!(hit[14 * 8..].iter().all(|&hit| hit), "every other bit is flipped eventually");
         let mut link = pipeline("corrupt=100% corrupt-from=0", 5);
         let mut header_hit = false;
         for _ in 0..1000 {
@@ -402,11 +402,11 @@ mod tests {
         link.offer(at(0), &[]);
         let mut link = pipeline("corrupt=100%", 5);
         link.offer(at(0), &[0; 14]);
-        assert_eq!(link.pop(at(0)), Some(vec![0; 14]), "nothing to hit");
+        assert_eq!(link.pop(at(0)), Some(vec![0; 14]), "the frame has no payload");
     }
 
     #[test]
-    fn the_fate_of_a_frame_depends_on_seed_and_number_only() {
+    fn faults_depend_on_seed_and_frame_number() {
         let fates = |spec: &str, seed: u64, pace: u64| {
             let mut link = pipeline(spec, seed);
             (0..2000).for_each(|number| link.offer(at(u64::from(number) * pace), &frame(number, 60)));

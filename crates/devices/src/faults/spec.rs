@@ -395,7 +395,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_example_of_the_manual_is_understood() {
+    fn documented_example_is_parsed() {
         let text = "delay=20ms loss=1% rate=1gbit jitter=2ms duplicate=0.1% reorder=1% corrupt=0.01% limit=1000 loss-burst=2.5";
         let spec = LinkSpec::parse(text).expect("valid");
         assert_eq!(spec.up, spec.down);
@@ -426,14 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_perfect_link() {
+    fn empty_text_is_a_perfect_link() {
         assert_eq!(LinkSpec::parse("  "), Ok(LinkSpec::default()));
         assert_eq!(LinkSpec::default().to_string(), "");
         assert_eq!(LinkSpec::parse("delay=0ns loss=0%"), Ok(LinkSpec::default()));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_value() {
         let message = |text| LinkSpec::parse(text).expect_err(text).to_string();
         assert!(message("latency=2ms").contains("unknown key \"latency\"; known keys: delay, jitter"));
         assert!(message("sideways.delay=2ms").contains("unknown key"));
@@ -479,7 +479,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
         #[test]
-        fn what_is_printed_is_read_again(up in impairment(), down in impairment()) {
+        fn printed_text_is_parsed_again(up in impairment(), down in impairment()) {
             // `rate` and `loss-burst` cannot be reset once a word has set them for both directions, and are
             // never printed so.
             let spec = LinkSpec { up, down };
@@ -487,7 +487,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "[a-z=.,% 0-9-]{0,60}") {
+        fn random_text_does_not_panic(text in "[a-z=.,% 0-9-]{0,60}") {
             let _ = LinkSpec::parse(&text);
         }
     }

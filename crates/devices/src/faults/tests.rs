@@ -2,7 +2,7 @@ use super::*;
 use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};
 
-const PROMISES: Guarantees = Guarantees { back_pressure: true, uncut_super_frame_bytes: 0, labels: false };
+const GUARANTEES: Guarantees = Guarantees { back_pressure: true, uncut_super_frame_bytes: 0, labels: false };
 
 fn wrapped(spec: &str, config: MemoryConfig) -> (Device, Device) {
     let spec = LinkSpec::parse(spec).expect("valid");
@@ -11,19 +11,19 @@ fn wrapped(spec: &str, config: MemoryConfig) -> (Device, Device) {
 }
 
 #[test]
-fn a_perfect_link_conforms() {
-    conformance::run("faults", PROMISES, &mut || wrapped("", MemoryConfig::default()));
+fn perfect_link_conforms() {
+    conformance::run("faults", GUARANTEES, &mut || wrapped("", MemoryConfig::default()));
 }
 
 #[test]
-fn a_slow_link_conforms_as_long_as_its_queue_holds() {
+fn slow_link_conforms_below_its_queue_limit() {
     let spec = "delay=300us jitter=100us rate=5gbit limit=100000000";
-    let promises = Guarantees { back_pressure: false, ..PROMISES };
-    conformance::run("faults with delay", promises, &mut || wrapped(spec, MemoryConfig::default()));
+    let guarantees = Guarantees { back_pressure: false, ..GUARANTEES };
+    conformance::run("faults with delay", guarantees, &mut || wrapped(spec, MemoryConfig::default()));
 }
 
 fn send(device: &mut Device, now: Instant, frame: &[u8], meta: TxMeta) {
-    device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+    device.tx.reserve(frame.len()).expect("space").copy_from_slice(frame);
     device.tx.commit(frame.len(), meta);
     device.tx.flush(now);
 }
@@ -35,7 +35,7 @@ fn receive(device: &mut Device, now: Instant) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn deadlines_name_the_arrival_in_each_direction() {
+fn deadline_is_the_arrival_in_each_direction() {
     let spec = LinkSpec::parse("up.delay=3ms down.delay=5ms").expect("valid");
     let (left, mut right) = pair(MemoryConfig::default());
     let (mut left, stats) = wrap_counted(left, &spec, 1);
@@ -53,7 +53,7 @@ fn deadlines_name_the_arrival_in_each_direction() {
     send(&mut right, at(20), &[2; 60], TxMeta::default());
     assert!(receive(&mut left, at(20)).is_empty());
     assert_eq!(left.rx.next_deadline(), Some(at(25)));
-    assert!(left.rx.arm(), "nothing waits now; the deadline says when");
+    assert!(left.rx.arm(), "no frame is due; the deadline is the next arrival");
     assert!(receive(&mut left, Instant::from_nanos(at(25).as_nanos() - 1)).is_empty());
     assert_eq!(receive(&mut left, at(25)), [vec![2; 60]]);
     assert_eq!(left.rx.next_deadline(), None);
@@ -64,7 +64,7 @@ fn deadlines_name_the_arrival_in_each_direction() {
 }
 
 #[test]
-fn the_rest_of_a_large_arrival_keeps_the_receiver_awake() {
+fn receiver_stays_awake_for_remaining_frames() {
     let spec = LinkSpec::parse("down.delay=1ms").expect("valid");
     let (left, mut right) = pair(MemoryConfig::default());
     let mut left = wrap(left, &spec, 1);
@@ -77,7 +77,7 @@ fn the_rest_of_a_large_arrival_keeps_the_receiver_awake() {
 }
 
 #[test]
-fn a_seed_gives_the_same_faults_again_and_another_seed_others() {
+fn faults_depend_on_the_seed() {
     let run = |seed| {
         let text = "delay=2ms jitter=1ms loss=5% duplicate=5% reorder=5% corrupt=5% rate=50mbit limit=20";
         let spec = LinkSpec::parse(text).expect("valid");
@@ -96,7 +96,7 @@ fn a_seed_gives_the_same_faults_again_and_another_seed_others() {
 }
 
 #[test]
-fn a_frame_that_contradicts_its_meta_is_counted() {
+fn inconsistent_frame_is_counted() {
     let (left, _right) = pair(MemoryConfig::default());
     let (mut left, stats) = wrap_counted(left, &LinkSpec::default(), 1);
     send(&mut left, Instant::ZERO, &[0; 60], TxMeta { partial_checksum: Some((50, 16)), ..TxMeta::NONE });

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_says_everything() {
+    fn text_sets_all_keys() {
         let config: MemifConfig =
             "socket=/run/m,role=client,id=7,secret=s3,queues=2,ring=64,buffer=4096".parse().expect("valid");
         let expected = MemifConfig {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_value() {
         for (text, problem) in [
             ("", "\"\" is not"),
             ("socket=/a", "role: is missing"),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_have_addresses_that_stay_and_differ() {
+    fn generated_mac_addresses_are_stable_and_distinct() {
         let server: MemifConfig = "socket=/a,role=server".parse().expect("valid");
         let client = MemifConfig { role: Role::Client, ..server.clone() };
         let other = MemifConfig { id: 1, ..server.clone() };

@@ -105,20 +105,20 @@ pub(super) mod tests {
         assert!(matches!(b.receive(), ChannelEvent::Empty));
         let region = ControlMessage::AddRegion { index: 0, size: 5 };
         let fd = rustix::pipe::pipe().expect("a pipe").0;
-        a.send(&region, Some(&fd)).expect("room");
-        a.send(&ControlMessage::Ack, None).expect("room");
+        a.send(&region, Some(&fd)).expect("socket space");
+        a.send(&ControlMessage::Ack, None).expect("socket space");
         assert!(matches!(b.receive(), ChannelEvent::Message(message, Some(_)) if message == region));
         assert!(matches!(b.receive(), ChannelEvent::Message(ControlMessage::Ack, None)));
         drop(a);
         assert!(matches!(b.receive(), ChannelEvent::Closed));
-        assert!(b.send(&ControlMessage::Ack, None).is_err(), "and no signal");
+        assert!(b.send(&ControlMessage::Ack, None).is_err(), "SIGPIPE is not raised");
     }
 
     #[test]
-    fn what_is_no_message_is_malformed() {
+    fn invalid_packets_are_malformed() {
         let (a, b) = pair();
         for len in [1, 127, 129, 4000] {
-            send(&a.0, &vec![1; len], SendFlags::empty()).expect("room");
+            send(&a.0, &vec![1; len], SendFlags::empty()).expect("socket space");
             assert!(matches!(b.receive(), ChannelEvent::Malformed(_)), "{len}");
         }
         let fds: Vec<_> = (0..5).map(|_| rustix::pipe::pipe().expect("a pipe").0).collect();
@@ -128,13 +128,13 @@ pub(super) mod tests {
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
             let bytes = ControlMessage::Ack.encode();
-            sendmsg(&a.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).expect("room");
+            sendmsg(&a.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).expect("socket space");
             assert!(matches!(b.receive(), ChannelEvent::Malformed(_)), "{count} descriptors");
         }
     }
 
     #[test]
-    fn a_peer_that_reads_nothing_is_like_one_that_is_gone() {
+    fn peer_with_a_full_socket_is_disconnected() {
         let (a, _b) = pair();
         assert!((0..100_000).any(|_| a.send(&ControlMessage::Ack, None).is_err()));
     }

@@ -101,7 +101,7 @@ mod tests {
     const HEADERS: Features = Features { frame_headers: true, hash: None };
 
     #[test]
-    fn a_peer_that_knows_nothing_of_it_sees_zeros_and_announces_nothing() {
+    fn peer_without_the_extension_sees_zeros() {
         assert_eq!(Features::default().encode(), [0; 16]);
         assert_eq!(Features::decode([0; 16]), Features::default());
         assert_eq!(Features::decode([0xff; 16]), Features::default());
@@ -120,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_both_can_do_is_done() {
+    fn only_common_features_are_used() {
         assert_eq!(BOTH.intersect(Features::default()), Features::default());
         assert_eq!(BOTH.intersect(BOTH).header_bytes(), HEADER_BYTES);
     }
 
     #[test]
-    fn ends_that_mean_different_hashes_have_none() {
+    fn different_hash_functions_disable_the_hash() {
         let other = Features { hash: Some(7), ..BOTH };
         assert_eq!(Features::decode(other.encode()), other);
         assert_eq!(BOTH.intersect(BOTH), BOTH);
@@ -139,18 +139,18 @@ mod tests {
         let meta = TxMeta { label: Label::new(Some(77), 5), ..TxMeta::NONE };
         for (sender_hashes, receiver_hashes) in [(true, false), (false, true), (false, false)] {
             let header = encode(meta, sender_hashes);
-            let label = decode(&header, &[0; 60], receiver_hashes).expect("it is valid").label;
-            assert_eq!(label, Label::new(None, 5), "the priority needs no agreement");
+            let label = decode(&header, &[0; 60], receiver_hashes).expect("valid header").label;
+            assert_eq!(label, Label::new(None, 5), "the priority is always encoded");
         }
     }
 
     #[test]
-    fn what_is_encoded_is_decoded_and_contradictions_are_refused() {
+    fn headers_round_trip_or_are_refused() {
         for label in [Label::NONE, Label::new(None, 7), Label::new(Some(0), 0), Label::new(Some(u32::MAX), 3)]
         {
             let meta = TxMeta { partial_checksum: Some((34, 16)), label, ..TxMeta::NONE };
             let header = encode(meta, true);
-            let frame = decode(&header, &[0; 60], true).expect("it is valid");
+            let frame = decode(&header, &[0; 60], true).expect("valid header");
             assert_eq!(frame.checksum, RxChecksum::Partial { start: 34, offset: 16 });
             assert_eq!((frame.gso, frame.label), (None, label));
             assert!(decode(&header, &[0; 51], true).is_none());
@@ -159,8 +159,8 @@ mod tests {
 
     /// A version without labels sends zeros in this field, and ignores it.
     #[test]
-    fn a_header_without_a_label_has_none() {
+    fn header_without_label_has_no_label() {
         assert_eq!(encode(TxMeta::NONE, true), [0; HEADER_BYTES]);
-        assert_eq!(decode(&[0; HEADER_BYTES], &[0; 60], true).expect("it is valid").label, Label::NONE);
+        assert_eq!(decode(&[0; HEADER_BYTES], &[0; 60], true).expect("valid header").label, Label::NONE);
     }
 }

@@ -407,14 +407,15 @@ mod tests {
     #[test]
     fn both_ends_agree_on_rings_and_features() {
         let many = config(|config| config.queues = 3);
-        let (server, client) = run(&many, &config(|config| config.queues = 2), |_, _| {}).expect("agreed");
+        let (server, client) =
+            run(&many, &config(|config| config.queues = 2), |_, _| {}).expect("handshake succeeds");
         for link in [&server, &client] {
             assert_eq!((link.to_server.len(), link.to_client.len()), (2, 2));
             assert!(!link.features.frame_headers, "a ring of 8 does not hold a super-frame");
         }
         assert!(server.to_server.iter().all(|offered| offered.ring.size() == 8 && offered.ring.has_cookie()));
         let large = config(|config| config.ring = 64);
-        let (server, client) = run(&large, &large, |_, _| {}).expect("agreed");
+        let (server, client) = run(&large, &large, |_, _| {}).expect("handshake succeeds");
         assert_eq!((server.features, client.features), (Features::ALL, Features::ALL));
         // A client that selects a hash that was not offered, or none, is accepted without hashes.
         for hash in [Some(7), None] {
@@ -423,18 +424,18 @@ mod tests {
                     init.features.hash = hash;
                 }
             })
-            .expect("agreed");
+            .expect("handshake succeeds");
             assert_eq!(server.features, Features { frame_headers: true, hash: None });
         }
         let plain = config(|config| (config.ring, config.offload) = (64, false));
         for (a, b) in [(&large, &plain), (&plain, &large)] {
-            let (server, client) = run(a, b, |_, _| {}).expect("agreed");
+            let (server, client) = run(a, b, |_, _| {}).expect("handshake succeeds");
             assert!(!server.features.frame_headers && !client.features.frame_headers);
         }
     }
 
     #[test]
-    fn what_a_client_says_is_checked() {
+    fn client_messages_are_validated() {
         type Tamper = fn(&mut ControlMessage, &mut Option<OwnedFd>);
         let cases: [(&str, Tamper); 14] = [
             ("version", |m, _| {
@@ -527,16 +528,19 @@ mod tests {
             assert!(server.on_message(message, None, false).is_err());
         }
         let (mut server, mut client, step) = start(&config, &config);
-        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT comes first") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is accepted") };
         assert!(server.on_message(init.clone(), None, false).is_ok());
-        assert!(server.on_message(init, None, false).is_err(), "twice");
-        assert!(server.on_message(connect(), None, false).is_err(), "without rings");
+        assert!(server.on_message(init, None, false).is_err(), "repeated message");
+        assert!(server.on_message(connect(), None, false).is_err(), "no rings");
         let (_, hello) = ServerHandshake::new(&config);
-        assert!(client.on_message(hello).is_err(), "twice");
-        assert!(client.on_message(ControlMessage::Connected { name: String::new() }).is_err(), "too early");
+        assert!(client.on_message(hello).is_err(), "repeated message");
+        assert!(
+            client.on_message(ControlMessage::Connected { name: String::new() }).is_err(),
+            "CONNECTED before CONNECT"
+        );
         let (mut server, mut client, mut step) = start(&config, &config);
         while let Ok(HandshakeStep::Send(message, descriptor)) = step {
-            step = match server.on_message(message, descriptor, false).expect("by the rules") {
+            step = match server.on_message(message, descriptor, false).expect("valid message") {
                 HandshakeStep::Send(answer, _) | HandshakeStep::Connect(_, answer) => {
                     client.on_message(answer)
                 }
@@ -544,15 +548,15 @@ mod tests {
             };
         }
         assert!(matches!(step, Ok(HandshakeStep::Connected(_))));
-        assert!(server.on_message(region(), None, false).is_err(), "all is said");
-        assert!(client.on_message(ControlMessage::Ack).is_err(), "all is said");
+        assert!(server.on_message(region(), None, false).is_err(), "the handshake is complete");
+        assert!(client.on_message(ControlMessage::Ack).is_err(), "the handshake is complete");
     }
 
     #[test]
-    fn the_second_client_is_told_that_somebody_is_there() {
+    fn second_client_is_refused_as_busy() {
         let config = config(|_| {});
         let (mut server, _, step) = start(&config, &config);
-        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT comes first") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is accepted") };
         assert_eq!(server.on_message(init, None, true).expect_err("busy"), "already connected");
     }
 }

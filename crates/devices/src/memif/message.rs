@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encoding_round_trips() {
         for (message, kind) in all().into_iter().zip(1u16..) {
             let bytes = message.encode();
             assert_eq!(bytes[..2], kind.to_ne_bytes());
@@ -321,7 +321,7 @@ mod tests {
 
     /// The offsets are those of the protocol's packed structs.
     #[test]
-    fn fields_lie_where_the_protocol_has_them() {
+    fn fields_have_the_offsets_of_the_protocol() {
         let [_, hello, init, region, ring, connect, _, disconnect] =
             all().iter().map(ControlMessage::encode).collect::<Vec<_>>().try_into().expect("eight messages");
         assert_eq!(hello[2..9], *b"server\0");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_messages_are_refused() {
         let mut bytes = ControlMessage::Ack.encode();
         assert_eq!(ControlMessage::decode(&bytes[..127]), Err(MessageError::Length(127)));
         assert_eq!(ControlMessage::decode(&[]), Err(MessageError::Length(0)));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_any_length_and_content_are_cut_and_cleaned() {
+    fn texts_are_truncated_and_sanitised() {
         let long = "ö".repeat(40);
         let Ok(ControlMessage::Connect { name }) =
             ControlMessage::decode(&ControlMessage::Connect { name: long }.encode())

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn two_mappings_of_one_file_share_their_bytes() {
+    fn two_mappings_share_memory() {
         let (ours, fd) = Region::create(5000).expect("memory");
         let theirs = Region::from_peer(&fd, 5000).expect("sealed");
         assert!(ours.copy_in(4990, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_touched() {
+    fn accesses_outside_the_region_are_refused() {
         let (region, _fd) = Region::create(100).expect("memory");
         let mut bytes = [7; 8];
         for offset in [93, 100, 4096, usize::MAX - 3, usize::MAX] {
@@ -236,10 +236,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_shrink_is_sealed_or_refused() {
+    fn shrinkable_file_is_sealed_or_refused() {
         let open = memfd(8192, MemfdFlags::ALLOW_SEALING);
-        let region = Region::from_peer(&open, 8192).expect("it is sealed here");
-        assert!(ftruncate(&open, 0).is_err(), "the seal holds");
+        let region = Region::from_peer(&open, 8192).expect("the region seals the file");
+        assert!(ftruncate(&open, 0).is_err(), "shrinking fails");
         assert!(region.copy_in(8191, &[1]));
         let closed = memfd(8192, MemfdFlags::empty());
         assert!(matches!(Region::from_peer(&closed, 8192), Err(RegionError::NotSealed)));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_smaller_than_said_is_refused() {
+    fn too_small_file_is_refused() {
         let fd = memfd(4096, MemfdFlags::ALLOW_SEALING);
         for len in [0, 4097, usize::MAX] {
             assert!(matches!(Region::from_peer(&fd, len), Err(RegionError::TooSmall)), "{len}");

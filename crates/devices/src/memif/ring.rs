@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_lie_where_the_protocol_has_them() {
+    fn fields_have_the_offsets_of_the_protocol() {
         let region = Arc::new(Region::create(4096).expect("memory").0);
         let ring = MemifRing::new(&region, 64, 2).expect("it fits");
         ring.initialise();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_does_not_fit_is_refused() {
+    fn ring_outside_its_region_is_refused() {
         let region = Arc::new(Region::create(128 + 64).expect("memory").0);
         assert!(MemifRing::new(&region, 0, 2).is_some());
         for (at, log2) in [(8, 2), (0, 3), (0, 0), (0, 15), (0, 255), (4, 1), (usize::MAX - 7, 1)] {

@@ -211,11 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_wakes_as_long_as_it_hangs_there_and_is_never_read() {
+    fn interrupt_wakes_while_registered() {
         let waker = Arc::new(Waker::new().expect("descriptors"));
         let bell = InterruptFd::new().expect("an eventfd");
         let peer = InterruptFd(bell.fd().try_clone().expect("a descriptor"));
-        let attached = waker.register(bell).expect("an eventfd can be waited for");
+        let attached = waker.register(bell).expect("the eventfd is registered");
         let signaller = Signaller::new().expect("a descriptor");
         assert!(!is_readable(&waker));
         for _ in 0..3 {
@@ -226,7 +226,7 @@ mod tests {
         }
         drop(attached);
         signaller.signal(peer.fd());
-        assert!(!is_readable(&waker), "the peer keeps the counter, but it hangs there no more");
+        assert!(!is_readable(&waker), "the unregistered eventfd does not wake");
         waker.wake();
         assert!(is_readable(&waker));
         waker.clear();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_eventfd_is_a_bell() {
+    fn interrupt_must_be_an_eventfd() {
         let file = std::fs::File::open("/dev/null").expect("a file");
         assert!(InterruptFd::from_peer(file.into()).is_none());
         let (pipe, _) = rustix::pipe::pipe().expect("a pipe");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_takes_what_was_put_last() {
+    fn slot_returns_the_last_ring() {
         let port = RingSlot::new();
         let mut half = SlotReader::new(port.clone());
         half.refresh();

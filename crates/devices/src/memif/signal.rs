@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signal_counts_as_often_as_it_is_given() {
+    fn each_signal_is_counted() {
         let eventfd = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         for signaller in [Signaller::new().expect("a descriptor"), Signaller(None)] {
             assert_eq!(counter(&eventfd), 0);
@@ -134,7 +134,7 @@ mod tests {
     /// The other side continuously fills and empties the counter and makes the descriptor blocking: a plain
     /// `write` would soon block for ever.
     #[test]
-    fn a_counter_that_is_full_between_two_looks_holds_nobody_up() {
+    fn full_eventfd_does_not_block_the_signaller() {
         let signaller = Signaller::new().expect("a descriptor");
         if signaller.0.is_none() {
             // The kernel has no asynchronous I/O; the test above covers the fallback.

@@ -121,7 +121,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_socket_file_is_for_its_owner_and_goes_with_its_server() {
+    fn socket_file_is_private_and_removed_on_close() {
         let folder = super::super::tests::Folder::new();
         let path = folder.path("socket");
         let name = SocketName::Path(path.clone());
@@ -130,13 +130,13 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(MemifListener::bind(&name).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
         let _client = connect_to(&name).expect("the server");
-        assert!(listener.accept().expect("the second client").is_some(), "the first only looked");
+        assert!(listener.accept().expect("the second client").is_some(), "the first client has closed");
         drop(listener);
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_file_left_by_a_dead_server_is_replaced_and_others_are_not() {
+    fn only_stale_socket_files_are_replaced() {
         let folder = super::super::tests::Folder::new();
         let path = folder.path("socket");
         let name = SocketName::Path(path.clone());
@@ -145,18 +145,18 @@ mod tests {
         drop(dead);
         assert!(path.exists());
         let listener = MemifListener::bind(&name).expect("replaced");
-        std::fs::remove_file(&path).expect("removed by hand");
-        std::fs::write(&path, "text").expect("somebody else's file");
+        std::fs::remove_file(&path).expect("the file was removed");
+        std::fs::write(&path, "text").expect("foreign file");
         drop(listener);
-        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "text");
+        assert_eq!(std::fs::read_to_string(&path).expect("the file still exists"), "text");
         assert_eq!(MemifListener::bind(&name).expect_err("a file").kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]
-    fn an_abstract_name_needs_no_file() {
+    fn abstract_name_needs_no_file() {
         let name = SocketName::Abstract(format!("ginnel-test-{}", std::process::id()));
         let listener = MemifListener::bind(&name).expect("bound");
         let _client = connect_to(&name).expect("the server");
-        assert!(listener.accept().expect("the client").is_some(), "of the same user");
+        assert!(listener.accept().expect("the client").is_some(), "peer of equal user");
     }
 }

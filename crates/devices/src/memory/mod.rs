@@ -231,19 +231,19 @@ mod tests {
     use crate::conformance::{self, Guarantees};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    const PROMISES: Guarantees =
+    const GUARANTEES: Guarantees =
         Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
 
     #[test]
-    fn the_pair_conforms() {
-        conformance::run("memory", PROMISES, &mut || pair(MemoryConfig::default()));
+    fn pair_conforms() {
+        conformance::run("memory", GUARANTEES, &mut || pair(MemoryConfig::default()));
     }
 
     #[test]
-    fn the_pair_conforms_without_offloads_and_with_any_mtu() {
+    fn pair_conforms_without_offloads() {
         for mtu in [68, 576, 9000, 65_535] {
             let config = MemoryConfig { mtu, ..MemoryConfig::default() }.without_offloads();
-            conformance::run("memory without offloads", PROMISES, &mut || pair(config.clone()));
+            conformance::run("memory without offloads", GUARANTEES, &mut || pair(config.clone()));
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn two_devices_on_a_switch_conform() {
         let mut stop = Arc::new(AtomicBool::new(false));
-        conformance::run("switch", Guarantees { back_pressure: false, ..PROMISES }, &mut || {
+        conformance::run("switch", Guarantees { back_pressure: false, ..GUARANTEES }, &mut || {
             stop.store(true, Ordering::Relaxed);
             stop = Arc::new(AtomicBool::new(false));
             switched_pair(&stop)
@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_too_small_for_a_super_frame_is_made_larger() {
+    fn capacity_is_raised_to_a_super_frame() {
         let config = MemoryConfig { ring_bytes: 0, ..MemoryConfig::default() };
         let (mut a, _b) = pair(config);
         assert_eq!(a.tx.reserve(GSO_BYTES_MAX).map(|room| room.len()), Some(GSO_BYTES_MAX));
     }
 
     #[test]
-    fn no_file_descriptor_is_opened_before_somebody_wants_to_sleep() {
+    fn eventfd_is_opened_at_the_first_sleep() {
         let (mut tx, mut rx) = direction(&MemoryConfig::default(), [2, 0, 0, 0, 0, 1]);
         tx.reserve(60).expect("the ring is empty");
         tx.commit(60, TxMeta::default());
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_comes_after_the_sleep_ends_one_sleep_and_not_all() {
+    fn late_signal_ends_only_one_sleep() {
         let (mut tx, mut rx) = direction(&MemoryConfig::default(), [2, 0, 0, 0, 0, 1]);
         let is_readable = |rx: &MemoryRx| {
             use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -132,27 +132,27 @@ mod tests {
     use super::*;
     use crate::conformance::{self, Guarantees};
 
-    const PROMISES: Guarantees =
+    const GUARANTEES: Guarantees =
         Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
 
     #[test]
-    fn a_fan_of_one_queue_conforms() {
-        conformance::run("fan", PROMISES, &mut || {
+    fn one_queue_conforms() {
+        conformance::run("fan", GUARANTEES, &mut || {
             let (one, mut queues) = multi_queue(&MemoryConfig::default(), 1, RssMode::Hash);
             (one, queues.remove(0))
         });
     }
 
     #[test]
-    fn the_queue_of_a_device_without_a_hash_conforms_beside_another() {
-        conformance::run("fan of two", PROMISES, &mut || {
+    fn second_queue_conforms_without_hash() {
+        conformance::run("fan of two", GUARANTEES, &mut || {
             let (one, mut queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Fixed(1));
             (one, queues.remove(1))
         });
     }
 
     #[test]
-    fn frames_are_spread_as_was_asked() {
+    fn frames_are_distributed_as_configured() {
         for (spread, expected) in [(RssMode::Fixed(2), [0, 0, 8, 0]), (RssMode::RoundRobin, [2, 2, 2, 2])] {
             let (mut one, mut queues) = multi_queue(&MemoryConfig::default(), 4, spread);
             for _ in 0..8 {

@@ -477,7 +477,7 @@ impl Drop for RecordConsumer {
 
 #[cold]
 fn panic_without_reservation(len: usize) -> ! {
-    panic!("commit of {len} bytes without a reservation of as many");
+    panic!("commit of {len} bytes exceeds the reservation");
 }
 
 /// Reads a field that the caller has just written. If the compiler merged two such reads into a wider one, it

@@ -121,7 +121,7 @@ mod tests {
     const GSO: Gso = Gso { kind: GsoKind::Tcp4, size: 1400, header_len: 54, ecn: true };
 
     #[test]
-    fn a_frame_arrives_with_all_that_was_known_of_it() {
+    fn frame_arrives_with_its_metadata() {
         let (mut tx, mut rx) = spsc_ring(4096);
         let partial = RxChecksum::Partial { start: 34, offset: 16 };
         let label = Label::new(Some(77), 5);
@@ -134,7 +134,7 @@ mod tests {
         for (tag, checksum, gso, label) in sent {
             assert!(tx.push(tag, &RxFrame { bytes: &[tag as u8; 60], checksum, gso, label }));
         }
-        assert!(!rx.is_waiting(), "nothing is seen before it is published");
+        assert!(!rx.is_waiting(), "unpublished frames are invisible");
         assert!(tx.publish() && !tx.publish());
         assert!(rx.is_waiting());
         let burst = rx.burst();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_lane_refuses_and_takes_again_when_the_frames_were_given_back() {
+    fn full_queue_accepts_again_after_release() {
         let (mut tx, mut rx) = spsc_ring(4096);
         let mut sent = 0;
         while tx.push(sent, &RxFrame::new(&[0; 500])) {
@@ -155,13 +155,13 @@ mod tests {
         assert!(!tx.has_room(500));
         tx.publish();
         assert_eq!(rx.burst().len(), sent as usize);
-        assert!(!tx.has_room(500), "they are still lent");
+        assert!(!tx.has_room(500), "the frames are still borrowed");
         rx.release();
         assert!(tx.has_room(500));
     }
 
     #[test]
-    fn what_is_sent_to_a_receiver_that_is_gone_vanishes() {
+    fn frames_to_a_dropped_receiver_are_discarded() {
         let (mut tx, rx) = spsc_ring(4096);
         drop(rx);
         for tag in 0..1000 {
@@ -180,7 +180,7 @@ mod model {
     /// In every interleaving, the receiver sees each frame whole, with its tag and its checksum state, and
     /// the sender does not overwrite a frame that is lent.
     #[test]
-    fn frames_cross_whole_and_in_order() {
+    fn frames_cross_threads_in_order() {
         loom::model(|| {
             let (mut tx, mut rx) = spsc_ring(256);
             let sender = thread::spawn(move || {

@@ -17,14 +17,14 @@ fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {
     (port('a'), port('b'))
 }
 
-const PROMISES: Guarantees =
+const GUARANTEES: Guarantees =
     Guarantees { back_pressure: false, uncut_super_frame_bytes: 65_000, labels: false };
 
 #[test]
-fn a_bridged_pair_conforms() {
-    in_namespace("tap::tests::a_bridged_pair_conforms", || {
+fn bridged_pair_conforms() {
+    in_namespace("tap::tests::bridged_pair_conforms", || {
         let mut number = 0;
-        conformance::run("TAP", PROMISES, &mut || {
+        conformance::run("TAP", GUARANTEES, &mut || {
             number += 1;
             bridged_pair(number, &TapConfig::default())
         });
@@ -32,12 +32,12 @@ fn a_bridged_pair_conforms() {
 }
 
 #[test]
-fn a_bridged_pair_conforms_with_any_mtu_and_without_offloads() {
-    in_namespace("tap::tests::a_bridged_pair_conforms_with_any_mtu_and_without_offloads", || {
+fn bridged_pair_conforms_without_offloads() {
+    in_namespace("tap::tests::bridged_pair_conforms_without_offloads", || {
         let mut number = 0;
         for (mtu, without_offloads) in [(68, true), (576, false), (9000, true), (MTU_MAX, false)] {
             let config = TapConfig { mtu: Some(mtu), without_offloads, ..TapConfig::default() };
-            conformance::run(&format!("TAP with MTU {mtu}"), PROMISES, &mut || {
+            conformance::run(&format!("TAP with MTU {mtu}"), GUARANTEES, &mut || {
                 number += 1;
                 bridged_pair(number, &config)
             });
@@ -69,8 +69,8 @@ fn resolve(device: &mut Device) -> Option<[u8; 6]> {
 }
 
 #[test]
-fn the_kernel_side_is_configured_and_answers() {
-    in_namespace("tap::tests::the_kernel_side_is_configured_and_answers", || {
+fn kernel_interface_is_configured_and_replies() {
+    in_namespace("tap::tests::kernel_interface_is_configured_and_replies", || {
         let config = TapConfig {
             mtu: Some(1300),
             mac: Some([2, 1, 1, 1, 1, 1]),
@@ -92,8 +92,8 @@ fn the_kernel_side_is_configured_and_answers() {
 }
 
 #[test]
-fn a_device_that_is_down_counts_what_it_drops() {
-    in_namespace("tap::tests::a_device_that_is_down_counts_what_it_drops", || {
+fn down_device_counts_dropped_frames() {
+    in_namespace("tap::tests::down_device_counts_dropped_frames", || {
         let config = TapConfig { leave_down: true, ..TapConfig::default() };
         let mut tap = open_queues(&config, 1).expect("a TAP device");
         assert_eq!(resolve(&mut tap.queues[0]), None);
@@ -102,8 +102,8 @@ fn a_device_that_is_down_counts_what_it_drops() {
 }
 
 #[test]
-fn a_persistent_device_is_attached_to_as_it_is() {
-    in_namespace("tap::tests::a_persistent_device_is_attached_to_as_it_is", || {
+fn persistent_device_keeps_its_settings() {
+    in_namespace("tap::tests::persistent_device_keeps_its_settings", || {
         for multi_queue in [false, true] {
             let name = format!("mine{}", u8::from(multi_queue));
             let (fd, _) = ioctl::open_queue(&name, multi_queue).expect("created");
@@ -140,7 +140,7 @@ fn every_queue_of_a_multi_queue_device_sends() {
 }
 
 #[test]
-fn values_outside_their_range_are_named() {
+fn errors_name_values_out_of_range() {
     let message =
         |config: TapConfig, queues| open_queues(&config, queues).err().expect("refused").to_string();
     let named = |name: &str| TapConfig { name: Some(name.into()), ..TapConfig::default() };

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encoding_round_trips() {
         let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: true };
         let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso), ..TxMeta::NONE });
         let partial = RxChecksum::Partial { start: 34, offset: 16 };
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_the_headers_is_taken_from_the_frame() {
+    fn header_length_is_read_from_the_frame() {
         let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: false };
         let hint = Gso { header_len: 128, ..gso };
         let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(hint), ..TxMeta::NONE });
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_verified_by_the_other_side_is_known_as_such() {
+    fn data_valid_flag_marks_verified_frames() {
         assert_eq!(
             decode(&[DATA_VALID, 0, 0, 0, 0, 0, 0, 0, 0, 0], &frame()),
             Ok((RxChecksum::Verified, None))
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_headers_are_refused() {
         let partial = |start: u16, offset: u16| {
             encode(TxMeta { partial_checksum: Some((start, offset)), ..TxMeta::NONE })
         };
@@ -129,7 +129,7 @@ mod tests {
         };
         assert!(decode(&super_frame(GSO_TCP4, 40), &frame()).is_ok());
         assert_eq!(decode(&super_frame(GSO_TCP4, 0), &frame()), Err(MalformedHeader), "no segment size");
-        assert_eq!(decode(&super_frame(3, 40), &frame()), Err(MalformedHeader), "UFO was not agreed on");
+        assert_eq!(decode(&super_frame(3, 40), &frame()), Err(MalformedHeader), "UFO was not negotiated");
         assert_eq!(
             decode(&super_frame(GSO_TCP4, 40), &frame()[..50]),
             Err(MalformedHeader),

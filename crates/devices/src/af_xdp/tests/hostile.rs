@@ -30,7 +30,7 @@ fn address(random: &mut Random) -> u64 {
 }
 
 #[test]
-fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
+fn invalid_rx_descriptors_are_counted_and_skipped() {
     let stats = Arc::new(AfXdpStats::default());
     let (_, chunks, _) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
     let (rx_memory, fill_memory) = (memory::<XdpDescriptor>(RING), memory::<u64>(RING));
@@ -72,7 +72,7 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
         drop(burst);
         rx.arm();
         for ahead in 0..fill.available() {
-            assert_eq!(fill.peek(ahead) % CHUNK as u64, 0, "no chunk was given back");
+            assert_eq!(fill.peek(ahead) % CHUNK as u64, 0, "no chunk was released");
         }
         fill.release(fill.available());
     }
@@ -88,7 +88,7 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
 }
 
 #[test]
-fn nonsense_in_the_completion_ring_gives_no_memory() {
+fn invalid_completions_release_no_chunk() {
     let stats = Arc::new(AfXdpStats::default());
     let (_, _, chunks) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
     let (tx_memory, completion_memory) = (memory::<XdpDescriptor>(RING), memory::<u64>(RING));

@@ -198,23 +198,23 @@ fn kind(frame: &[u8]) -> (u16, u8) {
 }
 
 #[test]
-fn the_program_decides_as_its_model() {
-    in_bpf_namespace("af_xdp::tests::model::the_program_decides_as_its_model", || {
+fn program_decides_like_its_model() {
+    in_bpf_namespace("af_xdp::tests::model::program_decides_like_its_model", || {
         for (take, shared) in [(RedirectScope::Addresses, false), (RedirectScope::Ports, true)] {
             let filter = RedirectFilter::new(take, 4, 4).expect("maps");
             for vlan in [0, VLAN] {
-                filter.add_address(OURS_4.into(), vlan).expect("room");
-                filter.add_address(OURS_6.into(), vlan).expect("room");
+                filter.add_address(OURS_4.into(), vlan).expect("map entry");
+                filter.add_address(OURS_6.into(), vlan).expect("map entry");
             }
             filter.set_ports(PortKind::Tcp, TCP_PORT..=TCP_PORT, true).expect("ports");
             filter.set_ports(PortKind::Udp, UDP_PORT..=UDP_PORT, true).expect("ports");
-            let program = filter.load(false).expect("the verifier agrees");
+            let program = filter.load(false).expect("the verifier accepts the program");
             let mut random = Random::new(16);
             let mut missed = 0;
             let mut kinds = BTreeSet::new();
             for number in 0..200_000 {
                 let frame = frame(&mut random);
-                let verdict = bpf::test_run(program.as_fd(), &frame).expect("a run");
+                let verdict = bpf::test_run(program.as_fd(), &frame).expect("BPF_PROG_TEST_RUN");
                 let expected = is_ours(&frame, shared).unwrap_or(false);
                 // Without a socket, frames for the stack are dropped and counted.
                 let said = if expected { XDP_DROP } else { XDP_PASS };
@@ -234,37 +234,38 @@ fn the_program_decides_as_its_model() {
 }
 
 #[test]
-fn what_is_ours_changes_while_the_program_runs() {
-    in_bpf_namespace("af_xdp::tests::model::what_is_ours_changes_while_the_program_runs", || {
+fn maps_change_while_the_program_runs() {
+    in_bpf_namespace("af_xdp::tests::model::maps_change_while_the_program_runs", || {
         let filter = RedirectFilter::new(RedirectScope::Ports, 4, 1).expect("maps");
-        let program = filter.load(true).expect("the verifier agrees");
+        let program = filter.load(true).expect("the verifier accepts the program");
         let mut packet = vec![0; 12];
         packet.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
         packet.extend([THEIRS_4.octets(), OURS_4.octets()].concat());
         packet.extend([0x10, 0, 0, TCP_PORT as u8]);
         packet.resize(54, 0);
-        let is_taken = || bpf::test_run(program.as_fd(), &packet).expect("a run") == XDP_DROP as u32;
-        assert!(!is_taken(), "nothing is the stack's yet");
+        let is_taken =
+            || bpf::test_run(program.as_fd(), &packet).expect("BPF_PROG_TEST_RUN") == XDP_DROP as u32;
+        assert!(!is_taken(), "the maps are empty");
         filter.set_ports(PortKind::Tcp, 0..=u16::MAX, true).expect("ports");
-        assert!(!is_taken(), "the address is not");
-        filter.add_address(OURS_4.into(), 0).expect("room");
+        assert!(!is_taken(), "the address is not in the map");
+        filter.add_address(OURS_4.into(), 0).expect("map entry");
         assert!(is_taken());
         filter.set_ports(PortKind::Tcp, 70..=90, false).expect("ports");
-        assert!(!is_taken(), "the port is not any more");
+        assert!(!is_taken(), "the port was removed");
         filter.set_ports(PortKind::Tcp, TCP_PORT..=TCP_PORT, true).expect("ports");
         assert!(is_taken());
-        filter.remove_address(OURS_4.into(), 0).expect("it is there");
-        filter.remove_address(OURS_4.into(), 0).expect("nor is it an error if it is not");
+        filter.remove_address(OURS_4.into(), 0).expect("the entry exists");
+        filter.remove_address(OURS_4.into(), 0).expect("removing a missing entry succeeds");
         assert!(!is_taken());
     });
 }
 
 #[test]
-fn the_kernels_refusal_of_a_program_tells_why() {
-    in_bpf_namespace("af_xdp::tests::model::the_kernels_refusal_of_a_program_tells_why", || {
+fn verifier_errors_contain_the_log() {
+    in_bpf_namespace("af_xdp::tests::model::verifier_errors_contain_the_log", || {
         let mut assembler = super::super::assembler::Assembler::default();
         assembler.exit();
-        let code = assembler.finish().expect("an end");
+        let code = assembler.finish().expect("exit instruction");
         let (error, log) = bpf::load(&code, false, "wrong").expect_err("R0 was never set");
         assert!(log.contains("R0 !read_ok"), "{error}: {log}");
         assert!(errors::load_error(error, &log, false).to_string().contains("R0 !read_ok"));

@@ -60,39 +60,36 @@ fn heard(socket: &UdpSocket) -> bool {
 }
 
 #[test]
-fn only_what_is_the_stacks_comes_to_it_and_the_rest_to_the_kernel() {
-    in_bpf_namespace(
-        "af_xdp::tests::sharing::only_what_is_the_stacks_comes_to_it_and_the_rest_to_the_kernel",
-        || {
-            let (shared, mut far) = pair("mine", config("mine", "", &[STACK.into()]));
-            let mut stack = only(shared);
-            let mac = stack.tx.capabilities().mac;
-            let kernel = UdpSocket::bind((KERNEL, 700)).expect("a socket of the kernel");
-            // Each datagram arrives at its destination, and no other frame does.
-            let ours = [udp(mac, STACK, 700), arp(1, &[], PEER, STACK)];
-            let theirs = udp(mac, KERNEL, 700);
-            send(&mut far, &[ours[0].clone(), theirs, ours[1].clone()]);
-            assert_eq!(receive(&mut stack, 3), ours);
-            assert!(heard(&kernel));
-            // Messages that are not about the stack's address alone arrive at both, with their tags; the
-            // kernel answers those about its own address.
-            let for_both = arp(1, &[], PEER, KERNEL);
-            let tagged = arp(2, &[0x81, 0, 0x20, 12], PEER, KERNEL);
-            send(&mut far, &[for_both.clone(), tagged.clone()]);
-            assert_eq!(receive(&mut stack, 2), [for_both, tagged]);
-            let answers = receive(&mut far, 1);
-            assert_eq!(answers[0][20..22], [0, 2], "the kernel's answer");
-            assert_eq!(answers[0][28..32], KERNEL.octets());
-            // The stack can send any frame.
-            send(&mut stack, &[udp(PEER_MAC, PEER, 1)]);
-            assert_eq!(receive(&mut far, 1), [udp(PEER_MAC, PEER, 1)]);
-        },
-    );
+fn only_frames_of_the_stack_are_redirected() {
+    in_bpf_namespace("af_xdp::tests::sharing::only_frames_of_the_stack_are_redirected", || {
+        let (shared, mut far) = pair("mine", config("mine", "", &[STACK.into()]));
+        let mut stack = only(shared);
+        let mac = stack.tx.capabilities().mac;
+        let kernel = UdpSocket::bind((KERNEL, 700)).expect("a socket of the kernel");
+        // Each datagram arrives at its destination, and no other frame does.
+        let ours = [udp(mac, STACK, 700), arp(1, &[], PEER, STACK)];
+        let theirs = udp(mac, KERNEL, 700);
+        send(&mut far, &[ours[0].clone(), theirs, ours[1].clone()]);
+        assert_eq!(receive(&mut stack, 3), ours);
+        assert!(heard(&kernel));
+        // Messages that are not about the stack's address alone arrive at both, with their tags; the
+        // kernel answers those about its own address.
+        let for_both = arp(1, &[], PEER, KERNEL);
+        let tagged = arp(2, &[0x81, 0, 0x20, 12], PEER, KERNEL);
+        send(&mut far, &[for_both.clone(), tagged.clone()]);
+        assert_eq!(receive(&mut stack, 2), [for_both, tagged]);
+        let answers = receive(&mut far, 1);
+        assert_eq!(answers[0][20..22], [0, 2], "reply of the kernel");
+        assert_eq!(answers[0][28..32], KERNEL.octets());
+        // The stack can send any frame.
+        send(&mut stack, &[udp(PEER_MAC, PEER, 1)]);
+        assert_eq!(receive(&mut far, 1), [udp(PEER_MAC, PEER, 1)]);
+    });
 }
 
 #[test]
-fn of_a_shared_address_only_the_stacks_ports_come() {
-    in_bpf_namespace("af_xdp::tests::sharing::of_a_shared_address_only_the_stacks_ports_come", || {
+fn shared_address_redirects_only_ports_of_the_stack() {
+    in_bpf_namespace("af_xdp::tests::sharing::shared_address_redirects_only_ports_of_the_stack", || {
         let config = config("port", "take=ports,ports=80+90-91", &[KERNEL.into()]);
         let (shared, mut far) = pair("port", config);
         let filter = shared.filter.clone();
@@ -112,8 +109,8 @@ fn of_a_shared_address_only_the_stacks_ports_come() {
 }
 
 #[test]
-fn what_comes_on_another_queue_is_counted() {
-    in_bpf_namespace("af_xdp::tests::sharing::what_comes_on_another_queue_is_counted", || {
+fn frames_on_other_queues_are_counted() {
+    in_bpf_namespace("af_xdp::tests::sharing::frames_on_other_queues_are_counted", || {
         let (shared, _) = pair("other", config("other", "queues=1", &[STACK.into()]));
         let filter = shared.filter.clone();
         let mut stack = only(shared);
@@ -127,29 +124,26 @@ fn what_comes_on_another_queue_is_counted() {
 }
 
 #[test]
-fn neighbours_wake_a_sleeper_and_the_kernels_own_words_do_not() {
-    in_bpf_namespace(
-        "af_xdp::tests::sharing::neighbours_wake_a_sleeper_and_the_kernels_own_words_do_not",
-        || {
-            let (shared, mut far) = pair("wake", config("wake", "", &[STACK.into()]));
-            let mut stack = only(shared);
-            // The kernel sends an ARP request, which leaves the interface and must not reach the stack.
-            let kernel = UdpSocket::bind((KERNEL, 0)).expect("a socket of the kernel");
-            kernel.send_to(b"x", (Ipv4Addr::new(10, 4, 0, 77), 9)).expect("sent");
-            assert_eq!(receive(&mut far, 1)[0][20..22], [0, 1], "a question");
-            assert!(stack.rx.arm() && !sleep(stack.rx.wake_fd(), Duration::from_millis(200)));
-            let answer = arp(2, &[], Ipv4Addr::new(10, 4, 0, 77), KERNEL);
-            send(&mut far, std::slice::from_ref(&answer));
-            assert!(sleep(stack.rx.wake_fd(), Duration::from_secs(10)));
-            assert_eq!(receive(&mut stack, 1), [answer]);
-            // The ring of copies wraps several times.
-            for round in 0..40 {
-                let frames: Vec<_> =
-                    (0..5).map(|n| arp(1, &[], Ipv4Addr::new(10, 4, 1, round * 5 + n), KERNEL)).collect();
-                send(&mut far, &frames);
-                assert_eq!(receive(&mut stack, 5), frames, "round {round}");
-                receive(&mut far, 0);
-            }
-        },
-    );
+fn only_foreign_neighbour_changes_wake() {
+    in_bpf_namespace("af_xdp::tests::sharing::only_foreign_neighbour_changes_wake", || {
+        let (shared, mut far) = pair("wake", config("wake", "", &[STACK.into()]));
+        let mut stack = only(shared);
+        // The kernel sends an ARP request, which leaves the interface and must not reach the stack.
+        let kernel = UdpSocket::bind((KERNEL, 0)).expect("a socket of the kernel");
+        kernel.send_to(b"x", (Ipv4Addr::new(10, 4, 0, 77), 9)).expect("sent");
+        assert_eq!(receive(&mut far, 1)[0][20..22], [0, 1], "neighbour query");
+        assert!(stack.rx.arm() && !sleep(stack.rx.wake_fd(), Duration::from_millis(200)));
+        let answer = arp(2, &[], Ipv4Addr::new(10, 4, 0, 77), KERNEL);
+        send(&mut far, std::slice::from_ref(&answer));
+        assert!(sleep(stack.rx.wake_fd(), Duration::from_secs(10)));
+        assert_eq!(receive(&mut stack, 1), [answer]);
+        // The ring of copies wraps several times.
+        for round in 0..40 {
+            let frames: Vec<_> =
+                (0..5).map(|n| arp(1, &[], Ipv4Addr::new(10, 4, 1, round * 5 + n), KERNEL)).collect();
+            send(&mut far, &frames);
+            assert_eq!(receive(&mut stack, 5), frames, "round {round}");
+            receive(&mut far, 0);
+        }
+    });
 }

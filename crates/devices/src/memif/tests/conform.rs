@@ -11,9 +11,9 @@ const WHOLE: Guarantees =
 const PLAIN: Guarantees = Guarantees { labels: false, ..WHOLE };
 
 /// Runs the suite with the server on the left, then with the client on the left.
-fn run(name: &str, promises: Guarantees, adjust: impl Fn(&mut MemifConfig)) {
+fn run(name: &str, guarantees: Guarantees, adjust: impl Fn(&mut MemifConfig)) {
     for server_first in [true, false] {
-        conformance::run(&format!("{name}, server first: {server_first}"), promises, &mut || {
+        conformance::run(&format!("{name}, server first: {server_first}"), guarantees, &mut || {
             let folder = Folder::new();
             let (mut server, mut client) = connected(&folder, &adjust);
             let (server, client) = (server.queues.remove(0), client.queues.remove(0));
@@ -39,7 +39,7 @@ fn two_ends_without_offloads_conform_with_any_mtu() {
 /// One end does not offer the extension, like other implementations: the other end performs the offloads in
 /// software.
 #[test]
-fn an_end_with_offloads_conforms_at_one_without() {
+fn mixed_offload_support_conforms() {
     let cut = Guarantees { uncut_super_frame_bytes: 0, ..PLAIN };
     for role in [Role::Server, Role::Client] {
         run("memif with one end without offloads", cut, |config| config.offload = config.role != role);

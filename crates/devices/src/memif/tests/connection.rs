@@ -16,7 +16,7 @@ fn device(folder: &Folder, role: Role, adjust: impl Fn(&mut MemifConfig)) -> Mem
 }
 
 fn send(device: &mut Device, byte: u8) {
-    device.tx.reserve(100).expect("room").fill(byte);
+    device.tx.reserve(100).expect("space").fill(byte);
     device.tx.commit(100, TxMeta::default());
     device.tx.flush(Time::ZERO);
 }
@@ -32,7 +32,7 @@ fn get(counter: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn a_peer_that_dies_takes_the_link_down_and_the_next_one_brings_it_up() {
+fn link_follows_the_life_of_the_peer() {
     for role in ROLES {
         let folder = Folder::new();
         let mut memif = device(&folder, role, |_| {});
@@ -52,19 +52,22 @@ fn a_peer_that_dies_takes_the_link_down_and_the_next_one_brings_it_up() {
             }
             // Closes the connection without DISCONNECT, as after kill -9.
             drop(peer);
-            assert!(sleep(device.rx.wake_fd(), PATIENCE), "a receiver that sleeps is woken");
+            assert!(sleep(device.rx.wake_fd(), PATIENCE), "a sleeping receiver is woken");
             assert!(memif.link.wait_for(false, PATIENCE));
             assert_eq!(received(device), []);
             send(device, 2);
             assert_eq!(get(&memif.stats.tx_dropped), dropped + 1);
-            assert!(device.rx.arm() && !sleep(device.rx.wake_fd(), Duration::from_millis(5)), "it can sleep");
+            assert!(
+                device.rx.arm() && !sleep(device.rx.wake_fd(), Duration::from_millis(5)),
+                "the receiver can sleep"
+            );
             assert_eq!(get(&memif.stats.connections), round);
         }
     }
 }
 
 #[test]
-fn frames_that_nobody_took_are_gone_with_their_connection() {
+fn unread_frames_are_lost_with_the_connection() {
     let folder = Folder::new();
     let mut server = device(&folder, Role::Server, |_| {});
     for byte in 1..5 {
@@ -107,12 +110,12 @@ fn at_rest() -> (usize, usize) {
         thread::sleep(Duration::from_millis(1));
         holdings()
     });
-    samples.min().expect("twenty of them")
+    samples.min().expect("twenty connections")
 }
 
 #[test]
-fn nothing_is_left_of_connections_that_are_gone() {
-    if !is_alone("memif::tests::connection::nothing_is_left_of_connections_that_are_gone") {
+fn closed_connections_leave_no_resources() {
+    if !is_alone("memif::tests::connection::closed_connections_leave_no_resources") {
         return;
     }
     for role in ROLES {
@@ -124,7 +127,7 @@ fn nothing_is_left_of_connections_that_are_gone() {
             let peer = meet.connect(round % 2 == 0);
             assert!(memif.link.wait_for(true, PATIENCE));
             let (descriptors, mappings) = holdings();
-            assert!(descriptors > before.0 && mappings > before.1, "the connection is seen here");
+            assert!(descriptors > before.0 && mappings > before.1, "the connection is visible");
             // Some connections come up and go down without any access by the halves.
             if round % 3 != 0 {
                 memif.queues.iter_mut().for_each(|device| send(device, 0));
@@ -154,7 +157,7 @@ fn nothing_is_left_of_connections_that_are_gone() {
 }
 
 #[test]
-fn the_interface_closes_with_its_last_half() {
+fn interface_closes_with_its_last_half() {
     let folder = Folder::new();
     let mut server = device(&folder, Role::Server, |config| config.queues = 2);
     let client = device(&folder, Role::Client, |config| config.queues = 2);
@@ -169,7 +172,7 @@ fn the_interface_closes_with_its_last_half() {
 }
 
 #[test]
-fn only_who_knows_id_and_secret_is_let_in_and_only_one() {
+fn id_and_secret_are_required() {
     let folder = Folder::new();
     let secret = |secret: &str| Some(secret.to_string());
     let server = device(&folder, Role::Server, |config| (config.id, config.secret) = (5, secret("word")));
@@ -181,7 +184,7 @@ fn only_who_knows_id_and_secret_is_let_in_and_only_one() {
         });
         let deadline = Instant::now() + PATIENCE;
         while get(&server.stats.refused) < number {
-            assert!(Instant::now() < deadline, "stranger {number} is not refused");
+            assert!(Instant::now() < deadline, "client {number} is not refused");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!stranger.link.is_up() && !server.link.is_up());
@@ -199,21 +202,21 @@ fn only_who_knows_id_and_secret_is_let_in_and_only_one() {
     }
     assert!(first.link.is_up() && !second.link.is_up());
     drop(first);
-    assert!(second.link.wait_for(true, PATIENCE), "now it is its turn");
+    assert!(second.link.wait_for(true, PATIENCE), "the client is accepted");
 }
 
 /// At most eight clients may be in the handshake. Silent ones delay the next client until their timeout, and
 /// not longer.
 // limit: memif peers in their handshake
 #[test]
-fn clients_that_say_nothing_are_sent_away_and_the_next_is_served() {
+fn silent_clients_time_out() {
     use crate::memif::socket::connect_to;
     let folder = Folder::new();
     let mut server = device(&folder, Role::Server, |_| {});
     let silent: Vec<_> =
-        (0..12).map(|_| connect_to(&folder.socket()).expect("the backlog has room")).collect();
+        (0..12).map(|_| connect_to(&folder.socket()).expect("the backlog accepts the client")).collect();
     let mut client = device(&folder, Role::Client, |_| {});
-    assert!(!client.link.wait_for(true, Duration::from_millis(500)), "eight others are before it");
+    assert!(!client.link.wait_for(true, Duration::from_millis(500)), "eight clients precede this one");
     assert!(client.link.wait_for(true, 2 * PATIENCE) && server.link.wait_for(true, PATIENCE));
     // The remaining four clients were accepted together with it, and have not been disconnected yet.
     assert!(get(&server.stats.refused) < 12, "{:?}", server.stats);
@@ -228,7 +231,7 @@ fn clients_that_say_nothing_are_sent_away_and_the_next_is_served() {
 }
 
 #[test]
-fn queues_that_the_peer_does_not_have_stay_down() {
+fn queues_missing_at_the_peer_stay_down() {
     for (role, other) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
         let folder = Folder::new();
         let mut many = device(&folder, role, |config| config.queues = 3);
@@ -247,7 +250,7 @@ fn queues_that_the_peer_does_not_have_stay_down() {
 }
 
 #[test]
-fn the_peer_is_woken_only_if_it_asked_for_it() {
+fn peer_is_interrupted_only_on_request() {
     for role in ROLES {
         let folder = Folder::new();
         let mut memif = device(&folder, role, |_| {});
@@ -266,7 +269,7 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         };
         let device = &mut memif.queues[0];
         assert_eq!(rings(false, device), 0);
-        assert_eq!(rings(true, device), 2, "once for each flush that shows something new");
+        assert_eq!(rings(true, device), 2, "one signal for each flush with new frames");
         assert_eq!(rings(false, device), 0);
         // In the other direction, the ring's flag tells whether the device sleeps.
         let sends = if role == Role::Server { &link.to_server[0] } else { &link.to_client[0] };
@@ -278,12 +281,12 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         assert!(sleep(device.rx.wake_fd(), PATIENCE));
         assert_eq!(received(device), []);
         assert!(!sends.ring.are_interrupts_enabled());
-        assert!(!sleep(device.rx.wake_fd(), Duration::from_millis(1)), "the bell was heard");
+        assert!(!sleep(device.rx.wake_fd(), Duration::from_millis(1)), "the interrupt was consumed");
     }
 }
 
 #[test]
-fn one_device_hears_every_queue_of_its_peer() {
+fn device_receives_from_every_queue() {
     let folder = Folder::new();
     let mut server = device(&folder, Role::Server, |config| config.queues = 3);
     let client = device(&folder, Role::Client, |config| config.queues = 3);
@@ -295,7 +298,7 @@ fn one_device_hears_every_queue_of_its_peer() {
             assert_eq!(received(&mut one), []);
         }
         send(queue, number);
-        assert!(sleep(one.rx.wake_fd(), PATIENCE), "queue {number} wakes it");
+        assert!(sleep(one.rx.wake_fd(), PATIENCE), "queue {number} wakes the device");
         assert_eq!(received(&mut one), [number]);
     }
     send(&mut one, 9);

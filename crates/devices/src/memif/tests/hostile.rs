@@ -62,7 +62,7 @@ impl Bench {
         let mut config = Peer::config(&self.memif, &self.folder);
         config.offload = false;
         let mut other = open(&config).expect("a device");
-        assert!(other.link.wait_for(true, PATIENCE), "a good peer is not served");
+        assert!(other.link.wait_for(true, PATIENCE), "a valid peer is not served");
         let (ours, theirs) = (&mut self.memif.queues[0], &mut other.queues[0]);
         for number in 0..200u8 {
             exchange(&mut theirs.tx, &mut ours.rx, number);
@@ -131,7 +131,7 @@ fn scribble(peer: &Peer, role: Role, random: &mut Random) {
 
 /// Uses one thread, so that a seed determines the run.
 #[test]
-fn random_bytes_in_shared_memory_hurt_nobody() {
+fn random_shared_memory_is_harmless() {
     for role in ROLES {
         for offload in [false, true] {
             let mut bench = Bench::new(role, |config| config.offload = offload);
@@ -169,7 +169,7 @@ fn random_bytes_in_shared_memory_hurt_nobody() {
 
 /// The peer writes while the device reads frames.
 #[test]
-fn random_bytes_at_any_moment_hurt_nobody() {
+fn concurrent_random_shared_memory_is_harmless() {
     for role in ROLES {
         let mut bench = Bench::new(role, |_| {});
         let stop = AtomicBool::new(false);

@@ -83,7 +83,7 @@ impl Meet {
         let config = Arc::new(MemifConfig { offload, ..self.config.clone() });
         let deadline = Instant::now() + PATIENCE;
         loop {
-            assert!(Instant::now() < deadline, "the device is not there");
+            assert!(Instant::now() < deadline, "the device does not listen");
             let side = match &self.listener {
                 None => connect_to(&config.socket)
                     .ok()

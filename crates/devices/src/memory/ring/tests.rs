@@ -49,7 +49,7 @@ mod sequential {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn any_sequence_of_calls_behaves_like_a_queue(
+        fn ring_behaves_like_a_queue(
             scale in 1usize..5,
             lap in 200usize..5000,
             ops in prop::collection::vec(op(), 1..400),
@@ -89,7 +89,7 @@ mod sequential {
                         }
                     }
                     Op::Publish => {
-                        prop_assert!(!producer.publish(), "nobody sleeps");
+                        prop_assert!(!producer.publish(), "the consumer is awake");
                         visible = model.len();
                     }
                     Op::Receive => {
@@ -97,7 +97,7 @@ mod sequential {
                         prop_assert_eq!(frames.len(), visible.min(64));
                         visible -= frames.len();
                         for (bytes, checksum, gso, label) in frames {
-                            let (expected, meta) = model.pop_front().expect("as many as counted");
+                            let (expected, meta) = model.pop_front().expect("the counted frames arrive");
                             prop_assert_eq!(bytes, expected);
                             prop_assert_eq!((gso, label), (meta.gso, meta.label));
                             let partial = match checksum {
@@ -114,13 +114,13 @@ mod sequential {
     }
 
     #[test]
-    fn a_bare_ack_takes_one_cache_line() {
+    fn pure_ack_uses_one_cache_line() {
         assert_eq!(record_bytes(54, 0), 64);
         assert_eq!(record_bytes(55, 0), 128);
     }
 
     #[test]
-    fn a_ring_of_least_capacity_takes_the_largest_frame_at_any_position() {
+    fn smallest_ring_holds_the_largest_frame() {
         for shift in 0..40 {
             let (mut producer, mut consumer) = ring(capacity_min(1518), LAP_BYTES_MIN);
             for _ in 0..shift {
@@ -136,7 +136,7 @@ mod sequential {
     }
 
     #[test]
-    fn a_lent_burst_is_not_overwritten_before_the_next_call() {
+    fn borrowed_burst_is_not_overwritten() {
         let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         for number in 0..6 {
             assert!(send(&mut producer, &frame(number, 100), TxMeta::default()));
@@ -148,7 +148,7 @@ mod sequential {
         while send(&mut producer, &frame(100, 100), TxMeta::default()) {
             added += 1;
         }
-        assert!(added <= 2, "room of lent frames was reused");
+        assert!(added <= 2, "memory of borrowed frames was reused");
         for (number, lent) in burst.iter().enumerate() {
             assert_eq!(lent.bytes, frame(number as u64, 100));
         }
@@ -156,7 +156,7 @@ mod sequential {
 
     #[test]
     #[cfg_attr(miri, ignore = "thousands of frames take minutes in the interpreter")]
-    fn light_traffic_stays_in_a_small_part_of_the_ring_and_heavy_traffic_gets_all_of_it() {
+    fn light_traffic_reuses_a_small_part() {
         let (mut producer, mut consumer) = ring(1 << 16, 4096);
         let mut addresses = std::collections::BTreeSet::new();
         for number in 0..2000 {
@@ -182,7 +182,7 @@ mod sequential {
     }
 
     #[test]
-    fn frames_vanish_when_the_consumer_is_gone() {
+    fn frames_without_consumer_are_discarded() {
         let (mut producer, consumer) = ring(1024, LAP_BYTES_MIN);
         drop(consumer);
         for _ in 0..100 {
@@ -192,7 +192,7 @@ mod sequential {
     }
 
     #[test]
-    fn flushed_frames_stay_readable_when_the_producer_is_gone() {
+    fn flushed_frames_survive_the_producer() {
         let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         assert!(send(&mut producer, &frame(3, 90), TxMeta::default()));
         let _ = producer.publish();
@@ -201,23 +201,23 @@ mod sequential {
     }
 
     #[test]
-    fn only_the_flush_after_arm_asks_for_a_wake_up() {
+    fn only_the_flush_after_arm_wakes() {
         let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         assert!(consumer.arm());
-        assert!(!producer.publish(), "nothing was committed");
+        assert!(!producer.publish(), "no frame was committed");
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
         assert!(producer.publish());
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
         assert!(!producer.publish(), "one wake-up per sleep");
-        assert!(!consumer.arm(), "frames are waiting");
-        assert!(!consumer.disarm(), "nobody was woken");
+        assert!(!consumer.arm(), "frames are queued");
+        assert!(!consumer.disarm(), "no wake-up was sent");
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
-        assert!(!producer.publish(), "arm failed, so nobody sleeps");
+        assert!(!producer.publish(), "arm failed: the consumer is awake");
     }
 
     /// Frames of all sizes cross between two threads of independent speed; each byte is checked.
     #[test]
-    fn content_survives_between_two_threads() {
+    fn frames_pass_between_threads_unchanged() {
         let frames: u64 = if cfg!(miri) { 100 } else { 300_000 };
         let (mut producer, mut consumer) = ring(8192, 2048);
         let sender = std::thread::spawn(move || {
@@ -251,7 +251,7 @@ mod sequential {
                 expected += 1;
             }
         }
-        sender.join().expect("the sender ends well");
+        sender.join().expect("the sender does not panic");
     }
 }
 
@@ -277,7 +277,7 @@ mod model {
     /// Checks every interleaving of a producer that wraps and finds the ring full with a consumer that lends
     /// and releases.
     #[test]
-    fn records_are_never_read_before_they_are_written_or_overwritten_while_lent() {
+    fn records_are_neither_read_early_nor_overwritten() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(256, 128);
             let sender = thread::spawn(move || {
@@ -313,7 +313,7 @@ mod model {
             });
             let sleeps = consumer.arm();
             let woken = sender.join().expect("no panic");
-            assert!(!sleeps || woken, "sleeps with a frame waiting and no wake-up");
+            assert!(!sleeps || woken, "the consumer sleeps with a queued frame and no wake-up");
         });
     }
 }
