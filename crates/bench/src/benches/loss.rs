@@ -167,7 +167,7 @@ mod tests {
         let accepted = std::fs::read_to_string(path).unwrap();
         assert!(
             now == accepted,
-            "The table has changed; GINNEL_BLESS=1 accepts it.\nCommitted:\n{accepted}\nNow:\n{now}"
+            "The table has changed. To accept it, run again with GINNEL_BLESS=1.\nCommitted:\n{accepted}\nNow:\n{now}"
         );
     }
 }

@@ -74,7 +74,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "placement-paired",
-        about: "as placement-inline with the application in a thread of its own on the shard's CPU, against inline",
+        about: "as placement-inline, with the application in its own thread on the shard's CPU, against inline",
         needs: Needs::Machine,
         run: placement::paired,
     },
@@ -86,7 +86,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "wake-latency",
-        about: "response time of an idle stack that a request wakes, median (and p99), in each placement, against a bare thread",
+        about: "response time of an idle stack that sleeps until the request, median (and p99), in each placement, against a thread without a stack",
         needs: Needs::Machine,
         run: placement::wake_latency,
     },
@@ -200,7 +200,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "instructions",
-        about: "instructions of the server per connection, request and megabyte; fails if there are more than accepted",
+        about: "instructions of the server per connection, request and megabyte; fails if there are more than bench/instructions.json accepts",
         needs: Needs::Nothing,
         run: instructions::run,
     },

@@ -89,11 +89,14 @@ impl Conditions {
             complaints.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
         }
         if bound != Bound::Turns && self.steal > STEAL_SHARE_MAX {
-            complaints.push(format!("the host took {:.0} % of the machine", 100.0 * self.steal));
+            complaints
+                .push(format!("the hypervisor took {:.0} % of the CPU time (steal)", 100.0 * self.steal));
         }
         let [a, b] = self.cache_line_ns;
         if bound == Bound::Machine && a.max(b) > CACHE_LINE_CHANGE_MAX * a.min(b) {
-            complaints.push(format!("the cache line's round trip went from {a:.0} to {b:.0} ns"));
+            complaints.push(format!(
+                "the round trip of a cache line between the CPUs changed from {a:.0} to {b:.0} ns"
+            ));
         }
         complaints
     }
@@ -151,7 +154,9 @@ impl MeasuredPair {
             round_trips.iter().copied().fold(0.0, f64::max),
         );
         if bound == Bound::Machine && all.is_empty() && high > CACHE_LINE_CHANGE_MAX * low {
-            all.push(format!("the cache line's round trip was between {low:.0} and {high:.0} ns"));
+            all.push(format!(
+                "the round trip of a cache line between the CPUs varied from {low:.0} to {high:.0} ns"
+            ));
         }
         all
     }
@@ -330,17 +335,13 @@ mod tests {
         let both = Conditions { foreign: 0.2, steal: 0.1, ..calm.clone() };
         assert_eq!(both.complaints(Bound::Machine).len(), 2);
         let by_turns = Conditions { foreign: 0.2, steal: 0.1, ..moved.clone() };
-        assert_eq!(
-            by_turns.complaints(Bound::Turns).len(),
-            1,
-            "both had the same machine, as far as they had it"
-        );
+        assert_eq!(by_turns.complaints(Bound::Turns).len(), 1, "both arms ran under equal conditions");
         let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
         let pair = MeasuredPair { ours: Measurement::default(), theirs: None, conditions: vec![calm, slow] };
         assert_eq!(
             pair.complaints(Bound::Machine).len(),
             1,
-            "each arm had a steady machine, but not the same one"
+            "conditions were steady in each arm, but differed between the arms"
         );
     }
 }

@@ -34,12 +34,12 @@ pub struct DemoOptions {
 
 /// Text below the table.
 const LEGEND: &str = "\
-memory: ginnel load on one thread, ginnel httpd on another; the generator's TCP is the light one, with delay and loss the whole one.
-TAP: the kernel's TCP asks ginnel httpd.
-nginx: the same program and configuration on both, one process, asked by wrk on the kernel's TCP at the other end of a cable.
-p50, p99, p99.9: from the start of a request (of its connection, if it has one of its own) to the end of the answer.
-errors: whatever was no complete answer with a status of success, or another page than asked for.
-Everything ran on this machine at the same time; \"make bench\" measures with care.";
+memory: ginnel load on one thread, ginnel httpd on another. The generator uses --stack light, with delay and loss --stack ginnel.
+TAP: a client on the kernel's TCP requests pages from ginnel httpd.
+nginx: the same program and configuration on Ginnel and on the kernel, one process; the client is wrk on the kernel's TCP.
+p50, p99, p99.9: latency from the start of a request (of its connection, if it has its own) to the end of the response.
+errors: requests without a complete, successful response, and pages that differ from the file.
+Client and server shared this machine, so these are no precise measurements: use \"make bench\" for those.";
 
 /// A row of the table of results.
 #[derive(Clone, Debug, Default)]

@@ -79,7 +79,7 @@ fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
         }
         if Instant::now() > until {
             return Err(Failure::running(format!(
-                "the stack \"{name}\" (process {pid}) is not ready in time"
+                "the stack \"{name}\" (process {pid}) did not become ready in time"
             )));
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -162,7 +162,7 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
         }
     }
     Err(Failure::running(format!(
-        "the stack \"{}\" (process {}) has not ended in time",
+        "the stack \"{}\" (process {}) did not end in time",
         running.name, running.pid
     )))
 }

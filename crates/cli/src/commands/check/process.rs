@@ -66,7 +66,7 @@ impl InspectedProcess {
         let loaded = maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(LIBRARY));
         let preloaded = variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
         match (loaded, variable("GINNEL_STACK")) {
-            (true, Some(stack)) => format!("its stack at {stack} has ended, or was missing"),
+            (true, Some(stack)) => format!("its stack {stack} has ended, or did not exist"),
             (true, None) => "GINNEL_STACK is not set".into(),
             (false, None) => "not started with ginnel run".into(),
             (false, Some(_)) if preloaded => format!("{LIBRARY} could not be loaded"),
