@@ -34,7 +34,7 @@ pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Err
         Errno::PERM => with_context(error, CAPABILITIES),
         Errno::INVAL if multi_buffer && log.is_empty() => with_context(
             error,
-            "an MTU above 3,822 needs multi-buffer frames, which Linux supports since 6.6: set a smaller MTU",
+            "an MTU above 3,822 needs multi-buffer frames, which need Linux 6.6: set a smaller MTU",
         ),
         _ => {
             // The last lines of the log give the verifier's reason.
