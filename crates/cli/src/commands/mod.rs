@@ -18,9 +18,9 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Echo TCP data (and UDP datagrams) back to the sender
-    Echo(serve::EchoOptions),
+    Echo(serve::EchoArgs),
     /// Serve the files of a directory over HTTP
-    Httpd(serve::HttpdOptions),
+    Httpd(serve::HttpdArgs),
     /// Run an unmodified program on a stack of its own, or on a stack that "ginnel up" started
     Run(run::RunOptions),
     /// Start a stack that several programs can use
