@@ -268,7 +268,7 @@ impl Runner<'_> {
             }
             Step::EpollWait { set, max } => self.at(*set).map(|(sys, set)| {
                 let events = sys.epoll_wait(set, *max, 0).map(|mut events| {
-                    // "order of entries that became ready between two calls of epoll_wait" (docs/posix.md)
+                    // "Order of events that became ready between two calls of `epoll_wait`" (docs/posix.md)
                     events.sort_by_key(|(_, data)| *data);
                     events.into_iter().map(|(events, data)| (sys::names(events), data)).collect::<Vec<_>>()
                 });

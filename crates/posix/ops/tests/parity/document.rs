@@ -1,8 +1,8 @@
 //! The generated parts of `docs/posix.md`: the calls that cases make, and the options.
 //!
 //! Each case compares its calls on the stack with its line of `calls.txt`, so that a case that runs alone is
-//! checked, too. The table of the document follows from all lines. With `GINNEL_BLESS=1`, cases write their
-//! lines and the table instead.
+//! checked, too. The table of the document and `INDEX.md`, which counts the cases of each call, follow from
+//! all lines. With `GINNEL_BLESS=1`, cases write their lines and both files instead.
 
 use crate::record::Calls;
 use crate::{Cases, MODULES, options};
@@ -12,6 +12,15 @@ use std::fs::File;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/posix.md");
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/calls.txt");
+const INDEX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/INDEX.md");
+const INDEX_HEAD: &str = "# Parity cases of each call
+
+Generated: `GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity`. The column \"Cases\" says how many
+cases make the call on the stack. `calls.txt` lists the calls of each case.
+
+| Call | On | Cases |
+|---|---|---|
+";
 const HEAD: &str = "# Calls of each case on the stack, generated: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity\n";
 /// Suffix of cases over loopback.
 const OVER_LOOPBACK: &str = " over loopback";
@@ -73,7 +82,7 @@ fn list() -> BTreeMap<String, String> {
     parts.map(|(case, calls)| (case.to_owned(), calls.to_owned())).collect()
 }
 
-/// Writes the list, and the table that follows from it.
+/// Writes the list, and the table and the index that follow from it.
 fn write_list(list: &BTreeMap<String, String>) {
     let mut text = HEAD.to_owned();
     for (case, calls) in list {
@@ -81,6 +90,7 @@ fn write_list(list: &BTreeMap<String, String>) {
     }
     std::fs::write(LIST, text).unwrap();
     write(&CALLS, &table(list));
+    std::fs::write(INDEX, index(list)).unwrap();
 }
 
 /// Formats the calls of a case, for example `recv TCP MSG_PEEK MSG_DONTWAIT; send TCP`.
@@ -122,10 +132,12 @@ fn names() -> BTreeSet<String> {
     MODULES.iter().flat_map(of).collect()
 }
 
-/// Returns the table of calls, with their objects, flags and numbers of cases. A case that runs both ways
-/// counts once.
-fn table(list: &BTreeMap<String, String>) -> String {
-    let mut rows: BTreeMap<(&str, &str), [BTreeSet<&str>; 2]> = BTreeMap::new();
+/// The flags and the cases of each call on each kind of object.
+type Rows<'a> = BTreeMap<(&'a str, &'a str), [BTreeSet<&'a str>; 2]>;
+
+/// Returns the calls of the list with their objects, flags and cases. A case that runs both ways counts once.
+fn rows(list: &BTreeMap<String, String>) -> Rows<'_> {
+    let mut rows = Rows::new();
     for (case, calls) in list {
         let case = case.strip_suffix(OVER_LOOPBACK).unwrap_or(case);
         for call in calls.split("; ") {
@@ -136,12 +148,26 @@ fn table(list: &BTreeMap<String, String>) -> String {
             cases.insert(case);
         }
     }
-    let mut text = String::from("| Call | On | Flags and kinds | Cases |\n|---|---|---|---|\n");
-    for ((call, on), [flags, cases]) in rows {
+    rows
+}
+
+/// Returns the table of calls, with their objects and flags.
+fn table(list: &BTreeMap<String, String>) -> String {
+    let mut text = String::from("| Call | On | Flags and kinds |\n|---|---|---|\n");
+    for ((call, on), [flags, _]) in rows(list) {
         let flags: Vec<String> = flags.iter().map(|flag| format!("`{flag}`")).collect();
         let flags = if flags.is_empty() { "—".to_owned() } else { flags.join(", ") };
         let on = on.replace('→', " → ");
-        writeln!(text, "| `{call}` | {on} | {flags} | {} |", cases.len()).unwrap();
+        writeln!(text, "| `{call}` | {on} | {flags} |").unwrap();
+    }
+    text
+}
+
+/// Returns the index: how many cases make each call.
+fn index(list: &BTreeMap<String, String>) -> String {
+    let mut text = INDEX_HEAD.to_owned();
+    for ((call, on), [_, cases]) in rows(list) {
+        writeln!(text, "| `{call}` | {} | {} |", on.replace('→', " → "), cases.len()).unwrap();
     }
     text
 }
@@ -163,6 +189,8 @@ fn document_lists_the_calls() {
         "cases only in calls.txt, or missing there (GINNEL_BLESS=1 rewrites it): {differ:?}"
     );
     assert_part(&CALLS, &table(&list));
+    let found = std::fs::read_to_string(INDEX).unwrap();
+    assert_eq!(found, index(&list), "tests/parity/INDEX.md (GINNEL_BLESS=1 rewrites it)");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Parity tests: each case runs on the kernel and on the stack, and both transcripts of its calls must be
 //! equal.
 //!
-//! The calls that each case makes on the stack are listed in `calls.txt`, and in a table of `docs/posix.md`.
-//! `GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity` rewrites both; without it, a case whose
-//! calls differ from its line fails, and so does the test of the table if it differs from the lines.
+//! The calls that each case makes on the stack are listed in `calls.txt`, and in a table of `docs/posix.md`;
+//! `INDEX.md` counts the cases of each call. `GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity`
+//! rewrites all three; without it, a case whose calls differ from its line fails, and so does the test of the
+//! tables if they differ from the lines.
 
 mod descriptors;
 mod document;
