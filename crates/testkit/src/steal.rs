@@ -89,7 +89,7 @@ fn repeat_within<E>(time_max: Duration, mut run: impl FnMut() -> Result<(), E>) 
             Err(failure) => return Err(failure),
         }
     }
-    unreachable!("the deadline comes before the count overflows")
+    unreachable!("the deadline ends the loop before the count overflows")
 }
 
 #[cfg(test)]

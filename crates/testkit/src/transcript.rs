@@ -171,18 +171,18 @@ impl Conversations {
         match be16(frame, 12)? {
             0x0800 => {
                 let header = usize::from(packet.first()? & 15) * 4;
-                let whole = packet.get(..usize::from(be16(packet, 2)?))?;
+                let packet_bytes = packet.get(..usize::from(be16(packet, 2)?))?;
                 let ip = |at: usize| Some(IpAddr::from(Ipv4Addr::from(be32(packet, at)?)));
                 let fragment = be16(packet, 6)? & 0x3fff;
                 let ends = [ip(12)?, ip(16)?];
-                self.packet(*packet.get(9)?, ends, whole.get(header..)?, fragment)
+                self.packet(*packet.get(9)?, ends, packet_bytes.get(header..)?, fragment)
             }
             0x86dd => {
-                let whole = packet.get(40..40 + usize::from(be16(packet, 4)?))?;
+                let packet_bytes = packet.get(40..40 + usize::from(be16(packet, 4)?))?;
                 let ip = |at: usize| -> Option<IpAddr> {
                     Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?).into())
                 };
-                self.packet(*packet.get(6)?, [ip(8)?, ip(24)?], whole, 0)
+                self.packet(*packet.get(6)?, [ip(8)?, ip(24)?], packet_bytes, 0)
             }
             _ => None,
         }
@@ -212,11 +212,11 @@ impl Conversations {
         restart: bool,
     ) -> (usize, usize) {
         if !restart {
-            if let Some(known) = self.latest.get(&(protocol, from, to)) {
-                return (*known, 0);
+            if let Some(index) = self.latest.get(&(protocol, from, to)) {
+                return (*index, 0);
             }
-            if let Some(known) = self.latest.get(&(protocol, to, from)) {
-                return (*known, 1);
+            if let Some(index) = self.latest.get(&(protocol, to, from)) {
+                return (*index, 1);
             }
         }
         let index = self.list.len();
@@ -254,8 +254,8 @@ impl Conversations {
         let (Ok(at), 0) = (usize::try_from(at), flags & (SYN | RST)) else { return None };
         let end = at + payload.len();
         if !payload.is_empty() {
-            let known = sender.bytes.len().max(end);
-            sender.bytes.resize(known, 0);
+            let len = sender.bytes.len().max(end);
+            sender.bytes.resize(len, 0);
             sender.bytes[at..end].copy_from_slice(payload);
         }
         if flags & FIN != 0 {
@@ -305,7 +305,7 @@ mod tests {
     fn segmentation_does_not_change_the_transcript() {
         let syn = segment(true, 99, SYN, b"");
         let answer = segment(false, 7, SYN | ACK, b"");
-        let whole = transcript_of(&[
+        let complete = transcript_of(&[
             syn.clone(),
             answer.clone(),
             segment(true, 100, ACK, b"request"),
@@ -319,7 +319,7 @@ mod tests {
             segment(true, 108, ACK, b""),
             segment(true, 100, ACK, b"requ"),
         ]);
-        assert_eq!(whole, cut);
+        assert_eq!(complete, cut);
         for other in [
             segment(true, 100, ACK, b"bequest"),
             segment(true, 100, ACK, b"request!"),
@@ -328,7 +328,7 @@ mod tests {
         ] {
             let changed =
                 transcript_of(&[syn.clone(), answer.clone(), segment(true, 100, ACK, b"request"), other]);
-            assert_ne!(changed, whole, "{changed:?}");
+            assert_ne!(changed, complete, "{changed:?}");
         }
         let ends = [segment(true, 100, ACK | FIN, b"bye"), segment(false, 8, ACK | FIN, b"")];
         let ended = [&[syn.clone(), answer.clone()], &ends[..]].concat();
@@ -343,7 +343,7 @@ mod tests {
             transcript_of(&ended[..3]),
             "one direction is still open"
         );
-        let again = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
-        assert_eq!(transcript_of(&again).0.len(), 2, "a reused port");
+        let reopened = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
+        assert_eq!(transcript_of(&reopened).0.len(), 2, "a reused port");
     }
 }

@@ -40,8 +40,8 @@ fn link_local(sim: &Sim, host: usize) -> IpAddr {
 /// Both directions are closed and the application has not read everything, while other connections arrive.
 #[test]
 fn finished_unread_ipv6_connection_keeps_its_addresses() {
-    let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
-    let mut sim = Sim::pair_with(1, HostConfig::default(), lazy, LinkModel::default());
+    let deferred = HostConfig { defer_reads: true, ..HostConfig::default() };
+    let mut sim = Sim::pair_with(1, HostConfig::default(), deferred, LinkModel::default());
     let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 80);
     sim.hosts[1].stack.listen(any, Default::default()).unwrap();
     sim.run(Duration::from_secs(3));
@@ -55,7 +55,7 @@ fn finished_unread_ipv6_connection_keeps_its_addresses() {
     sim.hosts[1].stack.transmit(now);
     sim.collect(1);
     sim.run(Duration::from_secs(1));
-    let before = sim.hosts[1].stack.info(served).expect("it is there until it is read out");
+    let before = sim.hosts[1].stack.info(served).expect("a connection with unread data");
     assert_eq!(before.remote.ip(), IpAddr::V6(sim.hosts[0].v6));
 
     let (now, to) = (sim.now, SocketAddr::new(link_local(&sim, 1), 80));
@@ -63,7 +63,7 @@ fn finished_unread_ipv6_connection_keeps_its_addresses() {
     sim.collect(0);
     sim.run(Duration::from_secs(1));
     assert_eq!(sim.hosts[1].accepted.len(), 2);
-    let after = sim.hosts[1].stack.info(served).expect("nobody has read it");
+    let after = sim.hosts[1].stack.info(served).expect("a connection with unread data");
     assert_eq!((after.remote, after.local), (before.remote, before.local));
 }
 
@@ -72,11 +72,11 @@ fn finished_unread_ipv6_connection_keeps_its_addresses() {
 fn connection_reset_before_accept_is_still_accepted() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
     p.deliver_frames(&frames);
-    let conn = p.conn.expect("it is in the queue");
+    let conn = p.conn.expect("a connection in the accept queue");
     assert_eq!(p.read, b"bytes");
     let closed = Event::Closed { conn, token: 0, reason: CloseReason::Reset };
     assert_eq!(p.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count(), 1);
-    assert_eq!(p.events.last(), Some(&closed), "nothing follows it: {:?}", p.events);
+    assert_eq!(p.events.last(), Some(&closed), "events after the end: {:?}", p.events);
     p.wait(Duration::from_secs(1));
     let usage = p.stack.usage();
     assert_eq!((usage.connections, usage.active, usage.chunks, usage.timers), (0, 0, 0, 0));
@@ -88,7 +88,7 @@ fn unaccepted_reset_connection_ends_with_its_listener() {
     p.receive_without_events(&frames);
     assert_eq!(p.stack.usage().connections, 1);
     assert!(p.stack.unlisten(listener));
-    assert!(p.flush().is_empty(), "its peer knows");
+    assert!(p.flush().is_empty(), "a second reset was sent");
     let usage = p.stack.usage();
     assert_eq!((usage.connections, usage.active, usage.chunks, usage.timers), (0, 0, 0, 0));
 }
@@ -103,7 +103,7 @@ fn reset_before_accept_reports_later_token() {
     while let Some(event) = p.stack.next_event() {
         match event {
             Event::Incoming { listener } => {
-                let conn = p.stack.accept(listener).expect("it is in the queue");
+                let conn = p.stack.accept(listener).expect("a connection in the accept queue");
                 assert!(p.stack.set_token(conn, 7));
                 accepted = Some(conn);
             }
@@ -114,7 +114,7 @@ fn reset_before_accept_reports_later_token() {
             _ => {}
         }
     }
-    panic!("it never ended");
+    panic!("the end was not reported");
 }
 
 #[test]
@@ -142,9 +142,11 @@ fn late_accept_reports_data_before_end() {
     let burst = burst_of(&frames);
     p.stack.receive(p.now, PortId(0), &burst);
     while p.stack.next_event().is_some() {}
-    let conn = p.stack.accept(listener).expect("it is in the queue");
-    let Some(Event::Data { conn: whose, data }) = p.stack.next_event() else { panic!("bytes come first") };
-    assert_eq!((whose, p.stack.inline_data(&burst, &data)), (conn, &b"bytes"[..]));
+    let conn = p.stack.accept(listener).expect("a connection in the accept queue");
+    let Some(Event::Data { conn: data_conn, data }) = p.stack.next_event() else {
+        panic!("data must be reported first")
+    };
+    assert_eq!((data_conn, p.stack.inline_data(&burst, &data)), (conn, &b"bytes"[..]));
     p.stack.consume(conn, data, 5, &burst);
     assert_eq!(p.stack.next_event(), Some(Event::PeerClosed { conn }));
     assert_eq!(p.stack.next_event(), None);
@@ -156,7 +158,7 @@ fn late_accept_reports_data_before_end() {
 fn buffered_data_is_reported_before_end() {
     let (mut p, _, _) = half_open(&[]);
     p.deliver(ACK, 1, 1, &[]);
-    let conn = p.conn.expect("it was accepted");
+    let conn = p.conn.expect("an accepted connection");
     let frames = [(ACK, 1, &b"bytes"[..]), (FIN | ACK, 6, b""), (ACK, 100, b"beyond the end")]
         .map(|(flags, seq, payload)| p.segment(flags, seq, 1, payload, &TcpOptions::default()));
     let burst = burst_of(&frames);

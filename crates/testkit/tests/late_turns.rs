@@ -99,8 +99,8 @@ fn exchanges_complete_with_late_turns() {
         for (host, bytes) in [(0, response), (1, request)] {
             for (conn, received) in &sim.hosts[host].received {
                 let (got, closed) = (received.bytes.len(), received.closed);
-                let seen = (got, closed, host, *conn);
-                assert_eq!(seen, (bytes, Some(CloseReason::Normal), host, *conn), "{}", sim.replay());
+                let actual = (got, closed, host, *conn);
+                assert_eq!(actual, (bytes, Some(CloseReason::Normal), host, *conn), "{}", sim.replay());
             }
         }
     }

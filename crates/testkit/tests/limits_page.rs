@@ -142,11 +142,11 @@ fn every_limit_of_the_configuration_has_a_row_with_its_default() {
         assert_eq!(stated, Some(row.default.as_str()), "the default of {key}");
     }
     for key in SIZES {
-        assert!(keys.iter().any(|(known, _)| known == key), "there is no key {key}");
+        assert!(keys.iter().any(|(known, _)| known == key), "unknown key {key}");
     }
     let keys: BTreeSet<&String> = keys.iter().map(|(key, _)| key).collect();
     for name in limits.iter().map(|limit| &limit.name).filter(|name| !name.contains(' ')) {
-        assert!(keys.contains(name), "there is no key {name}");
+        assert!(keys.contains(name), "unknown key {name}");
     }
 }
 
@@ -212,7 +212,7 @@ fn counters_in_the_table_exist() {
                 text.lines().any(|line| line == bare || line == shard || line.trim().starts_with(&field))
             };
             let exists = sources.iter().any(|(_, text)| exists(text));
-            assert!(exists, "{}: there is no counter {counter}", limit.name);
+            assert!(exists, "{}: unknown counter {counter}", limit.name);
         }
     }
 }
@@ -244,7 +244,7 @@ fn the_index_of_limit_tests_is_current() {
         fs::write(root().join(INDEX), &index).unwrap();
     }
     for (found, expected) in read(INDEX).lines().zip(index.lines()) {
-        assert_eq!(found, expected, "{INDEX} (GINNEL_BLESS=1 writes it anew)");
+        assert_eq!(found, expected, "{INDEX} (GINNEL_BLESS=1 rewrites the file)");
     }
-    assert_eq!(read(INDEX).len(), index.len(), "{INDEX} (GINNEL_BLESS=1 writes it anew)");
+    assert_eq!(read(INDEX).len(), index.len(), "{INDEX} (GINNEL_BLESS=1 rewrites the file)");
 }

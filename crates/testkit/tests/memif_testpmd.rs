@@ -133,7 +133,7 @@ fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
         assert!(std::time::Instant::now() < deadline, "the queue stays full");
         device.tx.flush(Instant::ZERO);
     }
-    device.tx.reserve(bytes.len()).expect("there was room just now").copy_from_slice(bytes);
+    device.tx.reserve(bytes.len()).expect("a free buffer").copy_from_slice(bytes);
     device.tx.commit(bytes.len(), meta);
     device.tx.flush(Instant::ZERO);
 }
@@ -142,7 +142,7 @@ fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
 fn receive(device: &mut Device, count: usize) -> Vec<(Vec<u8>, RxChecksum)> {
     let (mut received, deadline) = (Vec::new(), std::time::Instant::now() + TIMEOUT);
     while received.len() < count {
-        assert!(std::time::Instant::now() < deadline, "{} of {count} frames came", received.len());
+        assert!(std::time::Instant::now() < deadline, "{} of {count} frames received", received.len());
         let mut burst = RxBurst::new();
         device.rx.rx_burst(Instant::ZERO, &mut burst);
         received.extend(burst.iter().map(|frame| (frame.bytes.to_vec(), frame.checksum)));

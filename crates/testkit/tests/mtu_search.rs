@@ -115,7 +115,7 @@ fn found_path_mtu_survives_idleness_and_is_reprobed() {
     let (before, found) = (path.stats(), path.pmtu());
     for _ in 0..5 {
         path.sim.run(30 * SECOND);
-        assert_eq!(path.sim.hosts[CLIENT].stack.usage().active, 0, "nothing but the connection is left");
+        assert_eq!(path.sim.hosts[CLIENT].stack.usage().active, 0, "timers other than the connection's");
         assert!(path.delivers(bytes(5, 1 << 20), 5 * SECOND));
     }
     let after = path.stats();

@@ -348,19 +348,20 @@ impl StackPair {
 fn datagrams_and_arp_allocate_nothing() {
     let mut two = stack_pair(SMALL, &|_| {});
     let at = |ip: Ipv4Addr, port| SocketAddr::new(ip.into(), port);
-    let there = two.server.stack.udp_bind(at(SERVER, 53), UdpOptions::default()).unwrap();
-    let here = two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 1000), UdpOptions::default()).unwrap();
+    let server_socket = two.server.stack.udp_bind(at(SERVER, 53), UdpOptions::default()).unwrap();
+    let client_socket =
+        two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 1000), UdpOptions::default()).unwrap();
     let refused = two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 0), UdpOptions::default()).unwrap();
     two.client.stack.udp_connect(two.now, refused, at(SERVER, 9)).unwrap();
     assert_steady(20, 100, || {
         for len in [0, 1, 512, 1472] {
             for _ in 0..20 {
-                two.send(false, here, Some(at(SERVER, 53)), len);
-                two.send(true, there, Some(at(CLIENT, 1000)), len);
+                two.send(false, client_socket, Some(at(SERVER, 53)), len);
+                two.send(true, server_socket, Some(at(CLIENT, 1000)), len);
             }
             two.idle(SECOND / 100);
-            two.drain(true, there);
-            two.drain(false, here);
+            two.drain(true, server_socket);
+            two.drain(false, client_socket);
         }
         two.send(false, refused, None, 100);
         two.idle(SECOND / 100);
@@ -458,9 +459,11 @@ fn fragments_of_both_families_allocate_nothing() {
     let families: [(IpAddr, IpAddr); 2] =
         [(SERVER.into(), CLIENT.into()), (SERVER_V6.into(), CLIENT_V6.into())];
     let sockets = families.map(|(server, client)| {
-        let there = two.server.stack.udp_bind(SocketAddr::new(server, 53), UdpOptions::default()).unwrap();
-        let here = two.client.stack.udp_bind(SocketAddr::new(client, 1000), UdpOptions::default()).unwrap();
-        (there, here, SocketAddr::new(server, 53), SocketAddr::new(client, 1000))
+        let server_socket =
+            two.server.stack.udp_bind(SocketAddr::new(server, 53), UdpOptions::default()).unwrap();
+        let client_socket =
+            two.client.stack.udp_bind(SocketAddr::new(client, 1000), UdpOptions::default()).unwrap();
+        (server_socket, client_socket, SocketAddr::new(server, 53), SocketAddr::new(client, 1000))
     });
     // Twenty echo requests of each family, with their fragments interleaved, out of order and partly
     // duplicated. Two more remain incomplete.
@@ -472,16 +475,16 @@ fn fragments_of_both_families_allocate_nothing() {
     }
     frames.extend([false, true].map(|v6| echo_frame(v6, 20, 0..496)));
     assert_steady(10, 30, || {
-        for (there, here, server, client) in sockets {
+        for (server_socket, client_socket, server, client) in sockets {
             for len in [2000, 8000, 20_000] {
                 for _ in 0..3 {
-                    two.send(false, here, Some(server), len);
-                    two.send(true, there, Some(client), len);
+                    two.send(false, client_socket, Some(server), len);
+                    two.send(true, server_socket, Some(client), len);
                 }
                 two.idle(SECOND / 100);
             }
-            two.drain(true, there);
-            two.drain(false, here);
+            two.drain(true, server_socket);
+            two.drain(false, client_socket);
         }
         for frames in frames.chunks(32) {
             let mut burst = RxBurst::new();

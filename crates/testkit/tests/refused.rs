@@ -25,18 +25,18 @@ fn pattern(len: usize) -> Vec<u8> {
 fn assert_nothing_left(sim: &Sim) {
     for host in &sim.hosts {
         let usage = host.stack.usage();
-        let left =
+        let in_use =
             (usage.connections, usage.half_open, usage.time_wait, usage.active, usage.chunks, usage.timers);
-        assert_eq!(left, (0, 0, 0, 0, 0, 0), "{}", sim.replay());
+        assert_eq!(in_use, (0, 0, 0, 0, 0, 0), "{}", sim.replay());
     }
 }
 
 /// Runs the simulation with devices whose capacity in each turn is given by `room`.
-fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize) {
+fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut capacity: impl FnMut() -> usize) {
     let until = sim.now + time;
     loop {
         for host in &mut sim.hosts {
-            host.set_device_capacity(Some(room()));
+            host.set_device_capacity(Some(capacity()));
         }
         if !sim.step(until) {
             break;
@@ -69,18 +69,18 @@ fn nearly_full_devices_lose_nothing() {
         sim.hosts[CLIENT].send_all(now, conn, bytes.clone(), true);
         sim.collect(CLIENT);
         let mut turn = seed;
-        let mut room = move || {
+        let mut capacity = move || {
             turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             // Two frames in every eighth turn on average, none in the others.
             if turn >> 61 == 0 { 2 } else { 0 }
         };
-        run_with_device_capacity(&mut sim, SECOND * 5, &mut room);
-        let there = sim.hosts[SERVER].accepted[0];
+        run_with_device_capacity(&mut sim, SECOND * 5, &mut capacity);
+        let served_conn = sim.hosts[SERVER].accepted[0];
         let now = sim.now;
-        sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
+        sim.hosts[SERVER].send_all(now, served_conn, bytes.clone(), true);
         sim.collect(SERVER);
-        run_with_device_capacity(&mut sim, SECOND * 30, &mut room);
-        for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+        run_with_device_capacity(&mut sim, SECOND * 30, &mut capacity);
+        for (host, conn) in [(SERVER, served_conn), (CLIENT, conn)] {
             let received = &sim.hosts[host].received[&conn];
             assert!(received.bytes == bytes, "{} bytes: {}", received.bytes.len(), sim.replay());
             assert!(received.peer_closed, "{}", sim.replay());
@@ -88,7 +88,7 @@ fn nearly_full_devices_lose_nothing() {
         }
         // The answers of TIME_WAIT are not retransmitted by a timer, but sent for each FIN.
         sim.run(SECOND * 240);
-        for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+        for (host, conn) in [(SERVER, served_conn), (CLIENT, conn)] {
             let closed = sim.hosts[host].received[&conn].closed;
             assert_eq!(closed, Some(CloseReason::Normal), "{host}: {}", sim.replay());
         }
@@ -147,8 +147,8 @@ fn advertised(change: impl Fn(&mut HostConfig)) -> (Sim, SocketAddr) {
     }
     sim.run(SECOND * 3);
     let mut addresses = sim.hosts[SERVER].stack.network().addresses(LinkId(0)).iter().map(|a| a.address);
-    let inside = |a: &IpAddr| matches!(a, IpAddr::V6(v6) if v6.segments()[0] == PREFIX.segments()[0]);
-    let address = addresses.find(inside).expect("it has configured one");
+    let in_prefix = |a: &IpAddr| matches!(a, IpAddr::V6(v6) if v6.segments()[0] == PREFIX.segments()[0]);
+    let address = addresses.find(in_prefix).expect("an autoconfigured address");
     (sim, SocketAddr::new(address, 80))
 }
 
@@ -157,35 +157,38 @@ fn connect(sim: &mut Sim, to: SocketAddr) -> (Conn, Conn) {
     let conn = sim.hosts[CLIENT].connect(now, to);
     sim.collect(CLIENT);
     sim.run(SECOND / 10);
-    (conn, *sim.hosts[SERVER].accepted.last().expect("it was accepted"))
+    (conn, *sim.hosts[SERVER].accepted.last().expect("an accepted connection"))
 }
 
 fn withdraw_route(sim: &mut Sim, to: SocketAddr) {
     advertise(sim, CLIENT, false);
     let (now, options) = (sim.now, ConnectOptions::default());
-    let refused = sim.hosts[CLIENT].stack.connect(now, to, &options);
-    assert_eq!(refused, Err(ConnectError::NetUnreachable), "the test has taken the way away");
+    let result = sim.hosts[CLIENT].stack.connect(now, to, &options);
+    assert_eq!(result, Err(ConnectError::NetUnreachable), "the route still exists");
 }
 
 /// Bytes in flight, queued bytes, pending acknowledgements, and FIN.
 #[test]
 fn missing_route_for_a_minute_loses_nothing() {
     let (mut sim, to) = advertised(|_| {});
-    let (conn, there) = connect(&mut sim, to);
+    let (conn, served_conn) = connect(&mut sim, to);
     let bytes = pattern(3_000_000);
     let now = sim.now;
     sim.hosts[CLIENT].send_all(now, conn, bytes.clone(), true);
     sim.collect(CLIENT);
-    sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
+    sim.hosts[SERVER].send_all(now, served_conn, bytes.clone(), true);
     sim.collect(SERVER);
     sim.run(Duration::from_millis(5));
     withdraw_route(&mut sim, to);
     sim.run(SECOND * 60);
-    assert!(sim.hosts[SERVER].received[&there].bytes.len() < bytes.len(), "some of it was still to come");
+    assert!(
+        sim.hosts[SERVER].received[&served_conn].bytes.len() < bytes.len(),
+        "all bytes had arrived before the route was withdrawn"
+    );
     assert_eq!(sim.hosts[CLIENT].stack.state(conn), Some(State::FinWait1));
     advertise(&mut sim, CLIENT, true);
     sim.run(SECOND * 120);
-    for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+    for (host, conn) in [(SERVER, served_conn), (CLIENT, conn)] {
         let received = &sim.hosts[host].received[&conn];
         assert!(received.bytes == bytes && received.peer_closed, "{} bytes", received.bytes.len());
         assert_eq!(received.closed, Some(CloseReason::Normal));
@@ -199,7 +202,7 @@ fn missing_route_for_a_minute_loses_nothing() {
 fn queued_data_leaves_when_route_returns() {
     for close in [false, true] {
         let (mut sim, to) = advertised(|_| {});
-        let (conn, there) = connect(&mut sim, to);
+        let (conn, served_conn) = connect(&mut sim, to);
         sim.run(SECOND * 10);
         withdraw_route(&mut sim, to);
         let now = sim.now;
@@ -213,7 +216,7 @@ fn queued_data_leaves_when_route_returns() {
         sim.run(SECOND * 5);
         advertise(&mut sim, CLIENT, true);
         sim.run(SECOND * 20);
-        let received = &sim.hosts[SERVER].received[&there];
+        let received = &sim.hosts[SERVER].received[&served_conn];
         assert_eq!(
             (&received.bytes[..], received.peer_closed),
             if close { (&b""[..], true) } else { (&b"queued"[..], false) }
@@ -227,38 +230,38 @@ fn missing_route_ends_every_connection() {
     let (mut sim, to) = advertised(|config| config.stack.tcp.retries = 5);
     let (now, options) = (sim.now, ConnectOptions::default());
     let mut conns = Vec::new();
-    for what in ["data", "FIN", "data and FIN, closed", "nothing, closed"] {
+    for actions in ["data", "FIN", "data and FIN, closed", "nothing, closed"] {
         let (conn, _) = connect(&mut sim, to);
-        conns.push((what, conn));
+        conns.push((actions, conn));
     }
     // Its SYN is never sent.
     let opening = sim.hosts[CLIENT].stack.connect(now, to, &options).unwrap();
     conns.push(("SYN", opening));
     withdraw_route(&mut sim, to);
     let now = sim.now;
-    for (what, conn) in &conns {
+    for (actions, conn) in &conns {
         let stack = &mut sim.hosts[CLIENT].stack;
-        if what.contains("data") {
+        if actions.contains("data") {
             stack.send(*conn, &[1; 5000]).unwrap();
         }
-        if what.contains("FIN") {
+        if actions.contains("FIN") {
             stack.shutdown_write(*conn).unwrap();
         }
-        if what.contains("closed") {
+        if actions.contains("closed") {
             stack.close(*conn).unwrap();
         }
     }
     sim.hosts[CLIENT].stack.transmit(now);
     sim.collect(CLIENT);
     sim.run(SECOND * 1200);
-    for (what, conn) in conns {
+    for (actions, conn) in conns {
         assert_eq!(
             sim.hosts[CLIENT].received.get(&conn).and_then(|r| r.closed),
             Some(CloseReason::TimedOut),
-            "{what}"
+            "{actions}"
         );
     }
     let usage = sim.hosts[CLIENT].stack.usage();
-    let left = (usage.connections, usage.time_wait, usage.active, usage.chunks, usage.timers);
-    assert_eq!(left, (0, 0, 0, 0, 0));
+    let in_use = (usage.connections, usage.time_wait, usage.active, usage.chunks, usage.timers);
+    assert_eq!(in_use, (0, 0, 0, 0, 0));
 }

@@ -216,12 +216,12 @@ fn every_state_reacts_as_in_the_table() {
             p.events.clear();
             let sent = apply(&mut p, at);
             // Events that the stack reported during the stimulus.
-            let told: Vec<_> = p.events.iter().map(event_text).collect();
+            let events: Vec<_> = p.events.iter().map(event_text).collect();
             let line = format!(
                 "  {name:<32} → {:<13} sends {:<40} tells {}",
                 state_of(&p),
                 describe(&p, &sent),
-                if told.is_empty() { "-".into() } else { told.join(", ") }
+                if events.is_empty() { "-".into() } else { events.join(", ") }
             );
             let _ = writeln!(table, "{}", line.trim_end());
         }

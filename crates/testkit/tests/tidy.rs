@@ -24,7 +24,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)
-        .expect("crates/testkit lies two levels deep")
+        .expect("crates/testkit is two levels deep")
         .into()
 }
 
@@ -105,9 +105,9 @@ fn the_list_of_unsafe_files_is_current() {
     }
     let found = fs::read_to_string(root().join(UNSAFE_PAGE)).unwrap_or_default();
     for (found, expected) in found.lines().zip(page.lines()) {
-        assert_eq!(found, expected, "{UNSAFE_PAGE} (GINNEL_BLESS=1 writes it anew)");
+        assert_eq!(found, expected, "{UNSAFE_PAGE} (GINNEL_BLESS=1 rewrites the file)");
     }
-    assert_eq!(found.len(), page.len(), "{UNSAFE_PAGE} (GINNEL_BLESS=1 writes it anew)");
+    assert_eq!(found.len(), page.len(), "{UNSAFE_PAGE} (GINNEL_BLESS=1 rewrites the file)");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn renamed_modules_and_types_stay_gone() {
         }
     }
     assert!(checked > 50, "only {checked} old names are listed");
-    report("old names are gone", &broken);
+    report("old names do not occur", &broken);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn tests_that_others_run_without_say_who_runs_them() {
         let silent = lines.filter(|(_, line)| !line.contains("`make suites`"));
         broken.extend(silent.map(|(number, line)| format!("{path}:{}: {}", number + 1, line.trim())));
     }
-    report("tests that are ignored name the command that runs them, and code that nobody uses goes", &broken);
+    report("ignored tests name the command that runs them, and unused code is removed", &broken);
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn the_page_of_rfcs_agrees_with_the_citations_in_the_engine() {
             broken.push(format!("RFC {number}: cited in {path} and not on the page"));
         }
     }
-    report("docs/rfc.md says where each RFC is obeyed", &broken);
+    report("docs/rfc.md states where each RFC is implemented", &broken);
 }
 
 #[test]

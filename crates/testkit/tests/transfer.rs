@@ -135,8 +135,8 @@ fn ipv6_transfer_is_exact() {
 
 #[test]
 fn window_closes_and_reopens_with_the_reader() {
-    let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
-    let mut sim = Sim::pair_with(4, HostConfig::default(), lazy, LinkModel::default());
+    let deferred = HostConfig { defer_reads: true, ..HostConfig::default() };
+    let mut sim = Sim::pair_with(4, HostConfig::default(), deferred, LinkModel::default());
     sim.hosts[1].listen(80);
     let to = server(&sim, false);
     let now = sim.now;
@@ -146,8 +146,8 @@ fn window_closes_and_reopens_with_the_reader() {
     sim.collect(0);
     sim.run(5 * MINUTE);
     let served = sim.hosts[1].accepted[0];
-    let held = sim.hosts[1].stack.readable(served);
-    assert!(held < 7 << 20, "the window bounds what is held: {held}");
+    let readable = sim.hosts[1].stack.readable(served);
+    assert!(readable < 7 << 20, "the window bounds what is held: {readable}");
     assert_eq!(sim.hosts[0].stack.state(client), Some(State::Established));
     assert!(sim.hosts[0].stack.tcp_stats().window_probes > 3);
     for _ in 0..4000 {
@@ -253,7 +253,7 @@ fn small_buffers_are_acknowledged_without_delay() {
         // A sender waits once, for a time-out, when the window becomes smaller, because it might open again
         // (RFC 1122 §4.2.3.4).
         let patience = receive.map_or(Duration::ZERO, |_| Duration::from_millis(250));
-        let most = 2 * rounds * 2 * delay + patience;
-        assert!(done && took < most, "{send}, {receive:?}: {took:?} for {rounds} rounds");
+        let time_max = 2 * rounds * 2 * delay + patience;
+        assert!(done && took < time_max, "{send}, {receive:?}: {took:?} for {rounds} rounds");
     }
 }

@@ -99,9 +99,9 @@ fn main() -> ExitCode {
     let mut cases = Vec::new();
     for script in &scripts {
         for target in script.targets() {
-            let wanted = arguments.backend.is_none_or(|b| b == target.backend)
+            let selected = arguments.backend.is_none_or(|b| b == target.backend)
                 && arguments.ip.is_none_or(|ip| ip == target.ip);
-            if wanted {
+            if selected {
                 cases.extend((0..arguments.repeat).map(|_| Case { script, target }));
             }
         }

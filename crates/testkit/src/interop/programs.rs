@@ -284,8 +284,8 @@ impl RunningProgram<'_> {
     }
 
     fn signal(&self, name: &str) -> bool {
-        let asked = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        asked.is_ok_and(|status| status.success())
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        status.is_ok_and(|status| status.success())
     }
 }
 

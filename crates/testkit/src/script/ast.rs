@@ -176,8 +176,8 @@ impl Script {
     /// Returns the runs that the directives select.
     pub fn targets(&self) -> Vec<Target> {
         let backends = [BackendKind::Kernel, BackendKind::Ginnel];
-        let wanted = |b: &BackendKind| self.directives.only.as_ref().is_none_or(|only| only.backend == *b);
-        let backends: Vec<_> = backends.into_iter().filter(wanted).collect();
+        let runs_on = |b: &BackendKind| self.directives.only.as_ref().is_none_or(|only| only.backend == *b);
+        let backends: Vec<_> = backends.into_iter().filter(runs_on).collect();
         let with_ip =
             |ip: &IpVersion| backends.iter().map(|&backend| Target { backend, ip: *ip }).collect::<Vec<_>>();
         self.directives.ip.iter().flat_map(with_ip).collect()

@@ -203,7 +203,7 @@ pub fn local_byte(offset: u64) -> u8 {
 /// Returns whether the actual options match the expected ones: the same options in the same order. `*`
 /// matches any value; a TSval may differ by `timestamp_slack`.
 pub fn options_match(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp_slack: Duration) -> bool {
-    let fits = |pair: (&TcpOpt, &TcpOpt)| match pair {
+    let matches = |pair: (&TcpOpt, &TcpOpt)| match pair {
         (TcpOpt::Mss(None), TcpOpt::Mss(_)) | (TcpOpt::Wscale(None), TcpOpt::Wscale(_)) => true,
         (TcpOpt::Mss(Some(MssValue::Link)), TcpOpt::Mss(Some(MssValue::Number(n)))) => *n == mss,
         (TcpOpt::Ts { val, ecr }, TcpOpt::Ts { val: actual_val, ecr: actual_ecr }) => {
@@ -212,7 +212,7 @@ pub fn options_match(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp
         }
         (expected, actual) => expected == actual,
     };
-    expected.len() == actual.len() && expected.iter().zip(actual).all(fits)
+    expected.len() == actual.len() && expected.iter().zip(actual).all(matches)
 }
 
 fn timestamp_matches(expected: TsValue, actual: TsValue, slack: Duration) -> bool {

@@ -369,18 +369,18 @@ impl Runner<'_> {
 
     fn check_returned(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let expect = call.expect;
-        let fits = expect.value.is_none_or(|v| match call.op {
+        let matches = expect.value.is_none_or(|v| match call.op {
             // The script assigns the number of a new descriptor.
             Op::Socket | Op::Accept { .. } if v >= 0 => returned.value >= 0,
             _ => v == returned.value && (v != -1 || expect.errno == returned.errno),
         });
         let text = returned_text(returned);
-        if !fits {
-            let wanted = match (expect.value, expect.errno) {
+        if !matches {
+            let expected = match (expect.value, expect.errno) {
                 (Some(v), Some(errno)) => format!("{v} {errno}"),
                 (v, _) => v.map_or("*".into(), |v| v.to_string()),
             };
-            return Err(format!("{} returned {text}, expected {wanted}", call.text));
+            return Err(format!("{} returned {text}, expected {expected}", call.text));
         }
         self.latest_fd = match call.op {
             Op::Accept { .. } if returned.value >= 0 => expect.value.map(|v| v as Fd),
@@ -400,8 +400,8 @@ impl Runner<'_> {
             }
             Op::Receive { fd, flags, .. } if !flags.has(libc::MSG_OOB) => {
                 let start = self.streams.entry(*fd).or_default().read;
-                let fits = (0..).zip(&returned.data).all(|(i, b)| *b == remote_byte(start + i));
-                if !fits && self.script.directives.check_payload && !flags.has(libc::MSG_TRUNC) {
+                let matches = (0..).zip(&returned.data).all(|(i, b)| *b == remote_byte(start + i));
+                if !matches && self.script.directives.check_payload && !flags.has(libc::MSG_TRUNC) {
                     return Err(format!("{} returned other bytes than the script sent", call.text));
                 }
                 if !flags.has(libc::MSG_PEEK) {
@@ -415,13 +415,13 @@ impl Runner<'_> {
                 return Err(format!("{} returned {got}, expected {expected}", call.text));
             }
             Op::Poll { entries, .. } => {
-                let wanted: Vec<_> = entries.iter().map(|e| e.revents).collect();
-                if wanted != returned.revents {
+                let expected: Vec<_> = entries.iter().map(|e| e.revents).collect();
+                if expected != returned.revents {
                     let list = |v: &[super::names::PollEvents]| {
                         v.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
                     };
-                    let (got, wanted) = (list(&returned.revents), list(&wanted));
-                    return Err(format!("poll({}) returned events {got}, expected {wanted}", call.text));
+                    let (got, expected) = (list(&returned.revents), list(&expected));
+                    return Err(format!("poll({}) returned events {got}, expected {expected}", call.text));
                 }
             }
             _ => {}

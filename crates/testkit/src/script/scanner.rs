@@ -134,9 +134,9 @@ impl<'a> Scanner<'a> {
     pub fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         self.skip_space();
         let end = self.rest.find(|c| !wanted(c)).unwrap_or(self.rest.len());
-        let taken = &self.rest[..end];
+        let text = &self.rest[..end];
         self.advance(end);
-        taken
+        text
     }
 
     /// Consumes and returns everything up to `end`, and consumes `end`.
@@ -145,9 +145,9 @@ impl<'a> Scanner<'a> {
     /// If `end` does not occur.
     pub fn take_until(&mut self, end: &str) -> ParseResult<&'a str> {
         let Some(at) = self.rest.find(end) else { return self.error(format!("`{end}` is missing")) };
-        let taken = &self.rest[..at];
+        let text = &self.rest[..at];
         self.advance(at + end.len());
-        Ok(taken)
+        Ok(text)
     }
 
     /// Consumes a name: letters, digits and underscores.

@@ -261,8 +261,8 @@ impl Host {
                     self.send_queued(conn);
                 }
                 Event::Data { conn, data } => {
-                    let lazy = self.defer_reads || self.stack.buffered(conn) > 0;
-                    if lazy {
+                    let deferred = self.defer_reads || self.stack.buffered(conn) > 0;
+                    if deferred {
                         self.stack.consume(conn, data, 0, burst);
                         if !self.defer_reads {
                             while self.read(conn, 1 << 16) > 0 {}

@@ -120,8 +120,8 @@ impl Link {
         }
         let mut out = vec![(at, bytes)];
         if m.duplicate > 0.0 && rng.chance(m.duplicate) {
-            let again = out[0].clone();
-            out.push((again.0 + Duration::from_micros(10), again.1));
+            let duplicate = out[0].clone();
+            out.push((duplicate.0 + Duration::from_micros(10), duplicate.1));
         }
         out
     }

@@ -228,7 +228,9 @@ impl<'a> RunningCase<'a> {
                         let (done, all) = (outcomes.len(), count);
                         return Err(format!("{who} had ended {done} of {all} connections in time"));
                     }
-                    Err(RecvTimeoutError::Disconnected) => return Err(format!("{who} is gone")),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        return Err(format!("{who} has ended without a result"));
+                    }
                 }
             }
         }

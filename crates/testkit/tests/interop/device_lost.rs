@@ -60,8 +60,8 @@ fn shard_without_devices_ends_with_error() {
     }
     let namespace = Namespace::new().expect("a namespace");
     let (thread, started) = start(&namespace, &["lost0"], &StopFlag::new().expect("a flag"));
-    started.recv().expect("it starts");
-    namespace.ip("link del lost0").expect("the interface is there");
+    started.recv().expect("the shard has started");
+    namespace.ip("link del lost0").expect("an existing interface");
     let (result, stats, _) = thread.join().expect("no panic");
     assert_eq!(result.expect_err("no device is left").to_string(), "no device is left (gone: lost0)");
     assert_eq!(stats.devices_lost, 1);
@@ -75,8 +75,8 @@ fn shard_with_remaining_device_does_not_spin() {
     let namespace = Namespace::new().expect("a namespace");
     let stop = StopFlag::new().expect("a flag");
     let (thread, started) = start(&namespace, &["lost1", "kept1"], &stop);
-    started.recv().expect("it starts");
-    namespace.ip("link del lost1").expect("the interface is there");
+    started.recv().expect("the shard has started");
+    namespace.ip("link del lost1").expect("an existing interface");
     thread::sleep(Duration::from_secs(2));
     // The shard still answers.
     namespace.ip("address add 10.77.1.2/24 dev kept1").expect("an address");

@@ -31,7 +31,7 @@ fn half_close_allows_the_other_direction() {
 
 #[test]
 fn empty_connections_close() {
-    suite::run("empty_connections_close", 4, in_all_roles("nothing is sent", &Case::default()));
+    suite::run("empty_connections_close", 4, in_all_roles("no data", &Case::default()));
 }
 
 #[test]
@@ -58,8 +58,8 @@ fn resets_of_senders_reach_the_receiver() {
         Case { ginnel: resets, kernel: patient, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
     let kernel =
         Case { ginnel: patient, kernel: resets, ends: (Ended::Reset, Ended::Aborted), ..Case::default() };
-    let mut cases = in_all_roles("Ginnel resets what it has sent", &ginnel);
-    cases.extend(in_all_roles("the kernel resets what it has sent", &kernel));
+    let mut cases = in_all_roles("Ginnel resets after sending", &ginnel);
+    cases.extend(in_all_roles("the kernel resets after sending", &kernel));
     suite::run("resets_of_senders_reach_the_receiver", 4, cases);
 }
 
@@ -96,7 +96,7 @@ fn closing_with_unread_bytes_resets() {
 #[test]
 fn connections_to_closed_ports_are_refused() {
     let case = Case { listens: false, ends: (Ended::Refused, Ended::Refused), count: 10, ..Case::default() };
-    suite::run("connections_to_closed_ports_are_refused", 4, in_all_roles("nobody listens", &case));
+    suite::run("connections_to_closed_ports_are_refused", 4, in_all_roles("closed port", &case));
 }
 
 /// Handshakes, FINs and resets are lost, too.
@@ -104,6 +104,6 @@ fn connections_to_closed_ports_are_refused() {
 fn connections_end_over_a_bad_link() {
     let link = "loss=10% duplicate=5% reorder=5%";
     let plan = Plan::send(1000);
-    let bad = Case { ginnel: plan, kernel: plan, count: 200, parallel: 200, link, ..Case::default() };
-    suite::run("connections_end_over_a_bad_link", 4, in_all_roles("a tenth of all frames is lost", &bad));
+    let lossy = Case { ginnel: plan, kernel: plan, count: 200, parallel: 200, link, ..Case::default() };
+    suite::run("connections_end_over_a_bad_link", 4, in_all_roles("a tenth of all frames is lost", &lossy));
 }

@@ -141,9 +141,9 @@ impl GinnelEnd {
         while flow.sent < plan.send {
             let piece = self.outgoing.piece(flow.sent, CHUNK.min(plan.send - flow.sent));
             match cx.send(conn, piece) {
-                Ok(taken) => {
-                    flow.sent += taken as u64;
-                    if taken < piece.len() {
+                Ok(consumed) => {
+                    flow.sent += consumed as u64;
+                    if consumed < piece.len() {
                         return;
                     }
                 }
@@ -234,14 +234,14 @@ impl Handler for GinnelEnd {
         if flow.paused {
             return 0;
         }
-        let mut taken = data.len();
+        let mut consumed = data.len();
         if self.plan.finish != Finish::Fin {
-            taken = taken.min((self.plan.finish_after - flow.incoming.received()) as usize);
+            consumed = consumed.min((self.plan.finish_after - flow.incoming.received()) as usize);
         }
         if let Some(pause) = self.plan.pause.filter(|_| !flow.pause_over) {
             let left = pause.after.saturating_sub(flow.incoming.received());
-            if taken as u64 >= left {
-                taken = left as usize;
+            if consumed as u64 >= left {
+                consumed = left as usize;
                 (flow.paused, flow.pause_over) = (true, true);
                 self.paused.push(conn);
                 if cx.set_timer(pause.time, self.paused.len() as u64 - 1).is_none() {
@@ -249,9 +249,9 @@ impl Handler for GinnelEnd {
                 }
             }
         }
-        flow.incoming.take(&data[..taken]);
+        flow.incoming.take(&data[..consumed]);
         self.send_more(cx, conn);
-        taken
+        consumed
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
@@ -292,10 +292,10 @@ impl Handler for GinnelEnd {
                 _ => Ended::Otherwise("closed as normal before both ends were done"),
             },
             (_, CloseReason::Aborted) if flow.finished && self.plan.finish != Finish::Fin => Ended::Aborted,
-            (_, CloseReason::Aborted) => Ended::Otherwise("aborted without being asked to"),
+            (_, CloseReason::Aborted) => Ended::Otherwise("aborted without a request"),
             (_, CloseReason::Refused) => Ended::Refused,
             (_, CloseReason::TimedOut) => Ended::TimedOut,
-            (_, _) => Ended::Otherwise("an ICMP error ended it"),
+            (_, _) => Ended::Otherwise("ended by an ICMP error"),
         };
         let outcome = Outcome {
             sent: flow.sent,

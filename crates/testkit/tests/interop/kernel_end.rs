@@ -243,16 +243,16 @@ impl PlanRun<'_> {
         let mut stream = self.stream;
         let mut buffer = vec![0; BUFFER];
         while self.incoming.received() < until {
-            let mut room = BUFFER as u64;
+            let mut bytes_left = BUFFER as u64;
             if let Some(pause) = self.shared.plan.pause.filter(|_| !self.paused) {
-                room = room.min(pause.after - self.incoming.received());
-                if room == 0 {
+                bytes_left = bytes_left.min(pause.after - self.incoming.received());
+                if bytes_left == 0 {
                     self.paused = true;
                     thread::sleep(pause.time);
                     continue;
                 }
             }
-            match stream.read(&mut buffer[..room.min(until - self.incoming.received()) as usize]) {
+            match stream.read(&mut buffer[..bytes_left.min(until - self.incoming.received()) as usize]) {
                 Ok(0) => return Ok(()),
                 Ok(count) => self.incoming.take(&buffer[..count]),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

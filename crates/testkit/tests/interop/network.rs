@@ -82,9 +82,9 @@ impl Network {
 
     /// Returns the stack's configuration in this network.
     fn config(&self, case: &Case) -> Config {
-        let own = Prefix { address: self.ginnel, len: self.prefix };
+        let prefix = Prefix { address: self.ginnel, len: self.prefix };
         let gateways: Vec<_> = self.gateway.into_iter().collect();
-        let mut config = Config::single(DeviceConfig::new("tap", DeviceKind::Tap), &[own], &gateways);
+        let mut config = Config::single(DeviceConfig::new("tap", DeviceKind::Tap), &[prefix], &gateways);
         // Many shards run concurrently in these tests, so none spins.
         config.shard.spin_us = 0;
         // The link has no other hosts, so duplicate address detection would only delay the test.
@@ -112,13 +112,13 @@ fn behind_routers(
     far.connect("last", &host, "last", case.mtu as u32)?;
     let at = |network, host| address(case.family, network, host);
     let without_dad = if case.family == Family::V4 { "" } else { "nodad" };
-    for (namespace, own, device) in [
+    for (namespace, address, device) in [
         (near, at(1, 1), "middle"),
         (&far, at(1, 2), "middle"),
         (&far, at(2, 1), "last"),
         (&host, at(2, 2), "last"),
     ] {
-        namespace.ip(&format!("addr add {own}/{prefix} dev {device} {without_dad}"))?;
+        namespace.ip(&format!("addr add {address}/{prefix} dev {device} {without_dad}"))?;
     }
     for router in [near, &far] {
         router.sysctl("net.ipv4.ip_forward", "1")?;

@@ -47,7 +47,7 @@ impl Stream {
     /// Returns the digest of the first `len` bytes.
     pub fn digest(self, len: u64) -> Digest256 {
         static KNOWN: Mutex<Option<HashMap<(Stream, u64), Digest256>>> = Mutex::new(None);
-        let mut known = KNOWN.lock().expect("nothing panics while holding it");
+        let mut known = KNOWN.lock().expect("an unpoisoned lock");
         *known.get_or_insert_default().entry((self, len)).or_insert_with(|| {
             let mut hash = Sha256::new();
             let mut offset = 0;

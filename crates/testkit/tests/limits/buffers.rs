@@ -29,20 +29,20 @@ fn receivers_competing_for_memory_get_all_bytes() {
     sim.hosts[SERVER].defer_reads = true;
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    let served_conns: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
     for (i, conn) in conns.iter().enumerate() {
         send(&mut sim, CLIENT, *conn, &pattern(i as u8, 100_000), true);
     }
     sim.run(SECOND * 5);
     let usage = sim.hosts[SERVER].stack.usage();
-    assert!(usage.chunks * 2048 > POOL as usize / 2, "they compete: {usage:?}");
+    assert!(usage.chunks * 2048 > POOL as usize / 2, "memory is not scarce: {usage:?}");
     for _ in 0..3000 {
-        for conn in &there {
+        for conn in &served_conns {
             read_some(&mut sim, *conn, 4000);
         }
         sim.run(Duration::from_millis(100));
     }
-    for (i, conn) in there.iter().enumerate() {
+    for (i, conn) in served_conns.iter().enumerate() {
         assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 100_000), "connection {i}");
         close(&mut sim, SERVER, *conn);
     }
@@ -61,13 +61,13 @@ fn senders_competing_for_memory_send_all_bytes() {
     sim.hosts[SERVER].listen(80);
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    let served_conns: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
     for (i, conn) in conns.iter().enumerate() {
         send(&mut sim, CLIENT, *conn, &pattern(i as u8, 300_000), true);
     }
-    assert!(sim.hosts[CLIENT].stack.usage().chunks * 2048 > POOL as usize / 2, "they compete");
+    assert!(sim.hosts[CLIENT].stack.usage().chunks * 2048 > POOL as usize / 2, "memory is not scarce");
     sim.run(SECOND * 60);
-    for (i, conn) in there.iter().enumerate() {
+    for (i, conn) in served_conns.iter().enumerate() {
         assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 300_000), "connection {i}");
         close(&mut sim, SERVER, *conn);
     }
@@ -79,17 +79,17 @@ fn senders_competing_for_memory_send_all_bytes() {
 }
 
 /// Exchanges requests and responses of 500 bytes in sequence for a second. Returns the number of exchanges.
-fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
+fn exchanges(sim: &mut Sim, conn: Conn, served_conn: Conn) -> usize {
     let until = sim.now + SECOND;
     let mut count = 0;
     while sim.now < until {
         let before = read(sim, CLIENT, conn).len();
         send(sim, CLIENT, conn, &[1; 500], false);
-        if !sim.run_until(SECOND, |s| s.hosts[SERVER].stack.readable(there) >= 500) {
+        if !sim.run_until(SECOND, |s| s.hosts[SERVER].stack.readable(served_conn) >= 500) {
             break;
         }
-        read_some(sim, there, 500);
-        send(sim, SERVER, there, &[2; 500], false);
+        read_some(sim, served_conn, 500);
+        send(sim, SERVER, served_conn, &[2; 500], false);
         if !sim.run_until(SECOND, |s| read(s, CLIENT, conn).len() == before + 500) {
             break;
         }
@@ -104,18 +104,21 @@ fn unread_connections_do_not_slow_others() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
-    let good = connect(&mut sim);
-    let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
+    let active_conn = connect(&mut sim);
+    let idle_conns: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    let there = served(&sim, good);
-    let alone = exchanges(&mut sim, good, there);
-    for hog in &hogs {
-        send(&mut sim, CLIENT, *hog, &[9; 1 << 20], false);
+    let served_conn = served(&sim, active_conn);
+    let count_alone = exchanges(&mut sim, active_conn, served_conn);
+    for idle_conn in &idle_conns {
+        send(&mut sim, CLIENT, *idle_conn, &[9; 1 << 20], false);
     }
     sim.run(SECOND * 5);
-    let beside = exchanges(&mut sim, good, there);
-    assert!(beside * 10 >= alone * 9, "{beside} exchanges beside them, {alone} without");
-    assert!(sim.hosts[SERVER].stack.tcp_stats().pool_exhausted > 0, "the pool was at its limit");
+    let count_loaded = exchanges(&mut sim, active_conn, served_conn);
+    assert!(
+        count_loaded * 10 >= count_alone * 9,
+        "{count_loaded} exchanges with idle connections, {count_alone} without"
+    );
+    assert!(sim.hosts[SERVER].stack.tcp_stats().pool_exhausted > 0, "the pool was not exhausted");
 }
 
 // limit: tcp.send_buffer_bytes
@@ -125,17 +128,17 @@ fn non_reading_peers_do_not_slow_others() {
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
     sim.hosts[CLIENT].defer_reads = true;
-    let good = connect(&mut sim);
-    let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
+    let active_conn = connect(&mut sim);
+    let idle_conns: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    for hog in &hogs {
-        let there = served(&sim, *hog);
-        send(&mut sim, SERVER, there, &[9; 10 << 20], false);
+    for idle_conn in &idle_conns {
+        let served_conn = served(&sim, *idle_conn);
+        send(&mut sim, SERVER, served_conn, &[9; 10 << 20], false);
     }
     sim.run(SECOND * 5);
-    let there = served(&sim, good);
+    let served_conn = served(&sim, active_conn);
     sim.hosts[CLIENT].defer_reads = false;
-    let count = exchanges(&mut sim, good, there);
+    let count = exchanges(&mut sim, active_conn, served_conn);
     assert!(count > 100, "{count} exchanges");
 }
 
@@ -145,7 +148,7 @@ fn out_of_order_data_leaves_room_for_holes() {
     sim.hosts[SERVER].listen(80);
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    let served_conns: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
     // A third of the frames is lost for a while, so data accumulate after the holes.
     sim.set_link_from(CLIENT, &ginnel_testkit::sim::LinkModel { loss: 0.3, ..Default::default() });
     for (i, conn) in conns.iter().enumerate() {
@@ -154,7 +157,7 @@ fn out_of_order_data_leaves_room_for_holes() {
     sim.run(SECOND * 20);
     sim.set_link_from(CLIENT, &Default::default());
     sim.run(SECOND * 300);
-    for (i, conn) in there.iter().enumerate() {
+    for (i, conn) in served_conns.iter().enumerate() {
         assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 200_000), "connection {i}");
     }
     assert_eq!(sim.hosts[SERVER].stack.usage().chunks, 0);
@@ -188,17 +191,17 @@ fn receive_buffer_limit_stops_the_sender() {
     sim.hosts[SERVER].defer_reads = true;
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    let there = served(&sim, conn);
+    let served_conn = served(&sim, conn);
     send(&mut sim, CLIENT, conn, &pattern(3, 100_000), false);
     sim.run(SECOND * 30);
-    let waiting = sim.hosts[SERVER].stack.readable(there);
+    let waiting = sim.hosts[SERVER].stack.readable(served_conn);
     assert!((28_000..=30_000).contains(&waiting), "{waiting} bytes");
-    while read(&sim, SERVER, there).len() < 100_000 {
-        read_some(&mut sim, there, 50_000);
-        assert!(sim.run_until(SECOND * 70, |s| s.hosts[SERVER].stack.readable(there) > 0
-            || read(s, SERVER, there).len() == 100_000));
+    while read(&sim, SERVER, served_conn).len() < 100_000 {
+        read_some(&mut sim, served_conn, 50_000);
+        assert!(sim.run_until(SECOND * 70, |s| s.hosts[SERVER].stack.readable(served_conn) > 0
+            || read(s, SERVER, served_conn).len() == 100_000));
     }
-    assert!(read(&sim, SERVER, there) == pattern(3, 100_000));
+    assert!(read(&sim, SERVER, served_conn) == pattern(3, 100_000));
 }
 
 /// Memory that others free reaches a connection that found none no later than its peer's next retransmission.
@@ -208,32 +211,36 @@ fn connection_resumes_when_pool_memory_is_freed() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
-    let good = connect(&mut sim);
-    let hogs: Vec<_> = (0..20).map(|_| connect(&mut sim)).collect();
+    let active_conn = connect(&mut sim);
+    let idle_conns: Vec<_> = (0..20).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
-    let there = served(&sim, good);
-    let theirs: Vec<_> = hogs.iter().map(|c| served(&sim, *c)).collect();
+    let served_conn = served(&sim, active_conn);
+    let idle_served: Vec<_> = idle_conns.iter().map(|c| served(&sim, *c)).collect();
     // Each connection has too little data to be denied the rest of the pool.
-    for hog in &hogs {
-        send(&mut sim, CLIENT, *hog, &[9; 8000], false);
+    for idle_conn in &idle_conns {
+        send(&mut sim, CLIENT, *idle_conn, &[9; 8000], false);
     }
     sim.run(SECOND);
-    let began = sim.now;
-    send(&mut sim, CLIENT, good, &pattern(1, 300_000), false);
-    let go_on = |sim: &mut Sim, time: Duration| {
+    let start = sim.now;
+    send(&mut sim, CLIENT, active_conn, &pattern(1, 300_000), false);
+    let read_for = |sim: &mut Sim, time: Duration| {
         let until = sim.now + time;
-        while sim.now < until && read(sim, SERVER, there).len() < 300_000 {
-            read_some(sim, there, 1 << 16);
+        while sim.now < until && read(sim, SERVER, served_conn).len() < 300_000 {
+            read_some(sim, served_conn, 1 << 16);
             sim.run(Duration::from_millis(10));
         }
     };
-    go_on(&mut sim, SECOND * 20);
-    let before = read(&sim, SERVER, there).len();
-    assert!(before < 50_000, "{before} bytes found memory");
-    let stalled = sim.now - began;
-    for hog in theirs {
-        sim.hosts[SERVER].stack.abort(hog).unwrap();
+    read_for(&mut sim, SECOND * 20);
+    let before = read(&sim, SERVER, served_conn).len();
+    assert!(before < 50_000, "{before} bytes were stored");
+    let stalled = sim.now - start;
+    for idle_conn in idle_served {
+        sim.hosts[SERVER].stack.abort(idle_conn).unwrap();
     }
-    go_on(&mut sim, stalled * 2);
-    assert!(read(&sim, SERVER, there) == pattern(1, 300_000), "{} bytes", read(&sim, SERVER, there).len());
+    read_for(&mut sim, stalled * 2);
+    assert!(
+        read(&sim, SERVER, served_conn) == pattern(1, 300_000),
+        "{} bytes",
+        read(&sim, SERVER, served_conn).len()
+    );
 }

@@ -59,24 +59,24 @@ pub fn send(sim: &mut Sim, host: usize, conn: Conn, bytes: &[u8], then_fin: bool
 /// Closes a connection of `host`.
 pub fn close(sim: &mut Sim, host: usize, conn: Conn) {
     let now = sim.now;
-    sim.hosts[host].stack.close(conn).expect("the connection is there");
+    sim.hosts[host].stack.close(conn).expect("an existing connection");
     sim.hosts[host].stack.transmit(now);
     sim.collect(host);
 }
 
 /// Resets a connection of the client, so that it ends on both sides without TIME_WAIT.
 pub fn reset(sim: &mut Sim, conn: Conn) {
-    sim.hosts[CLIENT].stack.set_option(conn, TcpOption::LingerZero(true)).expect("the connection is there");
+    sim.hosts[CLIENT].stack.set_option(conn, TcpOption::LingerZero(true)).expect("an existing connection");
     close(sim, CLIENT, conn);
     sim.run(Duration::from_millis(10));
 }
 
 /// Returns the server's handle of the client's connection `conn`.
 pub fn served(sim: &Sim, conn: Conn) -> Conn {
-    let local = sim.hosts[CLIENT].stack.info(conn).expect("the connection is there").local;
+    let local = sim.hosts[CLIENT].stack.info(conn).expect("an existing connection").local;
     let host = &sim.hosts[SERVER];
     let other_end = |c: &&Conn| host.stack.info(**c).is_some_and(|info| info.remote == local);
-    *host.accepted.iter().find(other_end).expect("the server accepted it")
+    *host.accepted.iter().find(other_end).expect("an accepted connection")
 }
 
 /// Returns the bytes that a host has read from a connection.

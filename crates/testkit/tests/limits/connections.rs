@@ -61,13 +61,13 @@ fn connect_fails_at_connection_limit() {
             sim.run(Duration::from_millis(20));
             result
         };
-        let mut held = vec![open(&mut sim).unwrap(), open(&mut sim).unwrap()];
+        let mut open_conns = vec![open(&mut sim).unwrap(), open(&mut sim).unwrap()];
         for _ in 0..50 {
             assert_eq!(open(&mut sim), Err(ConnectError::TooMany));
-            let oldest = held.remove(0);
+            let oldest = open_conns.remove(0);
             assert!(is_connected(&sim.hosts[CLIENT], oldest));
             reset(&mut sim, oldest);
-            held.push(open(&mut sim).expect("one has ended"));
+            open_conns.push(open(&mut sim).expect("a free connection"));
         }
         assert_eq!(sim.hosts[CLIENT].stack.tcp_stats().active_opens, 52);
         assert_eq!(sim.hosts[CLIENT].stack.usage().connections, 2);
@@ -83,8 +83,8 @@ fn time_wait_does_not_count_as_connection() {
         let conn = connect(&mut sim);
         sim.run(SECOND / 10);
         assert!(is_connected(&sim.hosts[CLIENT], conn), "round {round}");
-        let there = served(&sim, conn);
-        close(&mut sim, SERVER, there);
+        let served_conn = served(&sim, conn);
+        close(&mut sim, SERVER, served_conn);
         sim.run(SECOND / 10);
         let usage = sim.hosts[SERVER].stack.usage();
         assert_eq!((usage.connections, usage.time_wait), (0, round));
@@ -104,14 +104,14 @@ fn cookie_holder_is_served_when_room_returns() {
     sim.run(SECOND / 10);
     let second = connect(&mut sim);
     sim.run(SECOND / 10);
-    assert!(is_connected(&sim.hosts[CLIENT], second), "the cookie was its SYN+ACK");
-    send(&mut sim, CLIENT, second, b"anybody there?", false);
+    assert!(is_connected(&sim.hosts[CLIENT], second), "the SYN+ACK with a cookie completes the connect");
+    send(&mut sim, CLIENT, second, b"request", false);
     sim.run(SECOND);
     assert_eq!(sim.hosts[SERVER].stack.usage().connections, 1);
     assert!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows >= 2);
     reset(&mut sim, first);
     sim.run(SECOND * 10);
-    assert_eq!(read(&sim, SERVER, served(&sim, second)), b"anybody there?");
+    assert_eq!(read(&sim, SERVER, served(&sim, second)), b"request");
 }
 
 // limit: tcp.local_port_last
@@ -125,13 +125,16 @@ fn exhausted_local_ports_are_reusable_after_close() {
     let (now, full, other) = (sim.now, server(&sim, false, 80), server(&sim, false, 81));
     let stack = &mut sim.hosts[CLIENT].stack;
     assert_eq!(stack.connect(now, full, &ConnectOptions::default()), Err(ConnectError::PortsExhausted));
-    assert!(stack.connect(now, other, &ConnectOptions::default()).is_ok(), "towards others they are free");
+    assert!(
+        stack.connect(now, other, &ConnectOptions::default()).is_ok(),
+        "the ports are free towards other addresses"
+    );
     let mut ports: Vec<u16> =
         conns.iter().map(|c| sim.hosts[CLIENT].stack.info(*c).unwrap().local.port()).collect();
     ports.sort_unstable();
     assert_eq!(ports, [40_000, 40_001, 40_002, 40_003]);
     reset(&mut sim, conns[2]);
-    let again = connect(&mut sim);
+    let new_conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    assert!(is_connected(&sim.hosts[CLIENT], again));
+    assert!(is_connected(&sim.hosts[CLIENT], new_conn));
 }

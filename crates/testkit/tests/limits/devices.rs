@@ -96,7 +96,7 @@ fn full_ring_does_not_affect_other_devices() {
     let mut now = Instant::from_millis(1000);
     let lost = slow.connect(now, 0);
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
-    let there = quick.connect(now, 1);
+    let conn = quick.connect(now, 1);
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
     let [to_slow, to_quick] = server.accepted[..] else { panic!("{:?}", server.accepted) };
 
@@ -109,7 +109,7 @@ fn full_ring_does_not_affect_other_devices() {
     let before = *server.stack.tcp_stats();
     for round in 0..100usize {
         server.stack.send(to_quick, &pattern(4, 1000)).unwrap();
-        quick.stack.send(there, b"more").unwrap();
+        quick.stack.send(conn, b"more").unwrap();
         run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(1));
         assert_eq!(quick.read.len(), 1000 * (round + 1), "the other device has room");
     }

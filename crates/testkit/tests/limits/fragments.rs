@@ -17,8 +17,8 @@ fn sim() -> (Sim, UdpHandle) {
 
 /// Returns one of two fragments of a datagram of 1,600 bytes.
 fn fragment(ident: u16, first: bool) -> Vec<u8> {
-    let whole = datagram(1000, 9, &pattern(ident as u8, 1592));
-    let part = if first { &whole[..800] } else { &whole[800..] };
+    let packet = datagram(1000, 9, &pattern(ident as u8, 1592));
+    let part = if first { &packet[..800] } else { &packet[800..] };
     let header = ipv4::Header {
         ident,
         more_fragments: first,
@@ -103,20 +103,20 @@ fn incomplete_datagrams_time_out_and_are_counted() {
 #[test]
 fn tiny_fragments_are_charged_their_overhead() {
     let (mut sim, bound) = sim();
-    let whole = datagram(1000, 9, &pattern(1, 4088));
+    let packet = datagram(1000, 9, &pattern(1, 4088));
     let piece = |ident: u16, at: usize| {
         let header = ipv4::Header {
             ident,
-            more_fragments: at + 8 < whole.len(),
+            more_fragments: at + 8 < packet.len(),
             fragment_offset: at as u16,
             ..header_v4([10, 0, 0, 1], [10, 0, 0, 2], protocol::UDP)
         };
-        packet_v4(1, 2, &header, &whole[at..at + 8])
+        packet_v4(1, 2, &header, &packet[at..at + 8])
     };
     // 512 fragments with a charge of 64 bytes each take more than half of the budget, so two such datagrams
     // do not fit together.
     for ident in [1, 2] {
-        for at in (8..whole.len()).step_by(8) {
+        for at in (8..packet.len()).step_by(8) {
             sim.inject(SERVER, piece(ident, at));
         }
     }

@@ -61,7 +61,10 @@ fn syn_over_half_open_limit_is_dropped() {
     assert_eq!(p.stack.usage().half_open, 0);
     assert!(handshake(&mut p, 5000));
     assert_eq!(p.stack.tcp_stats().cookies_sent, 0);
-    assert!(!p.events.iter().any(|e| matches!(e, Event::Closed { .. })), "nobody knew of those given up");
+    assert!(
+        !p.events.iter().any(|e| matches!(e, Event::Closed { .. })),
+        "half-open connections were reported"
+    );
 }
 
 #[test]
@@ -101,7 +104,7 @@ fn cookies_are_sent_only_during_syn_flood() {
     p.wait(GIVEN_UP);
     let sent = p.stack.tcp_stats().cookies_sent;
     assert!(handshake(&mut p, 7000));
-    assert_eq!(p.stack.tcp_stats().cookies_sent, sent, "there is room again");
+    assert_eq!(p.stack.tcp_stats().cookies_sent, sent, "a cookie was sent although an entry is free");
 }
 
 #[test]

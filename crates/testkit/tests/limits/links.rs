@@ -68,13 +68,13 @@ fn device_has_at_most_4094_vlans() {
         stack.finish_burst(&burst);
     }
     assert_eq!(stack.network().stats().arp_replies_out, 5);
-    let mut nobody = vec![0xff; 6];
-    nobody.extend([2, 0, 0, 0, 0, 9, 8, 6]);
-    nobody.extend([0; 28]);
+    let mut untagged = vec![0xff; 6];
+    untagged.extend([2, 0, 0, 0, 0, 9, 8, 6]);
+    untagged.extend([0; 28]);
     let mut burst = RxBurst::new();
-    burst.push(RxFrame::new(&nobody));
+    burst.push(RxFrame::new(&untagged));
     stack.receive(Instant::ZERO, port, &burst);
-    assert_eq!(stack.network().drops().unknown_vlan, 1, "no link takes untagged frames");
+    assert_eq!(stack.network().drops().unknown_vlan, 1, "an untagged frame was accepted");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn connection_survives_neighbour_table_pressure() {
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    let there = served(&sim, conn);
+    let served_conn = served(&sim, conn);
     let socket = udp(&mut sim);
     for round in 0..20 {
         for last in 10..200 {
@@ -47,7 +47,7 @@ fn connection_survives_neighbour_table_pressure() {
     }
     sim.run(SECOND * 20);
     let expected: Vec<u8> = (0..20).flat_map(|round| pattern(round, 10_000)).collect();
-    assert!(read(&sim, SERVER, there) == expected);
+    assert!(read(&sim, SERVER, served_conn) == expected);
     assert!(is_connected(&sim.hosts[CLIENT], conn));
     let stack = &sim.hosts[CLIENT].stack;
     assert!(stack.network().stats().neighbours_evicted > 3000);
@@ -61,7 +61,7 @@ fn arp_flood_does_not_evict_active_neighbour() {
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    let there = served(&sim, conn);
+    let served_conn = served(&sim, conn);
     for round in 0..50u8 {
         for last in 3..=250 {
             let mac = MacAddr([2, 0, 0, 1, round, last]);
@@ -78,10 +78,10 @@ fn arp_flood_does_not_evict_active_neighbour() {
             sim.inject(SERVER, frame);
         }
         send(&mut sim, CLIENT, conn, &[round; 100], false);
-        send(&mut sim, SERVER, there, &[round; 100], false);
+        send(&mut sim, SERVER, served_conn, &[round; 100], false);
         sim.run(Duration::from_millis(50));
         assert_eq!(read(&sim, CLIENT, conn).len(), 100 * (usize::from(round) + 1), "without a pause");
-        assert_eq!(read(&sim, SERVER, there).len(), 100 * (usize::from(round) + 1));
+        assert_eq!(read(&sim, SERVER, served_conn).len(), 100 * (usize::from(round) + 1));
     }
     assert_eq!(sim.hosts[SERVER].stack.network().neighbours().count(), 16);
 }
@@ -156,7 +156,7 @@ fn static_neighbours_are_never_evicted() {
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    let there = served(&sim, conn);
+    let served_conn = served(&sim, conn);
     let socket = udp(&mut sim);
     for last in 20..40 {
         assert_eq!(datagram(&mut sim, socket, last, 100), Err(UdpError::NoBuffers));
@@ -165,5 +165,5 @@ fn static_neighbours_are_never_evicted() {
     datagram(&mut sim, socket, 2, 100).unwrap();
     send(&mut sim, CLIENT, conn, &pattern(1, 10_000), false);
     sim.run(SECOND);
-    assert!(read(&sim, SERVER, there) == pattern(1, 10_000));
+    assert!(read(&sim, SERVER, served_conn) == pattern(1, 10_000));
 }

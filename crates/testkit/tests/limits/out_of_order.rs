@@ -39,12 +39,12 @@ fn ranges_beyond_limit_are_accepted_when_retransmitted() {
     send_single_bytes(&mut p, &text, (0..RANGES_MAX + 100).map(|n| 2 * n + 1));
     let stats = *p.stack.tcp_stats();
     assert_eq!((stats.out_of_order, stats.pieces_dropped), ((RANGES_MAX + 100) as u64, 100));
-    assert_eq!(stats.pool_exhausted, 0, "there is memory");
-    assert!(send_on_other_connection(&mut p, 5000, b"hello"), "nobody else is hurt");
+    assert_eq!(stats.pool_exhausted, 0, "the pool was exhausted");
+    assert!(send_on_other_connection(&mut p, 5000, b"hello"), "another connection is affected");
     p.read.clear();
     // Nearer ranges displace those farthest ahead, because they are needed first.
     send_single_bytes(&mut p, &text, [2usize].into_iter());
-    assert_eq!(p.stack.tcp_stats().pieces_dropped, 100, "it joins two");
+    assert_eq!(p.stack.tcp_stats().pieces_dropped, 100, "a joining range was dropped");
     for (n, piece) in text.chunks(1000).enumerate() {
         p.deliver(ACK, 1 + 1000 * n as i64, 1, piece);
     }

@@ -62,7 +62,7 @@ fn oldest_path_mtu_is_evicted_at_limit() {
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
-    let there = super::common::served(&sim, conn);
+    let served_conn = super::common::served(&sim, conn);
     let bound = super::common::server(&sim, false, 9);
     sim.hosts[SERVER].stack.udp_bind(bound, Default::default()).unwrap();
     for last in 10..=200 {
@@ -87,7 +87,7 @@ fn oldest_path_mtu_is_evicted_at_limit() {
         sim.hosts[SERVER].stack.network_mut().route(now, to, Some(any.ip())).unwrap().mtu
     };
     assert_eq!([196, 197, 200].map(&mut mtu), [1500, 1200, 1200]);
-    send(&mut sim, SERVER, there, &[7; 50_000], false);
+    send(&mut sim, SERVER, served_conn, &[7; 50_000], false);
     sim.run(SECOND);
     assert_eq!(super::common::read(&sim, CLIENT, conn).len(), 50_000);
 }

@@ -48,9 +48,9 @@ fn oldest_time_wait_entry_is_evicted() {
     let mut p = scripted_peer(4);
     let iss: Vec<u32> = (0..6).map(|i| through_time_wait(&mut p, 1000 + i)).collect();
     assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (4, 2));
-    let there: Vec<bool> =
+    let exists: Vec<bool> =
         (0..6).map(|i| has_time_wait_entry(&mut p, 1000 + i, iss[usize::from(i)])).collect();
-    assert_eq!(there, [false, false, true, true, true, true]);
+    assert_eq!(exists, [false, false, true, true, true, true]);
     p.wait(SECOND * 61);
     assert_eq!(p.stack.usage().time_wait, 0);
     through_time_wait(&mut p, 2000);
@@ -69,7 +69,7 @@ fn restarted_entry_is_not_the_oldest() {
     assert!(has_time_wait_entry(&mut p, 1000, iss[0]));
     through_time_wait(&mut p, 1003);
     assert!(has_time_wait_entry(&mut p, 1000, iss[0]));
-    assert!(!has_time_wait_entry(&mut p, 1001, iss[1]), "this one went");
+    assert!(!has_time_wait_entry(&mut p, 1001, iss[1]), "the oldest entry was kept");
     assert!(has_time_wait_entry(&mut p, 1002, iss[2]));
     p.wait(SECOND * 61);
     assert_eq!(p.stack.usage().time_wait, 0);
@@ -104,8 +104,8 @@ fn ipv6_time_wait_entries_are_evicted_too() {
         sim.collect(CLIENT);
         sim.run(SECOND / 20);
         assert!(is_connected(&sim.hosts[CLIENT], conn), "round {round}");
-        let there = served(&sim, conn);
-        close(&mut sim, SERVER, there);
+        let served_conn = served(&sim, conn);
+        close(&mut sim, SERVER, served_conn);
         sim.run(SECOND / 20);
         assert_eq!(sim.hosts[SERVER].stack.usage().time_wait, 3.min(round + 1));
     }

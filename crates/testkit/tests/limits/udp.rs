@@ -29,13 +29,13 @@ fn drain(sim: &mut Sim, socket: UdpHandle) -> usize {
 #[test]
 fn udp_sockets_beyond_limit_are_refused() {
     let mut sim = server_with(|c| c.network.udp_sockets_max = 3);
-    let mut held: Vec<_> =
+    let mut sockets: Vec<_> =
         (1..=3).map(|port| bind(&mut sim, SERVER, server_with_port(port)).unwrap()).collect();
     for port in 4..300 {
         assert_eq!(bind(&mut sim, SERVER, server_with_port(port)), Err(UdpError::TooManySockets));
-        let oldest = held.remove(0);
+        let oldest = sockets.remove(0);
         sim.hosts[SERVER].stack.udp_close(oldest).unwrap();
-        held.push(bind(&mut sim, SERVER, server_with_port(port)).unwrap());
+        sockets.push(bind(&mut sim, SERVER, server_with_port(port)).unwrap());
         assert_eq!(sim.hosts[SERVER].stack.udp_close(oldest), Err(UdpError::Stale));
     }
 }
@@ -48,12 +48,12 @@ fn server_with_port(port: u16) -> SocketAddr {
 #[test]
 fn exhausted_udp_ports_are_reusable() {
     let mut sim = server_with(|c| (c.network.udp_port_first, c.network.udp_port_last) = (50_000, 50_009));
-    let held: Vec<_> = (0..10).map(|_| bind(&mut sim, SERVER, ANY).unwrap()).collect();
+    let sockets: Vec<_> = (0..10).map(|_| bind(&mut sim, SERVER, ANY).unwrap()).collect();
     assert_eq!(bind(&mut sim, SERVER, ANY), Err(UdpError::AddressNotAvailable));
-    let freed = sim.hosts[SERVER].stack.udp_local(held[4]).unwrap();
-    sim.hosts[SERVER].stack.udp_close(held[4]).unwrap();
-    let again = bind(&mut sim, SERVER, ANY).unwrap();
-    assert_eq!(sim.hosts[SERVER].stack.udp_local(again), Ok(freed));
+    let freed = sim.hosts[SERVER].stack.udp_local(sockets[4]).unwrap();
+    sim.hosts[SERVER].stack.udp_close(sockets[4]).unwrap();
+    let new_socket = bind(&mut sim, SERVER, ANY).unwrap();
+    assert_eq!(sim.hosts[SERVER].stack.udp_local(new_socket), Ok(freed));
 }
 
 // limit: network.udp_receive_bytes

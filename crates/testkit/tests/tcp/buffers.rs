@@ -41,7 +41,7 @@ fn sender_without_memory_gets_writable_event() {
     let (first, first_iss) = (p.conn.unwrap(), p.iss);
     p.ports.1 = 40_001;
     let second = p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
-    let taken = p.stack.send(first, &[1; 1 << 17]).unwrap();
+    let accepted = p.stack.send(first, &[1; 1 << 17]).unwrap();
     assert_eq!(
         p.stack.send(second, &[2; 1 << 17]),
         Ok(8192),
@@ -57,7 +57,7 @@ fn sender_without_memory_gets_writable_event() {
     for _ in 0..200 {
         at += of_first(&p.deliver(ACK, 1, at, &[]));
     }
-    assert_eq!(at, 1 + taken as i64);
+    assert_eq!(at, 1 + accepted as i64);
     p.wait(Duration::from_secs(1));
     assert!(p.events.contains(&Event::Writable { conn: second }), "{:?}", p.events);
 }
@@ -177,8 +177,12 @@ fn late_event_processing_loses_no_event() {
     }
     p.flush();
     for (conn, _) in opened {
-        let told = |event: Event| p.events.iter().filter(|e| **e == event).count();
-        assert_eq!((told(Event::Readable { conn }), told(Event::PeerClosed { conn })), (1, 1), "{conn:?}");
+        let event_count = |event: Event| p.events.iter().filter(|e| **e == event).count();
+        assert_eq!(
+            (event_count(Event::Readable { conn }), event_count(Event::PeerClosed { conn })),
+            (1, 1),
+            "{conn:?}"
+        );
     }
     assert_eq!(p.read.len(), usize::from(CONNECTIONS));
 }

@@ -35,14 +35,14 @@ fn cookie_offers_window_scale_of_its_listener() {
     };
     let syn = p.segment(SYN, 0, 0, &[], &options);
     let answer = p.deliver_frame(&syn).remove(0);
-    let said = answer.options.window_scale.unwrap();
+    let window_scale = answer.options.window_scale.unwrap();
     let echo = answer.options.timestamps.unwrap().tsval;
     let options =
         TcpOptions { timestamps: Some(Timestamps { tsval: 6, tsecr: echo }), ..TcpOptions::default() };
     let ack = p.segment(ACK, 1, 1, &[], &options);
     p.deliver_frame(&ack);
     let info = p.stack.info(p.conn.expect("accepted")).unwrap();
-    assert_eq!(info.rcv_wscale, said);
+    assert_eq!(info.rcv_wscale, window_scale);
     assert!(info.rcv_wnd >= u32::from(answer.header.window), "the window never shrinks");
 }
 
@@ -86,11 +86,11 @@ fn lost_syn_ack_is_retransmitted() {
     let mut p = ScriptedPeer::new(config());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
-    let again = p.wait(Duration::from_millis(3500));
-    assert_eq!(again.len(), 2, "after 1 s and 3 s");
-    assert!(again.iter().all(|s| s.header.flags == SYN | ACK));
-    let asked = p.deliver(SYN, 0, 0, &[]);
-    assert_eq!(asked.len(), 1, "and when the peer repeats its SYN");
+    let retransmitted = p.wait(Duration::from_millis(3500));
+    assert_eq!(retransmitted.len(), 2, "after 1 s and 3 s");
+    assert!(retransmitted.iter().all(|s| s.header.flags == SYN | ACK));
+    let responses = p.deliver(SYN, 0, 0, &[]);
+    assert_eq!(responses.len(), 1, "and when the peer repeats its SYN");
     assert_eq!(p.stack.tcp_stats().retransmitted, 3);
 }
 

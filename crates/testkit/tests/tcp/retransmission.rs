@@ -36,9 +36,9 @@ fn smaller_mss_applies_to_retransmissions() {
     p.stack.send(conn, &[1; 900]).unwrap();
     p.flush();
     p.stack.set_option(conn, TcpOption::MaxSegment(200)).unwrap();
-    let again = p.wait(Duration::from_secs(4));
-    assert!(!again.is_empty());
-    assert!(again.iter().all(|s| s.payload.len() <= 200), "{:?}", again[0].payload.len());
+    let retransmitted = p.wait(Duration::from_secs(4));
+    assert!(!retransmitted.is_empty());
+    assert!(retransmitted.iter().all(|s| s.payload.len() <= 200), "{:?}", retransmitted[0].payload.len());
 }
 
 #[test]

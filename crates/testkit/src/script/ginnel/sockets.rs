@@ -264,8 +264,8 @@ impl EngineSockets {
             }
             _ => {
                 let returned = self.call(stack, now, op, new_fd, data);
-                let again = returned.errno == Some(Errno(libc::EAGAIN));
-                if again { CallProgress::Wait } else { CallProgress::Done(returned) }
+                let would_block = returned.errno == Some(Errno(libc::EAGAIN));
+                if would_block { CallProgress::Wait } else { CallProgress::Done(returned) }
             }
         }
     }
@@ -459,14 +459,14 @@ impl Socket {
         if more {
             let _ = stack.set_option(conn, TcpOption::More(true));
         }
-        let most = match self.notsent_lowat {
+        let limit = match self.notsent_lowat {
             0 => data.len(),
             low => stack.sendable_within(conn, data.len() as u32, low, u32::MAX) as usize,
         };
-        if most == 0 && !data.is_empty() {
+        if limit == 0 && !data.is_empty() {
             return fail(libc::EAGAIN);
         }
-        let data = &data[..most];
+        let data = &data[..limit];
         let result =
             if flags.has(libc::MSG_OOB) { stack.send_urgent(conn, data) } else { stack.send(conn, data) };
         if self.msg_more && !more {
