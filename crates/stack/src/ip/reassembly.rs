@@ -1,7 +1,7 @@
 //! Reassembly of fragmented datagrams (RFC 791 §3.2, RFC 815, RFC 8200 §4.5) within a budget of bytes.
 //!
-//! Overlapping fragments are an attack or come from a broken sender: the whole datagram is discarded (RFC
-//! 5722; for IPv4, too, as on Linux). An exact duplicate is ignored. At the limit the oldest datagram is
+//! Overlapping fragments are an attack or come from a broken sender: the whole datagram is discarded
+//! (RFC 5722; for IPv4, too, as on Linux). An exact duplicate is ignored. At the limit the oldest datagram is
 //! discarded, so that an attacker's fragments do not block other senders until they time out.
 //!
 //! Memory is allocated only when more datagrams or bytes await reassembly than ever before; freed slots are
