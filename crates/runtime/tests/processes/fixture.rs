@@ -152,6 +152,11 @@ impl Fixture {
         ProcessControl { pid, to, from }
     }
 
+    /// Kills a process that does not connect to the test when the scenario ends.
+    pub fn kill_at_end(&mut self, pid: u32) {
+        self.pids.push(pid);
+    }
+
     /// Makes the peer open a connection and send `text`. Returns the connection's number.
     pub fn connect_peer(&mut self, port: u16, text: &str) -> usize {
         self.command_peer(PeerCommand::Connect(port, text.into()));

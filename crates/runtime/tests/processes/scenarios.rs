@@ -15,6 +15,8 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("surviving_worker_takes_over_offers", surviving_worker_takes_over_offers),
     ("child_continues_a_half_read_stream", child_continues_a_half_read_stream),
     ("child_killed_before_attaching_releases_sockets", child_killed_before_attaching_releases_sockets),
+    ("child_attaches_after_its_parent_died", child_attaches_after_its_parent_died),
+    ("unannounced_child_does_not_keep_sockets", unannounced_child_does_not_keep_sockets),
     ("announced_child_that_never_starts_owns_nothing", announced_child_that_never_starts_owns_nothing),
     ("executed_program_inherits_its_connections", executed_program_inherits_its_connections),
     ("sockets_not_inherited_are_closed", sockets_not_inherited_are_closed),
@@ -25,6 +27,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("clients_learn_that_the_stack_died", clients_learn_that_the_stack_died),
     ("stopped_client_harms_nobody", stopped_client_harms_nobody),
     ("malformed_messages_are_rejected", malformed_messages_are_rejected),
+    ("random_writes_to_a_region_harm_no_other", random_writes_to_a_region_harm_no_other),
 ];
 
 fn killed_server_has_sent_what_it_wrote(fixture: &mut Fixture) {
@@ -124,6 +127,38 @@ fn child_killed_before_attaching_releases_sockets(fixture: &mut Fixture) {
     parent.kill();
     fixture.assert_stays_open(conn);
     signal(child, Signal::KILL);
+    fixture.await_fin(conn);
+}
+
+fn child_attaches_after_its_parent_died(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
+    parent.request_ok("listen 80 4");
+    let conn = fixture.connect_peer(80, "orphan");
+    parent.request_ok("accept");
+    let start = fixture.path("start");
+    parent.request_ok(&format!("fork-late {}", start.display()));
+    parent.kill();
+    eventually("the parent is reaped", || fixture.broker_stats().reaped == 1);
+    fixture.assert_stays_open(conn);
+    std::fs::write(&start, "").unwrap();
+    let mut child = fixture.accept_process("child");
+    assert_eq!(child.request_ok("recv 6"), "orphan");
+    child.request_ok("send here");
+    fixture.await_received(conn, "here");
+    child.kill();
+    fixture.await_fin(conn);
+}
+
+fn unannounced_child_does_not_keep_sockets(fixture: &mut Fixture) {
+    let mut parent = fixture.spawn_attached("");
+    parent.request_ok("listen 80 4");
+    let conn = fixture.connect_peer(80, "");
+    parent.request_ok("accept");
+    let child: u32 = parent.request_ok("fork-unannounced").parse().unwrap();
+    fixture.kill_at_end(child);
+    fixture.assert_stays_open(conn);
+    // The child keeps the control connection open, so only the pidfd reports that the parent ended.
+    parent.kill();
     fixture.await_fin(conn);
 }
 
@@ -342,4 +377,26 @@ fn malformed_messages_are_rejected(fixture: &mut Fixture) {
     good.send("echo");
     fixture.await_received(conn, "as ever");
     std::thread::sleep(Duration::from_millis(1));
+}
+
+fn random_writes_to_a_region_harm_no_other(fixture: &mut Fixture) {
+    let (mut hostile, mut neighbour) = (fixture.spawn_attached("one"), fixture.spawn_attached("two"));
+    hostile.request_ok("listen 80 4");
+    neighbour.request_ok("listen 81 4");
+    neighbour.send("echo");
+    fixture.connect_peer(80, "hello");
+    hostile.request_ok("accept");
+    for round in 0..20 {
+        hostile.request_ok("scribble 5000");
+        // The shard looks at the sockets of the hostile domain, too.
+        fixture.connect_peer(80, "x");
+        let conn = fixture.connect_peer(81, "y");
+        eventually(&format!("the neighbour answers in round {round}"), || {
+            fixture.conn_record(conn).received == b"y"
+        });
+    }
+    hostile.kill();
+    eventually("the hostile client is reaped", || fixture.broker_stats().reaped == 1);
+    let late = fixture.connect_peer(81, "as ever");
+    fixture.await_received(late, "as ever");
 }

@@ -12,8 +12,10 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 use std::collections::VecDeque;
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 pub const ADDRESS_ENV: &str = "GINNEL_TEST_ADDRESS";
 /// Descriptors inherited from the program that executed this one: the control connection and the table.
 const INHERITED_ENV: &str = "GINNEL_TEST_INHERITED";
+/// Name of the memory file of a region.
+const REGION_NAME: &str = "ginnel-channel";
 /// Limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -210,6 +214,30 @@ impl ScriptedProcess {
                 })?;
                 Ok(format!("{reason:?}"))
             }
+            // The child attaches when the file `first` exists.
+            "fork-late" => {
+                let expected = self.attachment().prepare_fork()?;
+                if let Some(child) = sys::fork() {
+                    return Ok(child.to_string());
+                }
+                while !std::path::Path::new(first).exists() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                self.attachment().become_child(expected)?;
+                self.serve("child")
+            }
+            // The stack is not told: the child inherits the control connection of its parent.
+            "fork-unannounced" => match sys::fork() {
+                Some(child) => Ok(child.to_string()),
+                None => loop {
+                    std::thread::sleep(Duration::from_secs(1));
+                },
+            },
+            // Overwrites this number of random words of the region.
+            "scribble" => {
+                scribble(first.parse().expect("a number"));
+                done()
+            }
             "fork" => {
                 let expected = self.attachment().prepare_fork()?;
                 if let Some(child) = sys::fork() {
@@ -317,5 +345,37 @@ impl ScriptedProcess {
         command.env(ADDRESS_ENV, &self.address);
         command.env(INHERITED_ENV, format!("{} {}", expected.connection().as_raw_fd(), table.as_raw_fd()));
         Ok(start(&mut command))
+    }
+}
+
+/// Writes random words to random places of the channel's memory, as a hostile program can.
+fn scribble(words: u32) {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
+    let regions: Vec<(u64, u64)> = maps
+        .lines()
+        .filter(|line| line.contains(REGION_NAME) && line.contains(" rw-s "))
+        .map(|line| {
+            let (start, end) =
+                line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+            let address = |text| u64::from_str_radix(text, 16).expect("an address");
+            (address(start), address(end))
+        })
+        .collect();
+    assert!(!regions.is_empty(), "no region is mapped: {maps}");
+    let memory = OpenOptions::new().write(true).open("/proc/self/mem").expect("own memory");
+    // xorshift64: the words follow from a fixed seed.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for word in 0..words {
+        let (start, end) = regions[word as usize % regions.len()];
+        // Tables of sockets and rings come first, so half of the words go to the first 64 KiB.
+        let len = if word % 2 == 0 { (end - start).min(64 << 10) } else { end - start };
+        let at = start + next() % len / 8 * 8;
+        memory.write_all_at(&next().to_ne_bytes(), at).expect("a mapped word");
     }
 }
