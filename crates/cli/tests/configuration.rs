@@ -67,8 +67,9 @@ fn type_text(type_name: &str) -> &'static str {
 fn render_document() -> String {
     let mut out = String::from(
         "# Configuration\n\n\
-         One TOML file, given with `--config FILE`. Every key has a default unless its description says otherwise; an unknown key, a wrong type\n\
-         and a value out of range are errors that name file, line and key. Units are part of the key names.\n\n\
+         One TOML file, given with `--config FILE`. Every key has a default unless its description says\n\
+         otherwise. An unknown key, a wrong type and a value out of range are errors that name file, line and key.\n\
+         Units are part of the key names.\n\n\
          This page is generated from the structs (`crates/cli/tests/configuration.rs`).\n\n\
          ```toml\n",
     );

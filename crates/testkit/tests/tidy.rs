@@ -86,7 +86,7 @@ fn unsafe_reason(text: &str) -> Option<Result<&str, &str>> {
 fn the_list_of_unsafe_files_is_current() {
     let mut page = String::from(
         "# Files with unsafe code\n\nGenerated: `GINNEL_BLESS=1 cargo test -p ginnel-testkit --test tidy`. The compiler \
-         denies unsafe code in all other\nfiles. Each block has a SAFETY comment.\n\n| File | Why |\n|---|---|\n",
+         denies unsafe code in\nall other files. Each block has a SAFETY comment.\n\n| File | Why |\n|---|---|\n",
     );
     let mut broken = Vec::new();
     for (path, text) in rust_files() {
