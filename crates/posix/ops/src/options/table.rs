@@ -293,7 +293,7 @@ pub const OPTIONS: &[OptionRow] = &[
         46,
         "SO_BUSY_POLL",
         (IntFormat::Int, AcceptedValues::Within(0, c_int::MAX), 0),
-        "stored without effect: the stack's counterpart is `ginnel run --spin`",
+        "stored without effect: the stack's counterpart is `ginnel run --spin-us`",
     ),
     refused(SOL, 47, "SO_MAX_PACING_RATE", "the stack does not pace"),
     fixed(SOL, 48, "SO_BPF_EXTENSIONS", IntFormat::Int, Ok(64), UNKNOWN_OPTION),
