@@ -39,8 +39,9 @@ pub(crate) struct CpuShare<S> {
     quantum: Duration,
     /// When the current stretch of work began.
     work_started: Option<Instant>,
-    /// True if real-time priority is permitted, and whether the thread has it now.
+    /// Real-time priority is requested and permitted.
     may_be_realtime: bool,
+    /// The thread has real-time priority now.
     is_realtime: bool,
 }
 

@@ -39,7 +39,7 @@ pub enum KernelReason {
 /// Object that a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportEntry {
-    /// A socket that is neither bound, connected nor listening, so that its side is not decided.
+    /// A socket that is neither bound, connected nor listening: it is not decided which side serves it.
     Unconnected,
     /// A socket that is only bound.
     Bound(SocketAddr),
@@ -48,12 +48,12 @@ pub enum ReportEntry {
     /// A connection of the stack, with its local and remote address.
     Stream([SocketAddr; 2]),
     /// A UDP socket, with its local address and the address to which it is connected, if any. The flag tells
-    /// that the kernel serves it, too. Its side is not decided if it has no port.
+    /// that the kernel serves the socket, too. Until it has a port, it is not decided which side serves it.
     Udp([SocketAddr; 2], bool),
     /// An epoll set.
     Epoll,
-    /// A kernel socket, why it is one, and its inode, which tells whether the number refers to another socket
-    /// by now.
+    /// A kernel socket, the reason, and its inode, by which a reader detects that the number refers to
+    /// another socket by now.
     Kernel(KernelReason, u64),
     /// An internal descriptor of the library.
     Internal,
@@ -112,10 +112,10 @@ impl DescriptorReport {
     /// Returns the words of a descriptor; those of -1 are the header.
     #[inline(always)]
     fn entry(&self, fd: RawFd) -> Option<&[AtomicU64; ENTRY_WORDS]> {
-        let place = usize::try_from(i64::from(fd) + 1).ok().filter(|place| *place < self.entries)?;
+        let index = usize::try_from(i64::from(fd) + 1).ok().filter(|index| *index < self.entries)?;
         // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages
         // are aligned.
-        Some(unsafe { self.at.add(place).as_ref() })
+        Some(unsafe { self.at.add(index).as_ref() })
     }
 
     pub fn write(&self, fd: RawFd, entry: ReportEntry) {

@@ -93,8 +93,8 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
 }
 
-/// Makes a kernel socket non-blocking: between readiness and the call another process may take what was
-/// ready.
+/// Makes a kernel socket non-blocking: after the socket was reported ready, another process may take the
+/// connection or data first.
 pub(crate) fn set_nonblocking(fd: RawFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(crate::descriptor::borrow(fd)?, rustix::fs::OFlags::NONBLOCK)
 }
@@ -134,8 +134,8 @@ impl ProcessState {
         }
     }
 
-    /// Finds another descriptor for the kernel socket of a description, if it was reached by `from`, which is
-    /// closed.
+    /// Replaces the descriptor by which the kernel socket of a description is reached, if that is `from`,
+    /// which is closed. `copy` returns the new descriptor.
     pub fn move_kernel_socket(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
         let Ok(socket) = self.files.socket(file) else { return };
         if let SocketRole::Udp(udp) = &mut socket.role {
@@ -163,7 +163,7 @@ impl ProcessState {
         }
     }
 
-    /// Enters the reason for which a socket is a kernel socket in the report.
+    /// Writes to the descriptor report why a socket is a kernel socket.
     pub fn report_kernel_socket(&mut self, fd: RawFd, reason: KernelReason) {
         let inode = crate::descriptor::borrow(fd).and_then(|fd| Ok(rustix::fs::fstat(fd)?.st_ino));
         if let (Some(report), Ok(inode)) = (&self.report, inode) {

@@ -77,9 +77,9 @@ pub(crate) fn sleeping_waiter() -> Option<u32> {
 /// A thread that blocks in a call.
 struct Waiter {
     event: HiddenFd,
-    /// Something happened for which it waits.
+    /// An event for which the thread waits has happened.
     woken: bool,
-    /// It sleeps in the kernel.
+    /// The thread sleeps in the kernel.
     asleep: bool,
     in_use: bool,
     /// A handler has interrupted the sleep and blocks in a call itself. The sleep ends when the handler
@@ -88,7 +88,7 @@ struct Waiter {
     /// A signalfd that is readable while one of these signals is pending: signals with `SA_RESTART` handlers
     /// that the sleep blocks.
     restart_signals: Option<(HiddenFd, SignalSet)>,
-    /// The epoll instance on which it sleeps as the leader.
+    /// The epoll instance on which the thread sleeps when it is the leader.
     wait_set: Option<WaitSet>,
 }
 
@@ -101,10 +101,10 @@ impl Waiter {
     /// Returns the signalfd for these signals.
     fn watch_restart_signals(&mut self, set: SignalSet) -> Result<RawFd, Errno> {
         match &mut self.restart_signals {
-            Some((fd, waiter)) => {
-                if *waiter != set {
+            Some((fd, watched)) => {
+                if *watched != set {
                     syscall::signalfd(Some(fd.as_raw_fd()), set)?;
-                    *waiter = set;
+                    *watched = set;
                 }
                 Ok(fd.as_raw_fd())
             }
@@ -215,8 +215,8 @@ pub(crate) struct Wait<'a> {
     /// The kernel's part of the epoll set for which the call waits. The call waits for no other kernel
     /// descriptor.
     pub kernel_epoll: Option<KernelEpoll>,
-    /// Present if the call continues after a handler with `SA_RESTART`. It returns instead if this counter,
-    /// of what it has done so far, is not 0.
+    /// Present if the call continues after a handler with `SA_RESTART`. The counter says how much the call
+    /// has done; if it is not 0, the call returns instead.
     pub restart_unless: Option<&'a Cell<usize>>,
     /// The call fails with `EINTR` when the process was stopped and continued, even without a handler
     /// (signal(7)).
@@ -294,12 +294,12 @@ impl Ops {
         // A handler may leave this call by a jump while it sleeps.
         let outer_waiter = sleeping_waiter();
         let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_sleep(waiter, files, outer_waiter)));
-        let watched = cleanup_handler.push();
+        let cleanup_guard = cleanup_handler.push();
         for &file in files {
-            let watcher = WaitEntry::Thread { waiter, exclusive: wait.exclusive };
+            let entry = WaitEntry::Thread { waiter, exclusive: wait.exclusive };
             let file = state.files.get(file);
             file.refcount += 1;
-            file.wait_queue.push(watcher);
+            file.wait_queue.push(entry);
         }
         // This processes events, so this call's waiter must be in the wait queues before.
         state.suspend_interrupted_sleep();
@@ -324,7 +324,7 @@ impl Ops {
             }
         };
         state.finish_wait(waiter, files);
-        drop(watched);
+        drop(cleanup_guard);
         (state, result)
     }
 
@@ -360,7 +360,7 @@ impl Ops {
                 return (state, Ok(SleepEnd::Event));
             }
             if wait.timeout.has_expired() {
-                // Nobody has checked the descriptors.
+                // The descriptors were not checked, so the next attempt must try all of them.
                 kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
                 return (state, Ok(SleepEnd::Event));
             }
@@ -369,7 +369,7 @@ impl Ops {
                 simulation.run(wait.timeout.deadline());
                 state = self.lock_or_panic();
                 state.process_events();
-                // Nobody has checked the descriptors.
+                // The descriptors were not checked, so the next attempt must try all of them.
                 kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
                 return (state, Ok(SleepEnd::Event));
             }
@@ -403,8 +403,8 @@ impl Ops {
                 mask = Some(blocked | set);
             }
         }
-        // Handlers that ran before end this sleep before it begins, except for signals that the caller's mask
-        // blocks.
+        // A handler that has run since the call began ends the sleep at once, except for signals that the
+        // caller's mask blocks.
         let interrupting = !wait.mask.map_or(0, syscall::kernel_sigset);
         let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting };
         let args = SleepArgs { waiter, wait, bounds, handlers };

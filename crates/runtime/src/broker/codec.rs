@@ -8,7 +8,7 @@ use core::time::Duration;
 use ginnel_stack::tcp::config::CongestionControl;
 use rustix::io::Errno;
 
-/// Removes `count` bytes from the front of `from`. `None` if `from` is shorter.
+/// Removes `count` bytes from the front of `from`. Returns `None` if `from` is shorter.
 fn take<'a>(from: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (taken, rest) = from.split_at_checked(count)?;
     *from = rest;
@@ -20,7 +20,8 @@ pub trait Codec: Sized {
     /// Appends the encoding of the value to `out`.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Removes the encoding of a value from the front of `from`. `None` if `from` does not begin with one.
+    /// Removes the encoding of a value from the front of `from`. Returns `None` if `from` does not begin with
+    /// one.
     fn decode(from: &mut &[u8]) -> Option<Self>;
 }
 
@@ -194,8 +195,8 @@ impl<T: Codec> Codec for Box<T> {
     }
 }
 
-/// The number of values, then the values. Each value takes at least a byte, so a count above the bytes left
-/// is refused before memory is reserved for it.
+/// Encodes the number of values, then the values. Each value takes at least a byte, so a count above the
+/// number of remaining bytes is refused before memory is reserved for it.
 impl<T: Codec> Codec for Vec<T> {
     fn encode(&self, out: &mut Vec<u8>) {
         // Cannot truncate: messages and tables are shorter than 4 GiB.

@@ -53,8 +53,8 @@ pub enum ChannelRequest {
     /// Returns the headers of the SYN that began a socket's connection, if they were saved. The stack
     /// discards them if the caller's buffer, whose length is the second number, can hold them.
     SavedSyn(u32, u32),
-    /// Returns how many of a number of bytes (the second value, at most 2^30) a socket may write until as
-    /// many bytes as the first of the pair are unsent, or as many as the second are unacknowledged.
+    /// Returns how many bytes a socket may write, up to the second value (at most 2^30), before one of the
+    /// limits in the pair is reached: unsent bytes, then unacknowledged bytes.
     SendableWithin(u32, u32, (u32, u32)),
     /// Sends bytes of which the last is urgent.
     SendUrgent(u32, Vec<u8>),
@@ -64,7 +64,7 @@ pub enum ChannelRequest {
     Links(u32),
     /// Returns the stack's counters.
     Counters,
-    /// Detaches the client: what it alone owns is closed.
+    /// Detaches the client, and closes the sockets that it alone owns.
     Detach,
 }
 
@@ -99,7 +99,8 @@ impl ChannelRequest {
     }
 }
 
-/// A request about UDP sockets. Datagrams can take this way, too, at the cost of a request and a reply each.
+/// A request about UDP sockets. Datagrams can be sent and received by requests, too, at the cost of a request
+/// and a reply each.
 #[derive(Clone, Debug)]
 pub enum UdpRequest {
     /// Opens a socket.
@@ -157,9 +158,9 @@ pub struct LinkInfo {
 }
 
 impl LinkInfo {
-    /// Most addresses reported for a link.
+    /// Maximum number of addresses that are reported for a link.
     pub const ADDRESSES_MAX: usize = 1024;
-    /// Most bytes reported of a name.
+    /// Maximum number of bytes that are reported of a name.
     const NAME_MAX: usize = 64;
     /// Addresses in one reply, which has to fit into a message of the broker.
     const ADDRESSES_PER_REPLY: usize = 2048;
@@ -348,8 +349,8 @@ pub trait ControlPath: Send {
     /// Returns an error if the shard is gone.
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error>;
 
-    /// Sends a request and need not wait for the reply. A later request of any client of the process on this
-    /// path is answered after this one is done.
+    /// Sends a request, possibly without waiting for the reply. A later request of any client of the process
+    /// on this path is answered after this request is executed.
     ///
     /// # Errors
     /// Returns an error if the shard is gone.

@@ -1,5 +1,5 @@
-//! The engine at the other end of a channel, as a handler's shard sees it: it has the same calls and the same
-//! events.
+//! The engine at the other end of a channel, as a handler's shard sees it. It has the methods and events of
+//! an engine in the shard's own thread.
 //!
 //! Ranges of sources, which an engine in the same thread sends without copying, are copied here piece by
 //! piece as send space appears.
@@ -44,7 +44,7 @@ struct SourceRange {
     len: u64,
 }
 
-/// Requests that the application made while ranges were queued; done after them.
+/// The request that is executed after the queued ranges were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DeferredClose {
     #[default]
@@ -70,7 +70,7 @@ struct RemoteConn {
     is_closed_locally: bool,
     has_fin: bool,
     close_reason: Option<CloseReason>,
-    /// Its end was queued as an event.
+    /// An event that reports its end was queued.
     is_close_reported: bool,
 }
 
@@ -82,6 +82,7 @@ struct RemoteListener {
     is_full: bool,
 }
 
+/// A handler's view of the engine at the other end of a channel.
 pub(crate) struct RemoteEngine {
     /// In a cell because methods that take `&self` send requests through it, too.
     client: RefCell<Client>,
@@ -97,7 +98,7 @@ pub(crate) struct RemoteEngine {
     releasing: Option<Conn>,
     /// Requested on first use, and then kept for [`COUNTERS_AGE_MAX`].
     counters: OnceCell<StackCounters>,
-    /// The counters before those.
+    /// The counters that were requested before `counters`.
     last_counters: StackCounters,
     counters_at: Instant,
     now: Instant,
@@ -297,7 +298,7 @@ impl RemoteEngine {
         if entry.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
-        // Reports whether sending is possible at all.
+        // Fails if the connection cannot send any more.
         self.client.get_mut().send(conn, &[])?;
         let entry = &mut self.conns[conn.index() as usize];
         if entry.ranges.len() == RANGES_MAX {

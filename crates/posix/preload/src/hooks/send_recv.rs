@@ -37,8 +37,8 @@ unsafe fn recv_one(
     flags: c_int,
 ) -> Result<usize, Errno> {
     if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
-        let mut nowhere = SignalDeferred::new(|| vec![0; len.min(1 << 20)]);
-        return ops.recv(fd, &mut [IoSliceMut::new(&mut nowhere)], flags);
+        let mut discarded = SignalDeferred::new(|| vec![0; len.min(1 << 20)]);
+        return ops.recv(fd, &mut [IoSliceMut::new(&mut discarded)], flags);
     }
     if bytes.is_null() && len > 0 {
         return ops.recv_to_null(fd, flags);
@@ -155,8 +155,8 @@ unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int)
         // The operations were told how much space there is.
         core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len());
         message.msg_controllen = control.len() as _;
-        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
-        message.msg_flags = received.flags | cut;
+        let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
+        message.msg_flags = received.flags | truncation;
         Ok(received.count)
     }
 }

@@ -35,8 +35,8 @@ fn record(list: *const c_void, result: c_int, action: FileAction) -> c_int {
     result
 }
 
-/// Returns the stack's descriptors that a program keeps with this list, as pairs of the number there and the
-/// number here. `inherited` are those that are not close-on-exec.
+/// Returns the stack's descriptors that a program spawned with this list keeps, as pairs of the number in the
+/// new program and the number in this process. `inherited` are those that are not close-on-exec.
 pub fn surviving_fds(
     list: *const c_void,
     inherited: Vec<RawFd>,
@@ -109,8 +109,8 @@ unsafe extern "C" fn posix_spawn_file_actions_addopen(
     record(list, result, FileAction::Close(fd))
 }
 
-/// The library's internal descriptors normally have higher numbers and are closed, too: such a program
-/// inherits no sockets, as it demanded.
+/// Closes the library's internal descriptors, too, which normally have higher numbers. The new program
+/// inherits no sockets, as the caller requested.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(list: *mut c_void, first: c_int) -> c_int {
     // SAFETY: the program's arguments, unchanged.

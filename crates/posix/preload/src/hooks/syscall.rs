@@ -90,12 +90,12 @@ unsafe extern "C" fn syscall(
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };
     }
-    // A ring would take descriptors without these hooks. A program that gets no ring uses the other calls.
+    // An io_uring would use descriptors without these hooks. Programs that get `ENOSYS` use other calls.
     if number == libc::SYS_io_uring_setup {
         return ffi::fail_with(Errno::NOSYS, -1);
     }
-    // Only a process with memory of its own that continues here is a fork; others start elsewhere or are
-    // threads.
+    // Without `CLONE_VM` and without a new stack, `clone` is a fork. Other children are threads, or start at
+    // another place.
     if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
         // SAFETY: the program's arguments, unchanged.
         return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
@@ -108,7 +108,7 @@ unsafe extern "C" fn syscall(
     done.unwrap_or_else(|| unsafe { real::syscall(number, a, b, c, d, e, f) })
 }
 
-/// System calls that all architectures have. Returns `None` if the kernel must be called.
+/// Calls the hook of a system call that all architectures have. Returns `None` if the kernel must be called.
 ///
 /// # Safety
 /// The arguments must be those of the system call.
@@ -116,7 +116,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
     use by_name as call;
     // SAFETY: the caller's promise; the hook has the same arguments as the system call.
     unsafe {
-        // Whatever the descriptors are.
+        // These hooks check descriptors themselves, or have none.
         let any: c_int = match number {
             libc::SYS_socket => call::socket(a, b, c),
             libc::SYS_epoll_create1 => call::epoll_create1(a),
@@ -146,7 +146,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
     }
 }
 
-/// System calls on a single descriptor. Returns `None` if the kernel must be called.
+/// Calls the hook of a system call on a single descriptor. Returns `None` if the kernel must be called.
 ///
 /// # Safety
 /// The arguments must be those of the system call.
@@ -192,7 +192,8 @@ unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Optio
     }
 }
 
-/// System calls that only older architectures have.
+/// Calls the hook of a system call that only older architectures have. Returns `None` if the kernel must be
+/// called.
 ///
 /// # Safety
 /// The arguments must be those of the system call.

@@ -53,7 +53,7 @@ impl Client {
         )
     }
 
-    /// Takes over what `parent` owned when it forked, at the parent's read and event positions.
+    /// Takes over the sockets that `parent` owned when it forked, at the parent's read and event positions.
     pub(crate) fn inherit(&mut self, parent: &Self) {
         self.sockets.clone_from(&parent.sockets);
         // The child also processes events that the parent had queued and not delivered.
@@ -62,7 +62,7 @@ impl Client {
     }
 
     /// Turns this client into the forked child's, in the child's process. The memory of the parent's client
-    /// is already a copy, so what it knows about sockets stays in place.
+    /// is already a copy, so the state of its sockets stays in place.
     pub(crate) fn become_child(&mut self, number: u32, wake: InternalFd, control: Box<dyn ControlPath>) {
         self.number = number as usize;
         let (region, stack) = (self.region.clone(), self.stack_wake.clone());
@@ -107,9 +107,9 @@ impl Client {
         self.sockets.iter().enumerate().filter_map(entry)
     }
 
-    /// Catches up with whatever was notified before a forked child listened: compares all sockets it owns
-    /// with the region, and makes the stack read its credits. Done when the child first asks for events,
-    /// which many children never do.
+    /// Catches up with notifications that were sent before a forked child read its queue: compares all
+    /// sockets that it owns with the region, and makes the stack read its credits. Called when the child
+    /// first asks for events, which many children never do.
     #[cold]
     pub(super) fn rescan(&mut self) {
         self.must_rescan = false;

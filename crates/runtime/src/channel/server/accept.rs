@@ -84,13 +84,13 @@ impl Domain {
                     self.pending_listeners &= !(1 << listener);
                     break;
                 };
-                let out = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
+                let outstanding = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
                 // Clients after the one that got the last offer come first.
                 let owners = self.client_mask & listening.owners;
                 let first = owners & !(u64::MAX >> (63 - self.distributed_to));
                 let in_turn = iter_set_bits(first).chain(iter_set_bits(owners & !first));
                 let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
-                let rank = |n: &usize| (self.is_fallback(*n, listener), out(n));
+                let rank = |n: &usize| (self.is_fallback(*n, listener), outstanding(n));
                 // Usually one client accepts, and there is nothing to compare.
                 let chosen = if owners.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
                 let Some(number) = chosen else { break };
@@ -102,6 +102,8 @@ impl Domain {
         }
     }
 
+    /// Offers the oldest pending connection of a listener to a client. Returns false if there is none, or no
+    /// free offer slot.
     pub(super) fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], &mut self.clients[number])
         else {
@@ -127,6 +129,8 @@ impl Domain {
         true
     }
 
+    /// Opens a listener for a client, or adds the client to the owners of a listener that can be shared.
+    /// Returns the number of the listener.
     pub(super) fn listen(
         &mut self,
         cx: &mut Context<'_>,
@@ -206,6 +210,7 @@ impl Domain {
         }
     }
 
+    /// Adds a client to the owners of a listener.
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
         let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
         listening.ok_or(Stale::Handle)?.owners |= 1 << client;

@@ -120,7 +120,7 @@ macro_rules! reads {
             /// loses no data.
             ///
             /// # Errors
-            /// Such as `ConnectionReset`, once, after all received data was read.
+            /// An error such as `ConnectionReset` is returned once, after all received data was read.
             pub fn read(&mut self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
                 self.stream().recv(buffer)
             }

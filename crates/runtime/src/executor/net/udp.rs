@@ -65,7 +65,7 @@ impl UdpSocket {
     /// Sets the peer: from now on, only its datagrams and errors are received.
     ///
     /// # Errors
-    /// Such as `NetworkUnreachable`.
+    /// Returns an error such as `NetworkUnreachable`.
     pub async fn connect(&self, address: impl ToSocketAddr) -> io::Result<()> {
         let address = address.to_socket_addr()?;
         self.with(|a, socket| a.core.udp_connect(socket, address).map_err(errors::udp))?
@@ -74,7 +74,7 @@ impl UdpSocket {
     /// Sends a datagram. Waits while the device is full.
     ///
     /// # Errors
-    /// Such as `EMSGSIZE` or `NetworkUnreachable`. A pending error of an earlier datagram
+    /// Returns an error such as `EMSGSIZE` or `NetworkUnreachable`. A pending error of an earlier datagram
     /// (`ConnectionRefused`) is returned first, as on Linux.
     pub async fn send_to(&self, bytes: &[u8], to: impl ToSocketAddr) -> io::Result<usize> {
         self.send_datagram(bytes, Some(to.to_socket_addr()?)).await
@@ -116,7 +116,7 @@ impl UdpSocket {
     /// sender.
     ///
     /// # Errors
-    /// Such as `ConnectionRefused`, about an earlier datagram of this socket.
+    /// Returns an error such as `ConnectionRefused` about an earlier datagram of this socket.
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let capacity = buffer.len();
         self.recv_datagram(buffer).await.map(|d| (d.len.min(capacity), d.from))
