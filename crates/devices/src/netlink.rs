@@ -67,7 +67,7 @@ impl NetlinkMessage {
         Self(bytes)
     }
 
-    /// `struct ifinfomsg`.
+    /// Creates a message with a `struct ifinfomsg`.
     fn link(index: u32, flags: u32, change: u32) -> Self {
         let mut body = [0; LINK_HEADER_BYTES];
         body[4..8].copy_from_slice(&index.to_ne_bytes());

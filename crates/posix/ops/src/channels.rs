@@ -63,7 +63,7 @@ pub(crate) struct Channels {
     next_udp_shard: usize,
     /// Listeners by number. With one shard the number is that of the channel, and the table stays empty.
     listeners: Vec<Option<ShardedListener>>,
-    /// Maps a shard and the listener's number there to the number here plus one; 0 is none.
+    /// Maps a shard and the listener's number on that shard to this process's number plus one; 0 is none.
     listener_of_shard: Vec<Vec<u32>>,
     listen_spawn: ListenSpawn,
     /// The CPU of each shard.
@@ -203,7 +203,7 @@ impl Channels {
         }
     }
 
-    /// Returns the number of a listener, given a shard and its number there.
+    /// Returns this process's number of a listener, given a shard and the number on that shard.
     pub fn listener_of(&self, shard: u16, number: u32) -> Option<u32> {
         if self.clients.len() == 1 {
             return Some(number);

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 impl Ops {
-    /// `bind`. The stack reserves the address, and chooses a port for port 0.
+    /// Implements `bind`. The stack reserves the address, and chooses a port for port 0.
     ///
     /// # Errors
     /// `EINVAL` if the socket is bound or the address too short, `EAFNOSUPPORT`, `EADDRINUSE`,
@@ -99,7 +99,7 @@ impl Ops {
         )
     }
 
-    /// `connect`. Waits until the connection is established, unless the socket is non-blocking.
+    /// Implements `connect`. Waits until the connection is established, unless the socket is non-blocking.
     ///
     /// # Errors
     /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`,
@@ -164,7 +164,7 @@ impl Ops {
         }
     }
 
-    /// `shutdown`.
+    /// Implements `shutdown`.
     ///
     /// # Errors
     /// `EINVAL` if `how` is unknown, `ENOTCONN`.
@@ -358,7 +358,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `connect` with `AF_UNSPEC`: resets the connection and makes the socket unconnected.
+    /// Implements `connect` with `AF_UNSPEC`: resets the connection and makes the socket unconnected.
     fn disconnect(&mut self, file: FileId) -> Result<(), Errno> {
         match self.files.socket(file)?.role {
             SocketRole::Unconnected { .. } | SocketRole::Udp(_) => {}

@@ -50,8 +50,8 @@ fn udp_errno(error: &Error) -> Errno {
 }
 
 impl Ops {
-    /// `sendto` and `sendmsg` of a UDP socket. On a TCP socket calls [`Ops::send`], ignoring address and
-    /// control messages.
+    /// Implements `sendto` and `sendmsg` of a UDP socket. On a TCP socket calls [`Ops::send`], ignoring
+    /// address and control messages.
     ///
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
@@ -159,7 +159,7 @@ impl Ops {
         result.map(|()| len)
     }
 
-    /// `recvfrom` and `recvmsg`. Returns control messages as far as `control_space` bytes suffice.
+    /// Implements `recvfrom` and `recvmsg`. Returns control messages as far as `control_space` bytes suffice.
     ///
     /// # Errors
     /// As [`Ops::recv`]; on a UDP socket `EAGAIN`, `EINTR`, and errors of earlier datagrams, such as
@@ -214,7 +214,7 @@ impl Ops {
         result
     }
 
-    /// `bind` of a UDP socket.
+    /// Implements `bind` of a UDP socket.
     pub(crate) fn bind_udp(
         &self,
         mut state: LockGuard<'_>,
@@ -252,7 +252,7 @@ impl Ops {
         opened
     }
 
-    /// `connect` of a UDP socket.
+    /// Implements `connect` of a UDP socket.
     pub(crate) fn connect_udp(
         &self,
         mut state: LockGuard<'_>,
@@ -431,7 +431,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `connect` with `AF_UNSPEC` (`__udp_disconnect`). A socket that was bound stays bound.
+    /// Implements `connect` with `AF_UNSPEC` (`__udp_disconnect`). A socket that was bound stays bound.
     fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
         let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Ok(()) };
         if udp.peer.is_none() {
@@ -447,7 +447,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `shutdown`.
+    /// Implements `shutdown`.
     ///
     /// # Errors
     /// `ENOTCONN` if the socket is not connected; it is shut down all the same.

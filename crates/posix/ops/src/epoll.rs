@@ -192,7 +192,7 @@ fn poll_to_epoll(ready: i16) -> u32 {
 }
 
 impl Ops {
-    /// `epoll_create1`.
+    /// Implements `epoll_create1`.
     ///
     /// # Errors
     /// `EINVAL`, `EMFILE`, `ENFILE`.
@@ -206,7 +206,7 @@ impl Ops {
         self.install(&mut state, program_fd.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own_fd))))
     }
 
-    /// `epoll_ctl` on a set of the stack. `event` may be absent only for `EPOLL_CTL_DEL`.
+    /// Implements `epoll_ctl` on a set of the stack. `event` may be absent only for `EPOLL_CTL_DEL`.
     ///
     /// # Errors
     /// `EEXIST`, `ENOENT`, `EINVAL`, `ELOOP`, `EBADF`, `EPERM`.
@@ -288,7 +288,8 @@ impl Ops {
         }
     }
 
-    /// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Returns the number of events, 0 after the time-out.
+    /// Implements `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Returns the number of events, 0 after the
+    /// time-out.
     ///
     /// # Errors
     /// `EINVAL` if `events` is empty or the descriptor is not an epoll set, `EINTR`.

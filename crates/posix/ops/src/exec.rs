@@ -231,8 +231,8 @@ impl Codec for SerializedFile {
 
 impl ExecGuard<'_> {
     /// Prepares the inheritance of sockets by the program that is executed or started. `fds_to_keep` lists
-    /// the descriptors, as pairs of the number there and the number here. A program that inherits no sockets
-    /// needs no inheritance.
+    /// the descriptors, as pairs of the number in the new program and the number in this process. A program
+    /// that inherits no sockets needs no inheritance.
     ///
     /// # Errors
     /// `ENOBUFS` if the stack has no room for another process, or if there are too many sockets; `EMFILE`,

@@ -25,7 +25,7 @@ pub enum PassedFd {
 }
 
 impl PassedFd {
-    /// Returns the number for the message, given the socket's number here.
+    /// Returns the socket's number for the message, given its number in this process.
     pub fn number(&self, fd: RawFd) -> RawFd {
         match self {
             Self::Substitute(other) => other.as_raw_fd(),

@@ -7,7 +7,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 impl Ops {
-    /// `SIOCINQ` (`FIONREAD`): returns how many bytes can be read.
+    /// Implements `SIOCINQ` (`FIONREAD`): returns how many bytes can be read.
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as in Linux.
@@ -37,7 +37,7 @@ impl Ops {
         }
     }
 
-    /// `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
+    /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as in Linux.
@@ -59,7 +59,7 @@ impl Ops {
         }
     }
 
-    /// `SIOCOUTQNSD`: returns how many written bytes were not sent.
+    /// Implements `SIOCOUTQNSD`: returns how many written bytes were not sent.
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, `ENOTTY` for a UDP socket, as in Linux.

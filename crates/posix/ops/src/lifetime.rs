@@ -26,7 +26,7 @@ impl Ops {
             )
     }
 
-    /// `socket`, for sockets that [`Ops::supports_socket`] admits.
+    /// Implements `socket`, for sockets that [`Ops::supports_socket`] admits.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for sockets that it does not admit.
@@ -87,8 +87,8 @@ impl Ops {
         Ok(fd)
     }
 
-    /// `dup` and `fcntl(F_DUPFD)`: the caller has made the kernel duplicate the proxy descriptor `fd` to
-    /// `copy`, and has closed the stack's descriptor of that number.
+    /// Implements `dup` and `fcntl(F_DUPFD)`: the caller has made the kernel duplicate the proxy descriptor
+    /// `fd` to `copy`, and has closed the stack's descriptor of that number.
     ///
     /// # Errors
     /// `EBADF` if `fd` does not belong to the stack, `EMFILE` if `copy` is beyond the table.
@@ -103,9 +103,9 @@ impl Ops {
         Ok(())
     }
 
-    /// `dup`, and `fcntl(F_DUPFD)` with a minimum of 0, of a socket without a kernel socket: since all proxy
-    /// descriptors are alike, a pooled one serves as well. Returns `None` if the caller must have the kernel
-    /// duplicate the descriptor and then call [`Ops::dup`].
+    /// Implements `dup`, and `fcntl(F_DUPFD)` with a minimum of 0, of a socket without a kernel socket: since
+    /// all proxy descriptors are alike, a pooled one serves as well. Returns `None` if the caller must have
+    /// the kernel duplicate the descriptor and then call [`Ops::dup`].
     ///
     /// # Errors
     /// `EMFILE`; `EAGAIN` in a handler that interrupted a call.
@@ -133,7 +133,7 @@ impl Ops {
         state.report_fd(copy, file);
     }
 
-    /// `close`. May wait if `SO_LINGER` is set.
+    /// Implements `close`. May wait if `SO_LINGER` is set.
     ///
     /// # Errors
     /// `EBADF`.
@@ -164,8 +164,8 @@ impl Ops {
         }
     }
 
-    /// `close_range`: the kernel closes the proxy descriptors together with all others, so they are only
-    /// removed here. Pooled descriptors are closed now.
+    /// Implements `close_range`: the kernel closes the proxy descriptors together with all others, so they
+    /// are only removed here. Pooled descriptors are closed now.
     pub fn forget_range(&self, first: RawFd, last: RawFd) {
         if let Ok(mut state) = self.lock() {
             state.proxy_fds.close_pooled(first, last);
@@ -234,7 +234,7 @@ impl Ops {
         Ok(state.files.socket(file).is_ok_and(|socket| socket.nonblocking))
     }
 
-    /// `fcntl(F_SETFL)` and `ioctl(FIONBIO)`.
+    /// Implements `fcntl(F_SETFL)` and `ioctl(FIONBIO)`.
     ///
     /// # Errors
     /// `EBADF`.

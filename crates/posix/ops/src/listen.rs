@@ -23,7 +23,7 @@ use rustix::io::Errno;
 const SOMAXCONN: u32 = 4096;
 
 impl Ops {
-    /// `listen`. The stack chooses a port for a socket that is not bound.
+    /// Implements `listen`. The stack chooses a port for a socket that is not bound.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENFILE`.
@@ -81,7 +81,7 @@ impl Ops {
         }
     }
 
-    /// `accept4`. Returns the peer's address as `getpeername` does.
+    /// Implements `accept4`. Returns the peer's address as `getpeername` does.
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`.

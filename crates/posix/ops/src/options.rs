@@ -142,7 +142,7 @@ pub(crate) struct SocketOptionState {
     keep_interval_s: u16,
     keep_count: u8,
     user_timeout_ms: u32,
-    /// Negative: FIN-WAIT-2 is not kept.
+    /// Maximum time in FIN-WAIT-2 after a close, in seconds; negative for none.
     linger2_s: i32,
     syn_count: u8,
     /// `None`: the stack's default.
@@ -254,8 +254,8 @@ impl SocketOptionState {
 
     /// Takes over the options that another process has published.
     pub fn update_from_shared(&mut self, published: Self) {
-        let as_set = core::mem::take(&mut self.settings_log);
-        *self = Self { settings_log: as_set, ..published };
+        let settings_log = core::mem::take(&mut self.settings_log);
+        *self = Self { settings_log, ..published };
     }
 
     pub fn flag(&self, flag: BoolOption) -> bool {
@@ -270,7 +270,7 @@ impl SocketOptionState {
         self.flag(BoolOption::V6Only)
     }
 
-    /// Returns with which sockets the address may be shared.
+    /// Returns the rules by which the socket's address may be shared.
     pub fn sharing(&self, family: Family) -> AddressSharing {
         AddressSharing {
             reuse_address: self.flag(BoolOption::ReuseAddress),
@@ -298,7 +298,7 @@ impl SocketOptionState {
     }
 
     /// Returns the size of the send buffer after letting it grow up to `max` bytes, unless the program has
-    /// fixed it (`tcp_sndbuf_expand`). `is_repeated` tells that it is not the first time.
+    /// fixed it (`tcp_sndbuf_expand`). `is_repeated` tells that the buffer has grown before.
     pub fn grow_send_buffer(&mut self, info: &TcpInfo, max: u32, is_repeated: bool) -> u32 {
         if self.buf_lock & SNDBUF_LOCK == 0 {
             let options = if info.timestamps { 12 } else { 0 };
@@ -504,7 +504,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `IP_MTU` of a connected socket.
+    /// Returns the value of `IP_MTU` for a connected socket.
     fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
         if let SocketRole::Udp(udp) = self.files.socket(file)?.role {
             return self.client.udp_path_mtu(udp.conn).map(u32::from).map_err(|_| Errno::NOTCONN);
@@ -559,7 +559,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `TCP_SAVED_SYN`.
+    /// Returns the value of `TCP_SAVED_SYN`.
     fn saved_syn(&mut self, file: FileId, space: usize) -> Result<OptionValue, Errno> {
         let bytes = match self.files.socket(file)?.role {
             SocketRole::Stream(stream) => self.client.saved_syn(stream.conn, space).unwrap_or_default(),

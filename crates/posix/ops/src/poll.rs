@@ -21,7 +21,8 @@ const SELECT_EXCEPT: i16 = POLLPRI;
 pub type FdSet<'a> = Option<&'a mut [u64]>;
 
 impl Ops {
-    /// `poll` and `ppoll`, with descriptors of the stack and of the kernel. Returns how many are ready.
+    /// Implements `poll` and `ppoll`, with descriptors of the stack and of the kernel. Returns how many are
+    /// ready.
     ///
     /// # Errors
     /// `EINTR`, and those of the kernel.
@@ -35,7 +36,7 @@ impl Ops {
         self.poll_locked(state, fds, timeout, mask).1
     }
 
-    /// `poll` by a caller that holds the lock and keeps it.
+    /// Implements `poll` for a caller that holds the lock and keeps it.
     fn poll_locked<'a>(
         &'a self,
         state: LockGuard<'a>,
@@ -96,8 +97,8 @@ impl Ops {
         }
     }
 
-    /// `select` and `pselect`. The sets have at least `nfds` bits and are overwritten with what is ready.
-    /// Returns how many bits are set then.
+    /// Implements `select` and `pselect`. The sets have at least `nfds` bits and are overwritten with what is
+    /// ready. Returns how many bits are set then.
     ///
     /// # Errors
     /// `EBADF` if a descriptor is not open, `EINVAL` if `nfds` is negative, `EINTR`.

@@ -11,8 +11,8 @@ use std::io::IoSlice;
 const CHUNK_BYTES: usize = 64 << 10;
 
 impl Ops {
-    /// `sendfile` to a connection. Reads from `offset` and advances it; without `offset` reads from the
-    /// file's position and advances that.
+    /// Implements `sendfile` to a connection. Reads from `offset` and advances it; without `offset` reads
+    /// from the file's position and advances that.
     ///
     /// # Errors
     /// As [`Ops::send`], and errors of reading the file.

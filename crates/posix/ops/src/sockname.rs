@@ -7,7 +7,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 impl Ops {
-    /// `getsockname`.
+    /// Implements `getsockname`.
     ///
     /// # Errors
     /// `EBADF`, `ENOTSOCK`.
@@ -25,7 +25,7 @@ impl Ops {
         Ok(sockaddr::encode(local.unwrap_or(family.unspecified()), family))
     }
 
-    /// `getpeername`.
+    /// Implements `getpeername`.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF`, `ENOTSOCK`.

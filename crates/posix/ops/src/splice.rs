@@ -40,7 +40,7 @@ fn with_chunk<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
 }
 
 impl Ops {
-    /// `splice` from a connection to a pipe.
+    /// Implements `splice` from a connection to a pipe.
     ///
     /// # Errors
     /// As [`Ops::recv`]; `EINVAL` if `to` is not a pipe, `EAGAIN` if the pipe is full and the call must not
@@ -73,7 +73,7 @@ impl Ops {
         })
     }
 
-    /// `splice` from a pipe to a connection.
+    /// Implements `splice` from a pipe to a connection.
     ///
     /// # Errors
     /// As [`Ops::send`]; `EINVAL` if `from` is not a pipe, `EAGAIN` if the pipe is empty and the call must

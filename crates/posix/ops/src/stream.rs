@@ -27,8 +27,8 @@ const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_DONTROUTE;
 
 impl Ops {
-    /// `recv`, `read`, `readv`, and `recvmsg` without address and control messages, which a stream does not
-    /// have.
+    /// Implements `recv`, `read`, `readv`, and `recvmsg` without address and control messages, which a stream
+    /// does not have.
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, and the reason for which the connection ended, such as `ECONNRESET` or
@@ -38,8 +38,8 @@ impl Ops {
         self.recv_stream(fd, buffers, flags, false)
     }
 
-    /// `recv` into an invalid buffer. The kernel detects that only when it has data to copy, and consumes
-    /// none.
+    /// Implements `recv` into an invalid buffer. The kernel detects that only when it has data to copy, and
+    /// consumes none.
     ///
     /// # Errors
     /// `EFAULT` if there is data, and those of [`recv`](Self::recv).
@@ -120,8 +120,8 @@ impl Ops {
         }
     }
 
-    /// `send`, `write`, `writev`, and `sendmsg` without address, which a connection ignores, and control
-    /// messages. Raises `SIGPIPE` as the kernel does.
+    /// Implements `send`, `write`, `writev`, and `sendmsg` without address, which a connection ignores, and
+    /// control messages. Raises `SIGPIPE` as the kernel does.
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`, `EPIPE`, and the reason for which the connection ended, such as `ECONNRESET` or

@@ -93,7 +93,7 @@ pub(crate) fn getsockname(socket: RawFd, buffer: &mut [u8]) -> Result<usize, Err
     with_address(libc::SYS_getsockname, socket, buffer, 0).map(|(len, _)| len)
 }
 
-/// `accept4`. Returns the new descriptor, and the length of the peer's address.
+/// Calls `accept4`. Returns the new descriptor, and the length of the peer's address.
 pub(crate) fn accept4(socket: RawFd, buffer: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
     with_address(libc::SYS_accept4, socket, buffer, flags).map(|(len, new)| (new as RawFd, len))
 }
@@ -273,8 +273,8 @@ pub(crate) fn resume_address(address: usize) -> usize {
     if (check..after).contains(&address) { check } else { address }
 }
 
-/// `ppoll`; without a time-out it waits indefinitely. Also fails with `EINTR` if a handler of one of the
-/// `interrupting` signals has run before. Returns how many descriptors are ready.
+/// Calls `ppoll`; without a time-out it waits indefinitely. Also fails with `EINTR` if a handler of one of
+/// the `interrupting` signals has run before. Returns how many descriptors are ready.
 pub(crate) fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,
@@ -296,8 +296,8 @@ pub(crate) fn ppoll(
     unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, interrupting) }
 }
 
-/// `epoll_pwait2` (since Linux 5.11); without a time-out it waits indefinitely. Also fails with `EINTR` if a
-/// handler of one of the `interrupting` signals has run before. Returns the number of events.
+/// Calls `epoll_pwait2` (since Linux 5.11); without a time-out it waits indefinitely. Also fails with `EINTR`
+/// if a handler of one of the `interrupting` signals has run before. Returns the number of events.
 pub(crate) fn epoll_pwait2(
     set: RawFd,
     events: &mut [epoll_event],

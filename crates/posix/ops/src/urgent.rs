@@ -147,7 +147,7 @@ impl ProcessState {
 }
 
 impl Ops {
-    /// `SIOCATMARK`: returns whether the next byte is the urgent one.
+    /// Implements `SIOCATMARK`: returns whether the next byte is the urgent one.
     ///
     /// # Errors
     /// `ENOTTY` for a UDP socket, `EINVAL` for an epoll set.
@@ -200,7 +200,7 @@ impl Ops {
         })
     }
 
-    /// `F_GETOWN`: returns the process that gets `SIGURG`, the negative process group, or 0.
+    /// Implements `F_GETOWN`: returns the process that gets `SIGURG`, the negative process group, or 0.
     ///
     /// # Errors
     /// `EBADF`.
@@ -210,7 +210,7 @@ impl Ops {
         Ok(state.files.socket(file).map_or(0, |socket| socket.urgent.owner))
     }
 
-    /// `F_SETOWN` (`f_setown`).
+    /// Implements `F_SETOWN` (`f_setown`).
     ///
     /// # Errors
     /// `ESRCH` if there is no such process or process group, `EINVAL` for the smallest `int`.

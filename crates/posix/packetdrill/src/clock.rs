@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A clock that starts at the time of day and then runs monotonically.
+/// A clock that starts at the current time of day and runs monotonically.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
+    /// Time of day when the clock was created, since 1970.
     began: Duration,
+    /// Monotonic time when the clock was created.
     at: Instant,
 }
 

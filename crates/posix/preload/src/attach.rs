@@ -364,7 +364,7 @@ pub fn fail(parts: &[&str]) -> ! {
     unsafe { libc::_exit(EXIT_NO_STACK) }
 }
 
-/// `close_range`, except for internal descriptors.
+/// Calls `close_range` of libc for all but internal descriptors.
 ///
 /// # Safety
 /// As libc's function.

@@ -12,7 +12,7 @@ thread_local! {
     static FORK_GUARD: RefCell<Option<ForkGuard<'static>>> = const { RefCell::new(None) };
     /// Keeps other threads from attaching during the fork.
     static ATTACH_LOCK: RefCell<Option<AttachLock>> = const { RefCell::new(None) };
-    /// A signal handler forks in the middle of a call of this thread.
+    /// True while a signal handler forks that has interrupted a call of this thread.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -24,7 +24,7 @@ pub fn register_atfork() {
 
 unsafe extern "C" fn prepare() {
     if let Some(attach_lock) = attach::block_attach() {
-        let _ = ATTACH_LOCK.try_with(|place| place.replace(Some(attach_lock)));
+        let _ = ATTACH_LOCK.try_with(|slot| slot.replace(Some(attach_lock)));
     }
     let Some(ops) = attach::ops() else { return };
     if Ops::is_in_call() {
@@ -34,11 +34,11 @@ unsafe extern "C" fn prepare() {
     }
     let guard = ops.prepare_fork();
     // A thread that exits does not fork any more.
-    let _ = FORK_GUARD.try_with(|place| place.replace(Some(guard)));
+    let _ = FORK_GUARD.try_with(|slot| slot.replace(Some(guard)));
 }
 
 fn take_guards() -> Option<ForkGuard<'static>> {
-    // Lets threads attach that were kept from it.
+    // Allows other threads to attach again.
     drop(ATTACH_LOCK.try_with(RefCell::take).ok().flatten());
     FORK_GUARD.try_with(RefCell::take).ok().flatten()
 }

@@ -127,8 +127,9 @@ pub unsafe fn complete_environment(
     Environment { _added: added, pointers }
 }
 
-/// Leaves the sockets of these descriptors, pairs of the number there and the number here, to the next
-/// program. If the stack has no room for that program, says so and lets it run without them.
+/// Leaves the sockets of these descriptors, pairs of the number in the next program and the number in this
+/// process, to the next program. If the stack has no room for that program, says so and lets it run without
+/// them.
 pub fn leave_sockets(
     exec_guard: &mut ExecGuard<'_>,
     fds_to_keep: &[(RawFd, RawFd)],

@@ -118,15 +118,15 @@ impl Broker {
             ControlListener::new(path).map_err(|e| Error::io(format!("control socket {}", path.display()), e))
         });
         let io = |e| Error::io("broker for other processes", e);
-        let (wake, counts) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(BrokerCounters::default()));
-        let ((handed, command_receiver), users) = (channel(), Arc::<AttachedProcesses>::default());
-        let shared = BrokerShared { counters: counts.clone(), attached: users.clone(), stack_info };
+        let (wake, counters) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(BrokerCounters::default()));
+        let ((command_sender, command_receiver), attached) = (channel(), Arc::<AttachedProcesses>::default());
+        let shared = BrokerShared { counters: counters.clone(), attached: attached.clone(), stack_info };
         let broker_thread =
             BrokerThread::new(listener.transpose()?, shards, command_receiver, wake.clone(), shared)
                 .map_err(io)?;
         let thread = std::thread::Builder::new().name("broker".into()).spawn(move || broker_thread.run());
-        let handle = Arc::new(BrokerHandle { commands: Mutex::new(handed), wake });
-        Ok(Self { handle, counters: counts, attached: users, thread: Some(thread.map_err(io)?) })
+        let handle = Arc::new(BrokerHandle { commands: Mutex::new(command_sender), wake });
+        Ok(Self { handle, counters, attached, thread: Some(thread.map_err(io)?) })
     }
 
     /// Starts the broker of a published stack: [`Attachment::find`] finds it by the name of the stack, and

@@ -719,8 +719,8 @@ impl BrokerThread {
         Ok((reply, Vec::new()))
     }
 
-    /// A process announces a child or program that owns all of its sockets, or the sockets `kept`. Returns
-    /// the id of the new entry.
+    /// Adds the entry of a child or program that a process has announced. The new entry owns all sockets of
+    /// the process, or the sockets `kept`. Returns the entry's ID.
     fn prepare_process(
         &mut self,
         id: u64,
@@ -798,7 +798,7 @@ impl BrokerThread {
         Ok(ControlReply::Done)
     }
 
-    /// A process received a proxy descriptor and becomes an owner of its sockets.
+    /// Makes a process that received a proxy descriptor an owner of its sockets.
     fn resolve(&mut self, id: u64, cookie: u64) -> Result<ControlReply, Refusal> {
         let proxy = self.cookies.get(&cookie).and_then(|id| self.proxies.get(id));
         let proxy = proxy.ok_or(Refusal::Unknown)?;

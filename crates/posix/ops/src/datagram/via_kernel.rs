@@ -8,12 +8,12 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
-/// `sendmsg` on the kernel socket.
+/// Calls `sendmsg` on the kernel socket.
 pub(super) fn send(kernel_fd: RawFd, buffers: &[IoSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
     syscall::sendmsg(kernel_fd, buffers, args.to.unwrap_or_default(), args.control, args.flags)
 }
 
-/// `recvmsg` on the kernel socket.
+/// Calls `recvmsg` on the kernel socket.
 pub(super) fn recv(
     kernel_fd: RawFd,
     buffers: &mut [IoSliceMut<'_>],

@@ -56,7 +56,7 @@ impl OptionValue {
 }
 
 impl Ops {
-    /// `getsockopt` with a buffer of `space` bytes.
+    /// Implements `getsockopt` with a buffer of `space` bytes.
     ///
     /// # Errors
     /// `ENOPROTOOPT`.

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 const PRIORITY_FREE_MAX: c_int = 6;
 
 impl Ops {
-    /// `setsockopt`.
+    /// Implements `setsockopt`.
     ///
     /// # Errors
     /// `ENOPROTOOPT` if the option is not honoured, `EINVAL`, `EDOM`.
@@ -287,8 +287,8 @@ impl Ops {
 }
 
 impl Ops {
-    /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Only kernel devices have names here, so a socket that is
-    /// bound to one becomes a kernel socket.
+    /// Implements `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Only kernel devices have names here, so a socket
+    /// that is bound to one becomes a kernel socket.
     fn bind_to_device(
         &self,
         mut state: LockGuard<'_>,

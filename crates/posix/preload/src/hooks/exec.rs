@@ -43,8 +43,8 @@ impl NextProgram {
         program
     }
 
-    /// Prepares a program that keeps the sockets of these descriptors, pairs of the number there and the
-    /// number here.
+    /// Prepares a program that keeps the sockets of these descriptors: pairs of the number in that program
+    /// and the number in this process.
     ///
     /// # Safety
     /// As for [`inherit::complete_environment`].
@@ -85,8 +85,8 @@ impl NextProgramParts {
             (Some(connection), _) => {
                 Some((inherit::INHERITED_CONNECTION_VARIABLE, connection.as_raw_fd().to_string()))
             }
-            (None, Some([line, table])) => {
-                Some((inherit::INHERITED_SOCKETS_VARIABLE, format!("{line}:{table}")))
+            (None, Some([connection_fd, table_fd])) => {
+                Some((inherit::INHERITED_SOCKETS_VARIABLE, format!("{connection_fd}:{table_fd}")))
             }
             (None, None) => None,
         };

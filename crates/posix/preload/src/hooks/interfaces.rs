@@ -201,7 +201,7 @@ fn build_list(entries: Vec<IfaddrsEntry<'_>>) -> *mut ifaddrs {
     rows.cast()
 }
 
-/// Returns the IP address, if it is one.
+/// Returns the IP address that `address` holds, if its family is IPv4 or IPv6.
 ///
 /// # Safety
 /// `address` must be null or point to an address of the length of its family.
@@ -307,8 +307,8 @@ unsafe extern "C" fn if_nametoindex(name: *const c_char) -> c_uint {
     unsafe { real::if_nametoindex(name) }
 }
 
-/// Returns the stack's link of this name, which no kernel interface has. Asked before the kernel, see
-/// [`kernel_interface_names`].
+/// Returns the stack's link of this name, which no kernel interface has. Must be called before the kernel is
+/// asked (see [`kernel_interface_names`]).
 fn link_by_name(name: &[u8]) -> Option<Interface> {
     non_loopback_links(attach::ops_or_attach_quietly()?).find(|link| link.name.as_bytes() == name)
 }
@@ -366,7 +366,7 @@ pub fn is_interface_request(request: c_ulong) -> bool {
     request == SIOCGIFCONF || SINGLE_INTERFACE_REQUESTS.contains(&request)
 }
 
-/// `ioctl` requests about interfaces. Other requests about the network are passed on to the kernel.
+/// Handles `ioctl` requests about interfaces. Other requests about the network are passed on to the kernel.
 ///
 /// # Safety
 /// As for `ioctl`.
@@ -451,7 +451,7 @@ fn answer_request(ops: &Ops, request: c_ulong, ifreq: &mut ifreq) -> Option<Resu
     Some(address.map(|name| answer.ifru_addr = name))
 }
 
-/// `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
+/// Handles `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
 ///
 /// # Safety
 /// `ifconf` must be null, or as in netdevice(7).

@@ -20,7 +20,7 @@ unsafe fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops
     (0..count).any(|at| ops.owns(unsafe { (*fds.add(at)).fd })).then_some(ops)
 }
 
-/// `poll` on a list with stack sockets.
+/// Implements `poll` on a list with stack sockets.
 ///
 /// # Safety
 /// The list must have `count` elements, and `mask` must be null or point to a mask.

@@ -89,7 +89,7 @@ unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d:
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
-/// `seccomp`, for which libc has no function.
+/// Handles `seccomp`, for which libc has no function.
 ///
 /// # Safety
 /// As in its manual page.

@@ -101,7 +101,7 @@ unsafe extern "C" fn sigaction(
     }
 }
 
-/// `rt_sigaction`. Returns `None` if the system call must be made unchanged.
+/// Handles `rt_sigaction`. Returns `None` if the system call must be made unchanged.
 ///
 /// # Safety
 /// The arguments must be those of the system call.

@@ -100,7 +100,7 @@ impl Attachment {
         Ok(PreparedProcess { connection, child })
     }
 
-    /// Call before fork(2): from now on, the child is an owner of all sockets of this process.
+    /// Must be called before fork(2): from now on, the child is an owner of all sockets of this process.
     ///
     /// No thread may open or release connections between this call and the fork.
     ///
@@ -110,10 +110,10 @@ impl Attachment {
         self.prepare(&ControlRequest::Fork)
     }
 
-    /// Call before execve(2) or posix_spawn(3): from now on, the program is an owner of the sockets `kept`.
-    /// If the program is not started, drop the value to release them. execve(2) closes the connection of the
-    /// old program, which releases the sockets that it alone owned. The new program owns `kept` even if it
-    /// never uses this library.
+    /// Must be called before execve(2) or posix_spawn(3): from now on, the program is an owner of the sockets
+    /// `kept`. If the program is not started, drop the value to release them. execve(2) closes the connection
+    /// of the old program, which releases the sockets that it alone owned. The new program owns `kept` even
+    /// if it never uses this library.
     ///
     /// # Errors
     /// As [`Attachment::prepare_fork`].
@@ -121,9 +121,9 @@ impl Attachment {
         self.prepare(&ControlRequest::Exec(kept.to_vec()))
     }
 
-    /// Call in a child before its first use of an inherited socket. The clients continue where the parent's
-    /// clients were at the fork. The child must not use [`SharedStreams`](crate::channel::SharedStreams) of
-    /// the parent's clients any more.
+    /// Must be called in a child before its first use of an inherited socket. The clients continue where the
+    /// parent's clients were at the fork. The child must not use
+    /// [`SharedStreams`](crate::channel::SharedStreams) of the parent's clients any more.
     ///
     /// # Errors
     /// The stack is gone.
@@ -171,8 +171,8 @@ impl Attachment {
         Ok(())
     }
 
-    /// Call in a program that was executed after [`Attachment::prepare_exec`], with the two inherited
-    /// descriptors. Returns the attachment, the inherited sockets and the metadata.
+    /// Must be called in a program that was executed after [`Attachment::prepare_exec`], with the two
+    /// inherited descriptors. Returns the attachment, the inherited sockets and the metadata.
     ///
     /// # Errors
     /// The stack is gone, or the table is damaged or of another version.
@@ -229,13 +229,13 @@ pub(super) fn adopt(clients: &mut [Client], sockets: &[GlobalSocketId]) {
 }
 
 impl GlobalSocketId {
-    /// The id of a connection or UDP socket on a shard.
+    /// Returns the ID of a connection or UDP socket on a shard.
     pub fn conn(shard: u16, conn: Conn) -> Self {
         let id = SocketId::Socket { socket: conn.index(), generation: conn.generation() };
         Self { shard, id }
     }
 
-    /// The id of a listener on a shard, from its number there.
+    /// Returns the ID of a listener, given its shard and its number on that shard.
     pub fn listener(shard: u16, number: u32) -> Self {
         Self { shard, id: SocketId::Listener(number) }
     }

@@ -10,7 +10,7 @@ use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::context::Context;
 
 impl Domain {
-    /// Admits a client and returns its number. `None` if all numbers are in use.
+    /// Admits a client and returns its number, or `None` if all numbers are in use.
     pub(super) fn admit(&mut self, wake: ClientWaker) -> Option<usize> {
         let Some(number) = self.clients.iter().position(Option::is_none) else {
             self.stats.clients_refused += 1;
@@ -22,8 +22,9 @@ impl Domain {
         Some(number)
     }
 
-    /// Admits the client of a child process or of a program to be executed. It owns what the parent owns, or
-    /// the sockets in `kept` that the parent owns.
+    /// Admits the client of a child process or of a program to be executed. The client owns what the parent
+    /// owns, or those sockets in `inherited` that the parent owns. Returns the client's number, or `None` if
+    /// all numbers are in use.
     pub(super) fn fork(
         &mut self,
         cx: &mut Context<'_>,
@@ -62,8 +63,8 @@ impl Domain {
         (0..OFFERS_MAX).for_each(|slot| self.complete_accept(cx, number, slot));
     }
 
-    /// Returns the clients that own a socket, and how many proxy descriptors do. `None` if the socket does
-    /// not exist any more.
+    /// Returns the mask of clients that own a socket and the number of proxy descriptors that own it, or
+    /// `None` if the socket does not exist any more.
     fn owners_of(&mut self, id: SocketId) -> Option<(&mut u64, &mut u32)> {
         match id {
             SocketId::Socket { socket, generation } => {
@@ -82,7 +83,8 @@ impl Domain {
     /// does not own all of them.
     pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, ids: &[SocketId]) -> bool {
         self.drain_client(cx, client);
-        let owns_all = ids.iter().all(|id| self.owners_of(*id).is_some_and(|(h, _)| *h & 1 << client != 0));
+        let owns_all =
+            ids.iter().all(|id| self.owners_of(*id).is_some_and(|(owners, _)| *owners & 1 << client != 0));
         if owns_all {
             for id in ids {
                 if let Some((_, proxies)) = self.owners_of(*id) {
