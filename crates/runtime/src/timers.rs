@@ -14,7 +14,8 @@ pub struct Timer {
     generation: u32,
 }
 
-/// 24 bytes. Entries are reused in LIFO order; the `token` of a free entry is the next free entry.
+/// A timer, in 24 bytes. Entries are reused in LIFO order; the `token` of a free entry is the next free
+/// entry.
 #[derive(Clone, Copy, Debug)]
 struct TimerEntry {
     node: TimerNode,
@@ -33,6 +34,7 @@ impl TimerStore for TimerEntries {
 
 const NO_FREE_ENTRY: u64 = u64::MAX;
 
+/// All timers of a shard's application.
 #[derive(Debug)]
 pub(crate) struct Timers {
     wheel: TimerWheel,
@@ -166,7 +168,7 @@ impl Timers {
     }
 }
 
-/// How late a timer may be, because the wheel counts in ticks.
+/// Maximum delay of a timer after its deadline, because the wheel counts in ticks.
 pub const TIMER_TICK: Duration = Duration::from_nanos(1 << 16);
 
 #[cfg(test)]

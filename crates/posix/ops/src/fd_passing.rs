@@ -52,7 +52,7 @@ impl Ops {
         }
         let (metadata, ids) = serialize(socket, client);
         let attachment = state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
-        let share = |travels| attachment.share_with(&ids, &metadata, travels).map_err(|_| Errno::TOOMANYREFS);
+        let share = |passed| attachment.share_with(&ids, &metadata, passed).map_err(|_| Errno::TOOMANYREFS);
         let Some(kernel_fd) = kernel_fd else { return share(None).map(PassedFd::Substitute) };
         // Both sides must arrive, so the kernel socket is sent. No event tells when its last copy is closed,
         // so this process keeps a reference to the stack's side as long as it lives.

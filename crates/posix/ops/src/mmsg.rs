@@ -11,20 +11,20 @@ use rustix::io::Errno;
 const MESSAGES_MAX: usize = 1024;
 
 impl Ops {
-    /// Sends messages until one fails or is sent in part. Returns how many were sent. `one` sends the message
-    /// of an index, and returns how many bytes were sent and the length of the message.
+    /// Sends messages until one fails or is sent in part. Returns how many were sent. `send_one` sends
+    /// the message of an index, and returns how many bytes were sent and the length of the message.
     ///
     /// # Errors
     /// That of the first message.
     pub fn sendmmsg(
         &self,
         count: usize,
-        mut one: impl FnMut(usize) -> Result<(usize, usize), Errno>,
+        mut send_one: impl FnMut(usize) -> Result<(usize, usize), Errno>,
     ) -> Result<usize, Errno> {
         let count = count.min(MESSAGES_MAX);
         for index in 0..count {
-            match one(index) {
-                Ok((sent, of)) if sent < of => return Ok(index + 1),
+            match send_one(index) {
+                Ok((sent, len)) if sent < len => return Ok(index + 1),
                 Ok(_) => {}
                 Err(error) if index == 0 => return Err(error),
                 Err(_) => return Ok(index),
@@ -34,8 +34,9 @@ impl Ops {
     }
 
     /// Receives messages until one fails or the time is over, which is checked after each message. Returns
-    /// how many were received, and the remaining time. `one` receives the message of an index with the given
-    /// flags, and returns its `msg_flags`. An error after the first message is reported by the next call.
+    /// how many were received, and the remaining time. `recv_one` receives the message of an index with the
+    /// given flags, and returns its `msg_flags`. An error after the first message is reported by the next
+    /// call.
     ///
     /// # Errors
     /// The pending error, and that of the first message.
@@ -45,7 +46,7 @@ impl Ops {
         count: usize,
         flags: c_int,
         timeout: Option<Duration>,
-        mut one: impl FnMut(usize, c_int) -> Result<c_int, Errno>,
+        mut recv_one: impl FnMut(usize, c_int) -> Result<c_int, Errno>,
     ) -> Result<(usize, Option<Duration>), Errno> {
         let end = timeout.map(|timeout| simulation::now() + timeout);
         if flags & libc::MSG_ERRQUEUE == 0 {
@@ -54,7 +55,7 @@ impl Ops {
         let mut remaining = timeout;
         let mut message_flags = flags & !libc::MSG_WAITFORONE;
         for index in 0..count {
-            let msg_flags = match one(index, message_flags) {
+            let msg_flags = match recv_one(index, message_flags) {
                 Ok(msg_flags) => msg_flags,
                 Err(error) if index == 0 => return Err(error),
                 Err(error) => {

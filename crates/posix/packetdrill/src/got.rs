@@ -39,7 +39,7 @@ const FUNCTION_RELOCATIONS: [u64; 2] = [u64::MAX; 2];
 /// Returns the replacement of a function, by its name.
 type Replacement<'a> = &'a dyn Fn(&CStr) -> Option<*mut c_void>;
 
-/// Makes the program call other functions.
+/// Makes the program call the replacements instead of the functions of other libraries.
 pub fn replace(replacement: Replacement<'_>) {
     let mut replacement = replacement;
     // SAFETY: `visit` gets the pointer that it casts to.

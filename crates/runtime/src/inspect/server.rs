@@ -113,8 +113,7 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
         let result = thread::Builder::new().name("inspect-client".into()).spawn(move || {
             // Fails if the client is gone or does not read.
             let _ = answer(&client, &thread_state);
-            // Before the end of the connection is visible to the client, which may send its next request
-            // then.
+            // Must precede the end of the connection: a client that sees the end may send its next request.
             thread_state.clients.fetch_sub(1, Ordering::Relaxed);
             drop(client);
         });
@@ -191,13 +190,13 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
     client.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("said {:?}", text.trim_end()));
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer: {:?}", text.trim_end()));
     let lines = text.strip_suffix(".\n").ok_or_else(malformed)?.lines();
-    let user = |line: &str| {
+    let parse = |line: &str| {
         let (pid, since_ms) = line.split_once('\t')?;
         Some(AttachedProcess { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
     };
-    lines.map(|line| user(line).ok_or_else(malformed)).collect()
+    lines.map(|line| parse(line).ok_or_else(malformed)).collect()
 }
 
 /// Requests the sockets of the stack with this directory. The first line of the answer has the names of the

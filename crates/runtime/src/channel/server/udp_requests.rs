@@ -14,19 +14,20 @@ use std::collections::VecDeque;
 const DATAGRAMS_MAX: usize = 256;
 
 impl Domain {
+    /// Handles a request about UDP sockets.
     pub(super) fn handle_udp_request(
         &mut self,
         cx: &mut Context<'_>,
         client: usize,
         request: UdpRequest,
     ) -> ChannelReply {
-        let find = |server: &Self, socket: UdpHandle| {
-            let entry = server.sockets.get(socket.index() as usize)?;
+        let find = |domain: &Self, socket: UdpHandle| {
+            let entry = domain.sockets.get(socket.index() as usize)?;
             let is_owned = entry.owners & 1 << client != 0 && entry.generation == socket.generation();
             entry.udp.filter(|_| is_owned)
         };
-        let owned = |server: &Self, socket| find(server, socket).ok_or(UdpError::Stale);
-        // What was written before the request is sent before it, under the conditions of that time.
+        let owned = |domain: &Self, socket| find(domain, socket).ok_or(UdpError::Stale);
+        // Datagrams that were written before the request are sent first, with the options of that time.
         if let UdpRequest::Connect(socket, _)
         | UdpRequest::SetOptions(socket, _)
         | UdpRequest::SendWith(socket, ..)
@@ -116,7 +117,7 @@ impl Domain {
                 ChannelReply::UdpLocal(owned(self, socket).and_then(|udp| cx.udp_local(udp)))
             }
             // The client releases the number afterwards. A client whose datagrams pass through the region
-            // only releases, and they are still sent.
+            // sends no such request: it only releases the number, and its datagrams are still sent.
             UdpRequest::Close(socket) => ChannelReply::Udp(owned(self, socket).and_then(|udp| {
                 self.drop_datagram_queue(socket.index());
                 self.socket(socket.index()).udp = None;
