@@ -164,27 +164,27 @@ pub trait Handler {
         true
     }
 
-    /// Returns whether other threads have work on this very CPU, so that a shard without work must not keep
-    /// it by polling.
+    /// Returns whether other threads have work on this CPU, so that a shard without work must not keep the CPU
+    /// by polling.
     fn is_cpu_contended(&self) -> bool {
         false
     }
 
-    /// Returns how long other threads on this CPU should run at most, if the shard would sleep for their sake
-    /// alone: it may then yield to them instead of sleeping.
+    /// Returns the longest time for which other threads on this CPU should run, if the shard would sleep only
+    /// to let them run. The shard may then yield instead of sleeping.
     fn yield_limit(&self) -> Option<Duration> {
         None
     }
 
-    /// Called after [`before_sleep`](Self::before_sleep) returned true: returns how long other threads with
-    /// work on this very CPU get it for, if there are any. The shard then sleeps for at most that time, and
-    /// frames wait meanwhile; only [`wake_fd`](Self::wake_fd) and commands of other threads end that sleep
-    /// early.
+    /// Returns for how long the shard leaves its CPU to other threads with work on this CPU, or `None` if
+    /// there are none. The shard sleeps for at most that time, and frames wait meanwhile: only
+    /// [`wake_fd`](Self::wake_fd) and commands of other threads end the sleep early. Called after
+    /// [`before_sleep`](Self::before_sleep) returned true.
     fn yield_cpu(&mut self) -> Option<Duration> {
         None
     }
 
-    /// The time that [`yield_cpu`](Self::yield_cpu) returned is over, and nothing has ended the sleep before.
+    /// The time that [`yield_cpu`](Self::yield_cpu) returned is over, and nothing ended the sleep earlier.
     fn yield_expired(&mut self) {}
 
     /// The shard is awake, or did not sleep after all. Called after each

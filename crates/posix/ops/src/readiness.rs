@@ -25,7 +25,7 @@ impl ProcessState {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
                     self.datagram_readiness(udp, urgent)
                 }
-                // Linux reports this for a socket that was never connected.
+                // Linux reports these events for an unconnected socket after `shutdown`.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
                     WRITABLE | POLLHUP | READABLE | POLLRDHUP
                 }
@@ -94,7 +94,7 @@ impl ProcessState {
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((conn, status)) = self.status_inline(file) else { return POLLHUP };
-        // A mark beyond the channel's buffer would never be reached.
+        // A low-water mark above the size of the channel's buffer would never be reached.
         let buffer_bytes = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
         let (rcvlowat, shutdown) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);

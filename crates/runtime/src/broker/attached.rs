@@ -34,9 +34,9 @@ impl AttachedProcesses {
 
     /// Adds a process, or sets the process id of one that is in the list; its time of admission stays.
     pub(super) fn update(&self, id: u64, pid: u32) {
-        let mut users = self.lock();
-        let since_ms = users.get(&id).map_or_else(now_ms, |known| known.since_ms);
-        users.insert(id, AttachedProcess { pid, since_ms });
+        let mut processes = self.lock();
+        let since_ms = processes.get(&id).map_or_else(now_ms, |known| known.since_ms);
+        processes.insert(id, AttachedProcess { pid, since_ms });
     }
 
     pub(super) fn remove(&self, id: u64) {

@@ -37,6 +37,7 @@ pub(super) enum WaitTarget {
     Stop,
 }
 
+/// The tasks of an executor, and the objects that they wait for.
 pub(super) struct ExecutorState {
     pub(super) tasks: Tasks,
     pub(super) net: NetState,
@@ -134,8 +135,8 @@ impl ExecutorInner {
     pub(super) fn flush_wakers(&self) {
         loop {
             let mut state = self.state.borrow_mut();
-            let leaving = &mut state.wait_lists.detached;
-            let (waker, to_drop) = (leaving.to_wake.pop(), leaving.to_drop.pop());
+            let detached = &mut state.wait_lists.detached;
+            let (waker, to_drop) = (detached.to_wake.pop(), detached.to_drop.pop());
             drop(state);
             if waker.is_none() && to_drop.is_none() {
                 return;

@@ -190,7 +190,8 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
     client.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer: {:?}", text.trim_end()));
+    let malformed =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer: {:?}", text.trim_end()));
     let lines = text.strip_suffix(".\n").ok_or_else(malformed)?.lines();
     let parse = |line: &str| {
         let (pid, since_ms) = line.split_once('\t')?;

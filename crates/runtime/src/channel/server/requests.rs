@@ -76,8 +76,8 @@ impl Domain {
         number: usize,
         request: ChannelRequest,
     ) -> ChannelReply {
-        let owned_conn = |server: &Self, socket: u32| {
-            let entry = server.sockets.get(socket as usize)?;
+        let owned_conn = |domain: &Self, socket: u32| {
+            let entry = domain.sockets.get(socket as usize)?;
             entry.conn.filter(|_| entry.owners & 1 << number != 0)
         };
         // What the client did before the request is in its ring.
