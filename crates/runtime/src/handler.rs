@@ -164,8 +164,8 @@ pub trait Handler {
         true
     }
 
-    /// Returns whether other threads have work on this CPU, so that a shard without work must not keep the CPU
-    /// by polling.
+    /// Returns whether other threads have work on this CPU, so that a shard without work must not keep the
+    /// CPU by polling.
     fn is_cpu_contended(&self) -> bool {
         false
     }
