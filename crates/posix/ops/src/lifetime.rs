@@ -26,10 +26,10 @@ impl Ops {
             )
     }
 
-    /// Implements `socket`, for sockets that [`Ops::supports_socket`] admits.
+    /// Implements `socket`, for sockets that [`Ops::supports_socket`] accepts.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for sockets that it does not admit.
+    /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for sockets that the stack does not support.
     pub fn socket(&self, domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd, Errno> {
         if !Self::supports_socket(domain, kind, protocol) {
             return Err(Errno::AFNOSUPPORT);
@@ -144,7 +144,7 @@ impl Ops {
         let mut state = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
         if state.has_kernel_socket(file) {
-            // A kernel object is behind it, which must be closed with its last descriptor.
+            // The descriptor refers to a kernel object, which must be closed with its last descriptor.
             descriptor::close(fd);
         } else {
             state.proxy_fds.release(fd, self.config.proxy_pool_max);

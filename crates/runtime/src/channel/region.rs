@@ -9,9 +9,9 @@
 //!   large buffers   rings for sockets that move much data
 //! ```
 //!
-//! The region is one memory file, sealed so that no process can shrink it and thereby make another one's
-//! access fail. Pages are allocated on first use: a socket that never had more than a page in flight in each
-//! direction takes two.
+//! The region is one memory file, sealed so that no process can shrink it: otherwise an access of another
+//! process would fail. Pages are allocated on first use: a socket that never had more than a page in flight
+//! in each direction takes two.
 #![allow(unsafe_code)] // maps memory that other processes write, and lends parts of it
 
 use super::ChannelConfig;
