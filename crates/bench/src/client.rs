@@ -146,7 +146,7 @@ struct ClientSlot {
     /// Time of the last progress in milliseconds.
     last_progress: u32,
     state: State,
-    /// Received bytes are not acknowledged yet.
+    /// True if received bytes are not acknowledged yet.
     unacked: bool,
 }
 

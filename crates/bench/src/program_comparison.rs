@@ -26,15 +26,15 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Runs `ginnel httpd` for the files of a directory on the server's core in this process while `act` runs.
 /// `act` gets the path of the server thread's directory in /proc.
 pub fn run_beside_httpd<R>(
-    ground: &Testbed,
+    testbed: &Testbed,
     site: &Path,
     act: impl FnOnce(String) -> Result<R, MeasureError>,
 ) -> Result<R, MeasureError> {
     let words = [site.to_string_lossy().into_owned(), "--listen".into(), "0.0.0.0:80".into()];
     let options: httpd::HttpdOptions = parse(&words)?;
-    let config = ground.server_config()?;
+    let config = testbed.server_config()?;
     let stop = StopFlag::new().map_err(MeasureError::failed)?;
-    let cpu = ground.cpus.server;
+    let cpu = testbed.cpus.server;
     std::thread::scope(|scope| {
         let (started, ready) = mpsc::channel();
         let server = scope.spawn({
@@ -123,7 +123,7 @@ impl<'a> ProgramComparison<'a> {
         pairs::run_for(better, &self.name, self.unit, self.options, Bound::Machine, ours, theirs)
     }
 
-    fn ground(&self, wire: Medium) -> Testbed {
+    fn testbed(&self, wire: Medium) -> Testbed {
         let folder = self.folder.path().to_owned();
         // A rate needs the idle time, to find the bottleneck; and over the cable the kernel receives on the
         // same core.
@@ -157,9 +157,9 @@ impl<'a> ProgramComparison<'a> {
         host: NetworkStack,
         wire: Medium,
     ) -> Result<Measurement, MeasureError> {
-        let ground = self.ground(wire);
-        ground.set_up(host == NetworkStack::Kernel)?;
-        let mut running = RunningPrograms::start(programs, host, &ground)?;
+        let testbed = self.testbed(wire);
+        testbed.set_up(host == NetworkStack::Kernel)?;
+        let mut running = RunningPrograms::start(programs, host, &testbed)?;
         let with_output = |running: &RunningPrograms, failure| match failure {
             MeasureError::Failed(why) if !why.contains("it said") => {
                 MeasureError::Failed(why + &running.last_output())
@@ -167,29 +167,29 @@ impl<'a> ProgramComparison<'a> {
             other => other,
         };
         self.load
-            .wait_for_answer(&ground, ANSWER_TIMEOUT, || running.check())
+            .wait_for_answer(&testbed, ANSWER_TIMEOUT, || running.check())
             .map_err(|e| with_output(&running, e))?;
-        let measured = self.measure(&ground, arm, |parts| running.add_to(parts))?;
+        let measured = self.measure(&testbed, arm, |parts| running.add_to(parts))?;
         running.check()?;
         Ok(measured)
     }
 
     /// Measures `ginnel httpd` for the files of a directory, in this process over AF_XDP.
     pub fn on_httpd(&self, site: &Path) -> Result<Measurement, MeasureError> {
-        let ground = self.ground(Medium::Veth);
-        ground.set_up(false)?;
-        run_beside_httpd(&ground, site, |thread| {
-            self.measure(&ground, "ours", |parts| parts.add_thread("server", thread))
+        let testbed = self.testbed(Medium::Veth);
+        testbed.set_up(false)?;
+        run_beside_httpd(&testbed, site, |thread| {
+            self.measure(&testbed, "ours", |parts| parts.add_thread("server", thread))
         })
     }
 
     fn measure(
         &self,
-        ground: &Testbed,
+        testbed: &Testbed,
         arm: &str,
         add: impl FnOnce(&mut Participants) + Send,
     ) -> Result<Measurement, MeasureError> {
-        let (report, account) = self.load.measure(ground, self.options.seconds(5.0), add)?;
+        let (report, account) = self.load.measure(testbed, self.options.seconds(5.0), add)?;
         Ok(self.check_run(arm, &report, &account))
     }
 

@@ -29,7 +29,7 @@ pub struct Guarantees {
     pub back_pressure: bool,
     /// Super-frames of up to this number of bytes arrive unsegmented. Larger ones may arrive as segments.
     pub uncut_super_frame_bytes: usize,
-    /// Labels are transmitted. Otherwise all frames arrive without a label.
+    /// True if labels are transmitted. Otherwise all frames arrive without a label.
     pub labels: bool,
 }
 

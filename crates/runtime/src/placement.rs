@@ -48,7 +48,7 @@ pub(crate) struct Affinity {
 pub(crate) struct Quantum {
     /// How long the thread works at a time.
     pub length: Duration,
-    /// The thread has real-time priority.
+    /// True if the thread has real-time priority.
     pub realtime: bool,
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct RxPort {
     pub(crate) id: PortId,
     /// Name of the device in the configuration.
     pub(crate) name: String,
-    /// The device has gone away and is not polled any more.
+    /// True if the device is gone and is not polled any more.
     pub(crate) is_gone: bool,
     pub(crate) rx: Box<dyn RxQueue + Send>,
     /// Frames and bytes received.
@@ -98,7 +98,7 @@ pub struct Turn {
     pub work: usize,
     /// The earliest deadline of a timer of the engine, the application or a device.
     pub next_deadline: Option<Instant>,
-    /// The handler asked the shard to stop.
+    /// True if the handler asked the shard to stop.
     pub stopped: bool,
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct ShardRouter {
     registry: Arc<ListenerRegistry>,
     /// The version of the registry that was applied last.
     seen_version: u64,
-    /// A listener could not be opened, for example because its address is not usable yet.
+    /// True if a listener could not be opened, for example because its address is not usable yet.
     has_unopened: bool,
     listeners: BTreeMap<SocketAddr, SharedListener>,
     /// Listeners of this shard with `SO_REUSEPORT`, with their ids in the registry.
@@ -41,7 +41,7 @@ pub(crate) struct ShardRouter {
 struct SharedListener {
     id: u64,
     listener: Listener,
-    /// The application of this shard listens there, too.
+    /// True if the application of this shard listens there, too.
     is_claimed: bool,
 }
 

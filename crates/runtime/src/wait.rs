@@ -78,7 +78,7 @@ impl ReadyFds {
 pub(crate) struct WaitSet {
     epoll: Option<OwnedFd>,
     watched: arrayvec::ArrayVec<RawFd, WAIT_FDS_MAX>,
-    /// The kernel does not have the system call, or a filter forbids it.
+    /// True if the kernel does not have the system call, or a filter forbids it.
     is_unsupported: bool,
 }
 

@@ -58,7 +58,8 @@ pub struct Gso {
     pub size: u16,
     /// Bytes of all headers before the payload, including Ethernet.
     pub header_len: u16,
-    /// The first segment has CWR, the others must not have it (virtio `VIRTIO_NET_HDR_GSO_ECN`).
+    /// True if the first segment has CWR, which the other segments must not have (virtio
+    /// `VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
 }
 
@@ -189,14 +190,15 @@ pub struct Capabilities {
     pub mac: [u8; 6],
     /// Largest IP packet in bytes (without Ethernet header): 68 … 65,535 for IPv4, 1,280 … 65,535 for IPv6.
     pub mtu: usize,
-    /// The device completes TCP and UDP checksums ([`TxMeta::partial_checksum`]).
+    /// True if the device completes TCP and UDP checksums ([`TxMeta::partial_checksum`]).
     pub tx_checksum: bool,
     /// Largest TCP super-frame in bytes that the device accepts, including the Ethernet header; 0 if it
     /// accepts none.
     pub gso_bytes_max: usize,
-    /// The device segments UDP super-frames, too (USO).
+    /// True if the device segments UDP super-frames, too (USO).
     pub uso: bool,
-    /// The device can carry [`TxMeta::label`] to the receiver of the frame, so labels have to be made.
+    /// True if the device can carry [`TxMeta::label`] to the receiver of the frame, so labels have to be
+    /// made.
     pub labels: bool,
 }
 

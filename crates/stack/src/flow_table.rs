@@ -129,7 +129,7 @@ struct EntryPosition {
     /// Overflow link of the entry's bucket; 0 for the primary bucket.
     link: u32,
     slot: usize,
-    /// The bucket belongs to the chain that is being redistributed.
+    /// True if the bucket belongs to the chain that is being redistributed.
     pending: bool,
 }
 

@@ -17,7 +17,7 @@ pub struct ListenOptions {
     /// A listener on an IPv6 address does not accept IPv4 connections (`IPV6_V6ONLY`). Default false, as on
     /// Linux.
     pub v6_only: bool,
-    /// Other listeners with this option and an equal `user` may listen at the address of this one;
+    /// True if other listeners with this option and an equal `user` may listen at the address of this one;
     /// connections are distributed over them by flow (`SO_REUSEPORT`). With several shards, each shard that
     /// accepts connections opens a listener of its own.
     pub reuse_port: bool,
@@ -54,7 +54,7 @@ impl ListenOptions {
 pub struct ConnectOptions {
     /// Source address; with port 0 the stack chooses one (RFC 6056). With `None` the stack chooses both.
     pub local: Option<SocketAddr>,
-    /// The port was chosen for the application, not by it: if the port is in TIME-WAIT towards the
+    /// True if the port was chosen for the application, not by it: if the port is in TIME-WAIT towards the
     /// destination, it is reused only after `tcp.time_wait_reuse_ms`.
     pub is_ephemeral_port: bool,
     /// Options that the connection begins with.
@@ -70,11 +70,11 @@ pub struct SocketOptions {
     pub send_buffer_bytes: Option<u32>,
     /// Largest segment to announce and to send (`TCP_MAXSEG`): 88 … 32,767.
     pub mss: Option<u16>,
-    /// Small segments are sent at once (`TCP_NODELAY`).
+    /// True if small segments are sent at once (`TCP_NODELAY`).
     pub nodelay: bool,
-    /// An idle peer is probed (`SO_KEEPALIVE`).
+    /// True if an idle peer is probed (`SO_KEEPALIVE`).
     pub keepalive: bool,
-    /// Acknowledged bytes are reported as events.
+    /// True if acknowledged bytes are reported as events.
     pub ack_events: bool,
     /// Type of service, or traffic class, from the SYN on, without the ECN bits (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
@@ -264,13 +264,13 @@ pub struct TcpInfo {
     pub snd_wscale: u8,
     /// Shift of the local window.
     pub rcv_wscale: u8,
-    /// Timestamps are in use.
+    /// True if timestamps are in use.
     pub timestamps: bool,
-    /// SACK is in use.
+    /// True if SACK is in use.
     pub sack: bool,
-    /// Window scaling is in use.
+    /// True if window scaling is in use.
     pub wscale: bool,
-    /// ECN was negotiated.
+    /// True if ECN was negotiated.
     pub ecn: bool,
     /// Bytes queued and not sent yet.
     pub notsent_bytes: u32,
@@ -295,7 +295,7 @@ pub struct TcpInfo {
 pub struct UrgentMark {
     /// Unread bytes before the urgent byte.
     pub ahead: usize,
-    /// The byte has arrived and was not read yet.
+    /// True if the byte has arrived and was not read yet.
     pub ready: bool,
 }
 

@@ -113,7 +113,7 @@ pub struct TimerWheel {
     /// Bit `l`: the slot of level `l` after the current one was cascaded; timers for it belong to lower
     /// levels.
     cascaded_ahead: u8,
-    /// `current` has entered a slot of level 1 or above that may not have been cascaded yet.
+    /// True if `current` has entered a slot of level 1 or above that may not have been cascaded yet.
     needs_cascade: bool,
     /// The tick at which slots were last cascaded ahead of time.
     last_cascade_ahead: u64,

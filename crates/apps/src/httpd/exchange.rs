@@ -47,7 +47,7 @@ pub struct FileStream {
     left: u64,
     /// Non-blocking reads in a row that found nothing in the page cache.
     nowait_tries: u32,
-    /// The file system does not support non-blocking reads.
+    /// True if the file system does not support non-blocking reads.
     always_blocks: bool,
 }
 

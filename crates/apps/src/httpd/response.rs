@@ -9,7 +9,7 @@ pub const ALLOW: &str = "GET, HEAD, OPTIONS";
 /// The Date field directly follows the status line, so that it can be found and updated in a prepared head.
 const DATE_FIELD: &[u8] = b"\r\nDate: ";
 
-/// Fate of the connection after the response, and the header field that announces it.
+/// Says what happens to the connection after the response, and which header field announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
     /// The connection stays open; HTTP/1.1 needs no Connection field for that.

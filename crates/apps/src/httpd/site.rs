@@ -393,7 +393,7 @@ impl Site {
                     entry.prepare(&bytes, date);
                     entry.body = FileBody::Loaded(Arc::new(PreloadedSource::new(bytes)));
                 }
-                Ok(None) => {} // it has grown beyond the budget
+                Ok(None) => {} // the file has grown beyond the budget
                 Err(error) => self.skipped.push((real, error.to_string())),
             }
         }

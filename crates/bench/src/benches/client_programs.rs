@@ -48,7 +48,7 @@ impl<'a> ClientComparison<'a> {
         Ok(Self { options, cpus, folder: tempfile::tempdir()? })
     }
 
-    fn ground(&self, wire: Medium) -> Testbed {
+    fn testbed(&self, wire: Medium) -> Testbed {
         let folder = self.folder.path().to_owned();
         Testbed {
             medium: wire,
@@ -67,9 +67,9 @@ impl<'a> ClientComparison<'a> {
     }
 
     /// Returns the command line of a client on a stack.
-    fn on_stack(&self, ground: &Testbed, client: &[String]) -> Result<Vec<OsString>, MeasureError> {
+    fn on_stack(&self, testbed: &Testbed, client: &[String]) -> Result<Vec<OsString>, MeasureError> {
         let mut line: Vec<OsString> = vec![ginnel_path()?.into(), "run".into()];
-        line.extend(ground.client_options()?.into_iter().map(Into::into));
+        line.extend(testbed.client_options()?.into_iter().map(Into::into));
         line.push("--".into());
         line.extend(client.iter().map(Into::into));
         Ok(line)
@@ -179,16 +179,16 @@ fn measure_against_httpd(
 ) -> Result<Measurement, MeasureError> {
     let (arm, wire) =
         if host == NetworkStack::Stack { ("ours", Medium::Memif) } else { ("theirs", Medium::Veth) };
-    let ground = comparison.ground(wire);
-    ground.set_up(false)?;
+    let testbed = comparison.testbed(wire);
+    testbed.set_up(false)?;
     let line = match host {
-        NetworkStack::Stack => comparison.on_stack(&ground, client)?,
+        NetworkStack::Stack => comparison.on_stack(&testbed, client)?,
         NetworkStack::Kernel => {
-            veth::assign_kernel_address(veth::generator(), ground.client_address(), "")?;
+            veth::assign_kernel_address(veth::generator(), testbed.client_address(), "")?;
             client.iter().map(Into::into).collect()
         }
     };
-    run_beside_httpd(&ground, site, |thread| {
+    run_beside_httpd(&testbed, site, |thread| {
         let mut parts = Participants::new(comparison.cpus, comparison.options.layout);
         if wire == Medium::Veth {
             parts.place_napi_threads()?;
@@ -255,10 +255,10 @@ fn iperf_client(comparison: &ClientComparison<'_>) -> Vec<String> {
 }
 
 fn iperf_on_stacks(comparison: &ClientComparison<'_>) -> Result<Measurement, MeasureError> {
-    let ground = comparison.ground(Medium::Memif);
-    ground.set_up(false)?;
-    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Stack, &ground)?;
-    let line = comparison.on_stack(&ground, &iperf_client(comparison))?;
+    let testbed = comparison.testbed(Medium::Memif);
+    testbed.set_up(false)?;
+    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Stack, &testbed)?;
+    let line = comparison.on_stack(&testbed, &iperf_client(comparison))?;
     transfer(
         comparison,
         "ours",
@@ -269,15 +269,15 @@ fn iperf_on_stacks(comparison: &ClientComparison<'_>) -> Result<Measurement, Mea
 }
 
 fn iperf_on_kernel(comparison: &ClientComparison<'_>) -> Result<Measurement, MeasureError> {
-    let ground = comparison.ground(Medium::Veth);
+    let testbed = comparison.testbed(Medium::Veth);
     veth::create(VethOffloads::Enabled, comparison.options.layout)?;
     // The client's namespace exists as long as a process runs in it.
     let mut holder = NamespaceHolder(Command::new("unshare").args(["--net", "sleep", "600"]).spawn()?);
     let within = holder.enter()?;
     veth::run_setup_command(&format!("ip link set {} netns {}", veth::generator(), holder.0.id()))?;
     veth::assign_kernel_address(veth::server(), ADDRESS, "")?;
-    veth::assign_kernel_address(veth::generator(), ground.client_address(), &within)?;
-    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Kernel, &ground)?;
+    veth::assign_kernel_address(veth::generator(), testbed.client_address(), &within)?;
+    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Kernel, &testbed)?;
     let mut parts = Participants::new(comparison.cpus, comparison.options.layout);
     parts.place_napi_threads()?;
     let line = within

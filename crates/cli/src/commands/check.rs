@@ -195,8 +195,8 @@ fn rows(
                 let remote = if connected { peer.to_string() } else { nothing() };
                 row("udp", own.to_string(), remote, if connected { "ESTAB" } else { "UNCONN" }, location, why)
             }
-            // Proxy descriptors that are kept for the next socket, and the kernel's epoll set behind one that
-            // already has a row.
+            // Not shown: proxy descriptors that are kept for the next socket, and the kernel's epoll set that
+            // belongs to a descriptor listed above.
             None if proxy_fds.contains(inode) || why_not.is_none() && *inode == EPOLL_INODE => continue,
             entry => {
                 let known = if *inode == EPOLL_INODE {

@@ -1,4 +1,4 @@
-//! `ginnel corpus`.
+//! `ginnel corpus`: writes the page corpus into a directory.
 
 use crate::failure::Failure;
 use ginnel_apps::corpus;

@@ -164,7 +164,7 @@ impl DemoRow {
         let not_ok: u64 = report.statuses.iter().filter(|(class, _)| **class != "2xx").map(|(_, n)| n).sum();
         Self {
             name: name.into(),
-            // With keep-alive it would only count the connections.
+            // With keep-alive the rate would count only the first connections.
             connections_per_second: (!report.requested.keep_alive).then_some(achieved.connections_per_second),
             requests_per_second: Some(achieved.requests_per_second),
             megabytes_per_second: Some(achieved.bytes_per_second / 1e6),

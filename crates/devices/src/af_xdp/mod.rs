@@ -93,7 +93,7 @@ impl AfXdp {
     /// Joins all queues to one device, for a single shard. The device sends on the first queue.
     ///
     /// # Errors
-    /// The process has no descriptor left for the epoll set.
+    /// If the process has no descriptor left for the epoll set.
     pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.as_fd()))
     }

@@ -1,4 +1,4 @@
-//! The receiving half.
+//! The receiving half of an AF_XDP device.
 
 use super::AfXdpStats;
 use super::filter::AttachedProgram;
@@ -60,12 +60,12 @@ pub(super) struct AfXdpRx {
     /// Epoll set that is readable when one of the two sockets is.
     epoll: OwnedFd,
     gone: bool,
-    /// A frame was received since the last sleep.
+    /// True if a frame was received since the last sleep.
     received: bool,
     /// Number of sleeps without a frame, since a frame was received or errors were checked.
     empty_sleeps: u32,
     stats: Arc<AfXdpStats>,
-    /// This queue reports the counters of all queues.
+    /// True if this queue reports the counters of all queues.
     pub(super) reports_stats: bool,
     /// Keeps the program attached while a half exists.
     _program: Arc<AttachedProgram>,

@@ -36,7 +36,7 @@ pub(super) struct XdpSocketOptions {
     pub(super) chunk: usize,
     pub(super) mode: CopyMode,
     pub(super) need_wakeup: bool,
-    /// Frames may span several chunks.
+    /// True if frames may span several chunks.
     pub(super) multi_buffer: bool,
     /// Microseconds and packet budget of busy polling, if it is enabled.
     pub(super) busy_poll: Option<(u32, u16)>,
@@ -46,9 +46,9 @@ pub(super) struct XdpSocketOptions {
 #[derive(Debug)]
 pub(super) struct XdpSocket {
     fd: OwnedFd,
-    /// The socket is in copy mode: the kernel sends frames only in system calls of this process.
+    /// True if the socket is in copy mode: the kernel sends frames only in system calls of this process.
     pub(super) is_copy_mode: bool,
-    /// System calls are needed only if the ring's flag requests them.
+    /// True if system calls are needed only if the ring's flag requests them.
     pub(super) need_wakeup: bool,
     pub(super) busy_poll: bool,
     /// The memory that the kernel reads and writes.

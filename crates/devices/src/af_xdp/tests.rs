@@ -78,8 +78,8 @@ fn queue_1_conforms() {
 }
 
 #[test]
-fn all_queues_as_one_conform() {
-    in_bpf_namespace("af_xdp::tests::all_queues_as_one_conform", || conforms("", 1500));
+fn device_of_all_queues_conforms() {
+    in_bpf_namespace("af_xdp::tests::device_of_all_queues_conforms", || conforms("", 1500));
 }
 
 #[test]

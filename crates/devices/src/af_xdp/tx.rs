@@ -1,4 +1,4 @@
-//! The sending half.
+//! The sending half of an AF_XDP device.
 
 use super::AfXdpStats;
 use super::filter::AttachedProgram;
@@ -27,17 +27,17 @@ pub(super) struct AfXdpTx {
     chunk_bytes: usize,
     /// Chunks that this side owns. The chunk used last, which is still in the cache, is reused first.
     free_chunks: Vec<u64>,
-    /// Number of all chunks.
+    /// Number of chunks in total, free or in use.
     chunk_count: usize,
     /// Buffer for a frame that spans several chunks; empty if no frame can.
     staged: Box<[u8]>,
-    /// The frame under construction is in `staged`.
+    /// True if the frame under construction is in `staged`.
     is_staged: bool,
     /// Time at which `flush` must be called again.
     retry_at: Option<Instant>,
     capabilities: Capabilities,
     stats: Arc<AfXdpStats>,
-    /// Keeps the program attached while a half exists.
+    /// Keeps the XDP program attached while either half of the device exists.
     _program: Arc<AttachedProgram>,
 }
 

@@ -152,7 +152,7 @@ struct FaultsRx {
     wire: WireFrames,
     /// The frames of the last burst.
     lent: Vec<Vec<u8>>,
-    /// The last call left frames for the next one.
+    /// True if the last call left frames for the next one.
     has_more: bool,
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Pipeline {
     impairment: Impairment,
     random: Random,
     stats: DirectionStats,
-    /// The last frame was lost in a burst of losses (with `loss_burst`).
+    /// True if the last frame was lost in a burst of losses (with `loss_burst`).
     in_burst: bool,
     /// Time at which the link has transmitted the whole queue.
     link_free_at: Instant,
@@ -125,7 +125,7 @@ impl Pipeline {
 
     /// Returns the arrival time of the next frame.
     pub(super) fn next_arrival(&self) -> Option<Instant> {
-        self.in_flight.peek().map(|Reverse(held)| held.arrival)
+        self.in_flight.peek().map(|Reverse(next)| next.arrival)
     }
 
     /// Returns the next frame that has arrived. The caller gives the buffer back with `recycle`.
@@ -133,15 +133,15 @@ impl Pipeline {
         if self.next_arrival()? > now {
             return None;
         }
-        let Reverse(held) = self.in_flight.pop()?;
-        self.in_flight_bytes -= held.frame.len() as u64;
+        let Reverse(next) = self.in_flight.pop()?;
+        self.in_flight_bytes -= next.frame.len() as u64;
         self.stats.delivered.fetch_add(1, Relaxed);
-        Some(held.frame)
+        Some(next.frame)
     }
 
     /// Returns the next frame that has arrived, without removing it.
     pub(super) fn peek(&self, now: Instant) -> Option<&[u8]> {
-        self.in_flight.peek().filter(|Reverse(held)| held.arrival <= now).map(|Reverse(held)| &held.frame[..])
+        self.in_flight.peek().filter(|Reverse(next)| next.arrival <= now).map(|Reverse(next)| &next.frame[..])
     }
 
     pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {

@@ -24,7 +24,8 @@ const LABEL_AT: usize = 12;
 /// Features that an end announces or selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features {
-    /// Frames have headers, so that partial checksums and super-frames pass, and frames have priorities.
+    /// True if frames have headers, so that partial checksums and super-frames pass, and frames have
+    /// priorities.
     pub(super) frame_headers: bool,
     /// The hash function of flow labels, identified by its value for a known flow ([`toeplitz::CHECK`]). Ends
     /// with different functions do not exchange hashes.
@@ -69,7 +70,8 @@ impl Features {
     }
 }
 
-/// Returns the header of a frame to send. `hashes`: both ends have the same hash function.
+/// Returns the header of a frame to send. `has_flow_hash` says that both ends use one hash function, so that
+/// the hash of the label is included.
 pub(super) fn encode(meta: TxMeta, has_flow_hash: bool) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     let label = if has_flow_hash { meta.label } else { meta.label.without_hash() };

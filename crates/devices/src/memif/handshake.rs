@@ -83,7 +83,7 @@ pub(super) struct ServerHandshake {
     regions: Vec<Arc<Region>>,
     to_server: Vec<Option<NegotiatedRing>>,
     to_client: Vec<Option<NegotiatedRing>>,
-    /// CONNECTED was sent: only DISCONNECT is expected.
+    /// True if CONNECTED was sent: only DISCONNECT is expected.
     is_done: bool,
 }
 
@@ -235,7 +235,7 @@ pub(super) struct ClientHandshake {
     outgoing: VecDeque<(ControlMessage, Option<OwnedFd>)>,
     /// Set from HELLO until the connection is established.
     link: Option<Box<NegotiatedLink>>,
-    /// HELLO was received. A second one is an error.
+    /// True if HELLO was received. A second one is an error.
     has_hello: bool,
 }
 

@@ -46,7 +46,7 @@ pub(super) const fn ring_bytes(log2: u8) -> usize {
 /// Location of a part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemifDescriptor {
-    /// The frame continues in the next descriptor.
+    /// True if the frame continues in the next descriptor.
     pub(super) next: bool,
     pub(super) region: u16,
     pub(super) length: u32,

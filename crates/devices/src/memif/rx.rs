@@ -1,4 +1,4 @@
-//! The receiving half.
+//! The receiving half of a memif device.
 
 use super::extension::{self, HEADER_BYTES};
 use super::region::Region;
@@ -68,7 +68,7 @@ pub(super) struct RxRing {
     pub(super) regions: Arc<[Arc<Region>]>,
     pub(super) buffers: RingBuffers,
     pub(super) header_bytes: usize,
-    /// Both ends have the same flow hash function.
+    /// True if both ends have the same flow hash function.
     pub(super) has_flow_hash: bool,
     /// Index of the next descriptor to consume. The private value is authoritative; the copy in shared memory
     /// is for the peer.
@@ -271,10 +271,10 @@ pub(super) struct MemifRx {
     waker: Arc<Waker>,
     /// Frames of the last burst.
     arena: Box<[u8]>,
-    /// A wake-up was requested and not withdrawn.
+    /// True if a wake-up was requested and not withdrawn.
     armed: bool,
     stats: Arc<MemifStats>,
-    /// This queue reports the counters of all queues.
+    /// True if this queue reports the counters of all queues.
     pub(super) reports_stats: bool,
     /// Keeps the control thread running while a half exists.
     _guard: Arc<ControlThreadGuard>,

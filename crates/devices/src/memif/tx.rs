@@ -1,4 +1,4 @@
-//! The sending half.
+//! The sending half of a memif device.
 
 use super::extension::{self, HEADER_BYTES};
 use super::region::{Region, copy_shared};
@@ -29,7 +29,7 @@ const PUBLISH_BYTES: usize = 128 << 10;
 pub(super) struct LinkContext {
     pub(super) regions: Arc<[Arc<Region>]>,
     pub(super) header_bytes: usize,
-    /// Both ends have the same flow hash function.
+    /// True if both ends have the same flow hash function.
     pub(super) has_flow_hash: bool,
     pub(super) violation_flag: Arc<ViolationFlag>,
 }
@@ -41,7 +41,7 @@ pub(super) struct TxRing {
     regions: Arc<[Arc<Region>]>,
     buffers: RingBuffers,
     header_bytes: usize,
-    /// Both ends have the same flow hash function.
+    /// True if both ends have the same flow hash function.
     has_flow_hash: bool,
     /// Index of the next descriptor to fill. The private value is authoritative; the copy in shared memory is
     /// for the peer.

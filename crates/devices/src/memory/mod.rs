@@ -167,7 +167,7 @@ fn ring_doorbell(doorbell: &Doorbell) {
 struct MemoryRx {
     ring: RecordConsumer,
     doorbell: Doorbell,
-    /// A wake-up was requested and not withdrawn.
+    /// True if a wake-up was requested and not withdrawn.
     armed: bool,
     /// Wake-ups that were sent, or are about to be, and that have not been read from the eventfd.
     unread: u64,

@@ -242,7 +242,7 @@ struct TapRx {
     fd: Arc<OwnedFd>,
     /// The frames of the last burst with their headers, each at a multiple of 64 bytes.
     arena: Box<[u8]>,
-    /// The interface was deleted.
+    /// True if the interface was deleted.
     gone: bool,
     stats: Arc<TapStats>,
     reports_stats: bool,

@@ -13,7 +13,7 @@ const DATA_VALID: u8 = 2;
 const GSO_NONE: u8 = 0;
 const GSO_TCP4: u8 = 1;
 const GSO_TCP6: u8 = 4;
-const GSO_UDP: u8 = 5;
+const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 /// The header contradicts its frame, or requests an offload that was not negotiated.
@@ -32,7 +32,7 @@ pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
         out[1] = match gso.kind {
             GsoKind::Tcp4 => GSO_TCP4,
             GsoKind::Tcp6 => GSO_TCP6,
-            GsoKind::Udp => GSO_UDP,
+            GsoKind::Udp => GSO_UDP_L4,
         } | if gso.ecn { GSO_ECN } else { 0 };
         out[2..4].copy_from_slice(&gso.header_len.to_ne_bytes());
         out[4..6].copy_from_slice(&gso.size.to_ne_bytes());
@@ -58,7 +58,7 @@ pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Op
         GSO_NONE => return Ok((checksum, None)),
         GSO_TCP4 => GsoKind::Tcp4,
         GSO_TCP6 => GsoKind::Tcp6,
-        GSO_UDP => GsoKind::Udp,
+        GSO_UDP_L4 => GsoKind::Udp,
         _ => return Err(MalformedHeader),
     };
     // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the

@@ -53,11 +53,11 @@ pub struct App {
     pub conns: Vec<AppConn>,
     /// Open listeners with their addresses.
     pub listeners: Vec<(Listener, SocketAddr)>,
-    /// Accepts connections when they are reported.
+    /// True if connections are accepted when they are reported.
     pub auto_accept: bool,
     /// Share of in-burst data that the application takes: 0 none, 1 half, 2 all.
     pub take_share: u8,
-    /// Reads when data are reported as readable.
+    /// True if data are read when they are reported as readable.
     pub reads_when_readable: bool,
     /// The UDP sockets.
     pub udp: UdpSockets,

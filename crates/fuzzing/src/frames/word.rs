@@ -253,7 +253,7 @@ impl Word {
         Self { a: peer, b: flags.0, c: bits, x, y, z: 0, ..Self::op(Op::Segment) }
     }
 
-    /// Remote end `peer` performs `action`; `amount` is a number of bytes where the action has one.
+    /// Performs `action` of remote end `peer`; `amount` is a number of bytes where the action has one.
     pub fn peer_action(peer: u8, action: PeerAction, amount: u32) -> Self {
         Self { a: peer, b: action as u8, x: amount, ..Self::op(Op::PeerAction) }
     }
@@ -351,7 +351,7 @@ impl Word {
     }
 
     /// Fragments the next `count` packets into fragments of `size` bytes; `order` 0 in order, 1 reversed, 2
-    /// without the last, 3 the first one twice, 4 overlapping.
+    /// without the last, 3 the first one twice, 4 overlapping, 5 only the last.
     pub fn fragment(count: u8, size: u16, order: u8) -> Self {
         Self { a: count, b: order, x: size.into(), ..Self::op(Op::Fragment) }
     }

@@ -18,8 +18,8 @@ struct SharedDescription {
     nonblocking: bool,
     shutdown: ShutdownState,
     options: SocketOptionState,
-    /// The connection is over and a call has reported that: the next `connect`, in whichever process, is a
-    /// new attempt.
+    /// True if the connection is over and a call has reported that: the next `connect`, in whichever process,
+    /// is a new attempt.
     disconnected: bool,
 }
 codec_struct!(SharedDescription { nonblocking, shutdown, options, disconnected });

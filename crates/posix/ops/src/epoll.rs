@@ -49,9 +49,9 @@ struct EpollItem {
     fd: RawFd,
     file: FileId,
     event: EpollEvent,
-    /// The item is in the ready list.
+    /// True if the item is in the ready list.
     queued: bool,
-    /// The item was not removed.
+    /// True if the item was not removed.
     live: bool,
 }
 

@@ -126,7 +126,7 @@ impl Codec for SerializedRole {
 struct SerializedAddress {
     address: SocketAddr,
     port_locked: bool,
-    /// A kernel socket is behind the descriptor.
+    /// True if a kernel socket is behind the descriptor.
     has_kernel_socket: bool,
 }
 codec_struct!(SerializedAddress { address, port_locked, has_kernel_socket });

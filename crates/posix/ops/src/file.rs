@@ -37,7 +37,7 @@ pub(crate) enum FileKind {
 /// A TCP or UDP socket.
 pub(crate) struct Socket {
     pub family: Family,
-    /// The socket is a UDP socket.
+    /// True if the socket is a UDP socket.
     pub is_udp: bool,
     /// State for sending; only UDP sockets that have sent anything, or set an option for it, have one.
     pub udp_send: Option<Box<UdpSendState>>,
@@ -60,7 +60,7 @@ pub(crate) struct UrgentState {
     pub owner: c_int,
     /// The socket's counter of urgent notifications when it was read last.
     pub oob_events_seen: u32,
-    /// An urgent byte was announced and has not arrived yet.
+    /// True if an urgent byte was announced and has not arrived yet.
     pub byte_pending: bool,
 }
 
@@ -107,7 +107,7 @@ pub(crate) enum SocketRole {
 pub(crate) struct UdpSocket {
     /// The handle of the channel socket.
     pub conn: Conn,
-    /// The program has bound the socket.
+    /// True if the program has bound the socket.
     pub bound: bool,
     /// The address to which the socket is connected.
     pub peer: Option<SocketAddr>,
@@ -124,7 +124,7 @@ pub(crate) struct UdpSocket {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundAddress {
     pub reserved: Reservation,
-    /// The program chose the port, and the socket keeps it after a disconnect (`SOCK_BINDPORT_LOCK`).
+    /// True if the program chose the port, and the socket keeps it after a disconnect (`SOCK_BINDPORT_LOCK`).
     pub port_locked: bool,
     /// The descriptor if a kernel socket behind it is bound to the address, too.
     pub kernel_fd: Option<RawFd>,
@@ -191,8 +191,8 @@ pub(crate) struct Listener {
     /// The number of the channel listener.
     pub number: u32,
     pub bound: BoundAddress,
-    /// This process has granted accept credit because a thread asked for connections. A master process that
-    /// only listens must not take connections from its workers.
+    /// True if this process has granted accept credit because a thread asked for connections. A master
+    /// process that only listens must not take connections from its workers.
     pub accepting: bool,
     pub backlog: u32,
     /// The descriptor if a kernel socket behind it listens, too.
@@ -205,14 +205,14 @@ pub(crate) struct Stream {
     pub conn: Conn,
     /// `connect` was called and has not reported its result yet (`SS_CONNECTING`).
     pub connecting: bool,
-    /// The socket was shut down after the connection had failed and before `connect` reported that
+    /// True if the socket was shut down after the connection had failed and before `connect` reported that
     /// (`SS_DISCONNECTING`).
     pub disconnecting: bool,
     /// `sk_err`.
     pub error: Option<Errno>,
-    /// The end of the connection was turned into an error.
+    /// True if the end of the connection was turned into an error.
     pub end_seen: bool,
-    /// The last send set `MSG_MORE`.
+    /// True if the last send set `MSG_MORE`.
     pub msg_more: bool,
     /// How many bytes were acknowledged when a write last found the send buffer full (`SOCK_NOSPACE`). Used
     /// only if the send buffer limits writes.

@@ -28,7 +28,7 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// The MTU in bytes.
     pub mtu: u16,
-    /// The link is loopback.
+    /// True if the link is loopback.
     pub loopback: bool,
     /// Addresses and their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,

@@ -82,8 +82,8 @@ struct Waiter {
     /// The thread sleeps in the kernel.
     asleep: bool,
     in_use: bool,
-    /// A handler has interrupted the sleep and blocks in a call itself. The sleep ends when the handler
-    /// returns (signal(7)).
+    /// True if a handler has interrupted the sleep and blocks in a call itself. The sleep ends when the
+    /// handler returns (signal(7)).
     interrupted: bool,
     /// A signalfd that is readable while one of these signals is pending: signals with `SA_RESTART` handlers
     /// that the sleep blocks.
@@ -218,7 +218,7 @@ pub(crate) struct Wait<'a> {
     /// Present if the call continues after a handler with `SA_RESTART`. The counter says how much the call
     /// has done; if it is not 0, the call returns instead.
     pub restart_unless: Option<&'a Cell<usize>>,
-    /// The call fails with `EINTR` when the process was stopped and continued, even without a handler
+    /// True if the call fails with `EINTR` when the process was stopped and continued, even without a handler
     /// (signal(7)).
     pub eintr_on_stop: bool,
 }

@@ -222,7 +222,7 @@ struct RecvArgs<'a> {
     flags: c_int,
     /// How many bytes `MSG_PEEK` skips (`SO_PEEK_OFF`).
     offset: usize,
-    /// The data goes to a pipe.
+    /// True if the data goes to a pipe.
     for_pipe: bool,
     /// How many bytes were copied or discarded.
     copied: &'a Cell<usize>,

@@ -27,9 +27,9 @@ pub(crate) struct ReadLimit {
     pub skip: usize,
     /// Bytes to read after those, all of which have arrived.
     pub len: usize,
-    /// The next byte is the urgent one.
+    /// True if the next byte is the urgent one.
     pub is_at_mark: bool,
-    /// The read ends after these bytes, even below its target.
+    /// True if the read ends after these bytes, even below its target.
     pub ends_read: bool,
 }
 

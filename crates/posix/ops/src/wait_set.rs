@@ -26,9 +26,9 @@ pub(crate) struct KernelEpoll {
 /// Events that ended a sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeCause {
-    /// The stack has events.
+    /// True if the stack has events.
     pub stack_event: bool,
-    /// The other end of the descriptor that wakes the process is closed.
+    /// True if the other end of the descriptor that wakes the process is closed.
     pub hung_up: bool,
     /// Kernel descriptors in the epoll set are ready.
     pub kernel_event: bool,

@@ -101,9 +101,9 @@ struct ProcessEntry {
     attachment: Option<DomainClients>,
     /// The descriptor that wakes the process, until it is sent to the process.
     wake_fd: Option<OwnedFd>,
-    /// The process has sent its first message.
+    /// True if the process has sent its first message.
     is_greeted: bool,
-    /// The process is not attached, and may attach others (see [`unattached`]).
+    /// True if the process is not attached, and may attach others (see [`unattached`]).
     is_unattached: bool,
 }
 

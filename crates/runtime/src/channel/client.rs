@@ -161,7 +161,8 @@ pub struct Client {
     /// Connections offered to a client that accepts explicitly.
     explicit_offers: Option<Box<ReceivedOffers>>,
     is_detached: bool,
-    /// The client is a forked child that has not yet compared the sockets it inherited with the region.
+    /// True if the client is a forked child that has not yet compared the sockets it inherited with the
+    /// region.
     must_rescan: bool,
 }
 

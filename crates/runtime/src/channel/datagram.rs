@@ -23,7 +23,7 @@ pub(super) const HAS_HOP_LIMIT: u8 = 2;
 pub(super) struct DatagramHeader {
     /// Bytes of the datagram.
     pub len: u32,
-    /// The bytes do not follow and have to be requested.
+    /// True if the bytes do not follow and have to be requested.
     pub is_oversize: bool,
     /// The sender, or the destination of an outgoing datagram. The unspecified address with port 0 means the
     /// connected peer.

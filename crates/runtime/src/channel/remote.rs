@@ -58,15 +58,15 @@ enum DeferredClose {
 struct RemoteConn {
     conn: Option<Conn>,
     token: u32,
-    /// The handler has accepted it; before that no events are reported.
+    /// True if the handler has accepted it; before that no events are reported.
     is_accepted: bool,
     /// Urgent bytes stay in the stream (`SO_OOBINLINE`).
     oob_inline: bool,
     ranges: VecDeque<SourceRange>,
     deferred_close: DeferredClose,
-    /// A send was short.
+    /// True if a send was short.
     is_send_blocked: bool,
-    /// The handler has closed it, so unread bytes do not delay the report of its end.
+    /// True if the handler has closed it, so unread bytes do not delay the report of its end.
     is_closed_locally: bool,
     has_fin: bool,
     close_reason: Option<CloseReason>,

@@ -53,9 +53,9 @@ pub struct ChannelServer {
     /// Created with the first domain for processes.
     domain_epoll: Option<DomainEpoll>,
     ports: port_reservations::PortReservations,
-    /// The stack's addresses can be used.
+    /// True if the stack's addresses can be used.
     is_ready: bool,
-    /// The last yield of the CPU lasted for its full time.
+    /// True if the last yield of the CPU lasted for its full time.
     has_yield_expired: bool,
     /// Counters of domains that were reaped.
     closed_stats: ChannelStats,

@@ -37,7 +37,7 @@ pub struct SocketStatus {
     /// State of the connection. It was read before the byte counts, so all bytes that came before an end are
     /// counted.
     pub state: SocketState,
-    /// An owner has shut down the write side.
+    /// True if an owner has shut down the write side.
     pub is_write_closed: bool,
     /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error or a
     /// datagram that does not pass through the region. If this is not 0, reads have to heed

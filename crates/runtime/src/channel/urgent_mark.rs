@@ -26,7 +26,7 @@ pub struct UrgentMark {
     pub unread_before: usize,
     /// The byte, if it has arrived and was not taken.
     pub byte: Option<u8>,
-    /// The byte was taken out of band.
+    /// True if the byte was taken out of band.
     pub is_taken: bool,
 }
 

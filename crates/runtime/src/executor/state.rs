@@ -54,9 +54,9 @@ pub(super) struct ExecutorState {
 
 /// Progress of stopping the shard.
 pub(super) struct StopState {
-    /// The shard was asked to stop.
+    /// True if the shard was asked to stop.
     pub(super) is_requested: bool,
-    /// A task has waited for the request: the main task ends the shard then.
+    /// True if a task has waited for the request: the main task ends the shard then.
     pub(super) is_observed: bool,
     pub(super) waiters: Waiters,
 }

@@ -51,7 +51,7 @@ pub struct JoinHandle<T> {
     executor: u32,
     task: u32,
     generation: u32,
-    /// The result was returned.
+    /// True if the result was returned.
     done: bool,
     /// Not `Send`: the handle stays on the thread.
     _result: PhantomData<*const T>,

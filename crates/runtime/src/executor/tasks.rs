@@ -50,11 +50,11 @@ struct TaskSlot {
     /// Waiters for the task's end.
     joiners: Waiters,
     generation: u32,
-    /// The task is in one of the queues.
+    /// True if the task is in one of the queues.
     is_queued: bool,
-    /// The task is dropped instead of its next poll.
+    /// True if the task is dropped instead of its next poll.
     abort: bool,
-    /// A handle to the task exists.
+    /// True if a handle to the task exists.
     joinable: bool,
 }
 

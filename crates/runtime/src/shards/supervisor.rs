@@ -28,7 +28,7 @@ enum ThreadFailure {
 struct BuildProgress {
     /// Shards and workers that are not built yet.
     pending: usize,
-    /// A shard or worker could not be built, so none starts.
+    /// True if a shard or worker could not be built, so none starts.
     failed: bool,
 }
 

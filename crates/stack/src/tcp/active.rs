@@ -61,7 +61,7 @@ pub(crate) enum UrgentState {
 pub(crate) struct TailLossProbe {
     /// `snd_nxt` after the probe (TLP.end_seq; Linux's `tlp_high_seq`).
     pub end_seq: SeqNumber,
-    /// The probe was a retransmission (TLP.is_retrans).
+    /// True if the probe was a retransmission (TLP.is_retrans).
     pub is_retrans: bool,
 }
 
@@ -164,11 +164,11 @@ pub(crate) struct ActiveConn {
     pub record_marks: RecordMarks,
     /// Announcement of the last send about the data that follow it.
     pub msg_more: MsgMore,
-    /// The next partial segment is sent whatever holds it back (Linux's `TCP_NAGLE_PUSH`).
+    /// True if the next partial segment is sent whatever holds it back (Linux's `TCP_NAGLE_PUSH`).
     pub nagle_push: bool,
-    /// FIN was sent.
+    /// True if FIN was sent.
     pub fin_sent: bool,
-    /// The connection is among the senders that wait for memory.
+    /// True if the connection is among the senders that wait for memory.
     pub is_waiting_for_memory: bool,
     /// Sequence number of a FIN that arrived before the data that precede it.
     pub ooo_fin_seq: Option<SeqNumber>,

@@ -54,7 +54,7 @@ pub(crate) struct Segment<'a> {
     pub payload: &'a [u8],
     /// Position of the payload, if it is in the burst.
     pub position: Option<PayloadPosition>,
-    /// The packet has the ECN codepoint CE (RFC 3168).
+    /// True if the packet has the ECN codepoint CE (RFC 3168).
     pub ce: bool,
     /// Segments that were on the wire (more than one after receive coalescing).
     pub segments: u16,

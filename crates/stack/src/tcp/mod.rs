@@ -101,7 +101,7 @@ pub(crate) struct Tcp {
     pub saved_syns: SavedSyns,
     pub secrets: Secrets,
     pub events: VecDeque<Event>,
-    /// Data of the current burst whose events the owner has not taken, or not consumed yet.
+    /// Data of the current burst that the owner has not consumed yet, or whose events it has not taken.
     pub pending: PendingQueue,
     /// Senders that found no memory; they are notified when memory is available.
     pub memory_waiters: MemoryWaiters,
@@ -194,7 +194,7 @@ impl Tcp {
         self.profiles.get(self.conns[idx].profile)
     }
 
-    /// Marks that an acknowledgement must leave with this batch.
+    /// Marks that an acknowledgement must leave in this turn.
     #[inline]
     pub fn ack_now(&mut self, idx: u32) {
         self.conns[idx].flags.set(Flags::ACK_NOW);
@@ -252,8 +252,7 @@ impl Tcp {
         c.active = NONE;
     }
 
-    /// Returns whether the data that segments look up exceed a core's own cache. Only then does prefetching
-    /// pay.
+    /// Returns whether the data that segments look up exceed a core's own cache. Prefetching pays only then.
     #[inline]
     pub fn exceeds_cache(&self) -> bool {
         self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > L2_CACHE_BYTES
@@ -289,7 +288,8 @@ impl Tcp {
             demux::NO_HINT => self.flows.find_likely(seg.hash)?,
             hint => hint,
         };
-        // Only an open connection is certain to be what the table would return.
+        // An open connection under the hash is certainly the entry that the exact lookup would return; a
+        // TIME-WAIT entry is not.
         if likely & demux::TIME_WAIT_BIT == 0 {
             let c = &self.conns[likely];
             if c.slot_state == SlotState::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {

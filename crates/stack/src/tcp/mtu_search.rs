@@ -89,7 +89,7 @@ pub(crate) struct MtuSearch {
     /// Largest packet that may still arrive; `None` before it was determined.
     search_high: Option<u16>,
     pub probe: Option<MtuProbe>,
-    /// A probe was lost, so `search_high` was learned.
+    /// True if a probe was lost, so `search_high` was learned.
     has_failed: bool,
     /// When the search began.
     probe_timestamp: Instant,

@@ -11,9 +11,9 @@ use crate::handle::Conn;
 pub(crate) struct PendingData {
     pub conn: Conn,
     pub data: InlineData,
-    /// The event was taken: the owner is reading the data.
+    /// True if the event was taken: the owner is reading the data.
     pub delivered: bool,
-    /// A later entry belongs to the same connection.
+    /// True if a later entry belongs to the same connection.
     followed: bool,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct PendingQueue {
     entries: Vec<PendingData>,
     /// Entries before this index are done.
     first: usize,
-    /// The event of an entry was withheld, because its connection was not accepted yet.
+    /// True if the event of an entry was withheld, because its connection was not accepted yet.
     withheld: bool,
 }
 

@@ -46,8 +46,8 @@ pub(crate) struct RackInput {
     pub sacked_out: u32,
     pub dup_thresh: u32,
     pub mss: u32,
-    /// The acknowledgement echoes a timestamp from before the last transmission of the most recent delivered
-    /// segment, so it may acknowledge the original transmission. False without timestamps.
+    /// True if the acknowledgement echoes a timestamp from before the last transmission of the most recent
+    /// delivered segment, so it may acknowledge the original transmission. False without timestamps.
     pub echo_is_older_than_retransmission: bool,
 }
 

@@ -28,7 +28,7 @@ const SKB_BYTES_MAX: u32 = 65_536 - 321;
 struct RecordMark {
     /// Sequence number after the byte that pushes.
     end: SeqNumber,
-    /// A record ends here: no segment reaches beyond the mark.
+    /// True if a record ends here: no segment reaches beyond the mark.
     is_record_end: bool,
 }
 

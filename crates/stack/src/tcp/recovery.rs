@@ -31,7 +31,7 @@ pub(crate) struct Recovery {
     retrans_stamp: Option<u32>,
     /// F-RTO is finding out whether the last time-out was spurious (RFC 5682).
     frto: bool,
-    /// New data are sent before lost data until the next acknowledgement (RFC 5682 §2.1, step 2b).
+    /// True if new data are sent before lost data until the next acknowledgement (RFC 5682 §2.1, step 2b).
     frto_new_data: bool,
 }
 
@@ -42,20 +42,20 @@ pub(crate) struct AckSummary {
     pub snd_una_advanced: bool,
     /// Segments that were newly marked lost.
     pub newly_lost: u32,
-    /// The peer set ECE.
+    /// True if the peer set ECE.
     pub ece: bool,
-    /// The acknowledgement reported a spurious retransmission (DSACK).
+    /// True if the acknowledgement reported a spurious retransmission (DSACK).
     pub dsack: bool,
     /// Timestamp that the acknowledgement echoes, if timestamps are in use.
     pub echo: Option<u32>,
     /// Lowest end of the newly acknowledged segments that were never retransmitted.
     pub original_end: Option<SeqNumber>,
-    /// The acknowledgement reports data after a gap.
+    /// True if the acknowledgement reports data after a gap.
     pub is_dupack: bool,
-    /// Data are queued that were never sent, and the peer's window admits some of them.
+    /// True if data are queued that were never sent, and the peer's window admits some of them.
     pub more_to_send: bool,
-    /// More reordering was observed than is assumed initially, so segments that arrive out of order are
-    /// progress.
+    /// True if more reordering was observed than is assumed initially, so segments that arrive out of order
+    /// are progress.
     pub has_reordering: bool,
 }
 

@@ -112,7 +112,7 @@ pub(crate) struct Delivery {
     /// The last segment in sequence order of those acknowledged cumulatively, or else selectively. As on
     /// Linux, RACK uses its round-trip time.
     pub last_in_sequence: Option<DeliveredSegment>,
-    /// A retransmitted segment is among those acknowledged cumulatively.
+    /// True if a retransmitted segment is among those acknowledged cumulatively.
     pub has_retrans_acked: bool,
     /// Lowest end of the newly acknowledged segments that were never retransmitted.
     pub original_end: Option<SeqNumber>,

@@ -61,14 +61,14 @@ enum ItemContent {
         chunk: ChunkId,
         /// Position of the first byte in the chunk.
         start: u16,
-        /// A later item has bytes in the chunk and frees it.
+        /// True if a later item has bytes in the chunk and frees it.
         is_continued: bool,
     },
     Slice {
         source: SourceId,
         /// Position of the first byte in the source.
         offset: u64,
-        /// The bytes are accessible in place ([`Source::shared`](super::source::Source::shared)).
+        /// True if the bytes are accessible in place ([`Source::shared`](super::source::Source::shared)).
         is_shared: bool,
     },
 }
@@ -103,7 +103,7 @@ pub struct SendBuffer {
     slices: usize,
     /// Slices whose bytes are not accessible in place.
     unshared_slices: usize,
-    /// Slices were copied: chunks in the middle may be partly used, and two items may share one.
+    /// True if slices were copied: chunks in the middle may be partly used, and two items may share one.
     has_partial_chunks: bool,
     tail: Option<TailChunk>,
 }

@@ -17,9 +17,9 @@ use crate::wire::tcp::TcpFlags;
 /// A segment that contains all queued data and may be sent at once.
 struct SingleSegment {
     len: u32,
-    /// FIN is sent with the data.
+    /// True if FIN is sent with the data.
     has_fin: bool,
-    /// The data fill a full-sized segment.
+    /// True if the data fill a full-sized segment.
     is_full_sized: bool,
     /// Retransmission time-out in µs.
     rto_us: u64,

@@ -143,7 +143,7 @@ impl Tcp {
 /// The bytes that a read may return. A read stops before the urgent byte; the next read passes it, and unless
 /// it is delivered in the stream, the byte is skipped (Linux's `tcp_recvmsg`; RFC 6093 §3.2).
 pub(super) struct ReadSpan {
-    /// The urgent byte is the first unread byte.
+    /// True if the urgent byte is the first unread byte.
     is_at_mark: bool,
     /// Bytes to skip first: the urgent byte, or none.
     pub skip: usize,

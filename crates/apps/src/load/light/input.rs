@@ -35,10 +35,10 @@ pub(super) struct SegmentProgress<'a> {
     pub conn: u32,
     pub port: u16,
     pub source: u16,
-    /// The send queue has room again.
+    /// True if the send queue has room again.
     pub writable: bool,
     pub data: &'a [u8],
-    /// The peer has sent FIN, and `data` are its last bytes.
+    /// True if the peer has sent FIN, and `data` are its last bytes.
     pub fin: bool,
 }
 

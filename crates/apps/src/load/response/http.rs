@@ -174,7 +174,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse
     };
     let mut fields = ResponseFields { close: version == b'0', ..ResponseFields::default() };
     loop {
-        // Only an empty line and the first letters of the names that matter need a closer look.
+        // Only an empty line and the first letters of relevant names need a closer look.
         match bytes.get(at) {
             Some(b'\r') => match bytes.get(at + 1) {
                 Some(b'\n') => return Ok(Some((at + 2, fields.head(status)))),
@@ -201,7 +201,7 @@ fn may_be_status_line(bytes: &[u8]) -> bool {
     bytes[..n] == start[..n]
 }
 
-/// The header fields that matter.
+/// The header fields that determine framing and the end of the connection.
 #[derive(Default)]
 struct ResponseFields {
     length: Option<u64>,

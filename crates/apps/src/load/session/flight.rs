@@ -68,7 +68,7 @@ impl Session {
         self.send_pending(slot, net);
     }
 
-    /// In a closed loop: fills the connection's pipeline. All its requests are sent in one call.
+    /// Fills the connection's pipeline, in a closed loop. All its requests are sent in one call.
     pub(super) fn fill_pipeline(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let was_idle = self.slots[slot as usize].in_flight == 0;
         while self.is_running() && self.has_capacity(slot) && self.may_begin(now) {

@@ -54,7 +54,7 @@ fn small_buffers_and_small_rings_conform() {
 }
 
 #[test]
-fn several_queues_as_one_device_conform() {
+fn multi_queue_device_conforms() {
     conformance::run("memif with three queues as one", WHOLE, &mut || {
         let folder = Folder::new();
         let (server, client) = connected(&folder, |config| config.queues = 3);

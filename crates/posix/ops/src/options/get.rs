@@ -18,7 +18,7 @@ use rustix::io::Errno;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionValue {
     bytes: Vec<u8>,
-    /// A smaller buffer gets nothing rather than a prefix.
+    /// True if a smaller buffer gets nothing rather than a prefix.
     is_indivisible: bool,
 }
 

@@ -97,22 +97,22 @@ pub(super) struct DomainSocket {
     /// Positions: bytes received, and bytes taken from clients.
     pub received: u64,
     pub taken: u64,
-    /// The engine holds received bytes back for which the region had no space.
+    /// True if the engine holds received bytes back for which the region had no space.
     pub is_recv_blocked: bool,
-    /// The engine's send buffer was full.
+    /// True if the engine's send buffer was full.
     pub is_send_blocked: bool,
     /// It has no owner any more: what was written is still sent.
     pub is_closing: bool,
-    /// FIN was requested of the engine.
+    /// True if FIN was requested of the engine.
     pub is_write_shut: bool,
-    /// Bytes arrived after both directions were shut down.
+    /// True if bytes arrived after both directions were shut down.
     pub has_late_data: bool,
     /// Its receive buffer is smaller than the region's, so unread bytes in the region reduce the advertised
     /// window.
     pub has_small_recv_buffer: bool,
     /// Clients want to know how many bytes were sent.
     pub publishes_sent: bool,
-    /// A client waits for acknowledgements although there is space.
+    /// True if a client waits for acknowledgements although there is space.
     pub awaits_acked: bool,
     /// Clients want urgent bytes to stay in the stream (`SO_OOBINLINE`).
     pub oob_inline: bool,
@@ -135,7 +135,7 @@ pub(super) struct DatagramQueue {
     pub pending: VecDeque<(Datagram, Vec<u8>)>,
     /// Datagrams that are too long for the region and have to be requested.
     pub oversize: VecDeque<(Datagram, Vec<u8>)>,
-    /// The engine keeps an error queue (`IP_RECVERR`).
+    /// True if the engine keeps an error queue (`IP_RECVERR`).
     pub recverr: bool,
 }
 
@@ -183,17 +183,17 @@ pub(super) struct Domain {
     pub datagram_bytes_max: usize,
     /// Deferred connections, once a listener defers.
     pub deferred: Option<Box<DeferredAccepts>>,
-    /// A timer is set for outstanding offers.
+    /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
-    /// A listener could not take all connections of the engine's accept queue.
+    /// True if a listener could not take all connections of the engine's accept queue.
     pub is_accept_stalled: bool,
     /// Clients are workers of one program: a worker that listens on another one's address shares the
     /// listener.
     pub shares_listeners: bool,
     /// The client that got the last offer.
     pub distributed_to: usize,
-    /// A client that claimed to run on the shard's CPU used its whole last time slice. If there are other
-    /// domains, this domain is skipped at the next sleep.
+    /// True if a client that claimed to run on the shard's CPU used its whole last time slice. If there are
+    /// other domains, this domain is skipped at the next sleep.
     pub is_penalised: bool,
     /// Buffer for one datagram, once there are UDP sockets.
     pub datagram_buffer: Box<[u8]>,

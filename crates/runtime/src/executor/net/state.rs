@@ -26,11 +26,11 @@ pub(in crate::executor) struct TaskSocket {
     pub(in crate::executor) readers: Waiters,
     pub(in crate::executor) writers: Waiters,
     pub(super) phase: ConnPhase,
-    /// The peer has sent FIN.
+    /// True if the peer has sent FIN.
     pub(super) peer_fin: bool,
-    /// The stream was shut down for writing.
+    /// True if the stream was shut down for writing.
     pub(super) write_shutdown: bool,
-    /// The last write did not fit into the send buffer.
+    /// True if the last write did not fit into the send buffer.
     pub(super) send_buffer_full: bool,
     /// Pending error (`SO_ERROR`), reported once.
     pub(super) error: Option<SocketError>,

@@ -15,7 +15,7 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 pub(crate) struct Cubic {
     /// Window before the last reduction, or less (fast convergence).
     w_max: f64,
-    /// The last reduction was a time-out, so that its window is not a target.
+    /// True if the last reduction was a time-out, so that its window is not a target.
     timed_out: bool,
     /// The current congestion avoidance epoch.
     epoch: Option<Epoch>,

@@ -32,7 +32,7 @@ pub(crate) struct HyStart {
     rtt_sample_count: u32,
     /// Present in Conservative Slow Start.
     css: Option<ConservativeSlowStart>,
-    /// Slow start was left once; from then on standard slow start is used (RFC 9406 §4.3).
+    /// True if slow start was left once; from then on standard slow start is used (RFC 9406 §4.3).
     ended: bool,
 }
 

@@ -160,7 +160,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: i32) -> io::Result<usiz
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Calls `close` and returns its error, which a lingering close may have.
+/// Calls `close` and returns its error, for example that of a lingering close.
 pub fn close(socket: OwnedFd) -> io::Result<()> {
     use std::os::fd::IntoRawFd;
     // SAFETY: the descriptor was owned and is given up here.
