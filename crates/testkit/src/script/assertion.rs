@@ -1,10 +1,10 @@
 //! Assertions on a connection's `tcp_info`: `%{ tcpi_unacked == 3, tcpi_snd_cwnd >= 2 * tcpi_reordering }%`.
 //!
 //! An assertion is a list of conditions separated by commas. A condition compares two sums with
-//! `== != < <= > >=`; conditions combine with `||` and `&&`. Operands are integers, fields of `tcp_info` with or without
-//! `tcpi_`, and constants such as `ESTABLISHED`; operators are `+ - * / % &` and parentheses. `%{ 5: … }%`
-//! refers to descriptor 5; otherwise the assertion refers to the connection that the script accepted or
-//! opened last.
+//! `== != < <= > >=`; conditions combine with `||` and `&&`. Operands are integers, fields of `tcp_info` with
+//! or without `tcpi_`, and constants such as `ESTABLISHED`; operators are `+ - * / % &` and parentheses. `%{
+//! 5: … }%` refers to descriptor 5; otherwise the assertion refers to the connection that the script accepted
+//! or opened last.
 
 use super::calls::Fd;
 use super::names::INFO_CONSTANTS;
