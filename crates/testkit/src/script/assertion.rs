@@ -2,9 +2,9 @@
 //!
 //! An assertion is a list of conditions separated by commas. A condition compares two sums with
 //! `== != < <= > >=`; conditions combine with `||` and `&&`. Operands are integers, fields of `tcp_info` with
-//! or without `tcpi_`, and constants such as `ESTABLISHED`; operators are `+ - * / % &` and parentheses. `%{
-//! 5: … }%` refers to descriptor 5; otherwise the assertion refers to the connection that the script accepted
-//! or opened last.
+//! or without `tcpi_`, and constants such as `ESTABLISHED`; operators are `+ - * / % &` and parentheses.
+//! `%{ 5: … }%` refers to descriptor 5; otherwise the assertion refers to the connection that the script
+//! accepted or opened last.
 
 use super::calls::Fd;
 use super::names::INFO_CONSTANTS;
