@@ -102,7 +102,7 @@ impl OpenedStack {
             (ShardThreads::One(Box::new(shard)), vec![commander])
         };
         let broker = Broker::open_for(&published, commanders, terms)?;
-        Ok(Self { shards, broker, published: published })
+        Ok(Self { shards, broker, published })
     }
 
     /// Runs the stack until `stop` is set or `act` returns. `act` starts when programs can attach to the

@@ -62,7 +62,7 @@ impl EngineServer {
                 EngineResponder { head: http::head(len, keep_alive), body, keep_alive }
             }
         };
-        Self { host, responder: responder }
+        Self { host, responder }
     }
 
     /// Returns segments received and sent per established connection.
