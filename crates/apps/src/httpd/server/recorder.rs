@@ -20,7 +20,8 @@ pub struct Recorder {
     pub closed: bool,
     /// [`Transport::abort`] was called.
     pub aborted: bool,
-    /// [`Transport::resume_reading`] was called. The caller of [`Server::data`] clears the flag.
+    /// [`Transport::resume_reading`] was called. The caller of [`Server::data`](super::Server::data) clears
+    /// the flag.
     pub resumed: bool,
     /// Bytes that are not acknowledged.
     pub outstanding: Option<u32>,
