@@ -51,7 +51,6 @@ mod scratch;
 mod sendfile;
 mod signal;
 pub mod signal_handlers;
-pub mod simulation;
 mod sleep;
 mod sockaddr;
 mod sockname;

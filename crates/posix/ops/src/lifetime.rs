@@ -1,5 +1,6 @@
 //! Creation, duplication and closing of descriptors, and what `fcntl` changes.
 
+use crate::Ops;
 use crate::descriptor;
 use crate::fd_table::FileId;
 use crate::file::{FileKind, ShutdownState, Socket, SocketRole, UrgentState};
@@ -8,12 +9,11 @@ use crate::options::SocketOptionState;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::Family;
-use crate::{Ops, simulation};
 use core::ffi::c_int;
 use ginnel::State;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Ops {
     /// Returns whether the stack supports sockets of this kind. All others are kernel sockets from the start.
@@ -206,12 +206,12 @@ impl Ops {
             return state;
         }
         let wait = Wait::of(Timeout::after(Some(linger_time)));
-        let end = simulation::now() + linger_time;
+        let end = Instant::now() + linger_time;
         loop {
             let Ok(info) = state.client.info(conn) else { return state };
             // Only in these states is an acknowledgement by the peer outstanding.
             if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
-                || simulation::now() >= end
+                || Instant::now() >= end
             {
                 return state;
             }

@@ -1,11 +1,12 @@
 //! `sendmmsg` and `recvmmsg`, which repeat a call as `__sys_sendmmsg` and `do_recvmmsg` do.
 
+use crate::Ops;
 use crate::file::SocketRole;
-use crate::{Ops, simulation};
 use core::ffi::c_int;
 use core::time::Duration;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use std::time::Instant;
 
 /// Maximum number of messages that one call sends (`UIO_MAXIOV`).
 const MESSAGES_MAX: usize = 1024;
@@ -48,7 +49,7 @@ impl Ops {
         timeout: Option<Duration>,
         mut recv_one: impl FnMut(usize, c_int) -> Result<c_int, Errno>,
     ) -> Result<(usize, Option<Duration>), Errno> {
-        let end = timeout.map(|timeout| simulation::now() + timeout);
+        let end = timeout.map(|timeout| Instant::now() + timeout);
         if flags & libc::MSG_ERRQUEUE == 0 {
             self.take_pending_error(fd)?;
         }
@@ -68,7 +69,7 @@ impl Ops {
             if flags & libc::MSG_WAITFORONE != 0 {
                 message_flags |= libc::MSG_DONTWAIT;
             }
-            remaining = end.map(|end| end.saturating_duration_since(simulation::now()));
+            remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
             if remaining == Some(Duration::ZERO) || msg_flags & libc::MSG_OOB != 0 {
                 return Ok((index + 1, remaining));
             }

@@ -10,7 +10,7 @@ use crate::scratch;
 use crate::signal::{HandlerSets, SignalSet};
 use crate::syscall;
 use crate::wait_set::{self, KernelEpoll, WaitSet};
-use crate::{FileId, Ops, lock, simulation};
+use crate::{FileId, Ops, lock};
 use core::cell::Cell;
 use core::pin::pin;
 use core::time::Duration;
@@ -39,7 +39,7 @@ impl Timeout {
         match timeout {
             None => Self::Infinite,
             Some(Duration::ZERO) => Self::Zero,
-            Some(time) => simulation::now().checked_add(time).map_or(Self::Infinite, Self::Deadline),
+            Some(time) => Instant::now().checked_add(time).map_or(Self::Infinite, Self::Deadline),
         }
     }
 
@@ -48,17 +48,10 @@ impl Timeout {
         Self::after(u64::try_from(timeout_ms).ok().map(Duration::from_millis))
     }
 
-    fn deadline(self) -> Option<Instant> {
-        match self {
-            Self::Deadline(end) => Some(end),
-            Self::Zero | Self::Infinite => None,
-        }
-    }
-
     pub(crate) fn has_expired(self) -> bool {
         match self {
             Self::Zero => true,
-            Self::Deadline(end) => simulation::now() >= end,
+            Self::Deadline(end) => Instant::now() >= end,
             Self::Infinite => false,
         }
     }
@@ -364,15 +357,6 @@ impl Ops {
                 kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
                 return (state, Ok(SleepEnd::Event));
             }
-            if let Some(simulation) = simulation::current() {
-                drop(state);
-                simulation.run(wait.timeout.deadline());
-                state = self.lock_or_panic();
-                state.process_events();
-                // The descriptors were not checked, so the next attempt must try all of them.
-                kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
-                return (state, Ok(SleepEnd::Event));
-            }
             if self.config.spin.is_zero() || !state.client.is_stack_running_elsewhere() {
                 break;
             }
@@ -628,7 +612,7 @@ fn timeout_of(timeout: Timeout) -> Option<libc::timespec> {
     let timeout = match timeout {
         Timeout::Infinite => None,
         Timeout::Zero => Some(Duration::ZERO),
-        Timeout::Deadline(end) => Some(end.saturating_duration_since(simulation::now())),
+        Timeout::Deadline(end) => Some(end.saturating_duration_since(Instant::now())),
     };
     timeout.map(|left| libc::timespec {
         tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
