@@ -129,7 +129,7 @@ fn children_forked_in_handlers_have_the_sockets() {
         return;
     }
     let (said, complaints) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");
-    // The stack may not have noticed yet that so many other processes have ended.
+    // The stack may not have noticed yet that the other processes have ended.
     let is_full = complaints.contains("no room for another process");
     let expected = if is_full { "b'and goes on' True" } else { "b'and goes on' True False\n" };
     assert!(said.starts_with(expected), "{said} {complaints}");

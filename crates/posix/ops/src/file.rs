@@ -113,8 +113,9 @@ pub(crate) struct UdpSocket {
     pub peer: Option<SocketAddr>,
     /// The descriptor if a kernel socket behind it serves the socket, too.
     pub kernel_fd: Option<RawFd>,
-    /// The directions that were shut down.
+    /// True if reading was shut down.
     pub shut_read: bool,
+    /// True if writing was shut down.
     pub shut_write: bool,
     /// An error that `recvmmsg` could not report because messages preceded it. The next call returns it.
     pub deferred_error: Option<Errno>,

@@ -139,7 +139,7 @@ fn application_ends_with_the_error_of_its_stack() {
     let (device, _far) = pair(MemoryConfig::default());
     let mut config = config(SERVER_ADDRESS);
     config.shard.placement = Placement::Split;
-    // No machine here has so many CPUs.
+    // A CPU number beyond those of any machine.
     config.shard.cpu = Some(1023);
     let mut shard = Shard::builder(config).handler(Echo).device("cable", device).build().unwrap();
     let error = shard.run(&StopFlag::new().unwrap()).unwrap_err();

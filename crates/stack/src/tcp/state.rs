@@ -46,7 +46,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns whether the handshake is complete: data segments can be received and sent.
+    /// Returns whether the state is synchronized (RFC 9293 §3.3.2): the handshake is complete.
     pub const fn is_synchronized(self) -> bool {
         !matches!(self, Self::Closed | Self::Listen | Self::SynSent | Self::SynReceived)
     }

@@ -279,7 +279,7 @@ fn calls_are_bounded_with_hundred_million_timers() {
     assert!(most <= 7 * (FORCED_MOVES_MAX + AHEAD_MOVES_MAX) as usize, "{most} nodes in one call");
     // Each timer moves down at most five times, and fires.
     assert!(all <= 7 * 6 * fired as usize, "{all} nodes for {fired} timers");
-    println!("{most} nodes in one call at the most, {:.1} for each timer", all as f64 / f64::from(fired));
+    println!("{most} nodes in one call at most, {:.1} per timer", all as f64 / f64::from(fired));
 }
 
 #[derive(Clone, Debug)]

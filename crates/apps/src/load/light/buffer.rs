@@ -31,7 +31,7 @@ impl SendQueue {
 /// The pool of chunks. It grows with the queues, each of which has at most [`SEND_QUEUE_BYTES_MAX`] bytes.
 #[derive(Debug, Default)]
 pub(super) struct SendBuffers {
-    #[allow(clippy::vec_box)] // the pool grows in the middle of a run: what is there must not be copied
+    #[allow(clippy::vec_box)] // the pool grows during a run, and its buffers must not be copied
     chunks: Vec<Box<[u8; CHUNK_BYTES]>>,
     next: Vec<u32>,
     free: Vec<u32>,
