@@ -12,7 +12,7 @@ use ginnel_apps::httpd::{self, Httpd};
 use ginnel_apps::load::Report;
 use ginnel_measure::cpu_account::{CpuAccount, Participants, this_thread};
 use ginnel_measure::generator::{ANSWER_TIMEOUT, LoadSpec, parse};
-use ginnel_measure::program::{NetworkStack, RunningPrograms, ginnel_path};
+use ginnel_measure::program::{NetworkStack, OUTPUT_INTRODUCTION, RunningPrograms, ginnel_path};
 use ginnel_measure::testbed::{Medium, Testbed};
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -161,7 +161,7 @@ impl<'a> ProgramComparison<'a> {
         testbed.set_up(host == NetworkStack::Kernel)?;
         let mut running = RunningPrograms::start(programs, host, &testbed)?;
         let with_output = |running: &RunningPrograms, failure| match failure {
-            MeasureError::Failed(why) if !why.contains("it said") => {
+            MeasureError::Failed(why) if !why.contains(OUTPUT_INTRODUCTION) => {
                 MeasureError::Failed(why + &running.last_output())
             }
             other => other,

@@ -132,7 +132,7 @@ fn problems_of_a_program_are_reported() {
         return;
     }
     let text = failure_text(&[], &["sh", "-c", "echo bad configuration >&2; exit 3"]);
-    assert!(text.contains("the program has ended: exit status 3; it said: bad configuration"), "{text}");
+    assert!(text.contains("the program has ended: exit status 3; it output: bad configuration"), "{text}");
     let text = failure_text(&["--start-timeout", "1"], &["sleep", "60"]);
     assert!(text.contains("nothing listens at 10.77.0.1: the program has to listen on 10.77.0.1"), "{text}");
     let text = failure_text(&[], &["no-such-program-anywhere"]);

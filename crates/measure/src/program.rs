@@ -20,6 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of the stack that several programs share.
 const SHARED_STACK_NAME: &str = "measured";
+/// Text between an error and the quoted output. A caller that finds it does not quote the output again.
+pub const OUTPUT_INTRODUCTION: &str = "; it output: ";
 /// Number of output lines that are quoted when a program fails.
 const OUTPUT_LINES_KEPT: usize = 5;
 
@@ -186,7 +188,7 @@ impl RunningPrograms {
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(OUTPUT_LINES_KEPT)..];
-        if last.is_empty() { String::new() } else { format!("; it output: {}", last.join(" / ")) }
+        if last.is_empty() { String::new() } else { format!("{OUTPUT_INTRODUCTION}{}", last.join(" / ")) }
     }
 }
 

@@ -234,7 +234,7 @@ fn measure_once(
             running.check()?;
             Ok(MeasuredRun::new(&report, &account))
         }
-        Err(measure::MeasureError::Failed(why)) if !why.contains("it said") => {
+        Err(measure::MeasureError::Failed(why)) if !why.contains(measure::program::OUTPUT_INTRODUCTION) => {
             Err(measure::MeasureError::Failed(why + &running.last_output()))
         }
         Err(error) => Err(error),

@@ -184,8 +184,8 @@ fn two_shards_serve_the_kernels_clients() {
         let by_shard = row(counter);
         assert!(by_shard.len() == 2 && by_shard.iter().all(|&n| n > 1000), "{counter}: {by_shard:?}");
     }
-    let (forwarded, taken) = (row("frames forwarded"), row("frames taken"));
-    assert_eq!((forwarded[0], forwarded[1]), (taken[1], taken[0]), "what one sends on the other takes");
+    let (sent, received) = (row("frames forwarded"), row("forwards received"));
+    assert_eq!((sent[0], sent[1]), (received[1], received[0]), "each shard receives what the other forwards");
 }
 
 /// Two shards need two queues, but the interface was created with one.
