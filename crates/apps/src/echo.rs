@@ -17,8 +17,8 @@ const CLIENT_PORT_MIN: u16 = 1024;
 /// Options of `ginnel echo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EchoOptions {
-    /// Address and port to listen on. An unspecified address (`0.0.0.0` or `[::]`) stands for all addresses of
-    /// the stack. May be given several times.
+    /// Address and port to listen on. An unspecified address (`0.0.0.0` or `[::]`) stands for all addresses
+    /// of the stack. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:7", "[::]:7"])]
     pub listen: Vec<SocketAddr>,
 

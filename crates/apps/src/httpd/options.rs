@@ -16,8 +16,8 @@ pub struct HttpdOptions {
     #[arg(value_name = "ROOT")]
     pub root: PathBuf,
 
-    /// Address and port to listen on. An unspecified address (`0.0.0.0` or `[::]`) stands for all addresses of
-    /// the stack. May be given several times.
+    /// Address and port to listen on. An unspecified address (`0.0.0.0` or `[::]`) stands for all addresses
+    /// of the stack. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:80", "[::]:80"])]
     pub listen: Vec<SocketAddr>,
 

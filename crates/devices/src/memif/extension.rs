@@ -27,8 +27,8 @@ pub(super) struct Features {
     /// True if frames have headers, so that partial checksums and super-frames pass, and frames have
     /// priorities.
     pub(super) frame_headers: bool,
-    /// The hash function of flow labels, identified by its value for a known flow ([`toeplitz::KEY_CHECK`]). Ends
-    /// with different functions do not exchange hashes.
+    /// The hash function of flow labels, identified by its value for a known flow ([`toeplitz::KEY_CHECK`]).
+    /// Ends with different functions do not exchange hashes.
     pub(super) hash: Option<u32>,
 }
 

@@ -152,8 +152,8 @@ pub fn run_all(
 pub fn differences_listing(scripts: &[Script]) -> String {
     let mut text = String::from(
         "# Where Ginnel and Linux differ\n\n\
-         Generated from the `differs:` and `only:` directives of `tests/scripts` by `ginnel-script --differences`; a test keeps it current.\n\
-         In everything else that those scripts check, the two stacks behave alike.\n",
+         Generated from the `differs:` and `only:` directives of `tests/scripts` by `ginnel-script --differences`; a\n\
+         test keeps it current. In everything else that those scripts check, the two stacks behave alike.\n",
     );
     for (title, only) in [("Differences", false), ("Features of one stack", true)] {
         let mut rows = Vec::new();
