@@ -9,10 +9,17 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Longest stall that a test in real time tolerates; packet scripts tolerate 4 ms.
+const TOLERATED_STALL: Duration = Duration::from_millis(4);
 /// Time between two wake-ups of a detector thread.
-const DETECTOR_PERIOD: Duration = Duration::from_millis(2);
-/// A detector that wakes up later than this reports a stall. Packet scripts tolerate less lateness than this.
-const STALL_THRESHOLD: Duration = Duration::from_millis(4);
+const DETECTOR_PERIOD: Duration = Duration::from_millis(1);
+/// A detector that wakes up later than this reports a stall. A stall may begin just after a wake-up, so the
+/// detector is late by the length of the stall less one period.
+const STALL_THRESHOLD: Duration = Duration::from_millis(2);
+const _: () = assert!(
+    DETECTOR_PERIOD.as_nanos() + STALL_THRESHOLD.as_nanos() < TOLERATED_STALL.as_nanos(),
+    "a stall that tests do not tolerate would go unnoticed"
+);
 /// Time after which a run that stalls at every repetition counts as failed.
 const REPEAT_TIME_MAX: Duration = Duration::from_secs(150);
 /// Time without a stall that a repetition waits for.
@@ -54,10 +61,10 @@ fn detect_steal(cpu: usize) {
     }
 }
 
-/// Returns whether a processor stalled since `since`. Sleeps 6 ms first, because a detector reports a stall
+/// Returns whether a processor stalled since `since`. Sleeps 5 ms first, because a detector reports a stall
 /// after its end.
 fn stalled_since(since: Instant) -> bool {
-    thread::sleep(DETECTOR_PERIOD + STALL_THRESHOLD);
+    thread::sleep(DETECTOR_PERIOD + TOLERATED_STALL);
     last_stall().is_some_and(|last| last > since)
 }
 
