@@ -32,7 +32,7 @@ const MAP_FLAGS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 pub enum KernelReason {
     /// The stack has no route to its destination.
     Unreachable = 1,
-    /// It is bound to an address that does not belong to the stack.
+    /// The socket is bound to an address that does not belong to the stack.
     NotLocal = 2,
 }
 
@@ -213,7 +213,7 @@ fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
 /// no report.
 ///
 /// # Errors
-/// Those of reading /proc: the process belongs to another user, or has ended.
+/// Reading /proc fails: the process belongs to another user, or has ended.
 pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry>>>> {
     let folder = format!("/proc/{pid}/fd");
     for file in std::fs::read_dir(&folder)? {

@@ -324,7 +324,7 @@ impl Ops {
     /// blocks.
     ///
     /// # Errors
-    /// Those of `rt_sigprocmask`.
+    /// The errors of `rt_sigprocmask`.
     pub fn blocked_signals() -> Result<SignalSet, Errno> {
         blocked_signals()
     }

@@ -16,7 +16,7 @@ impl Ops {
     /// the message of an index, and returns how many bytes were sent and the length of the message.
     ///
     /// # Errors
-    /// That of the first message.
+    /// The error of the first message.
     pub fn sendmmsg(
         &self,
         count: usize,

@@ -38,7 +38,7 @@ pub(crate) struct WakeCause {
 pub(crate) struct WaitSet {
     set: HiddenFd,
     kernel_epoll: Option<KernelEpoll>,
-    /// It reports events of a set that is closed here but open in another process.
+    /// True if the set reports events of an epoll set that is closed here but open in another process.
     pub is_stale: bool,
 }
 

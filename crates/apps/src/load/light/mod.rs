@@ -7,7 +7,7 @@
 //!                       └─ conn  locals  destination  neighbour  buffer ─┘
 //! ```
 //!
-//! It is a correct and simple peer:
+//! The light TCP is a correct and simple peer:
 //!
 //! * IPv4 and IPv6 without VLAN tags. ARP and NDP resolve the next hop and answer requests for the
 //!   generator's own addresses. There is no duplicate address detection and no echo reply. Packet-too-big
