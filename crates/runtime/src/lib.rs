@@ -3,6 +3,9 @@
 //! An application implements [`Handler`]. A shard calls its methods when events occur, with a [`Context`] to
 //! act through.
 
+#[cfg(test)]
+extern crate self as ginnel; // for `fixture`, which test suites outside the library include, too
+
 pub mod broker;
 pub mod builder;
 pub mod channel;
@@ -20,6 +23,8 @@ mod engine;
 pub mod errno;
 pub mod error;
 pub mod executor;
+#[cfg(test)]
+mod fixture;
 pub mod handler;
 pub mod huge_pages;
 pub mod inspect;

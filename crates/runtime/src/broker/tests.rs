@@ -1,27 +1,18 @@
 //! The broker with a shard on a thread, connected in memory to a peer on another thread.
 
 use super::*;
-use crate::channel::tests::{ConnectCommand, Peer, config, small_config};
-use crate::channel::{ChannelConfig, ChannelServer, Client, ClientEvent};
+use crate::channel::tests::{ConnectCommand, Peer, small_config};
+use crate::channel::{ChannelConfig, Client, ClientEvent};
+use crate::fixture::BrokerFixture;
 use crate::internal_fd::InternalFd;
-use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag};
-use ginnel_devices::memory::{MemoryConfig, pair};
+use crate::{Conn, ConnectOptions, ListenOptions};
 use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Longer than any step of a test takes.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A stack at 10.0.0.1 and an echoing peer at 10.0.0.2, each on a thread, until the value is dropped. Each
-/// shard has a cable and a peer of its own.
-struct Fixture {
-    broker: Broker,
-    peers: Vec<Commander>,
-    stop: StopFlag,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Fixture {
+impl BrokerFixture {
     fn new(channel: &ChannelConfig, path: Option<&Path>) -> Self {
         Self::with_shards(1, channel, path)
     }
@@ -30,29 +21,16 @@ impl Fixture {
         Self::with_stack_info(count, channel, path, StackInfo::default())
     }
 
+    /// Creates a stack whose peers echo.
     fn with_stack_info(
         count: usize,
         channel: &ChannelConfig,
         path: Option<&Path>,
         stack_info: StackInfo,
     ) -> Self {
-        let stop = StopFlag::new().unwrap();
-        let (mut servers, mut peers, mut threads) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..count {
-            let (a, b) = pair(MemoryConfig::default());
-            let served = ChannelServer::for_processes(channel).unwrap();
-            let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
-            let peer = Peer { echoes: true, listens: true, ..Peer::default() };
-            let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
-            let (mut server, mut peer) = (server.build().unwrap(), peer.build().unwrap());
-            servers.push(server.commander());
-            peers.push(peer.commander());
-            let (first, second) = (stop.clone(), stop.clone());
-            threads.push(std::thread::spawn(move || server.run(&first).unwrap()));
-            threads.push(std::thread::spawn(move || peer.run(&second).unwrap()));
-        }
-        let broker = Broker::open_with(path, servers, stack_info).unwrap();
-        Self { broker, peers, stop, threads }
+        let peer = || Peer { echoes: true, listens: true, ..Peer::default() };
+        let open = |servers| Broker::open_with(path, servers, stack_info).unwrap();
+        Self::with_peers(channel, std::iter::repeat_with(peer).take(count), open)
     }
 
     fn connect_peer(&self, port: u16, text: &[u8]) {
@@ -66,15 +44,6 @@ impl Fixture {
     /// Attaches a process to this domain. A thread of this process stands for it.
     fn attach(&self, domain: &str) -> Attachment {
         Attachment::from_connection(self.broker.open_connection(domain).unwrap()).unwrap()
-    }
-}
-
-impl Drop for Fixture {
-    fn drop(&mut self) {
-        self.stop.stop();
-        for thread in self.threads.drain(..) {
-            thread.join().unwrap();
-        }
     }
 }
 
@@ -120,7 +89,7 @@ fn accept(client: &mut Client) -> Conn {
 fn two_domains_listen_and_connect_independently() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
-    let fixture = Fixture::new(&small_config(), Some(&path));
+    let fixture = BrokerFixture::new(&small_config(), Some(&path));
     let mut first = Attachment::connect(&path, "first").unwrap();
     let mut second = fixture.attach("second");
     let (one, pair) = (&mut first.clients()[0], &mut second.clients()[0]);
@@ -162,7 +131,7 @@ fn two_domains_listen_and_connect_independently() {
 // limit: channel.domains_max
 #[test]
 fn limits_and_other_versions_are_refused() {
-    let fixture = Fixture::new(&ChannelConfig { domains_max: 2, ..small_config() }, None);
+    let fixture = BrokerFixture::new(&ChannelConfig { domains_max: 2, ..small_config() }, None);
     let refused = |domain: &str| {
         Attachment::from_connection(fixture.broker.open_connection(domain).unwrap()).err().unwrap()
     };
@@ -215,7 +184,7 @@ fn truncated_or_changed_messages_do_not_decode() {
 /// A process has a client on each shard, and one descriptor wakes it for all of them.
 #[test]
 fn one_descriptor_wakes_for_all_shards() {
-    let fixture = Fixture::with_shards(3, &small_config(), None);
+    let fixture = BrokerFixture::with_shards(3, &small_config(), None);
     let mut process = fixture.attach("");
     for client in process.clients() {
         listen(client, 80);
@@ -282,7 +251,7 @@ fn a_published_stack_is_found_by_name() {
     let base = tempfile::tempdir().unwrap();
     let config = crate::config::RunConfig { name: Some("mine".into()), ..Default::default() };
     let published = PublishedStack::new_in(base.path(), &config, "test").unwrap().unwrap();
-    let fixture = Fixture::new(&small_config(), None);
+    let fixture = BrokerFixture::new(&small_config(), None);
     let broker = Broker::open_for(&published, Vec::new(), StackInfo::default()).unwrap();
     let path = crate::run_dir::running_in(base.path()).unwrap()[0].path.join("control");
     let mut process = Attachment::connect(&path, "").unwrap();
@@ -311,7 +280,7 @@ fn a_published_stack_is_found_by_name() {
 fn only_an_announced_child_continues_without_reply() {
     use super::message::{ControlReply, Hello, MAGIC_CHILD, decode, encode};
 
-    let fixture = Fixture::with_shards(2, &small_config(), None);
+    let fixture = BrokerFixture::with_shards(2, &small_config(), None);
     let mut process = fixture.attach("");
     let client = &mut process.clients()[1];
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
@@ -367,7 +336,7 @@ fn only_an_announced_child_continues_without_reply() {
 // limit: sockets of a domain in SCM_RIGHTS messages
 #[test]
 fn proxy_descriptors_are_bounded_per_domain() {
-    let fixture = Fixture::new(&small_config(), None);
+    let fixture = BrokerFixture::new(&small_config(), None);
     let (mut flooder, mut good) = (fixture.attach("greedy"), fixture.attach("good"));
     listen(&mut flooder.clients()[0], 80);
     listen(&mut good.clients()[0], 81);
@@ -389,7 +358,7 @@ fn proxy_descriptors_are_bounded_per_domain() {
 // limit: connections to the broker before their first message
 #[test]
 fn oldest_silent_connection_is_evicted() {
-    let fixture = Fixture::new(&small_config(), None);
+    let fixture = BrokerFixture::new(&small_config(), None);
     let mut early = fixture.attach("");
     let pending: Vec<OwnedFd> =
         (0..3 * thread::PENDING_MAX).map(|_| fixture.broker.open_connection("").unwrap()).collect();
@@ -409,7 +378,7 @@ fn oldest_silent_connection_is_evicted() {
 fn unattached_process_has_no_client_and_may_attach_others() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
-    let fixture = Fixture::new(&ChannelConfig { clients_max: 2, ..small_config() }, Some(&path));
+    let fixture = BrokerFixture::new(&ChannelConfig { clients_max: 2, ..small_config() }, Some(&path));
     let unattached: Vec<UnattachedProcess> =
         (0..10).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
     let until = Instant::now() + TEST_TIMEOUT;
@@ -505,7 +474,7 @@ fn user_with_most_silent_connections_is_evicted() {
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
-    let fixture = Fixture::new(&small_config(), Some(&path));
+    let fixture = BrokerFixture::new(&small_config(), Some(&path));
     let inside = UnattachedProcess::connect(&path).unwrap();
     let early = fixture.broker.open_connection("").unwrap();
     let pending = run_as_nobody(move || {
@@ -547,7 +516,7 @@ fn users_of_one_range_exclude_no_other_user() {
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
-    let fixture = Fixture::new(&small_config(), Some(&path));
+    let fixture = BrokerFixture::new(&small_config(), Some(&path));
     let inside = Arc::new(UnattachedProcess::connect(&path).unwrap());
     let users = |count: usize| (100_000u32..).take(count);
     let until = Instant::now() + TEST_TIMEOUT;
@@ -625,7 +594,7 @@ fn successor_as_another_user_is_isolated() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let stack_info = StackInfo { unprivileged_port_start: 1024, ..StackInfo::default() };
-    let fixture = Fixture::with_stack_info(
+    let fixture = BrokerFixture::with_stack_info(
         1,
         &ChannelConfig { domains_max: 2, ..small_config() },
         Some(&path),
@@ -679,7 +648,7 @@ fn a_misbehaving_process_delays_no_other() {
     use super::message::{ControlRequest, Hello, MAGIC, encode};
     use std::sync::atomic::AtomicBool;
 
-    let fixture = Fixture::new(&small_config(), None);
+    let fixture = BrokerFixture::new(&small_config(), None);
     let mut good = fixture.attach("good");
     let _silent = fixture.broker.open_connection("silent").unwrap();
     let (stop, requests) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -4,7 +4,7 @@
 use super::control::SameThread;
 use super::{ChannelConfig, ChannelServer, Client, ClientEvent};
 use crate::clock;
-use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::fixture::{START, linked_hosts, next_turn};
 use crate::{
     CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, SendError,
     Shard, StopFlag,
@@ -12,7 +12,6 @@ use crate::{
 use core::any::Any;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_devices::random::Random;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -125,19 +124,8 @@ struct Fixture {
     now: Instant,
 }
 
-pub(crate) fn config(address: &str) -> Config {
-    let device = DeviceConfig::new("cable", DeviceKind::Memory);
-    let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
-    config.tcp.connections_max = 1000;
-    config
-}
-
 fn shards(channel: &ChannelConfig, peer: Peer, now: Instant) -> (Shard<ChannelServer>, Shard<Peer>) {
-    let (a, b) = pair(MemoryConfig::default());
-    let channel = ChannelServer::new(channel).unwrap();
-    let server = Shard::builder(config("10.0.0.1/24")).handler(channel).device("cable", a);
-    let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
-    (server.seed([1; 32]).now(now).build().unwrap(), peer.seed([2; 32]).now(now).build().unwrap())
+    linked_hosts(ChannelServer::new(channel).unwrap(), peer, now)
 }
 
 pub(crate) fn small_config() -> ChannelConfig {
@@ -146,9 +134,8 @@ pub(crate) fn small_config() -> ChannelConfig {
 
 impl Fixture {
     fn new(channel: &ChannelConfig, peer: Peer) -> Self {
-        let now = Instant::from_millis(1000);
-        let (server, peer) = shards(channel, peer, now);
-        let mut fixture = Self { server: Arc::new(Mutex::new(server)), peer, now };
+        let (server, peer) = shards(channel, peer, START);
+        let mut fixture = Self { server: Arc::new(Mutex::new(server)), peer, now: START };
         fixture.run(Duration::from_millis(1));
         fixture
     }
@@ -164,9 +151,7 @@ impl Fixture {
         while self.now < end {
             let a = self.server.lock().unwrap().poll_once(self.now).unwrap();
             let b = self.peer.poll_once(self.now).unwrap();
-            let soon = self.now + Duration::from_micros(1);
-            let next = [a.next_deadline, b.next_deadline].into_iter().flatten().min().unwrap_or(end);
-            self.now = if a.work + b.work > 0 { soon } else { next.max(soon).min(end) };
+            self.now = next_turn(self.now, [a, b]).unwrap_or(end).min(end);
         }
     }
 

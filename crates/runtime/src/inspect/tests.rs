@@ -1,9 +1,10 @@
 //! Clients that read and clients that do not, of a shard with many sockets.
 
 use super::server::{InspectServer, SOCKET};
-use crate::config::{DeviceConfig, DeviceKind, LinkConfig};
-use crate::{Config, Conn, Context, Error, Handler, Shard, StopFlag, UdpOptions};
+use crate::fixture::{SERVER_ADDRESS, ShardThreads, host};
+use crate::{Conn, Context, Error, Handler, UdpOptions};
 use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::device::Device;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -32,15 +33,16 @@ impl Handler for ManyListeners {
 }
 
 /// A running shard and its inspect server, until the value is dropped.
-struct Fixture {
+struct InspectFixture {
     temp_folder: PathBuf,
     inspect_server: Option<InspectServer>,
-    stop: StopFlag,
     stats: crate::StatsReader,
-    thread: Option<std::thread::JoinHandle<()>>,
+    threads: ShardThreads,
+    /// The other end of the shard's device.
+    _far: Device,
 }
 
-impl Fixture {
+impl InspectFixture {
     fn new(sockets: u16) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,23 +50,12 @@ impl Fixture {
             std::env::temp_dir().join(format!("ginnel-inspect-{}-{number}", std::process::id()));
         std::fs::create_dir(&temp_folder).unwrap();
         let inspect_server = InspectServer::open(&temp_folder).unwrap();
-        let config = Config {
-            devices: vec![DeviceConfig::new("wire", DeviceKind::Memory)],
-            links: vec![LinkConfig::new("lan", "wire", vec!["10.0.0.1/24".parse().unwrap()])],
-            ..Config::default()
-        };
-        let (device, other) = pair(MemoryConfig::default());
-        let mut shard =
-            Shard::builder(config).handler(ManyListeners(sockets)).device("wire", device).build().unwrap();
+        let (device, far) = pair(MemoryConfig::default());
+        let shard = host(SERVER_ADDRESS, ManyListeners(sockets), device).build().unwrap();
         inspect_server.register("7", shard.commander());
-        let (stop, stats) = (StopFlag::new().unwrap(), shard.stats_reader());
-        let flag = stop.clone();
-        let thread = std::thread::spawn(move || {
-            shard.run(&flag).unwrap();
-            drop(other);
-        });
-        let fixture =
-            Self { temp_folder, inspect_server: Some(inspect_server), stop, stats, thread: Some(thread) };
+        let (stats, mut threads) = (shard.stats_reader(), ShardThreads::new());
+        threads.run(shard);
+        let fixture = Self { temp_folder, inspect_server: Some(inspect_server), stats, threads, _far: far };
         let started = Instant::now();
         while fixture.stats.snapshot().running_ns == 0 {
             assert!(started.elapsed() < TEST_TIMEOUT);
@@ -100,18 +91,11 @@ impl Fixture {
             last = chunks;
         }
     }
-
-    fn end_shard(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
 }
 
-impl Drop for Fixture {
+impl Drop for InspectFixture {
     fn drop(&mut self) {
-        self.end_shard();
+        self.threads.stop();
         self.inspect_server = None;
         let _ = std::fs::remove_dir_all(&self.temp_folder);
     }
@@ -119,7 +103,7 @@ impl Drop for Fixture {
 
 #[test]
 fn every_socket_is_listed_once_in_bounded_chunks() {
-    let fixture = Fixture::new(1_000);
+    let fixture = InspectFixture::new(1_000);
     let lines = fixture.lines("list 1");
     assert!(lines[0].starts_with("shard\tnetid\tstate\t"), "{}", lines[0]);
     assert!(lines[1].starts_with("7\ttcp\tLISTEN\t0\t"), "{}", lines[1]);
@@ -137,7 +121,7 @@ fn every_socket_is_listed_once_in_bounded_chunks() {
 
 #[test]
 fn client_that_does_not_read_delays_no_other() {
-    let mut fixture = Fixture::new(SOCKETS);
+    let mut fixture = InspectFixture::new(SOCKETS);
     let stuck = fixture.ask("list 1");
     let (chunks, all) = (fixture.settled_chunks(), u64::from(SOCKETS) / super::SLOTS_PER_TURN as u64);
     assert!(chunks < all, "{chunks} chunks were requested for a client that does not read");
@@ -146,7 +130,7 @@ fn client_that_does_not_read_delays_no_other() {
     assert!((all..2 * all).contains(&chunks), "{chunks} chunks were requested");
     // The end of the server does not wait for the client either.
     let started = Instant::now();
-    fixture.end_shard();
+    fixture.threads.stop();
     fixture.inspect_server = None;
     assert!(started.elapsed() < Duration::from_secs(5));
     drop(stuck);
@@ -154,7 +138,7 @@ fn client_that_does_not_read_delays_no_other() {
 
 #[test]
 fn excess_clients_and_unknown_requests_are_refused() {
-    let fixture = Fixture::new(SOCKETS);
+    let fixture = InspectFixture::new(SOCKETS);
     assert_eq!(fixture.lines("tell me all"), ["!\tthe requests are \"list 1\" and \"processes 1\""]);
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
@@ -164,8 +148,8 @@ fn excess_clients_and_unknown_requests_are_refused() {
 
 #[test]
 fn ended_shard_is_reported() {
-    let mut fixture = Fixture::new(10);
-    fixture.end_shard();
+    let mut fixture = InspectFixture::new(10);
+    fixture.threads.stop();
     let lines = fixture.lines("list 1");
     assert_eq!(lines[1..], ["!\tshard 7 has ended", "."]);
 }

@@ -11,9 +11,10 @@ mod threads;
 mod workers;
 
 use super::Shards;
-use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::config::Config;
 use crate::context::Context;
 use crate::error::Error;
+use crate::fixture::{START, config, next_turn};
 use crate::handler::Handler;
 use crate::shard::Shard;
 use crate::stats::ShardStats;
@@ -29,7 +30,6 @@ use ginnel_stack::udp::{Datagram, UdpError};
 /// Addresses of the shards and of the client.
 const STACK_ADDRESSES: [&str; 2] = ["10.0.0.1/24", "fd00::1/64"];
 const CLIENT_ADDRESSES: [&str; 2] = ["10.0.0.2/24", "fd00::2/64"];
-const START: Instant = Instant::from_millis(1000);
 
 /// An application that does only what tests make it do, and records its events.
 #[derive(Default)]
@@ -75,16 +75,9 @@ impl Handler for RecordingHandler {
     }
 }
 
-fn config(addresses: [&str; 2]) -> Config {
-    let addresses = addresses.map(|address| address.parse().unwrap());
-    let mut config = Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &addresses, &[]);
-    config.tcp.connections_max = 1000;
-    config
-}
-
 /// The configuration of `count` shards.
 fn stack_config(count: u32) -> Config {
-    let mut config = config(STACK_ADDRESSES);
+    let mut config = config(&STACK_ADDRESSES);
     config.shards.count = count;
     config
 }
@@ -114,7 +107,7 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
 
     /// Creates a client for shards whose devices are open.
     fn with_devices((shards, far): (Vec<Shard<S>>, Device), client: C) -> Self {
-        let client = Shard::builder(self::config(CLIENT_ADDRESSES)).handler(client).device("cable", far);
+        let client = Shard::builder(config(&CLIENT_ADDRESSES)).handler(client).device("cable", far);
         Self { shards, client: client.seed([2; 32]).now(START).build().unwrap(), now: START }
     }
 
@@ -122,20 +115,13 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
     fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&[Shard<S>], &C) -> bool) -> bool {
         let end = self.now + limit;
         while self.now <= end {
-            let mut next = None;
-            let mut work = 0;
-            for shard in &mut self.shards {
-                let turn = shard.poll_once(self.now).unwrap();
-                work += turn.work;
-                next = [next, turn.next_deadline].into_iter().flatten().min();
-            }
-            let turn = self.client.poll_once(self.now).unwrap();
-            next = [next, turn.next_deadline].into_iter().flatten().min();
+            let turns = self.shards.iter_mut().map(|shard| shard.poll_once(self.now).unwrap());
+            let turns = turns.chain(core::iter::once_with(|| self.client.poll_once(self.now).unwrap()));
+            let next = next_turn(self.now, turns);
             if done(&self.shards, self.client.handler()) {
                 return true;
             }
-            let soon = self.now + Duration::from_micros(1);
-            self.now = if work + turn.work > 0 { soon } else { next.unwrap_or(end + limit).max(soon) };
+            self.now = next.unwrap_or(end + limit);
         }
         false
     }
@@ -163,6 +149,16 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
     fn sum_network(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
         self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).sum()
     }
+}
+
+type RecordingFixture = Fixture<RecordingHandler, RecordingHandler>;
+
+/// Creates shards and a client that have completed duplicate address detection.
+fn recording_fixture(count: u32, spread: RssMode) -> RecordingFixture {
+    let server = |_| RecordingHandler::default();
+    let mut fixture = Fixture::new(stack_config(count), spread, server, RecordingHandler::default());
+    fixture.advance(Duration::from_secs(3));
+    fixture
 }
 
 /// Sends a frame on the cable.

@@ -1,7 +1,7 @@
 //! Neighbours, addresses, routes and path MTUs that one shard learns are known to all, and one shard speaks
 //! for all on the link.
 
-use super::{Fixture, RecordingHandler, START, receive, send, shards_and_device, stack_config};
+use super::{RecordingHandler, START, receive, recording_fixture, send, shards_and_device, stack_config};
 use crate::shard::Shard;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -18,17 +18,6 @@ use ginnel_stack::wire::{MacAddr, arp, icmpv4, ipv4, ipv6, protocol};
 /// MAC addresses of the shards' device and of the other end.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-
-fn fixture(count: u32, spread: RssMode) -> Fixture<RecordingHandler, RecordingHandler> {
-    let mut fixture = Fixture::new(
-        stack_config(count),
-        spread,
-        |_| RecordingHandler::default(),
-        RecordingHandler::default(),
-    );
-    fixture.advance(Duration::from_secs(3));
-    fixture
-}
 
 fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; 14];
@@ -86,7 +75,7 @@ pub(super) fn neighbour(shard: &Shard<RecordingHandler>, address: &str) -> Optio
 #[test]
 fn neighbour_resolved_by_one_shard_serves_all() {
     for spread in [RssMode::Fixed(0), RssMode::Fixed(2), RssMode::RoundRobin] {
-        let mut fixture = fixture(4, spread);
+        let mut fixture = recording_fixture(4, spread);
         let requests_before = fixture.sum_network(|n| n.arp_requests_out);
         for shard in [3, 1, 2, 0] {
             let to = "10.0.0.2:9".parse().unwrap();
@@ -105,7 +94,7 @@ fn neighbour_resolved_by_one_shard_serves_all() {
 #[test]
 fn one_shard_speaks_for_all_on_the_link() {
     for count in [1, 4] {
-        let mut fixture = fixture(count, RssMode::RoundRobin);
+        let mut fixture = recording_fixture(count, RssMode::RoundRobin);
         fixture.advance(Duration::from_secs(20));
         // Addresses were probed once, routers solicited three times, and groups reported as by one host.
         assert_eq!(fixture.sum_network(|n| n.ndp_solicitations_out), 2, "{count} shards");

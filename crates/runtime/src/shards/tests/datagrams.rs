@@ -1,6 +1,6 @@
 //! A UDP socket belongs to the shard that bound it, and receives all of its datagrams there.
 
-use super::{Fixture, RecordingHandler, stack_config};
+use super::{Fixture, RecordingFixture, RecordingHandler, recording_fixture, stack_config};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -50,17 +50,6 @@ const SHARED: UdpOptions = UdpOptions {
     gro: false,
 };
 
-fn fixture(count: u32, spread: RssMode) -> Fixture<RecordingHandler, RecordingHandler> {
-    let mut fixture = Fixture::new(
-        stack_config(count),
-        spread,
-        |_| RecordingHandler::default(),
-        RecordingHandler::default(),
-    );
-    fixture.advance(Duration::from_secs(3));
-    fixture
-}
-
 fn bind<C: Handler>(
     fixture: &mut Fixture<RecordingHandler, C>,
     shard: usize,
@@ -73,7 +62,7 @@ fn bind<C: Handler>(
 }
 
 /// Sends `count` datagrams of `len` bytes, each from another port of the client.
-fn send(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, to: &str, count: usize, len: usize) {
+fn send(fixture: &mut RecordingFixture, to: &str, count: usize, len: usize) {
     let options = UdpOptions { broadcast: true, ..UdpOptions::default() };
     for _ in 0..count {
         let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
@@ -87,14 +76,14 @@ fn send(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, to: &str, cou
 }
 
 /// Returns the number of datagrams that each shard's application received.
-fn received(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize> {
+fn received(fixture: &RecordingFixture) -> Vec<usize> {
     fixture.shards.iter().map(|shard| shard.handler().datagrams.len()).collect()
 }
 
 #[test]
 fn socket_receives_datagrams_from_every_queue() {
     for spread in [RssMode::RoundRobin, RssMode::Hash, RssMode::Fixed(3)] {
-        let mut fixture = fixture(4, spread);
+        let mut fixture = recording_fixture(4, spread);
         bind(&mut fixture, 2, "0.0.0.0:53", UdpOptions::default()).unwrap();
         send(&mut fixture, "10.0.0.1:53", 40, 100);
         assert_eq!(received(&fixture), [0, 0, 40, 0], "{spread:?}");
@@ -104,7 +93,7 @@ fn socket_receives_datagrams_from_every_queue() {
 
 #[test]
 fn bound_port_conflicts_on_all_shards_until_closed() {
-    let mut fixture = fixture(3, RssMode::RoundRobin);
+    let mut fixture = recording_fixture(3, RssMode::RoundRobin);
     let first = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
     assert_eq!(bind(&mut fixture, 2, "10.0.0.1:53", UdpOptions::default()), Err(UdpError::AddressInUse));
     assert_eq!(bind(&mut fixture, 2, "10.0.0.1:53", SHARED), Err(UdpError::AddressInUse));
@@ -117,7 +106,7 @@ fn bound_port_conflicts_on_all_shards_until_closed() {
 
 #[test]
 fn reuseport_shares_unicast_and_copies_multicast() {
-    let mut fixture = fixture(4, RssMode::RoundRobin);
+    let mut fixture = recording_fixture(4, RssMode::RoundRobin);
     for shard in [1, 3] {
         bind(&mut fixture, shard, "0.0.0.0:53", SHARED).unwrap();
     }
@@ -163,7 +152,7 @@ fn ephemeral_ports_are_per_shard_and_receive_replies() {
 
 #[test]
 fn ephemeral_reuseport_port_is_shared_with_other_shards() {
-    let mut fixture = fixture(3, RssMode::RoundRobin);
+    let mut fixture = recording_fixture(3, RssMode::RoundRobin);
     let first = bind(&mut fixture, 1, "0.0.0.0:0", SHARED).unwrap();
     let port = fixture.with_shard(1, |_, cx| cx.udp_local(first)).unwrap().port();
     let named = format!("0.0.0.0:{port}");
@@ -178,7 +167,7 @@ fn ephemeral_reuseport_port_is_shared_with_other_shards() {
 fn fragments_reassemble_on_one_shard() {
     let mut misrouted = 0;
     for owner in 0..4 {
-        let mut fixture = fixture(4, RssMode::RoundRobin);
+        let mut fixture = recording_fixture(4, RssMode::RoundRobin);
         bind(&mut fixture, owner, "0.0.0.0:53", UdpOptions::default()).unwrap();
         send(&mut fixture, "10.0.0.1:53", 10, 4000);
         let mut expected = vec![0; 4];
@@ -202,7 +191,7 @@ fn fragments_reassemble_on_one_shard() {
 #[test]
 fn icmp_error_reaches_its_udp_socket() {
     for shard in 0..3 {
-        let mut fixture = fixture(3, RssMode::Fixed(0));
+        let mut fixture = recording_fixture(3, RssMode::Fixed(0));
         let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
             let socket = cx.udp_bind(at("0.0.0.0:5353"), UdpOptions::default())?;
             cx.udp_connect(socket, at("10.0.0.2:99"))?;
@@ -221,7 +210,7 @@ fn icmp_error_reaches_its_udp_socket() {
 /// forwarded a second time.
 #[test]
 fn frame_is_forwarded_at_most_once() {
-    let mut fixture = fixture(3, RssMode::Fixed(0));
+    let mut fixture = recording_fixture(3, RssMode::Fixed(0));
     let socket = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
     send(&mut fixture, "10.0.0.1:53", 1, 100);
     assert_eq!(received(&fixture), [0, 1, 0]);

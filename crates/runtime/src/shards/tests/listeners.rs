@@ -1,6 +1,6 @@
 //! A listener is on every shard or on none.
 
-use super::{Fixture, RecordingHandler, stack_config};
+use super::{Fixture, RecordingFixture, RecordingHandler, recording_fixture, stack_config};
 use crate::error::Error;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -9,23 +9,12 @@ use ginnel_stack::error::ListenError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 
-fn fixture(count: u32) -> Fixture<RecordingHandler, RecordingHandler> {
-    let mut fixture = Fixture::new(
-        stack_config(count),
-        RssMode::RoundRobin,
-        |_| RecordingHandler::default(),
-        RecordingHandler::default(),
-    );
-    fixture.advance(Duration::from_secs(3));
-    fixture
-}
-
 fn address() -> SocketAddr {
     "10.0.0.1:80".parse().unwrap()
 }
 
 /// Opens connections from the client and returns how many were refused.
-fn assert_refused(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, connections: usize) -> usize {
+fn assert_refused(fixture: &mut RecordingFixture, connections: usize) -> usize {
     let before = fixture.client.handler().closed.len();
     for _ in 0..connections {
         let open = |_: &mut RecordingHandler, cx: &mut crate::Context<'_>| {
@@ -39,13 +28,13 @@ fn assert_refused(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, con
     closed.len()
 }
 
-fn accepted(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize> {
+fn accepted(fixture: &RecordingFixture) -> Vec<usize> {
     fixture.shards.iter().map(|shard| shard.handler().accepted.len()).collect()
 }
 
 #[test]
 fn listener_opens_and_closes_on_all_shards() {
-    let mut fixture = fixture(4);
+    let mut fixture = recording_fixture(4, RssMode::RoundRobin);
     fixture.with_shard(2, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
     assert_eq!(assert_refused(&mut fixture, 80), 0);
     let by_shard = accepted(&fixture);
@@ -68,7 +57,7 @@ fn listener_opens_and_closes_on_all_shards() {
 
 #[test]
 fn handle_is_stale_after_another_shard_closes() {
-    let mut fixture = fixture(2);
+    let mut fixture = recording_fixture(2, RssMode::RoundRobin);
     let handles = [0, 1].map(|shard| {
         fixture.with_shard(shard, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap()
     });
@@ -100,7 +89,7 @@ fn late_shard_serves_existing_listeners() {
 
 #[test]
 fn foreign_address_is_refused_on_all_shards() {
-    let mut fixture = fixture(2);
+    let mut fixture = recording_fixture(2, RssMode::RoundRobin);
     let foreign = "10.0.0.77:80".parse().unwrap();
     let refused = fixture.with_shard(0, |_, cx| cx.listen(foreign, ListenOptions::default()));
     assert!(matches!(refused, Err(Error::Listen(_, ListenError::AddressNotAvailable))));
@@ -112,8 +101,8 @@ fn foreign_address_is_refused_on_all_shards() {
 /// so it is woken. A connection or datagram that arrives would not require that.
 #[test]
 fn sleeping_shard_is_woken_by_registry_change() {
-    let mut fixture = fixture(3);
-    let rings = |fixture: &Fixture<RecordingHandler, RecordingHandler>, shard: usize| {
+    let mut fixture = recording_fixture(3, RssMode::RoundRobin);
+    let rings = |fixture: &RecordingFixture, shard: usize| {
         let mut count = [0; 8];
         let wake = fixture.shards[shard].mailbox.wake();
         rustix::io::read(wake.as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -133,7 +122,7 @@ fn sleeping_shard_is_woken_by_registry_change() {
 /// A listener on a port that was chosen must not be shared with a shard that chose the port before.
 #[test]
 fn ephemeral_listener_port_is_not_shared() {
-    let mut fixture = fixture(2);
+    let mut fixture = recording_fixture(2, RssMode::RoundRobin);
     fixture.shards[0].core.listen_exclusive(address(), ListenOptions::default()).unwrap();
     let again = fixture.shards[1].core.listen_exclusive(address(), ListenOptions::default());
     assert_eq!(again, Err(ListenError::AddressInUse));
@@ -146,7 +135,7 @@ fn ephemeral_listener_port_is_not_shared() {
 /// Listeners with `SO_REUSEPORT` belong to one shard each, and conflict with a listener without it.
 #[test]
 fn reuseport_listeners_belong_to_one_shard() {
-    let mut fixture = fixture(2);
+    let mut fixture = recording_fixture(2, RssMode::RoundRobin);
     let sharing = ListenOptions { reuse_port: true, user: 7, ..ListenOptions::default() };
     let plain = ListenOptions::default();
     let in_use =

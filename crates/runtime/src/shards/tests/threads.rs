@@ -112,7 +112,7 @@ fn serve_on_two(placement: Placement) {
         };
         opened.run(&flag, |_| Ok(Echo), finish)
     });
-    let client = only_v4(super::config(CLIENT_ADDRESSES));
+    let client = only_v4(super::config(&CLIENT_ADDRESSES));
     let mut client =
         Shard::builder(client).handler(Pinger { left: 60 }).device("cable", far).build().unwrap();
     client.run(&StopFlag::new().unwrap()).unwrap();

@@ -138,7 +138,7 @@ fn blocked_worker_delays_only_its_own_connections() {
             let server = scope.spawn(move || opened.run(&flag, make, finish));
             let client = Executor::new(move || with_noise(is_stuck, release));
             let client =
-                Shard::builder(only_v4(config(CLIENT_ADDRESSES))).handler(client).device("cable", far);
+                Shard::builder(only_v4(config(&CLIENT_ADDRESSES))).handler(client).device("cable", far);
             let ended = client.build().unwrap().run(&StopFlag::new().unwrap());
             stop.stop();
             let ends = server.join().unwrap().unwrap();
