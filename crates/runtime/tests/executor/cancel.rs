@@ -1,6 +1,7 @@
 //! Futures dropped at any poll: no byte is lost or duplicated, and no waiter is left.
 
-use super::common::{Pair, SERVER, pattern};
+use super::common::{SERVER, pattern};
+use crate::placement_suite::pair::ShardPair;
 use core::future::{pending, poll_fn};
 use core::pin::pin;
 use core::task::Poll;
@@ -128,7 +129,7 @@ fn run(seed: u64, bytes: usize, faults: &str) {
         sleep(Duration::from_secs(5)).await;
     };
     // The transcript differs from run to run.
-    let mut pair = Pair::without_transcript(Executor::new(server), Executor::new(client), |config| {
+    let mut pair = ShardPair::without_transcript(Executor::new(server), Executor::new(client), |config| {
         if !faults.is_empty() {
             config.devices[0].faults = Some(faults.parse().unwrap());
         }

@@ -1,6 +1,7 @@
 //! The costs of tasks: no heap allocation in steady state, and no time while they wait.
 
-use super::common::{Pair, SERVER, SharedCounter};
+use super::common::{SERVER, SharedCounter};
+use crate::placement_suite::pair::ShardPair;
 use core::time::Duration;
 use futures_util::future::{Either, select};
 use ginnel::config::Config;
@@ -62,7 +63,7 @@ async fn ask(count: SharedCounter, own_task: bool) {
     }
 }
 
-fn requests<S: Handler, C: Handler>(pair: &mut Pair<S, C>, count: &SharedCounter, more: u32) {
+fn requests<S: Handler, C: Handler>(pair: &mut ShardPair<S, C>, count: &SharedCounter, more: u32) {
     let wanted = count.get() + more;
     while count.get() < wanted {
         pair.turn();
@@ -79,7 +80,7 @@ fn allocations_of_1000_requests(own_task: bool) -> u64 {
             task.await.unwrap();
         }
     };
-    let mut pair = Pair::without_transcript(Executor::new(echo), Executor::new(client), |_| {});
+    let mut pair = ShardPair::without_transcript(Executor::new(echo), Executor::new(client), |_| {});
     requests(&mut pair, &count, 1000);
     let ((), made) = count_allocations(|| requests(&mut pair, &count, 1000));
     made.count
@@ -141,7 +142,7 @@ fn idle_tasks_use_no_time() {
         opened.borrow_mut().push(stream);
     };
     let many = |config: &mut Config| config.tcp.connections_max = IDLE as u32;
-    let mut pair = Pair::without_transcript(Executor::new(server), Executor::new(client), many);
+    let mut pair = ShardPair::without_transcript(Executor::new(server), Executor::new(client), many);
     while streams.borrow().len() < IDLE {
         pair.turn();
         pair.now += Duration::from_micros(10);

@@ -6,6 +6,8 @@ mod common;
 mod costs;
 mod ecosystem;
 mod ends;
+#[path = "../../src/fixture.rs"]
+mod fixture;
 #[path = "../placement_suite/mod.rs"]
 mod placement_suite;
 mod streams;

@@ -1,6 +1,7 @@
 //! Connections without errors: data in both directions, back-pressure, halves, addresses.
 
-use super::common::{Pair, SERVER, SharedCounter, pattern, run, shared};
+use super::common::{SERVER, SharedCounter, pattern, run, shared};
+use crate::placement_suite::pair::ShardPair;
 use core::future::poll_fn;
 use core::pin::pin;
 use core::time::Duration;
@@ -62,7 +63,7 @@ fn many_connections_echo_at_once() {
 #[test]
 fn megabytes_echo_over_a_lossy_link() {
     let client = async || exchange(TcpStream::connect(SERVER).await.unwrap(), 4 << 20).await;
-    let mut pair = Pair::with(Executor::new(echo), Executor::new(client), |config| {
+    let mut pair = ShardPair::with(Executor::new(echo), Executor::new(client), |config| {
         config.devices[0].faults = Some("delay=1ms loss=1% reorder=1%".parse().unwrap());
     });
     pair.run(Duration::from_secs(3600));
@@ -135,7 +136,7 @@ fn a_write_waits_for_a_peer_that_does_not_read() {
         stream.read_to_end(&mut got).await.unwrap();
         assert!(got == pattern(0..BYTES));
     };
-    let mut pair = Pair::new(Executor::new(server), Executor::new(client));
+    let mut pair = ShardPair::new(Executor::new(server), Executor::new(client));
     pair.run(Duration::from_secs(3600));
 }
 
@@ -336,7 +337,7 @@ fn data_wakes_only_its_reader() {
             assert_eq!(*polls - before[i], if i == 123 { 2 } else { 0 });
         }
     };
-    let mut pair = Pair::with(Executor::new(server), Executor::new(client), |c| {
+    let mut pair = ShardPair::with(Executor::new(server), Executor::new(client), |c| {
         c.tcp.connections_max = 2 * IDLE as u32;
     });
     pair.run(Duration::from_secs(60));

@@ -1,6 +1,8 @@
 //! Runs a suite for each placement of the application. The suite runs in its shard's thread, and runs itself
 //! again for each other placement: its tests have to pass there, too, and to exchange the same packets.
 
+pub mod pair;
+
 use ginnel::config::Placement;
 use ginnel::{Config, Handler, Instant, Shard, Shards};
 use ginnel_stack::device::Device;

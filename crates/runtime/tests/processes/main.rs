@@ -5,18 +5,21 @@
 //! Not run by the standard harness, because a program that was executed must do its work from the start of
 //! `main`, and has one thread.
 
+#[path = "../../src/fixture.rs"]
 mod fixture;
 mod peer;
+mod process_fixture;
 mod scenarios;
 mod scripted_process;
 mod sys;
 
+use process_fixture::ProcessFixture;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Ok(path) = std::env::var(fixture::STACK_PATH_ENV) {
-        fixture::run_stack(path.as_ref());
+    if let Ok(path) = std::env::var(process_fixture::STACK_PATH_ENV) {
+        process_fixture::run_stack(path.as_ref());
     }
     if let Ok(address) = std::env::var(scripted_process::ADDRESS_ENV) {
         scripted_process::run(address);
@@ -29,7 +32,7 @@ fn main() -> ExitCode {
         if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
             continue;
         }
-        let ok = catch_unwind(AssertUnwindSafe(|| scenario(&mut fixture::Fixture::new(name)))).is_ok();
+        let ok = catch_unwind(AssertUnwindSafe(|| scenario(&mut ProcessFixture::new(name)))).is_ok();
         println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
         if ok { passed += 1 } else { failed += 1 }
     }

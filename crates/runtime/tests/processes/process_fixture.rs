@@ -1,18 +1,15 @@
 //! A stack with its broker, a peer, and control of the scripted processes.
 
+use crate::fixture::BrokerFixture;
 use crate::peer::{ConnRecord, ConnRecords, Peer, PeerCommand};
 use crate::scripted_process::ADDRESS_ENV;
 use ginnel::broker::{Broker, BrokerStats};
-use ginnel::channel::{ChannelConfig, ChannelServer};
-use ginnel::config::{Config, DeviceConfig, DeviceKind};
-use ginnel::{Commander, Shard, StopFlag};
-use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel::channel::ChannelConfig;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Path of the control socket, for a process that runs a stack.
@@ -20,58 +17,17 @@ pub const STACK_PATH_ENV: &str = "GINNEL_TEST_STACK";
 /// Limit of every wait.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The stack's and the peer's shard, each on a thread.
-struct TestStack {
-    broker: Option<Broker>,
-    peer: Commander,
-    records: ConnRecords,
-    stop: StopFlag,
-    threads: Vec<JoinHandle<()>>,
-}
-
-fn config(address: &str) -> Config {
-    let device = DeviceConfig::new("cable", DeviceKind::Memory);
-    let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
-    config.tcp.connections_max = 1000;
-    config
-}
-
-impl TestStack {
-    fn new(path: &Path) -> Self {
-        let channel =
-            ChannelConfig { sockets_max: 64, socket_buffer_bytes: 4096, ..ChannelConfig::default() };
-        let (a, b) = pair(MemoryConfig::default());
-        let served = ChannelServer::for_processes(&channel).unwrap();
-        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
-        let records = ConnRecords::default();
-        let peer =
-            Shard::builder(config("10.0.0.2/24")).handler(Peer::new(records.clone())).device("cable", b);
-        let (mut server, mut peer) = (server.build().unwrap(), peer.build().unwrap());
-        let stop = StopFlag::new().unwrap();
-        let (to_server, to_peer) = (server.commander(), peer.commander());
-        let (first, second) = (stop.clone(), stop.clone());
-        let threads = vec![
-            std::thread::spawn(move || server.run(&first).unwrap()),
-            std::thread::spawn(move || peer.run(&second).unwrap()),
-        ];
-        let broker = Some(Broker::open(Some(path), vec![to_server]).unwrap());
-        Self { broker, peer: to_peer, records, stop, threads }
-    }
-}
-
-impl Drop for TestStack {
-    fn drop(&mut self) {
-        self.broker = None;
-        self.stop.stop();
-        for thread in self.threads.drain(..) {
-            thread.join().unwrap();
-        }
-    }
+/// Starts a stack at 10.0.0.1 with a peer, on threads of this process.
+fn start_stack(path: &Path, records: ConnRecords) -> BrokerFixture {
+    let channel = ChannelConfig { sockets_max: 64, socket_buffer_bytes: 4096, ..ChannelConfig::default() };
+    BrokerFixture::with_peers(&channel, [Peer::new(records)], |servers| {
+        Broker::open(Some(path), servers).unwrap()
+    })
 }
 
 /// Runs a stack in this process until it is killed.
 pub fn run_stack(path: &Path) -> ! {
-    let _stack = TestStack::new(path);
+    let _stack = start_stack(path, ConnRecords::default());
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
@@ -84,8 +40,9 @@ pub struct ProcessControl {
     from: BufReader<UnixStream>,
 }
 
-pub struct Fixture {
-    stack: Option<TestStack>,
+pub struct ProcessFixture {
+    stack: BrokerFixture,
+    records: ConnRecords,
     directory: tempfile::TempDir,
     callers: UnixListener,
     children: Vec<Child>,
@@ -94,12 +51,13 @@ pub struct Fixture {
     next: usize,
 }
 
-impl Fixture {
+impl ProcessFixture {
     pub fn new(name: &str) -> Self {
         let directory = tempfile::Builder::new().prefix(&name[..name.len().min(20)]).tempdir().unwrap();
         let callers = UnixListener::bind(directory.path().join("test")).unwrap();
-        let stack = Some(TestStack::new(&directory.path().join("control")));
-        Self { stack, directory, callers, children: Vec::new(), pids: Vec::new(), next: 0 }
+        let records = ConnRecords::default();
+        let stack = start_stack(&directory.path().join("control"), records.clone());
+        Self { stack, records, directory, callers, children: Vec::new(), pids: Vec::new(), next: 0 }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -165,16 +123,16 @@ impl Fixture {
     }
 
     pub fn command_peer(&self, what: PeerCommand) {
-        self.stack.as_ref().unwrap().peer.send(Box::new(what)).unwrap();
+        self.stack.peers[0].send(Box::new(what)).unwrap();
     }
 
     /// Returns what the peer has recorded about a connection.
     pub fn conn_record(&self, number: usize) -> ConnRecord {
-        self.stack.as_ref().unwrap().records.lock().unwrap().get(number).cloned().unwrap_or_default()
+        self.records.lock().unwrap().get(number).cloned().unwrap_or_default()
     }
 
     pub fn broker_stats(&self) -> BrokerStats {
-        self.stack.as_ref().unwrap().broker.as_ref().unwrap().stats()
+        self.stack.broker.stats()
     }
 
     /// Waits until the peer has received exactly `text`.
@@ -197,7 +155,7 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl Drop for ProcessFixture {
     fn drop(&mut self) {
         for pid in &self.pids {
             signal(*pid, Signal::KILL);

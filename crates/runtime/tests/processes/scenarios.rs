@@ -1,13 +1,13 @@
 //! Scenarios with programs that die, fork, execute others and share sockets.
 
-use crate::fixture::{Fixture, TIMEOUT, eventually, signal};
 use crate::peer::PeerCommand;
+use crate::process_fixture::{ProcessFixture, TIMEOUT, eventually, signal};
 use ginnel::CloseReason;
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-type Scenario = fn(&mut Fixture);
+type Scenario = fn(&mut ProcessFixture);
 
 pub const ALL: &[(&str, Scenario)] = &[
     ("killed_server_has_sent_what_it_wrote", killed_server_has_sent_what_it_wrote),
@@ -30,7 +30,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("random_writes_to_a_region_harm_no_other", random_writes_to_a_region_harm_no_other),
 ];
 
-fn killed_server_has_sent_what_it_wrote(fixture: &mut Fixture) {
+fn killed_server_has_sent_what_it_wrote(fixture: &mut ProcessFixture) {
     let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "hello");
@@ -57,7 +57,7 @@ fn killed_server_has_sent_what_it_wrote(fixture: &mut Fixture) {
     fixture.await_received(conn, "again");
 }
 
-fn killed_server_with_unread_bytes_resets(fixture: &mut Fixture) {
+fn killed_server_with_unread_bytes_resets(fixture: &mut ProcessFixture) {
     let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "read this");
@@ -69,7 +69,7 @@ fn killed_server_with_unread_bytes_resets(fixture: &mut Fixture) {
     });
 }
 
-fn surviving_worker_takes_over_offers(fixture: &mut Fixture) {
+fn surviving_worker_takes_over_offers(fixture: &mut ProcessFixture) {
     let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
     let listener = first.request_ok("listen 80 1");
     let own_conn = fixture.connect_peer(80, "1");
@@ -88,7 +88,7 @@ fn surviving_worker_takes_over_offers(fixture: &mut Fixture) {
     fixture.await_received(late, "late");
 }
 
-fn child_continues_a_half_read_stream(fixture: &mut Fixture) {
+fn child_continues_a_half_read_stream(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "first,second");
@@ -118,7 +118,7 @@ fn child_continues_a_half_read_stream(fixture: &mut Fixture) {
     });
 }
 
-fn child_killed_before_attaching_releases_sockets(fixture: &mut Fixture) {
+fn child_killed_before_attaching_releases_sockets(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "");
@@ -130,7 +130,7 @@ fn child_killed_before_attaching_releases_sockets(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn child_attaches_after_its_parent_died(fixture: &mut Fixture) {
+fn child_attaches_after_its_parent_died(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "orphan");
@@ -149,7 +149,7 @@ fn child_attaches_after_its_parent_died(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn unannounced_child_does_not_keep_sockets(fixture: &mut Fixture) {
+fn unannounced_child_does_not_keep_sockets(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "");
@@ -162,7 +162,7 @@ fn unannounced_child_does_not_keep_sockets(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn announced_child_that_never_starts_owns_nothing(fixture: &mut Fixture) {
+fn announced_child_that_never_starts_owns_nothing(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "");
@@ -174,7 +174,7 @@ fn announced_child_that_never_starts_owns_nothing(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn executed_program_inherits_its_connections(fixture: &mut Fixture) {
+fn executed_program_inherits_its_connections(fixture: &mut ProcessFixture) {
     let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "before,after");
@@ -198,7 +198,7 @@ fn executed_program_inherits_its_connections(fixture: &mut Fixture) {
     });
 }
 
-fn sockets_not_inherited_are_closed(fixture: &mut Fixture) {
+fn sockets_not_inherited_are_closed(fixture: &mut ProcessFixture) {
     let mut server = fixture.spawn_attached("");
     server.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "");
@@ -226,7 +226,7 @@ fn sockets_not_inherited_are_closed(fixture: &mut Fixture) {
     executed.request_ok("listen 80 4");
 }
 
-fn spawned_program_owns_its_inherited_sockets(fixture: &mut Fixture) {
+fn spawned_program_owns_its_inherited_sockets(fixture: &mut ProcessFixture) {
     let mut parent = fixture.spawn_attached("");
     parent.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "to the program");
@@ -243,7 +243,7 @@ fn spawned_program_owns_its_inherited_sockets(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn proxy_descriptor_outlives_its_sender(fixture: &mut Fixture) {
+fn proxy_descriptor_outlives_its_sender(fixture: &mut ProcessFixture) {
     let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
     first.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "first,second");
@@ -273,7 +273,7 @@ fn proxy_descriptor_outlives_its_sender(fixture: &mut Fixture) {
     });
 }
 
-fn unclaimed_proxy_descriptor_closes_its_socket(fixture: &mut Fixture) {
+fn unclaimed_proxy_descriptor_closes_its_socket(fixture: &mut ProcessFixture) {
     let mut first = fixture.spawn_attached("");
     first.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "");
@@ -285,7 +285,7 @@ fn unclaimed_proxy_descriptor_closes_its_socket(fixture: &mut Fixture) {
     fixture.await_fin(conn);
 }
 
-fn proxy_descriptor_of_another_domain_is_refused(fixture: &mut Fixture) {
+fn proxy_descriptor_of_another_domain_is_refused(fixture: &mut ProcessFixture) {
     let (mut first, mut second) = (fixture.spawn_attached("one"), fixture.spawn_attached("two"));
     first.request_ok("listen 80 4");
     let conn = fixture.connect_peer(80, "secret");
@@ -302,7 +302,7 @@ fn proxy_descriptor_of_another_domain_is_refused(fixture: &mut Fixture) {
     assert_eq!(first.request_ok("recv 6"), "secret");
 }
 
-fn clients_learn_that_the_stack_died(fixture: &mut Fixture) {
+fn clients_learn_that_the_stack_died(fixture: &mut ProcessFixture) {
     let (stack, path) = fixture.spawn_stack();
     let (mut client, mut idle) = (fixture.spawn_process(), fixture.spawn_process());
     for process in [&mut client, &mut idle] {
@@ -322,7 +322,7 @@ fn clients_learn_that_the_stack_died(fixture: &mut Fixture) {
     }
 }
 
-fn stopped_client_harms_nobody(fixture: &mut Fixture) {
+fn stopped_client_harms_nobody(fixture: &mut ProcessFixture) {
     let (mut first, mut second) = (fixture.spawn_attached("web"), fixture.spawn_attached("web"));
     let mut neighbour = fixture.spawn_attached("other");
     let listener = first.request_ok("listen 80 4");
@@ -351,7 +351,7 @@ fn stopped_client_harms_nobody(fixture: &mut Fixture) {
     fixture.await_received(held, "hello");
 }
 
-fn malformed_messages_are_rejected(fixture: &mut Fixture) {
+fn malformed_messages_are_rejected(fixture: &mut ProcessFixture) {
     let mut good = fixture.spawn_attached("");
     good.request_ok("listen 80 4");
     let path = fixture.path("control");
@@ -379,7 +379,7 @@ fn malformed_messages_are_rejected(fixture: &mut Fixture) {
     std::thread::sleep(Duration::from_millis(1));
 }
 
-fn random_writes_to_a_region_harm_no_other(fixture: &mut Fixture) {
+fn random_writes_to_a_region_harm_no_other(fixture: &mut ProcessFixture) {
     let (mut hostile, mut neighbour) = (fixture.spawn_attached("one"), fixture.spawn_attached("two"));
     hostile.request_ok("listen 80 4");
     neighbour.request_ok("listen 81 4");

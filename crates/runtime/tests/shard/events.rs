@@ -1,6 +1,6 @@
 //! The events of a handler, and their order: two shards in simulated time.
 
-use crate::common::ShardPair;
+use crate::placement_suite::pair::ShardPair;
 use core::time::Duration;
 use ginnel::{
     CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, Instant, ListenOptions, Listener,

@@ -1,6 +1,6 @@
 //! `shard.commands_max`, `shard.timers_max`, and limits of the engine as a handler sees them.
 
-use crate::common::{SERVER_ADDRESS, config};
+use crate::fixture::{SERVER_ADDRESS, config};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::Loopback;
@@ -39,7 +39,7 @@ const START: Instant = Instant::from_millis(1000);
 
 fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<CommandCollector> {
     let (device, _) = pair(MemoryConfig::default());
-    let mut config = config(SERVER_ADDRESS);
+    let mut config = config(&[SERVER_ADDRESS]);
     change(&mut config);
     let builder = Shard::builder(config).handler(CommandCollector::default()).device("cable", device);
     builder.seed([1; 32]).now(START).build().unwrap()
@@ -147,7 +147,7 @@ impl Handler for SelfConnector {
 fn self_connections_respect_the_backlog() {
     for (host, backlog) in [("10.0.0.1", 1), ("127.0.0.1", 0), ("127.9.9.9", 5), ("[::1]", 2)] {
         let (device, _cable) = pair(MemoryConfig::default());
-        let mut config = config(SERVER_ADDRESS);
+        let mut config = config(&[SERVER_ADDRESS]);
         config.loopback = Loopback::Stack;
         let builder = Shard::builder(config).handler(SelfConnector::default()).device("cable", device);
         let mut shard = builder.seed([1; 32]).now(START).build().unwrap();

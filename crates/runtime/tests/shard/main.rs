@@ -1,8 +1,9 @@
 //! Shards from outside: events of handlers in simulated time, in every placement, and a shard on a thread of
 //! its own.
 
-mod common;
 mod events;
+#[path = "../../src/fixture.rs"]
+mod fixture;
 mod limits;
 mod paired;
 #[path = "../placement_suite/mod.rs"]

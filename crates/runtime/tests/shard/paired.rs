@@ -1,6 +1,6 @@
 //! Two threads on one CPU: neither starves the other.
 
-use crate::common::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
+use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
 use core::time::Duration;
 use ginnel::config::Placement;
 use ginnel::{
@@ -16,7 +16,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server whose application shares the first CPU with its stack.
 fn paired<H: Handler>(handler: H, device: Device, realtime: bool) -> Shard<H> {
-    let mut config = config(SERVER_ADDRESS);
+    let mut config = config(&[SERVER_ADDRESS]);
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     config.shard.cpu = (0..1024).find(|&cpu| allowed.is_set(cpu as usize));
     config.shard.placement = Placement::Paired;
@@ -96,7 +96,7 @@ fn computing_application_does_not_starve_its_stack() {
         let (near, far) = pair(MemoryConfig::default());
         let mut server = paired(BusyHandler { turns: 0 }, near, realtime);
         let client =
-            Shard::builder(config(CLIENT_ADDRESS)).handler(Dialer { left: 100 }).device("cable", far);
+            Shard::builder(config(&[CLIENT_ADDRESS])).handler(Dialer { left: 100 }).device("cable", far);
         let stop = StopFlag::new().unwrap();
         thread::scope(|scope| {
             let server = scope.spawn(|| {

@@ -1,6 +1,6 @@
 //! Applications with threads of their own.
 
-use crate::common::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
+use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
 use core::time::Duration;
 use ginnel::config::Placement;
 use ginnel::{
@@ -92,7 +92,7 @@ impl Handler for RequestClient {
 
 fn exchange(server: Placement, client: Placement) {
     let (a, b) = pair(MemoryConfig::default());
-    let (mut ca, mut cb) = (config(SERVER_ADDRESS), config(CLIENT_ADDRESS));
+    let (mut ca, mut cb) = (config(&[SERVER_ADDRESS]), config(&[CLIENT_ADDRESS]));
     ca.shard.placement = server;
     cb.shard.placement = client;
     let (done, answered) = mpsc::channel();
@@ -137,7 +137,7 @@ fn placement_is_invisible_to_the_peer() {
 #[test]
 fn application_ends_with_the_error_of_its_stack() {
     let (device, _far) = pair(MemoryConfig::default());
-    let mut config = config(SERVER_ADDRESS);
+    let mut config = config(&[SERVER_ADDRESS]);
     config.shard.placement = Placement::Split;
     // A CPU number beyond those of any machine.
     config.shard.cpu = Some(1023);
@@ -149,7 +149,7 @@ fn application_ends_with_the_error_of_its_stack() {
 #[test]
 fn idle_split_application_uses_no_time() {
     let (device, _far) = pair(MemoryConfig::default());
-    let mut config = config(SERVER_ADDRESS);
+    let mut config = config(&[SERVER_ADDRESS]);
     config.shard.placement = Placement::Split;
     let mut shard = Shard::builder(config).handler(Echo).device("cable", device).build().unwrap();
     let (stop, reader) = (StopFlag::new().unwrap(), shard.stats_reader());

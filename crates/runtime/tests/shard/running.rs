@@ -1,6 +1,7 @@
 //! A shard on a thread of its own: sleeping, waking, stopping.
 
-use crate::common::{SERVER_ADDRESS, ShardPair, config};
+use crate::fixture::{SERVER_ADDRESS, config};
+use crate::placement_suite::pair::ShardPair;
 use core::time::Duration;
 use ginnel::{Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -46,7 +47,7 @@ impl Handler for Reporter {
 fn shard(leave_at_once: bool) -> (Shard<Reporter>, mpsc::Receiver<&'static str>) {
     let (to, from) = mpsc::channel();
     let (device, _) = pair(MemoryConfig::default());
-    let mut config = config(SERVER_ADDRESS);
+    let mut config = config(&[SERVER_ADDRESS]);
     config.shard.stop_grace_ms = 20;
     let handler = Reporter { to, leave_at_once };
     (Shard::builder(config).handler(handler).device("cable", device).build().unwrap(), from)
@@ -141,7 +142,7 @@ impl Handler for Metronome {
 fn shard_polls_for_spin_us_then_sleeps() {
     let run = |spin_us| {
         let (device, _other_end) = pair(MemoryConfig::default());
-        let mut config = config(SERVER_ADDRESS);
+        let mut config = config(&[SERVER_ADDRESS]);
         config.shard.spin_us = spin_us;
         let mut shard = Shard::builder(config).handler(Metronome(0)).device("cable", device).build().unwrap();
         shard.run(&StopFlag::new().unwrap()).unwrap();
@@ -239,7 +240,8 @@ fn idle_connections_use_no_cpu_time() {
 #[test]
 fn missing_memory_device_fails_the_build() {
     let (to, _from) = mpsc::channel();
-    let built = Shard::builder(config(SERVER_ADDRESS)).handler(Reporter { to, leave_at_once: true }).build();
+    let built =
+        Shard::builder(config(&[SERVER_ADDRESS])).handler(Reporter { to, leave_at_once: true }).build();
     let error = built.err().expect("refused").to_string();
     assert!(error.contains("memory device \"cable\" has no other end"), "{error}");
 }
