@@ -2,8 +2,6 @@
 //!
 //! Test suites outside the library include this file by its path, and so do examples.
 
-#![allow(dead_code)] // Most suites use only a part.
-
 use core::time::Duration;
 use ginnel::broker::Broker;
 use ginnel::builder::ShardBuilder;
@@ -42,8 +40,9 @@ pub fn linked_hosts<S: Handler, C: Handler>(server: S, client: C, now: Instant) 
     (server, host(CLIENT_ADDRESS, client, b).seed([2; 32]).now(now).build().unwrap())
 }
 
-/// Returns the time of the next turn in a simulation whose hosts have just had `turns` at `now`: one microsecond
-/// later if a host did any work, otherwise the earliest deadline. Returns `None` if nothing is left to do.
+/// Returns the time of the next turn in a simulation whose hosts have just had `turns` at `now`: one
+/// microsecond later if a host did any work, otherwise the earliest deadline. Returns `None` if nothing is
+/// left to do.
 pub fn next_turn(now: Instant, turns: impl IntoIterator<Item = Turn>) -> Option<Instant> {
     let (mut work, mut next) = (0, None);
     for turn in turns {
@@ -90,7 +89,8 @@ pub struct BrokerFixture {
     pub broker: Broker,
     /// The peers, in the order of the shards.
     pub peers: Vec<Commander>,
-    threads: ShardThreads,
+    /// Ends the threads when the fixture is dropped.
+    _threads: ShardThreads,
 }
 
 impl BrokerFixture {
@@ -111,6 +111,6 @@ impl BrokerFixture {
             threads.run(server);
             threads.run(peer);
         }
-        Self { broker: open(servers), peers: commanders, threads }
+        Self { broker: open(servers), peers: commanders, _threads: threads }
     }
 }

@@ -295,8 +295,16 @@ fn tests_that_others_run_without_say_who_runs_them() {
     // Put together here, so that this file has none of them.
     let (ignored, unused) = (concat!("#[", "ignore"), concat!("allow(", "dead_code"));
     let files = rust_files();
-    let mut broken = marked(&files, &[unused]);
+    let mut broken = Vec::new();
     for (path, text) in &files {
+        // A file that several suites include may have parts that one of them does not use.
+        let mut previous = "";
+        for (number, line) in text.lines().enumerate() {
+            if line.contains(unused) && !previous.starts_with("#[path = ") {
+                broken.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+            previous = line;
+        }
         let lines = text.lines().enumerate().filter(|(_, line)| line.contains(ignored));
         let silent = lines.filter(|(_, line)| !line.contains("`make suites`"));
         broken.extend(silent.map(|(number, line)| format!("{path}:{}: {}", number + 1, line.trim())));

@@ -2,6 +2,7 @@
 //! simulated time.
 
 #[path = "../../src/fixture.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
 
 use fixture::{START, linked_hosts, next_turn};

@@ -7,8 +7,10 @@ mod costs;
 mod ecosystem;
 mod ends;
 #[path = "../../src/fixture.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
 #[path = "../placement_suite/mod.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod placement_suite;
 mod streams;
 mod tasks;

@@ -1,7 +1,5 @@
 //! Two hosts on a link in memory, in the placement under test, driven on one thread in simulated time.
 
-#![allow(dead_code)] // Each suite uses only a part.
-
 use super::{WireTranscript, build, placement_under_test};
 use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, START, config, next_turn};
 use core::time::Duration;

@@ -6,6 +6,7 @@
 //! `main`, and has one thread.
 
 #[path = "../../src/fixture.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
 mod peer;
 mod process_fixture;

@@ -3,10 +3,12 @@
 
 mod events;
 #[path = "../../src/fixture.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
 mod limits;
 mod paired;
 #[path = "../placement_suite/mod.rs"]
+#[allow(dead_code)] // shared: this suite uses a part
 mod placement_suite;
 mod placements;
 mod running;
