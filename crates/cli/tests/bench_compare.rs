@@ -1,29 +1,11 @@
 //! `ginnel bench compare` runs a program on the kernel and on Ginnel. The figures mean nothing here.
 
-use ginnel_testkit::interop::unavailable;
+use ginnel_testkit::interop::{build_preload_library, unavailable};
 use ginnel_testkit::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
-
-/// Builds the library, which cargo does not build for the tests of another package, and returns its path.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(GINNEL).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
-        build.arg("--target-dir").arg(folder.parent().unwrap());
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        let built = build.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        folder.join("libginnel.so")
-    })
-}
 
 /// Returns true if this machine permits the measurement.
 fn can_run(test: &str, programs: &[&str]) -> bool {
@@ -45,7 +27,7 @@ fn compare(options: &[&str], program: &[&str]) -> Output {
         .args(options)
         .arg("--")
         .args(program);
-    command.env("GINNEL_LIBRARY", library()).output().unwrap()
+    command.env("GINNEL_LIBRARY", build_preload_library(GINNEL)).output().unwrap()
 }
 
 fn failure_text(options: &[&str], program: &[&str]) -> String {

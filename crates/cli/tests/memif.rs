@@ -1,37 +1,19 @@
 //! `ginnel httpd` and `ginnel load http` as two processes over memif, and the effects of killing one of them.
 
+mod temp_folder;
+
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+use temp_folder::TempFolder;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A directory with a site and the socket, removed when the value is dropped.
-struct TempFolder(PathBuf);
-
 impl TempFolder {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("site")).unwrap();
-        std::fs::write(folder.join("site/index.html"), "<p>here</p>").unwrap();
-        std::fs::write(folder.join("site/large.bin"), vec![b'x'; 1 << 20]).unwrap();
-        Self(folder)
-    }
-
-    fn site(&self) -> PathBuf {
-        self.0.join("site")
-    }
-
     fn memif(&self, role: &str) -> String {
         format!("socket={},role={role},id=5,secret=word", self.0.join("socket").display())
-    }
-}
-
-impl Drop for TempFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -41,7 +23,7 @@ struct HttpdProcess(Child);
 impl HttpdProcess {
     fn start(folder: &TempFolder, role: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
-        command.arg("httpd").arg(folder.site()).args(["--memif", &folder.memif(role)]);
+        command.arg("httpd").arg(folder.0.join("site")).args(["--memif", &folder.memif(role)]);
         command.args(["--address", "10.7.0.1/24", "--address", "fd07::1/64"]);
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
@@ -189,7 +171,7 @@ fn two_shards_have_two_memif_queues() {
     let folder = TempFolder::new("memif-shards");
     let memif = |role| format!("{},queues=2", folder.memif(role));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
-    command.arg("httpd").arg(folder.site()).args(["--shards", "2", "--memif", &memif("server")]);
+    command.arg("httpd").arg(folder.0.join("site")).args(["--shards", "2", "--memif", &memif("server")]);
     command.args(["--address", "10.7.0.1/24"]);
     let _server = HttpdProcess(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut client = Command::new(env!("CARGO_BIN_EXE_ginnel"));

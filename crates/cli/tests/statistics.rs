@@ -1,5 +1,7 @@
 //! Compares `ginnel stat` and `ginnel ss` with a capture of the same run, to the segment and to the byte.
 
+mod temp_folder;
+
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
@@ -14,21 +16,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+use temp_folder::TempFolder;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A directory with a site, the stacks and the captures, removed when the value is dropped.
-struct TempFolder(PathBuf);
-
 impl TempFolder {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("site")).unwrap();
-        std::fs::write(folder.join("site/index.html"), "<p>here</p>").unwrap();
-        std::fs::write(folder.join("site/large.bin"), vec![b'x'; 1 << 20]).unwrap();
-        Self(folder)
-    }
-
     /// Creates a `ginnel` command whose stacks are in this directory.
     fn ginnel(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
@@ -80,12 +72,6 @@ impl TempFolder {
             assert!(Instant::now() < deadline, "{what}: {}", String::from_utf8_lossy(&output.stderr));
             thread::sleep(Duration::from_millis(20));
         }
-    }
-}
-
-impl Drop for TempFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

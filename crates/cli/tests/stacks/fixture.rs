@@ -1,5 +1,6 @@
 //! Stacks and programs in a directory of the test's own.
 
+use ginnel_testkit::interop::build_preload_library;
 use ginnel_testkit::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -10,21 +11,9 @@ pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 /// No test waits longer.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Builds the library, which cargo does not build for the tests of another package, and returns its path.
+/// Returns the path of the library that `ginnel run` preloads.
 pub fn built_library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(GINNEL).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
-        build.arg("--target-dir").arg(folder.parent().unwrap());
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        let built = build.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        folder.join("libginnel.so")
-    })
+    build_preload_library(GINNEL)
 }
 
 /// Returns the path of the Python interpreter itself, and not of a wrapper script.

@@ -107,8 +107,8 @@ fn run_forking_handler(name: &str, installer: &str, enough: &str) -> (String, St
     let script = FORKING_HANDLER.replace("INSTALLER", installer).replace("ENOUGH", enough);
     let output = run_to_end(fixture.script(&LOOPBACK, &script));
     assert!(output.status.success(), "{output:?}");
-    let [said, complaints] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    (said, complaints)
+    let [output_text, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output_text, errors)
 }
 
 /// The library cannot defer a handler that was installed without it.
@@ -119,8 +119,9 @@ fn forking_in_a_handler_is_safe() {
         return;
     }
     let past_the_library = "ctypes.CDLL('libc.so.6')";
-    let said = run_forking_handler("handler", past_the_library, "seen.count(b'i') >= 5 and b'o' in seen");
-    assert_eq!(said.0, "b'and goes on' True True\n", "{said:?}");
+    let output_text =
+        run_forking_handler("handler", past_the_library, "seen.count(b'i') >= 5 and b'o' in seen");
+    assert_eq!(output_text.0, "b'and goes on' True True\n", "{output_text:?}");
 }
 
 #[test]
@@ -128,9 +129,9 @@ fn children_forked_in_handlers_have_the_sockets() {
     if skipped("children_forked_in_handlers_have_the_sockets") {
         return;
     }
-    let (said, complaints) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");
+    let (output_text, errors) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");
     // The stack may not have noticed yet that the other processes have ended.
-    let is_full = complaints.contains("no room for another process");
+    let is_full = errors.contains("no room for another process");
     let expected = if is_full { "b'and goes on' True" } else { "b'and goes on' True False\n" };
-    assert!(said.starts_with(expected), "{said} {complaints}");
+    assert!(output_text.starts_with(expected), "{output_text} {errors}");
 }
