@@ -38,8 +38,14 @@ use std::sync::{Arc, Mutex};
 /// Collects the parts of a shard.
 #[must_use]
 pub struct ShardBuilder<H> {
-    config: Config,
     handler: H,
+    parts: ShardParts,
+}
+
+/// The parts of a shard but its handler.
+#[derive(Default)]
+struct ShardParts {
+    config: Config,
     devices: Vec<(String, Device)>,
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
@@ -81,110 +87,73 @@ pub(crate) struct ShardMember {
 impl Shard<()> {
     /// Begins to build a shard: `Shard::builder(config).handler(application).build()`.
     pub fn builder(config: Config) -> ShardBuilder<()> {
-        ShardBuilder {
-            config,
-            handler: (),
-            devices: Vec::new(),
-            seed: None,
-            now: None,
-            member: None,
-            channel: None,
-            co_shard: None,
-            published: None,
-            position: ThreadPosition::default(),
-            local_delivery: false,
-        }
+        ShardBuilder { handler: (), parts: ShardParts { config, ..ShardParts::default() } }
     }
 }
 
 impl<H> ShardBuilder<H> {
     /// Sets the application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self {
-            config,
-            devices,
-            seed,
-            now,
-            member,
-            channel,
-            co_shard,
-            published: presence,
-            position,
-            local_delivery,
-            ..
-        } = self;
-        ShardBuilder {
-            config,
-            handler,
-            devices,
-            seed,
-            now,
-            member,
-            channel,
-            co_shard,
-            published: presence,
-            position,
-            local_delivery,
-        }
+        ShardBuilder { handler, parts: self.parts }
     }
 
     /// Supplies the device of this name in the configuration. A memory device has to be supplied; other
     /// devices are opened if they are not.
     pub fn device(mut self, name: impl Into<String>, device: Device) -> Self {
-        self.devices.push((name.into(), device));
+        self.parts.devices.push((name.into(), device));
         self
     }
 
     /// Makes the shard use the engine at the other end of this channel, in another thread. Such a shard has
     /// no devices, links and routes of its own and ignores those of the configuration.
     pub fn channel(mut self, client: Client) -> Self {
-        self.channel = Some(client);
-        self.position.role = Role::Application;
+        self.parts.channel = Some(client);
+        self.parts.position.role = Role::Application;
         self
     }
 
     /// Sets a fixed seed, for simulations. Without one, the kernel's random numbers are used: sequence
     /// numbers, ports and cookies must not be predictable.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
-        self.seed = Some(seed);
+        self.parts.seed = Some(seed);
         self
     }
 
     /// Publishes the shard's counters to other processes, with the name `label` within its stack. Not for
     /// simulations: this does I/O.
-    pub fn published(mut self, presence: Option<Arc<PublishedStack>>, label: impl Into<String>) -> Self {
-        self.published = presence.map(|presence| (presence, label.into()));
+    pub fn published(mut self, stack: Option<Arc<PublishedStack>>, label: impl Into<String>) -> Self {
+        self.parts.published = stack.map(|stack| (stack, label.into()));
         self
     }
 
     /// Makes packets that the stack sends to its own addresses return to it, as on a host; without this there
     /// is no route to them. Implied by `loopback = "stack"`.
     pub fn delivers_locally(mut self, on: bool) -> Self {
-        self.local_delivery = on;
+        self.parts.local_delivery = on;
         self
     }
 
     /// Makes the shard one of several.
     pub(crate) fn member(mut self, member: Option<ShardMember>) -> Self {
-        self.member = member;
+        self.parts.member = member;
         self
     }
 
     /// Sets the part of the thread arrangement, if this is not a shard by itself.
     pub(crate) fn position(mut self, position: ThreadPosition) -> Self {
-        self.position = position;
+        self.parts.position = position;
         self
     }
 
     /// Sets the shard through which this one reaches the engine.
     pub(crate) fn co_shard(mut self, co_shard: CoShard) -> Self {
-        self.co_shard = Some(co_shard);
+        self.parts.co_shard = Some(co_shard);
         self
     }
 
     /// Sets the time at which a simulation starts. Without it, the machine's clock is used.
     pub fn now(mut self, now: Instant) -> Self {
-        self.now = Some(now);
+        self.parts.now = Some(now);
         self
     }
 }
@@ -195,12 +164,12 @@ impl<H: Handler> ShardBuilder<H> {
     /// # Errors
     /// Returns the first key of the configuration that cannot be used, or the device that cannot be opened.
     pub fn build(self) -> Result<Shard<H>, Error> {
-        self.config.validate()?;
-        if self.member.is_none() && self.config.shards.count > 1 {
+        self.parts.config.validate()?;
+        if self.parts.member.is_none() && self.parts.config.shards.count > 1 {
             let problem = "requires a program that runs several shards (Shards)";
             return Err(ConfigError::new("shards.count", problem).into());
         }
-        if self.config.shard.workers > 0 && self.channel.is_none() {
+        if self.parts.config.shard.workers > 0 && self.parts.channel.is_none() {
             let problem = "requires a program that creates an application for each thread (Shards)";
             return Err(ConfigError::new("shard.workers", problem).into());
         }
@@ -209,7 +178,7 @@ impl<H: Handler> ShardBuilder<H> {
 
     /// Builds a shard, and the stack's shard if `shard.placement` separates the two.
     pub(crate) fn build_with_placement(mut self) -> Result<Shard<H>, Error> {
-        if self.config.shard.placement != Placement::Inline && self.channel.is_none() {
+        if self.parts.config.shard.placement != Placement::Inline && self.parts.channel.is_none() {
             self.add_co_shard()?;
         }
         self.build_shard()
@@ -217,51 +186,51 @@ impl<H: Handler> ShardBuilder<H> {
 
     /// Builds the stack's shard, which this one reaches through a channel.
     fn add_co_shard(&mut self) -> Result<(), Error> {
-        let stack = ShardBuilder {
-            config: self.config.clone(),
-            handler: ChannelServer::new(&self.config.channel)?,
-            devices: core::mem::take(&mut self.devices),
-            seed: self.seed,
-            now: self.now,
-            member: self.member.take(),
-            channel: None,
-            co_shard: None,
-            published: self.published.clone(),
-            position: ThreadPosition { shard: self.position.shard, ..ThreadPosition::default() },
-            local_delivery: self.local_delivery,
+        let parts = ShardParts {
+            config: self.parts.config.clone(),
+            devices: core::mem::take(&mut self.parts.devices),
+            seed: self.parts.seed,
+            now: self.parts.now,
+            member: self.parts.member.take(),
+            published: self.parts.published.clone(),
+            position: ThreadPosition { shard: self.parts.position.shard, ..ThreadPosition::default() },
+            local_delivery: self.parts.local_delivery,
+            ..ShardParts::default()
         };
+        let stack = ShardBuilder { handler: ChannelServer::new(&self.parts.config.channel)?, parts };
         let stack = SameThread(Arc::new(Mutex::new(stack.build_shard()?)));
-        if let Some((_, label)) = &mut self.published {
+        if let Some((_, label)) = &mut self.parts.published {
             label.push_str(".app");
         }
-        self.channel = Some(stack.attach()?);
-        self.co_shard = Some(CoShard::new(stack));
-        self.position.role = Role::Application;
+        self.parts.channel = Some(stack.attach()?);
+        self.parts.co_shard = Some(CoShard::new(stack));
+        self.parts.position.role = Role::Application;
         Ok(())
     }
 
     fn build_shard(mut self) -> Result<Shard<H>, Error> {
-        let now = self.now.unwrap_or_else(clock::now);
-        let seed = match self.seed {
+        let now = self.parts.now.unwrap_or_else(clock::now);
+        let seed = match self.parts.seed {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        let (stack, ports, links) = match self.channel.take() {
+        let (stack, ports, links) = match self.parts.channel.take() {
             Some(client) => {
                 (Engine::Channel(Box::new(RemoteEngine::new(client, now))), Vec::new(), Vec::new())
             }
             None => self.build_engine(&seed, now)?,
         };
 
-        let (router, receivers, (commander, mailbox), stats) = match (self.member, self.position.commands) {
-            (Some(member), _) => {
-                let ShardMember { router, receivers, commander, mailbox, stats, .. } = member;
-                (Some(Box::new(router)), receivers, (commander, mailbox), stats)
-            }
-            (None, Some(commands)) => (None, Vec::new(), commands, StatsWriter::new()),
-            (None, None) => (None, Vec::new(), command_channel(&self.config)?, StatsWriter::new()),
-        };
-        let ThreadPosition { role, shard, .. } = self.position;
+        let (router, receivers, (commander, mailbox), stats) =
+            match (self.parts.member, self.parts.position.commands) {
+                (Some(member), _) => {
+                    let ShardMember { router, receivers, commander, mailbox, stats, .. } = member;
+                    (Some(Box::new(router)), receivers, (commander, mailbox), stats)
+                }
+                (None, Some(commands)) => (None, Vec::new(), commands, StatsWriter::new()),
+                (None, None) => (None, Vec::new(), command_channel(&self.parts.config)?, StatsWriter::new()),
+            };
+        let ThreadPosition { role, shard, .. } = self.parts.position;
         let worker = match role {
             Role::Worker(number) => number,
             Role::Stack | Role::Application => 0,
@@ -269,7 +238,7 @@ impl<H: Handler> ShardBuilder<H> {
         let core = ShardCore {
             now,
             stack,
-            timers: Timers::new(now, self.config.shard.timers_max),
+            timers: Timers::new(now, self.parts.config.shard.timers_max),
             commander: commander.clone(),
             // Each worker has its own sequence of random numbers.
             rng: Random::new(u64::from_le_bytes(first_eight(&seed)) ^ u64::from(worker) << 32),
@@ -282,7 +251,7 @@ impl<H: Handler> ShardBuilder<H> {
             shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {
-            affinity: Affinity::new(&self.config.shard, role),
+            affinity: Affinity::new(&self.parts.config.shard, role),
             core: CoreSlot::new(core),
             handler: self.handler,
             dispatch: EventDispatcher::new(),
@@ -291,19 +260,19 @@ impl<H: Handler> ShardBuilder<H> {
             cross_shard_receivers: receivers,
             mailbox,
             commander,
-            config: self.config.shard,
+            config: self.parts.config.shard,
             stats,
             started: None,
             last_published: now,
             idle_since: None,
-            co_shard: self.co_shard,
+            co_shard: self.parts.co_shard,
             barrier: None,
             publisher: None,
             watch: WaitSet::default(),
             yields: YieldPolicy::default(),
         };
-        if let Some((presence, label)) = self.published {
-            shard.start_publishing(presence, &label)?;
+        if let Some((published, label)) = self.parts.published {
+            shard.start_publishing(published, &label)?;
         }
         Ok(shard)
     }
@@ -316,16 +285,16 @@ impl<H> ShardBuilder<H> {
         seed: &[u8; 32],
         now: Instant,
     ) -> Result<(Engine, Vec<RxPort>, Vec<LinkId>), Error> {
-        let config = &self.config;
+        let config = &self.parts.config;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
         huge_pages::advise(&stack);
-        if let Some(ShardMember { index, count, .. }) = self.member {
+        if let Some(ShardMember { index, count, .. }) = self.parts.member {
             stack.network_mut().set_steering(Steering::new(index, count, &config.network));
         }
         let mut ports = Vec::new();
         for device in &config.devices {
-            let Device { rx, tx } = take_or_open(&mut self.devices, device, config)?;
+            let Device { rx, tx } = take_or_open(&mut self.parts.devices, device, config)?;
             ports.push(RxPort {
                 id: stack.add_port(tx),
                 name: device.name.clone(),
@@ -335,12 +304,12 @@ impl<H> ShardBuilder<H> {
                 rx_bytes: 0,
             });
         }
-        if let Some((name, _)) = self.devices.first() {
+        if let Some((name, _)) = self.parts.devices.first() {
             let problem = format!("the configuration has no device named \"{name}\"");
             return Err(ConfigError::new("device", problem).into());
         }
         let links = add_links(&mut stack, config, &ports)?;
-        if self.local_delivery || config.loopback == Loopback::Stack {
+        if self.parts.local_delivery || config.loopback == Loopback::Stack {
             ports.push(add_loopback_link(&mut stack, config.loopback)?);
         }
         Ok((Engine::Local(stack), ports, links))
