@@ -5,7 +5,7 @@ use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Segment;
 use super::profile::Profile;
-use super::recovery::{self, AckSummary};
+use super::recovery::{self, AckSummary, FastRetransResult};
 use super::rtx_queue::Delivery;
 use super::state::State;
 use super::{Tcp, rtt};
@@ -194,7 +194,8 @@ impl Tcp {
             has_reordering: b.rack.reordering(threshold) > threshold,
         };
         let limited = is_cwnd_limited(c, b);
-        let may_grow = recovery::fastretrans_alert(c, b, &summary);
+        let FastRetransResult { may_grow, is_undone } = recovery::fastretrans_alert(c, b, &summary);
+        self.stats.undos += u64::from(is_undone);
         if prior_state != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {
             self.stats.fast_recoveries += 1;
         }

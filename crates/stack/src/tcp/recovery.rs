@@ -184,17 +184,25 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
     }
 }
 
-/// Runs the state machine on an acknowledgement (Linux's `tcp_fastretrans_alert`). Returns whether the window
-/// may grow by what was delivered.
-pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
+/// Result of [`fastretrans_alert`].
+pub(crate) struct FastRetransResult {
+    /// The window may grow by what was delivered.
+    pub(crate) may_grow: bool,
+    /// A reduction of the window was undone.
+    pub(crate) is_undone: bool,
+}
+
+/// Runs the state machine on an acknowledgement (Linux's `tcp_fastretrans_alert`).
+pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> FastRetransResult {
     let prior_state = b.recovery.ca_state;
-    exit_finished_state(c, b, ack);
+    let mut is_undone = exit_finished_state(c, b, ack);
     if ack.dsack
         && matches!(b.recovery.ca_state, CaState::Open | CaState::Disorder)
         && b.recovery.may_undo(None)
     {
         b.recovery.undo_cwnd_reduction(c);
         b.congestion.on_undo();
+        is_undone = true;
     }
     match b.recovery.ca_state {
         CaState::Open | CaState::Disorder | CaState::Cwr => {
@@ -214,30 +222,31 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
     }
     if b.recovery.is_in_cwnd_reduction() {
         cwnd_reduction(c, b, ack);
-        return false;
+        return FastRetransResult { may_grow: false, is_undone };
     }
     // A duplicate acknowledgement admits one more segment but never grows the window (RFC 3042 §2). On a path
     // with much reordering it does, as on Linux (`tcp_may_raise_cwnd`), because acknowledgements that advance
     // are rare there.
-    prior_state != CaState::Recovery && (ack.snd_una_advanced || ack.has_reordering && ack.delivered > 0)
+    let may_grow =
+        prior_state != CaState::Recovery && (ack.snd_una_advanced || ack.has_reordering && ack.delivered > 0);
+    FastRetransResult { may_grow, is_undone }
 }
 
 /// Leaves a state when the data that were outstanding at its start are acknowledged, or when the reduction
-/// proves to have been spurious.
-fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
+/// proves to have been spurious. Returns whether a reduction of the window was undone.
+fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
     let r = &mut b.recovery;
     let echo = ack.echo.filter(|_| ack.snd_una_advanced);
     let may_be_spurious = ack.snd_una_advanced || ack.dsack;
     if may_be_spurious && matches!(r.ca_state, CaState::Recovery | CaState::Loss) && r.may_undo(echo) {
-        undo_recovery(c, b);
-        return;
+        return undo_recovery(c, b);
     }
     if r.ca_state == CaState::Loss && detect_spurious_timeout(c, b, ack) {
-        return;
+        return undo_recovery(c, b);
     }
     let r = &mut b.recovery;
     if c.snd_una.lt(r.high_seq) {
-        return;
+        return false;
     }
     match r.ca_state {
         CaState::Open => {}
@@ -264,11 +273,14 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
             b.rack.on_recovery_end();
         }
     }
+    false
 }
 
-/// Ends a spurious recovery and undoes what it changed.
-fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) {
-    if b.recovery.undo_marker.is_some() {
+/// Ends a spurious recovery and undoes what it changed. Returns whether that included a reduction of the
+/// window.
+fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) -> bool {
+    let is_reduced = b.recovery.undo_marker.is_some();
+    if is_reduced {
         b.recovery.undo_cwnd_reduction(c);
         b.congestion.on_undo();
     }
@@ -276,12 +288,13 @@ fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) {
     b.recovery.end_frto();
     b.rack.on_recovery_end();
     b.unmark_lost();
+    is_reduced
 }
 
 /// Runs F-RTO (RFC 5682 §3.1, as implemented by Linux). The time-out was spurious if a segment that was never
 /// retransmitted is acknowledged. To find out, new data are sent on the first acknowledgement that does not
-/// cover everything. Returns whether the time-out was undone.
-fn detect_spurious_timeout(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
+/// cover everything. Returns whether the time-out was spurious.
+fn detect_spurious_timeout(c: &Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
     let r = &mut b.recovery;
     r.frto_new_data = false;
     if !r.frto {
@@ -289,7 +302,6 @@ fn detect_spurious_timeout(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) ->
     }
     if ack.original_end.is_some_and(|end| end.le(r.high_seq)) {
         // Step 3b.
-        undo_recovery(c, b);
         return true;
     }
     if c.snd_nxt.gt(r.high_seq) {

@@ -59,6 +59,47 @@ fn segment_sacked_in_two_steps_counts_as_sacked() {
 }
 
 #[test]
+fn undone_time_out_is_counted() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.stack.send(conn, &[1; 4000]).unwrap();
+    p.flush();
+    while p.wait(Duration::from_millis(10)).is_empty() {}
+    p.stack.send(conn, &[1; 2000]).unwrap();
+    // Only the first segment was retransmitted, so the second acknowledgement is one of an original (F-RTO).
+    for end in [1001, 2001] {
+        p.deliver(ACK, 1, end, &[]);
+    }
+    let stats = p.stack.tcp_stats();
+    assert_eq!((stats.timeouts, stats.undos), (1, 1));
+}
+
+#[test]
+fn undone_fast_recovery_is_counted() {
+    let mut p = ScriptedPeer::new(config());
+    p.listen();
+    let conn = p.open(&TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
+    p.stack.send(conn, &[1; 4000]).unwrap();
+    p.flush();
+    let seq = |p: &ScriptedPeer, n: u32| SeqNumber(p.iss.wrapping_add(n));
+    // The last acknowledgement reports that the first segment arrived twice.
+    for (ack, block) in [(1, Some((1001, 4001))), (4001, None), (4001, Some((1, 1001)))] {
+        p.wait(Duration::from_millis(1));
+        let mut options = TcpOptions::default();
+        if let Some((start, end)) = block {
+            options.sack_blocks.push((seq(&p, start), seq(&p, end)));
+        }
+        let segment = p.segment(ACK, 1, ack, &[], &options);
+        p.deliver_frame(&segment);
+        // Data in flight keep the state of the recovery.
+        p.stack.send(conn, &[1; 1000]).unwrap();
+        p.flush();
+    }
+    let stats = p.stack.tcp_stats();
+    assert_eq!((stats.fast_recoveries, stats.undos), (1, 1));
+}
+
+#[test]
 fn sack_repairs_several_losses_per_round_trip() {
     let model = LinkModel { delay: Duration::from_millis(20), loss: 0.03, ..LinkModel::default() };
     let mut sim = Sim::pair_with(9, HostConfig::default(), HostConfig::default(), LinkModel::default());
