@@ -66,7 +66,7 @@ pub fn run<A: Server, B: Server>(
                 server,
                 client: driven.load,
                 server_facts,
-                complaints: driven.complaints,
+                problems: driven.problems,
             })
             .collect();
         Ok(samples.try_into().expect("there are two samples"))
@@ -107,7 +107,7 @@ struct ArmResult {
     time: Duration,
     counts: ClientCounts,
     load: PollTime,
-    complaints: Vec<String>,
+    problems: Vec<String>,
 }
 
 /// The loop of the clients.
@@ -137,7 +137,7 @@ fn drive_clients(plan: &RunPlan, clients: &mut [Client; 2], phase: &AtomicU8) ->
         }
     }
     if f64::from(stalled) > STALLED_SHARE_MAX * f64::from(slices) || stalled == slices {
-        driven[0].complaints.push(format!("the machine was stalled in {stalled} of {slices} slices"));
+        driven[0].problems.push(format!("the machine was stalled in {stalled} of {slices} slices"));
     }
     driven
 }
@@ -195,9 +195,9 @@ mod tests {
         )
         .unwrap();
         // On a busy machine all slices may have been dropped, and then the result says so.
-        let complaints = samples[0].complaints.len();
+        let problems = samples[0].problems.len();
         for sample in &samples {
-            assert!(complaints == 1 || sample.counts.done > 0, "{sample:?}");
+            assert!(problems == 1 || sample.counts.done > 0, "{sample:?}");
             assert_eq!(sample.counts.resets, 0, "{sample:?}");
         }
     }

@@ -215,10 +215,10 @@ impl<'a> ProgramComparison<'a> {
         facts.insert("failures".into(), failures as f64);
         if failures > 0 {
             let (failures, statuses) = (&report.failures, &report.statuses);
-            measured.complaints.push(format!("{} failed of {arm}: {failures:?}, {statuses:?}", self.name));
+            measured.problems.push(format!("{} failed of {arm}: {failures:?}, {statuses:?}", self.name));
         }
         if self.figure == Figure::Rate && !account.bottleneck.is_server() {
-            measured.complaints.push(format!("{arm}: the server was not the {}", account.line));
+            measured.problems.push(format!("{arm}: the server was not the {}", account.line));
         }
         measured
     }

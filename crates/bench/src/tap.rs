@@ -154,7 +154,7 @@ fn run_stack_end(
                         .with("packets_to_kernel", stats.segments_out as f64)
                         .with("our_retransmissions", stats.retransmitted as f64);
                 if bulk.ended > 0 {
-                    measured.complaints.push("the connection ended before the measurement did".into());
+                    measured.problems.push("the connection ended before the measurement did".into());
                 }
                 return Ok(measured);
             }

@@ -107,7 +107,7 @@ pub struct RunResult {
     /// Counters of the server since its start.
     pub server_facts: Vec<(&'static str, u64)>,
     /// Reasons why the result is not valid.
-    pub complaints: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 /// Runs server and client. The server is created on its own thread, so that its memory is allocated near its
@@ -134,7 +134,7 @@ pub fn run<S: Server>(
         });
         let (seconds, counts, client) = client.join().expect("the client does not panic")?;
         let (server, server_facts) = server.join().expect("the server does not panic")?;
-        Ok(RunResult { seconds, counts, server, client, server_facts, complaints: Vec::new() })
+        Ok(RunResult { seconds, counts, server, client, server_facts, problems: Vec::new() })
     })
 }
 
@@ -214,10 +214,10 @@ impl RunResult {
         for (name, count) in &self.server_facts {
             measured = measured.with(name, *count as f64);
         }
-        measured.complaints.extend(self.complaints.iter().cloned());
+        measured.problems.extend(self.problems.iter().cloned());
         let idle = self.server.idle_time();
         if idle >= IDLE_TIME_MAX {
-            measured.complaints.push(format!(
+            measured.problems.push(format!(
                 "the server was not the bottleneck: it spent {:.1} % of its time on polls that found nothing ({:.1} % of them)",
                 100.0 * idle,
                 100.0 * self.server.idle_polls()
@@ -225,7 +225,7 @@ impl RunResult {
         }
         let trouble = (c.resets + c.stuck) as f64 / done;
         if trouble > FAILED_SHARE_MAX {
-            measured.complaints.push(format!("{} connections were reset, {} got stuck", c.resets, c.stuck));
+            measured.problems.push(format!("{} connections were reset, {} got stuck", c.resets, c.stuck));
         }
         measured
     }

@@ -225,7 +225,7 @@ pub struct CpuAccount {
     /// CPU time of the NAPI threads.
     pub kernel_time: Duration,
     /// Share of the cores' time that was used by other threads than the participants.
-    pub foreign_share: f64,
+    pub other_programs_share: f64,
     /// Packets received and sent at the generator's interface; 0 without one.
     pub packets: u64,
 }
@@ -260,7 +260,7 @@ pub fn measure_cpu<R>(
     } else {
         vec![server, generator]
     };
-    let foreign_share =
+    let other_programs_share =
         (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
     shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
     let bottleneck = Bottleneck::of(server, generator);
@@ -271,7 +271,7 @@ pub fn measure_cpu<R>(
             .to_lowercase();
     let kernel_time = Participants::kernel_time(&after).saturating_sub(Participants::kernel_time(&times));
     let packets = veth::packets(veth::generator()).saturating_sub(packets);
-    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, foreign_share, packets }))
+    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, other_programs_share, packets }))
 }
 
 /// Returns the CPU time of this process without that of its threads that are servers.

@@ -129,7 +129,7 @@ impl CpuTimes {
     }
 
     /// Returns the share of all CPUs together that other programs used, if this process used `own`.
-    pub fn foreign_share(&self, own: Duration) -> f64 {
+    pub fn other_programs_share(&self, own: Duration) -> f64 {
         let seconds = |ticks: &[u64]| ticks.iter().sum::<u64>() as f64 / TICKS_PER_SECOND;
         let total = self.total() as f64 / TICKS_PER_SECOND;
         ((seconds(&self.busy) - seconds(&self.interrupts) - own.as_secs_f64()) / total.max(0.01)).max(0.0)
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(d.steal_share(), 0.1);
         assert_eq!(d.busy_shares(), [0.8, 0.0]);
         // A tenth of a second of interrupts belongs to no program.
-        assert!((d.foreign_share(Duration::from_millis(600)) - 0.05).abs() < 1e-9);
+        assert!((d.other_programs_share(Duration::from_millis(600)) - 0.05).abs() < 1e-9);
     }
 
     #[test]

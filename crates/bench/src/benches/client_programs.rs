@@ -133,7 +133,7 @@ impl<'a> ClientComparison<'a> {
         let shares = account.shares.iter().filter(|(role, _)| **role != "generator");
         measured.facts.extend(shares.map(|(role, share)| ((*role).replace("generator", "client"), *share)));
         if failures > 0 {
-            measured.complaints.push(format!("{arm}: {failures} requests failed"));
+            measured.problems.push(format!("{arm}: {failures} requests failed"));
         }
         Ok((measured, account))
     }
@@ -197,7 +197,7 @@ fn measure_against_httpd(
         let (mut measured, account) = comparison.measure(arm, "requests/s", &parts, &line, read)?;
         // The client runs on the generator's core.
         if !account.bottleneck.is_generator() {
-            measured.complaints.push(format!("{arm}: the client was not the {}", account.line));
+            measured.problems.push(format!("{arm}: the client was not the {}", account.line));
         }
         Ok(measured)
     })
@@ -331,7 +331,7 @@ fn transfer(
         match comparison.measure(arm, "Gbit/s", &parts, line, parse_iperf) {
             Ok((mut measured, account)) => {
                 if account.bottleneck == ginnel_measure::cpu_account::Bottleneck::Neither {
-                    measured.complaints.push(format!("{arm}: {}", account.line));
+                    measured.problems.push(format!("{arm}: {}", account.line));
                 }
                 return Ok(measured);
             }

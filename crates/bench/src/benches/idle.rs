@@ -69,7 +69,7 @@ fn value_of(report: &Value, name: &str) -> f64 {
 
 fn check_count(result: &mut BenchResult, report: &Value, name: &str, wanted: u32) {
     if value_of(report, name) != f64::from(wanted) {
-        result.complaints.push(format!("there are {} {name} instead of {wanted}", value_of(report, name)));
+        result.problems.push(format!("there are {} {name} instead of {wanted}", value_of(report, name)));
     }
 }
 

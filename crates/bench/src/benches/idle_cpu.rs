@@ -97,10 +97,10 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     ];
     result.our_facts.extend(facts.map(|(name, value)| (name.to_string(), value as f64)));
     if counters.connections != u64::from(connections) || counters.timeouts > 0 {
-        result.complaints.push(format!("not all of {connections} connections are open: {counters:?}"));
+        result.problems.push(format!("not all of {connections} connections are open: {counters:?}"));
     }
     if result.ours > PERCENT_MAX {
-        result.complaints.push(format!("more than {PERCENT_MAX} % of a core"));
+        result.problems.push(format!("more than {PERCENT_MAX} % of a core"));
     }
     Ok(vec![result])
 }

@@ -111,11 +111,11 @@ fn client_side(
         Measurement::new(done as f64 / took).with("client_cpu", share).with("failed", failed as f64);
     if share < CLIENT_SHARE_MIN {
         measured
-            .complaints
+            .problems
             .push(format!("the client was not the bottleneck: it used {:.0} % of its CPU", 100.0 * share));
     }
     if failed > 0 {
-        measured.complaints.push(format!("{failed} connections failed"));
+        measured.problems.push(format!("{failed} connections failed"));
     }
     Ok(measured)
 }

@@ -98,7 +98,7 @@ pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, MeasureError>
             let (times, stack) = server.measure_wake_ups(&plan, &client, times, IDLE_TIME)?;
             let mut measured = latency(times).with("server_sleeps", stack.sleeps as f64);
             if stack.sleeps < measured.facts["wake_ups"] as u64 {
-                measured.complaints.push("the stack did not sleep before each request".into());
+                measured.problems.push("the stack did not sleep before each request".into());
             }
             Ok(measured)
         };

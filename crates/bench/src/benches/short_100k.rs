@@ -57,7 +57,7 @@ pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
             two_threads::run(&plan, &client, cable, |device, now| EngineServer::new(device, options, now))?;
         let mut measured = sample.rate().with("open_at_the_end", sample.counts.open as f64);
         if measured.facts.get("time_wait_overflows").is_some_and(|n| *n > 0.0) {
-            measured.complaints.push("some connections left TIME_WAIT early".into());
+            measured.problems.push("some connections left TIME_WAIT early".into());
         }
         Ok(measured)
     };

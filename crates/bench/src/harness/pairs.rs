@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// A pair is repeated if the round trip of a cache line changed by more than this factor.
 const CACHE_LINE_CHANGE_MAX: f64 = 1.5;
 /// A pair is repeated if other programs used more than this share of the machine.
-const FOREIGN_SHARE_MAX: f64 = 0.03;
+const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.03;
 /// A pair is repeated if the host took more than this share of the machine (steal time).
 const STEAL_SHARE_MAX: f64 = 0.02;
 
@@ -22,7 +22,7 @@ pub struct Measurement {
     /// Additional facts.
     pub facts: BTreeMap<String, f64>,
     /// Reasons why the measurement is not valid.
-    pub complaints: Vec<String>,
+    pub problems: Vec<String>,
     /// CPU time of the kernel threads that took part. They are neither children of this process nor other
     /// programs.
     pub kernel_time: Duration,
@@ -50,7 +50,7 @@ pub struct Conditions {
     /// Share of the machine that the host took (steal time).
     pub steal: f64,
     /// Share of the machine that other programs used.
-    pub foreign: f64,
+    pub other_programs: f64,
     /// Busy share of each CPU.
     pub cpu: Vec<f64>,
 }
@@ -77,28 +77,27 @@ impl Conditions {
         let conditions = Conditions {
             cache_line_ns: [before_ns, cache_line_round_trip(cpus)?],
             steal: times.steal_share(),
-            foreign: times.foreign_share(own),
+            other_programs: times.other_programs_share(own),
             cpu: times.busy_shares(),
         };
         Ok((result, conditions))
     }
 
-    fn complaints(&self, bound: Bound) -> Vec<String> {
-        let mut complaints = Vec::new();
-        if self.foreign > FOREIGN_SHARE_MAX {
-            complaints.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
+    fn problems(&self, bound: Bound) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.other_programs > OTHER_PROGRAMS_SHARE_MAX {
+            problems.push(format!("other programs used {:.0} % of the machine", 100.0 * self.other_programs));
         }
         if bound != Bound::Turns && self.steal > STEAL_SHARE_MAX {
-            complaints
-                .push(format!("the hypervisor took {:.0} % of the CPU time (steal)", 100.0 * self.steal));
+            problems.push(format!("the hypervisor took {:.0} % of the CPU time (steal)", 100.0 * self.steal));
         }
         let [a, b] = self.cache_line_ns;
         if bound == Bound::Machine && a.max(b) > CACHE_LINE_CHANGE_MAX * a.min(b) {
-            complaints.push(format!(
+            problems.push(format!(
                 "the round trip of a cache line between the CPUs changed from {a:.0} to {b:.0} ns"
             ));
         }
-        complaints
+        problems
     }
 }
 
@@ -144,10 +143,10 @@ struct MeasuredPair {
 }
 
 impl MeasuredPair {
-    fn complaints(&self, bound: Bound) -> Vec<String> {
+    fn problems(&self, bound: Bound) -> Vec<String> {
         let arms = [Some(&self.ours), self.theirs.as_ref()].into_iter().flatten();
-        let mut all: Vec<String> = self.conditions.iter().flat_map(|c| c.complaints(bound)).collect();
-        all.extend(arms.flat_map(|m| m.complaints.iter().cloned()));
+        let mut all: Vec<String> = self.conditions.iter().flat_map(|c| c.problems(bound)).collect();
+        all.extend(arms.flat_map(|m| m.problems.iter().cloned()));
         let round_trips: Vec<f64> = self.conditions.iter().flat_map(|c| c.cache_line_ns).collect();
         let (low, high) = (
             round_trips.iter().copied().fold(f64::MAX, f64::min),
@@ -222,25 +221,25 @@ fn collect_pairs(
     let wanted = options.pairs();
     let mut repeats_left = if options.smoke || options.force { 0 } else { wanted };
     let mut pairs: Vec<MeasuredPair> = Vec::new();
-    let mut all_complaints = Vec::new();
+    let mut all_problems = Vec::new();
     while pairs.len() < wanted {
         let pair = measure()?;
-        let complaints = pair.complaints(bound);
+        let problems = pair.problems(bound);
         let number = pairs.len() + 1;
         let b = pair.theirs.as_ref().map_or(String::new(), |b| format!(" against {:.4e}", b.value));
         println!("  {name} {number}/{wanted}: {:.4e}{b} {unit}", pair.ours.value);
-        for complaint in &complaints {
-            println!("    {complaint}");
+        for problem in &problems {
+            println!("    {problem}");
         }
-        if !complaints.is_empty() && repeats_left > 0 {
+        if !problems.is_empty() && repeats_left > 0 {
             repeats_left -= 1;
             println!("    repeated");
             continue;
         }
-        all_complaints.extend(complaints);
+        all_problems.extend(problems);
         pairs.push(pair);
     }
-    Ok(summarize(better, name, unit, &pairs, all_complaints))
+    Ok(summarize(better, name, unit, &pairs, all_problems))
 }
 
 fn summarize(
@@ -248,7 +247,7 @@ fn summarize(
     name: &str,
     unit: &str,
     pairs: &[MeasuredPair],
-    mut complaints: Vec<String>,
+    mut problems: Vec<String>,
 ) -> BenchResult {
     let ours: Vec<f64> = pairs.iter().map(|p| p.ours.value).collect();
     let theirs: Vec<f64> = pairs.iter().filter_map(|p| p.theirs.as_ref().map(|m| m.value)).collect();
@@ -259,8 +258,8 @@ fn summarize(
         spread_of.iter().copied().fold(f64::MAX, f64::min),
         spread_of.iter().copied().fold(f64::MIN, f64::max),
     ];
-    complaints.sort();
-    complaints.dedup();
+    problems.sort();
+    problems.dedup();
     let conditions = pairs.iter().flat_map(|p| &p.conditions);
     BenchResult {
         name: name.into(),
@@ -273,7 +272,7 @@ fn summarize(
         conditions: conditions.cloned().collect(),
         our_facts: medians(pairs.iter().map(|p| &p.ours)),
         their_facts: medians(pairs.iter().filter_map(|p| p.theirs.as_ref())),
-        complaints,
+        problems,
     }
 }
 
@@ -329,17 +328,17 @@ mod tests {
     #[test]
     fn changed_conditions_are_reported() {
         let calm = Conditions { cache_line_ns: [100.0, 120.0], ..Conditions::default() };
-        assert!(calm.complaints(Bound::Machine).is_empty());
+        assert!(calm.problems(Bound::Machine).is_empty());
         let moved = Conditions { cache_line_ns: [100.0, 420.0], ..Conditions::default() };
-        assert_eq!(moved.complaints(Bound::Machine).len(), 1);
-        let both = Conditions { foreign: 0.2, steal: 0.1, ..calm.clone() };
-        assert_eq!(both.complaints(Bound::Machine).len(), 2);
-        let by_turns = Conditions { foreign: 0.2, steal: 0.1, ..moved.clone() };
-        assert_eq!(by_turns.complaints(Bound::Turns).len(), 1, "both arms ran under equal conditions");
+        assert_eq!(moved.problems(Bound::Machine).len(), 1);
+        let both = Conditions { other_programs: 0.2, steal: 0.1, ..calm.clone() };
+        assert_eq!(both.problems(Bound::Machine).len(), 2);
+        let by_turns = Conditions { other_programs: 0.2, steal: 0.1, ..moved.clone() };
+        assert_eq!(by_turns.problems(Bound::Turns).len(), 1, "both arms ran under equal conditions");
         let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
         let pair = MeasuredPair { ours: Measurement::default(), theirs: None, conditions: vec![calm, slow] };
         assert_eq!(
-            pair.complaints(Bound::Machine).len(),
+            pair.problems(Bound::Machine).len(),
             1,
             "conditions were steady in each arm, but differed between the arms"
         );

@@ -35,7 +35,7 @@ pub struct BenchResult {
     /// Medians of the additional facts of their arm.
     pub their_facts: BTreeMap<String, f64>,
     /// Reasons why the result is not valid; empty if it is.
-    pub complaints: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 pub use ginnel_measure::median;
@@ -88,13 +88,13 @@ impl BenchResult {
             conditions: Vec::new(),
             our_facts: BTreeMap::new(),
             their_facts: BTreeMap::new(),
-            complaints: Vec::new(),
+            problems: Vec::new(),
         }
     }
 
-    /// Returns true if there are no complaints.
+    /// Returns true if there are no problems.
     pub fn is_valid(&self) -> bool {
-        self.complaints.is_empty()
+        self.problems.is_empty()
     }
 
     fn cache_line(&self) -> [f64; 2] {
@@ -129,11 +129,11 @@ impl BenchResult {
             "conditions": {
                 "cache_line_ns": { "before": round(before), "after": round(after) },
                 "steal": round(self.worst(|c| c.steal)),
-                "foreign_cpu": round(self.worst(|c| c.foreign)),
+                "other_programs_cpu": round(self.worst(|c| c.other_programs)),
                 "cpu": self.cpu().into_iter().map(round).collect::<Vec<_>>(),
                 "ours": rounded(&self.our_facts),
                 "theirs": rounded(&self.their_facts),
-                "complaints": self.complaints,
+                "problems": self.problems,
                 "versions": versions(),
                 "command": command(),
             },
@@ -172,8 +172,8 @@ impl BenchResult {
             println!("  {key:<24} {:>14} {theirs:>14}", of(&self.our_facts));
         }
         println!("  {:<24} {}", "command", command());
-        for complaint in &self.complaints {
-            println!("  NOT VALID: {complaint}");
+        for problem in &self.problems {
+            println!("  NOT VALID: {problem}");
         }
     }
 }
@@ -184,8 +184,9 @@ impl BenchResult {
         let cpu: Vec<String> = self.cpu().iter().map(|c| format!("{:.0} %", 100.0 * c)).collect();
         println!("  {:<24} {before:>14.0} ns before, {after:.0} ns after", "cache line round trip");
         println!("  {:<24} {:>14}", "busy CPUs", cpu.join(" "));
-        let (steal, foreign) = (100.0 * self.worst(|c| c.steal), 100.0 * self.worst(|c| c.foreign));
-        println!("  {:<24} {steal:>12.1} % stolen, {foreign:.1} % others, at worst", "lost CPU");
+        let (steal, other_programs) =
+            (100.0 * self.worst(|c| c.steal), 100.0 * self.worst(|c| c.other_programs));
+        println!("  {:<24} {steal:>12.1} % stolen, {other_programs:.1} % others, at worst", "lost CPU");
     }
 }
 
@@ -216,12 +217,12 @@ mod tests {
             conditions: vec![Conditions {
                 cache_line_ns: [70.0, 80.0],
                 steal: 0.01,
-                foreign: 0.02,
+                other_programs: 0.02,
                 cpu: vec![1.0],
             }],
             our_facts: BTreeMap::from([("server_idle_polls".into(), 0.001)]),
             their_facts: BTreeMap::new(),
-            complaints: vec!["the moon was full".into()],
+            problems: vec!["the moon was full".into()],
         };
         let json = result.to_json();
         assert_eq!(json["ratio"], 1.5);

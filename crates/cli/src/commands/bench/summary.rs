@@ -27,7 +27,7 @@ pub struct MeasuredRun {
     bottleneck: Bottleneck,
     shares: BTreeMap<&'static str, f64>,
     /// Share of the two cores that other programs used.
-    foreign: f64,
+    other_programs: f64,
     /// CPU time by component, as text.
     account: String,
 }
@@ -42,7 +42,7 @@ impl MeasuredRun {
             errors: report.failures.values().sum::<u64>() + report.unsuccessful(),
             bottleneck: account.bottleneck,
             shares: account.shares.clone(),
-            foreign: account.foreign_share,
+            other_programs: account.other_programs_share,
             account: account.line.clone(),
         }
     }
@@ -66,7 +66,7 @@ impl MeasuredRun {
             "errors": self.errors,
             "bottleneck": self.bottleneck.name(),
             "cpu": self.shares,
-            "foreign_cpu": self.foreign,
+            "other_programs_cpu": self.other_programs,
         })
     }
 }
@@ -151,11 +151,12 @@ impl ComparisonSummary {
                 doubts.push(format!("on {name} {errors} requests had no answer of success"));
             }
         }
-        let foreign = self.kernel.iter().chain(&self.ginnel).map(|run| run.foreign).fold(0.0, f64::max);
-        if foreign > OTHER_PROGRAMS_SHARE_MAX {
+        let other_programs =
+            self.kernel.iter().chain(&self.ginnel).map(|run| run.other_programs).fold(0.0, f64::max);
+        if other_programs > OTHER_PROGRAMS_SHARE_MAX {
             doubts.push(format!(
                 "other programs had up to {:.0} % of the cores: repeat it on a quiet machine",
-                100.0 * foreign
+                100.0 * other_programs
             ));
         }
         doubts
@@ -251,7 +252,7 @@ mod tests {
             errors: 0,
             bottleneck: Bottleneck::Server,
             shares: BTreeMap::from([("server_cpu", 1.0)]),
-            foreign: 0.01,
+            other_programs: 0.01,
             account: "bottleneck: server".into(),
         }
     }
@@ -284,7 +285,7 @@ mod tests {
     fn each_doubtful_run_gives_a_warning() {
         let mut doubtful = summary(&[(100.0, 200.0), (100.0, 200.0)]);
         doubtful.kernel[1].bottleneck = Bottleneck::Generator;
-        (doubtful.ginnel[0].errors, doubtful.ginnel[1].foreign) = (7, 0.25);
+        (doubtful.ginnel[0].errors, doubtful.ginnel[1].other_programs) = (7, 0.25);
         let text = doubtful.to_string();
         assert!(text.contains("on the kernel the program's core was not full in 1 of 2 runs"), "{text}");
         assert!(text.contains("on Ginnel 7 requests had no answer of success"), "{text}");
