@@ -166,7 +166,7 @@ const LINUX: &[(&str, &str)] = &[
     ("tcp.time_wait_overflows", "TcpExtTCPTimeWaitOverflow"),
     ("tcp.time_wait_reused", "TcpExtTWRecycled"),
     ("tcp.paws_rejected", "TcpExtPAWSEstab"),
-    ("tcp.min_hops_drops", "TcpExtTCPMinTTLDrop"),
+    ("tcp.min_ttl_drops", "TcpExtTCPMinTTLDrop"),
     ("tcp.challenge_acks", "TcpExtTCPChallengeACK"),
     ("tcp.timeouts", "TcpExtTCPTimeouts"),
     ("tcp.tail_probes", "TcpExtTCPLossProbes"),

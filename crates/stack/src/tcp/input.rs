@@ -164,7 +164,7 @@ impl Tcp {
     pub fn is_below_min_hop_limit(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
         let [v4, v6] = self.profiles.get(profile).min_hop_limits;
         let is_far = hops < if is_v4 { v4 } else { v6 };
-        self.stats.min_hops_drops += u64::from(is_far);
+        self.stats.min_ttl_drops += u64::from(is_far);
         is_far
     }
 

@@ -148,7 +148,7 @@ impl Tcp {
         let b = &mut self.active[active];
         let (at, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
-        self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
+        self.stats.ofo_ranges_dropped += b.recv.dropped_ranges() - dropped;
         if out.accepted < data.len() {
             self.stats.pool_exhausted += 1;
         }
@@ -183,7 +183,7 @@ impl Tcp {
         let (base, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         if !data.is_empty() {
             let out = b.recv.write(&mut self.chunks, base + gap, data, base + gap + room);
-            self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
+            self.stats.ofo_ranges_dropped += b.recv.dropped_ranges() - dropped;
             self.stats.bytes_copied_in += out.stored as u64;
             if let Some((start, end)) = out.duplicate {
                 let seq = |position: usize| c.rcv_nxt + (position - base) as u32;

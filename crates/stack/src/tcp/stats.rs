@@ -58,7 +58,7 @@ counters! {
         out_of_window,
         /// Segments, and ICMP errors about them, dropped because their hop limit is below the minimum of the
         /// socket (`IP_MINTTL`).
-        min_hops_drops,
+        min_ttl_drops,
         /// Challenge acknowledgements sent.
         challenge_acks,
         /// Challenge acknowledgements suppressed by the rate limit.
@@ -81,7 +81,7 @@ counters! {
         keepalive_probes,
         /// Fast recoveries entered.
         fast_recoveries,
-        /// Reductions of the congestion window that were undone. Always 0: not counted yet.
+        /// Reductions of the congestion window that were undone.
         undos,
         /// Segments that were delayed or lost because the device had no room.
         device_full,
@@ -96,7 +96,7 @@ counters! {
         pool_exhausted,
         /// Ranges received out of order that were dropped because there were too many, or to make room for
         /// data in order.
-        pieces_dropped,
+        ofo_ranges_dropped,
         /// Bytes of payload received in order.
         bytes_in,
         /// Bytes of payload sent, without retransmissions.

@@ -38,13 +38,13 @@ fn ranges_beyond_limit_are_accepted_when_retransmitted() {
     // Every second byte, so that no ranges are adjacent.
     send_single_bytes(&mut p, &text, (0..RANGES_MAX + 100).map(|n| 2 * n + 1));
     let stats = *p.stack.tcp_stats();
-    assert_eq!((stats.out_of_order, stats.pieces_dropped), ((RANGES_MAX + 100) as u64, 100));
+    assert_eq!((stats.out_of_order, stats.ofo_ranges_dropped), ((RANGES_MAX + 100) as u64, 100));
     assert_eq!(stats.pool_exhausted, 0, "the pool was exhausted");
     assert!(send_on_other_connection(&mut p, 5000, b"hello"), "another connection is affected");
     p.read.clear();
     // Nearer ranges displace those farthest ahead, because they are needed first.
     send_single_bytes(&mut p, &text, [2usize].into_iter());
-    assert_eq!(p.stack.tcp_stats().pieces_dropped, 100, "a joining range was dropped");
+    assert_eq!(p.stack.tcp_stats().ofo_ranges_dropped, 100, "a joining range was dropped");
     for (n, piece) in text.chunks(1000).enumerate() {
         p.deliver(ACK, 1 + 1000 * n as i64, 1, piece);
     }
