@@ -1,6 +1,6 @@
 //! Smoke tests of the comparisons with the kernel, in each layout. The figures mean nothing here.
 
-use ginnel_testkit::interop::unavailable;
+use ginnel_testkit::interop::{programs_are_built, unavailable};
 use ginnel_testkit::skip;
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +12,9 @@ const BENCH: &str = env!("CARGO_BIN_EXE_ginnel-bench");
 fn build_programs() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
+        if programs_are_built() {
+            return;
+        }
         let target = Path::new(BENCH).ancestors().nth(2).unwrap();
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "--package", "ginnel-cli", "--package", "ginnel-posix"]);

@@ -20,6 +20,7 @@ const EXTRA_PATH: &str = "/usr/sbin";
 
 /// Builds the library that `ginnel run` preloads and returns its path. Cargo does not build it for the tests
 /// of another package. `ginnel` is the path of the command; the library is built in the same directory.
+/// Builds nothing if [`programs_are_built`].
 ///
 /// # Panics
 /// If the build fails.
@@ -27,6 +28,9 @@ pub fn build_preload_library(ginnel: &str) -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let folder = Path::new(ginnel).parent().expect("the path has a directory");
+        if programs_are_built() {
+            return folder.join("libginnel.so");
+        }
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
         build.arg("--target-dir").arg(folder.parent().expect("the command is in a profile directory"));
@@ -37,6 +41,12 @@ pub fn build_preload_library(ginnel: &str) -> &'static Path {
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         folder.join("libginnel.so")
     })
+}
+
+/// Returns true if `scripts/test` has built all programs and libraries of the workspace. A build of single
+/// packages would compile their dependencies again, with fewer features.
+pub fn programs_are_built() -> bool {
+    std::env::var_os("GINNEL_TEST_BUILT").is_some()
 }
 
 /// Returns why programs cannot run on a stack here: a missing privilege, or the first of `programs` that is
