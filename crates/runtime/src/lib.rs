@@ -3,7 +3,7 @@
 //! An application implements [`Handler`]. A shard calls its methods when events occur, with a [`Context`] to
 //! act through.
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 extern crate self as ginnel; // for `fixture`, which test suites outside the library include, too
 
 pub mod broker;
@@ -23,7 +23,7 @@ mod engine;
 pub mod errno;
 pub mod error;
 pub mod executor;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod fixture;
 pub mod handler;
 pub mod huge_pages;
