@@ -126,12 +126,38 @@ impl HonestDomain {
     }
 }
 
+/// The memory that the hostile client shares with the stack: its own file, and after it the region.
+struct SharedMemory {
+    client: std::fs::File,
+    region: std::fs::File,
+    client_bytes: u64,
+    bytes: u64,
+}
+
+impl SharedMemory {
+    fn new(client: OwnedFd, region: OwnedFd) -> Self {
+        let (client, region) = (std::fs::File::from(client), std::fs::File::from(region));
+        let bytes = |file: &std::fs::File| file.metadata().expect("a file").len();
+        let client_bytes = bytes(&client);
+        Self { bytes: client_bytes + bytes(&region), client, region, client_bytes }
+    }
+
+    /// Overwrites bytes at an offset, up to the end of the file in which the offset is.
+    fn write(&self, bytes: &[u8], at: u64) {
+        let (file, at, end) = match at.checked_sub(self.client_bytes) {
+            None => (&self.client, at, self.client_bytes),
+            Some(at) => (&self.region, at, self.bytes - self.client_bytes),
+        };
+        let count = bytes.len().min((end - at) as usize);
+        file.write_at(&bytes[..count], at).expect("memory");
+    }
+}
+
 /// The hostile domain.
 struct HostileDomain {
     client: Client,
     domain: SimulatedDomain,
-    memory: std::fs::File,
-    size: u64,
+    memory: SharedMemory,
     /// Offset at which headers, rings and socket records end; stream buffers follow.
     metadata_bytes: u64,
     conns: Vec<Conn>,
@@ -172,6 +198,7 @@ impl ChannelFixture {
             domains_max: 2,
             sockets_max: sockets,
             clients_max: 3,
+            listeners_max: 64,
             socket_buffer_bytes: BUFFER_BYTES,
             ..ChannelConfig::default()
         };
@@ -199,9 +226,10 @@ impl ChannelFixture {
         }
     }
 
-    fn open_domain(&self) -> (SimulatedDomain, Client, OwnedFd) {
+    fn open_domain(&self) -> (SimulatedDomain, Client, SharedMemory) {
         let (domain, parts) = SameThread(self.server.clone()).open_domain().expect("a free domain");
-        let memory = parts.region.try_clone().expect("a descriptor");
+        let copy = |file: &OwnedFd| file.try_clone().expect("a descriptor");
+        let memory = SharedMemory::new(copy(&parts.memory), copy(&parts.region));
         (domain.clone(), Client::open(parts, Box::new(domain)).expect("a region"), memory)
     }
 
@@ -292,15 +320,13 @@ impl HostileDomain {
             // Overwrites whole words, with small and large values.
             0..=4 => {
                 let value = word >> (word % 64);
-                self.memory.write_at(&value.to_ne_bytes(), offset_below(self.size - 8) & !7).expect("memory");
+                self.memory.write(&value.to_ne_bytes(), offset_below(self.memory.bytes - 8) & !7);
             }
             5 => {
-                self.memory
-                    .write_at(&(word as u32).to_ne_bytes(), offset_below(self.size - 4) & !3)
-                    .expect("memory");
+                self.memory.write(&(word as u32).to_ne_bytes(), offset_below(self.memory.bytes - 4) & !3);
             }
             6 => {
-                self.memory.write_at(&[word as u8], offset_below(self.size - 1)).expect("memory");
+                self.memory.write(&[word as u8], offset_below(self.memory.bytes - 1));
             }
             // Ordinary operations of a well-behaved client.
             7 => {
@@ -354,9 +380,9 @@ impl HostileDomain {
             },
             // Overwrites every other word of a 512-byte range.
             14 => {
-                let from = offset_below(self.size - 512) & !7;
+                let from = offset_below(self.memory.bytes - 512) & !7;
                 for at in (from..from + 512).step_by(16) {
-                    self.memory.write_at(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1)).expect("memory");
+                    self.memory.write(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1));
                 }
             }
             15 => fixture.run_for(Duration::from_micros(word % 20_000)),
@@ -422,15 +448,12 @@ pub fn run_counted(mut data: &[u8]) -> RunSummary {
     let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
     let mut honest = HonestDomain { client, conn, sent: 0, received: 0 };
     let (domain, client, memory) = fixture.open_domain();
-    let memory = std::fs::File::from(memory);
-    let size = memory.metadata().expect("a file").len();
-    let metadata_bytes = size - u64::from(2 * sockets * BUFFER_BYTES);
+    let metadata_bytes = memory.bytes - u64::from(2 * sockets * BUFFER_BYTES);
     let (conns, udp_sockets, children) = (Vec::new(), Vec::new(), Vec::new());
     let mut hostile = HostileDomain {
         client,
         domain,
         memory,
-        size,
         metadata_bytes,
         conns,
         udp_sockets,

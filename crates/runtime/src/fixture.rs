@@ -20,11 +20,11 @@ pub const CLIENT_ADDRESS: &str = "10.0.0.2/24";
 /// Time at which simulations begin.
 pub const START: Instant = Instant::from_millis(1000);
 
-/// Returns a configuration with one memory device named `cable`, these addresses and 1,000 connections.
+/// Returns a configuration with one memory device named `cable`, these addresses and up to 4,000 connections.
 pub fn config(addresses: &[&str]) -> Config {
     let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     let mut config = Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &addresses, &[]);
-    config.tcp.connections_max = 1000;
+    config.tcp.connections_max = 4000;
     config
 }
 

@@ -7,6 +7,37 @@
 
 use std::collections::BTreeMap;
 
+/// Connections and processes that are not attached and that a broker has at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdmissionLimits {
+    /// Connections without a first message. At the limit, the oldest one of the user that has most of them is
+    /// closed.
+    pub pending_max: usize,
+    /// Unattached processes of all users. A user may have no more of them than it leaves free, so a single
+    /// user gets half; all unprivileged users together get half.
+    pub unattached_max: usize,
+}
+
+impl Default for AdmissionLimits {
+    fn default() -> Self {
+        // limit: connections to the broker before their first message
+        // limit: unattached processes
+        Self { pending_max: 1024, unattached_max: 16_384 }
+    }
+}
+
+impl AdmissionLimits {
+    /// Divisor of the descriptor limit: an unattached process takes two descriptors, and all of them may take
+    /// no more than half of the descriptors of this process.
+    const DESCRIPTORS_PER_UNATTACHED: u64 = 4;
+
+    /// Returns how many unattached processes may connect if this process may have `descriptors` descriptors.
+    pub fn unattached(&self, descriptors: Option<u64>) -> usize {
+        let share = descriptors.map_or(u64::MAX, |limit| limit / Self::DESCRIPTORS_PER_UNATTACHED);
+        usize::try_from(share).map_or(self.unattached_max, |share| share.min(self.unattached_max))
+    }
+}
+
 /// A user with a connection to the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerUser {

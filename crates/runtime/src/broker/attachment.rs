@@ -71,8 +71,8 @@ impl ControlConnection {
             else {
                 return Err(malformed());
             };
-            let [region, stack] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| malformed())?;
-            attachments.push(ShardAttachment { client: request_id, region, stack_wake: stack });
+            let [region, memory, stack] = <[OwnedFd; 3]>::try_from(descriptors).map_err(|_| malformed())?;
+            attachments.push(ShardAttachment { client: request_id, region, memory, stack_wake: stack });
         }
         Ok((wake, attachments, stack_info))
     }
@@ -145,6 +145,7 @@ fn hangup_reason(connection: &InternalFd, buffer: &mut [u8]) -> Error {
 struct ShardAttachment {
     client: u32,
     region: OwnedFd,
+    memory: OwnedFd,
     stack_wake: OwnedFd,
 }
 
@@ -224,14 +225,13 @@ impl Attachment {
         let (wake, attachments, stack_info) = connection.greet(domain)?;
         let connection = Arc::new(Mutex::new(connection));
         let mut clients = Vec::new();
-        for (shard, ShardAttachment { client: request_id, region, stack_wake: stack }) in
-            attachments.into_iter().enumerate()
-        {
+        for (shard, attachment) in attachments.into_iter().enumerate() {
+            let ShardAttachment { client, region, memory, stack_wake } = attachment;
             // Cannot truncate: the number of shards was received as a `u16`.
             let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
             let wake = wake.try_clone().map_err(|e| Error::io("wake-up descriptor", e))?;
             clients.push(Client::open(
-                ClientParts { region, stack_wake: stack, client_wake: wake, client: request_id },
+                ClientParts { region, memory, stack_wake, client_wake: wake, client },
                 Box::new(control),
             )?);
         }

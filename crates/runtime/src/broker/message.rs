@@ -8,7 +8,7 @@ use core::fmt;
 
 /// Version of the messages and of the region's layout. Both ends belong to one installation, so they must
 /// have the same version.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -30,8 +30,10 @@ pub(super) mod unattached {
 }
 /// Length of the longest message in bytes: a datagram of maximal size and its header.
 pub(super) const MESSAGE_BYTES_MAX: usize = 66 << 10;
-/// Descriptors of a message at most: the region, and the socket that wakes the stack.
-pub(super) const DESCRIPTORS_MAX: usize = 2;
+/// Shards of a stack at most.
+const SHARDS_MAX: usize = 64;
+/// Descriptors of a message at most: the socket that wakes a child, and its memory for each shard.
+pub(super) const DESCRIPTORS_MAX: usize = 1 + SHARDS_MAX;
 /// Length of the longest domain name in bytes.
 pub(super) const DOMAIN_NAME_BYTES_MAX: usize = 64;
 /// Sockets that one message may name.
@@ -87,8 +89,8 @@ codec_struct!(ProxyContents { sockets, metadata });
 /// A request of a process to the broker.
 #[derive(Clone, Debug)]
 pub(super) enum ControlRequest {
-    /// Asks for the region of the shard with this index and for the socket that wakes the shard, both as
-    /// descriptors.
+    /// Asks for the region of the shard with this index, the memory that the process shares with that shard
+    /// alone, and the socket that wakes the shard, all as descriptors.
     Attach(u16),
     /// A request to the shard with this index.
     Shard(u16, ChannelRequest),
@@ -125,8 +127,8 @@ pub(super) enum ControlReply {
     Reply(ChannelReply),
     /// The request was carried out.
     Done,
-    /// To [`ControlRequest::Fork`]: the ids of the child's clients, by shard. The attached descriptor wakes
-    /// the child.
+    /// To [`ControlRequest::Fork`]: the ids of the child's clients, by shard. The first attached descriptor
+    /// wakes the child; the others are the memory of its clients.
     Forked(Vec<u32>),
     /// To [`ControlRequest::Resolve`]: the sockets, and the metadata of the process that shared them.
     Resolved(ProxyContents),
@@ -159,12 +161,14 @@ pub enum Refusal {
     ShardEnded,
     /// The user may not bind ports below this one.
     Port(u16),
+    /// The kernel has no memory or descriptor left for the stack's process.
+    Resources,
     /// The user has as many unattached processes, or connections without a first message, as it may have.
     UserLimit,
 }
 codec_enum!(Refusal {
     0 => Version(version), 1 => User, 2 => Clients, 3 => Domains, 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
-    9 => UserLimit,
+    9 => UserLimit, 10 => Resources,
 });
 
 impl fmt::Display for Refusal {
@@ -178,6 +182,7 @@ impl fmt::Display for Refusal {
             }
             Self::User => f.write_str("it admits processes of its own user, and programs that those start"),
             Self::Clients => f.write_str("channel.clients_max applications are attached"),
+            Self::Resources => f.write_str("its process has no descriptor or memory left (see ulimit -n)"),
             Self::Domains => f.write_str("it has channel.domains_max domains"),
             Self::ProxyDescriptors => f.write_str("too many sockets are being passed between processes"),
             Self::Unknown => f.write_str("no such socket exists, or this process does not own it"),

@@ -38,6 +38,7 @@ use crate::command::Commander;
 use crate::error::Error;
 use crate::published_stack::PublishedStack;
 use crate::wait::EventFd;
+use admission::AdmissionLimits;
 use control_listener::ControlListener;
 use rustix::fd::OwnedFd;
 use std::path::Path;
@@ -110,17 +111,23 @@ impl Broker {
     /// # Errors
     /// The socket cannot be created at `path`, or the process has no descriptor or thread left.
     pub fn open(path: Option<&Path>, shards: Vec<Commander>) -> Result<Self, Error> {
-        Self::open_with(path, shards, StackInfo::default())
+        Self::open_with(path, shards, StackInfo::default(), AdmissionLimits::default())
     }
 
-    fn open_with(path: Option<&Path>, shards: Vec<Commander>, stack_info: StackInfo) -> Result<Self, Error> {
+    fn open_with(
+        path: Option<&Path>,
+        shards: Vec<Commander>,
+        stack_info: StackInfo,
+        limits: AdmissionLimits,
+    ) -> Result<Self, Error> {
         let listener = path.map(|path| {
             ControlListener::new(path).map_err(|e| Error::io(format!("control socket {}", path.display()), e))
         });
         let io = |e| Error::io("broker for other processes", e);
         let (wake, counters) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(BrokerCounters::default()));
         let ((command_sender, command_receiver), attached) = (channel(), Arc::<AttachedProcesses>::default());
-        let shared = BrokerShared { counters: counters.clone(), attached: attached.clone(), stack_info };
+        let shared =
+            BrokerShared { counters: counters.clone(), attached: attached.clone(), stack_info, limits };
         let broker_thread =
             BrokerThread::new(listener.transpose()?, shards, command_receiver, wake.clone(), shared)
                 .map_err(io)?;
@@ -140,7 +147,8 @@ impl Broker {
         shards: Vec<Commander>,
         stack_info: StackInfo,
     ) -> Result<Self, Error> {
-        let broker = Self::open_with(Some(&published.dir().path().join(SOCKET_NAME)), shards, stack_info)?;
+        let path = published.dir().path().join(SOCKET_NAME);
+        let broker = Self::open_with(Some(&path), shards, stack_info, AdmissionLimits::default())?;
         published.set_broker(AttachedQuery::new(broker.attached.clone(), broker.handle.clone()));
         Ok(broker)
     }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Longer than any step of a test takes.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Limits that tests reach with the descriptors of one process.
+const LIMITS: AdmissionLimits = AdmissionLimits { pending_max: 64, unattached_max: 2048 };
 
 impl BrokerFixture {
     fn new(channel: &ChannelConfig, path: Option<&Path>) -> Self {
@@ -29,7 +31,7 @@ impl BrokerFixture {
         stack_info: StackInfo,
     ) -> Self {
         let peer = || Peer { echoes: true, listens: true, ..Peer::default() };
-        let open = |servers| Broker::open_with(path, servers, stack_info).unwrap();
+        let open = |servers| Broker::open_with(path, servers, stack_info, LIMITS).unwrap();
         Self::with_peers(channel, std::iter::repeat_with(peer).take(count), open)
     }
 
@@ -361,9 +363,9 @@ fn oldest_silent_connection_is_evicted() {
     let fixture = BrokerFixture::new(&small_config(), None);
     let mut early = fixture.attach("");
     let pending: Vec<OwnedFd> =
-        (0..3 * thread::PENDING_MAX).map(|_| fixture.broker.open_connection("").unwrap()).collect();
+        (0..3 * LIMITS.pending_max).map(|_| fixture.broker.open_connection("").unwrap()).collect();
     let mut late = fixture.attach("");
-    assert!(fixture.broker.stats().rejected >= 2 * thread::PENDING_MAX as u64);
+    assert!(fixture.broker.stats().rejected >= 2 * LIMITS.pending_max as u64);
     for process in [&mut early, &mut late] {
         let client = &mut process.clients()[0];
         let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
@@ -409,9 +411,10 @@ fn unattached_process_has_no_client_and_may_attach_others() {
         );
     }
     // If the process may have few descriptors, unattached processes get no more than half of them.
-    assert_eq!([Some(1024), Some(1 << 20), None].map(thread::unattached_max), [256, 2048, 2048]);
+    let limits = [Some(1024), Some(1 << 20), None].map(|descriptors| LIMITS.unattached(descriptors));
+    assert_eq!(limits, [256, 2048, 2048]);
     // One user has no more than it leaves free.
-    let most = thread::UNATTACHED_MAX / 2;
+    let most = LIMITS.unattached_max / 2;
     let mut more: Vec<UnattachedProcess> =
         (0..=most).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
     while fixture.broker.stats().rejected == 0 {
@@ -489,10 +492,10 @@ fn user_with_most_silent_connections_is_evicted() {
                 }
             }
         };
-        (0..3 * thread::PENDING_MAX).map(connect).collect::<Vec<OwnedFd>>()
+        (0..3 * LIMITS.pending_max).map(connect).collect::<Vec<OwnedFd>>()
     });
     let until = Instant::now() + TEST_TIMEOUT;
-    let over = 2 * thread::PENDING_MAX as u64 + 1;
+    let over = 2 * LIMITS.pending_max as u64 + 1;
     while fixture.broker.stats().rejected < over {
         assert!(Instant::now() < until, "the limit was not reached: {:?}", fixture.broker.stats());
     }
@@ -534,8 +537,8 @@ fn users_of_one_range_exclude_no_other_user() {
         })
     };
     let early = [pending(1001), pending(1001)];
-    let many: Vec<OwnedFd> = users(2 * thread::PENDING_MAX).map(pending).collect();
-    let over = (2 + thread::PENDING_MAX) as u64;
+    let many: Vec<OwnedFd> = users(2 * LIMITS.pending_max).map(pending).collect();
+    let over = (2 + LIMITS.pending_max) as u64;
     while fixture.broker.stats().rejected < over {
         assert!(Instant::now() < until, "the limit was not reached: {:?}", fixture.broker.stats());
     }
@@ -554,7 +557,7 @@ fn users_of_one_range_exclude_no_other_user() {
             std::iter::repeat_with(|| inside.successor_connection()).find_map(Result::ok).unwrap()
         })
     };
-    let most = thread::UNATTACHED_MAX / 4;
+    let most = LIMITS.unattached_max / 4;
     let before = fixture.broker.stats().rejected;
     let many: Vec<InternalFd> = users(most + 1).map(connect).collect();
     while fixture.broker.stats().rejected == before {

@@ -2,7 +2,7 @@
 //! their requests. It validates everything that a process sends.
 
 use super::BrokerCounters;
-use super::admission::{self, PeerUser};
+use super::admission::{self, AdmissionLimits, PeerUser};
 use super::attached::{AttachedProcesses, pid_of};
 use super::control_listener::{AcceptedPeer, ControlListener, creator_uid};
 use super::message::{
@@ -12,7 +12,7 @@ use super::message::{
 };
 use super::seqpacket::{self, RecvResult};
 use crate::channel::SocketId;
-use crate::channel::control::{BrokerReply, BrokerRequest, call_for_broker};
+use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, call_for_broker};
 use crate::command::Commander;
 use crate::wait::EventFd;
 use rustix::event::{Timespec, epoll};
@@ -20,16 +20,12 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Resource, geteuid, getrlimit};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Connections without a first message. At the limit, the oldest one of the user that has most of them is
-/// closed (see [`admission`]).
-// limit: connections to the broker before their first message
-pub(super) const PENDING_MAX: usize = 64;
 /// Proxy descriptors of a domain. Each takes a descriptor of the stack's process.
 // limit: sockets of a domain in SCM_RIGHTS messages
 pub(super) const PROXY_FDS_MAX: usize = 256;
@@ -37,13 +33,6 @@ pub(super) const PROXY_FDS_MAX: usize = 256;
 /// call returns many events, so all that was pending when the barrier was requested has been processed by
 /// then.
 const BARRIER_WAITS_MAX: u32 = 64;
-/// Unattached processes of all users. A user may have no more of them than it leaves free, so a single user
-/// gets half; all unprivileged users together get half.
-// limit: unattached processes
-pub(super) const UNATTACHED_MAX: usize = 2048;
-/// Divisor of the descriptor limit: an unattached process takes two descriptors, and all of them may take no
-/// more than half of the descriptors of this process.
-const DESCRIPTORS_PER_UNATTACHED: u64 = 4;
 /// Packets of one process that are handled before other events. The end of a connection is seen after its
 /// last packet.
 const PACKETS_PER_EVENT: u32 = 4;
@@ -101,6 +90,8 @@ struct ProcessEntry {
     attachment: Option<DomainClients>,
     /// The descriptor that wakes the process, until it is sent to the process.
     wake_fd: Option<OwnedFd>,
+    /// The memory of its client on each shard, until it is sent to the process.
+    memories: Vec<Option<OwnedFd>>,
     /// True if the process has sent its first message.
     is_greeted: bool,
     /// True if the process is not attached, and may attach others (see [`unattached`]).
@@ -120,6 +111,20 @@ struct DomainClients {
     domain: u64,
     /// Client id on each shard.
     clients: Vec<u32>,
+}
+
+/// Clients that the shards have admitted for a new process.
+#[derive(Default)]
+struct NewClients {
+    numbers: Vec<u32>,
+    memories: Vec<Option<OwnedFd>>,
+}
+
+impl NewClients {
+    fn push(&mut self, client: AdmittedClient) {
+        self.numbers.push(client.number);
+        self.memories.push(Some(client.memory));
+    }
 }
 
 /// A domain that has a process or a proxy descriptor.
@@ -151,6 +156,7 @@ pub(super) struct BrokerShared {
     pub counters: Arc<BrokerCounters>,
     pub attached: Arc<AttachedProcesses>,
     pub stack_info: StackInfo,
+    pub limits: AdmissionLimits,
 }
 
 pub(super) struct BrokerThread {
@@ -162,6 +168,8 @@ pub(super) struct BrokerThread {
     epoll: Arc<OwnedFd>,
     /// By id, and so in the order of their arrival.
     processes: BTreeMap<u64, ProcessEntry>,
+    /// Ids of the connections without a first message that were not announced.
+    pending: BTreeSet<u64>,
     domains: HashMap<u64, DomainEntry>,
     proxies: HashMap<u64, ProxyEntry>,
     /// Ids of proxy descriptors by socket cookie.
@@ -172,12 +180,6 @@ pub(super) struct BrokerThread {
     /// the latest.
     barriers: Vec<Sender<()>>,
     barrier_waits: u32,
-}
-
-/// Returns how many unattached processes may connect if this process may have `descriptors` descriptors.
-pub(super) fn unattached_max(descriptors: Option<u64>) -> usize {
-    let share = descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS_PER_UNATTACHED) as usize);
-    UNATTACHED_MAX.min(share)
 }
 
 fn increment(counter: &AtomicU64) {
@@ -208,6 +210,7 @@ impl BrokerThread {
             shared,
             epoll,
             processes: BTreeMap::new(),
+            pending: BTreeSet::new(),
             domains: HashMap::new(),
             proxies: HashMap::new(),
             cookies: HashMap::new(),
@@ -307,25 +310,31 @@ impl BrokerThread {
                 domain_name,
                 attachment: None,
                 wake_fd: None,
+                memories: Vec::new(),
                 is_greeted: false,
                 is_unattached: false,
             };
             self.processes.insert(id, entry);
+            self.pending.insert(id);
         }
     }
 
     /// At the limit of connections without a first message, closes one of them.
     fn evict_pending(&mut self) {
-        let is_pending = |entry: &ProcessEntry| !entry.is_greeted && entry.attachment.is_none();
-        let pending_users =
-            self.processes.values().filter(|entry| is_pending(entry)).map(ProcessEntry::peer_user);
-        let Some(uid) = admission::pick_user_to_evict(pending_users, PENDING_MAX) else { return };
-        let mut oldest = self.processes.iter().filter(|(_, entry)| is_pending(entry));
-        let oldest = oldest.find(|(_, entry)| entry.uid == uid).map(|(id, _)| *id);
+        let max = self.shared.limits.pending_max;
+        if self.pending.len() < max {
+            return;
+        }
+        let pending = self.pending.iter().filter_map(|id| Some((*id, self.processes.get(id)?.peer_user())));
+        let users = pending.clone().map(|(_, user)| user);
+        let Some(uid) = admission::pick_user_to_evict(users, max) else { return };
+        // Ids are in the order of arrival.
+        let oldest = { pending }.find(|(_, user)| user.uid == uid).map(|(id, _)| id);
         if let Some(oldest) = oldest {
             increment(&self.shared.counters.rejected);
             self.send_reply(oldest, 0, &ControlReply::Refused(Refusal::UserLimit), &[]);
             self.processes.remove(&oldest);
+            self.pending.remove(&oldest);
         }
     }
 
@@ -446,7 +455,7 @@ impl BrokerThread {
                     )
                 }
                 Err(refusal) => {
-                    let is_full = matches!(refusal, Refusal::Clients | Refusal::Domains);
+                    let is_full = matches!(refusal, Refusal::Clients | Refusal::Domains | Refusal::Resources);
                     increment(if is_full {
                         &self.shared.counters.limit_reached
                     } else {
@@ -467,7 +476,8 @@ impl BrokerThread {
         };
         let reply = self.handle_request(id, request, descriptors);
         let (reply, descriptors) = reply.unwrap_or_else(|refusal| {
-            let is_full = matches!(refusal, Refusal::Clients | Refusal::ProxyDescriptors);
+            let is_full =
+                matches!(refusal, Refusal::Clients | Refusal::ProxyDescriptors | Refusal::Resources);
             increment(if is_full {
                 &self.shared.counters.limit_reached
             } else {
@@ -507,6 +517,7 @@ impl BrokerThread {
         let Ok(pidfd) = self.watch(pidfd, id, EventSource::Process) else { return false };
         let Some(entry) = self.processes.get_mut(&id) else { return false };
         (entry.pidfd, entry.is_greeted, entry.is_unattached) = (Some(pidfd), true, true);
+        self.pending.remove(&id);
         self.shared.attached.update(id, pid);
         true
     }
@@ -525,8 +536,8 @@ impl BrokerThread {
         let applicant = self.processes.get(&id).ok_or(Refusal::Unknown)?.peer_user();
         let unattached =
             self.processes.values().filter(|entry| entry.is_unattached).map(ProcessEntry::peer_user);
-        if !admission::is_admitted(applicant, unattached, unattached_max(getrlimit(Resource::Nofile).current))
-        {
+        let max = self.shared.limits.unattached(getrlimit(Resource::Nofile).current);
+        if !admission::is_admitted(applicant, unattached, max) {
             return Err(Refusal::UserLimit);
         }
         if self.identify(id, pidfd) { Ok(()) } else { Err(Refusal::Malformed) }
@@ -555,12 +566,14 @@ impl BrokerThread {
         if entry.attachment.is_none() {
             let domain_name = entry.domain_name.clone().unwrap_or_else(|| hello.domain.clone());
             let uid = entry.uid;
-            let (attachment, wake) = self.attach_to_domain(uid, &domain_name)?;
+            let (domain, clients, wake) = self.attach_to_domain(uid, &domain_name)?;
             let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
-            (entry.attachment, entry.wake_fd) = (Some(attachment), Some(wake));
+            entry.attachment = Some(DomainClients { domain, clients: clients.numbers });
+            (entry.wake_fd, entry.memories) = (Some(wake), clients.memories);
         }
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         entry.is_greeted = true;
+        self.pending.remove(&id);
         self.shared.attached.update(id, pid);
         entry.wake_fd.take().ok_or(Refusal::Unknown)
     }
@@ -583,9 +596,13 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the clients
-    /// and the process's end of its wake pair.
-    fn attach_to_domain(&mut self, uid: u32, domain_name: &str) -> Result<(DomainClients, OwnedFd), Refusal> {
+    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the domain's
+    /// id, the clients, and the process's end of its wake pair.
+    fn attach_to_domain(
+        &mut self,
+        uid: u32,
+        domain_name: &str,
+    ) -> Result<(u64, NewClients, OwnedFd), Refusal> {
         let domain =
             self.domains.iter().find(|(_, domain)| domain.uid == uid && domain.domain_name == domain_name);
         let domain = domain.map(|(id, _)| *id);
@@ -593,58 +610,64 @@ impl BrokerThread {
         if let Some(domain) = domain {
             let request = |domain, wake| BrokerRequest::Admit { domain, wake };
             let clients = self.attach_clients(domain, &broker_end, request)?;
-            return Ok((DomainClients { domain, clients }, process_end));
+            return Ok((domain, clients, process_end));
         }
-        let (mut shards, mut clients) = (Vec::new(), Vec::new());
+        let (mut shards, mut clients) = (Vec::new(), NewClients::default());
         for shard in &self.shards {
-            let wake = broker_end.try_clone().map_err(|_| Refusal::Clients)?;
-            match call_for_broker(shard, BrokerRequest::OpenDomain { wake }) {
+            let opened = match broker_end.try_clone() {
+                Ok(wake) => call_for_broker(shard, BrokerRequest::OpenDomain { wake }),
+                Err(_) => Ok(BrokerReply::NoResources),
+            };
+            match opened {
                 Ok(BrokerReply::Opened { domain, region, wake, client }) => {
                     shards.push(DomainRegion { domain, memory: region, wake });
                     clients.push(client);
                 }
                 other => {
-                    for ((shard, region), client) in self.shards.iter().zip(&shards).zip(&clients) {
-                        let _ = call_for_broker(
-                            shard,
-                            BrokerRequest::Reap { domain: region.domain, client: *client },
-                        );
-                    }
-                    return Err(if other.is_ok() { Refusal::Domains } else { Refusal::ShardEnded });
+                    self.reap_clients(&shards, &clients.numbers);
+                    return Err(refusal_of(other, Refusal::Domains));
                 }
             }
         }
         let id = self.next_id();
         let domain = DomainEntry { uid, domain_name: domain_name.into(), shards, processes: 1, proxies: 0 };
         self.domains.insert(id, domain);
-        Ok((DomainClients { domain: id, clients }, process_end))
+        Ok((id, clients, process_end))
     }
 
-    /// Creates a client on each shard in an existing domain and returns the client ids.
+    /// Reaps clients on the first shards.
+    fn reap_clients(&self, regions: &[DomainRegion], clients: &[u32]) {
+        for ((shard, region), client) in self.shards.iter().zip(regions).zip(clients) {
+            // Fails only if the shard has ended.
+            let _ = call_for_broker(shard, BrokerRequest::Reap { domain: region.domain, client: *client });
+        }
+    }
+
+    /// Creates a client on each shard in an existing domain and returns the clients.
     fn attach_clients(
         &mut self,
         domain: u64,
         wake: &OwnedFd,
         mut request: impl FnMut(u8, OwnedFd) -> BrokerRequest,
-    ) -> Result<Vec<u32>, Refusal> {
-        let entry = self.domains.get_mut(&domain).ok_or(Refusal::Unknown)?;
-        let mut clients = Vec::new();
+    ) -> Result<NewClients, Refusal> {
+        let entry = self.domains.get(&domain).ok_or(Refusal::Unknown)?;
+        let mut clients = NewClients::default();
         for (shard, region) in self.shards.iter().zip(&entry.shards) {
-            let wake = wake.try_clone().map_err(|_| Refusal::Clients)?;
-            match call_for_broker(shard, request(region.domain, wake)) {
+            let admitted = match wake.try_clone() {
+                Ok(wake) => call_for_broker(shard, request(region.domain, wake)),
+                Err(_) => Ok(BrokerReply::NoResources),
+            };
+            match admitted {
                 Ok(BrokerReply::Admitted(client)) => clients.push(client),
                 other => {
-                    for ((shard, region), client) in self.shards.iter().zip(&entry.shards).zip(&clients) {
-                        let _ = call_for_broker(
-                            shard,
-                            BrokerRequest::Reap { domain: region.domain, client: *client },
-                        );
-                    }
-                    return Err(if other.is_ok() { Refusal::Clients } else { Refusal::ShardEnded });
+                    self.reap_clients(&entry.shards, &clients.numbers);
+                    return Err(refusal_of(other, Refusal::Clients));
                 }
             }
         }
-        entry.processes += 1;
+        if let Some(entry) = self.domains.get_mut(&domain) {
+            entry.processes += 1;
+        }
         Ok(clients)
     }
 
@@ -670,9 +693,14 @@ impl BrokerThread {
         let reply = match request {
             ControlRequest::Attach(shard) => {
                 let (_, region, client) = self.client_on_shard(id, shard)?;
-                let descriptors = [region.memory.try_clone(), region.wake.try_clone()];
-                let descriptors: Result<Vec<OwnedFd>, _> = descriptors.into_iter().collect();
-                return Ok((ControlReply::Attached(client), descriptors.map_err(|_| Refusal::Clients)?));
+                let (region, wake) = (region.memory.try_clone(), region.wake.try_clone());
+                let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
+                // A process attaches to each shard once.
+                let memory = entry.memories.get_mut(usize::from(shard)).and_then(Option::take);
+                let memory = memory.ok_or(Refusal::Unknown)?;
+                let no_descriptor = |_| Refusal::Resources;
+                let descriptors = vec![region.map_err(no_descriptor)?, memory, wake.map_err(no_descriptor)?];
+                return Ok((ControlReply::Attached(client), descriptors));
             }
             ControlRequest::Shard(shard, request) => {
                 let (commander, region, client) = self.client_on_shard(id, shard)?;
@@ -700,8 +728,10 @@ impl BrokerThread {
                 let child = self.prepare_process(id, None, descriptors)?;
                 let entry = self.processes.get_mut(&child).ok_or(Refusal::Unknown)?;
                 let wake = entry.wake_fd.take().ok_or(Refusal::Unknown)?;
+                let memories = core::mem::take(&mut entry.memories).into_iter().flatten();
+                let descriptors = core::iter::once(wake).chain(memories).collect();
                 let clients = entry.attachment.as_ref().map_or_else(Vec::new, |of| of.clients.clone());
-                return Ok((ControlReply::Forked(clients), vec![wake]));
+                return Ok((ControlReply::Forked(clients), descriptors));
             }
             ControlRequest::Exec(kept) => {
                 self.prepare_process(id, Some(kept), descriptors)?;
@@ -751,8 +781,9 @@ impl BrokerThread {
             uid,
             is_privileged,
             domain_name,
-            attachment: Some(DomainClients { domain, clients }),
+            attachment: Some(DomainClients { domain, clients: clients.numbers }),
             wake_fd: Some(process_end),
+            memories: clients.memories,
             is_greeted: false,
             is_unattached: false,
         };
@@ -870,6 +901,7 @@ impl BrokerThread {
     /// Releases all references of a process that died or disconnected.
     fn reap(&mut self, id: u64) {
         let Some(entry) = self.processes.remove(&id) else { return };
+        self.pending.remove(&id);
         if entry.is_unattached {
             self.shared.attached.remove(id);
         }
@@ -877,12 +909,10 @@ impl BrokerThread {
         self.shared.attached.remove(id);
         increment(&self.shared.counters.reaped);
         if let Some(domain) = self.domains.get_mut(&domain_id) {
-            for ((shard, region), client) in self.shards.iter().zip(&domain.shards).zip(&clients) {
-                // Fails only if the shard has ended.
-                let _ =
-                    call_for_broker(shard, BrokerRequest::Reap { domain: region.domain, client: *client });
-            }
             domain.processes -= 1;
+        }
+        if let Some(domain) = self.domains.get(&domain_id) {
+            self.reap_clients(&domain.shards, &clients);
         }
         self.remove_domain_if_empty(domain_id);
     }
@@ -901,9 +931,18 @@ fn sockets_on(sockets: &[GlobalSocketId], shard: usize) -> Vec<SocketId> {
     sockets.iter().filter(|socket| usize::from(socket.shard) == shard).map(|socket| socket.id).collect()
 }
 
+/// Returns why a shard did not admit a client. `full` is the refusal if it has as many as it may have.
+fn refusal_of(reply: Result<BrokerReply, crate::error::Error>, full: Refusal) -> Refusal {
+    match reply {
+        Ok(BrokerReply::NoResources) => Refusal::Resources,
+        Ok(_) => full,
+        Err(_) => Refusal::ShardEnded,
+    }
+}
+
 /// Creates the socket pair that wakes a process: the broker's end and the process's end.
 fn wake_pair() -> Result<(OwnedFd, OwnedFd), Refusal> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Fails if the process has no descriptor left.
-    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|_| Refusal::Clients)
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|_| Refusal::Resources)
 }

@@ -15,9 +15,11 @@ pub use inherit::ChannelMapping;
 pub use shared_streams::SharedStreams;
 pub use urgent_and_udp::ReceivedDatagram;
 
+use super::client_memory::{ClientMemory, FALLBACK_CREDIT};
 use super::control::{ChannelReply, ChannelRequest, ControlPath, LinkInfo};
 use super::doorbells::{NOTIFIED, Notifier, NotifyQueue, RELEASED};
-use super::region::{Direction, FALLBACK_CREDIT, Region};
+use super::region::{Direction, Region};
+use super::sleep_state;
 use super::socket::{close_reason, request, state};
 use super::socket_ref::SocketRef;
 use super::sync::Ordering;
@@ -107,6 +109,8 @@ pub enum ClientEvent {
 pub struct ClientParts {
     /// The memory file of the region.
     pub region: OwnedFd,
+    /// The memory file of this client.
+    pub memory: OwnedFd,
     /// Wakes the stack.
     pub stack_wake: OwnedFd,
     /// Wakes the client.
@@ -141,6 +145,7 @@ enum StackNotifier {
 /// [broker](crate::broker), other threads may use its [streams](Client::streams) meanwhile.
 pub struct Client {
     pub(super) region: Arc<Region>,
+    memory: Arc<ClientMemory>,
     number: usize,
     to_stack: StackNotifier,
     /// With [`StackNotifier::Shared`]: this client has notified since it last checked whether the stack has
@@ -169,35 +174,23 @@ pub struct Client {
 impl Client {
     pub(super) fn new(
         region: Arc<Region>,
+        memory: Arc<ClientMemory>,
         number: usize,
         stack: Arc<EventFd>,
         wake: Arc<EventFd>,
         control: Box<dyn ControlPath>,
     ) -> Self {
-        let up = StackNotifier::Exclusive(region.to_stack(number).notifier());
+        let notifier = StackNotifier::Exclusive(memory.to_stack().notifier());
         let blocked = Arc::new(SendBlockedFlags::new(region.sockets()));
-        Self::assemble(region, number, up, stack, wake, control, blocked)
-    }
-
-    fn assemble(
-        region: Arc<Region>,
-        number: usize,
-        to_stack: StackNotifier,
-        stack_wake: Arc<EventFd>,
-        wake: Arc<EventFd>,
-        control: Box<dyn ControlPath>,
-        blocked: Arc<SendBlockedFlags>,
-    ) -> Self {
-        // The stack may have notified this client since it was admitted. A skipped entry would keep its
-        // socket's flag set and suppress all later notifications.
-        let from_stack = region.to_client(number).notify_queue_from_start();
         Self {
             region,
+            memory,
             number,
-            to_stack,
+            to_stack: notifier,
             has_notified: false,
-            from_stack,
-            stack_wake,
+            // The stack may have notified this client since it was admitted.
+            from_stack: NotifyQueue::default(),
+            stack_wake: stack,
             wake,
             control,
             sockets: Vec::new(),
@@ -213,28 +206,47 @@ impl Client {
     /// Opens a client of a stack in another process.
     ///
     /// # Errors
-    /// Returns an error if the region cannot be mapped or is not valid.
+    /// Returns an error if the region or the client's memory cannot be mapped or is not valid.
     pub fn open(parts: ClientParts, control: Box<dyn ControlPath>) -> Result<Self, Error> {
-        let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
-        let number = parts.client as usize;
+        let ClientParts { region, memory, stack_wake, client_wake, client } = parts;
+        let region = Region::open(region).map_err(|e| Error::io("region of the channel", e))?;
+        let number = client as usize;
         if number >= region.clients() {
             return Err(Error::application("channel: the region has no client with this number"));
         }
         let event = |fd| Arc::new(EventFd::from_fd(fd));
-        let (stack, wake) = (event(parts.stack_wake), event(parts.client_wake));
-        Ok(Self::with_shared_streams(region, number, stack, wake, control))
+        let (stack, wake) = (event(stack_wake), event(client_wake));
+        Self::with_shared_streams(region, &memory, number, stack, wake, control)
     }
 
     fn with_shared_streams(
         region: Arc<Region>,
+        memory: &OwnedFd,
         number: usize,
         stack: Arc<EventFd>,
         wake: Arc<EventFd>,
         control: Box<dyn ControlPath>,
-    ) -> Self {
-        let blocked = Arc::new(SendBlockedFlags::new(region.sockets()));
-        let streams = Arc::new(SharedStreams::new(region.clone(), number, stack.clone(), blocked.clone()));
-        Self::assemble(region, number, StackNotifier::Shared(streams), stack, wake, control, blocked)
+    ) -> Result<Self, Error> {
+        let memory = Self::open_memory(&region, memory)?;
+        let mut client = Self::new(region, memory, number, stack, wake, control);
+        client.share_streams();
+        Ok(client)
+    }
+
+    fn open_memory(region: &Region, memory: &OwnedFd) -> Result<Arc<ClientMemory>, Error> {
+        ClientMemory::open(memory, region.sockets(), region.listeners())
+            .map_err(|e| Error::io("memory of a client", e))
+    }
+
+    /// Lets other threads use the streams of this client's connections.
+    fn share_streams(&mut self) {
+        self.to_stack = StackNotifier::Shared(Arc::new(SharedStreams::new(
+            self.region.clone(),
+            self.memory.clone(),
+            self.number,
+            self.stack_wake.clone(),
+            self.blocked.clone(),
+        )));
     }
 
     /// Returns the streams of this client's connections, for use by other threads. `None` in the stack's own
@@ -296,9 +308,9 @@ impl Client {
     /// Sets how many connections of a listener this client is willing to accept now. A connection that was
     /// offered and not accepted goes to other clients only after `channel.offer_ms`.
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
-        let Some(word) = self.region.credits(self.number).get(listener as usize) else { return };
+        let Some(word) = self.memory.credits(listener) else { return };
         word.store(credits, Ordering::Release);
-        self.notify_any();
+        self.notify(self.memory.doorbell_of_listener(listener), NOTIFIED);
     }
 
     /// Sets credits of lower priority: connections are offered to this client only if no other client has
@@ -312,16 +324,12 @@ impl Client {
     /// the stack of.
     #[inline]
     pub(super) fn resume_offers(&mut self) {
-        let suspended = self.region.offers_suspended(self.number);
+        let suspended = self.memory.offers_suspended();
         if suspended.load(Ordering::Relaxed) != 0 {
             suspended.store(0, Ordering::Relaxed);
-            self.notify_any();
+            // Any notification will do.
+            self.notify(0, NOTIFIED);
         }
-    }
-
-    /// Notifies the stack without a particular socket. The stack reads the credits after any notification.
-    fn notify_any(&mut self) {
-        self.notify(0, NOTIFIED);
     }
 
     /// Stops accepting connections of a listener. The last client to do so closes the listener: connections
@@ -671,12 +679,15 @@ impl Client {
     }
 
     #[inline]
-    pub(super) fn notify(&mut self, socket: u32, why: u8) {
+    pub(super) fn notify(&mut self, number: u32, why: u8) {
         match &mut self.to_stack {
-            StackNotifier::Exclusive(up) => up.notify(self.region.to_stack(self.number), socket, why),
+            StackNotifier::Exclusive(notifier) => {
+                notifier.notify(self.memory.to_stack(), number, why);
+                self.region.notified().insert(self.number);
+            }
             StackNotifier::Shared(streams) => {
                 self.has_notified = true;
-                streams.notify(socket, why);
+                streams.notify(number, why);
             }
         }
     }
@@ -688,8 +699,8 @@ impl Client {
     #[inline]
     pub fn flush(&mut self) {
         match &mut self.to_stack {
-            StackNotifier::Exclusive(up) => {
-                if up.needs_wakeup(self.region.to_stack(self.number)) {
+            StackNotifier::Exclusive(notifier) => {
+                if notifier.take_notified() && needs_wakeup(&self.region, &self.memory) {
                     self.stack_wake.signal();
                 }
             }
@@ -708,8 +719,10 @@ impl Client {
                 return Some(event);
             }
             // The stack does not corrupt its rings.
-            let Some((socket, _)) = self.from_stack.pop(self.region.to_client(self.number)).ok().flatten()
-            else {
+            let Some((socket, _)) = self.from_stack.pop(self.memory.to_client()).ok().flatten() else {
+                if self.from_stack.is_scanning() {
+                    continue;
+                }
                 if !self.must_rescan {
                     return None;
                 }
@@ -808,32 +821,21 @@ impl Client {
         // Covers other threads that have notified and not yet flushed.
         self.has_notified = true;
         self.flush();
-        let sleeps = self.events.is_empty()
-            && !self.must_rescan
-            && self.from_stack.before_sleep(self.region.to_client(self.number));
-        if sleeps {
-            self.end_yield();
+        let sleeps = self.events.is_empty() && !self.must_rescan && {
+            self.memory.sleep().begin_sleep();
+            self.from_stack.is_empty(self.memory.to_client())
+        };
+        if sleeps && sleep_state::end_yield(self.memory.has_cpu(), self.region.stack_sleep()) {
+            self.stack_wake.signal();
         }
         sleeps
-    }
-
-    /// Wakes a stack that yielded its CPU to this client.
-    fn end_yield(&mut self) {
-        match &mut self.to_stack {
-            StackNotifier::Exclusive(_) => {
-                if self.region.to_stack(self.number).ends_yield() {
-                    self.stack_wake.signal();
-                }
-            }
-            StackNotifier::Shared(streams) => streams.end_yield(),
-        }
     }
 
     /// Ends a sleep, or an attempt for which [`Client::before_sleep`] returned false. `readable`:
     /// [`Client::wake_fd`] is or may be readable.
     pub fn after_sleep(&mut self, readable: bool) {
-        self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
-        if self.from_stack.after_sleep(self.region.to_client(self.number)) {
+        self.memory.set_cpu(rustix::thread::sched_getcpu());
+        if self.memory.sleep().end_sleep() {
             self.wake.clear();
         } else if readable {
             match self.to_stack {
@@ -858,8 +860,8 @@ impl Client {
     /// Ends a sleep on the edge-triggered readiness of [`Client::wake_fd`], after which the descriptor need
     /// not be drained. Returns whether the stack has woken the client.
     pub fn after_epoll_wait(&mut self) -> bool {
-        self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
-        self.from_stack.after_sleep(self.region.to_client(self.number))
+        self.memory.set_cpu(rustix::thread::sched_getcpu());
+        self.memory.sleep().end_sleep()
     }
 
     /// Drains the wake descriptor after edge-triggered sleeps.
@@ -916,6 +918,14 @@ impl Drop for Client {
             let _ = self.call(ChannelRequest::Detach);
         }
     }
+}
+
+/// Returns whether a client that has notified the stack has to wake it. If the stack yielded its CPU to the
+/// client, the client wakes it when it goes to sleep itself, not before.
+#[inline]
+fn needs_wakeup(region: &Region, memory: &ClientMemory) -> bool {
+    // Each notification ended with a read-modify-write of a word that the stack modifies before its sleep.
+    memory.has_cpu().load(Ordering::Relaxed) == 0 && region.stack_sleep().claim_wakeup()
 }
 
 fn unexpected_reply() -> Error {

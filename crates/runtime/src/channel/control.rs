@@ -317,20 +317,30 @@ pub(crate) enum BrokerRequest {
     Reap { domain: u8, client: u32 },
 }
 
+/// A client that a shard has admitted.
+#[derive(Debug)]
+pub(crate) struct AdmittedClient {
+    /// Its number in the domain.
+    pub number: u32,
+    /// The memory file that the shard shares with it.
+    pub memory: OwnedFd,
+}
+
 /// A shard's reply to a [`BrokerRequest`].
 pub(crate) enum BrokerReply {
     Opened {
         domain: u8,
         region: OwnedFd,
         wake: OwnedFd,
-        client: u32,
+        client: AdmittedClient,
     },
-    /// The number of the admitted client.
-    Admitted(u32),
+    Admitted(AdmittedClient),
     Reply(ChannelReply),
     Done,
     /// All clients or domains are in use.
     Full,
+    /// The kernel has no memory, descriptor or mapping left for the stack's process.
+    NoResources,
     /// The domain, the client or a socket does not exist, or the client does not own the socket.
     Unknown,
 }

@@ -1,63 +1,67 @@
 //! A ring of doorbells from one side of the channel to the other: each entry is the number of a socket that
-//! needs attention.
+//! needs attention, or of a listener.
 //!
-//! Each socket has a flag that says that it is in the ring. A socket is therefore in the ring at most once,
-//! and a ring with as many slots as there are sockets never overflows. The notifier does not read the queue's
-//! head, and neither side ever waits for the other.
+//! Each number has a flag that says that it was pushed and not yet popped, so it is in the ring at most once.
+//! A ring has fewer slots than there are numbers. If it is full, a number is not pushed: its flag alone
+//! stands for it, and a word says that the ring has overflowed. The receiving side then looks at all flags.
+//! Neither side ever waits for the other.
 //!
-//! The receiving side clears a socket's flag before it looks at the socket. Whatever the notifier did before
-//! it notified is either seen by that look, or the notifier finds the flag clear and enters the socket again.
+//! The receiving side clears a number's flag before it looks at the socket. Whatever the notifier did before
+//! it notified is either seen by that look, or the notifier finds the flag clear and enters the number again.
 
-use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
+use super::sleep_state::CachePadded;
+use super::sync::{AtomicU8, AtomicU32, Ordering};
 
 /// Reason of a notification: the socket has something to process.
 pub(crate) const NOTIFIED: u8 = 1;
 /// Reason of a notification: the client no longer owns the socket.
 pub(crate) const RELEASED: u8 = 2;
 
-/// Sleep state: the receiving side runs and checks its queue.
-const AWAKE: u32 = 0;
-/// Sleep state: the receiving side sleeps, or is about to sleep, and a notification has to wake it.
-const ASLEEP: u32 = 1;
-/// Sleep state: the receiving side yielded the CPU that both sides share. The other side wakes it when it
-/// goes to sleep itself, not before.
-const YIELDED: u32 = 2;
+/// Flags that one call of [`NotifyQueue::pop`] looks at after an overflow.
+const FLAGS_PER_POP: usize = 4096;
 
-/// Keeps what one side writes apart from what the other side writes. Two cache lines, because the
-/// adjacent-line prefetcher fetches pairs.
-#[repr(align(128))]
-pub(super) struct CachePadded<T>(pub T);
+/// Words that the notifier writes.
+#[repr(C)]
+struct NotifierWords {
+    /// Number of entries ever pushed, modulo 2^32.
+    tail: AtomicU32,
+    /// A number was notified of and not pushed. Cleared by the receiving side.
+    has_overflowed: AtomicU32,
+}
 
 /// State that both sides of a ring share, besides its slots and flags.
+#[repr(C)]
 pub(super) struct DoorbellWords {
-    /// Number of entries ever pushed, modulo 2^32. Written by the notifier.
-    tail: CachePadded<AtomicU32>,
-    /// [`AWAKE`], [`ASLEEP`] or [`YIELDED`]. Written by the receiving side, and by the notifier that wakes
-    /// it.
-    sleep_state: CachePadded<AtomicU32>,
+    notifier: CachePadded<NotifierWords>,
+    /// Number of entries ever popped, modulo 2^32. Written by the receiving side.
+    head: CachePadded<AtomicU32>,
 }
 
 impl DoorbellWords {
     #[cfg(test)]
     fn new() -> Self {
-        Self { tail: CachePadded(AtomicU32::new(0)), sleep_state: CachePadded(AtomicU32::new(0)) }
+        let word = || AtomicU32::new(0);
+        let notifier = NotifierWords { tail: word(), has_overflowed: word() };
+        Self { notifier: CachePadded(notifier), head: CachePadded(word()) }
+    }
+
+    #[inline]
+    fn tail(&self) -> &AtomicU32 {
+        &self.notifier.0.tail
+    }
+
+    #[inline]
+    fn has_overflowed(&self) -> &AtomicU32 {
+        &self.notifier.0.has_overflowed
     }
 }
 
-impl DoorbellWords {
-    /// Returns whether the receiving side sleeps, yielded, or is about to. The answer may be outdated at
-    /// once.
-    pub fn is_asleep(&self) -> bool {
-        self.sleep_state.0.load(Ordering::Relaxed) != AWAKE
-    }
-}
-
-/// A ring in shared memory. The length of `slots` is a power of two and at least the length of `flags`.
+/// A ring in shared memory. The number of slots is a power of two.
 #[derive(Clone, Copy)]
 pub(super) struct Doorbells<'a> {
     pub words: &'a DoorbellWords,
     pub slots: &'a [AtomicU32],
-    /// One flag for each socket: the pending reasons, or 0 if the socket is not in the ring.
+    /// One flag for each number: the pending reasons, or 0 if the number is not pending.
     pub flags: &'a [AtomicU8],
 }
 
@@ -65,25 +69,19 @@ pub(super) struct Doorbells<'a> {
 #[derive(Debug)]
 pub(crate) struct Notifier {
     tail: u32,
-    /// Nothing was pushed since the notifier last checked whether the receiving side sleeps.
+    /// The queue's head when it was last read.
+    head: u32,
+    /// Nothing was pushed since [`Notifier::take_notified`].
     is_quiet: bool,
 }
 
-/// The receiving side of a ring: its private state.
-#[derive(Debug)]
+/// The receiving side of a ring: its private state. The default is the state of a fresh ring, to which
+/// entries may have been pushed already.
+#[derive(Debug, Default)]
 pub(crate) struct NotifyQueue {
     head: u32,
-}
-
-/// Result of [`NotifyQueue::try_yield`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum YieldOutcome {
-    /// The CPU is left to the other side.
-    Yielded,
-    /// The other side sleeps, so notifications wake this side as usual.
-    Declined,
-    /// A notification is pending: this side must not sleep.
-    Notified,
+    /// After an overflow: the next flag to look at.
+    scan: Option<u32>,
 }
 
 /// The notifier corrupted the ring: its tail claims more entries than the ring has slots.
@@ -91,175 +89,193 @@ pub(crate) enum YieldOutcome {
 pub(crate) struct CorruptRing;
 
 impl Doorbells<'_> {
-    /// Creates the notifying side of a ring to which nothing was pushed since it was cleared. Only one may
-    /// exist at a time.
+    /// Creates the notifying side of a ring. Only one may exist at a time.
     pub fn notifier(self) -> Notifier {
-        Notifier { tail: self.words.tail.0.load(Ordering::Relaxed), is_quiet: true }
-    }
-
-    /// Creates the receiving side of a ring. Entries pushed before are skipped. Only one may exist at a time.
-    pub fn notify_queue(self) -> NotifyQueue {
-        NotifyQueue { head: self.words.tail.0.load(Ordering::Relaxed) }
-    }
-
-    /// Creates the receiving side of a cleared ring to which entries may have been pushed since. Those
-    /// entries are received.
-    pub fn notify_queue_from_start(self) -> NotifyQueue {
-        NotifyQueue { head: 0 }
-    }
-
-    /// Returns whether the receiving side has to be woken. A notifier calls this once after each batch.
-    #[inline]
-    pub fn needs_wakeup(self) -> bool {
-        // Pairs with the fence in `before_sleep`: either the receiving side sees the entry, or this side sees
-        // it asleep.
-        fence(Ordering::SeqCst);
-        let asleep = &self.words.sleep_state.0;
-        asleep.load(Ordering::Relaxed) == ASLEEP && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
-    }
-
-    /// Returns whether a receiving side that yielded to this side has to be woken. This side calls it when it
-    /// goes to sleep, after [`NotifyQueue::before_sleep`].
-    #[inline]
-    pub fn ends_yield(self) -> bool {
-        // `before_sleep` has issued a fence, which pairs with the one in `try_yield`.
-        let asleep = &self.words.sleep_state.0;
-        asleep.load(Ordering::Relaxed) == YIELDED && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
-    }
-
-    /// Resets the ring. Neither side may exist.
-    pub fn clear(self) {
-        self.words.tail.0.store(0, Ordering::Relaxed);
-        self.words.sleep_state.0.store(AWAKE, Ordering::Relaxed);
-        for flag in self.flags {
-            flag.store(0, Ordering::Relaxed);
-        }
+        let tail = self.words.tail().load(Ordering::Relaxed);
+        Notifier { tail, head: self.words.head.0.load(Ordering::Relaxed), is_quiet: true }
     }
 }
 
 impl Notifier {
-    /// Pushes a socket with reasons, a bit mask. The receiving side that pops the entry sees everything done
+    /// Pushes a number with reasons, a bit mask. The receiving side that pops the entry sees everything done
     /// before this call.
     #[inline]
-    pub fn notify(&mut self, doorbells: Doorbells<'_>, socket: u32, reasons: u8) {
-        let before = doorbells.flags[socket as usize].fetch_or(reasons, Ordering::AcqRel);
+    pub fn notify(&mut self, doorbells: Doorbells<'_>, number: u32, reasons: u8) {
+        let before = doorbells.flags[number as usize].fetch_or(reasons, Ordering::AcqRel);
         if before == 0 {
-            let slot = self.tail as usize & (doorbells.slots.len() - 1);
-            doorbells.slots[slot].store(socket, Ordering::Relaxed);
-            self.tail = self.tail.wrapping_add(1);
-            doorbells.words.tail.0.store(self.tail, Ordering::Release);
+            if self.tail.wrapping_sub(self.head) as usize >= doorbells.slots.len()
+                && !self.has_free_slot(doorbells)
+            {
+                doorbells.words.has_overflowed().store(1, Ordering::Release);
+            } else {
+                let slot = self.tail as usize & (doorbells.slots.len() - 1);
+                doorbells.slots[slot].store(number, Ordering::Relaxed);
+                self.tail = self.tail.wrapping_add(1);
+                doorbells.words.tail().store(self.tail, Ordering::Release);
+            }
         }
         self.is_quiet = false;
     }
 
-    /// Returns whether the receiving side has to be woken. False if nothing was pushed since the last call.
-    /// Call this once after each batch.
+    /// Reads the queue's head, and returns whether the ring has a free slot. A head that cannot be counts as
+    /// a full ring.
+    #[cold]
+    fn has_free_slot(&mut self, doorbells: Doorbells<'_>) -> bool {
+        // Pairs with the store in `pop`: the slot was read before.
+        self.head = doorbells.words.head.0.load(Ordering::Acquire);
+        (self.tail.wrapping_sub(self.head) as usize) < doorbells.slots.len()
+    }
+
+    /// Returns whether nothing was pushed since the last call of [`take_notified`](Self::take_notified).
     #[inline]
-    pub fn needs_wakeup(&mut self, doorbells: Doorbells<'_>) -> bool {
-        !core::mem::replace(&mut self.is_quiet, true) && doorbells.needs_wakeup()
+    pub fn is_quiet(&self) -> bool {
+        self.is_quiet
+    }
+
+    /// Returns whether something was pushed since the last call.
+    #[inline]
+    pub fn take_notified(&mut self) -> bool {
+        !core::mem::replace(&mut self.is_quiet, true)
     }
 }
 
 impl NotifyQueue {
-    /// Pops the next socket and the reasons why it was pushed; `None` if the queue is empty. The socket's
-    /// number is not validated.
+    /// Pops the next number and the reasons why it was pushed; `None` if the queue is empty, unless it
+    /// [is scanning](Self::is_scanning). The number is not validated.
     ///
     /// # Errors
     /// Returns an error if the ring is corrupt. The queue then resumes at the tail, and entries are lost.
     #[inline]
     pub fn pop(&mut self, doorbells: Doorbells<'_>) -> Result<Option<(u32, u8)>, CorruptRing> {
-        let tail = doorbells.words.tail.0.load(Ordering::Acquire);
+        let tail = doorbells.words.tail().load(Ordering::Acquire);
         let waiting = tail.wrapping_sub(self.head) as usize;
         if waiting == 0 {
-            return Ok(None);
+            if self.scan.is_none() && doorbells.words.has_overflowed().load(Ordering::Relaxed) == 0 {
+                return Ok(None);
+            }
+            return Ok(self.pop_flagged(doorbells));
         }
         if waiting > doorbells.slots.len() {
             self.head = tail;
+            doorbells.words.head.0.store(tail, Ordering::Release);
             return Err(CorruptRing);
         }
         let slot = self.head as usize & (doorbells.slots.len() - 1);
-        let socket = doorbells.slots[slot].load(Ordering::Relaxed);
+        let number = doorbells.slots[slot].load(Ordering::Relaxed);
         self.head = self.head.wrapping_add(1);
+        doorbells.words.head.0.store(self.head, Ordering::Release);
         // A plain store would not do: the swap must see what was done before the last notification even if
         // that one found the flag set.
-        let reasons = doorbells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
-        Ok(Some((socket, reasons)))
+        let reasons = doorbells.flags.get(number as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
+        Ok(Some((number, reasons)))
     }
 
-    /// Makes notifications wake this side from now on. Returns false if an entry is pending: this side must
-    /// not sleep then.
-    pub fn before_sleep(&mut self, doorbells: Doorbells<'_>) -> bool {
-        doorbells.words.sleep_state.0.store(ASLEEP, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        doorbells.words.tail.0.load(Ordering::Relaxed) == self.head
-    }
-
-    /// Yields to the other side, whose ring is `other`, after [`before_sleep`](Self::before_sleep) returned
-    /// true. If this succeeds, notifications do not wake this side until the other side goes to sleep.
-    pub fn try_yield(&mut self, doorbells: Doorbells<'_>, other: Doorbells<'_>) -> YieldOutcome {
-        if other.words.is_asleep() {
-            return YieldOutcome::Declined;
+    /// Pops the next number whose flag is set, after an overflow. A number that is also in the ring is popped
+    /// from there later, without reasons.
+    #[cold]
+    fn pop_flagged(&mut self, doorbells: Doorbells<'_>) -> Option<(u32, u8)> {
+        if self.scan.is_none() {
+            // A flag that is set after this is followed by another overflow.
+            if doorbells.words.has_overflowed().swap(0, Ordering::AcqRel) == 0 {
+                return None;
+            }
+            self.scan = Some(0);
         }
-        let asleep = &doorbells.words.sleep_state.0;
-        if asleep.compare_exchange(ASLEEP, YIELDED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            // The notifier woke this side meanwhile, so this side will not sleep for long.
-            return YieldOutcome::Declined;
+        let from = self.scan.unwrap_or(0) as usize;
+        let end = doorbells.flags.len().min(from + FLAGS_PER_POP);
+        for number in from..end {
+            let flag = &doorbells.flags[number];
+            if flag.load(Ordering::Relaxed) != 0 {
+                // Cannot truncate: numbers have 32 bits.
+                self.scan = Some(number as u32 + 1);
+                return Some((number as u32, flag.swap(0, Ordering::AcqRel)));
+            }
         }
-        // Either this side sees that the other side has fallen asleep, or the other side sees that it has to
-        // wake this one.
-        fence(Ordering::SeqCst);
-        if !other.words.is_asleep() {
-            return YieldOutcome::Yielded;
-        }
-        let _ = asleep.compare_exchange(YIELDED, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
-        // A notification pushed meanwhile woke nobody. Pairs with the fence in `needs_wakeup`.
-        fence(Ordering::SeqCst);
-        if doorbells.words.tail.0.load(Ordering::Relaxed) == self.head {
-            YieldOutcome::Declined
+        self.scan = if end < doorbells.flags.len() {
+            Some(end as u32)
         } else {
-            YieldOutcome::Notified
-        }
+            let has_overflowed = doorbells.words.has_overflowed();
+            let again = has_overflowed.load(Ordering::Relaxed) != 0;
+            (again && has_overflowed.swap(0, Ordering::AcqRel) != 0).then_some(0)
+        };
+        None
+    }
+
+    /// Returns whether a look at all flags is not finished: [`pop`](Self::pop) has to be called again.
+    #[inline]
+    pub fn is_scanning(&self) -> bool {
+        self.scan.is_some()
+    }
+
+    /// Returns whether nothing is pending.
+    #[inline]
+    pub fn is_empty(&self, doorbells: Doorbells<'_>) -> bool {
+        self.scan.is_none()
+            && doorbells.words.has_overflowed().load(Ordering::Relaxed) == 0
+            && doorbells.words.tail().load(Ordering::Relaxed) == self.head
     }
 
     /// Returns the number of entries ever pushed, modulo 2^32: a change shows that the other side has done
     /// something.
     pub fn notified_count(&self, doorbells: Doorbells<'_>) -> u32 {
-        doorbells.words.tail.0.load(Ordering::Relaxed)
-    }
-
-    /// Makes notifications stop waking this side. Returns whether this side was woken.
-    pub fn after_sleep(&mut self, doorbells: Doorbells<'_>) -> bool {
-        doorbells.words.sleep_state.0.swap(AWAKE, Ordering::Relaxed) == AWAKE
+        doorbells.words.tail().load(Ordering::Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::sleep_state::SleepState;
     use super::*;
+    #[cfg(loom)]
+    use crate::channel::sync::fence;
 
-    /// A ring for `sockets` sockets. The models also have a position for each socket, which notifications
+    /// A ring for `numbers` sockets. The models also have a position for each socket, which notifications
     /// announce.
     struct Memory {
         words: DoorbellWords,
         slots: Vec<AtomicU32>,
         flags: Vec<AtomicU8>,
+        /// Of the receiving side.
+        sleep: SleepState,
         #[cfg(loom)]
         positions: Vec<AtomicU32>,
     }
 
     impl Memory {
-        fn new(sockets: usize) -> Self {
+        fn new(numbers: usize) -> Self {
+            Self::with_slots(numbers, numbers.next_power_of_two())
+        }
+
+        fn with_slots(numbers: usize, slots: usize) -> Self {
             Self {
                 words: DoorbellWords::new(),
-                slots: (0..sockets.next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
-                flags: (0..sockets).map(|_| AtomicU8::new(0)).collect(),
+                slots: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+                flags: (0..numbers).map(|_| AtomicU8::new(0)).collect(),
+                sleep: SleepState::new(),
                 #[cfg(loom)]
-                positions: (0..sockets).map(|_| AtomicU32::new(0)).collect(),
+                positions: (0..numbers).map(|_| AtomicU32::new(0)).collect(),
             }
         }
 
         fn bells(&self) -> Doorbells<'_> {
             Doorbells { words: &self.words, slots: &self.slots, flags: &self.flags }
+        }
+
+        fn notifier(&self) -> Notifier {
+            self.bells().notifier()
+        }
+
+        /// Claims the wake-up of the receiving side, as the stack does after each batch.
+        #[cfg(loom)]
+        fn claim_wakeup(&self) -> bool {
+            fence(Ordering::SeqCst);
+            self.sleep.claim_wakeup()
+        }
+
+        /// Goes to sleep as a client does. Returns whether it may.
+        fn before_sleep(&self, queue: &NotifyQueue) -> bool {
+            self.sleep.begin_sleep();
+            queue.is_empty(self.bells())
         }
     }
 
@@ -267,10 +283,20 @@ mod tests {
     mod sequential {
         use super::*;
 
+        /// Pops until the queue is empty.
+        fn drain(queue: &mut NotifyQueue, memory: &Memory) -> Vec<(u32, u8)> {
+            let mut all = Vec::new();
+            while !queue.is_empty(memory.bells()) {
+                all.extend(queue.pop(memory.bells()).expect("nobody breaks it"));
+            }
+            assert_eq!(queue.pop(memory.bells()), Ok(None));
+            all
+        }
+
         #[test]
         fn socket_is_in_the_ring_at_most_once() {
             let memory = Memory::new(3);
-            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+            let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
             for _ in 0..100 {
                 notifier.notify(memory.bells(), 2, NOTIFIED);
                 notifier.notify(memory.bells(), 0, NOTIFIED);
@@ -286,23 +312,23 @@ mod tests {
         #[test]
         fn notifications_before_listening_are_received() {
             let memory = Memory::new(3);
-            memory.words.tail.0.store(77, Ordering::Relaxed);
-            memory.bells().clear();
-            let mut notifier = memory.bells().notifier();
+            let mut notifier = memory.notifier();
             notifier.notify(memory.bells(), 1, NOTIFIED);
-            let mut queue = memory.bells().notify_queue_from_start();
+            let mut queue = NotifyQueue::default();
             notifier.notify(memory.bells(), 1, RELEASED);
-            assert_eq!(queue.pop(memory.bells()), Ok(Some((1, NOTIFIED | RELEASED))));
-            assert_eq!(queue.pop(memory.bells()), Ok(None));
+            assert_eq!(drain(&mut queue, &memory), [(1, NOTIFIED | RELEASED)]);
             notifier.notify(memory.bells(), 1, NOTIFIED);
-            assert_eq!(queue.pop(memory.bells()), Ok(Some((1, NOTIFIED))));
+            assert_eq!(drain(&mut queue, &memory), [(1, NOTIFIED)]);
         }
 
         #[test]
-        fn all_sockets_fit_and_positions_may_wrap() {
+        fn positions_may_wrap() {
             let memory = Memory::new(4);
-            memory.words.tail.0.store(u32::MAX - 5, Ordering::Relaxed);
-            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+            for word in [memory.words.tail(), &memory.words.head.0] {
+                word.store(u32::MAX - 5, Ordering::Relaxed);
+            }
+            let mut queue = NotifyQueue { head: u32::MAX - 5, scan: None };
+            let mut notifier = memory.notifier();
             for _ in 0..5 {
                 (0..4).for_each(|socket| notifier.notify(memory.bells(), socket, NOTIFIED));
                 (0..4).for_each(|socket| assert_eq!(queue.pop(memory.bells()), Ok(Some((socket, NOTIFIED)))));
@@ -311,59 +337,78 @@ mod tests {
         }
 
         #[test]
-        fn corrupt_ring_is_reported_once() {
-            let memory = Memory::new(4);
-            let mut queue = memory.bells().notify_queue();
-            memory.words.tail.0.store(77, Ordering::Relaxed);
-            assert_eq!(queue.pop(memory.bells()), Err(CorruptRing));
-            assert_eq!(queue.pop(memory.bells()), Ok(None));
-            memory.slots[77 & 3].store(12_345, Ordering::Relaxed);
-            memory.words.tail.0.store(78, Ordering::Relaxed);
-            assert_eq!(queue.pop(memory.bells()), Ok(Some((12_345, 0))), "the caller validates the number");
+        fn full_ring_overflows_into_the_flags() {
+            let sockets = 3 * FLAGS_PER_POP as u32;
+            let memory = Memory::with_slots(sockets as usize, 2);
+            let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
+            for _ in 0..3 {
+                for socket in [9, 5, sockets - 1, 7, 0] {
+                    notifier.notify(memory.bells(), socket, NOTIFIED);
+                    notifier.notify(memory.bells(), socket, RELEASED);
+                }
+                assert!(notifier.take_notified() && !queue.is_empty(memory.bells()));
+                let both = NOTIFIED | RELEASED;
+                let all = [(9, both), (5, both), (0, both), (7, both), (sockets - 1, both)];
+                assert_eq!(drain(&mut queue, &memory), all);
+            }
+            // There is room in the ring again.
+            notifier.notify(memory.bells(), 8, NOTIFIED);
+            assert_eq!(memory.words.has_overflowed().load(Ordering::Relaxed), 0);
+            assert_eq!(drain(&mut queue, &memory), [(8, NOTIFIED)]);
         }
 
         #[test]
-        fn yielded_side_is_woken_when_other_sleeps() {
-            let (up, down) = (Memory::new(2), Memory::new(2));
-            let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());
-            let mut other = down.bells().notify_queue();
-            assert!(queue.before_sleep(up.bells()));
-            assert_eq!(queue.try_yield(up.bells(), down.bells()), YieldOutcome::Yielded);
-            notifier.notify(up.bells(), 1, NOTIFIED);
-            assert!(!notifier.needs_wakeup(up.bells()), "the other side has the CPU");
-            assert!(other.before_sleep(down.bells()));
-            assert!(up.bells().ends_yield());
-            assert!(!up.bells().ends_yield(), "only once");
-            assert!(queue.after_sleep(up.bells()));
-            assert_eq!(queue.pop(up.bells()), Ok(Some((1, NOTIFIED))));
-            assert!(queue.before_sleep(up.bells()));
-            assert_eq!(
-                queue.try_yield(up.bells(), down.bells()),
-                YieldOutcome::Declined,
-                "the other side sleeps"
-            );
-            assert!(!up.bells().ends_yield(), "this side did not yield");
-            notifier.notify(up.bells(), 1, NOTIFIED);
-            assert!(notifier.needs_wakeup(up.bells()));
+        fn numbers_pushed_during_the_look_at_flags_are_received() {
+            let memory = Memory::with_slots(8, 1);
+            let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
+            (0..8).for_each(|socket| notifier.notify(memory.bells(), socket, NOTIFIED));
+            let mut all = Vec::new();
+            for round in 0..8 {
+                all.extend(queue.pop(memory.bells()).unwrap());
+                if round == 4 {
+                    // Once into the ring, and once into the flags that were looked at already.
+                    (0..2).for_each(|socket| notifier.notify(memory.bells(), socket, NOTIFIED));
+                }
+            }
+            all.extend(drain(&mut queue, &memory));
+            let count = |socket| all.iter().filter(|(number, _)| *number == socket).count();
+            assert_eq!([count(0), count(1), count(7)], [2, 2, 1], "{all:?}");
+        }
+
+        #[test]
+        fn corrupt_ring_is_reported_once() {
+            let memory = Memory::new(4);
+            let mut queue = NotifyQueue::default();
+            memory.words.tail().store(77, Ordering::Relaxed);
+            assert_eq!(queue.pop(memory.bells()), Err(CorruptRing));
+            assert_eq!(queue.pop(memory.bells()), Ok(None));
+            memory.slots[77 & 3].store(12_345, Ordering::Relaxed);
+            memory.words.tail().store(78, Ordering::Relaxed);
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((12_345, 0))), "the caller validates the number");
+            // A head that cannot be is a full ring to the notifier.
+            let mut notifier = Notifier { tail: 90, head: 86, is_quiet: true };
+            memory.words.head.0.store(5000, Ordering::Relaxed);
+            notifier.notify(memory.bells(), 3, NOTIFIED);
+            assert_eq!(memory.words.has_overflowed().load(Ordering::Relaxed), 1);
         }
 
         #[test]
         fn sleeper_is_woken_once() {
             let memory = Memory::new(2);
-            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+            let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
             notifier.notify(memory.bells(), 0, NOTIFIED);
-            assert!(!notifier.needs_wakeup(memory.bells()), "the receiver is awake");
-            assert!(!queue.before_sleep(memory.bells()), "an entry is pending");
-            assert!(!queue.after_sleep(memory.bells()));
-            while queue.pop(memory.bells()) != Ok(None) {}
-            assert!(queue.before_sleep(memory.bells()));
-            assert!(!notifier.needs_wakeup(memory.bells()), "nothing was pushed");
+            assert!(notifier.take_notified() && !memory.sleep.claim_wakeup(), "the receiver is awake");
+            assert!(!memory.before_sleep(&queue), "an entry is pending");
+            assert!(!memory.sleep.end_sleep());
+            drain(&mut queue, &memory);
+            assert!(memory.before_sleep(&queue));
+            assert!(!notifier.take_notified(), "nothing was pushed");
             notifier.notify(memory.bells(), 1, NOTIFIED);
             notifier.notify(memory.bells(), 0, NOTIFIED);
-            assert!(notifier.needs_wakeup(memory.bells()));
+            assert!(notifier.take_notified() && memory.sleep.claim_wakeup());
             notifier.notify(memory.bells(), 1, NOTIFIED);
-            assert!(!notifier.needs_wakeup(memory.bells()), "the receiver was woken already");
-            assert!(queue.after_sleep(memory.bells()));
+            assert!(!memory.sleep.claim_wakeup(), "the receiver was woken already");
+            assert!(memory.sleep.end_sleep());
         }
     }
 
@@ -372,54 +417,74 @@ mod tests {
         use super::*;
         use std::sync::Arc;
 
+        /// Announces `pushes`, pairs of a socket and its new position, from another thread. `drain` is called
+        /// before and after they are all announced, and must have seen `last`.
+        fn check_announced(memory: Memory, pushes: &'static [(u32, u32)], last: [u32; 2]) {
+            let memory = Arc::new(memory);
+            // Created here: a thread's own load of the tail would hide the other thread's store from the
+            // checker.
+            let mut notifier = memory.notifier();
+            let thread = {
+                let memory = memory.clone();
+                loom::thread::spawn(move || {
+                    for (socket, position) in pushes {
+                        memory.positions[*socket as usize].store(*position, Ordering::Relaxed);
+                        notifier.notify(memory.bells(), *socket, NOTIFIED);
+                    }
+                })
+            };
+            let (mut queue, mut seen) = (NotifyQueue::default(), [0; 2]);
+            let mut drain = |queue: &mut NotifyQueue| {
+                while !queue.is_empty(memory.bells()) {
+                    if let Some((socket, _)) = queue.pop(memory.bells()).expect("nobody breaks it") {
+                        seen[socket as usize] = memory.positions[socket as usize].load(Ordering::Relaxed);
+                    }
+                }
+            };
+            drain(&mut queue);
+            thread.join().unwrap();
+            drain(&mut queue);
+            assert_eq!(seen, last);
+        }
+
         /// Work that is done before a notification is seen by the receiver of that notification or of a later
         /// one.
         #[test]
         fn no_notification_is_missed() {
-            loom::model(|| {
-                let memory = Arc::new(Memory::new(2));
-                // Both sides are created here: a thread's own load of the tail would hide the other thread's
-                // store from the checker.
-                let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
-                let notifier = {
-                    let memory = memory.clone();
-                    loom::thread::spawn(move || {
-                        for (socket, position) in [(0, 1), (1, 1), (0, 2)] {
-                            memory.positions[socket as usize].store(position, Ordering::Relaxed);
-                            notifier.notify(memory.bells(), socket, NOTIFIED);
-                        }
-                    })
-                };
-                let mut seen = [0; 2];
-                let mut drain = |queue: &mut NotifyQueue| {
-                    while let Some((socket, _)) = queue.pop(memory.bells()).expect("nobody breaks it") {
-                        seen[socket as usize] = memory.positions[socket as usize].load(Ordering::Relaxed);
-                    }
-                };
-                drain(&mut queue);
-                notifier.join().unwrap();
-                drain(&mut queue);
-                assert_eq!(seen, [2, 1]);
-            });
+            loom::model(|| check_announced(Memory::new(2), &[(0, 1), (1, 1), (0, 2)], [2, 1]));
+        }
+
+        /// As above, for a ring that is full after the first notification.
+        #[test]
+        fn no_notification_is_missed_by_overflow() {
+            loom::model(|| check_announced(Memory::with_slots(2, 1), &[(0, 1), (1, 1), (0, 2)], [2, 1]));
         }
 
         /// A receiver that goes to sleep is woken, or has seen the entry before.
         #[test]
         fn no_sleep_with_a_pending_notification() {
-            loom::model(|| {
-                let memory = Arc::new(Memory::new(1));
-                let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
-                let notifier = {
-                    let memory = memory.clone();
-                    loom::thread::spawn(move || {
-                        notifier.notify(memory.bells(), 0, NOTIFIED);
-                        notifier.needs_wakeup(memory.bells())
-                    })
-                };
-                let sleeps = queue.before_sleep(memory.bells());
-                let woken = notifier.join().unwrap();
-                assert!(!sleeps || woken, "the receiver sleeps and was not woken");
-            });
+            for slots in [1, 2] {
+                loom::model(move || {
+                    let memory = Arc::new(Memory::with_slots(2, slots));
+                    let (mut notifier, queue) = (memory.notifier(), NotifyQueue::default());
+                    if slots == 1 {
+                        // The ring is full, and the queue has this entry before it.
+                        memory.flags[1].store(NOTIFIED, Ordering::Relaxed);
+                        notifier.tail = notifier.tail.wrapping_add(1);
+                        memory.words.head.0.store(0, Ordering::Relaxed);
+                    }
+                    let thread = {
+                        let memory = memory.clone();
+                        loom::thread::spawn(move || {
+                            notifier.notify(memory.bells(), 0, NOTIFIED);
+                            memory.claim_wakeup()
+                        })
+                    };
+                    let sleeps = memory.before_sleep(&queue);
+                    let woken = thread.join().unwrap();
+                    assert!(!sleeps || woken, "the receiver sleeps and was not woken");
+                });
+            }
         }
 
         /// For each notification the stack reads once how much was written, takes all of it
@@ -429,7 +494,7 @@ mod tests {
         fn one_read_per_notification_suffices_before_sleep() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(1));
-                let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+                let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
                 let writer = {
                     let memory = memory.clone();
                     loom::thread::spawn(move || {
@@ -439,7 +504,7 @@ mod tests {
                         }
                         // Once only: the checker does not keep a single modification order of a word that two
                         // threads write, so a second check could read the value that the first one left.
-                        notifier.needs_wakeup(memory.bells())
+                        memory.claim_wakeup()
                     })
                 };
                 let mut taken = 0;
@@ -451,14 +516,14 @@ mod tests {
                 };
                 let taken = loop {
                     let taken = drain(&mut queue);
-                    if queue.before_sleep(memory.bells()) {
+                    if memory.before_sleep(&queue) {
                         break taken;
                     }
-                    queue.after_sleep(memory.bells());
+                    memory.sleep.end_sleep();
                 };
                 let woken = writer.join().unwrap();
                 assert!(woken || taken == 2, "the receiver sleeps, was not woken, and took {taken} of 2");
-                queue.after_sleep(memory.bells());
+                memory.sleep.end_sleep();
                 assert_eq!(drain(&mut queue), 2);
             });
         }
@@ -469,43 +534,20 @@ mod tests {
         fn exactly_one_notifier_wakes_the_receiver() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(2));
-                let (notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+                let (notifier, queue) = (memory.notifier(), NotifyQueue::default());
                 let notifier = Arc::new(loom::sync::Mutex::new(notifier));
                 let ring = |socket| {
                     let (memory, notifier) = (memory.clone(), notifier.clone());
                     move || {
                         notifier.lock().unwrap().notify(memory.bells(), socket, NOTIFIED);
-                        memory.bells().needs_wakeup()
+                        memory.claim_wakeup()
                     }
                 };
                 let (first, second) = (loom::thread::spawn(ring(0)), ring(1));
-                let sleeps = queue.before_sleep(memory.bells());
+                let sleeps = memory.before_sleep(&queue);
                 let woken = [second(), first.join().unwrap()];
                 assert!(!sleeps || woken.contains(&true), "the receiver sleeps and was not woken");
                 assert_ne!(woken, [true; 2], "the receiver was woken twice");
-            });
-        }
-
-        /// Two sides that yield to each other do not both sleep while an entry is pending.
-        #[test]
-        fn mutual_yield_loses_no_wakeup() {
-            loom::model(|| {
-                let (up, down) = (Arc::new(Memory::new(1)), Arc::new(Memory::new(1)));
-                let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());
-                let mut other = down.bells().notify_queue();
-                let other = {
-                    let (up, down) = (up.clone(), down.clone());
-                    loom::thread::spawn(move || {
-                        notifier.notify(up.bells(), 0, NOTIFIED);
-                        let woken = notifier.needs_wakeup(up.bells());
-                        assert!(other.before_sleep(down.bells()), "nothing is pushed");
-                        woken | up.bells().ends_yield()
-                    })
-                };
-                let sleeps = queue.before_sleep(up.bells())
-                    && queue.try_yield(up.bells(), down.bells()) != YieldOutcome::Notified;
-                let woken = other.join().unwrap();
-                assert!(!sleeps || woken, "the receiver sleeps and was not woken");
             });
         }
     }

@@ -23,7 +23,7 @@ fn is_unlocked(word: u32) -> bool {
 }
 
 fn owner_word(client: usize) -> u32 {
-    // Cannot truncate: there are at most 64 clients.
+    // Cannot truncate: there are at most 2^16 clients.
     client as u32 + 1
 }
 
@@ -106,6 +106,11 @@ fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
         }
         sleep(word, seen, remaining);
     }
+}
+
+/// Returns whether a client holds the lock.
+pub(super) fn is_held_by(word: &AtomicU32, client: usize) -> bool {
+    word.load(Ordering::Relaxed) & !WAITERS == owner_word(client)
 }
 
 /// Releases the lock of a client that died, if that client held it.

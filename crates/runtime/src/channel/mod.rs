@@ -14,11 +14,15 @@
 //! Rare operations (listen, connect, query a socket) are [`ChannelRequest`](control::ChannelRequest)s that
 //! pass through the shard's mailbox and get a reply.
 
+mod client_memory;
 mod datagram;
 mod description;
 mod doorbells;
 mod lock;
+mod mapping;
+mod notified_clients;
 mod offer_slots;
+mod sleep_state;
 mod socket_ref;
 mod stream;
 mod sync;
@@ -54,9 +58,10 @@ use serde::Deserialize;
 pub(crate) const DOMAINS_MAX: usize = 64;
 const DOMAINS: RangeInclusive<u32> = 1..=DOMAINS_MAX as u32;
 const BACKLOG: RangeInclusive<u32> = 1..=1 << 24;
-/// Sets of clients are bit masks in a `u64`.
-const CLIENTS_MAX: u32 = 64;
+/// Numbers of clients and listeners have 16 bits.
+const CLIENTS_MAX: u32 = u16::MAX as u32;
 const CLIENTS: RangeInclusive<u32> = 1..=CLIENTS_MAX;
+const LISTENERS: RangeInclusive<u32> = 1..=u16::MAX as u32;
 const SOCKETS: RangeInclusive<u32> = 1..=1 << 24;
 const BUFFER_BYTES: RangeInclusive<u32> = 4096..=1 << 20;
 const LARGE_BYTES: RangeInclusive<u32> = 4096..=1 << 24;
@@ -77,8 +82,11 @@ pub struct ChannelConfig {
     /// Sockets (connections and UDP sockets) that the applications of a domain may have at a time on each
     /// shard: 1 to 16,777,216. Memory is allocated as sockets are used. Default 65,536.
     pub sockets_max: u32,
-    /// Applications (threads or processes) of a domain: 1 to 64. Default 16.
+    /// Applications (threads or processes) of a domain: 1 to 65,535. Default 4,096.
     pub clients_max: u32,
+    /// Listeners of a domain on each shard (`tcp.listeners_max` limits those of all domains): 1 to 65,535.
+    /// Default 4,096.
+    pub listeners_max: u32,
     /// Bytes of each direction's buffer between an application and the stack, for each socket: a power of two
     /// from 4,096 to 1,048,576. Default 65,536.
     pub socket_buffer_bytes: u32,
@@ -117,7 +125,8 @@ impl Default for ChannelConfig {
         Self {
             domains_max: 8,
             sockets_max: 1 << 16,
-            clients_max: 16,
+            clients_max: 4096,
+            listeners_max: 4096,
             socket_buffer_bytes: 1 << 16,
             buffer_bytes_max: 8 << 30,
             large_buffer_bytes: 2 << 20,
@@ -154,6 +163,7 @@ impl ChannelConfig {
         }
         within("sockets_max", self.sockets_max, SOCKETS)?;
         within("clients_max", self.clients_max, CLIENTS)?;
+        within("listeners_max", self.listeners_max, LISTENERS)?;
         within("socket_buffer_bytes", self.socket_buffer_bytes, BUFFER_BYTES)?;
         within("offer_ms", self.offer_ms, OFFER_MS)?;
         within("turn_us", self.turn_us, TURN_US)?;

@@ -1,48 +1,35 @@
-//! The layout of the memory that a stack shares with its clients.
+//! The layout of the memory that a stack shares with all clients of a domain. What it shares with one client
+//! alone is in [`super::client_memory`].
 //!
 //! ```text
 //!   header          parameters of the layout
-//!   clients         for each: two rings of doorbells, credits and offer slots
+//!   notifications   sleep state of the stack, and the clients that have notified it
 //!   sockets         for each: state, requests, positions of both directions
 //!   descriptions    for each socket and listener: state that processes share
 //!   buffers         for each socket: received bytes, bytes to be sent
 //!   large buffers   rings for sockets that move much data
 //! ```
 //!
-//! The region is one memory file, sealed so that no process can shrink it: otherwise an access of another
-//! process would fail. Pages are allocated on first use: a socket that never had more than a page in flight
-//! in each direction takes two.
-#![allow(unsafe_code)] // maps memory that other processes write, and lends parts of it
+//! The region is one memory file. Pages are allocated on first use: a socket that never had more than a page
+//! in flight in each direction takes two.
+#![allow(unsafe_code)] // lends parts of a mapping that other processes write
 
 use super::ChannelConfig;
 use super::description::SharedDescription;
-use super::doorbells::{DoorbellWords, Doorbells};
+use super::mapping::{self, PAGE, SharedMapping, invalid};
+use super::notified_clients::NotifiedClients;
 use super::pending_options;
+use super::sleep_state::SleepState;
 use super::stream::{LargeRings, Stream, StreamPositions};
-use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::internal_fd::InternalFd;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
-use core::ptr::NonNull;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::sync::Arc;
 
-/// Listeners that a client may have credit for.
-// Listeners for which a client may have credit.
-pub(crate) const LISTENERS_MAX: usize = 64;
-/// Connections offered to a client at a time.
-pub(crate) const OFFERS_MAX: usize = 64;
-/// Preallocated sockets of a client at a time.
-pub(crate) const PREALLOCATED_MAX: usize = 64;
-/// Bit of a client's credits for a listener: the client gets connections only if no other client has credit.
-pub(crate) const FALLBACK_CREDIT: u32 = 1 << 31;
-
-const PAGE: usize = 4096;
 /// "ginnelch" and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6308;
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const MAGIC: u64 = 0x6869_6e6e_656c_6309;
 
 /// The start of the region. Written once, by the stack.
 #[repr(C)]
@@ -50,6 +37,7 @@ struct RegionHeader {
     magic: AtomicU64,
     sockets: AtomicU32,
     clients: AtomicU32,
+    listeners: AtomicU32,
     buffer_bytes: AtomicU32,
     large_bytes: AtomicU32,
     large_count: AtomicU32,
@@ -59,23 +47,12 @@ struct RegionHeader {
     cpu: AtomicU32,
 }
 
-/// The area of one client.
+/// State of the notifications of all clients of the domain.
 #[repr(C)]
-struct ClientArea {
-    /// Doorbells from the client to the stack.
-    to_stack: DoorbellWords,
-    /// Doorbells from the stack to the client.
-    to_client: DoorbellWords,
-    /// How many connections of each listener the client would accept now, and [`FALLBACK_CREDIT`].
-    credits: [AtomicU32; LISTENERS_MAX],
-    /// See [`super::socket::OfferSlot`].
-    offers: [AtomicU64; OFFERS_MAX],
-    /// See [`super::socket::PreallocatedSocket`].
-    preallocated: [AtomicU64; PREALLOCATED_MAX],
-    /// The CPU on which the client last began to run, plus one; 0 if unknown. Written by the client.
-    cpu: AtomicU32,
-    /// The stack has revoked offers to the client, and makes no more until the client notifies it.
-    offers_suspended: AtomicU32,
+struct NotificationWords {
+    /// Sleep state of the stack.
+    sleep: SleepState,
+    notified: NotifiedClients,
 }
 
 /// The area of one socket.
@@ -142,11 +119,9 @@ pub(super) enum Direction {
 struct RegionLayout {
     sockets: usize,
     clients: usize,
-    /// Slots of a ring of doorbells: a power of two.
-    doorbell_slots: usize,
+    listeners: usize,
     buffer_bytes: usize,
-    client_bytes: usize,
-    clients_offset: usize,
+    notifications_offset: usize,
     sockets_offset: usize,
     descriptions_offset: usize,
     buffers_offset: usize,
@@ -159,14 +134,13 @@ struct RegionLayout {
 impl RegionLayout {
     fn new(config: &ChannelConfig) -> Self {
         let (sockets, clients) = (config.sockets_max as usize, config.clients_max as usize);
+        let listeners = config.listeners_max as usize;
         let buffer_bytes = config.socket_buffer_bytes as usize;
-        let doorbell_slots = sockets.next_power_of_two();
-        let ring_bytes = doorbell_slots * size_of::<AtomicU32>() + sockets;
-        let client_bytes = (size_of::<ClientArea>() + 2 * ring_bytes).next_multiple_of(PAGE);
-        let clients_offset = PAGE;
-        let sockets_offset = clients_offset + clients * client_bytes;
+        let notifications_offset =
+            size_of::<RegionHeader>().next_multiple_of(align_of::<NotificationWords>());
+        let sockets_offset = (notifications_offset + size_of::<NotificationWords>()).next_multiple_of(PAGE);
         let descriptions_offset = (sockets_offset + sockets * size_of::<SocketArea>()).next_multiple_of(PAGE);
-        let shared = LISTENERS_MAX + sockets;
+        let shared = listeners + sockets;
         let buffers_offset =
             (descriptions_offset + shared * size_of::<SharedDescription>()).next_multiple_of(PAGE);
         let large_offset = buffers_offset + sockets * 2 * buffer_bytes;
@@ -177,10 +151,9 @@ impl RegionLayout {
         Self {
             sockets,
             clients,
-            doorbell_slots,
+            listeners,
             buffer_bytes,
-            client_bytes,
-            clients_offset,
+            notifications_offset,
             sockets_offset,
             descriptions_offset,
             buffers_offset,
@@ -195,13 +168,13 @@ impl RegionLayout {
 /// The mapped region. Clones of the `Arc` share the mapping.
 #[derive(Debug)]
 pub(super) struct Region {
-    base: NonNull<u8>,
+    mapping: SharedMapping,
     layout: RegionLayout,
     large_rings: LargeRings,
     file: InternalFd,
 }
 
-// SAFETY: the memory consists of atomics, and of bytes that `Stream` hands over between threads.
+// SAFETY: `large_rings` refers to the mapping, which threads share.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -213,13 +186,12 @@ impl Region {
     /// Returns an error if the kernel has no memory for it.
     pub fn create(config: &ChannelConfig) -> io::Result<Arc<Self>> {
         let layout = RegionLayout::new(config);
-        let file = memfd_create("ginnel-channel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, layout.total as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
+        let file = mapping::create_sealed("ginnel-channel", layout.total)?;
         let region = Self::map(InternalFd::in_place(file), layout)?;
         let header = region.header();
         header.sockets.store(config.sockets_max, Ordering::Relaxed);
         header.clients.store(config.clients_max, Ordering::Relaxed);
+        header.listeners.store(config.listeners_max, Ordering::Relaxed);
         header.buffer_bytes.store(config.socket_buffer_bytes, Ordering::Relaxed);
         header.large_bytes.store(config.large_buffer_bytes, Ordering::Relaxed);
         header.large_count.store(config.large_buffers_max, Ordering::Relaxed);
@@ -232,30 +204,20 @@ impl Region {
     /// # Errors
     /// Returns an error if the file is not a valid region, or cannot be mapped.
     pub fn open(file: OwnedFd) -> io::Result<Arc<Self>> {
-        let invalid =
-            |problem: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {problem}"));
-        if !fcntl_get_seals(&file)?.contains(SEALS) {
-            return Err(invalid("the region is not sealed against shrinking"));
-        }
-        let size = usize::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        let size = mapping::sealed_size(&file)?;
         if size < PAGE {
             return Err(invalid("the region is too short"));
         }
-        let first = ChannelConfig {
-            sockets_max: 0,
-            clients_max: 0,
-            large_buffers_max: 0,
-            ..ChannelConfig::default()
-        };
-        let head =
-            Self::map(InternalFd::in_place(file), RegionLayout { total: PAGE, ..RegionLayout::new(&first) })?;
-        let header = head.header();
+        let head = SharedMapping::new(&file, PAGE)?;
+        // SAFETY: atomics, at the start of a page, which the mapping has.
+        let header = unsafe { &head.slice::<RegionHeader>(0, 1)[0] };
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(invalid("the region has another layout version"));
         }
         let config = ChannelConfig {
             sockets_max: header.sockets.load(Ordering::Relaxed),
             clients_max: header.clients.load(Ordering::Relaxed),
+            listeners_max: header.listeners.load(Ordering::Relaxed),
             socket_buffer_bytes: header.buffer_bytes.load(Ordering::Relaxed),
             large_buffer_bytes: header.large_bytes.load(Ordering::Relaxed),
             large_buffers_max: header.large_count.load(Ordering::Relaxed),
@@ -266,27 +228,14 @@ impl Region {
         if layout.total != size {
             return Err(invalid("the region's size does not match its header"));
         }
-        Ok(Arc::new(Self::map(InternalFd::new(head.file.as_fd().try_clone_to_owned()?), layout)?))
+        Ok(Arc::new(Self::map(InternalFd::new(file), layout)?))
     }
 
     fn map(file: InternalFd, layout: RegionLayout) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, which is unmapped when the value is dropped and nothing borrows from it.
-        let at = unsafe {
-            mmap(
-                core::ptr::null_mut(),
-                layout.total,
-                protection,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                &file,
-                0,
-            )?
-        };
-        let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("channel: mapped at address 0"))?;
-        // SAFETY: inside the mapping, or its end if there are no large buffers.
-        let first = unsafe { at.add(layout.large_offset.min(layout.total)) };
+        let mapping = SharedMapping::new(&file, layout.total)?;
+        let first = mapping.at(layout.large_offset.min(layout.total));
         let rings = LargeRings { memory: first, bytes: layout.large_bytes, count: layout.large_count };
-        Ok(Self { base: at, layout, large_rings: rings, file })
+        Ok(Self { mapping, layout, large_rings: rings, file })
     }
 
     /// Replaces the mapping by a private copy: later changes are invisible to other processes. This is for a
@@ -296,12 +245,7 @@ impl Region {
     /// # Errors
     /// Returns an error if the kernel has no memory.
     pub fn make_private(&self) -> io::Result<()> {
-        let (protection, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
-        // SAFETY: replaces the whole mapping of `map` by a copy of the same bytes, so borrows of it stay
-        // valid.
-        unsafe { mmap(self.base.as_ptr().cast(), self.layout.total, protection, flags, &self.file, 0)? };
-        Ok(())
+        self.mapping.make_private(&self.file)
     }
 
     /// Returns how many bytes are mapped.
@@ -340,23 +284,16 @@ impl Region {
         self.header().cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
 
-    /// Publishes the CPU on which a client runs.
-    pub fn set_client_cpu(&self, number: usize, cpu: usize) {
-        // Cannot truncate: CPU numbers are small.
-        self.client(number).cpu.store(cpu as u32 + 1, Ordering::Relaxed);
-    }
-
-    /// Returns the CPU on which a client claims to run.
-    pub fn client_cpu(&self, number: usize) -> Option<usize> {
-        self.client(number).cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
-    }
-
     pub fn sockets(&self) -> usize {
         self.layout.sockets
     }
 
     pub fn clients(&self) -> usize {
         self.layout.clients
+    }
+
+    pub fn listeners(&self) -> usize {
+        self.layout.listeners
     }
 
     /// Returns the number of large buffers, and the bytes of each.
@@ -369,116 +306,27 @@ impl Region {
         self.layout.buffer_bytes
     }
 
-    /// Returns `count` values of `T` at an offset.
-    ///
-    /// # Safety
-    /// `T` consists of atomics, for which all bit patterns are valid, and is aligned at the offset.
-    unsafe fn slice<T>(&self, offset: usize, count: usize) -> &[T] {
-        assert!(offset + count * size_of::<T>() <= self.layout.total, "range is inside the region");
-        debug_assert!(offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside the mapping, which lives as long as `self`; the caller guarantees the rest.
-        unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
-    }
-
-    /// Returns `count` values of `T` in a part that [`RegionLayout`] defines. The caller has checked the
-    /// index, so the bounds are not checked again for each call and packet.
-    ///
-    /// # Safety
-    /// As for `slice`, and the values are inside the region.
-    #[inline]
-    unsafe fn slice_unchecked<T>(&self, offset: usize, count: usize) -> &[T] {
-        debug_assert!(offset + count * size_of::<T>() <= self.layout.total, "range is inside the region");
-        debug_assert!(offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside the mapping, as the caller guarantees; for the rest see `slice`.
-        unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
-    }
-
     fn header(&self) -> &RegionHeader {
         // SAFETY: atomics, at the start of a page.
-        unsafe { &self.slice::<RegionHeader>(0, 1)[0] }
+        unsafe { &self.mapping.slice::<RegionHeader>(0, 1)[0] }
     }
 
     #[inline]
-    fn client(&self, number: usize) -> &ClientArea {
-        // SAFETY: atomics; client areas begin at pages, and `client_offset` checks the number.
-        unsafe { &self.slice_unchecked::<ClientArea>(self.client_offset(number), 1)[0] }
+    fn notifications(&self) -> &NotificationWords {
+        // SAFETY: atomics; `RegionLayout` aligns them and has room for them.
+        unsafe { &self.mapping.slice_unchecked::<NotificationWords>(self.layout.notifications_offset, 1)[0] }
     }
 
+    /// Returns whether the stack sleeps.
     #[inline]
-    fn client_offset(&self, number: usize) -> usize {
-        assert!(number < self.layout.clients, "client number is valid");
-        self.layout.clients_offset + number * self.layout.client_bytes
+    pub fn stack_sleep(&self) -> &SleepState {
+        &self.notifications().sleep
     }
 
-    /// Returns one of the two rings of a client: 0 is the ring to the stack, 1 the ring to the client.
+    /// Returns the clients that have notified the stack.
     #[inline]
-    fn doorbells(
-        &self,
-        number: usize,
-        words: impl FnOnce(&ClientArea) -> &DoorbellWords,
-        index: usize,
-    ) -> Doorbells<'_> {
-        let (count, sockets) = (self.layout.doorbell_slots, self.layout.sockets);
-        let client_at = self.client_offset(number);
-        let at = client_at + size_of::<ClientArea>();
-        let flags_at = at + 2 * count * size_of::<AtomicU32>();
-        // SAFETY: atomics; client areas begin at pages, the words before the slots are aligned to 128 bytes,
-        // and slots are words of four bytes. A client's area has room for both rings, and its number was
-        // checked.
-        unsafe {
-            let words = words(&self.slice_unchecked::<ClientArea>(client_at, 1)[0]);
-            let slots = self.slice_unchecked::<AtomicU32>(at + index * count * size_of::<AtomicU32>(), count);
-            Doorbells {
-                words,
-                slots,
-                flags: self.slice_unchecked::<AtomicU8>(flags_at + index * sockets, sockets),
-            }
-        }
-    }
-
-    /// Returns the ring from a client to the stack.
-    #[inline]
-    pub fn to_stack(&self, number: usize) -> Doorbells<'_> {
-        self.doorbells(number, |client| &client.to_stack, 0)
-    }
-
-    /// Returns the ring from the stack to a client.
-    #[inline]
-    pub fn to_client(&self, number: usize) -> Doorbells<'_> {
-        self.doorbells(number, |client| &client.to_client, 1)
-    }
-
-    pub fn credits(&self, number: usize) -> &[AtomicU32; LISTENERS_MAX] {
-        &self.client(number).credits
-    }
-
-    pub fn offers(&self, number: usize) -> &[AtomicU64; OFFERS_MAX] {
-        &self.client(number).offers
-    }
-
-    pub fn preallocated(&self, number: usize) -> &[AtomicU64; PREALLOCATED_MAX] {
-        &self.client(number).preallocated
-    }
-
-    pub fn offers_suspended(&self, number: usize) -> &AtomicU32 {
-        &self.client(number).offers_suspended
-    }
-
-    /// Clears the area of a new client, so that nothing of an earlier client is left in it.
-    pub fn clear_client(&self, number: usize) {
-        self.to_stack(number).clear();
-        self.to_client(number).clear();
-        for credit in self.credits(number) {
-            credit.store(0, Ordering::Relaxed);
-        }
-        for offer in self.offers(number) {
-            offer.store(0, Ordering::Relaxed);
-        }
-        for slot in self.preallocated(number) {
-            slot.store(0, Ordering::Relaxed);
-        }
-        self.client(number).cpu.store(0, Ordering::Relaxed);
-        self.offers_suspended(number).store(0, Ordering::Relaxed);
+    pub fn notified(&self) -> &NotifiedClients {
+        &self.notifications().notified
     }
 
     #[inline]
@@ -487,24 +335,25 @@ impl Region {
         let at = self.layout.sockets_offset + socket as usize * size_of::<SocketArea>();
         // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
         // The number was checked.
-        unsafe { &self.slice_unchecked::<SocketArea>(at, 1)[0] }
+        unsafe { &self.mapping.slice_unchecked::<SocketArea>(at, 1)[0] }
     }
 
     fn description(&self, index: usize) -> &SharedDescription {
         let at = self.layout.descriptions_offset + index * size_of::<SharedDescription>();
         // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
-        unsafe { &self.slice::<SharedDescription>(at, 1)[0] }
+        unsafe { &self.mapping.slice::<SharedDescription>(at, 1)[0] }
     }
 
     /// Returns the description that owners of a listener share; `None` if there is no listener of this
     /// number.
     pub fn listener_description(&self, listener: u32) -> Option<&SharedDescription> {
-        ((listener as usize) < LISTENERS_MAX).then(|| self.description(listener as usize))
+        ((listener as usize) < self.layout.listeners).then(|| self.description(listener as usize))
     }
 
     /// Returns the description that owners of a socket share; `None` if there is no socket of this number.
     pub fn socket_description(&self, socket: u32) -> Option<&SharedDescription> {
-        ((socket as usize) < self.layout.sockets).then(|| self.description(LISTENERS_MAX + socket as usize))
+        ((socket as usize) < self.layout.sockets)
+            .then(|| self.description(self.layout.listeners + socket as usize))
     }
 
     /// Returns the bytes of a large buffer, which clients may write at any time.
@@ -512,7 +361,7 @@ impl Region {
         assert!(number < self.layout.large_count, "large ring number is valid");
         let bytes = self.layout.large_bytes;
         // SAFETY: atomics of one byte each.
-        unsafe { self.slice(self.layout.large_offset + number as usize * bytes, bytes) }
+        unsafe { self.mapping.slice(self.layout.large_offset + number as usize * bytes, bytes) }
     }
 
     /// Copies bytes of a large buffer. The copy may or may not contain what clients write meanwhile.
@@ -549,15 +398,7 @@ impl Region {
         let at = self.layout.buffers_offset + (2 * socket as usize + index) * bytes;
         // SAFETY: inside the mapping by `RegionLayout::new`, as the socket's number was checked; nothing else
         // accesses these bytes.
-        unsafe { Stream::new(positions, self.base.add(at), bytes, &self.large_rings) }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping of `map`; nothing borrows from it any more.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.layout.total) };
-        debug_assert_eq!(unmapped, Ok(()));
+        unsafe { Stream::new(positions, self.mapping.at(at), bytes, &self.large_rings) }
     }
 }
 
@@ -626,7 +467,7 @@ mod tests {
     use super::*;
 
     fn config() -> ChannelConfig {
-        ChannelConfig { sockets_max: 5, clients_max: 3, ..ChannelConfig::default() }
+        ChannelConfig { sockets_max: 5, clients_max: 3, listeners_max: 2, ..ChannelConfig::default() }
     }
 
     #[test]
@@ -634,12 +475,10 @@ mod tests {
         let region = Region::create(&config()).unwrap();
         let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(region.layout, other.layout);
-        let mut notifier = region.to_stack(2).notifier();
-        notifier.notify(region.to_stack(2), 4, super::super::doorbells::NOTIFIED);
-        let mut queue = other.to_stack(2).notify_queue();
-        assert_eq!(queue.pop(other.to_stack(2)), Ok(None), "the queue begins at the tail");
-        notifier.notify(region.to_stack(2), 3, super::super::doorbells::NOTIFIED);
-        assert_eq!(queue.pop(other.to_stack(2)), Ok(Some((3, super::super::doorbells::NOTIFIED))));
+        other.notified().insert(2);
+        let mut notified = Vec::new();
+        region.notified().take(3, &mut notified);
+        assert_eq!(notified, [2]);
         let mut written = 0;
         region.stream(4, Direction::Outgoing).write(&mut written, b"through").unwrap();
         let mut out = [0; 16];
@@ -665,13 +504,10 @@ mod tests {
     #[test]
     fn layout_parts_do_not_overlap() {
         let layout = RegionLayout::new(&config());
-        assert!(size_of::<RegionHeader>() <= layout.clients_offset);
-        assert!(layout.clients_offset + 3 * layout.client_bytes <= layout.sockets_offset);
+        assert!(size_of::<RegionHeader>() <= layout.notifications_offset);
+        assert!(layout.notifications_offset + size_of::<NotificationWords>() <= layout.sockets_offset);
         assert!(layout.sockets_offset + 5 * size_of::<SocketArea>() <= layout.descriptions_offset);
-        assert!(
-            layout.descriptions_offset + (LISTENERS_MAX + 5) * size_of::<SharedDescription>()
-                <= layout.buffers_offset
-        );
+        assert!(layout.descriptions_offset + 7 * size_of::<SharedDescription>() <= layout.buffers_offset);
         assert_eq!(layout.large_offset, layout.buffers_offset + 10 * layout.buffer_bytes);
         assert_eq!(layout.total, layout.large_offset + 256 * layout.large_bytes);
         let useless = RegionLayout::new(&ChannelConfig {
@@ -683,15 +519,20 @@ mod tests {
 
     #[test]
     fn invalid_region_is_refused() {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
         let file = |seals, bytes: u64| {
             let file = memfd_create("no region", MemfdFlags::ALLOW_SEALING).unwrap();
             ftruncate(&file, bytes).unwrap();
             fcntl_add_seals(&file, seals).unwrap();
             Region::open(file).expect_err("refused").to_string()
         };
-        assert_eq!(file(SealFlags::GROW, 1 << 20), "channel: the region is not sealed against shrinking");
-        assert_eq!(file(SEALS, 100), "channel: the region is too short");
-        assert_eq!(file(SEALS, 1 << 20), "channel: the region has another layout version");
+        assert_eq!(
+            file(SealFlags::GROW, 1 << 20),
+            "channel: the memory file is not sealed against shrinking"
+        );
+        let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        assert_eq!(file(sealed, 100), "channel: the region is too short");
+        assert_eq!(file(sealed, 1 << 20), "channel: the region has another layout version");
         let region = Region::create(&config()).unwrap();
         let open =
             || Region::open(region.file().try_clone_to_owned().unwrap()).expect_err("refused").to_string();

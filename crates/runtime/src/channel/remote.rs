@@ -5,8 +5,8 @@
 //! piece as send space appears.
 
 use super::client::{Client, ClientEvent};
+use super::client_memory::OFFERS_MAX;
 use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest};
-use super::region::OFFERS_MAX;
 use crate::error::Error;
 use crate::wait::EventFd;
 use core::net::SocketAddr;

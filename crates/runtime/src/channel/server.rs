@@ -3,11 +3,14 @@
 
 mod accept;
 mod client_state;
+mod client_table;
+mod credit_queue;
 mod datagram_queue;
 mod defer_accept;
 mod domain;
 mod error_queue;
 mod large_buffers;
+mod owner_set;
 mod owners;
 mod port_reservations;
 mod preallocated;
@@ -19,7 +22,8 @@ mod zero_copy;
 
 use super::client::{Client, ClientParts};
 use super::control::{
-    BrokerEnvelope, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, RequestEnvelope,
+    AdmittedClient, BrokerEnvelope, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath,
+    RequestEnvelope,
 };
 use super::socket::state;
 use super::{ChannelConfig, ChannelStats};
@@ -35,6 +39,7 @@ use domain::{Domain, split_token};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
+use owners::NotAdmitted;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use waker::{ClientWaker, DomainEpoll};
@@ -42,14 +47,23 @@ use waker::{ClientWaker, DomainEpoll};
 /// Index of the domain of the clients in this process.
 const LOCAL_DOMAIN: usize = 0;
 
+/// Where a listener of the engine is served.
+#[derive(Clone, Copy)]
+struct ListenerPlace {
+    listener: Listener,
+    domain: u8,
+    /// Its number in the domain.
+    number: u16,
+}
+
 /// A handler that serves clients: threads of this process, which form one domain, and processes that were
 /// admitted by the [broker](crate::broker). Each domain has its own region.
 pub struct ChannelServer {
     config: ChannelConfig,
     // Boxed, because most entries are empty and a domain is large.
     domains: Vec<Option<Box<Domain>>>,
-    /// Indexed by the index of the engine's listener: the listener, its domain, and its number in the domain.
-    listeners: Vec<Option<(Listener, u8, u8)>>,
+    /// Indexed by the index of the engine's listener.
+    listeners: Vec<Option<ListenerPlace>>,
     /// Created with the first domain for processes.
     domain_epoll: Option<DomainEpoll>,
     ports: port_reservations::PortReservations,
@@ -114,9 +128,12 @@ impl ChannelServer {
     /// # Errors
     /// Returns an error if `channel.clients_max` is reached, or if descriptors are short.
     pub fn attach(&mut self, control: Box<dyn ControlPath>) -> Result<Client, Error> {
-        let (number, wake) = self.admit()?;
+        let (client, wake) = self.admit()?;
         let local = self.local_domain()?;
-        Ok(Client::new(local.region.clone(), number, local.wake.clone(), wake, control))
+        let number = client.number as usize;
+        let admitted = local.clients.get(number).expect("it was admitted just now");
+        let (region, memory) = (local.region.clone(), admitted.memory.clone());
+        Ok(Client::new(region, memory, number, local.wake.clone(), wake, control))
     }
 
     /// Returns what another process needs to become a client of this process's domain with [`Client::open`].
@@ -129,16 +146,25 @@ impl ChannelServer {
         };
         let local = self.local_domain()?;
         let (region, stack) = (copy(local.region.file())?, copy(local.wake.as_fd())?);
-        let (number, wake) = self.admit()?;
-        Ok(ClientParts { region, stack_wake: stack, client_wake: copy(wake.as_fd())?, client: number as u32 })
+        let (AdmittedClient { number, memory }, wake) = self.admit()?;
+        Ok(ClientParts {
+            region,
+            memory,
+            stack_wake: stack,
+            client_wake: copy(wake.as_fd())?,
+            client: number,
+        })
     }
 
-    fn admit(&mut self) -> Result<(usize, Arc<EventFd>), Error> {
+    fn admit(&mut self) -> Result<(AdmittedClient, Arc<EventFd>), Error> {
         let wake = EventFd::new().map_err(|e| Error::io("eventfd of a client", e))?;
         let wake = Arc::new(wake);
-        let number = self.local_domain()?.admit(ClientWaker::Thread(wake.clone()));
-        let full = || Error::application("channel: channel.clients_max clients are attached");
-        Ok((number.ok_or_else(full)?, wake))
+        let admitted = self.local_domain()?.admit(ClientWaker::Thread(wake.clone()));
+        let client = admitted.map_err(|cause| match cause {
+            NotAdmitted::Full => Error::application("channel: channel.clients_max clients are attached"),
+            NotAdmitted::NoResources => Error::io("memory of a client", std::io::ErrorKind::OutOfMemory),
+        })?;
+        Ok((client, wake))
     }
 
     /// Returns the counters, summed over all present and past domains.
@@ -160,7 +186,15 @@ impl ChannelServer {
 
     /// Returns whether at most one domain has clients, so that a long yield delays no other domain.
     fn has_single_domain(&self) -> bool {
-        self.domains.iter().flatten().filter(|domain| domain.client_mask != 0).nth(1).is_none()
+        self.domains.iter().flatten().filter(|domain| domain.clients.count() > 0).nth(1).is_none()
+    }
+
+    /// Returns the clients of this process's domain that the next turn would visit, and forgets that they
+    /// have notified.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn clients_of_next_turn(&mut self) -> Vec<u16> {
+        let domain = self.local_domain().expect("this process's domain");
+        domain.clients.begin_turn(&domain.region)
     }
 
     /// Returns the domain and the socket of a connection.
@@ -173,10 +207,11 @@ impl ChannelServer {
 
     /// Returns the domain of a listener, and the listener's number in the domain.
     fn listener_of(&mut self, listener: Listener) -> Option<(&mut Domain, usize)> {
-        let (expected_listener, domain, number) = (*self.listeners.get(listener.index() as usize)?)?;
-        let domain = self.domains.get_mut(usize::from(domain))?.as_deref_mut()?;
-        let is_alive = domain.listeners[usize::from(number)].as_ref().is_some_and(|l| l.listener == listener);
-        (expected_listener == listener && is_alive).then_some((domain, number.into()))
+        let place = (*self.listeners.get(listener.index() as usize)?)?;
+        let domain = self.domains.get_mut(usize::from(place.domain))?.as_deref_mut()?;
+        let number = usize::from(place.number);
+        let is_alive = domain.listeners.get(number)?.as_ref().is_some_and(|l| l.listener == listener);
+        (place.listener == listener && is_alive).then_some((domain, number))
     }
 
     /// Handles a request of a client in this process.
@@ -217,8 +252,9 @@ impl ChannelServer {
             if self.listeners.len() <= at {
                 self.listeners.resize(at + 1, None);
             }
-            // Cannot truncate: both are at most 64.
-            self.listeners[at] = Some((listening.listener, index as u8, number as u8));
+            let listener = listening.listener;
+            // Cannot truncate: there are at most 64 domains, and numbers of listeners have 16 bits.
+            self.listeners[at] = Some(ListenerPlace { listener, domain: index as u8, number: number as u16 });
         }
         Some(reply)
     }
@@ -236,16 +272,22 @@ impl ChannelServer {
 
     fn dispatch_broker_request(&mut self, cx: &mut Context<'_>, request: BrokerRequest) -> BrokerReply {
         match request {
-            BrokerRequest::OpenDomain { wake } => self.open_domain(wake).unwrap_or(BrokerReply::Full),
+            BrokerRequest::OpenDomain { wake } => match self.domains.iter().position(Option::is_none) {
+                Some(index) => self.open_domain(index, wake).unwrap_or(BrokerReply::NoResources),
+                None => {
+                    self.closed_stats.domains_refused += 1;
+                    BrokerReply::Full
+                }
+            },
             BrokerRequest::Call { domain, client, request } => {
                 let reply = self.handle_domain_request(cx, domain.into(), client as usize, request);
                 reply.map_or(BrokerReply::Unknown, BrokerReply::Reply)
             }
             BrokerRequest::Admit { domain, wake } => {
-                self.with_process_domain(domain, |d| admitted_reply(d.admit(ClientWaker::Process(wake))))
+                self.with_process_domain(domain, |d| d.admit(ClientWaker::Process(wake)).into())
             }
             BrokerRequest::Fork { domain, parent, kept, wake } => self.with_process_domain(domain, |d| {
-                admitted_reply(d.fork(cx, parent as usize, kept.as_deref(), ClientWaker::Process(wake)))
+                d.fork(cx, parent as usize, kept.as_deref(), ClientWaker::Process(wake)).into()
             }),
             BrokerRequest::AddProxy { domain, client, things } => self
                 .with_process_domain(domain, |d| done_or_unknown(d.add_proxy(cx, client as usize, &things))),
@@ -277,13 +319,9 @@ impl ChannelServer {
         }
     }
 
-    /// Creates a domain for processes.
-    fn open_domain(&mut self, client: OwnedFd) -> Option<BrokerReply> {
-        let Some(index) = self.domains.iter().position(Option::is_none) else {
-            self.closed_stats.domains_refused += 1;
-            return None;
-        };
-        // Cannot truncate: at most 64. Whatever the kernel is short of, the domain is refused.
+    /// Creates a domain for processes, with a free index. `None` if the kernel is short of something.
+    fn open_domain(&mut self, index: usize, client: OwnedFd) -> Option<BrokerReply> {
+        // Cannot truncate: at most 64.
         let mut domain = Domain::new(index as u8, &self.config, true).ok()?;
         let copy = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
@@ -299,7 +337,7 @@ impl ChannelServer {
         if self.is_ready {
             domain.region.set_ready();
         }
-        let client = domain.admit(ClientWaker::Process(client))? as u32;
+        let client = domain.admit(ClientWaker::Process(client)).ok()?;
         self.domains[index] = Some(Box::new(domain));
         Some(BrokerReply::Opened { domain: index as u8, region, wake, client })
     }
@@ -317,10 +355,6 @@ impl ChannelServer {
     }
 }
 
-fn admitted_reply(number: Option<usize>) -> BrokerReply {
-    number.map_or(BrokerReply::Full, |number| BrokerReply::Admitted(number as u32))
-}
-
 fn done_or_unknown(is_known: bool) -> BrokerReply {
     if is_known { BrokerReply::Done } else { BrokerReply::Unknown }
 }
@@ -331,7 +365,7 @@ impl Handler for ChannelServer {
         self.is_ready = true;
         for domain in self.domains.iter_mut().flatten() {
             domain.region.set_ready();
-            domain.notify_all();
+            domain.clients.notify_all();
         }
         Ok(())
     }
@@ -405,8 +439,8 @@ impl Handler for ChannelServer {
             ("channel.sockets_limit", domains().map(|domain| domain.sockets_max()).sum()),
             ("channel.large_buffers", domains().map(|domain| domain.large_buffers_in_use()).sum()),
             ("channel.large_buffers_limit", domains().map(|domain| domain.region.large().0 as usize).sum()),
-            ("channel.clients", domains().map(|domain| domain.clients.iter().flatten().count()).sum()),
-            ("channel.clients_limit", domains().map(|domain| domain.clients.len()).sum()),
+            ("channel.clients", domains().map(|domain| domain.clients.count()).sum()),
+            ("channel.clients_limit", domains().map(|domain| domain.clients.max()).sum()),
         ] {
             report(CounterKind::Gauge, name, count as u64);
         }
@@ -459,7 +493,7 @@ impl Handler for ChannelServer {
             let work = domain.work(cx);
             done += work;
             // The last bytes of a process that is gone may have been sent.
-            any_unused |= work > 0 && domain.client_mask == 0 && domain.is_unused();
+            any_unused |= work > 0 && domain.clients.count() == 0 && domain.is_unused();
         }
         if any_unused {
             self.reap_domains();

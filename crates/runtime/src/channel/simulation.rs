@@ -1,7 +1,9 @@
 //! Domains for processes in simulations, without processes: requests call the stack's shard directly.
 
 use super::client::{Client, ClientParts};
-use super::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, SameThread};
+use super::control::{
+    AdmittedClient, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, SameThread,
+};
 use crate::error::Error;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -15,7 +17,7 @@ pub struct SimulatedDomain {
 
 impl ControlPath for SimulatedDomain {
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
-        // Cannot truncate: there are at most 64 clients.
+        // Cannot truncate: client numbers have 16 bits.
         let client = client as u32;
         match self.server.call_for_broker(match request {
             // A process would close its connection to the broker.
@@ -37,7 +39,8 @@ impl SameThread {
         let (wake, client_wake) = wake_pair()?;
         match self.call_for_broker(BrokerRequest::OpenDomain { wake })? {
             BrokerReply::Opened { domain, region, wake, client } => {
-                let parts = ClientParts { region, stack_wake: wake, client_wake, client };
+                let AdmittedClient { number, memory } = client;
+                let parts = ClientParts { region, memory, stack_wake: wake, client_wake, client: number };
                 Ok((SimulatedDomain { server: self.clone(), domain }, parts))
             }
             _ => Err(Error::application("channel: channel.domains_max domains exist")),
@@ -59,7 +62,9 @@ impl SimulatedDomain {
     pub fn admit(&self, sibling: &Client) -> Result<Client, Error> {
         let (wake, client_wake) = wake_pair()?;
         match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
-            BrokerReply::Admitted(number) => Ok(sibling.sibling(number, client_wake, Box::new(self.clone()))),
+            BrokerReply::Admitted(AdmittedClient { number, memory }) => {
+                sibling.sibling(number, &memory, client_wake, Box::new(self.clone()))
+            }
             _ => Err(Error::application("channel: channel.clients_max clients are attached")),
         }
     }
@@ -72,8 +77,8 @@ impl SimulatedDomain {
         let (wake, client_wake) = wake_pair()?;
         let request = BrokerRequest::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };
         match self.server.call_for_broker(request)? {
-            BrokerReply::Admitted(number) => {
-                let mut child = parent.sibling(number, client_wake, Box::new(self.clone()));
+            BrokerReply::Admitted(AdmittedClient { number, memory }) => {
+                let mut child = parent.sibling(number, &memory, client_wake, Box::new(self.clone()))?;
                 child.inherit(parent);
                 Ok(child)
             }

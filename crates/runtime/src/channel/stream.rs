@@ -9,7 +9,7 @@
 //! side's position only if that is possible.
 #![allow(unsafe_code)] // reads and writes bytes that another process may write at the same time
 
-use super::doorbells::CachePadded;
+use super::sleep_state::CachePadded;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use core::marker::PhantomData;

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 mod cpu_yields;
 mod large_buffers;
 mod limits;
+mod many;
 mod notsent;
 mod options;
 mod preallocated;
@@ -444,20 +445,22 @@ fn corrupt_region_harms_only_its_domain() {
         let mut fixture =
             Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
         let parts = fixture.server.lock().unwrap().handler_mut().attach_process().unwrap();
-        let region_file = parts.region.try_clone().unwrap();
+        let files = [parts.region.try_clone().unwrap(), parts.memory.try_clone().unwrap()];
         let mut hostile = Client::open(parts, Box::new(SameThread(fixture.server.clone()))).unwrap();
         listen(&mut hostile, 3);
-        let size = rustix::fs::fstat(&region_file).unwrap().st_size as u64;
+        let sizes = files.each_ref().map(|file| rustix::fs::fstat(file).unwrap().st_size as u64);
         for _ in 0..60 {
             fixture.connect_peer(b"something");
             let _ = fixture.events(&mut hostile);
             let _ = hostile.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
             // Half of the writes go near to words that are in use.
             for _ in 0..200 {
+                let index = random.below(2) as usize;
+                let size = sizes[index];
                 let spread = if random.next_u64().is_multiple_of(2) { size } else { size.min(32 << 10) };
                 let (at, word) = (random.next_u64() % (spread - 8), random.next_u64());
                 let value = word >> (random.next_u64() % 64);
-                rustix::io::pwrite(&region_file, &value.to_ne_bytes(), at).unwrap();
+                rustix::io::pwrite(&files[index], &value.to_ne_bytes(), at).unwrap();
             }
             fixture.run(Duration::from_millis(20));
             fixture.server.lock().unwrap().core.stack.local().unwrap().check_invariants();

@@ -62,7 +62,7 @@ pub struct TcpConfig {
     /// Maximum number of connections, including half-open ones, without TIME-WAIT. Memory is reserved, not
     /// touched. 1 … 1,073,741,823, default 1,000,000.
     pub connections_max: u32,
-    /// Maximum number of listeners. 1 … 1,000,000, default 1,024.
+    /// Maximum number of listeners. 1 … 1,000,000, default 65,536.
     pub listeners_max: u32,
     /// Maximum number of half-open connections (SYN-RECEIVED) over all listeners. 1 … 1,073,741,823, default
     /// 65,536.
@@ -180,7 +180,7 @@ impl Default for TcpConfig {
     fn default() -> Self {
         Self {
             connections_max: 1_000_000,
-            listeners_max: 1024,
+            listeners_max: 65_536,
             half_open_max: 65_536,
             time_wait_max: 1_000_000,
             buffer_pool_bytes: 1 << 30,

@@ -101,7 +101,9 @@ impl ListenTable {
         options: ListenOptions,
         profile: ProfileId,
     ) -> Result<Listener, ListenError> {
-        if self.by_port.iter().any(|(_, i)| {
+        let first = self.by_port.partition_point(|(port, _)| *port < addr.port());
+        let mut same_port = self.by_port[first..].iter().take_while(|(port, _)| *port == addr.port());
+        if same_port.any(|(_, i)| {
             let entry = &self.entries[*i as usize];
             entry.options.conflicts_with(entry.addr, addr, &options)
         }) {

@@ -34,10 +34,11 @@ pub struct PreparedProcess {
     child: Option<ChildClients>,
 }
 
-/// The clients of a child by shard, and the descriptor that wakes it.
+/// The clients of a child by shard: their numbers and their memory. And the descriptor that wakes it.
 #[derive(Debug)]
 struct ChildClients {
     clients: Vec<u32>,
+    memories: Vec<OwnedFd>,
     wake_fd: InternalFd,
 }
 
@@ -84,14 +85,17 @@ impl Attachment {
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
         let (process_end, broker_end) =
             seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
-        let (reply, mut descriptors) =
+        let (reply, descriptors) =
             lock_connection(&self.connection).request(request, &[broker_end.as_fd()])?;
-        let child = match (reply, descriptors.pop()) {
+        let mut descriptors = descriptors.into_iter();
+        let child = match (reply, descriptors.next()) {
             (ControlReply::Done, None) => None,
             // Moved to a high number before the fork: in the child, each first write to a page costs a copy.
-            (ControlReply::Forked(client_ids), Some(wake_fd)) => {
-                Some(ChildClients { clients: client_ids, wake_fd: InternalFd::new(wake_fd) })
-            }
+            (ControlReply::Forked(clients), Some(wake_fd)) => Some(ChildClients {
+                clients,
+                memories: descriptors.collect(),
+                wake_fd: InternalFd::new(wake_fd),
+            }),
             _ => return Err(Error::Refused(Refusal::Malformed)),
         };
         // The program is told the number of the descriptor, so it must not change.
@@ -146,10 +150,12 @@ impl Attachment {
     ) -> Result<(), Error> {
         let malformed = || Error::Refused(Refusal::Malformed);
         let PreparedProcess { connection, child } = expected;
-        let ChildClients { clients: client_ids, wake_fd } = child.ok_or_else(malformed)?;
-        if client_ids.len() != clients.len() {
+        let ChildClients { clients: client_ids, memories, wake_fd } = child.ok_or_else(malformed)?;
+        if client_ids.len() != clients.len() || memories.len() != clients.len() {
             return Err(malformed());
         }
+        let memories = clients.iter().zip(&memories).map(|(client, file)| client.open_child_memory(file));
+        let memories = memories.collect::<Result<Vec<_>, _>>()?;
         // Sends without waiting for a reply: a round trip costs as much as everything else here.
         let io = |e: Errno| Error::io("descriptor of this process", e);
         let copies =
@@ -159,12 +165,12 @@ impl Attachment {
         seqpacket::send(&connection, &encode(0, &hello), &[pidfd.as_fd()]).map_err(|_| Error::StackGone)?;
         let connection = Arc::new(Mutex::new(ControlConnection::from_internal_fd(connection)));
         let wakes = [wake_fd].into_iter().chain(copies);
-        for (shard, ((client, client_id), wake_fd)) in
-            clients.iter_mut().zip(client_ids).zip(wakes).enumerate()
+        let children = client_ids.into_iter().zip(memories).zip(wakes);
+        for (shard, (client, ((client_id, memory), wake_fd))) in clients.iter_mut().zip(children).enumerate()
         {
             // Cannot truncate: there are at most 64 shards.
             let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
-            client.become_child(client_id, wake_fd, Box::new(control));
+            client.become_child(client_id, memory, wake_fd, Box::new(control));
         }
         // Closes the parent's connection in this process only.
         self.connection = connection;

@@ -1,18 +1,23 @@
 //! Clients created from other clients: a sibling in the same domain, and the child of a client whose process
 //! forked.
 
+use super::super::client_memory::ClientMemory;
 use super::super::control::ControlPath;
-use super::super::doorbells::NOTIFIED;
+use super::super::doorbells::{NOTIFIED, NotifyQueue};
 use super::super::region::Region;
-use super::{Client, ClientSocket, SharedStreams, StackNotifier};
+use super::{Client, ClientSocket};
+use crate::error::Error;
 use crate::internal_fd::InternalFd;
 use crate::wait::EventFd;
 use ginnel_stack::handle::Conn;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The mapping of a channel's region, for a process that must not change the region any more.
-pub struct ChannelMapping(Arc<Region>);
+/// The memory of a child's client, mapped before the child takes over the parent's clients.
+pub(crate) struct ChildMemory(Arc<ClientMemory>);
+
+/// The mappings of a client, for a process that must not change what it shares with the stack any more.
+pub struct ChannelMapping(Arc<Region>, Arc<ClientMemory>);
 
 impl ChannelMapping {
     /// Makes this process's later changes invisible to other processes. May be called in a signal handler.
@@ -20,37 +25,41 @@ impl ChannelMapping {
     /// # Errors
     /// Returns an error if the kernel has no memory.
     pub fn make_private(&self) -> std::io::Result<()> {
+        self.1.make_private()?;
         self.0.make_private()
     }
 
-    /// Returns how many bytes of address space the mapping takes.
+    /// Returns how many bytes of address space the mappings take.
     pub fn bytes(&self) -> u64 {
-        self.0.bytes()
+        self.0.bytes() + self.1.bytes()
     }
 }
 
 impl Client {
-    /// Returns the mapping of the region, which forked children of this process have, too.
+    /// Returns the mappings of the region and of the client's memory, which forked children of this process
+    /// have, too.
     pub fn mapping(&self) -> ChannelMapping {
-        ChannelMapping(self.region.clone())
+        ChannelMapping(self.region.clone(), self.memory.clone())
     }
 
     /// Returns the client's number in its domain.
     pub fn number(&self) -> u32 {
-        // Cannot truncate: there are at most 64 clients.
+        // Cannot truncate: client numbers have 16 bits.
         self.number as u32
     }
 
-    /// Creates another client of the same domain, in this process.
-    pub(crate) fn sibling(&self, number: u32, wake: OwnedFd, control: Box<dyn ControlPath>) -> Self {
+    /// Creates another client of the same domain, in this process. `memory` is the memory file of that
+    /// client.
+    pub(crate) fn sibling(
+        &self,
+        number: u32,
+        memory: &OwnedFd,
+        wake: OwnedFd,
+        control: Box<dyn ControlPath>,
+    ) -> Result<Self, Error> {
+        let (region, stack) = (self.region.clone(), self.stack_wake.clone());
         let wake = Arc::new(EventFd::from_fd(wake));
-        Self::with_shared_streams(
-            self.region.clone(),
-            number as usize,
-            self.stack_wake.clone(),
-            wake,
-            control,
-        )
+        Self::with_shared_streams(region, memory, number as usize, stack, wake, control)
     }
 
     /// Takes over the sockets that `parent` owned when it forked, at the parent's read and event positions.
@@ -61,19 +70,28 @@ impl Client {
         self.must_rescan = true;
     }
 
-    /// Turns this client into the forked child's, in the child's process. The memory of the parent's client
-    /// is already a copy, so the state of its sockets stays in place.
-    pub(crate) fn become_child(&mut self, number: u32, wake: InternalFd, control: Box<dyn ControlPath>) {
+    /// Maps the memory file of a forked child of this process.
+    ///
+    /// # Errors
+    /// Returns an error if the memory cannot be mapped or is not valid.
+    pub(crate) fn open_child_memory(&self, memory: &OwnedFd) -> Result<ChildMemory, Error> {
+        Self::open_memory(&self.region, memory).map(ChildMemory)
+    }
+
+    /// Turns this client into the forked child's, in the child's process. The state of the parent's client is
+    /// already a copy, so the state of its sockets stays in place.
+    pub(crate) fn become_child(
+        &mut self,
+        number: u32,
+        memory: ChildMemory,
+        wake: InternalFd,
+        control: Box<dyn ControlPath>,
+    ) {
+        self.memory = memory.0;
         self.number = number as usize;
-        let (region, stack) = (self.region.clone(), self.stack_wake.clone());
-        self.to_stack = StackNotifier::Shared(Arc::new(SharedStreams::new(
-            region.clone(),
-            self.number,
-            stack,
-            self.blocked.clone(),
-        )));
+        self.share_streams();
         self.has_notified = false;
-        self.from_stack = region.to_client(self.number).notify_queue_from_start();
+        self.from_stack = NotifyQueue::default();
         self.wake = Arc::new(EventFd::from_internal(wake));
         self.control = control;
         self.next_preallocated = 0;

@@ -2,9 +2,9 @@
 //! explicitly in the order in which they were offered.
 
 use super::{Client, ClientEvent, ClientSocket};
+use crate::channel::client_memory::OFFERS_MAX;
 use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots;
-use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::channel::socket::{OfferSlot, state};
 use crate::channel::sync::Ordering;
 use ginnel_stack::handle::Conn;
@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 pub(super) struct ReceivedOffers {
     /// Content of each slot when it was last reported.
     seen: [u64; OFFERS_MAX],
-    /// For each listener, the slots of its offers, oldest first. An offer may have been revoked since.
+    /// For each listener up to the last one that had an offer, the slots of its offers, oldest first. An
+    /// offer may have been revoked since.
     queues: Vec<VecDeque<usize>>,
 }
 
@@ -30,8 +31,7 @@ impl ReceivedOffers {
 impl Client {
     /// Makes offered connections wait until [`Client::accept`] accepts them. Each offer is reported once.
     pub fn accept_explicitly(&mut self) {
-        let queues = (0..LISTENERS_MAX).map(|_| VecDeque::new()).collect();
-        self.explicit_offers = Some(Box::new(ReceivedOffers { seen: [0; OFFERS_MAX], queues }));
+        self.explicit_offers = Some(Box::new(ReceivedOffers { seen: [0; OFFERS_MAX], queues: Vec::new() }));
     }
 
     /// Handles a notification of a socket that this client does not own: if the socket is offered, the offer
@@ -39,7 +39,7 @@ impl Client {
     pub(super) fn check_offer(&mut self, socket: u32) {
         // Another process of the domain may have written any number there.
         let slot = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
-        let Some(word) = self.region.offers(self.number).get(slot) else { return };
+        let Some(word) = self.memory.offers().get(slot) else { return };
         let bits = word.load(Ordering::Acquire);
         let OfferSlot::Offered { listener, socket: of } = OfferSlot::from_bits(bits) else { return };
         if of != socket {
@@ -52,10 +52,12 @@ impl Client {
             }
             return;
         };
-        if core::mem::replace(&mut offers.seen[slot], bits) != bits
-            && let Some(queue) = offers.queues.get_mut(usize::from(listener))
-        {
-            queue.push_back(slot);
+        let index = usize::from(listener);
+        if core::mem::replace(&mut offers.seen[slot], bits) != bits && index < self.region.listeners() {
+            if index >= offers.queues.len() {
+                offers.queues.resize_with(index + 1, VecDeque::new);
+            }
+            offers.queues[index].push_back(slot);
             self.events.push_back(ClientEvent::Offered { listener: listener.into() });
         }
     }
@@ -63,7 +65,7 @@ impl Client {
     /// Accepts the connection offered in a slot; `None` if the stack has revoked the offer meanwhile.
     fn accept_offer(&mut self, slot: usize, bits: u64) -> Option<Conn> {
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
-        if !offer_slots::accept(&self.region.offers(self.number)[slot], listener, socket) {
+        if !offer_slots::accept(&self.memory.offers()[slot], listener, socket) {
             return None;
         }
         // Another process of the domain may have written any number there.
@@ -87,7 +89,7 @@ impl Client {
         let queue = offers.queues.get_mut(listener as usize)?;
         loop {
             let slot = *queue.front()?;
-            let bits = self.region.offers(self.number)[slot].load(Ordering::Acquire);
+            let bits = self.memory.offers()[slot].load(Ordering::Acquire);
             let offer = OfferSlot::from_bits(bits);
             if matches!(offer, OfferSlot::Offered { listener: of, .. } if u32::from(of) == listener) {
                 return Some((slot, bits));

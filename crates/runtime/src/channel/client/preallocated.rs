@@ -1,9 +1,9 @@
 //! Opening connections with preallocated sockets (docs/adr/0018-connecting-without-a-request.md).
 
 use super::Client;
+use crate::channel::client_memory::PREALLOCATED_MAX;
 use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots;
-use crate::channel::region::PREALLOCATED_MAX;
 use crate::channel::socket::{PreallocatedSocket, connect_error_from_word, request};
 use crate::channel::sync::Ordering;
 use crate::error::Error;
@@ -32,7 +32,7 @@ impl Client {
             // The socket's area has no room for a scope ID.
             return None;
         }
-        let slots = self.region.preallocated(self.number);
+        let slots = self.memory.preallocated();
         let (after, before) = (self.next_preallocated..PREALLOCATED_MAX, 0..self.next_preallocated);
         let slot = after.chain(before).find(|at| offer_slots::has_preallocated(&slots[*at]))?;
         self.next_preallocated = (slot + 1) % PREALLOCATED_MAX;

@@ -51,8 +51,8 @@ impl Client {
     /// Returns whether the stack's shard is running on another CPU than the caller: an event may then come
     /// without sleeping.
     pub fn is_stack_running_elsewhere(&self) -> bool {
-        let asleep = self.region.to_stack(self.number).words.is_asleep();
-        !asleep && self.region.cpu().is_none_or(|cpu| cpu != rustix::thread::sched_getcpu())
+        let is_asleep = self.region.stack_sleep().is_asleep() || self.memory.has_cpu().load(Relaxed) != 0;
+        !is_asleep && self.region.cpu().is_none_or(|cpu| cpu != rustix::thread::sched_getcpu())
     }
 
     /// Returns the descriptors that the channel needs.

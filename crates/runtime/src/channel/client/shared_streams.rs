@@ -1,11 +1,13 @@
 //! The streams of a process, for all its threads. Each socket has a lock, while one thread processes the
 //! events.
 
+use super::super::client_memory::ClientMemory;
 use super::super::doorbells::{NOTIFIED, Notifier};
 use super::super::region::Region;
 use super::super::socket::request;
 use super::super::socket_ref::{SocketRef, SocketStatus};
 use super::super::sync::Ordering;
+use super::needs_wakeup;
 use super::send_blocked::SendBlockedFlags;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
@@ -19,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// made only to wake a sleeper, and to wait for a lock.
 pub struct SharedStreams {
     pub(super) region: Arc<Region>,
+    memory: Arc<ClientMemory>,
     pub(super) client: usize,
     notifier: Mutex<Notifier>,
     stack_wake: Arc<EventFd>,
@@ -31,12 +34,13 @@ pub struct SharedStreams {
 impl SharedStreams {
     pub(super) fn new(
         region: Arc<Region>,
+        memory: Arc<ClientMemory>,
         client: usize,
         stack_wake: Arc<EventFd>,
         blocked: Arc<SendBlockedFlags>,
     ) -> Self {
-        let notifier = Mutex::new(region.to_stack(client).notifier());
-        Self { region, client, notifier, stack_wake, blocked, is_stack_gone: AtomicBool::new(false) }
+        let notifier = Mutex::new(memory.to_stack().notifier());
+        Self { region, memory, client, notifier, stack_wake, blocked, is_stack_gone: AtomicBool::new(false) }
     }
 
     fn notifier(&self) -> MutexGuard<'_, Notifier> {
@@ -45,23 +49,16 @@ impl SharedStreams {
     }
 
     #[inline]
-    pub(super) fn notify(&self, socket: u32, reasons: u8) {
-        self.notifier().notify(self.region.to_stack(self.client), socket, reasons);
+    pub(super) fn notify(&self, number: u32, reasons: u8) {
+        self.notifier().notify(self.memory.to_stack(), number, reasons);
+        self.region.notified().insert(self.client);
     }
 
     /// Wakes the stack if it sleeps. Call this after each batch: until then the stack may sleep despite the
     /// notifications.
     #[inline]
     pub fn flush(&self) {
-        // Each thread that has notified flushes by itself, so this check needs no lock.
-        if self.region.to_stack(self.client).needs_wakeup() {
-            self.stack_wake.signal();
-        }
-    }
-
-    /// Wakes a stack that yielded its CPU to this process.
-    pub(super) fn end_yield(&self) {
-        if self.region.to_stack(self.client).ends_yield() {
+        if needs_wakeup(&self.region, &self.memory) {
             self.stack_wake.signal();
         }
     }

@@ -1,11 +1,13 @@
 //! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
 
-use super::client_state::{ClientState, PendingOffer};
-use super::domain::{Domain, DomainListener, iter_set_bits};
+use super::client_state::PendingOffer;
+use super::client_table::ClientTable;
+use super::credit_queue::{Credit, CreditQueue};
+use super::domain::{ClientSlot, Domain, DomainListener};
+use super::owner_set::OwnerSet;
+use crate::channel::client_memory::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::control::AddressSharing;
-use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots::{self, RevokeOutcome};
-use crate::channel::region::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::sync::Ordering;
 use crate::context::Context;
 use crate::error::Error;
@@ -17,18 +19,17 @@ use std::collections::VecDeque;
 impl Domain {
     /// Makes a client the owner of the connection that it accepted in a slot.
     pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, slot: usize) {
-        let Some(client) = &mut self.clients[number] else { return };
+        let Some(client) = self.clients.get_mut(number) else { return };
         let Some(PendingOffer { listener, socket, .. }) = client.offer(slot) else { return };
-        if !offer_slots::clear_accepted(&self.region.offers(number)[slot], listener, socket) {
+        if !offer_slots::clear_accepted(&client.memory.offers()[slot], listener, socket) {
             return;
         }
-        client.clear_offer(slot);
+        self.clear_offer(number, slot);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
             listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
         }
-        let entry = self.socket(socket);
-        entry.offer = None;
-        entry.owners |= 1 << number;
+        self.socket(socket).offer = None;
+        self.add_owner(socket, number);
         self.stats.accepted += 1;
         // Reports whatever happened since the connection was offered.
         self.notify_owners(socket);
@@ -36,68 +37,77 @@ impl Domain {
 
     /// Revokes an offer. Returns false if the client had accepted it.
     pub(super) fn revoke_offer(&mut self, number: usize, slot: usize) -> bool {
-        let Some(client) = &mut self.clients[number] else { return false };
+        let Some(client) = self.clients.get_mut(number) else { return false };
         let Some(PendingOffer { listener, socket, .. }) = client.offer(slot) else { return false };
-        match offer_slots::revoke(&self.region.offers(number)[slot], listener, socket) {
+        match offer_slots::revoke(&client.memory.offers()[slot], listener, socket) {
             RevokeOutcome::Taken => return false,
             // The connection goes to other clients.
             RevokeOutcome::Overwritten => self.stats.violations += 1,
             RevokeOutcome::Revoked => {}
         }
-        client.clear_offer(slot);
+        self.clear_offer(number, slot);
         let entry = &mut self.sockets[socket as usize];
         entry.offer = None;
         let listening = self.listeners[usize::from(listener)].as_mut();
         entry.is_pending = listening.is_some();
         if let Some(listening) = listening {
             listening.pending.push_front(socket);
-            self.pending_listeners |= 1 << listener;
+            self.set_distributable(listener.into());
         }
         true
     }
 
-    /// Returns whether a client would accept another connection of a listener.
-    pub(super) fn has_credit(&self, number: usize, listener: usize) -> bool {
-        let (Some(client), Some(listening)) = (&self.clients[number], &self.listeners[listener]) else {
-            return false;
-        };
-        if client.is_suspended || listening.owners & 1 << number == 0 {
-            return false;
+    /// Frees an offer slot, with which the client may have credit again.
+    fn clear_offer(&mut self, number: usize, slot: usize) {
+        let Some(client) = self.clients.get_mut(number) else { return };
+        let had_no_slot = client.outstanding() == OFFERS_MAX;
+        let Some(offer) = client.clear_offer(slot) else { return };
+        let listener = usize::from(offer.listener);
+        if had_no_slot {
+            self.enqueue_all_credits(number);
+        } else if let Some(Some(listening)) = self.listeners.get(listener)
+            && listening.credit_queue.contains(number)
+        {
+            // Usually it has more credit than it uses.
+            self.set_distributable(listener);
+        } else {
+            self.enqueue_credit(number, listener);
         }
-        let credits = self.region.credits(number)[listener].load(Ordering::Acquire);
-        client.outstanding_of(listener) < ((credits & !FALLBACK_CREDIT) as usize).min(OFFERS_MAX)
     }
 
-    /// Returns whether a client's credits are fallback credits: it prefers to serve another shard.
-    fn is_fallback(&self, number: usize, listener: usize) -> bool {
-        self.region.credits(number)[listener].load(Ordering::Relaxed) & FALLBACK_CREDIT != 0
+    /// Puts a client into the queue of a listener if it has credit.
+    pub(super) fn enqueue_credit(&mut self, number: usize, listener: usize) {
+        let Some(listening) = self.listeners.get_mut(listener).and_then(Option::as_mut) else { return };
+        let credit = credit(&self.clients, number, listener);
+        listening.credit_queue.push(number, credit);
+        self.set_distributable(listener);
+    }
+
+    /// Puts a client into the queues of all listeners for which it has credit.
+    #[cold]
+    pub(super) fn enqueue_all_credits(&mut self, number: usize) {
+        let Some(client) = self.clients.get(number) else { return };
+        for listener in client.owned_listeners.clone() {
+            self.enqueue_credit(number, listener as usize);
+        }
     }
 
     /// Offers pending connections to clients that have credit. Clients with ordinary credits come before
-    /// clients with fallback credits, then the client with the fewest outstanding offers, then clients in
-    /// turn.
+    /// clients with fallback credits, then clients with few outstanding offers, then clients in turn.
     pub(super) fn distribute(&mut self, cx: &mut Context<'_>) {
-        for listener in iter_set_bits(self.pending_listeners) {
-            loop {
-                let Some(listening) = self.listeners[listener].as_ref().filter(|l| !l.pending.is_empty())
-                else {
-                    self.pending_listeners &= !(1 << listener);
-                    break;
-                };
-                let outstanding = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
-                // Clients after the one that got the last offer come first.
-                let owners = self.client_mask & listening.owners;
-                let first = owners & !(u64::MAX >> (63 - self.distributed_to));
-                let in_turn = iter_set_bits(first).chain(iter_set_bits(owners & !first));
-                let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
-                let rank = |n: &usize| (self.is_fallback(*n, listener), outstanding(n));
-                // Usually one client accepts, and there is nothing to compare.
-                let chosen = if owners.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
+        while let Some(listener) = self.distributable.pop_front() {
+            let listener = usize::from(listener);
+            if let Some(Some(listening)) = self.listeners.get_mut(listener) {
+                listening.is_distributable = false;
+            }
+            while let Some(Some(listening)) = self.listeners.get_mut(listener)
+                && !listening.pending.is_empty()
+            {
+                let chosen = listening.credit_queue.pick(|client| credit(&self.clients, client, listener));
                 let Some(number) = chosen else { break };
                 if !self.offer_to(cx, listener, number) {
                     break;
                 }
-                self.distributed_to = number;
             }
         }
     }
@@ -105,27 +115,31 @@ impl Domain {
     /// Offers the oldest pending connection of a listener to a client. Returns false if there is none, or no
     /// free offer slot.
     pub(super) fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
-        let (Some(listening), Some(client)) = (&mut self.listeners[listener], &mut self.clients[number])
+        let (Some(listening), Some(client)) = (&mut self.listeners[listener], self.clients.get_mut(number))
         else {
             return false;
         };
         let Some(&socket) = listening.pending.front() else { return false };
+        let is_backlog_full = listening.is_backlog_full;
         let until = cx.now() + self.offer_timeout;
-        let listener = listener as u16;
-        let Some(slot) = client.add_offer(PendingOffer { listener, socket, deadline: until }) else {
-            return false;
-        };
+        // Cannot truncate: numbers of listeners have 16 bits.
+        let offer = PendingOffer { listener: listener as u16, socket, deadline: until };
+        let Some(slot) = client.add_offer(offer) else { return false };
         listening.pending.pop_front();
         self.region.socket(socket).offer_slot.store(slot as u32, Ordering::Relaxed);
         let entry = &mut self.sockets[socket as usize];
         entry.is_pending = false;
-        entry.offer = Some((number as u8, slot as u8));
-        offer_slots::offer(&self.region.offers(number)[slot], listener, socket);
-        client.to_client.notify(self.region.to_client(number), socket, NOTIFIED);
+        // Cannot truncate: client numbers have 16 bits, and there are 64 slots.
+        entry.offer = Some(ClientSlot { client: number as u16, slot: slot as u8 });
+        offer_slots::offer(&client.memory.offers()[slot], offer.listener, socket);
+        self.clients.add_offering(number);
+        self.clients.notify(number, socket);
         if !self.is_offer_timer_set {
             self.is_offer_timer_set = cx.set_timer(self.offer_timeout, self.token()).is_some();
         }
-        self.accept_more(cx);
+        if is_backlog_full {
+            self.accept_from(cx, listener);
+        }
         true
     }
 
@@ -140,17 +154,15 @@ impl Domain {
         exclusive: bool,
     ) -> Result<u32, Error> {
         if self.shares_listeners && !exclusive {
-            let shared = self.listeners.iter_mut().zip(0..).find_map(|(listening, number)| {
-                let listening =
-                    listening.as_mut().filter(|l| l.address == at && l.owners & 1 << client == 0)?;
-                listening.owners |= 1 << client;
-                Some(number)
+            let shared = self.listeners.iter().zip(0..).find_map(|(listening, number)| {
+                listening.as_ref().filter(|l| l.address == at && !l.owners.contains(client)).map(|_| number)
             });
             if let Some(number) = shared {
+                self.add_listener_owner(number, client);
                 return Ok(number);
             }
         }
-        let Some(number) = self.listeners.iter().position(Option::is_none) else {
+        let Some(number) = self.listener_slots.peek() else {
             self.stats.listeners_refused += 1;
             return Err(Error::Listen(at, ListenError::TooMany));
         };
@@ -159,26 +171,30 @@ impl Domain {
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
         let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
         let listener = if exclusive { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
-        self.listeners[number] = Some(DomainListener {
+        self.listener_slots.allocate();
+        if number as usize >= self.listeners.len() {
+            self.listeners.resize_with(number as usize + 1, || None);
+        }
+        self.listeners[number as usize] = Some(DomainListener {
             listener,
             address: at,
             sharing: AddressSharing { reuse_address: false, reuse_port, uid: user, v6only: v6_only },
-            owners: 1 << client,
+            owners: OwnerSet::default(),
             proxies: 0,
+            credit_queue: CreditQueue::default(),
             pending: VecDeque::new(),
+            is_distributable: false,
+            is_backlog_full: false,
+            is_stalled: false,
             unaccepted: 0,
             backlog: backlog.max(1) as usize,
             requested_backlog: backlog,
             has_small_recv_buffer,
         });
-        for client in 0..self.clients.len() {
-            // Clears the credits for a listener that had this number before.
-            self.region.credits(client)[number].store(0, Ordering::Relaxed);
-        }
+        self.add_listener_owner(number, client);
         // Another shard may have listened first, and connections may have arrived since.
-        self.is_accept_stalled = true;
-        self.accept_more(cx);
-        Ok(number as u32)
+        self.accept_from(cx, number as usize);
+        Ok(number)
     }
 
     /// Sets a listener's backlog, within the domain's limit. Pending connections are offered before the
@@ -190,7 +206,7 @@ impl Domain {
             listening.requested_backlog = backlog.min(max as u32);
             listening.set_unaccepted(cx, listening.unaccepted);
         }
-        self.accept_more(cx);
+        self.accept_from(cx, number as usize);
         self.distribute(cx);
     }
 
@@ -212,17 +228,14 @@ impl Domain {
 
     /// Adds a client to the owners of a listener.
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
-        let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
-        listening.ok_or(Stale::Handle)?.owners |= 1 << client;
+        self.listeners.get(number as usize).and_then(Option::as_ref).ok_or(Stale::Handle)?;
+        self.add_listener_owner(number, client);
         Ok(())
     }
 
     /// Removes a client from the owners of a listener.
     pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
-        let Some(Some(listening)) = self.listeners.get_mut(number as usize) else { return };
-        let was_owner = listening.owners & 1 << client != 0;
-        listening.owners &= !(1 << client);
-        if was_owner {
+        if self.remove_listener_owner(number, client) {
             self.close_listener_if_unowned(cx, number);
         }
     }
@@ -230,15 +243,18 @@ impl Domain {
     /// Closes a listener if it has no owner any more.
     pub(super) fn close_listener_if_unowned(&mut self, cx: &mut Context<'_>, number: u32) {
         let Some(slot) = self.listeners.get_mut(number as usize) else { return };
-        let Some(listening) = slot.take_if(|l| l.owners == 0 && l.proxies == 0) else { return };
+        let Some(listening) = slot.take_if(|l| l.owners.is_empty() && l.proxies == 0) else { return };
+        self.listener_slots.release(number);
+        self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
         // Only a stale handle can be refused.
         let _ = cx.unlisten(listening.listener);
         let mut orphans: Vec<u32> = listening.pending.into();
         self.drain_deferred(number as usize, &mut orphans);
-        for client in 0..self.clients.len() {
-            for slot in 0..OFFERS_MAX {
-                let offer = self.clients[client].as_ref().and_then(|c| c.offer(slot));
-                if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
+        for client in self.clients.offering().into_iter().map(usize::from) {
+            let slots = self.clients.get(client).map(|client| client.offer_slots());
+            for slot in slots.into_iter().flatten() {
+                let offer = self.clients.get(client).and_then(|client| client.offer(slot));
+                if let Some(offer) = offer.filter(|offer| u32::from(offer.listener) == number)
                     && self.revoke_offer(client, slot)
                 {
                     orphans.push(offer.socket);
@@ -259,18 +275,20 @@ impl Domain {
         self.is_offer_timer_set = false;
         let now = cx.now();
         let mut next = None;
-        for number in 0..self.clients.len() {
-            for slot in 0..OFFERS_MAX {
+        for number in self.clients.offering().into_iter().map(usize::from) {
+            let slots = self.clients.get(number).map(|client| client.offer_slots());
+            for slot in slots.into_iter().flatten() {
                 self.complete_accept(cx, number, slot);
-                let Some(client) = &self.clients[number] else { break };
-                let Some(offer) = client.offer(slot) else { continue };
-                let others = (0..self.clients.len()).filter(|other| *other != number);
-                let mut others = others.filter(|other| self.has_credit(*other, offer.listener.into()));
-                if now >= offer.deadline && others.next().is_some() && self.revoke_offer(number, slot) {
+                let Some(offer) = self.clients.get(number).and_then(|client| client.offer(slot)) else {
+                    continue;
+                };
+                let has_expired =
+                    now >= offer.deadline && self.has_other_credit(offer.listener.into(), number);
+                if has_expired && self.revoke_offer(number, slot) {
                     self.stats.offers_revoked += 1;
-                    if let Some(client) = &mut self.clients[number] {
+                    if let Some(client) = self.clients.get_mut(number) {
                         client.is_suspended = true;
-                        self.region.offers_suspended(number).store(1, Ordering::Release);
+                        client.memory.offers_suspended().store(1, Ordering::Release);
                     }
                 } else {
                     next = Some(self.offer_timeout);
@@ -281,5 +299,32 @@ impl Domain {
         if let Some(delay) = next.filter(|_| !self.is_offer_timer_set) {
             self.is_offer_timer_set = cx.set_timer(delay, self.token()).is_some();
         }
+    }
+
+    /// Returns whether a client other than `number` would accept a connection of a listener now.
+    fn has_other_credit(&self, listener: usize, number: usize) -> bool {
+        let Some(Some(listening)) = self.listeners.get(listener) else { return false };
+        listening.credit_queue.has_other(number, |client| credit(&self.clients, client, listener))
+    }
+}
+
+/// Returns what a client would do with another connection of a listener.
+fn credit(clients: &ClientTable, number: usize, listener: usize) -> Credit {
+    let Some(client) = clients.get(number) else { return Credit::None };
+    // Cannot truncate: numbers of listeners have 16 bits.
+    let Some(credits) = client.memory.credits(listener as u32) else { return Credit::None };
+    let credits = credits.load(Ordering::Acquire);
+    let outstanding = client.outstanding();
+    let wanted = ((credits & !FALLBACK_CREDIT) as usize).min(OFFERS_MAX);
+    if client.is_suspended
+        || outstanding == OFFERS_MAX
+        || client.outstanding_of(listener) >= wanted
+        || !client.owns_listener(listener)
+    {
+        Credit::None
+    } else if credits & FALLBACK_CREDIT != 0 {
+        Credit::Fallback(outstanding)
+    } else {
+        Credit::Ordinary(outstanding)
     }
 }

@@ -1,8 +1,10 @@
 //! The stack's state of a client.
 
+use super::super::client_memory::{ClientMemory, OFFERS_MAX, PREALLOCATED_MAX};
 use super::super::doorbells::{Notifier, NotifyQueue};
-use super::super::region::{LISTENERS_MAX, OFFERS_MAX, PREALLOCATED_MAX, Region};
+use super::super::notified_clients::iter_set_bits;
 use super::waker::ClientWaker;
+use std::sync::Arc;
 
 /// A connection that is offered to a client.
 #[derive(Clone, Copy)]
@@ -14,6 +16,8 @@ pub(super) struct PendingOffer {
 
 /// State of one client.
 pub(super) struct ClientState {
+    /// The memory that the stack shares with it.
+    pub memory: Arc<ClientMemory>,
     pub from_client: NotifyQueue,
     pub to_client: Notifier,
     pub wake: ClientWaker,
@@ -24,30 +28,66 @@ pub(super) struct ClientState {
     pub is_idle: bool,
     /// How many notifications it had sent when the shard yielded to it, if the shard did.
     pub notified_at_yield: Option<u32>,
+    /// It is in the list of the same name of the [`ClientTable`](super::client_table::ClientTable).
+    pub is_active: bool,
+    pub is_unfinished: bool,
+    pub is_offering: bool,
+    /// The sockets and listeners that it owns, in any order: see [`super::owner_set`].
+    pub owned_sockets: Vec<u32>,
+    pub owned_listeners: Vec<u32>,
+    /// A bit for each listener that it owns, up to the last one that it ever owned.
+    listener_bits: Vec<u64>,
+    /// Sockets that it released while one of its threads had their lock and another client owned them.
+    pub locked_at_release: Vec<u32>,
     /// Its preallocated sockets, by slot.
     pub preallocated: [Option<u32>; PREALLOCATED_MAX],
     offers: [Option<PendingOffer>; OFFERS_MAX],
     /// Free offer slots, as a bit mask.
     free_slots: u64,
-    /// Outstanding offers of each listener.
-    outstanding: [u8; LISTENERS_MAX],
+    /// Outstanding offers of each listener that has or had some: the listener and their number.
+    outstanding: Vec<(u16, u8)>,
 }
 
 impl ClientState {
-    /// Creates the state of a client that has this number.
-    pub fn new(region: &Region, number: usize, wake: ClientWaker) -> Self {
+    /// Creates the state of a client that shares this memory.
+    pub fn new(memory: Arc<ClientMemory>, wake: ClientWaker) -> Self {
         Self {
-            from_client: region.to_stack(number).notify_queue(),
-            to_client: region.to_client(number).notifier(),
+            from_client: NotifyQueue::default(),
+            to_client: memory.to_client().notifier(),
+            memory,
             wake,
             is_suspended: false,
             is_idle: false,
             notified_at_yield: None,
+            is_active: false,
+            is_unfinished: false,
+            is_offering: false,
+            owned_sockets: Vec::new(),
+            owned_listeners: Vec::new(),
+            listener_bits: Vec::new(),
+            locked_at_release: Vec::new(),
             preallocated: [None; PREALLOCATED_MAX],
             offers: [None; OFFERS_MAX],
             free_slots: u64::MAX >> (u64::BITS as usize - OFFERS_MAX),
-            outstanding: [0; LISTENERS_MAX],
+            outstanding: Vec::new(),
         }
+    }
+
+    /// Returns whether it owns a listener. As [`OwnerSet::contains`](super::owner_set::OwnerSet::contains),
+    /// but independent of the number of owners.
+    #[inline]
+    pub fn owns_listener(&self, listener: usize) -> bool {
+        self.listener_bits.get(listener / 64).is_some_and(|bits| bits & 1 << (listener % 64) != 0)
+    }
+
+    /// Records whether it owns a listener.
+    pub fn set_owns_listener(&mut self, listener: usize, owns: bool) {
+        if listener / 64 >= self.listener_bits.len() {
+            self.listener_bits.resize(listener / 64 + 1, 0);
+        }
+        let bit = 1 << (listener % 64);
+        let bits = &mut self.listener_bits[listener / 64];
+        *bits = if owns { *bits | bit } else { *bits & !bit };
     }
 
     /// Returns the offer in a slot.
@@ -55,30 +95,54 @@ impl ClientState {
         self.offers[slot]
     }
 
+    /// Returns the slots that have an offer.
+    pub fn offer_slots(&self) -> impl Iterator<Item = usize> + use<> {
+        iter_set_bits(!self.free_slots & (u64::MAX >> (u64::BITS as usize - OFFERS_MAX)))
+    }
+
     /// Puts an offer into a free slot and returns the slot. `None` if all slots are in use.
     pub fn add_offer(&mut self, offer: PendingOffer) -> Option<usize> {
         let slot = (self.free_slots != 0).then(|| self.free_slots.trailing_zeros() as usize)?;
         self.free_slots &= !(1 << slot);
         self.offers[slot] = Some(offer);
-        self.outstanding[usize::from(offer.listener)] += 1;
+        match self.outstanding.iter_mut().find(|(listener, _)| *listener == offer.listener) {
+            Some((_, count)) => *count += 1,
+            None => self.add_outstanding(offer.listener),
+        }
         Some(slot)
     }
 
-    /// Frees a slot.
-    pub fn clear_offer(&mut self, slot: usize) {
-        if let Some(offer) = self.offers[slot].take() {
-            self.free_slots |= 1 << slot;
-            self.outstanding[usize::from(offer.listener)] -= 1;
+    #[cold]
+    fn add_outstanding(&mut self, listener: u16) {
+        if self.outstanding.len() >= OFFERS_MAX {
+            self.outstanding.retain(|(_, count)| *count > 0);
         }
+        self.outstanding.push((listener, 1));
+    }
+
+    /// Frees a slot. Returns the offer that was in it.
+    #[inline]
+    pub fn clear_offer(&mut self, slot: usize) -> Option<PendingOffer> {
+        let offer = self.offers[slot].take()?;
+        self.free_slots |= 1 << slot;
+        if let Some((_, count)) =
+            self.outstanding.iter_mut().find(|(listener, _)| *listener == offer.listener)
+        {
+            *count -= 1;
+        }
+        Some(offer)
     }
 
     /// Returns the number of outstanding offers.
+    #[inline]
     pub fn outstanding(&self) -> usize {
         OFFERS_MAX - self.free_slots.count_ones() as usize
     }
 
     /// Returns the number of outstanding offers of one listener.
+    #[inline]
     pub fn outstanding_of(&self, listener: usize) -> usize {
-        self.outstanding[listener].into()
+        let mut counts = self.outstanding.iter();
+        counts.find(|(of, _)| usize::from(*of) == listener).map_or(0, |(_, count)| usize::from(*count))
     }
 }

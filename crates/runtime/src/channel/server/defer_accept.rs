@@ -2,7 +2,6 @@
 //! (`TCP_DEFER_ACCEPT`). Each listener has a list of them in order of arrival, which is the order of their
 //! deadlines.
 
-use super::super::region::LISTENERS_MAX;
 use super::domain::Domain;
 use crate::context::Context;
 use crate::timers::Timer;
@@ -41,10 +40,10 @@ pub(super) struct DeferredAccepts {
 }
 
 impl DeferredAccepts {
-    fn new(sockets: usize) -> Self {
+    fn new(sockets: usize, listeners: usize) -> Self {
         let link = DeferredLink { next: NO_SOCKET, previous: NO_SOCKET, deadline: Instant::ZERO };
         let list = DeferredList { timeout: Duration::ZERO, first: NO_SOCKET, last: NO_SOCKET, count: 0 };
-        Self { links: vec![link; sockets].into(), lists: vec![list; LISTENERS_MAX].into(), timer: None }
+        Self { links: vec![link; sockets].into(), lists: vec![list; listeners].into(), timer: None }
     }
 
     fn push(&mut self, listener: usize, socket: u32, now: Instant) {
@@ -100,8 +99,9 @@ impl Domain {
         if time.is_zero() && self.deferred.is_none() {
             return;
         }
-        let sockets = self.sockets.len();
-        let deferred = self.deferred.get_or_insert_with(|| Box::new(DeferredAccepts::new(sockets)));
+        let (sockets, listeners) = (self.sockets.len(), self.region.listeners());
+        let deferred =
+            self.deferred.get_or_insert_with(|| Box::new(DeferredAccepts::new(sockets, listeners)));
         if let Some(list) = deferred.lists.get_mut(number as usize) {
             list.timeout = time;
         }
@@ -131,8 +131,8 @@ impl Domain {
         let Some(number) = self.undefer(socket) else { return };
         if let Some(listening) = &mut self.listeners[number] {
             listening.pending.push_back(socket);
-            self.pending_listeners |= 1 << number;
         }
+        self.set_distributable(number);
     }
 
     /// Removes a connection from its listener's list. Returns the listener.
@@ -150,6 +150,9 @@ impl Domain {
         self.sockets[socket as usize].is_pending = false;
         if let Some(listening) = &mut self.listeners[number] {
             listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
+            if listening.is_backlog_full {
+                self.accept_from(cx, number);
+            }
         }
     }
 
@@ -165,7 +168,7 @@ impl Domain {
     /// Makes connections whose deadline has passed available to be accepted.
     pub(super) fn promote_expired(&mut self, cx: &mut Context<'_>) {
         let (now, mut next) = (cx.now(), None::<Instant>);
-        for number in 0..LISTENERS_MAX {
+        for number in 0..self.listeners.len() {
             while let Some((socket, until)) =
                 self.deferred.as_ref().and_then(|deferred| deferred.first(number))
             {
@@ -192,7 +195,7 @@ mod tests {
 
     #[test]
     fn lists_stay_ordered_after_removals() {
-        let mut deferred = DeferredAccepts::new(5);
+        let mut deferred = DeferredAccepts::new(5, 4);
         deferred.lists[3].timeout = Duration::from_secs(1);
         (0..5).for_each(|socket| deferred.push(3, socket, Instant::from_millis(socket.into())));
         deferred.remove(3, 2);

@@ -2,16 +2,17 @@
 //! but its turn budget.
 
 use super::super::control::AddressSharing;
-use super::super::doorbells::{NOTIFIED, YieldOutcome};
 use super::super::pending_options::{self, OptionOrder};
-use super::super::region::{Direction, LISTENERS_MAX, Region, SocketArea};
+use super::super::region::{Direction, Region, SocketArea};
 use super::super::socket::{closed_bits, request, state};
 use super::super::sync::{Ordering, fence};
 use super::super::urgent_mark;
 use super::super::{ChannelConfig, ChannelStats};
-use super::client_state::ClientState;
+use super::client_table::ClientTable;
+use super::credit_queue::CreditQueue;
 use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
+use super::owner_set::OwnerSet;
 use super::slot_allocator::SlotAllocator;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
 use crate::context::Context;
@@ -50,12 +51,20 @@ pub(super) struct DomainListener {
     pub address: SocketAddr,
     /// Rules by which other sockets may share the address.
     pub sharing: AddressSharing,
-    /// Clients that own it, as a bit mask.
-    pub owners: u64,
+    /// Clients that own it.
+    pub owners: OwnerSet,
     /// Number of proxy descriptors that own it.
     pub proxies: u32,
+    /// Clients that have credit.
+    pub credit_queue: CreditQueue,
     /// Connections that are not offered.
     pub pending: VecDeque<u32>,
+    /// It is among the listeners whose connections are distributed next.
+    pub is_distributable: bool,
+    /// It could not take all connections of the engine's accept queue, because its backlog was full.
+    pub is_backlog_full: bool,
+    /// It is among the listeners that could not, because the domain had no free socket.
+    pub is_stalled: bool,
     /// Number of connections that are pending, deferred or offered.
     pub unaccepted: u32,
     /// How many connections may be pending here; further ones wait in the engine.
@@ -75,20 +84,27 @@ impl DomainListener {
     }
 }
 
+/// A slot in the memory of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClientSlot {
+    pub client: u16,
+    pub slot: u8,
+}
+
 /// State of a socket.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DomainSocket {
     pub conn: Option<Conn>,
     pub is_in_use: bool,
     pub generation: u32,
-    /// Clients that own it, as a bit mask.
-    pub owners: u64,
+    /// Clients that own it.
+    pub owners: OwnerSet,
     /// Number of proxy descriptors that own it.
     pub proxies: u32,
-    /// The client to which it is offered, and the slot.
-    pub offer: Option<(u8, u8)>,
-    /// The client for which it is preallocated, and the slot.
-    pub preallocated: Option<(u8, u8)>,
+    /// The slot of the client to which it is offered.
+    pub offer: Option<ClientSlot>,
+    /// The slot of the client for which it is preallocated.
+    pub preallocated: Option<ClientSlot>,
     /// It is pending or deferred at a listener.
     pub is_pending: bool,
     /// The listener at which it is deferred: see [`super::defer_accept`].
@@ -150,11 +166,10 @@ pub(super) struct Domain {
     pub wake: Arc<EventFd>,
     /// It was created for processes that attached through the broker, and is removed when they are gone.
     pub is_for_processes: bool,
-    pub clients: Vec<Option<ClientState>>,
-    /// Numbers of present clients, as a bit mask.
-    pub client_mask: u64,
-    /// Listeners that may have pending connections, as a bit mask.
-    pub pending_listeners: u64,
+    pub clients: ClientTable,
+    /// Listeners that got pending connections, or clients with credit, since their connections were last
+    /// distributed.
+    pub distributable: VecDeque<u16>,
     pub sockets: Vec<DomainSocket>,
     pub socket_slots: SlotAllocator,
     /// Large buffers that no socket has.
@@ -173,7 +188,9 @@ pub(super) struct Domain {
     pub preallocated_count: usize,
     /// Number of sockets that the domain may have.
     sockets_max: usize,
+    /// Grows up to the domain's limit.
     pub listeners: Vec<Option<DomainListener>>,
+    pub listener_slots: SlotAllocator,
     pub offer_timeout: Duration,
     pub backlog_max: usize,
     /// UDP sockets by the engine's handles: their numbers here, and what was not received yet.
@@ -185,13 +202,11 @@ pub(super) struct Domain {
     pub deferred: Option<Box<DeferredAccepts>>,
     /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
-    /// True if a listener could not take all connections of the engine's accept queue.
-    pub is_accept_stalled: bool,
+    /// Listeners that could not take all connections of the engine's accept queue for lack of sockets.
+    pub stalled_listeners: VecDeque<u16>,
     /// Clients are workers of one program: a worker that listens on another one's address shares the
     /// listener.
     pub shares_listeners: bool,
-    /// The client that got the last offer.
-    pub distributed_to: usize,
     /// True if a client that claimed to run on the shard's CPU used its whole last time slice. If there are
     /// other domains, this domain is skipped at the next sleep.
     pub is_penalised: bool,
@@ -210,15 +225,6 @@ enum ForwardOutcome {
     Blocked,
     /// A client claims more bytes than are possible.
     Violation,
-}
-
-/// Returns the numbers of the bits that are set, in ascending order.
-pub(super) fn iter_set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
-    core::iter::from_fn(move || {
-        let number = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
-        bits &= bits - 1;
-        Some(number)
-    })
 }
 
 /// Handles the end of a record that clients set at position `end`. Returns how many bytes after position
@@ -255,9 +261,8 @@ impl Domain {
             index,
             wake: Arc::new(EventFd::new()?),
             is_for_processes,
-            clients: (0..region.clients()).map(|_| None).collect(),
-            client_mask: 0,
-            pending_listeners: 0,
+            clients: ClientTable::new(region.clients()),
+            distributable: VecDeque::new(),
             sockets: vec![DomainSocket::default(); sockets],
             socket_slots: SlotAllocator::new(sockets_max),
             large_buffer_pool: (0..region.large().0).rev().collect(),
@@ -268,7 +273,8 @@ impl Domain {
             send_space_wait_turns: 0,
             preallocated_count: 0,
             sockets_max,
-            listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
+            listeners: Vec::new(),
+            listener_slots: SlotAllocator::new(region.listeners()),
             offer_timeout: Duration::from_millis(config.offer_ms.into()),
             backlog_max: config.backlog_max as usize,
             udp: HashMap::new(),
@@ -276,9 +282,8 @@ impl Domain {
             datagram_bytes_max: config.datagram_bytes_max as usize,
             deferred: None,
             is_offer_timer_set: false,
-            is_accept_stalled: false,
+            stalled_listeners: VecDeque::new(),
             shares_listeners: false,
-            distributed_to: 0,
             is_penalised: false,
             datagram_buffer: Box::default(),
             stats: ChannelStats::default(),
@@ -306,8 +311,8 @@ impl Domain {
     pub fn is_unused(&self) -> bool {
         self.is_for_processes
             && self.sockets_in_use() == 0
-            && self.clients.iter().all(Option::is_none)
-            && self.listeners.iter().all(Option::is_none)
+            && self.clients.count() == 0
+            && self.listener_slots.free_count() == self.region.listeners()
     }
 
     pub fn socket(&mut self, socket: u32) -> &mut DomainSocket {
@@ -318,11 +323,6 @@ impl Domain {
     pub fn socket_of(&self, socket: u32, conn: Conn) -> Option<u32> {
         let entry = self.sockets.get(socket as usize)?;
         (entry.conn == Some(conn)).then_some(socket)
-    }
-
-    /// Returns the sockets that were ever used.
-    pub fn used_sockets(&mut self) -> &mut [DomainSocket] {
-        &mut self.sockets[..self.socket_slots.high_water()]
     }
 
     /// Returns whether no socket is free, and counts the refusal.
@@ -362,18 +362,12 @@ impl Domain {
     /// Notifies all owners of a socket.
     #[inline]
     pub(super) fn notify_owners(&mut self, socket: u32) {
-        let entry = &self.sockets[socket as usize];
-        let mut owners = entry.owners;
-        if let Some((client, _)) = entry.offer {
+        let Self { sockets, clients, .. } = self;
+        let entry = &sockets[socket as usize];
+        entry.owners.clients().for_each(|client| clients.notify(client, socket));
+        if let Some(ClientSlot { client, .. }) = entry.offer {
             // The client may have accepted the offer without having been notified since.
-            owners |= 1 << client;
-        }
-        while owners != 0 {
-            let number = owners.trailing_zeros() as usize;
-            owners &= owners - 1;
-            if let Some(client) = &mut self.clients[number] {
-                client.to_client.notify(self.region.to_client(number), socket, NOTIFIED);
-            }
+            clients.notify(client.into(), socket);
         }
     }
 
@@ -615,7 +609,7 @@ impl Domain {
     /// Closes a socket if it has no owner any more.
     pub(super) fn close_if_unowned(&mut self, cx: &mut Context<'_>, socket: u32) {
         let entry = self.socket(socket);
-        if entry.owners != 0
+        if !entry.owners.is_empty()
             || entry.proxies != 0
             || entry.is_pending
             || entry.offer.is_some()
@@ -652,18 +646,28 @@ impl Domain {
         self.accept_more(cx);
     }
 
-    /// Accepts connections for listeners that could not take all before.
+    /// Accepts connections for listeners that could not take all for lack of sockets.
+    #[inline]
     pub(super) fn accept_more(&mut self, cx: &mut Context<'_>) {
-        if !core::mem::take(&mut self.is_accept_stalled) {
-            return;
-        }
-        for number in 0..LISTENERS_MAX {
-            let Some(listener) = self.listeners[number].as_ref().map(|l| l.listener) else { continue };
-            while self.may_accept(number)
-                && let Some(conn) = cx.accept(listener)
-            {
-                self.accepted(cx, conn, number);
+        while self.socket_slots.free_count() > 0
+            && let Some(number) = self.stalled_listeners.pop_front()
+        {
+            if let Some(listening) = &mut self.listeners[usize::from(number)] {
+                listening.is_stalled = false;
+                self.accept_from(cx, number.into());
             }
+        }
+    }
+
+    /// Accepts connections from the engine's queue of a listener.
+    pub(super) fn accept_from(&mut self, cx: &mut Context<'_>, number: usize) {
+        let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return };
+        listening.is_backlog_full = false;
+        let listener = listening.listener;
+        while self.may_accept(number)
+            && let Some(conn) = cx.accept(listener)
+        {
+            self.accepted(cx, conn, number);
         }
     }
 
@@ -686,33 +690,17 @@ impl Domain {
         self.notify_owners(socket);
     }
 
-    /// Wakes clients that sleep and were notified.
-    fn wake_clients(&mut self) {
-        for number in iter_set_bits(self.client_mask) {
-            if let Some(client) = &mut self.clients[number]
-                && client.to_client.needs_wakeup(self.region.to_client(number))
-            {
-                client.wake.signal();
-            }
-        }
-    }
-
-    /// Notifies all clients without a particular socket, so that clients that wait look again.
-    pub fn notify_all(&mut self) {
-        for (number, client) in self.clients.iter_mut().enumerate() {
-            if let Some(client) = client {
-                client.to_client.notify(self.region.to_client(number), 0, NOTIFIED);
-            }
-        }
-    }
-
     /// Processes the notifications of clients. Returns how much was done.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
         self.turn_budget = TURN_BUDGET_BYTES;
         let continued = self.resume_unfinished(cx);
-        let members = iter_set_bits(self.client_mask);
-        let handled: usize =
-            members.map(|number| self.handle_doorbells(cx, number, DOORBELLS_PER_TURN_MAX)).sum();
+        let notified = self.clients.begin_turn(&self.region);
+        let mut handled = 0;
+        for number in notified.iter().map(|number| usize::from(*number)) {
+            self.clients.activate(number);
+            handled += self.handle_doorbells(cx, number, DOORBELLS_PER_TURN_MAX);
+        }
+        self.clients.end_turn(notified);
         // Writers that want space can wait while there is other work, for the peer acknowledges meanwhile.
         let reclaimed = if self.short_of_send_space.is_empty() {
             0
@@ -720,33 +708,23 @@ impl Domain {
             self.reclaim_send_space_in_time(cx, continued + handled)
         };
         self.distribute(cx);
-        self.wake_clients();
+        self.clients.wake_notified();
         continued + handled + reclaimed
     }
 
     /// Makes notifications wake the shard. Returns whether the shard may sleep as far as this domain is
     /// concerned.
     pub fn before_sleep(&mut self) -> bool {
-        let region = &self.region;
-        if !self.unfinished.is_empty() || !self.chunked.is_empty() {
+        if !self.unfinished.is_empty() || !self.chunked.is_empty() || self.clients.has_unfinished() {
             return false;
         }
-        // All clients have to be prepared, even if one has notified.
-        iter_set_bits(self.client_mask).fold(true, |may_sleep, number| {
-            let client = self.clients[number].as_mut();
-            client.is_none_or(|c| c.from_client.before_sleep(region.to_stack(number))) && may_sleep
-        })
+        self.region.stack_sleep().begin_sleep();
+        self.clients.is_quiet_before_sleep(&self.region)
     }
 
     /// Returns whether a client runs on `cpu`. `is_single`: there is no other domain with clients.
     pub fn has_client_running_on(&self, cpu: usize, is_single: bool) -> bool {
-        (is_single || !self.is_penalised)
-            && iter_set_bits(self.client_mask).any(|number| {
-                let works = self.clients[number].as_ref().is_some_and(|client| !client.is_idle);
-                works
-                    && self.region.client_cpu(number) == Some(cpu)
-                    && !self.region.to_client(number).words.is_asleep()
-            })
+        (is_single || !self.is_penalised) && self.clients.has_client_running_on(cpu)
     }
 
     /// Yields `cpu` to the clients that run on it. Returns whether there are any, or `None` if the shard has
@@ -759,54 +737,45 @@ impl Domain {
         if self.is_penalised && !is_single {
             return Some(false);
         }
-        let region = &self.region;
-        let mut yielded = false;
-        for number in iter_set_bits(self.client_mask) {
-            let Some(client) = &mut self.clients[number] else { continue };
-            let (up, down) = (region.to_stack(number), region.to_client(number));
-            // Whatever a client writes there, the shard yields to it only while it appears to be active.
-            client.is_idle &= !down.words.is_asleep();
-            if client.is_idle || region.client_cpu(number) != Some(cpu) {
-                continue;
-            }
-            match client.from_client.try_yield(up, down) {
-                YieldOutcome::Yielded => {
-                    client.notified_at_yield = Some(client.from_client.notified_count(up));
-                    yielded = true;
-                }
-                YieldOutcome::Declined => {}
-                YieldOutcome::Notified => return None,
-            }
-        }
-        Some(yielded)
+        self.clients.yield_cpu(&self.region, cpu)
     }
 
     /// Ends a sleep. Returns whether a client has woken the shard. `has_expired`: the yield lasted for its
     /// full time.
     pub fn after_sleep(&mut self, has_expired: bool) -> bool {
-        let region = &self.region;
-        region.set_cpu(rustix::thread::sched_getcpu());
-        let mut woken = false;
-        for number in iter_set_bits(self.client_mask) {
-            let Some(client) = &mut self.clients[number] else { continue };
-            let up = region.to_stack(number);
-            let woke = client.from_client.after_sleep(up);
-            if let Some(notified) = client.notified_at_yield.take() {
-                self.is_penalised |= has_expired && !woke;
-                client.is_idle = has_expired && !woke && notified == client.from_client.notified_count(up);
-            }
-            woken |= woke;
-        }
-        woken
+        self.region.set_cpu(rustix::thread::sched_getcpu());
+        let is_woken = self.region.stack_sleep().end_sleep();
+        let has_yielded = self.clients.end_yield(has_expired && !is_woken);
+        self.is_penalised |= has_yielded && has_expired && !is_woken;
+        is_woken
     }
 
+    /// Returns whether a connection of a listener can be accepted. If not, it is accepted later.
     pub fn may_accept(&mut self, number: usize) -> bool {
         let deferring = self.deferred_count(number);
-        let listening = self.listeners[number].as_ref();
-        let may = self.socket_slots.free_count() > 0
-            && listening.is_some_and(|l| l.pending.len() + deferring < l.backlog);
-        self.is_accept_stalled |= !may;
-        may
+        let has_socket = self.socket_slots.free_count() > 0;
+        let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return false };
+        if listening.pending.len() + deferring >= listening.backlog {
+            listening.is_backlog_full = true;
+            return false;
+        }
+        if !has_socket && !core::mem::replace(&mut listening.is_stalled, true) {
+            // Cannot truncate: listener numbers have 16 bits.
+            self.stalled_listeners.push_back(number as u16);
+        }
+        has_socket
+    }
+
+    /// Distributes the connections of a listener before the end of the turn.
+    #[inline]
+    pub(super) fn set_distributable(&mut self, number: usize) {
+        if let Some(Some(listening)) = self.listeners.get_mut(number)
+            && !listening.pending.is_empty()
+            && !core::mem::replace(&mut listening.is_distributable, true)
+        {
+            // Cannot truncate: listener numbers have 16 bits.
+            self.distributable.push_back(number as u16);
+        }
     }
 
     pub fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, number: usize) {
@@ -815,16 +784,16 @@ impl Domain {
             return;
         };
         let defers = self.defer_connection(cx, number, socket);
-        match &mut self.listeners[number] {
+        match self.listeners.get_mut(number).and_then(Option::as_mut) {
             Some(listening) => {
                 if !defers {
                     listening.pending.push_back(socket);
-                    self.pending_listeners |= 1 << number;
                 }
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
                 let has_small_recv_buffer = listening.has_small_recv_buffer;
                 let entry = self.socket(socket);
                 (entry.is_pending, entry.has_small_recv_buffer) = (true, has_small_recv_buffer);
+                self.set_distributable(number);
             }
             None => {
                 let _ = cx.abort(conn);

@@ -1,60 +1,149 @@
 //! Ownership: clients that attach, fork and detach, and proxy descriptors
 //! (docs/adr/0012-owners-and-proxy-descriptors.md).
 
-use super::client_state::ClientState;
 use super::domain::Domain;
+use super::owner_set::OwnerSet;
 use super::waker::ClientWaker;
-use crate::channel::control::SocketId;
+use crate::channel::client_memory::{ClientMemory, OFFERS_MAX};
+use crate::channel::control::{AdmittedClient, BrokerReply, SocketId};
 use crate::channel::lock;
-use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::context::Context;
 
+/// Why a client is not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotAdmitted {
+    /// All numbers of clients are in use.
+    Full,
+    /// The kernel has no memory, descriptor or mapping left for the stack's process.
+    NoResources,
+}
+
+impl From<Result<AdmittedClient, NotAdmitted>> for BrokerReply {
+    fn from(admitted: Result<AdmittedClient, NotAdmitted>) -> Self {
+        match admitted {
+            Ok(client) => Self::Admitted(client),
+            Err(NotAdmitted::Full) => Self::Full,
+            Err(NotAdmitted::NoResources) => Self::NoResources,
+        }
+    }
+}
+
 impl Domain {
-    /// Admits a client and returns its number, or `None` if all numbers are in use.
-    pub(super) fn admit(&mut self, wake: ClientWaker) -> Option<usize> {
-        let Some(number) = self.clients.iter().position(Option::is_none) else {
+    /// Admits a client.
+    ///
+    /// # Errors
+    /// Returns an error if the domain has as many clients as it may have, or the kernel is short of
+    /// something.
+    pub(super) fn admit(&mut self, wake: ClientWaker) -> Result<AdmittedClient, NotAdmitted> {
+        if self.clients.count() == self.clients.max() {
             self.stats.clients_refused += 1;
-            return None;
-        };
-        self.region.clear_client(number);
-        self.clients[number] = Some(ClientState::new(&self.region, number, wake));
-        self.client_mask |= 1 << number;
-        Some(number)
+            return Err(NotAdmitted::Full);
+        }
+        let (memory, file) = ClientMemory::create(self.region.sockets(), self.region.listeners())
+            .map_err(|_| NotAdmitted::NoResources)?;
+        let number = self.clients.insert(memory, wake).ok_or(NotAdmitted::Full)?;
+        // Cannot truncate: client numbers have 16 bits.
+        Ok(AdmittedClient { number: number as u32, memory: file })
     }
 
     /// Admits the client of a child process or of a program to be executed. The client owns what the parent
-    /// owns, or those sockets in `inherited` that the parent owns. Returns the client's number, or `None` if
-    /// all numbers are in use.
+    /// owns, or those sockets in `inherited` that the parent owns.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
     pub(super) fn fork(
         &mut self,
         cx: &mut Context<'_>,
         parent: usize,
         inherited: Option<&[SocketId]>,
         wake: ClientWaker,
-    ) -> Option<usize> {
+    ) -> Result<AdmittedClient, NotAdmitted> {
         self.drain_client(cx, parent);
-        let child = self.admit(wake)?;
-        let (parent, child) = (1 << parent, 1 << child);
+        let admitted = self.admit(wake)?;
+        let child = admitted.number as usize;
         match inherited {
             None => {
-                for listening in self.listeners.iter_mut().flatten().filter(|l| l.owners & parent != 0) {
-                    listening.owners |= child;
-                }
-                for entry in self.used_sockets().iter_mut().filter(|entry| entry.owners & parent != 0) {
-                    entry.owners |= child;
-                }
+                let Some(owner) = self.clients.get(parent) else { return Ok(admitted) };
+                let (sockets, listeners) = (owner.owned_sockets.clone(), owner.owned_listeners.clone());
+                listeners.into_iter().for_each(|listener| self.add_listener_owner(listener, child));
+                sockets.into_iter().for_each(|socket| self.add_owner(socket, child));
             }
             Some(inherited) => {
                 for id in inherited {
-                    if let Some((owners, _)) = self.owners_of(*id)
-                        && *owners & parent != 0
-                    {
-                        *owners |= child;
+                    if self.owners_of(*id).is_some_and(|(owners, _)| owners.contains(parent)) {
+                        self.add_owner_of(*id, child);
                     }
                 }
             }
         }
-        Some(child.trailing_zeros() as usize)
+        Ok(admitted)
+    }
+
+    /// Makes a client an owner of a socket.
+    pub(super) fn add_owner(&mut self, socket: u32, client: usize) {
+        if let Some(state) = self.clients.get_mut(client) {
+            self.sockets[socket as usize].owners.insert(client, &mut state.owned_sockets, socket);
+        }
+    }
+
+    /// Removes a client from the owners of a socket.
+    pub(super) fn remove_owner(&mut self, socket: u32, client: usize) {
+        let Some(position) = self.sockets[socket as usize].owners.remove(client) else { return };
+        let Some(state) = self.clients.get_mut(client) else { return };
+        state.owned_sockets.swap_remove(position);
+        if let Some(moved) = state.owned_sockets.get(position) {
+            self.sockets[*moved as usize].owners.set_position(client, position);
+        }
+    }
+
+    /// Makes a client an owner of an existing listener, without credit.
+    pub(super) fn add_listener_owner(&mut self, listener: u32, client: usize) {
+        let listening = self.listeners.get_mut(listener as usize).and_then(Option::as_mut);
+        if let (Some(listening), Some(state)) = (listening, self.clients.get_mut(client))
+            && listening.owners.insert(client, &mut state.owned_listeners, listener)
+        {
+            state.set_owns_listener(listener as usize, true);
+            // What it wrote for another listener that had this number is void.
+            if let Some(credits) = state.memory.credits(listener) {
+                credits.store(0, crate::channel::sync::Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Removes a client from the owners of a listener. Returns whether it was one.
+    pub(super) fn remove_listener_owner(&mut self, listener: u32, client: usize) -> bool {
+        let listening = self.listeners.get_mut(listener as usize).and_then(Option::as_mut);
+        let Some(position) = listening.and_then(|listening| listening.owners.remove(client)) else {
+            return false;
+        };
+        if let Some(state) = self.clients.get_mut(client) {
+            state.set_owns_listener(listener as usize, false);
+            state.owned_listeners.swap_remove(position);
+            if let Some(moved) = state.owned_listeners.get(position)
+                && let Some(Some(moved)) = self.listeners.get_mut(*moved as usize)
+            {
+                moved.owners.set_position(client, position);
+            }
+        }
+        true
+    }
+
+    fn add_owner_of(&mut self, id: SocketId, client: usize) {
+        match id {
+            SocketId::Socket { socket, .. } => self.add_owner(socket, client),
+            SocketId::Listener(listener) => self.add_listener_owner(listener, client),
+        }
+    }
+
+    /// Remembers a socket that a client released while another thread of the client had the socket's lock: if
+    /// the client dies before that thread releases the lock, other owners of the socket need it.
+    pub(super) fn record_lock_at_release(&mut self, socket: u32, client: usize) {
+        if !self.sockets[socket as usize].owners.is_empty()
+            && lock::is_held_by(&self.region.socket(socket).lock, client)
+            && let Some(state) = self.clients.get_mut(client)
+        {
+            state.locked_at_release.push(socket);
+        }
     }
 
     /// Processes what a client did before it sent a request: its notifications and accepted offers.
@@ -63,18 +152,18 @@ impl Domain {
         (0..OFFERS_MAX).for_each(|slot| self.complete_accept(cx, number, slot));
     }
 
-    /// Returns the mask of clients that own a socket and the number of proxy descriptors that own it, or
-    /// `None` if the socket does not exist any more.
-    fn owners_of(&mut self, id: SocketId) -> Option<(&mut u64, &mut u32)> {
+    /// Returns the clients that own a socket and the number of proxy descriptors that own it, or `None` if
+    /// the socket does not exist any more.
+    fn owners_of(&mut self, id: SocketId) -> Option<(&OwnerSet, &mut u32)> {
         match id {
             SocketId::Socket { socket, generation } => {
                 let entry = self.sockets.get_mut(socket as usize)?;
                 let is_alive = entry.is_in_use && entry.generation == generation;
-                is_alive.then_some((&mut entry.owners, &mut entry.proxies))
+                is_alive.then_some((&entry.owners, &mut entry.proxies))
             }
             SocketId::Listener(number) => {
                 let listening = self.listeners.get_mut(number as usize)?.as_mut()?;
-                Some((&mut listening.owners, &mut listening.proxies))
+                Some((&listening.owners, &mut listening.proxies))
             }
         }
     }
@@ -84,7 +173,7 @@ impl Domain {
     pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, ids: &[SocketId]) -> bool {
         self.drain_client(cx, client);
         let owns_all =
-            ids.iter().all(|id| self.owners_of(*id).is_some_and(|(owners, _)| *owners & 1 << client != 0));
+            ids.iter().all(|id| self.owners_of(*id).is_some_and(|(owners, _)| owners.contains(client)));
         if owns_all {
             for id in ids {
                 if let Some((_, proxies)) = self.owners_of(*id) {
@@ -101,15 +190,11 @@ impl Domain {
         // The client may have released one of the sockets before it received the descriptor.
         self.drain_client(cx, client);
         let owns_all = ids.iter().all(|id| self.owners_of(*id).is_some_and(|(_, p)| *p > 0));
-        if owns_all && self.clients.get(client).is_some_and(Option::is_some) {
-            for id in ids {
-                if let Some((owners, _)) = self.owners_of(*id) {
-                    *owners |= 1 << client;
-                }
-            }
-            return true;
+        let is_attached = self.clients.get(client).is_some();
+        if owns_all && is_attached {
+            ids.iter().for_each(|id| self.add_owner_of(*id, client));
         }
-        false
+        owns_all && is_attached
     }
 
     /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
@@ -126,7 +211,7 @@ impl Domain {
 
     /// Removes a client. What it alone owned is closed, and the locks that it held are released.
     pub(super) fn detach(&mut self, cx: &mut Context<'_>, number: usize) {
-        if self.clients.get(number).is_none_or(Option::is_none) {
+        if self.clients.get(number).is_none() {
             return;
         }
         // A notification of its last moment may say that it accepted or released a connection.
@@ -134,23 +219,15 @@ impl Domain {
         for slot in 0..OFFERS_MAX {
             self.revoke_offer(number, slot);
         }
-        for listener in 0..LISTENERS_MAX {
-            self.unlisten(cx, number, listener as u32);
-        }
+        let listeners = self.clients.get(number).map(|client| client.owned_listeners.clone());
+        listeners.into_iter().flatten().for_each(|listener| self.unlisten(cx, number, listener));
         self.free_preallocated(cx, number);
-        self.clients[number] = None;
-        self.client_mask &= !(1 << number);
-        for socket in 0..self.used_sockets().len() as u32 {
-            if !self.socket(socket).is_in_use {
-                continue;
-            }
-            // Also for a socket that another thread of the client has released.
-            lock::unlock_for_dead(&self.region.socket(socket).lock, number);
-            let entry = self.socket(socket);
-            if entry.owners & 1 << number == 0 {
-                continue;
-            }
-            entry.owners &= !(1 << number);
+        let Some(client) = self.clients.remove(number) else { return };
+        for socket in client.owned_sockets.iter().chain(&client.locked_at_release) {
+            lock::unlock_for_dead(&self.region.socket(*socket).lock, number);
+        }
+        for socket in client.owned_sockets {
+            self.sockets[socket as usize].owners.remove(number);
             // The client may have written without a notification.
             self.process_socket(cx, socket);
             self.close_if_unowned(cx, socket);

@@ -4,7 +4,6 @@
 
 use super::ChannelServer;
 use crate::channel::control::{AddressSharing, Reservation, ReserveError};
-use crate::channel::region::LISTENERS_MAX;
 use crate::context::Context;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::RangeInclusive;
@@ -31,8 +30,8 @@ pub(super) struct PortChoice {
 
 /// Returns the owner ID of a client of a domain.
 pub(super) fn owner_id(domain: usize, client: usize) -> u32 {
-    // Cannot truncate: both are at most 64.
-    (domain as u32) << 8 | client as u32
+    // Cannot truncate: there are at most 64 domains, and client numbers have 16 bits.
+    (domain as u32) << 16 | client as u32
 }
 
 /// All reservations on a stack's shard. Binding is rare, so they are searched linearly.
@@ -127,7 +126,7 @@ impl ChannelServer {
         let choice = PortChoice {
             ephemeral: cx.local_ports(),
             start: cx.random_u64() >> 1,
-            max: sockets + self.domains.len() * LISTENERS_MAX,
+            max: sockets + self.domains.len() * self.config.listeners_max as usize,
         };
         let listeners = self.domains.iter().flatten().flat_map(|domain| domain.listeners.iter().flatten());
         let listening: Vec<(SocketAddr, AddressSharing)> =

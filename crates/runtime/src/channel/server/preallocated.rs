@@ -2,10 +2,10 @@
 //! (docs/adr/0018-connecting-without-a-request.md).
 
 use super::client_state::ClientState;
-use super::domain::{Domain, DomainSocket};
+use super::domain::{ClientSlot, Domain, DomainSocket};
 use super::waker::ClientWaker;
+use crate::channel::client_memory::PREALLOCATED_MAX;
 use crate::channel::offer_slots;
-use crate::channel::region::PREALLOCATED_MAX;
 use crate::channel::socket::{PreallocatedSocket, closed_bits, connect_error_to_word, request};
 use crate::channel::sync::Ordering;
 use crate::context::Context;
@@ -23,7 +23,7 @@ impl Domain {
 
     /// Fills the slots of a client in another process, which has opened a connection.
     pub(super) fn preallocate(&mut self, client: usize) {
-        if !matches!(&self.clients[client], Some(ClientState { wake: ClientWaker::Process(_), .. })) {
+        if !matches!(self.clients.get(client), Some(ClientState { wake: ClientWaker::Process(_), .. })) {
             return;
         }
         for slot in 0..PREALLOCATED_MAX {
@@ -34,26 +34,27 @@ impl Domain {
     /// Puts a preallocated socket into an empty slot.
     fn preallocate_slot(&mut self, client: usize, slot: usize) {
         let has_spare = self.has_spare_sockets();
-        let Some(client_state) =
-            self.clients[client].as_mut().filter(|c| has_spare && c.preallocated[slot].is_none())
+        let Self { clients, sockets, socket_slots, region, preallocated_count, .. } = self;
+        let Some(state) =
+            clients.get_mut(client).filter(|state| has_spare && state.preallocated[slot].is_none())
         else {
             return;
         };
-        let Some(socket) = self.socket_slots.allocate() else { return };
-        client_state.preallocated[slot] = Some(socket);
-        self.preallocated_count += 1;
-        let generation = self.socket(socket).generation;
-        // Cannot truncate: there are at most 64 clients and slots.
-        let preallocated = Some((client as u8, slot as u8));
-        *self.socket(socket) =
-            DomainSocket { is_in_use: true, generation, preallocated, ..DomainSocket::default() };
-        let area = self.region.socket(socket);
+        let Some(socket) = socket_slots.allocate() else { return };
+        state.preallocated[slot] = Some(socket);
+        *preallocated_count += 1;
+        let entry = &mut sockets[socket as usize];
+        let generation = entry.generation;
+        // Cannot truncate: client numbers have 16 bits, and there are 64 slots.
+        let preallocated = Some(ClientSlot { client: client as u16, slot: slot as u8 });
+        *entry = DomainSocket { is_in_use: true, generation, preallocated, ..DomainSocket::default() };
+        let area = region.socket(socket);
         area.reset(generation);
         let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
         area.set_endpoints([unspecified; 2]);
         area.state.store(0, Ordering::Relaxed);
         offer_slots::put_preallocated(
-            &self.region.preallocated(client)[slot],
+            &state.memory.preallocated()[slot],
             PreallocatedSocket { socket, generation },
         );
     }
@@ -73,8 +74,10 @@ impl Domain {
         }
         let [_, remote] = area.endpoints();
         self.take_preallocated(client, slot);
-        self.region.preallocated(client)[slot].store(0, Ordering::Relaxed);
-        self.socket(socket).owners = 1 << client;
+        if let Some(client) = self.clients.get(client) {
+            client.memory.preallocated()[slot].store(0, Ordering::Relaxed);
+        }
+        self.add_owner(socket, client);
         self.preallocate_slot(client, slot);
         match cx.connect(remote, ConnectOptions::default()) {
             Ok(conn) => self.attach_conn(cx, conn, socket),
@@ -91,7 +94,7 @@ impl Domain {
 
     /// Takes the socket out of a client's slot.
     fn take_preallocated(&mut self, client: usize, slot: usize) -> Option<u32> {
-        let socket = self.clients[client].as_mut()?.preallocated[slot].take()?;
+        let socket = self.clients.get_mut(client)?.preallocated[slot].take()?;
         self.preallocated_count -= 1;
         self.socket(socket).preallocated = None;
         Some(socket)

@@ -1,6 +1,6 @@
 //! Work that clients request: by doorbells, and by rare requests that get a reply.
 
-use super::domain::Domain;
+use super::domain::{ClientSlot, Domain};
 use crate::channel::control::{ChannelReply, ChannelRequest, LinkInfo, StackCounters};
 use crate::channel::doorbells::RELEASED;
 use crate::context::Context;
@@ -8,54 +8,71 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
-    /// Processes at most `max` notifications of a client, and no more than its ring holds. Returns how many.
+    /// Processes at most `max` notifications of a client, and no more than it has sockets. Returns how many.
     pub(super) fn handle_doorbells(&mut self, cx: &mut Context<'_>, number: usize, max: usize) -> usize {
-        let max = max.min(self.sockets.len());
+        let max = max.min(self.sockets.len() + self.region.listeners());
         let mut handled = 0;
-        while handled < max {
-            let Some(client) = self.clients.get_mut(number).and_then(Option::as_mut) else { break };
-            match client.from_client.pop(self.region.to_stack(number)) {
-                Ok(None) => break,
+        let is_empty = loop {
+            let Some(client) = self.clients.get_mut(number) else { break true };
+            let doorbells = client.memory.to_stack();
+            if handled >= max {
+                break client.from_client.is_empty(doorbells);
+            }
+            match client.from_client.pop(doorbells) {
+                Ok(None) if client.from_client.is_scanning() => {
+                    // A look at many flags costs a turn as much as a notification.
+                    handled += 1;
+                }
+                Ok(None) => break true,
                 Ok(Some((socket, reasons))) => {
-                    client.is_suspended = false;
+                    let was_suspended = core::mem::take(&mut client.is_suspended);
                     handled += 1;
                     self.handle_doorbell(cx, number, socket, reasons);
+                    if was_suspended {
+                        self.enqueue_all_credits(number);
+                    }
                 }
                 Err(_) => {
                     self.stats.violations += 1;
-                    break;
+                    break true;
                 }
             }
+        };
+        if !is_empty {
+            self.clients.add_unfinished(number);
         }
         self.stats.doorbells += handled as u64;
         handled
     }
 
-    /// Processes one notification.
+    /// Processes one notification: of a socket, or of a listener for which the client has set credits.
     fn handle_doorbell(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, reasons: u8) {
         let Some(entry) = self.sockets.get(socket as usize) else {
-            self.stats.violations += 1;
+            let client = self.clients.get(number);
+            match client.and_then(|client| client.memory.listener_of_doorbell(socket)) {
+                Some(listener) => self.enqueue_credit(number, listener as usize),
+                None => self.stats.violations += 1,
+            }
             return;
         };
         let (offer, preallocated) = (entry.offer, entry.preallocated);
-        if let Some((client, slot)) = offer
+        if let Some(ClientSlot { client, slot }) = offer
             && usize::from(client) == number
         {
             self.complete_accept(cx, number, slot.into());
         }
-        if let Some((client, slot)) = preallocated
+        if let Some(ClientSlot { client, slot }) = preallocated
             && usize::from(client) == number
         {
             self.connect_preallocated(cx, number, slot.into(), socket);
         }
-        let entry = self.socket(socket);
-        let bit = 1 << number;
-        if entry.owners & bit == 0 {
+        if !self.socket(socket).owners.contains(number) {
             return;
         }
         if reasons & RELEASED != 0 {
-            let is_connection = entry.conn.is_some();
-            entry.owners &= !bit;
+            let is_connection = self.socket(socket).conn.is_some();
+            self.remove_owner(socket, number);
+            self.record_lock_at_release(socket, number);
             self.close_if_unowned(cx, socket);
             if is_connection && self.socket(socket).is_closing {
                 // The client was the last owner, and what it wrote before the release is processed.
@@ -78,7 +95,7 @@ impl Domain {
     ) -> ChannelReply {
         let owned_conn = |domain: &Self, socket: u32| {
             let entry = domain.sockets.get(socket as usize)?;
-            entry.conn.filter(|_| entry.owners & 1 << number != 0)
+            entry.conn.filter(|_| entry.owners.contains(number))
         };
         // What the client did before the request is in its ring.
         self.handle_doorbells(cx, number, usize::MAX);
@@ -124,8 +141,9 @@ impl Domain {
                 }
                 ChannelReply::Connect(socket.map(|socket| {
                     let socket = socket.expect("a socket is free: checked above");
+                    self.add_owner(socket, number);
                     let entry = self.socket(socket);
-                    (entry.owners, entry.has_small_recv_buffer) = (1 << number, has_small_recv_buffer);
+                    entry.has_small_recv_buffer = has_small_recv_buffer;
                     (socket, entry.generation)
                 }))
             }

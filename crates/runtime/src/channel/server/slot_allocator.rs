@@ -1,29 +1,22 @@
-//! The allocator of socket numbers.
+//! The allocator of numbers of sockets, listeners and clients.
 
 /// Allocates the number that was freed last, and otherwise the lowest one: where few sockets are in use at a
 /// time, few were ever used.
 #[derive(Debug)]
 pub(super) struct SlotAllocator {
     free: Vec<u32>,
-    /// Numbers from this one on were never used.
-    high_water: usize,
 }
 
 impl SlotAllocator {
     /// Creates an allocator of the numbers below `count`, all of them free.
     pub fn new(count: usize) -> Self {
         // Cannot truncate: the configuration limits the count.
-        Self { free: (0..count as u32).rev().collect(), high_water: 0 }
+        Self { free: (0..count as u32).rev().collect() }
     }
 
     /// Returns how many numbers are free.
     pub fn free_count(&self) -> usize {
         self.free.len()
-    }
-
-    /// Returns the limit below which numbers were used.
-    pub fn high_water(&self) -> usize {
-        self.high_water
     }
 
     /// Returns the number that is allocated next.
@@ -33,9 +26,7 @@ impl SlotAllocator {
 
     /// Allocates a number.
     pub fn allocate(&mut self) -> Option<u32> {
-        let number = self.free.pop()?;
-        self.high_water = self.high_water.max(number as usize + 1);
-        Some(number)
+        self.free.pop()
     }
 
     /// Frees a number.
@@ -56,8 +47,8 @@ mod tests {
             numbers.release(1);
             numbers.release(0);
         }
-        assert_eq!((numbers.free_count(), numbers.high_water()), (3, 2));
+        assert_eq!(numbers.free_count(), 3);
         assert_eq!([(); 4].map(|()| numbers.allocate()), [Some(0), Some(1), Some(2), None]);
-        assert_eq!((numbers.free_count(), numbers.high_water(), numbers.peek()), (0, 3, None));
+        assert_eq!((numbers.free_count(), numbers.peek()), (0, None));
     }
 }

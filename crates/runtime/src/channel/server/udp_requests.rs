@@ -23,7 +23,7 @@ impl Domain {
     ) -> ChannelReply {
         let find = |domain: &Self, socket: UdpHandle| {
             let entry = domain.sockets.get(socket.index() as usize)?;
-            let is_owned = entry.owners & 1 << client != 0 && entry.generation == socket.generation();
+            let is_owned = entry.owners.contains(client) && entry.generation == socket.generation();
             entry.udp.filter(|_| is_owned)
         };
         let owned = |domain: &Self, socket| find(domain, socket).ok_or(UdpError::Stale);
@@ -47,17 +47,17 @@ impl Domain {
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.socket_slots.allocate();
                     let generation = self.socket(socket).generation;
-                    let (bits, owners) = (state::UDP, 1 << client);
+                    let bits = state::UDP;
                     self.udp.insert(udp, (socket, VecDeque::new()));
                     let udp_socket = Some(udp);
                     *self.socket(socket) = DomainSocket {
                         is_in_use: true,
                         generation,
-                        owners,
                         state_bits: bits,
                         udp: udp_socket,
                         ..DomainSocket::default()
                     };
+                    self.add_owner(socket, client);
                     self.region.socket(socket).reset(generation);
                     if through_region {
                         self.open_datagram_queue(cx, socket, udp);

@@ -44,12 +44,23 @@ fn sleep_and_wake(client: &mut Client) {
     client.after_sleep(true);
 }
 
+/// Makes the client notify the stack, which processes that: the client is active then.
+fn be_active(fixture: &Fixture, client: &mut Client) {
+    notify_stack(client);
+    let mut server = fixture.server.lock().unwrap();
+    let now = server.now();
+    server.poll_once(now).unwrap();
+}
+
 #[test]
 fn shard_yields_until_its_cpus_client_sleeps() {
     let (mut fixture, mut client) = setup(70);
     assert_eq!(prepare_sleep(&fixture), Some(None), "the client's CPU is unknown");
     end_sleep(&fixture, false);
     sleep_and_wake(&mut client);
+    assert_eq!(prepare_sleep(&fixture), Some(None), "the client woke up for something else");
+    end_sleep(&fixture, false);
+    be_active(&fixture, &mut client);
     assert!(fixture.server.lock().unwrap().handler().is_cpu_contended());
     assert_eq!(prepare_sleep(&fixture), YIELD);
     let fd = fixture.server.lock().unwrap().handler().wake_fd().unwrap();
@@ -82,6 +93,7 @@ fn notify_stack(client: &mut Client) {
 fn idle_client_gets_no_yield_until_it_sleeps() {
     let (mut fixture, mut client) = setup(70);
     sleep_and_wake(&mut client);
+    be_active(&fixture, &mut client);
     for _ in 0..3 {
         assert_eq!(prepare_sleep(&fixture), YIELD);
         client.set_credits(1, 5);
@@ -101,6 +113,7 @@ fn idle_client_gets_no_yield_until_it_sleeps() {
     assert_eq!(prepare_sleep(&fixture), Some(None));
     end_sleep(&fixture, false);
     client.after_sleep(true);
+    be_active(&fixture, &mut client);
     assert_eq!(prepare_sleep(&fixture), YIELD);
     end_sleep(&fixture, false);
 }
@@ -114,6 +127,7 @@ fn penalised_domain_is_skipped_every_other_sleep() {
     };
     // From now on the client claims to run on this CPU, wherever it runs.
     sleep_and_wake(&mut client);
+    be_active(&fixture, &mut client);
     let mut use_whole_yield = |fixture: &Fixture| {
         let turn = prepare_sleep(fixture);
         client.set_credits(1, 5);

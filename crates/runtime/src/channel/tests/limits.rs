@@ -302,10 +302,11 @@ fn backlog_max_limits_the_requested_backlog() {
     assert_eq!(got, 40);
 }
 
-// limit: listeners of a domain
+// limit: channel.listeners_max
 #[test]
 fn listeners_of_a_domain_are_limited() {
-    let mut fixture = Fixture::new(&small_config(), peer());
+    let config = ChannelConfig { listeners_max: 64, ..small_config() };
+    let mut fixture = Fixture::new(&config, peer());
     let [(_, mut greedy), (_, mut good)] = open_two_domains(&fixture);
     let mut listen = |client: &mut Client, port: u16| {
         let listener = client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 1);

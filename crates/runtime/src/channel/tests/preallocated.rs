@@ -1,7 +1,7 @@
 //! Connections that clients in other processes open without a request.
 
 use super::*;
-use crate::channel::region::PREALLOCATED_MAX;
+use crate::channel::client_memory::PREALLOCATED_MAX;
 use crate::channel::simulation::SimulatedDomain;
 use crate::channel::sync::Ordering;
 use ginnel_stack::error::ConnectError;

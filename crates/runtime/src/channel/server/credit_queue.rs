@@ -1,0 +1,193 @@
+//! The clients that have credit for a listener, in the order in which they get connections
+//! (docs/adr/0013-accept-credits.md).
+
+use std::collections::VecDeque;
+
+/// Clients of which the one with the fewest outstanding offers gets a connection. More would cost more than
+/// they balance.
+const CANDIDATES_MAX: usize = 16;
+
+/// Willingness of a client to accept a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Credit {
+    /// Not accept it now.
+    None,
+    /// Accept it. It has this many outstanding offers.
+    Ordinary(usize),
+    /// Accept it, but it gets one only if no client has ordinary credit.
+    Fallback(usize),
+}
+
+/// Clients in the order in which they get connections.
+#[derive(Clone, Debug, Default)]
+struct ClientQueue {
+    order: VecDeque<u16>,
+    /// A bit for each client that is in the queue.
+    members: Vec<u64>,
+}
+
+impl ClientQueue {
+    /// Adds a client at the end, unless it is in the queue.
+    fn push(&mut self, client: usize) {
+        let (word, bit) = (client / 64, 1 << (client % 64));
+        if word >= self.members.len() {
+            self.members.resize(word + 1, 0);
+        }
+        if self.members[word] & bit == 0 {
+            self.members[word] |= bit;
+            // Cannot truncate: client numbers have 16 bits.
+            self.order.push_back(client as u16);
+        }
+    }
+
+    #[inline]
+    fn contains(&self, client: usize) -> bool {
+        self.members.get(client / 64).is_some_and(|bits| bits & 1 << (client % 64) != 0)
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> Option<usize> {
+        self.order.get(index).map(|client| usize::from(*client))
+    }
+
+    fn remove(&mut self, index: usize) -> Option<usize> {
+        let client = usize::from(self.order.remove(index)?);
+        self.members[client / 64] &= !(1 << (client % 64));
+        Some(client)
+    }
+}
+
+/// The queues of one listener. A client in them may have lost its credit meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CreditQueue {
+    ordinary: ClientQueue,
+    fallback: ClientQueue,
+}
+
+impl CreditQueue {
+    /// Adds a client that has got credit.
+    pub fn push(&mut self, client: usize, credit: Credit) {
+        match credit {
+            Credit::None => {}
+            Credit::Ordinary(_) => self.ordinary.push(client),
+            Credit::Fallback(_) => self.fallback.push(client),
+        }
+    }
+
+    /// Returns whether a client is in one of the queues.
+    #[inline]
+    pub fn contains(&self, client: usize) -> bool {
+        self.ordinary.contains(client) || self.fallback.contains(client)
+    }
+
+    /// Returns the client that gets the next connection, which becomes the last one of its queue: of the
+    /// first ones in the queue, one with the fewest outstanding offers; a client with fallback credit only if
+    /// no other has credit. `credit` returns what a client would do.
+    pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<usize> {
+        let ordinary = |client| match credit(client) {
+            Credit::Ordinary(outstanding) => Some(outstanding),
+            _ => None,
+        };
+        if let Some(client) = self.ordinary.pick(ordinary) {
+            return Some(client);
+        }
+        self.fallback.pick(|client| match credit(client) {
+            Credit::Fallback(outstanding) => Some(outstanding),
+            _ => None,
+        })
+    }
+
+    /// Returns whether a client other than `client` has credit.
+    pub fn has_other(&self, client: usize, mut credit: impl FnMut(usize) -> Credit) -> bool {
+        let all = self.ordinary.order.iter().chain(&self.fallback.order).map(|other| usize::from(*other));
+        all.filter(|other| *other != client).any(|other| credit(other) != Credit::None)
+    }
+}
+
+impl ClientQueue {
+    /// Returns one of the first clients with the fewest outstanding offers, and moves it to the end. Removes
+    /// clients for which `outstanding` returns `None`: they have no credit of this kind.
+    fn pick(&mut self, mut outstanding: impl FnMut(usize) -> Option<usize>) -> Option<usize> {
+        let (mut index, mut best) = (0, None);
+        while index < CANDIDATES_MAX
+            && let Some(client) = self.get(index)
+        {
+            let Some(count) = outstanding(client) else {
+                self.remove(index);
+                continue;
+            };
+            if best.is_none_or(|(_, least)| count < least) {
+                best = Some((index, count));
+            }
+            if count == 0 {
+                break;
+            }
+            index += 1;
+        }
+        let (index, _) = best?;
+        if self.order.len() > 1 {
+            let client = self.order.remove(index)?;
+            self.order.push_back(client);
+        }
+        self.order.back().map(|client| usize::from(*client))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_connections_in_turn() {
+        let mut queue = CreditQueue::default();
+        for client in [7, 70, 3, 7] {
+            queue.push(client, Credit::Ordinary(0));
+        }
+        let picked: Vec<_> = (0..6).map(|_| queue.pick(|_| Credit::Ordinary(0))).collect();
+        assert_eq!(picked, [7, 70, 3, 7, 70, 3].map(Some));
+        assert!(queue.has_other(3, |client| if client == 70 { Credit::Fallback(5) } else { Credit::None }));
+        assert!(!queue.has_other(70, |client| if client == 70 { Credit::Fallback(5) } else { Credit::None }));
+    }
+
+    #[test]
+    fn fewest_outstanding_offers_come_first() {
+        let mut queue = CreditQueue::default();
+        (0..3).for_each(|client| queue.push(client, Credit::Ordinary(0)));
+        let outstanding = [2, 1, 1];
+        assert_eq!(queue.pick(|client| Credit::Ordinary(outstanding[client])), Some(1));
+        assert_eq!(queue.pick(|client| Credit::Ordinary(outstanding[client])), Some(2));
+    }
+
+    #[test]
+    fn fallback_clients_come_last() {
+        let mut queue = CreditQueue::default();
+        (0..40).for_each(|client| queue.push(client, Credit::Fallback(0)));
+        queue.push(40, Credit::Ordinary(0));
+        let credit = |client| if client == 40 { Credit::Ordinary(60) } else { Credit::Fallback(0) };
+        assert_eq!((queue.pick(credit), queue.pick(credit)), (Some(40), Some(40)));
+        // A client changes its credit, and is then in both queues.
+        let changed = |client| if client == 5 { Credit::Ordinary(9) } else { Credit::Fallback(0) };
+        queue.push(5, changed(5));
+        assert_eq!((queue.pick(changed), queue.pick(changed)), (Some(5), Some(5)));
+        assert_eq!(queue.pick(|_| Credit::Fallback(0)), Some(0));
+    }
+
+    #[test]
+    fn clients_without_credit_leave_the_queue() {
+        let mut queue = CreditQueue::default();
+        (0..100).for_each(|client| queue.push(client, Credit::Ordinary(0)));
+        let mut asked = 0;
+        let mut only_last = |client| {
+            asked += 1;
+            if client == 99 { Credit::Ordinary(3) } else { Credit::None }
+        };
+        assert_eq!(queue.pick(&mut only_last), Some(99));
+        assert_eq!(queue.pick(&mut only_last), Some(99));
+        assert_eq!(asked, 101, "the others are asked once");
+        assert_eq!(queue.pick(|_| Credit::None), None);
+        queue.push(4, Credit::None);
+        assert_eq!(queue.pick(|_| Credit::Ordinary(0)), None, "nobody is in the queue");
+        queue.push(4, Credit::Ordinary(0));
+        assert_eq!(queue.pick(|_| Credit::Ordinary(0)), Some(4));
+    }
+}
