@@ -5,6 +5,7 @@
 //! is about.
 
 mod commands;
+mod descriptor_limit;
 mod executable;
 mod failure;
 mod log;

@@ -1,5 +1,6 @@
 //! Starts programs on a stack, or on the kernel's network.
 
+use crate::descriptor_limit;
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
@@ -146,7 +147,8 @@ impl ProgramOptions {
     /// Starts the program with the library preloaded and the path of the stack's control socket in its
     /// environment.
     pub fn spawn_on_stack(&self, library: &Path, control: &Path) -> Result<Child, Failure> {
-        self.command_on_stack(library, control).spawn().map_err(|e| self.exec_failure(&e))
+        let mut command = self.command_on_stack(library, control);
+        descriptor_limit::with_original(|| command.spawn()).map_err(|e| self.exec_failure(&e))
     }
 
     /// Replaces this process by the program, on an existing stack. Returns only if that fails.

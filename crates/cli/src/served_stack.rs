@@ -1,5 +1,6 @@
 //! A stack for programs in other processes: its shards, its broker, and its directory.
 
+use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::publish;
 use core::time::Duration;
@@ -72,6 +73,7 @@ impl OpenedStack {
             let problem = "have no effect with ginnel run and ginnel up, whose programs are separate processes: remove them";
             return Err(Failure::usage(format!("shard.placement and shard.workers {problem}")));
         }
+        descriptor_limit::raise();
         let channel = config.channel.clone();
         let published = publish::publish_stack(&config.run, command)?.ok_or_else(|| {
             Failure::usage(

@@ -12,6 +12,7 @@ mod fixture;
 mod interfaces;
 mod lifecycle;
 mod loopback;
+mod many_processes;
 mod reuseport;
 mod shard_placement;
 mod siglongjmp;
