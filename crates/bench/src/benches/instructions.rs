@@ -39,6 +39,8 @@ const CASES: &[(&str, &str)] = &[
     ("task-keep-alive-request", "instructions per request"),
     ("calls-short-connection", "instructions per connection"),
     ("calls-keep-alive-request", "instructions per request"),
+    ("calls-crowd-short-connection", "instructions per connection"),
+    ("calls-crowd-keep-alive-request", "instructions per request"),
     ("load-short-connection", "instructions per connection"),
     ("load-keep-alive-request", "instructions per request"),
     ("load-light-short-connection", "instructions per connection"),
@@ -56,6 +58,11 @@ const RUNTIME_PREFIX: &str = "runtime-";
 const TASK_PREFIX: &str = "task-";
 /// Cases with a program in POSIX calls.
 const CALLS_PREFIX: &str = "calls-";
+/// Second prefix of the cases beside [`CROWD`] idle clients, which may cost [`CROWD_COST_MAX`] more than the
+/// case alone.
+const CROWD_PREFIX: &str = "crowd-";
+const CROWD: usize = 1000;
+const CROWD_COST_MAX: f64 = 0.01;
 /// Cases that measure the load generator instead of the server, and the second prefix of those on the light
 /// TCP.
 const LOAD_PREFIX: &str = "load-";
@@ -76,6 +83,20 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
             .map(|(case, thread)| Ok((case, thread.join().expect("counting does not panic")?)))
             .collect::<Result<_, MeasureError>>()
     })?;
+    for (case, count) in &counted {
+        let Some(alone) = case.strip_prefix(CALLS_PREFIX).and_then(|case| case.strip_prefix(CROWD_PREFIX))
+        else {
+            continue;
+        };
+        let cost = count / counted[format!("{CALLS_PREFIX}{alone}").as_str()] - 1.0;
+        println!("  {CROWD} idle clients change a {alone} by {:+.2} %", 100.0 * cost);
+        if cost > CROWD_COST_MAX {
+            let limit = 100.0 * CROWD_COST_MAX;
+            let problem =
+                format!("{case}: {:+.2} % with {CROWD} idle clients, more than {limit} %", 100.0 * cost);
+            return Err(MeasureError::Failed(problem));
+        }
+    }
     let ours = CASES.iter().filter(|(case, _)| !case.starts_with(SMOLTCP_PREFIX));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
@@ -84,6 +105,7 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
                 case.trim_start_matches(RUNTIME_PREFIX)
                     .trim_start_matches(TASK_PREFIX)
                     .trim_start_matches(CALLS_PREFIX)
+                    .trim_start_matches(CROWD_PREFIX)
             );
             let theirs = counted.get(theirs.as_str()).copied();
             result(case, unit, counted[case], theirs)
@@ -195,7 +217,7 @@ pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
             GeneratorCase { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
         return run.run();
     }
-    let kind = [SMOLTCP_PREFIX, RUNTIME_PREFIX, TASK_PREFIX, CALLS_PREFIX]
+    let kind = [SMOLTCP_PREFIX, RUNTIME_PREFIX, TASK_PREFIX, CALLS_PREFIX, CROWD_PREFIX]
         .iter()
         .fold(case, |case, kind| case.trim_start_matches(kind));
     let (mode, bulk_bytes, checksums) = match kind {
@@ -221,7 +243,8 @@ pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
         return Ok(());
     }
     if case.starts_with(CALLS_PREFIX) {
-        let server = CallsServer::new(server_end, keep_alive, tcp, START);
+        let idle_clients = if case.contains(CROWD_PREFIX) { CROWD } else { 0 };
+        let server = CallsServer::new(server_end, keep_alive, idle_clients, tcp, START);
         let server = server.map_err(|e| MeasureError::Failed(e.to_string()))?;
         SingleThread::new(server, client_end, &client).run(operations);
     } else if case.starts_with(TASK_PREFIX) {

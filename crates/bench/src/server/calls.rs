@@ -33,6 +33,8 @@ pub struct CallsServer {
     keep_alive: bool,
     events: Vec<EpollEvent>,
     request: Vec<u8>,
+    /// Clients that own the listener and accept nothing.
+    _idle_clients: Vec<Client>,
 }
 
 fn error_in(what: &str) -> impl Fn(Errno) -> Error + '_ {
@@ -40,11 +42,18 @@ fn error_in(what: &str) -> impl Fn(Errno) -> Error + '_ {
 }
 
 impl CallsServer {
-    /// Creates a program that listens.
+    /// Creates a program that listens, beside `idle_clients` other clients that own its listener, too, and do
+    /// nothing.
     ///
     /// # Errors
     /// An error in the configuration, or a lack of memory or descriptors.
-    pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
+    pub fn new(
+        device: Device,
+        keep_alive: bool,
+        idle_clients: usize,
+        tcp: TcpConfig,
+        now: Instant,
+    ) -> Result<Self, Error> {
         let channel = ChannelServer::new(&ChannelConfig::default())?;
         let mut shard = ShardServer::new(device, channel, tcp, now)?.into_shard();
         shard.poll_once(now)?;
@@ -61,9 +70,28 @@ impl CallsServer {
         let set = ops.epoll_create1(0).map_err(error_in("epoll_create1"))?;
         let event = EpollEvent { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, data: LISTENER };
         ops.epoll_ctl(set, libc::EPOLL_CTL_ADD, listener, Some(event)).map_err(error_in("epoll_ctl"))?;
+        let idle_clients = (0..idle_clients).map(|_| {
+            let control = Box::new(SameThread(shard.clone()));
+            let attached = shard.lock().expect("no panic").handler_mut().attach(control);
+            let mut client = attached?;
+            // The first listener has this number.
+            client.join(0, 0)?;
+            Ok(client)
+        });
+        let idle_clients = idle_clients.collect::<Result<Vec<_>, Error>>()?;
         let response = http::response(keep_alive);
         let events = vec![EpollEvent::default(); EVENTS];
-        Ok(Self { shard, ops, epoll: set, listener, response, keep_alive, events, request: vec![0; 1024] })
+        Ok(Self {
+            shard,
+            ops,
+            epoll: set,
+            listener,
+            response,
+            keep_alive,
+            events,
+            request: vec![0; 1024],
+            _idle_clients: idle_clients,
+        })
     }
 
     /// Runs the program until it would block.
