@@ -11,6 +11,7 @@ mod fd_passing;
 mod fixture;
 mod interfaces;
 mod lifecycle;
+mod linger;
 mod loopback;
 mod many_processes;
 mod reuseport;

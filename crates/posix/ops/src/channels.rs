@@ -684,6 +684,11 @@ impl Channels {
         client.sendable_within(conn, len, limits.0, limits.1)
     }
 
+    pub fn is_shared(&mut self, conn: Conn) -> Result<bool, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.is_shared(conn)
+    }
+
     pub fn written(&mut self, conn: Conn) -> Result<u64, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.written(conn)

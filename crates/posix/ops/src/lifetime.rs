@@ -188,6 +188,8 @@ impl Ops {
             state.move_kernel_socket(file, fd, copy);
             return;
         }
+        // Another process may have set the option.
+        state.sync_shared(file);
         if let Some(linger_time) = state.linger_time(file) {
             state = self.linger(state, file, linger_time);
         }
@@ -202,7 +204,12 @@ impl Ops {
     /// `sk_stream_wait_close`).
     fn linger<'a>(&'a self, mut state: LockGuard<'a>, file: FileId, linger_time: Duration) -> LockGuard<'a> {
         let Some((conn, status)) = state.status(file) else { return state };
-        if status.readable > 0 || state.client.shutdown_write(conn).is_err() {
+        // Only the last close of all processes ends the connection (`__fput`).
+        let may_be_shared = state.files.get(file).shared_version.is_some();
+        if status.readable > 0
+            || may_be_shared && state.client.is_shared(conn) != Ok(false)
+            || state.client.shutdown_write(conn).is_err()
+        {
             return state;
         }
         let wait = Wait::of(Timeout::after(Some(linger_time)));

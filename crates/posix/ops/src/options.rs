@@ -64,6 +64,7 @@ enum StackOption {
     DelayedAckMax,
     Priority,
     NotsentLowat,
+    LingerZero,
 }
 
 /// Options that new connections have from the start.
@@ -317,8 +318,8 @@ impl SocketOptionState {
         (self.recv_buffer / 2).min(clamp).max(WINDOW_MIN)
     }
 
-    /// Returns whether close sends RST.
-    pub fn resets_at_close(&self) -> bool {
+    /// Returns whether the last close sends RST. The stack knows which one is the last.
+    fn resets_at_close(&self) -> bool {
         self.linger == Some(Duration::ZERO)
     }
 
@@ -454,6 +455,7 @@ impl SocketOptionState {
             (StackOption::DelayedAckMax, TcpOption::DelayedAckMax(self.duration_of(times::DELACK_MAX))),
             (StackOption::Priority, TcpOption::Priority(self.link_priority())),
             (StackOption::NotsentLowat, TcpOption::NotSentLowat(self.notsent_lowat().unwrap_or(0))),
+            (StackOption::LingerZero, TcpOption::LingerZero(self.resets_at_close())),
         ];
         all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }

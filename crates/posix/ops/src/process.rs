@@ -399,9 +399,6 @@ impl ProcessState {
             SocketRole::Stream(stream) => {
                 self.unreserve(stream.bound);
                 self.unbind_conn(stream.conn);
-                if socket.options.resets_at_close() {
-                    let _ = self.client.abort(stream.conn);
-                }
                 let _ = self.client.release(stream.conn);
                 self.client.flush();
             }

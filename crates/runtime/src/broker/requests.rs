@@ -174,6 +174,7 @@ impl Codec for ChannelRequest {
             Self::DeferAccept(listener, time) => (13u8, (*listener, *time)).encode(out),
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
+            Self::IsShared(socket) => (19u8, *socket).encode(out),
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -197,6 +198,7 @@ impl Codec for ChannelRequest {
             13 => Self::DeferAccept(Codec::decode(from)?, Codec::decode(from)?),
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
+            19 => Self::IsShared(Codec::decode(from)?),
             _ => return None,
         })
     }
@@ -238,6 +240,7 @@ impl Codec for ChannelReply {
             Self::UdpPathMtu(result) => tagged(out, 14, result),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
+            Self::IsShared(is_shared) => tagged(out, 18, is_shared),
             Self::Links(links) => tagged(out, 17, links),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
@@ -261,6 +264,7 @@ impl Codec for ChannelReply {
             14 => Self::UdpPathMtu(Codec::decode(from)?),
             15 => Self::SavedSyn(Codec::decode(from)?),
             16 => Self::SendableWithin(Codec::decode(from)?),
+            18 => Self::IsShared(Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             _ => return None,
         })

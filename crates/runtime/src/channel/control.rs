@@ -37,6 +37,8 @@ pub enum ChannelRequest {
     SetBacklog(u32, u32),
     /// Offers pending connections of all listeners, as far as credits allow.
     OfferPending,
+    /// Asks whether another client, or a proxy descriptor, owns this socket, too.
+    IsShared(u32),
     /// Offers connections of the listener of this number only when they have received bytes, or after this
     /// time; 0 offers them at once (`TCP_DEFER_ACCEPT`).
     DeferAccept(u32, Duration),
@@ -254,6 +256,8 @@ pub enum ChannelReply {
     SavedSyn(Vec<u8>),
     /// Reply to [`ChannelRequest::SendableWithin`].
     SendableWithin(Result<u32, Stale>),
+    /// Reply to [`ChannelRequest::IsShared`].
+    IsShared(bool),
     /// Reply to [`ChannelRequest::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
     /// Reply to [`UdpRequest::Bind`] and [`UdpRequest::Open`]: the socket's number and generation.

@@ -79,6 +79,7 @@ impl Ops {
                 let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
                 let on = int(value)? != 0;
                 options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
+                options.mark_set(StackOption::LingerZero);
             }
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => {
                 let priority = int(value)?;

@@ -158,6 +158,20 @@ impl Client {
         self.call(ChannelRequest::OfferPending).map(|_| ())
     }
 
+    /// Returns whether another process, or a descriptor on its way to one, owns a connection or UDP socket,
+    /// too.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale, or the shard is gone.
+    pub fn is_shared(&mut self, conn: Conn) -> Result<bool, Stale> {
+        self.tracked(conn)?;
+        self.flush();
+        match self.call(ChannelRequest::IsShared(conn.index())) {
+            Ok(ChannelReply::IsShared(is_shared)) => Ok(is_shared),
+            _ => Err(Stale::Handle),
+        }
+    }
+
     /// Sets the backlog of a listener. The stack offers pending connections, as far as credits allow, before
     /// this call returns.
     ///

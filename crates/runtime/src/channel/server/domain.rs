@@ -132,6 +132,8 @@ pub(super) struct DomainSocket {
     pub awaits_acked: bool,
     /// Clients want urgent bytes to stay in the stream (`SO_OOBINLINE`).
     pub oob_inline: bool,
+    /// The last close resets the connection (`SO_LINGER` with time 0).
+    pub resets_at_close: bool,
     /// The engine's socket, if this is a UDP socket.
     pub udp: Option<UdpHandle>,
     /// Queued datagrams, if they pass through the region.
@@ -416,8 +418,12 @@ impl Domain {
         // later have a notification of their own.
         let has_options = area.pending_options.load(Ordering::Acquire) != 0;
         let close = requests & request::CLOSE != 0 || entry.is_closing;
+        if close && has_options {
+            self.apply_options(cx, socket, conn, OptionOrder::BeforeData);
+        }
         // As on Linux: the peer has to learn that not all bytes were read.
-        if requests & request::ABORT != 0 || close && self.has_unread(socket) {
+        let resets = close && (self.sockets[socket as usize].resets_at_close || self.has_unread(socket));
+        if requests & request::ABORT != 0 || resets {
             // What was written before is sent before.
             self.forward(cx, socket, conn, usize::MAX);
             let _ = cx.abort(conn);
@@ -461,6 +467,9 @@ impl Domain {
                 // Clients handle this option themselves.
                 self.socket(socket).oob_inline = on;
                 continue;
+            }
+            if let TcpOption::LingerZero(on) = option {
+                self.socket(socket).resets_at_close = on;
             }
             if let TcpOption::RecvBuffer(bytes) = option {
                 self.socket(socket).has_small_recv_buffer = self.is_small_recv_buffer(Some(bytes));

@@ -176,6 +176,11 @@ impl Domain {
                     None => Err(Stale::Handle),
                 })
             }
+            ChannelRequest::IsShared(socket) => {
+                ChannelReply::IsShared(self.sockets.get(socket as usize).is_some_and(|entry| {
+                    entry.proxies > 0 || entry.owners.clients().any(|owner| owner != number)
+                }))
+            }
             ChannelRequest::SendUrgent(socket, bytes) => {
                 ChannelReply::SendUrgent(match owned_conn(self, socket) {
                     // The urgent bytes come after what was written before.
