@@ -87,6 +87,10 @@ const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("device.NAME.xdp_rx_dropped", "Received frames that were incomplete, or longer than the MTU permits."),
     ("device.NAME.xdp_tx_invalid", "Completions from the kernel that refer to no transmitted frame."),
     ("device.NAME.xdp_tx_errors", "Calls of sendto(2) that failed: the interface is down or gone."),
+    (
+        "device.NAME.xdp_rx_partial_checksums",
+        "Frames of local senders that left the checksum to the device and that were accepted (`partial_checksums`).",
+    ),
     ("device.NAME.xdp_tx_calls", "Calls of sendto(2)."),
     ("device.NAME.faults_tx_lost", "Transmitted frames that the configured faults dropped."),
     ("device.NAME.faults_tx_duplicated", "Transmitted frames that the faults duplicated."),

@@ -192,8 +192,9 @@ pub struct DeviceConfig {
     /// driver (both `auto`). `ring=N`: descriptors of a ring, a power of two from 64 to 32,768 (2,048).
     /// `need_wakeup=on` or `off`: call the kernel only when it asks for that (on). `busy_poll=N`: the
     /// driver works inside of the shard's system calls, for N microseconds each (0: off), on
-    /// `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md has the details. Default: all of these
-    /// defaults.
+    /// `busy_budget=N` packets (64). `partial_checksums=auto`, `on` or `off`: accept frames of local senders
+    /// that left the checksum to the device (auto: if the interface is a veth or virtio interface).
+    /// docs/adr/0016-af-xdp.md has the details. Default: all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
     /// MAC address of the stack's side of a `tap` or `memif`: `02:00:00:00:00:01`. Default: for a `tap` that

@@ -1,5 +1,6 @@
 //! Configuration of an AF_XDP device, and its text form.
 
+pub use super::partial_checksums::PartialChecksums;
 use core::net::IpAddr;
 use std::fmt;
 use std::str::FromStr;
@@ -76,6 +77,9 @@ pub struct AfXdpOptions {
     pub busy_poll_us: u32,
     /// Packets of one busy poll (`SO_BUSY_POLL_BUDGET`), 1 to 65,535. Text key `busy_budget`, default 64.
     pub busy_budget: u16,
+    /// Frames of local senders whose checksum is partial. Text key `partial_checksums`: `auto` (the default),
+    /// `on` or `off`.
+    pub partial_checksums: PartialChecksums,
 }
 
 impl Default for AfXdpOptions {
@@ -90,6 +94,7 @@ impl Default for AfXdpOptions {
             need_wakeup: true,
             busy_poll_us: 0,
             busy_budget: 64,
+            partial_checksums: PartialChecksums::Auto,
         }
     }
 }
@@ -225,9 +230,17 @@ impl FromStr for AfXdpOptions {
                 "need_wakeup" => keys.need_wakeup = one_of(key, value, [("on", true), ("off", false)])?,
                 "busy_poll" => keys.busy_poll_us = parse_number(key, value)?,
                 "busy_budget" => keys.busy_budget = parse_number(key, value)?,
+                "partial_checksums" => {
+                    let all = [
+                        ("auto", PartialChecksums::Auto),
+                        ("on", PartialChecksums::Accept),
+                        ("off", PartialChecksums::Reject),
+                    ];
+                    keys.partial_checksums = one_of(key, value, all)?;
+                }
                 _ => {
                     return Err(format!(
-                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget)"
+                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums)"
                     ));
                 }
             }
@@ -278,7 +291,7 @@ mod tests {
 
     #[test]
     fn text_sets_all_keys() {
-        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8";
+        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on";
         let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
             take: RedirectScope::Ports,
@@ -289,6 +302,7 @@ mod tests {
             need_wakeup: false,
             busy_poll_us: 20,
             busy_budget: 8,
+            partial_checksums: PartialChecksums::Accept,
         };
         assert_eq!(text.parse(), Ok(expected));
         assert_eq!("".parse(), Ok(AfXdpOptions::default()));
@@ -315,6 +329,7 @@ mod tests {
             ("busy_poll=1000001", "busy_poll: 1000001 is above"),
             ("busy_budget=0", "busy_budget: must be"),
             ("need_wakeup=yes", "need_wakeup: \"yes\" is not one of on, off"),
+            ("partial_checksums=yes", "partial_checksums: \"yes\" is not one of auto, on, off"),
             ("colour=red", "colour: unknown key"),
         ] {
             let error = text.parse::<AfXdpOptions>().expect_err(text);

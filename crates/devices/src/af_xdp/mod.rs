@@ -11,7 +11,8 @@
 //! neighbours   ARP and neighbour discovery that stack and kernel both need
 //! socket       one queue: memory (umem), rings, and the system calls that wake the kernel
 //! rx, tx       the halves of the device
-//! ethtool      the number of receive queues
+//! partial_checksums  frames of local senders whose checksum is partial
+//! ethtool      the number of receive queues, and the driver
 //! errors       explanations of the kernel's errors
 //! ```
 
@@ -22,6 +23,7 @@ mod errors;
 mod ethtool;
 mod filter;
 mod neighbours;
+mod partial_checksums;
 mod redirect;
 mod rings;
 mod rx;
@@ -29,7 +31,7 @@ mod socket;
 mod tx;
 mod umem;
 
-pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, QUEUES_MAX, RedirectScope};
+pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, PartialChecksums, QUEUES_MAX, RedirectScope};
 pub use filter::{PortKind, RedirectFilter};
 
 use crate::joined;
@@ -37,6 +39,7 @@ use crate::netlink::{LinkInfo, Netlink};
 use bpf::AttachMode;
 use ginnel_stack::device::{Capabilities, Device};
 use neighbours::NeighbourSocket;
+use partial_checksums::PartialChecksumCheck;
 use rx::{AfXdpRx, PacketSocket};
 use socket::{XdpSocket, XdpSocketOptions, XdpSocketParts};
 use std::io;
@@ -64,6 +67,8 @@ pub struct AfXdpStats {
     pub rx_invalid: AtomicU64,
     /// Received frames that were longer than the MTU allows, or incomplete.
     pub rx_dropped: AtomicU64,
+    /// Received frames whose checksum was partial and that were accepted (`partial_checksums`).
+    pub rx_partial_checksums: AtomicU64,
     /// Completions from the kernel that name no chunk in flight.
     pub tx_invalid: AtomicU64,
     /// Send calls that failed because the interface is down or was deleted.
@@ -178,6 +183,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             Some(NeighbourSocket::open(link.index, &config.addresses)?)
         }
     };
+    let driver = ethtool::driver(&config.interface);
     let (mut devices, mut sockets, mut wakers) = (Vec::new(), Vec::new(), Vec::new());
     for queue in queues {
         let socket_options = XdpSocketOptions {
@@ -214,6 +220,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             program.clone(),
         )?;
         rx.reports_stats = devices.is_empty();
+        rx.partial_checksums =
+            PartialChecksumCheck::new(options.partial_checksums, &config.interface, driver.as_deref());
         wakers.push(rx.clone_wake_fd()?);
         devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
     }

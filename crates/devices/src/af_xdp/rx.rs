@@ -3,6 +3,7 @@
 use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::neighbours::NeighbourSocket;
+use super::partial_checksums::PartialChecksumCheck;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
 use super::socket::{RxRings, XdpSocket};
 use super::umem::RxChunks;
@@ -57,6 +58,7 @@ pub(super) struct AfXdpRx {
     frame_bytes_max: usize,
     /// Reports changes of the interface, and at the first queue receives copies of neighbour messages.
     packet_socket: PacketSocket,
+    pub(super) partial_checksums: PartialChecksumCheck,
     /// Epoll set that is readable when one of the two sockets is.
     epoll: OwnedFd,
     gone: bool,
@@ -94,6 +96,7 @@ impl AfXdpRx {
             reassembly: vec![0; reassembly_bytes].into_boxed_slice(),
             frame_bytes_max,
             packet_socket,
+            partial_checksums: PartialChecksumCheck::Off,
             epoll,
             gone: false,
             received: false,
@@ -233,7 +236,8 @@ impl RxQueue for AfXdpRx {
                 FrameLocation::Chunk(range) => self.chunks.bytes(range),
                 FrameLocation::Reassembled(range) => &self.reassembly[range],
             };
-            burst.push(RxFrame::new(bytes));
+            let checksum = self.partial_checksums.checksum_of(bytes, &self.stats);
+            burst.push(RxFrame { checksum, ..RxFrame::new(bytes) });
         }
         if let PacketSocket::Neighbours(copies) = &mut self.packet_socket {
             copies.receive(burst);
@@ -267,10 +271,12 @@ impl RxQueue for AfXdpRx {
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         if self.reports_stats {
-            let AfXdpStats { rx_invalid, rx_dropped, tx_invalid, tx_errors, tx_calls } = &*self.stats;
+            let AfXdpStats { rx_invalid, rx_dropped, rx_partial_checksums, tx_invalid, tx_errors, tx_calls } =
+                &*self.stats;
             for (name, count) in [
                 ("xdp_rx_invalid", rx_invalid),
                 ("xdp_rx_dropped", rx_dropped),
+                ("xdp_rx_partial_checksums", rx_partial_checksums),
                 ("xdp_tx_invalid", tx_invalid),
                 ("xdp_tx_errors", tx_errors),
                 ("xdp_tx_calls", tx_calls),

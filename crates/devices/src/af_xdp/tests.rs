@@ -1,6 +1,6 @@
 use super::*;
 use crate::conformance::{self, Guarantees};
-use ginnel_stack::device::{RxBurst, TxMeta};
+use ginnel_stack::device::{RxBurst, RxChecksum, TxMeta};
 use ginnel_stack::time::Instant;
 use ginnel_testkit::interop::in_namespace;
 use ginnel_testkit::skip;
@@ -166,6 +166,42 @@ fn multi_queue_device_receives_from_all_queues() {
             let frames = numbered(number);
             send(&mut queue, &frames);
             assert_eq!(receive(&mut all, frames.len()), frames, "queue {}", number - 1);
+        }
+    });
+}
+
+/// The kernel leaves the checksums of its own datagrams to the interface, and a veth does not complete them.
+#[test]
+fn partial_checksums_of_the_kernel_are_recognised() {
+    in_bpf_namespace("af_xdp::tests::partial_checksums_of_the_kernel_are_recognised", || {
+        veth("local0", "local1", 1500);
+        assert_eq!(ethtool::driver("local1").as_deref(), Some("veth"));
+        assert_eq!(ethtool::driver("nonesuch"), None);
+        ip("address add 10.9.0.1/24 dev local0");
+        ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev local0");
+        for (keys, expected) in [("", true), ("partial_checksums=on", true), ("partial_checksums=off", false)]
+        {
+            let device = open(&all_of("local1", keys)).expect("a device");
+            let stats = device.stats.clone();
+            let mut device = only(device);
+            let sender = std::net::UdpSocket::bind("10.9.0.1:0").expect("a socket");
+            sender.send_to(b"datagram", "10.9.0.2:53").expect("sent");
+            let (mut found, mut tries) = (None, 0);
+            while found.is_none() && tries < 50 {
+                let mut burst = RxBurst::new();
+                device.rx.rx_burst(Instant::ZERO, &mut burst);
+                found =
+                    burst.iter().find(|frame| frame.bytes.ends_with(b"datagram")).map(|frame| frame.checksum);
+                drop(burst);
+                tries += 1;
+                if found.is_none() && device.rx.arm() {
+                    conformance::sleep(device.rx.wake_fd(), Duration::from_millis(20));
+                }
+            }
+            let partial = RxChecksum::Partial { start: 34, offset: 6 };
+            let checksum = if expected { partial } else { RxChecksum::Unverified };
+            assert_eq!(found, Some(checksum), "{keys}");
+            assert_eq!(stats.rx_partial_checksums.load(Ordering::Relaxed), u64::from(expected));
         }
     });
 }
