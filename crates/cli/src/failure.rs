@@ -27,6 +27,16 @@ impl Failure {
         Self { text: text.into(), code: 125, closed_pipe: false }
     }
 
+    /// A program cannot be started: exit code 127 if there is no such file, otherwise 126, as from a shell, env(1)
+    /// and nice(1).
+    pub fn not_started(program: &str, error: &std::io::Error) -> Self {
+        let (code, cause) = match error.kind() {
+            std::io::ErrorKind::NotFound => (127, "command not found".into()),
+            _ => (126, error.to_string()),
+        };
+        Self { text: format!("{program}: {cause}"), code, closed_pipe: false }
+    }
+
     /// Returns true for an error in the arguments or the configuration.
     pub fn is_usage(&self) -> bool {
         self.code == 2
@@ -43,7 +53,8 @@ impl Failure {
         Self { text: String::new(), code, closed_pipe: false }
     }
 
-    /// Returns 2 for a usage error, 125 without a stack, the program's own code, or 1 for any other error.
+    /// Returns 2 for a usage error, 125 without a stack, 126 or 127 for a program that cannot be started, the
+    /// program's own code, or 1 for any other error.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

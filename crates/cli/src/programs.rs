@@ -141,7 +141,7 @@ impl ProgramOptions {
 
     fn exec_failure(&self, e: &std::io::Error) -> Failure {
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
-        Failure::running(format!("{name}: {e}"))
+        Failure::not_started(&name, e)
     }
 
     /// Starts the program with the library preloaded and the path of the stack's control socket in its

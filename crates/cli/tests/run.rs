@@ -93,10 +93,21 @@ fn the_exit_status_of_the_program_is_returned() {
         let mut shell = fixture.start_on_stack(&["sh", "-c", script]);
         assert_eq!(shell.wait_for_exit(), status, "{script}: {}", shell.read_stderr());
     }
-    let fixture = fixture("missing");
-    let mut missing = fixture.start_on_stack(&["/no/such/program"]);
-    assert_eq!(missing.wait_for_exit(), 1);
-    assert!(missing.read_stderr().contains("/no/such/program"));
+    // As sh, env and nice do.
+    for (program, status, cause) in [
+        ("/no/such/program", 127, "/no/such/program: command not found"),
+        ("no-such-program", 127, "no-such-program: command not found"),
+        ("/etc/passwd", 126, "/etc/passwd: Permission denied"),
+        ("/tmp", 126, "/tmp: Permission denied"),
+    ] {
+        let fixture = fixture("missing");
+        let mut missing = fixture.start_on_stack(&[program]);
+        assert_eq!(missing.wait_for_exit(), status, "{program}");
+        assert!(missing.read_stderr().contains(cause), "{program}");
+        let on_kernel =
+            Command::new(GINNEL).args(["run", "--stack", "kernel", "--", program]).output().unwrap();
+        assert_eq!(on_kernel.status.code(), Some(status), "{program}: {on_kernel:?}");
+    }
 }
 
 #[test]

@@ -19,8 +19,22 @@ pub const KERNEL: &str = "kernel";
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
 
+/// Text after the options in `ginnel run --help`.
+const HELP: &str = "\
+Exit status:
+  That of the program; 128 plus the number of the signal that ended it.
+  125  the program cannot use the stack, and --on-missing is \"fail\"
+  126  the program cannot be executed
+  127  the program was not found
+  2    wrong options or configuration
+
+A program with a stack of its own may leave processes behind when it exits, as a daemon does. \"ginnel run\" \
+then waits until the last of them has ended, and serves them meanwhile. It passes signals on to the first of \
+them. A second SIGINT or SIGTERM ends the stack without waiting.";
+
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
+#[command(after_long_help = HELP)]
 pub struct RunOptions {
     /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
     /// network instead, so that the same command line can be switched back. Without --stack the program gets
