@@ -27,8 +27,8 @@ impl Failure {
         Self { text: text.into(), code: 125, closed_pipe: false }
     }
 
-    /// A program cannot be started: exit code 127 if there is no such file, otherwise 126, as from a shell, env(1)
-    /// and nice(1).
+    /// A program cannot be started: exit code 127 if there is no such file, otherwise 126, as from a shell,
+    /// env(1) and nice(1).
     pub fn not_started(program: &str, error: &std::io::Error) -> Self {
         let (code, cause) = match error.kind() {
             std::io::ErrorKind::NotFound => (127, "command not found".into()),

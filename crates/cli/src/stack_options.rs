@@ -10,10 +10,10 @@ use ginnel_apps::units::parse_bytes;
 use ginnel_devices::capture::Filter;
 use std::path::PathBuf;
 
-/// Options of the stack.
+/// Options of a stack in the process of its application, and the first ones of every other stack.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Stack")]
-pub struct StackOptions {
+pub struct OwnStackOptions {
     /// Configuration file (TOML). Options on the command line override it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -99,6 +99,41 @@ pub struct StackOptions {
     pub spin_us: Option<u32>,
 }
 
+/// Options of a stack for programs in other processes.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Stack")]
+pub struct StackOptions {
+    #[command(flatten)]
+    pub own: OwnStackOptions,
+
+    /// Number of shards: threads that each serve a part of the connections, on queues of their own of each
+    /// device.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub shards: Option<u32>,
+
+    /// Programs and threads of one user that may use the stack at a time (channel.clients_max).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub clients_max: Option<u32>,
+}
+
+impl StackOptions {
+    /// Returns the whole configuration: the file, if one is given, overridden by the options.
+    pub fn to_config(&self) -> Result<Config, Failure> {
+        self.own.to_config_with(|config| {
+            config.shards.count = self.shards.unwrap_or(config.shards.count);
+            config.channel.clients_max = self.clients_max.unwrap_or(config.channel.clients_max);
+        })
+    }
+
+    /// Returns the first stack option that was given, if any.
+    pub fn first_given(&self) -> Option<&'static str> {
+        let given = [("--shards", self.shards), ("--clients-max", self.clients_max)];
+        self.own
+            .first_given()
+            .or(given.into_iter().find(|(_, value)| value.is_some()).map(|(option, _)| option))
+    }
+}
+
 /// Owner of the loopback addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoopbackOwner {
@@ -148,9 +183,14 @@ fn parse_filter(text: &str) -> Result<String, String> {
     text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
 }
 
-impl StackOptions {
+impl OwnStackOptions {
     /// Returns the whole configuration: the file, if one is given, overridden by the options.
     pub fn to_config(&self) -> Result<Config, Failure> {
+        self.to_config_with(|_| ())
+    }
+
+    /// As [`to_config`](Self::to_config), with further changes.
+    fn to_config_with(&self, change: impl FnOnce(&mut Config)) -> Result<Config, Failure> {
         let mut config = match &self.config {
             Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,
             None => Config::default(),
@@ -175,6 +215,7 @@ impl StackOptions {
         config.run.name = self.name.clone().or(config.run.name.take());
         config.shard.cpu = self.cpu.or(config.shard.cpu);
         config.shard.spin_us = self.spin_us.unwrap_or(config.shard.spin_us);
+        change(&mut config);
         config.validate().map_err(|e| Failure::usage(e.to_string()))?;
         Ok(config)
     }
@@ -275,21 +316,25 @@ impl StackOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceName, StackOptions};
+    use super::{DeviceName, OwnStackOptions, StackOptions};
     use ginnel::config::{AfXdpOptions, DeviceKind};
 
-    fn options() -> StackOptions {
-        StackOptions {
+    fn options() -> OwnStackOptions {
+        OwnStackOptions {
             device: Some(DeviceName::Tap("gtap0".into())),
             address: vec!["10.1.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()],
             gateway: vec!["10.1.0.1".parse().unwrap()],
-            ..StackOptions::default()
+            ..OwnStackOptions::default()
         }
     }
 
     #[test]
     fn options_alone_form_a_configuration() {
-        let config = StackOptions { mtu: Some(9000), cpu: Some(1), ..options() }.to_config().unwrap();
+        let own = OwnStackOptions { mtu: Some(9000), cpu: Some(1), ..options() };
+        let config = StackOptions { own, shards: None, clients_max: Some(9) }.to_config().unwrap();
+        assert_eq!((config.channel.clients_max, config.shards.count), (9, 1));
+        let two = StackOptions { own: options(), shards: Some(2), clients_max: None }.to_config().unwrap();
+        assert_eq!(two.shards.count, 2);
         assert_eq!(config.devices.len(), 1);
         assert_eq!((config.devices[0].kind, config.devices[0].mtu), (DeviceKind::Tap, Some(9000)));
         assert_eq!(config.links[0].addresses.len(), 2);
@@ -299,16 +344,18 @@ mod tests {
 
     #[test]
     fn missing_options_are_named() {
-        let error = |options: StackOptions| options.to_config().unwrap_err().to_string();
-        assert!(error(StackOptions::default()).starts_with("--device is missing"));
-        assert!(error(StackOptions { address: vec![], ..options() }).starts_with("--address is missing"));
-        assert!(error(StackOptions { config: Some("no/file".into()), ..options() }).starts_with("no/file: "));
+        let error = |options: OwnStackOptions| options.to_config().unwrap_err().to_string();
+        assert!(error(OwnStackOptions::default()).starts_with("--device is missing"));
+        assert!(error(OwnStackOptions { address: vec![], ..options() }).starts_with("--address is missing"));
+        assert!(
+            error(OwnStackOptions { config: Some("no/file".into()), ..options() }).starts_with("no/file: ")
+        );
     }
 
     #[test]
     fn a_memif_is_a_device_too() {
         let memif = Some("socket=/run/x,role=client,id=4".parse().unwrap());
-        let options = StackOptions { device: None, memif: memif.clone(), mtu: Some(9000), ..options() };
+        let options = OwnStackOptions { device: None, memif: memif.clone(), mtu: Some(9000), ..options() };
         let config = options.to_config().unwrap();
         let device = &config.devices[0];
         assert_eq!((device.kind, device.mtu, &device.memif), (DeviceKind::Memif, Some(9000), &memif));

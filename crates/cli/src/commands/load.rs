@@ -7,7 +7,7 @@ use super::serve;
 use crate::failure::Failure;
 use crate::publish;
 use crate::signals;
-use crate::stack_options::{DeviceName, StackOptions};
+use crate::stack_options::{DeviceName, OwnStackOptions};
 use crate::table::{Table, with_thousands_separators};
 use clap::{Args, Subcommand};
 use core::net::SocketAddr;
@@ -65,7 +65,7 @@ pub struct HttpArgs {
     pub load: load::HttpOptions,
     /// Options of the generator's stack.
     #[command(flatten)]
-    pub stack: StackOptions,
+    pub stack: OwnStackOptions,
     /// With --device memory: serve this directory with ginnel httpd at the other end of the cable, on a
     /// thread of its own.
     #[arg(long, value_name = "ROOT", help_heading = "Stack")]
@@ -83,7 +83,7 @@ pub struct ValueArgs<A: Args> {
     pub load: A,
     /// Options of the generator's stack.
     #[command(flatten)]
-    pub stack: StackOptions,
+    pub stack: OwnStackOptions,
 }
 
 impl LoadCommand {
@@ -158,7 +158,7 @@ pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<Se
 }
 
 /// With the kernel's TCP, options of Ginnel's stack are an error.
-fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<(), Failure> {
+fn check_kernel_options(common: &CommonOptions, stack: &OwnStackOptions) -> Result<(), Failure> {
     if common.stack != StackKind::Kernel {
         return Ok(());
     }
@@ -176,7 +176,7 @@ fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<
 /// Runs the generator against a server outside of this process.
 fn measure_without_server(
     options: &impl LoadOptions,
-    stack: &StackOptions,
+    stack: &OwnStackOptions,
     stop: &StopFlag,
 ) -> Result<Report, Failure> {
     let common = options.common();

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::publish;
 use crate::signals;
-use crate::stack_options::{DeviceName, StackOptions};
+use crate::stack_options::{DeviceName, OwnStackOptions};
 use crate::table::{Table, with_thousands_separators};
 use clap::{Args, Parser};
 use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards};
@@ -18,7 +18,7 @@ pub struct EchoArgs {
     #[command(flatten)]
     echo: ginnel_apps::echo::EchoOptions,
     #[command(flatten)]
-    stack: StackOptions,
+    stack: OwnStackOptions,
     #[command(flatten)]
     shards: ShardsOptions,
 }
@@ -29,7 +29,7 @@ pub struct HttpdArgs {
     #[command(flatten)]
     httpd: ginnel_apps::httpd::HttpdOptions,
     #[command(flatten)]
-    stack: StackOptions,
+    stack: OwnStackOptions,
     #[command(flatten)]
     shards: ShardsOptions,
 }
@@ -99,7 +99,7 @@ pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Ht
 }
 
 /// Returns the configuration of a server. Rejects a memory device, because nothing would be at its other end.
-fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
+fn server_config(options: &OwnStackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
     if options.device == Some(DeviceName::Memory) {
         let problem = "--device memory has nothing at its other end: use another device, or ginnel load http --serve ROOT";
         return Err(Failure::usage(problem));

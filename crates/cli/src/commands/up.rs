@@ -62,7 +62,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
             "NAME cannot be \"{KERNEL}\": \"ginnel run --stack {KERNEL}\" means the kernel's network; choose another name"
         )));
     }
-    if options.stack.name.as_ref().is_some_and(|name| *name != options.stack_name) {
+    if options.stack.own.name.as_ref().is_some_and(|name| *name != options.stack_name) {
         return Err(Failure::usage(
             "--name cannot be combined with ginnel up: the argument NAME is the name of the stack",
         ));

@@ -85,6 +85,10 @@ pub fn open(config: &TapConfig) -> io::Result<Device> {
     tap.queues.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// Remedies for a user without the permission.
+const PERMISSION_REMEDY: &str = "; let root create it for this user once (ip tuntap add NAME mode tap user USER, \
+    and its addresses), or give CAP_NET_ADMIN, or use a device that needs no permission (--device memory, --memif)";
+
 /// Opens a TAP device with `queues` queues (at least one), in the network namespace of the calling thread.
 ///
 /// # Errors
@@ -94,8 +98,14 @@ pub fn open(config: &TapConfig) -> io::Result<Device> {
 pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
     let name = config.name.as_deref().unwrap_or("ginnel%d");
     validate(config, name, queues)?;
-    let context =
-        |step: &str, error: io::Error| io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}"));
+    let context = |step: &str, error: io::Error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::PermissionDenied => PERMISSION_REMEDY,
+            io::ErrorKind::NotFound => "; is /dev/net/tun there (modprobe tun)?",
+            _ => "",
+        };
+        io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}{remedy}"))
+    };
     let (first, name) =
         ioctl::open_queue(name, queues > 1).map_err(|error| context("opening /dev/net/tun", error.into()))?;
     let mut fds = vec![first];

@@ -5,7 +5,7 @@
 //! for each worker.
 
 use crate::failure::Failure;
-use crate::stack_options::StackOptions;
+use crate::stack_options::OwnStackOptions;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel::Config;
 use ginnel::config::Prefix;
@@ -46,7 +46,7 @@ pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failur
 }
 
 /// Returns the cable between the only worker and the server with address `server`.
-pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Failure> {
+pub fn sole_cable(stack: &OwnStackOptions, server: IpAddr) -> Result<CableEnds, Failure> {
     let mut stack = stack.clone();
     if stack.address.is_empty() && stack.config.is_none() {
         stack.address.push(adjacent_address(server));
@@ -65,7 +65,7 @@ pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Fai
 /// Returns a cable for each worker, each in a network of its own. All workers reach the server by the address
 /// `server`. Chooses the source addresses and adds them to `load`, as many as the connections need.
 pub fn worker_cables(
-    stack: &StackOptions,
+    stack: &OwnStackOptions,
     load: &mut load::CommonOptions,
     server: IpAddr,
 ) -> Result<Vec<CableEnds>, Failure> {
