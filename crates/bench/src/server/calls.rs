@@ -8,12 +8,11 @@ use core::net::Ipv4Addr;
 use ginnel::channel::control::SameThread;
 use ginnel::channel::{ChannelConfig, ChannelServer, Client};
 use ginnel::{Error, Shard};
-use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Timeout};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Timeout, UserSlice, UserSliceMut};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::time::Instant;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
 /// Events per `epoll_wait` (nginx's `epoll_events`).
@@ -122,7 +121,7 @@ impl CallsServer {
     }
 
     fn respond(&mut self, fd: c_int) -> Result<(), Errno> {
-        let count = match self.ops.recv(fd, &mut [IoSliceMut::new(&mut self.request)], 0) {
+        let count = match self.ops.recv(fd, &mut [UserSliceMut::new(&mut self.request)], 0) {
             Ok(0) => return self.ops.close(fd),
             Err(Errno::AGAIN) => return Ok(()),
             // A reset ends the connection, too.
@@ -132,7 +131,7 @@ impl CallsServer {
         if !http::is_request(&self.request[..count]) {
             return Ok(());
         }
-        let sent = self.ops.send(fd, &[IoSlice::new(&self.response)], 0)?;
+        let sent = self.ops.send(fd, &[UserSlice::new(&self.response)], 0)?;
         debug_assert_eq!(sent, self.response.len());
         if self.keep_alive { Ok(()) } else { self.ops.close(fd) }
     }

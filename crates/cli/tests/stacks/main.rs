@@ -2,6 +2,7 @@
 //! and to each other inside a stack; and programs that exec others.
 
 mod attachment;
+mod bad_pointers;
 mod blocking_handlers;
 mod check;
 mod descriptions;

@@ -1,12 +1,14 @@
 //! The channels of a process, one for each shard of its stack, behind one interface. A connection belongs to
 //! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
+use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::time::Duration;
 use ginnel::broker::GlobalSocketId;
 use ginnel::channel::control::ReserveError;
 use ginnel::channel::{
-    AddressSharing, Client, ClientEvent, DescriptionKey, LinkInfo, ReceivedDatagram, Reservation,
+    AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
     SocketState, SocketStatus, UrgentMark,
 };
 use ginnel::{
@@ -15,7 +17,6 @@ use ginnel::{
 };
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
-use std::io::{IoSlice, IoSliceMut};
 
 /// The shard from which a process prefers to take connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -635,9 +636,9 @@ impl Channels {
     pub fn recv_into(
         &mut self,
         conn: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         skip: usize,
-    ) -> Result<(SocketState, Option<usize>), Stale> {
+    ) -> Result<(SocketState, Result<Option<usize>, Fault>), Stale> {
         let (shard, conn) = self.split_handle(conn);
         let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
         let result = client.recv_into(conn, buffers, skip);
@@ -657,9 +658,16 @@ impl Channels {
     }
 
     #[inline]
-    pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
+    pub fn peek_into(
+        &self,
+        conn: Conn,
+        skip: usize,
+        buffer: &mut UserSliceMut<'_>,
+        at: usize,
+        len: usize,
+    ) -> Result<Result<usize, Fault>, RecvError> {
         let (client, conn) = self.client_of(conn).map_err(|_| RecvError::Stale)?;
-        client.peek(conn, skip, out)
+        client.peek_into(conn, skip, buffer, at, len)
     }
 
     #[inline]
@@ -669,9 +677,14 @@ impl Channels {
     }
 
     #[inline]
-    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+    pub fn send_from(
+        &mut self,
+        conn: Conn,
+        buffers: &[UserSlice<'_>],
+        range: Range<usize>,
+    ) -> Result<Result<usize, Fault>, SendError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
-        client.send(conn, bytes)
+        client.send_from(conn, buffers, range)
     }
 
     pub fn await_send_space(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
@@ -805,18 +818,18 @@ impl Channels {
         &mut self,
         conn: Conn,
         sending: &UdpSendParams,
-        buffers: &[IoSlice<'_>],
-    ) -> Result<(), UdpError> {
+        buffers: &[UserSlice<'_>],
+    ) -> Result<Result<(), Fault>, UdpError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_send_queued(conn, sending, buffers)
+        client.udp_send_queued_from(conn, sending, buffers)
     }
 
     pub fn udp_recv_into(
         &mut self,
         conn: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         take: bool,
-    ) -> Result<ReceivedDatagram, UdpError> {
+    ) -> Result<Result<ReceivedDatagram, Fault>, UdpError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
         client.udp_recv_into(conn, buffers, take)
     }

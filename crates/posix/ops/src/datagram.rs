@@ -21,15 +21,15 @@ use crate::options::BoolOption;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
+use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use ancillary::SendCmsgs;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use ginnel::channel::ReceivedDatagram;
+use ginnel::channel::{ReceivedDatagram, RecvBuffer, SendBuffer, gather};
 use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSendParams, errno};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Arguments of `sendmsg` besides the buffers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,7 +56,7 @@ impl Ops {
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
     /// datagrams, such as `ECONNREFUSED`.
-    pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+    pub fn send_to(&self, fd: RawFd, buffers: &[UserSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         if !state.files.socket(file)?.is_udp {
@@ -123,7 +123,7 @@ impl Ops {
         file: FileId,
         udp: UdpSocket,
         message: UdpMessage,
-        buffers: &[IoSlice<'_>],
+        buffers: &[UserSlice<'_>],
         timeout: Timeout,
     ) -> Result<usize, Errno> {
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
@@ -141,8 +141,8 @@ impl Ops {
             // The first datagram to a destination is sent synchronously, so that errors are reported at once.
             // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
             // exceeds the path MTU.
-            let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied());
-            let bytes: Vec<u8> = bytes.take(DATAGRAM_BYTES_MAX).collect();
+            let mut bytes = Vec::new();
+            gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault)?;
             let sent = state.client.udp_send_with(udp.conn, &args, &bytes);
             if sent.is_ok() {
                 state.note_destination(file, remote);
@@ -153,7 +153,7 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            state.client.udp_send_queued(udp.conn, &args, buffers).map_err(errno::udp)
+            state.client.udp_send_queued(udp.conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
         });
         state.client.flush();
         result.map(|()| len)
@@ -167,7 +167,7 @@ impl Ops {
     pub fn recv_from(
         &self,
         fd: RawFd,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
         control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
@@ -542,7 +542,7 @@ impl ProcessState {
     fn recv_datagram(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
         control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
@@ -553,7 +553,7 @@ impl ProcessState {
         let consume = flags & libc::MSG_PEEK == 0;
         let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
             Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
-            result => result.map_err(errno::udp)?,
+            result => result.map_err(errno::udp)?.map_err(efault)?,
         };
         let space: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let socket = self.files.socket(file)?;

@@ -170,15 +170,24 @@ impl EpollSet {
             && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Takes events of kernel descriptors.
-    fn kernel_events(&mut self, out: &mut [EpollEvent]) -> Result<usize, Errno> {
+    /// Takes events of kernel descriptors, after `count` others. Returns how many.
+    fn kernel_events(
+        &mut self,
+        count: usize,
+        events_max: usize,
+        put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
         let mut buffer = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
-        let room = out.len().min(buffer.len());
+        let room = (events_max - count).min(buffer.len());
         let no_wait = rustix::event::Timespec::default();
         let (events, _) = epoll::wait(&self.kernel, &mut buffer[..room], Some(&no_wait))?;
-        for (out, event) in out.iter_mut().zip(events.iter()) {
+        for (at, event) in events.iter().enumerate() {
             let (flags, data) = (event.flags, event.data);
-            *out = EpollEvent { events: flags.bits(), data: data.u64() };
+            match put(count + at, EpollEvent { events: flags.bits(), data: data.u64() }) {
+                Ok(()) => {}
+                Err(error) if count + at == 0 => return Err(error),
+                Err(_) => return Ok(at),
+            }
         }
         Ok(events.len())
     }
@@ -300,7 +309,26 @@ impl Ops {
         timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
-        if events.is_empty() {
+        self.epoll_wait_with(epfd, events.len(), timeout, mask, |at, event| {
+            events[at] = event;
+            Ok(())
+        })
+    }
+
+    /// As [`epoll_wait`](Self::epoll_wait). Passes each of at most `events_max` events with its index to
+    /// `put`. An event for which that fails stays in the set.
+    ///
+    /// # Errors
+    /// As [`epoll_wait`](Self::epoll_wait), and the error of `put` for the first event.
+    pub fn epoll_wait_with(
+        &self,
+        epfd: RawFd,
+        events_max: usize,
+        timeout: Timeout,
+        mask: Option<&sigset_t>,
+        mut put: impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        if events_max == 0 {
             return Err(Errno::INVAL);
         }
         let mut state = self.lock()?;
@@ -324,7 +352,7 @@ impl Ops {
                 // The kernel has said that nothing is ready.
                 state.files.epoll(set)?.rounds_without_kernel = 0;
             }
-            state.send_events(set, events, poll_kernel)
+            state.send_events(set, events_max, poll_kernel, &mut put)
         });
         if result.is_ok()
             && let Ok(epoll) = state.files.epoll(set)
@@ -456,16 +484,17 @@ impl ProcessState {
     /// kernel descriptor may be ready.
     ///
     /// # Errors
-    /// `EAGAIN` if nothing is ready.
+    /// `EAGAIN` if nothing is ready, and the error of `put` for the first event.
     fn send_events(
         &mut self,
         set: FileId,
-        out: &mut [EpollEvent],
+        events_max: usize,
         poll_kernel: bool,
+        put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
         let mut count = 0;
         let mut left = self.files.epoll(set)?.ready.len();
-        while left > 0 && count < out.len() {
+        while left > 0 && count < events_max {
             left -= 1;
             let epoll = self.files.epoll(set)?;
             let Some(number) = epoll.ready.pop_front() else { break };
@@ -480,7 +509,12 @@ impl ProcessState {
             if ready == 0 {
                 continue;
             }
-            out[count] = EpollEvent { events: ready, data: event.data };
+            if let Err(error) = put(count, EpollEvent { events: ready, data: event.data }) {
+                let epoll = self.files.epoll(set)?;
+                epoll.items[number as usize].queued = true;
+                epoll.ready.push_front(number);
+                return if count > 0 { Ok(count) } else { Err(error) };
+            }
             count += 1;
             if event.events & ONESHOT != 0 {
                 self.files.epoll(set)?.items[number as usize].event.events &= PRIVATE_BITS;
@@ -493,9 +527,9 @@ impl ProcessState {
         let epoll = self.files.epoll(set)?;
         epoll.rounds_without_kernel += 1;
         let poll_kernel = poll_kernel && count == 0 || epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
-        if epoll.kernel_items > 0 && count < out.len() && poll_kernel {
+        if epoll.kernel_items > 0 && count < events_max && poll_kernel {
             epoll.rounds_without_kernel = 0;
-            count += epoll.kernel_events(&mut out[count..])?;
+            count += epoll.kernel_events(count, events_max, put)?;
         }
         if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
     }

@@ -1,17 +1,13 @@
-//! Support for C callers: results with `errno`, and access to the memory that their arguments point to:
-//! buffers, addresses, messages. A null pointer is reported as `EFAULT`; any other invalid pointer crashes
-//! the program, as in any library.
+//! Support for C callers: results with `errno`, and the structures that their arguments point to: addresses,
+//! messages, times. A pointer that cannot be accessed is reported as `EFAULT` ([`user_memory`]).
 #![allow(unsafe_code)] // pointers of C
+#![allow(clippy::not_unsafe_ptr_arg_deref)] // reading any address returns bytes or an error
 
-use crate::{OptionValue, SignalDeferred, SockaddrBytes};
+use crate::{OptionValue, SockaddrBytes, user_memory};
 use core::ffi::{c_int, c_long, c_void};
-use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{iovec, msghdr, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
-
-/// Maximum number of buffers in a call (`IOV_MAX`).
-const BUFFERS_MAX: usize = 1024;
 
 /// Converts a result to C: -1 with the error number in `errno`.
 pub trait IntoC<T> {
@@ -56,80 +52,68 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Returns bytes of the program to read.
-///
-/// # Safety
-/// `pointer` must be null or readable for `len` bytes.
-#[inline]
-pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8], Errno> {
-    if len == 0 {
-        return Ok(&[]);
-    }
-    if pointer.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller's promise; like the kernel, limits the length to `MAX_RW_COUNT`.
-    Ok(unsafe { core::slice::from_raw_parts(pointer.cast(), len.min(0x7fff_f000)) })
-}
-
-/// Returns bytes of the program to write.
-///
-/// # Safety
-/// `pointer` must be null or writable for `len` bytes.
-#[inline]
-pub unsafe fn writable_bytes<'a>(pointer: *mut c_void, len: size_t) -> Result<&'a mut [u8], Errno> {
-    if len == 0 {
-        return Ok(&mut []);
-    }
-    if pointer.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller's promise; like the kernel, limits the length to `MAX_RW_COUNT`.
-    Ok(unsafe { core::slice::from_raw_parts_mut(pointer.cast(), len.min(0x7fff_f000)) })
-}
-
 /// Returns the total length of the program's buffers.
 ///
-/// # Safety
-/// The list must have `count` elements.
-pub unsafe fn total_len(buffers: *const iovec, count: size_t) -> usize {
-    // SAFETY: the caller's promise.
-    (0..count).map(|at| unsafe { (*buffers.add(at)).iov_len }).sum()
-}
-
-/// Returns an address of the program.
-///
-/// # Safety
-/// `pointer` must be null or readable for `len` bytes.
-#[inline]
-pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'a [u8], Errno> {
-    if len as usize > 128 {
-        return Err(Errno::INVAL);
+/// # Errors
+/// `EFAULT`.
+pub fn total_len(list: *const iovec, count: size_t) -> Result<usize, Errno> {
+    let mut total = 0;
+    for at in 0..count {
+        // SAFETY: any bytes are an `iovec`.
+        total += unsafe { user_memory::read(list.wrapping_add(at)) }?.iov_len;
     }
-    // SAFETY: the caller's promise.
-    unsafe { bytes(pointer.cast(), len as usize) }
+    Ok(total)
 }
 
-/// Returns an address of the program, or `None` if it is absent.
-///
-/// # Safety
-/// `pointer` must be null or readable for `len` bytes.
-#[inline]
-pub unsafe fn optional_address<'a>(
-    pointer: *const sockaddr,
-    len: socklen_t,
-) -> Result<Option<&'a [u8]>, Errno> {
-    if pointer.is_null() || len == 0 {
-        return Ok(None);
+/// Bytes of the longest address (`struct sockaddr_storage`).
+const SOCKADDR_BYTES_MAX: usize = 128;
+
+/// An address that the program passed.
+pub struct UserAddress {
+    bytes: [u8; SOCKADDR_BYTES_MAX],
+    len: usize,
+}
+
+impl UserAddress {
+    /// Reads an address (`move_addr_to_kernel`).
+    ///
+    /// # Errors
+    /// `EINVAL` if it is too long, `EFAULT`.
+    #[inline]
+    pub fn read(pointer: *const sockaddr, len: socklen_t) -> Result<Self, Errno> {
+        let len = usize::try_from(len.cast_signed()).ok().filter(|len| *len <= SOCKADDR_BYTES_MAX);
+        let len = len.ok_or(Errno::INVAL)?;
+        let mut bytes = [0; SOCKADDR_BYTES_MAX];
+        user_memory::read_bytes(pointer.cast(), &mut bytes[..len])?;
+        Ok(Self { bytes, len })
     }
-    // SAFETY: the caller's promise.
-    unsafe { address(pointer, len) }.map(Some)
+
+    /// Reads an address that may be absent.
+    ///
+    /// # Errors
+    /// As [`UserAddress::read`].
+    #[inline]
+    pub fn read_optional(pointer: *const sockaddr, len: socklen_t) -> Result<Option<Self>, Errno> {
+        if pointer.is_null() || len == 0 {
+            return Ok(None);
+        }
+        Self::read(pointer, len).map(Some)
+    }
+
+    /// Returns the bytes of the address.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
-/// Writes as much of an address as fits, and its full length.
+/// Writes as much of an address as fits, and its full length, if the program wants the address.
+///
+/// # Errors
+/// `EFAULT`, `EINVAL` if the program's length is negative.
 ///
 /// # Safety
-/// Each pointer must be null or writable, `to` for `*len` bytes.
+/// The program must have passed the pointers to be written to.
 pub unsafe fn write_address(
     name: &SockaddrBytes,
     to: *mut sockaddr,
@@ -142,113 +126,103 @@ pub unsafe fn write_address(
     unsafe { write_value(name.bytes(), to.cast(), len) }
 }
 
-/// Writes as much of a value as fits, and its full length.
+/// Writes as much of a value as fits, and its full length (`move_addr_to_user`).
+///
+/// # Errors
+/// `EFAULT`, `EINVAL` if the program's length is negative.
 ///
 /// # Safety
-/// Each pointer must be null or writable, `to` for `*len` bytes.
+/// The program must have passed the pointers to be written to.
 pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
-    if len.is_null() || to.is_null() {
-        return Err(Errno::FAULT);
+    // SAFETY: any bytes are a length.
+    let said = unsafe { user_memory::read(len) }?;
+    let room = usize::try_from(said.cast_signed()).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        user_memory::write_list(to.cast(), &value[..room.min(value.len())])?;
+        user_memory::write(len, &(value.len() as socklen_t))
     }
-    // SAFETY: the caller's promise.
-    let room = usize::try_from(unsafe { *len }.cast_signed()).map_err(|_| Errno::INVAL)?;
-    let count = room.min(value.len());
-    // SAFETY: `to` is writable for that many bytes.
-    unsafe { core::ptr::copy_nonoverlapping(value.as_ptr(), to.cast(), count) };
-    // SAFETY: the caller's promise.
-    unsafe { *len = value.len() as socklen_t };
-    Ok(())
 }
 
 /// Writes the value of an option. `ask` gets the space in bytes and returns the value. Stores the length that
 /// was written, or that would be needed.
 ///
+/// # Errors
+/// `EFAULT`, `EINVAL` if the program's length is negative, and those of `ask`.
+///
 /// # Safety
-/// Each pointer must be null or writable, `to` for `*len` bytes.
+/// The program must have passed the pointers to be written to.
 pub unsafe fn write_option(
     to: *mut c_void,
     len: *mut socklen_t,
     ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let said = if len.is_null() { 0 } else { unsafe { *len } };
+    // SAFETY: any bytes are a length.
+    let said = unsafe { user_memory::read(len) }?;
     let room = usize::try_from(said.cast_signed()).unwrap_or(0);
     let option = ask(room)?;
+    if said.cast_signed() < 0 {
+        return Err(Errno::INVAL);
+    }
     let fits = option.fits(room);
-    let value = if fits.is_ok() { option.bytes() } else { &[] };
+    let (value, needed) = (option.bytes(), option.bytes().len());
+    let (value, stored) =
+        if fits.is_ok() { (&value[..room.min(needed)], room.min(needed)) } else { (&value[..0], needed) };
     // SAFETY: the caller's promise.
     unsafe {
-        write_value(value, to, len)?;
-        let needed = option.bytes().len();
-        *len = if fits.is_ok() { room.min(needed) } else { needed } as socklen_t;
+        user_memory::write_list(to.cast(), value)?;
+        user_memory::write(len, &(stored as socklen_t))?;
     }
     fits
 }
 
-fn checked_count(count: usize) -> Result<usize, Errno> {
-    if count <= BUFFERS_MAX { Ok(count) } else { Err(Errno::INVAL) }
-}
-
-/// Runs a closure with the buffers of a call that sends.
+/// Reads a message of the program, whose pointers are the program's.
 ///
-/// # Safety
-/// The list must have `len` elements, and each buffer must be readable.
-pub unsafe fn with_buffers<T>(
-    list: *const iovec,
-    len: usize,
-    run: impl FnOnce(&[IoSlice<'_>]) -> Result<T, Errno>,
-) -> Result<T, Errno> {
-    let len = checked_count(len)?;
-    // SAFETY: `IoSlice` has the layout of `iovec` (its documentation), and the list has `len` elements.
-    let list = if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(list.cast(), len) } };
-    run(list)
-}
-
-/// Runs a closure with the buffers of a call that receives.
-///
-/// # Safety
-/// The list must have `len` elements, and each buffer must be writable.
-pub unsafe fn with_buffers_mut<T>(
-    list: *const iovec,
-    len: usize,
-    run: impl FnOnce(&mut [IoSliceMut<'_>]) -> Result<T, Errno>,
-) -> Result<T, Errno> {
-    let len = checked_count(len)?;
-    if len == 0 {
-        return run(&mut []);
+/// # Errors
+/// `EFAULT`; `EMSGSIZE` if it has too many buffers, `EINVAL` if the length of the address is negative
+/// (`copy_msghdr_from_user`).
+#[inline]
+pub fn message(pointer: *const msghdr) -> Result<msghdr, Errno> {
+    // SAFETY: any bytes are a message.
+    let message = unsafe { user_memory::read(pointer) }?;
+    if message.msg_namelen.cast_signed() < 0 && !message.msg_name.is_null() {
+        return Err(Errno::INVAL);
     }
-    // The closure may change the list, so it gets a copy.
-    let mut copy = [const { std::mem::MaybeUninit::<iovec>::uninit() }; 16];
-    let mut long = (len > copy.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(len)));
-    let place: *mut iovec = match &mut long {
-        Some(long) => long.as_mut_ptr(),
-        None => copy.as_mut_ptr().cast(),
-    };
-    // SAFETY: the copy has space for `len` elements, and the list has as many.
-    unsafe { core::ptr::copy_nonoverlapping(list, place, len) };
-    // SAFETY: `IoSliceMut` has the layout of `iovec`, and `len` elements were copied.
-    run(unsafe { core::slice::from_raw_parts_mut(place.cast(), len) })
+    if message.msg_iovlen > user_memory::UIO_MAXIOV {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(message)
 }
 
-/// Returns a message of the program.
+/// Reads a time-out; `None` is infinite.
 ///
-/// # Safety
-/// `pointer` must be null or point to a message.
+/// # Errors
+/// `EFAULT`, `EINVAL`.
 #[inline]
-pub unsafe fn message<'a>(pointer: *const msghdr) -> Result<&'a msghdr, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { pointer.as_ref() }.ok_or(Errno::FAULT)
-}
-
-/// Returns a time-out; `None` is infinite.
-///
-/// # Safety
-/// `pointer` must be null or point to a time.
-#[inline]
-pub unsafe fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
-    // SAFETY: the caller's promise.
-    let Some(time) = (unsafe { pointer.as_ref() }) else { return Ok(None) };
+pub fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: any bytes are a time.
+    let time = unsafe { user_memory::read(pointer) }?;
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
     let nanos = u32::try_from(time.tv_nsec).ok().filter(|n| *n < 1_000_000_000).ok_or(Errno::INVAL)?;
     Ok(Some(Duration::new(seconds, nanos)))
+}
+
+/// Reads a signal mask of the program, of which only the kernel's part is used.
+///
+/// # Errors
+/// `EFAULT`.
+#[inline]
+pub fn signal_mask(pointer: *const sigset_t) -> Result<Option<sigset_t>, Errno> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: any bytes are a part of a set.
+    let signals = unsafe { user_memory::read(pointer.cast::<u64>()) }?;
+    // SAFETY: an all-zero set is valid and empty.
+    let mut mask: sigset_t = unsafe { core::mem::zeroed() };
+    crate::syscall::set_kernel_sigset(&mut mask, signals);
+    Ok(Some(mask))
 }

@@ -29,6 +29,7 @@ mod descriptor;
 pub mod descriptor_report;
 mod epoll;
 mod exec;
+pub mod fault_signals;
 mod fd_passing;
 mod fd_table;
 pub mod ffi;
@@ -58,6 +59,7 @@ mod splice;
 mod stream;
 mod syscall;
 mod urgent;
+pub mod user_memory;
 mod wait_queue;
 mod wait_set;
 
@@ -72,6 +74,7 @@ pub use lock::SignalDeferred;
 pub use options::{OptionValue, table};
 pub use sleep::Timeout;
 pub use sockaddr::{Family, SockaddrBytes};
+pub use user_memory::{UserSlice, UserSliceMut};
 
 use channels::Channels;
 use core::net::IpAddr;
@@ -140,6 +143,7 @@ impl Ops {
     }
 
     fn from_clients(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
+        fault_signals::install();
         let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
         let mut state = ProcessState::new(channels)?;
         state.send_buffer = config.send_buffer;

@@ -3,9 +3,9 @@
 use crate::Ops;
 use crate::descriptor::borrow;
 use crate::lock::SignalDeferred;
+use crate::user_memory::UserSlice;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::io::IoSlice;
 
 /// Bytes moved at a time.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -40,7 +40,7 @@ impl Ops {
                 Ok(read) => read,
                 Err(error) => break Err(error),
             };
-            match self.send(out, &[IoSlice::new(&chunk[..read])], 0) {
+            match self.send(out, &[UserSlice::new(&chunk[..read])], 0) {
                 Ok(sent) => {
                     done += sent;
                     if sent < read {

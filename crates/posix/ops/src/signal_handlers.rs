@@ -16,7 +16,7 @@
 #![allow(unsafe_code)] // functions that the kernel calls
 
 use crate::signal::{LIBC_SIGNALS, SIGNALS, SYNCHRONOUS_SIGNALS, SignalSet, bit};
-use crate::{lock, syscall};
+use crate::{fault_signals, lock, syscall, user_memory};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -109,6 +109,14 @@ unsafe extern "C-unwind" fn dispatch(
     context: *mut ucontext_t,
     index: u32,
 ) {
+    if fault_signals::is_fault_signal(signal) {
+        // SAFETY: the kernel passes valid pointers to a handler.
+        if user_memory::fix_up(unsafe { &mut *context }) {
+            rearm_one_shot(signal, index as usize);
+            return;
+        }
+        fault_signals::before_handler(signal);
+    }
     // SAFETY: the kernel passes valid pointers to a handler.
     if lock::defers_signals() && unsafe { defer(signal, &*info, &mut *context, index as usize) } {
         return;
@@ -200,12 +208,14 @@ mod tests {
 
     #[test]
     fn handlers_get_trampolines_until_none_is_left() {
+        // Other tests need trampolines for the handlers of the standard library.
+        fault_signals::install();
         let fake_handler = |number: usize| number << 4;
         let installed: Vec<_> = (1..)
             .map(fake_handler)
             .map_while(|handler| Some((handler, trampoline(handler, true)?)))
             .collect();
-        assert_eq!(installed.len(), TRAMPOLINES_PER_KIND);
+        assert!(installed.len() >= TRAMPOLINES_PER_KIND - 2, "{}", installed.len());
         for (handler, address) in &installed {
             assert_eq!(handler_of(*address), Some((*handler, true)));
             assert_eq!(trampoline(*handler, true), Some(*address));

@@ -4,6 +4,7 @@
 
 use crate::descriptor::borrow;
 use crate::lock::SignalDeferred;
+use crate::user_memory::{UserSlice, UserSliceMut};
 use crate::{Ops, Timeout, signal};
 use core::cell::Cell;
 use core::ffi::c_uint;
@@ -54,14 +55,18 @@ impl Ops {
             let max = chunk.len().min(len);
             loop {
                 // Bytes that the pipe does not take stay in the connection.
-                let count =
-                    self.recv_stream(from, &mut [IoSliceMut::new(&mut chunk[..max])], libc::MSG_PEEK, true)?;
+                let count = self.recv_stream(
+                    from,
+                    &mut [UserSliceMut::new(&mut chunk[..max])],
+                    libc::MSG_PEEK,
+                    true,
+                )?;
                 if count == 0 {
                     return Ok(0);
                 }
                 match write_now(pipe, &chunk[..count]) {
                     Ok(written) => {
-                        let taken = &mut [IoSliceMut::new(&mut chunk[..written])];
+                        let taken = &mut [UserSliceMut::new(&mut chunk[..written])];
                         return self.recv_stream(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
                     }
                     Err(Errno::AGAIN) if may_block(pipe, flags)? => {
@@ -133,7 +138,7 @@ impl Ops {
     fn send_all(&self, to: RawFd, bytes: &[u8], flags: libc::c_int) -> Result<usize, Errno> {
         let mut sent = 0;
         while sent < bytes.len() {
-            match self.send(to, &[IoSlice::new(&bytes[sent..])], flags) {
+            match self.send(to, &[UserSlice::new(&bytes[sent..])], flags) {
                 Ok(more) => sent += more,
                 Err(Errno::AGAIN) => {
                     let mut fds = [pollfd { fd: to, events: libc::POLLOUT, revents: 0 }];

@@ -9,13 +9,13 @@ use crate::file::SocketRole;
 use crate::process::ProcessState;
 use crate::signal;
 use crate::sleep::{Timeout, Wait};
+use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use core::cell::Cell;
 use core::ffi::c_int;
-use ginnel::channel::SocketState;
+use ginnel::channel::{RecvBuffer, SendBuffer, SocketState};
 use ginnel::{Conn, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Flags of `send` that have an effect here, or none in the kernel either. Others are refused.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
@@ -34,27 +34,15 @@ impl Ops {
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, and the reason for which the connection ended, such as `ECONNRESET` or
     /// `ETIMEDOUT`.
     #[inline]
-    pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
+    pub fn recv(&self, fd: RawFd, buffers: &mut [UserSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
         self.recv_stream(fd, buffers, flags, false)
-    }
-
-    /// Implements `recv` into an invalid buffer. The kernel detects that only when it has data to copy, and
-    /// consumes none.
-    ///
-    /// # Errors
-    /// `EFAULT` if there is data, and those of [`recv`](Self::recv).
-    pub fn recv_to_null(&self, fd: RawFd, flags: c_int) -> Result<usize, Errno> {
-        match self.recv(fd, &mut [IoSliceMut::new(&mut [0])], flags | libc::MSG_PEEK) {
-            Ok(1..) => Err(Errno::FAULT),
-            result => result,
-        }
     }
 
     /// As [`recv`](Self::recv), also for a pipe: such a read never passes an urgent byte (`tcp_read_sock`).
     pub(crate) fn recv_stream(
         &self,
         fd: RawFd,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
         for_pipe: bool,
     ) -> Result<usize, Errno> {
@@ -113,7 +101,7 @@ impl Ops {
             socket.options.move_peek_offset(flags & libc::MSG_PEEK != 0, done.get());
         }
         match result {
-            Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
+            Err(Errno::AGAIN | Errno::INTR | Errno::FAULT) if done.get() > 0 => Ok(done.get()),
             // A call without buffer space waits once and accepts whatever arrived (`tcp_recvmsg_locked`).
             Err(Errno::AGAIN | Errno::INTR) if total == 0 && timeout != Timeout::Zero => Ok(0),
             result => result,
@@ -126,7 +114,7 @@ impl Ops {
     /// # Errors
     /// `EAGAIN`, `EINTR`, `EPIPE`, and the reason for which the connection ended, such as `ECONNRESET` or
     /// `ETIMEDOUT`.
-    pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
+    pub fn send(&self, fd: RawFd, buffers: &[UserSlice<'_>], flags: c_int) -> Result<usize, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
@@ -234,7 +222,7 @@ impl ProcessState {
     fn recv_step(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         args: &RecvArgs<'_>,
     ) -> Result<usize, Errno> {
         let socket = self.files.socket(file)?;
@@ -248,12 +236,12 @@ impl ProcessState {
         if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && rcvlowat <= 1 {
             (conn_state, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
-            (conn_state, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, None);
+            (conn_state, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, Ok(None));
         }
         if conn_state.is_closed() && !end_seen {
             (conn, conn_state) = self.handle_end(file, conn_state).ok_or(Errno::NOTCONN)?;
         }
-        if let Some(count) = taken {
+        if let Some(count) = taken.map_err(efault)? {
             done.set(before + count);
             self.client.flush();
         } else {
@@ -292,7 +280,7 @@ impl ProcessState {
     fn recv_slow_path(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         args: &RecvArgs<'_>,
     ) -> Result<bool, Errno> {
         let &RecvArgs { total, flags, offset, copied: done, .. } = args;
@@ -302,11 +290,11 @@ impl ProcessState {
         }
         let status = self.client.status(conn).map_err(|_| Errno::NOTCONN)?;
         if status.oob_events != 0 {
-            return Ok(self.recv_around_urgent(file, buffers, args, conn));
+            return self.recv_around_urgent(file, buffers, args, conn);
         }
         let count = status.readable.saturating_sub(offset).min(total - done.get());
         if count > 0 {
-            self.recv_chunk(conn, buffers, args, offset, count);
+            self.recv_chunk(conn, buffers, args, offset, count)?;
         }
         Ok(false)
     }
@@ -317,20 +305,21 @@ impl ProcessState {
     fn recv_chunk(
         &mut self,
         conn: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         args: &RecvArgs<'_>,
         offset: usize,
         count: usize,
-    ) {
+    ) -> Result<(), Errno> {
         let &RecvArgs { flags, copied: done, .. } = args;
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
-        let more = match (discard, peek) {
-            (false, true) => peek_to_buffers(&self.client, conn, buffers, offset, count),
-            (false, false) => copy_to_buffers(&mut self.client, conn, buffers, done.get(), count),
-            (true, true) => count,
+        match (discard, peek) {
+            (false, true) => return peek_to_buffers(&self.client, conn, buffers, offset, count, done),
+            (false, false) => return copy_to_buffers(&mut self.client, conn, buffers, count, done),
+            (true, true) => {}
             (true, false) => discard_bytes(&mut self.client, conn, count),
-        };
-        done.set(done.get() + more);
+        }
+        done.set(done.get() + count);
+        Ok(())
     }
 
     /// Receives on a connection that has had urgent data. Returns whether the read ends because it has
@@ -339,27 +328,27 @@ impl ProcessState {
     fn recv_around_urgent(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         args: &RecvArgs<'_>,
         conn: Conn,
-    ) -> bool {
+    ) -> Result<bool, Errno> {
         let &RecvArgs { total, offset, copied: done, .. } = args;
         let peek = args.flags & libc::MSG_PEEK != 0;
         if done.get() == total {
-            return false;
+            return Ok(false);
         }
         let limit = self.read_limit(file, conn, offset, total - done.get(), done.get() > 0);
         if args.for_pipe && limit.is_at_mark && limit.len + limit.skip > 0 {
-            return true;
+            return Ok(true);
         }
         if limit.skip > 0 && !peek {
             discard_bytes(&mut self.client, conn, limit.skip);
         }
         if limit.len > 0 {
             let from = offset + if peek { limit.skip } else { 0 };
-            self.recv_chunk(conn, buffers, args, from, limit.len);
+            self.recv_chunk(conn, buffers, args, from, limit.len)?;
         }
-        limit.ends_read
+        Ok(limit.ends_read)
     }
 
     /// Returns the connection if data can be sent on it.
@@ -384,34 +373,25 @@ impl ProcessState {
     fn send_step(
         &mut self,
         file: FileId,
-        buffers: &[IoSlice<'_>],
+        buffers: &[UserSlice<'_>],
         total: usize,
         done: &Cell<usize>,
     ) -> Result<usize, Errno> {
         let (conn, _) = self.sendable(file)?;
         let end = done.get() + self.send_limit(file, conn, total - done.get());
-        let mut skip = done.get();
-        for buffer in buffers {
-            if skip >= buffer.len() {
-                skip -= buffer.len();
-                continue;
-            }
-            let bytes = &buffer[skip..];
-            skip = 0;
-            let within = &bytes[..bytes.len().min(end - done.get())];
-            let sent = self.client.send(conn, within).map_err(|_| Errno::PIPE)?;
-            done.set(done.get() + sent);
-            if sent < bytes.len() {
-                if sent == within.len() {
-                    // If the connection is gone or the unsent data has shrunk meanwhile, the next attempt
-                    // finds out.
-                    let _ = self.client.await_send_space(conn, 1);
-                }
-                return Err(Errno::AGAIN);
-            }
+        if done.get() < total {
+            let range = done.get()..end;
+            let sent = self.client.send_from(conn, buffers, range).map_err(|_| Errno::PIPE)?;
+            done.set(done.get() + sent.map_err(efault)?);
         }
-        debug_assert_eq!(done.get(), total);
-        Ok(total)
+        if done.get() == total {
+            return Ok(total);
+        }
+        if done.get() == end {
+            // If the connection is gone or the unsent data has shrunk meanwhile, the next attempt finds out.
+            let _ = self.client.await_send_space(conn, 1);
+        }
+        Err(Errno::AGAIN)
     }
 
     /// Returns how many of `max` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
@@ -512,59 +492,64 @@ impl ProcessState {
     }
 }
 
-/// Copies `max` available bytes of a connection into the buffers, from byte `at` on. Does not copy bytes
-/// that arrive meanwhile: they may follow an urgent byte.
+/// Copies `max` available bytes of a connection into the buffers, from byte `done` on, and counts them in
+/// `done`. Does not copy bytes that arrive meanwhile: they may follow an urgent byte.
 fn copy_to_buffers(
     client: &mut Channels,
     conn: Conn,
-    buffers: &mut [IoSliceMut<'_>],
-    at: usize,
+    buffers: &mut [UserSliceMut<'_>],
     max: usize,
-) -> usize {
-    let (mut skip, mut copied) = (at, 0);
+    done: &Cell<usize>,
+) -> Result<(), Errno> {
+    let (mut skip, mut remaining) = (done.get(), max);
+    let mut result = Ok(());
     for buffer in buffers {
         if skip >= buffer.len() {
             skip -= buffer.len();
             continue;
         }
-        let wanted = (buffer.len() - skip).min(max - copied);
-        let dest = &mut buffer[skip..][..wanted];
-        skip = 0;
-        let count = client.peek(conn, 0, dest).unwrap_or(0);
+        let wanted = (buffer.len() - skip).min(remaining);
+        let copied = client.peek_into(conn, 0, buffer, skip, wanted).unwrap_or(Ok(0));
+        result = copied.map(|_| ()).map_err(efault);
+        let count = copied.unwrap_or(0);
         // The handle was valid a moment ago.
         let _ = client.consume(conn, count);
-        copied += count;
-        if count < wanted || copied == max {
+        done.set(done.get() + count);
+        (skip, remaining) = (0, remaining - count);
+        if count < wanted || remaining == 0 {
             break;
         }
     }
     client.flush();
-    copied
+    result
 }
 
-/// Copies `max` bytes, starting `from` bytes after the read position, without consuming them.
+/// Copies `max` bytes, starting `from` bytes after the read position, without consuming them. Adds to `done`
+/// how many were copied.
 fn peek_to_buffers(
     client: &Channels,
     conn: Conn,
-    buffers: &mut [IoSliceMut<'_>],
+    buffers: &mut [UserSliceMut<'_>],
     from: usize,
     max: usize,
-) -> usize {
+    done: &Cell<usize>,
+) -> Result<(), Errno> {
     let mut copied = 0;
     for buffer in buffers {
         let wanted = buffer.len().min(max - copied);
-        let count = client.peek(conn, from + copied, &mut buffer[..wanted]).unwrap_or(0);
+        let count =
+            client.peek_into(conn, from + copied, buffer, 0, wanted).unwrap_or(Ok(0)).map_err(efault)?;
         copied += count;
+        done.set(done.get() + count);
         if count < wanted || copied == max {
             break;
         }
     }
-    copied
+    Ok(())
 }
 
 /// Consumes bytes without copying them (`MSG_TRUNC`).
-fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) -> usize {
+fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) {
     let _ = client.consume(conn, count);
     client.flush();
-    count
 }

@@ -3,11 +3,11 @@
 #![allow(unsafe_code)] // system calls
 
 use crate::lock;
+use crate::user_memory::{UserSlice, UserSliceMut};
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, msghdr, pollfd, siginfo_t, sigset_t, timespec};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Makes a system call.
 ///
@@ -108,7 +108,7 @@ pub(crate) struct RecvmsgResult {
 
 pub(crate) fn recvmsg(
     socket: RawFd,
-    buffers: &mut [IoSliceMut<'_>],
+    buffers: &mut [UserSliceMut<'_>],
     name: &mut [u8],
     control: &mut [u8],
     flags: c_int,
@@ -117,14 +117,14 @@ pub(crate) fn recvmsg(
     let mut message: msghdr = unsafe { core::mem::zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
-    // `IoSliceMut` has the layout of `iovec` (its documentation).
+    // `UserSliceMut` has the layout of `iovec`.
     message.msg_iov = buffers.as_mut_ptr().cast();
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len() as _;
     let pointer = (&raw mut message).expose_provenance();
-    // SAFETY: the message and everything that it points to live through the call, and lengths are those of
-    // slices.
+    // SAFETY: the message and everything that it points to but the program's buffers live through the call;
+    // the kernel checks the latter.
     let count = unsafe { syscall(libc::SYS_recvmsg, [fd(socket), pointer, flags as usize, 0, 0]) }?;
     let (name_len, control_len) = (message.msg_namelen as usize, message.msg_controllen as usize);
     Ok(RecvmsgResult { count, name_len, control_len, flags: message.msg_flags })
@@ -132,7 +132,7 @@ pub(crate) fn recvmsg(
 
 pub(crate) fn sendmsg(
     socket: RawFd,
-    buffers: &[IoSlice<'_>],
+    buffers: &[UserSlice<'_>],
     name: &[u8],
     control: &[u8],
     flags: c_int,
@@ -143,7 +143,7 @@ pub(crate) fn sendmsg(
         message.msg_name = name.as_ptr().cast_mut().cast();
         message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
     }
-    // `IoSlice` has the layout of `iovec` (its documentation).
+    // `UserSlice` has the layout of `iovec`.
     message.msg_iov = buffers.as_ptr().cast_mut().cast();
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_ptr().cast_mut().cast();
@@ -354,11 +354,36 @@ pub(crate) fn sigaction(signal: c_int) -> Result<KernelSigaction, Errno> {
     Ok(action)
 }
 
+/// The action has a `restorer` (`asm/signal.h`); the kernel requires one on x86-64.
+#[cfg(target_arch = "x86_64")]
+const SA_RESTORER: u64 = 0x0400_0000;
+
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn restorer() {
+    core::arch::naked_asm!(
+        "mov rax, {number}",
+        "syscall",
+        number = const libc::SYS_rt_sigreturn,
+    );
+}
+
+impl KernelSigaction {
+    /// Makes the kernel return from the handler by `rt_sigreturn`, as libc does for its callers' handlers.
+    pub fn set_restorer(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.flags & SA_RESTORER == 0 {
+            self.flags |= SA_RESTORER;
+            self.restorer = (restorer as *const ()).expose_provenance();
+        }
+    }
+}
+
 /// Sets the disposition of a signal.
 ///
 /// # Safety
-/// The action must be one that [`sigaction`] returned, with another handler at most, and that handler must be
-/// valid.
+/// The action must be one that [`sigaction`] returned, with another handler and flags at most, and that
+/// handler must be valid.
 pub(crate) unsafe fn set_sigaction(signal: c_int, action: &KernelSigaction) -> Result<(), Errno> {
     let pointer = core::ptr::from_ref(action).expose_provenance();
     let arguments = [signal as usize, pointer, 0, KERNEL_SIGSET_BYTES, 0];

@@ -11,14 +11,14 @@ use crate::options::BoolOption;
 use crate::process::ProcessState;
 use crate::scratch;
 use crate::sleep::{Timeout, Wait};
+use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::Conn;
-use ginnel::channel::{SocketStatus, UrgentMark};
+use ginnel::channel::{SocketStatus, UrgentMark, gather, scatter};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
-use std::io::{IoSlice, IoSliceMut};
 
 /// Bytes that a read may consume without passing the urgent mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl ProcessState {
     pub fn recv_urgent(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
     ) -> Result<usize, Errno> {
         let shutdown = self.files.socket(file)?.shutdown.read;
@@ -118,11 +118,10 @@ impl ProcessState {
             let is_at_end = status.state.has_fin() || status.state.is_closed() || shutdown;
             return if is_at_end { Ok(0) } else { Err(Errno::AGAIN) };
         };
-        let Some(dest) = buffers.iter_mut().find(|buffer| !buffer.is_empty()) else { return Ok(0) };
         if flags & libc::MSG_TRUNC == 0 {
-            dest[0] = byte;
+            return scatter(&[byte], buffers).map_err(efault);
         }
-        Ok(1)
+        Ok(usize::from(buffers.iter().any(|buffer| !buffer.is_empty())))
     }
 
     /// Handles an urgent notification of the stack. Returns whether waiters for data must be woken: an
@@ -170,13 +169,14 @@ impl Ops {
         &self,
         state: LockGuard<'_>,
         file: FileId,
-        buffers: &[IoSlice<'_>],
+        buffers: &[UserSlice<'_>],
         timeout: Timeout,
     ) -> Result<usize, Errno> {
-        let (mut state, result) = scratch::with(|scratch| {
-            buffers.iter().for_each(|buffer| scratch.bytes.extend_from_slice(buffer));
-            self.send_urgent_bytes(state, file, &scratch.bytes, timeout)
-        });
+        let (mut state, result) =
+            scratch::with(|scratch| match gather(buffers, usize::MAX, &mut scratch.bytes) {
+                Ok(()) => self.send_urgent_bytes(state, file, &scratch.bytes, timeout),
+                Err(fault) => (state, Err(efault(fault))),
+            });
         state.client.flush();
         result
     }

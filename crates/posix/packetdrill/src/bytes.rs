@@ -1,14 +1,13 @@
 //! Calls that send and receive bytes.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{instance, libc_size_result};
+use crate::calls::{bytes_of, instance, libc_size_result};
 use crate::instance::{CHANNEL_BYTES, Instance};
 use core::ffi::{c_int, c_uint, c_void};
-use ginnel_posix_ops::SendArgs;
-use ginnel_posix_ops::ffi::{self, IntoC};
+use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
+use ginnel_posix_ops::{SendArgs, UserSlice, UserSliceMut, user_memory};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Sends one buffer.
 ///
@@ -27,13 +26,12 @@ unsafe fn send_one(
         // SAFETY: the arguments are passed on unchanged.
         return libc_size_result(unsafe { libc::send(fd, bytes, len, flags) });
     }
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { ffi::bytes(bytes, len) }?;
-    let mut sent = instance.settle(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
+    let buffer = UserSlice::from_raw(bytes, len)?;
+    let mut sent = instance.settle(instance.ops.send(fd, &[buffer], flags))?;
     // A nonblocking call stops when the channel is full. The stack has taken those bytes meanwhile, as far as
     // its send buffer has room, so the rest is tried again.
     while sent < len {
-        let rest = [IoSlice::new(&bytes[sent..])];
+        let rest = [UserSlice::from_raw(bytes.wrapping_byte_add(sent), len - sent)?];
         match instance.settle(instance.ops.send(fd, &rest, flags | libc::MSG_DONTWAIT)) {
             Ok(more) if more > 0 => sent += more,
             _ => break,
@@ -59,22 +57,15 @@ unsafe fn recv_one(
         // SAFETY: the arguments are passed on unchanged.
         return libc_size_result(unsafe { libc::recv(fd, buffer, len, flags) });
     }
-    if flags & libc::MSG_TRUNC != 0 && buffer.is_null() {
-        // Dropped bytes need no buffer of the caller.
-        let mut discarded = vec![0; len.min(1 << 20)];
-        return instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut discarded)], flags));
-    }
-    if buffer.is_null() && len > 0 {
-        return instance.ops.recv_to_null(fd, flags);
-    }
     // SAFETY: the caller's promise.
-    let buffer = unsafe { ffi::writable_bytes(buffer, len) }?;
-    let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(buffer)], flags))?;
+    let all = unsafe { UserSliceMut::from_raw(buffer, len) }?;
+    let mut received = instance.settle(instance.ops.recv(fd, &mut [all], flags))?;
     // The channel was full: the stack may have more bytes, and refills the channel.
     let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
     while again && received < len {
-        let mut rest = [IoSliceMut::new(&mut buffer[received..])];
-        let more = instance.settle(instance.ops.recv(fd, &mut rest, flags | libc::MSG_DONTWAIT));
+        // SAFETY: the caller's promise.
+        let rest = unsafe { UserSliceMut::from_raw(buffer.wrapping_byte_add(received), len - received) }?;
+        let more = instance.settle(instance.ops.recv(fd, &mut [rest], flags | libc::MSG_DONTWAIT));
         again = more.is_ok_and(|more| more > 0);
         received += more.unwrap_or(0);
     }
@@ -115,9 +106,11 @@ pub unsafe extern "C" fn readv(
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            ffi::with_buffers_mut(list, count, |buffer| match buffer.iter().all(|part| part.is_empty()) {
-                true => Ok(0),
-                false => instance.settle(instance.ops.recv(fd, buffer, 0)),
+            user_memory::with_buffers_mut(list, count, |buffer| {
+                match buffer.iter().all(UserSliceMut::is_empty) {
+                    true => Ok(0),
+                    false => instance.settle(instance.ops.recv(fd, buffer, 0)),
+                }
             })
         });
         result.into_c()
@@ -154,14 +147,9 @@ pub unsafe extern "C" fn recvfrom(
             // SAFETY: the arguments are passed on unchanged.
             return libc_size_result(unsafe { libc::recvfrom(fd, buffer, len, flags, from, from_len) });
         }
-        if buffer.is_null() && len > 0 {
-            // SAFETY: the caller's promises.
-            return unsafe { recv_one(userdata, fd, buffer, len, flags) };
-        }
         // SAFETY: the caller's promise.
-        let buffer = unsafe { ffi::writable_bytes(buffer, len) }?;
-        let received =
-            instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(buffer)], flags, 0))?;
+        let buffer = unsafe { UserSliceMut::from_raw(buffer, len) }?;
+        let received = instance.settle(instance.ops.recv_from(fd, &mut [buffer], flags, 0))?;
         match received.from.filter(|_| !from.is_null()) {
             // SAFETY: the buffer has the length that the caller states.
             Some(name) => unsafe { ffi::write_value(name.bytes(), from.cast(), from_len) }?,
@@ -190,7 +178,7 @@ pub unsafe extern "C" fn recvmsg(
         let control_capacity = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         // SAFETY: the caller's promise.
         let received = unsafe {
-            ffi::with_buffers_mut(list, message.msg_iovlen, |buffer| {
+            user_memory::with_buffers_mut(list, message.msg_iovlen, |buffer| {
                 instance.settle(instance.ops.recv_from(fd, buffer, flags, control_capacity))
             })
         }?;
@@ -248,7 +236,7 @@ pub unsafe extern "C" fn writev(
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            ffi::with_buffers(list, count, |parts| instance.settle(instance.ops.send(fd, parts, 0)))
+            user_memory::with_buffers(list, count, |parts| instance.settle(instance.ops.send(fd, parts, 0)))
         });
         result.into_c()
     }
@@ -284,10 +272,9 @@ pub unsafe extern "C" fn sendto(
             // SAFETY: the arguments are passed on unchanged.
             return libc_size_result(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
         }
-        // SAFETY: the caller's promises.
-        let (bytes, to) = unsafe { (ffi::bytes(bytes, len)?, ffi::optional_address(to, to_len)?) };
-        let args = SendArgs { flags, to, control: &[] };
-        instance.settle(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &args))
+        let (bytes, to) = (UserSlice::from_raw(bytes, len)?, UserAddress::read_optional(to, to_len)?);
+        let args = SendArgs { flags, to: to.as_ref().map(UserAddress::bytes), control: &[] };
+        instance.settle(instance.ops.send_to(fd, &[bytes], &args))
     });
     result.into_c()
 }
@@ -305,10 +292,11 @@ pub unsafe extern "C" fn sendmsg(
         let result = instance(userdata).and_then(|instance| {
             let message = ffi::message(message)?;
             let list = message.msg_iov.cast_const();
-            let to = ffi::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
-            let control = ffi::bytes(message.msg_control, message.msg_controllen)?;
-            let args = SendArgs { flags, to, control };
-            ffi::with_buffers(list, message.msg_iovlen, |parts| {
+            let name = message.msg_name.cast_const().cast();
+            let to = UserAddress::read_optional(name, message.msg_namelen)?;
+            let control = bytes_of(message.msg_control, message.msg_controllen)?;
+            let args = SendArgs { flags, to: to.as_ref().map(UserAddress::bytes), control };
+            user_memory::with_buffers(list, message.msg_iovlen, |parts| {
                 instance.settle(instance.ops.send_to(fd, parts, &args))
             })
         });

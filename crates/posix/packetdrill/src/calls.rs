@@ -5,7 +5,7 @@
 use crate::instance::Instance;
 use crate::session::Session;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
-use ginnel_posix_ops::ffi::{self, IntoC};
+use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
 use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
@@ -75,6 +75,21 @@ pub unsafe extern "C" fn socket(userdata: *mut c_void, domain: c_int, kind: c_in
     unsafe { instance(userdata) }.and_then(|instance| instance.ops.socket(domain, kind, protocol)).into_c()
 }
 
+/// Returns bytes of the caller.
+///
+/// # Safety
+/// `pointer` must be null or readable for `len` bytes.
+pub unsafe fn bytes_of<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], Errno> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { core::slice::from_raw_parts(pointer.cast(), len) })
+}
+
 /// # Safety
 /// As libc's, with the interface's `userdata`.
 pub unsafe extern "C" fn bind(
@@ -84,7 +99,9 @@ pub unsafe extern "C" fn bind(
     len: socklen_t,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { instance(userdata).and_then(|i| i.ops.bind(fd, ffi::address(address, len)?)) }.into_c()
+    unsafe { instance(userdata) }
+        .and_then(|i| i.ops.bind(fd, UserAddress::read(address, len)?.bytes()))
+        .into_c()
 }
 
 /// # Safety
@@ -121,7 +138,9 @@ pub unsafe extern "C" fn connect(
 ) -> c_int {
     // SAFETY: the caller's promises.
     unsafe {
-        instance(userdata).and_then(|i| i.settle(i.ops.connect(fd, ffi::address(address, len)?))).into_c()
+        instance(userdata)
+            .and_then(|i| i.settle(i.ops.connect(fd, UserAddress::read(address, len)?.bytes())))
+            .into_c()
     }
 }
 
@@ -245,7 +264,7 @@ pub unsafe extern "C" fn setsockopt(
             return Err(Errno::INVAL);
         }
         // SAFETY: the value has the length that the caller states.
-        let value = unsafe { ffi::bytes(value, len as usize) }?;
+        let value = unsafe { bytes_of(value, len as usize) }?;
         instance.settle(instance.ops.setsockopt(fd, level, name, value))
     });
     result.into_c()

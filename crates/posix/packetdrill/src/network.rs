@@ -1,10 +1,10 @@
 //! The network, whose role packetdrill plays, and time.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{instance, session};
+use crate::calls::{bytes_of, instance, session};
 use core::ffi::{c_int, c_longlong, c_void};
 use core::time::Duration;
-use ginnel_posix_ops::ffi::{self, IntoC};
+use ginnel_posix_ops::ffi::IntoC;
 use libc::{size_t, timeval, timezone, useconds_t};
 use rustix::io::Errno;
 
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_void, len: size_t) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { instance(userdata) }
-        .and_then(|instance| instance.tunnel.send(unsafe { ffi::bytes(packet, len) }?))
+        .and_then(|instance| instance.tunnel.send(unsafe { bytes_of(packet, len) }?))
         .into_c()
 }
 
@@ -30,7 +30,11 @@ pub unsafe extern "C" fn netdev_receive(
     let result = session.and_then(|session| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
         // SAFETY: the buffer has the length that the caller states.
-        let buffer = unsafe { ffi::writable_bytes(buffer, *len) }?;
+        let buffer = match buffer.is_null() {
+            true => return Err(Errno::FAULT),
+            // SAFETY: the buffer has the length that the caller states.
+            false => unsafe { core::slice::from_raw_parts_mut(buffer.cast::<u8>(), *len) },
+        };
         *len = 0;
         let packet = session.tunnel.receive();
         let filled = buffer.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;

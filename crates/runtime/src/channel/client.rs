@@ -15,6 +15,7 @@ pub use inherit::ChannelMapping;
 pub use shared_streams::SharedStreams;
 pub use urgent_and_udp::ReceivedDatagram;
 
+use super::buffers::{Fault, RecvBuffer, SendBuffer};
 use super::client_memory::{ClientMemory, FALLBACK_CREDIT};
 use super::control::{ChannelReply, ChannelRequest, ControlPath, LinkInfo};
 use super::doorbells::{NOTIFIED, Notifier, NotifyQueue, RELEASED};
@@ -26,6 +27,7 @@ use super::sync::Ordering;
 use crate::error::Error;
 use crate::wait::{self, EventFd};
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
@@ -36,7 +38,6 @@ use offers::ReceivedOffers;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use send_blocked::SendBlockedFlags;
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
 use std::sync::Arc;
 
 /// Upper limit of the links that a stack may report: link numbers have 16 bits. A stack that reports more is
@@ -529,30 +530,45 @@ impl Client {
         Ok(count)
     }
 
+    /// As [`peek`](Self::peek), to offset `at` of a buffer and `len` bytes at most.
+    ///
+    /// # Errors
+    /// As [`Client::peek`].
+    pub fn peek_into<B: RecvBuffer>(
+        &self,
+        conn: Conn,
+        skip: usize,
+        buffer: &mut B,
+        at: usize,
+        len: usize,
+    ) -> Result<Result<usize, Fault>, RecvError> {
+        self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek_into(skip, buffer, at, len)
+    }
+
     /// Reads into buffers, beginning at byte `skip` of their concatenation. Returns the connection's state
     /// and the number of bytes read. The number is `None`, and nothing is consumed, if urgent data was ever
-    /// announced on the connection: reads then have to heed the [`urgent_mark`](Self::urgent_mark). If a
-    /// process that shares the socket was stopped while it had the lock, nothing is read either, and the
-    /// state does not show the end of the connection.
+    /// announced on the connection: reads then have to heed the [`urgent_mark`](Self::urgent_mark). After a
+    /// fault in a buffer nothing is consumed, either. If a process that shares the socket was stopped while
+    /// it had the lock, nothing is read either, and the state does not show the end of the connection.
     ///
     /// # Errors
     /// Returns an error if the handle is stale.
     #[inline]
-    pub fn recv_into(
+    pub fn recv_into<B: RecvBuffer>(
         &mut self,
         conn: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [B],
         skip: usize,
-    ) -> Result<(SocketState, Option<usize>), Stale> {
+    ) -> Result<(SocketState, Result<Option<usize>, Fault>), Stale> {
         let socket_ref = self.socket_ref(conn)?;
         let state = self.with_stack_liveness(socket_ref.state());
         let Ok(taken) = socket_ref.recv_into(buffers, skip) else {
-            return Ok((state.without_end(), Some(0)));
+            return Ok((state.without_end(), Ok(Some(0))));
         };
-        if let Some((_, true)) = taken {
+        if let Ok(Some((_, true))) = taken {
             self.notify(conn.index(), NOTIFIED);
         }
-        Ok((state, taken.map(|(count, _)| count)))
+        Ok((state, taken.map(|taken| taken.map(|(count, _)| count))))
     }
 
     /// Returns whether [`flush`](Self::flush) may have to wake the stack.
@@ -580,6 +596,34 @@ impl Client {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
+    }
+
+    /// Writes as many as there is space for of the bytes in a range of the buffers' concatenation, as
+    /// [`send`](Self::send) does. After a fault in a buffer none of the bytes are written, unless the space
+    /// did not suffice for all at first.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    #[inline]
+    pub fn send_from<B: SendBuffer>(
+        &mut self,
+        conn: Conn,
+        buffers: &[B],
+        range: Range<usize>,
+    ) -> Result<Result<usize, Fault>, SendError> {
+        if self.is_stack_gone() {
+            return Err(SendError::Closed);
+        }
+        let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
+        let is_empty = range.is_empty();
+        let Ok(count) = socket_ref.send_from(buffers, range, self.blocked.flag(conn.index()))? else {
+            return Ok(Err(Fault));
+        };
+        // As in `send`.
+        if count > 0 || !is_empty && socket_ref.has_loan() {
+            self.notify(conn.index(), NOTIFIED);
+        }
+        Ok(Ok(count))
     }
 
     /// Marks the end of what was written on a connection as the end of a record (`MSG_EOR`): later bytes

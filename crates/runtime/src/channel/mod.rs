@@ -14,6 +14,7 @@
 //! Rare operations (listen, connect, query a socket) are [`ChannelRequest`](control::ChannelRequest)s that
 //! pass through the shard's mailbox and get a reply.
 
+mod buffers;
 mod client_memory;
 mod datagram;
 mod description;
@@ -40,6 +41,7 @@ mod stats;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
 
+pub use buffers::{Fault, RecvBuffer, SendBuffer, gather, scatter};
 pub use client::{
     ChannelMapping, Client, ClientEvent, ClientParts, DescriptionKey, ReceivedDatagram, SharedStreams,
     SocketState, SocketStatus,

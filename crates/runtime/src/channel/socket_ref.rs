@@ -1,6 +1,7 @@
 //! Access of clients to the bytes of a socket. The positions are in the region, so every owner of the socket
 //! continues where another one stopped. Owners that share the socket with others take its lock.
 
+use super::buffers::{Fault, RecvBuffer, SendBuffer};
 use super::datagram::{DatagramHeader, HAS_EXTENDED_ERRORS, HEADER_BYTES, error_from_word};
 use super::lock::{self, SocketLockGuard};
 use super::pending_options;
@@ -9,6 +10,7 @@ use super::socket::{close_reason, closed_bits, request, state};
 use super::stream::Stream;
 use super::sync::{Ordering, fence};
 use super::urgent_mark::{self, UrgentMark};
+use core::ops::Range;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Release;
 use core::time::Duration;
@@ -16,11 +18,20 @@ use ginnel_stack::error::{OptionError, RecvError, SendError};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::udp::UdpError;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 
 /// Longest wait for a socket's lock. A running owner releases the lock within microseconds; one that was
 /// stopped while it had the lock must not block the others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// A datagram that was copied to buffers.
+pub(super) struct TakenDatagram {
+    pub header: DatagramHeader,
+    /// True if the stack wants to be notified of free space.
+    pub wants_notice: bool,
+    /// The result of copying.
+    pub copied: Result<(), Fault>,
+}
 
 /// State of a socket and of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,19 +214,34 @@ impl<'a> SocketRef<'a> {
         Ok((count, self.consume_locked(count)))
     }
 
+    /// Copies at most `len` unread bytes to offset `at` of a buffer, beginning `skip` bytes after the read
+    /// position, without consuming them. Returns how many.
+    pub fn peek_into<B: RecvBuffer>(
+        &self,
+        skip: usize,
+        buffer: &mut B,
+        at: usize,
+        len: usize,
+    ) -> Result<Result<usize, Fault>, RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        let read = self.read_position();
+        let count = self.incoming.readable(read).unwrap_or(0).saturating_sub(skip).min(len);
+        Ok(self.incoming.copy_unread_to(read, skip, buffer, at, count).map(|()| count))
+    }
+
     /// Reads into buffers, beginning at byte `skip` of their concatenation, as [`recv`](Self::recv) does.
     /// Returns `None` and consumes nothing if there were out-of-band events: reads then have to heed the
-    /// urgent mark.
+    /// urgent mark. After a fault in a buffer nothing is consumed, either.
     ///
     /// A caller for which no bytes are there takes no lock.
     #[inline]
-    pub fn recv_into(
+    pub fn recv_into<B: RecvBuffer>(
         &self,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [B],
         mut skip: usize,
-    ) -> Result<Option<(usize, bool)>, RecvError> {
+    ) -> Result<Result<Option<(usize, bool)>, Fault>, RecvError> {
         if self.readable() == 0 {
-            return Ok(self.has_no_oob_events().then_some((0, false)));
+            return Ok(Ok(self.has_no_oob_events().then_some((0, false))));
         }
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let read = self.read_position();
@@ -223,7 +249,7 @@ impl<'a> SocketRef<'a> {
         // Checked after the position was read: bytes that came with or after an urgent byte are not read as
         // ordinary ones.
         if !self.has_no_oob_events() {
-            return Ok(None);
+            return Ok(Ok(None));
         }
         let mut copied = 0;
         for buffer in buffers {
@@ -231,16 +257,17 @@ impl<'a> SocketRef<'a> {
                 skip -= buffer.len();
                 continue;
             }
-            let target = &mut buffer[skip..];
+            let count = (buffer.len() - skip).min(waiting - copied);
+            if self.incoming.copy_unread_to(read, copied, buffer, skip, count).is_err() {
+                return Ok(Err(Fault));
+            }
             skip = 0;
-            let count = target.len().min(waiting - copied);
-            self.incoming.copy_unread(read, copied, &mut target[..count]);
             copied += count;
             if copied == waiting {
                 break;
             }
         }
-        Ok(Some((copied, self.advance_read(read, copied))))
+        Ok(Ok(Some((copied, self.advance_read(read, copied)))))
     }
 
     /// Returns whether the socket had neither urgent data nor errors.
@@ -253,6 +280,20 @@ impl<'a> SocketRef<'a> {
     /// set, and the stack notifies when there is space.
     #[inline]
     pub fn send(&self, bytes: &[u8], blocked: &AtomicBool) -> Result<usize, SendError> {
+        // A slice can be read.
+        self.send_from(&[IoSlice::new(bytes)], 0..bytes.len(), blocked).map(|sent| sent.unwrap_or(0))
+    }
+
+    /// Writes as many as there is space for of the bytes in a range of the buffers' concatenation, as
+    /// [`send`](Self::send) does. The reader sees all of them at once. After a fault in a buffer nothing is
+    /// written, unless a first write was short.
+    #[inline]
+    pub fn send_from<B: SendBuffer>(
+        &self,
+        buffers: &[B],
+        range: Range<usize>,
+        blocked: &AtomicBool,
+    ) -> Result<Result<usize, Fault>, SendError> {
         let requests = self.area.requests.load(Ordering::Relaxed);
         let closed = requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0;
         if closed || self.area.state.load(Ordering::Acquire) & state::CLOSED != 0 {
@@ -260,24 +301,66 @@ impl<'a> SocketRef<'a> {
         }
         let _guard = self.lock().map_err(|()| SendError::Full)?;
         let mut written = self.area.positions(Direction::Outgoing).written();
-        let mut count = self.outgoing.write(&mut written, bytes).unwrap_or(0);
-        while count < bytes.len() {
+        let Ok(mut count) = self.write_from(&mut written, buffers, range.clone()) else {
+            return Ok(Err(Fault));
+        };
+        while count < range.len() {
             // Set first: a thread that waits for events may be notified of space before this call returns.
             blocked.store(true, Release);
             self.area.wants_send_space.store(1, Ordering::Relaxed);
             // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
-            let more = self.outgoing.write(&mut written, &bytes[count..]).unwrap_or(0);
+            let more = match self.write_from(&mut written, buffers, range.start + count..range.end) {
+                Ok(more) => more,
+                Err(Fault) if count == 0 => return Ok(Err(Fault)),
+                Err(Fault) => 0,
+            };
             count += more;
             if more == 0 {
-                return Ok(count);
+                return Ok(Ok(count));
             }
         }
         if self.shared_by.is_none() {
             // No other thread or process waits for space.
             blocked.store(false, Release);
         }
-        Ok(count)
+        Ok(Ok(count))
+    }
+
+    /// Copies as much as there is space for of a range of the buffers' concatenation, and publishes it.
+    /// Nothing is published after a fault.
+    #[inline]
+    fn write_from<B: SendBuffer>(
+        &self,
+        written: &mut u64,
+        buffers: &[B],
+        range: Range<usize>,
+    ) -> Result<usize, Fault> {
+        let start = *written;
+        let (mut skip, mut remaining) = (range.start, range.len());
+        for buffer in buffers {
+            if skip >= buffer.len() {
+                skip -= buffer.len();
+                continue;
+            }
+            let wanted = (buffer.len() - skip).min(remaining);
+            let copied = match self.outgoing.copy_in(written, buffer, skip, wanted).unwrap_or(Ok(0)) {
+                Ok(copied) => copied,
+                Err(Fault) => {
+                    *written = start;
+                    return Err(Fault);
+                }
+            };
+            skip = 0;
+            remaining -= copied;
+            if copied < wanted || remaining == 0 {
+                break;
+            }
+        }
+        if *written > start {
+            self.outgoing.publish(*written);
+        }
+        Ok((*written - start) as usize)
     }
 
     /// Returns the urgent byte that was announced last, unless the read position has passed it. Earlier
@@ -312,30 +395,30 @@ impl<'a> SocketRef<'a> {
         self.next_header().map(|header| header.len as usize)
     }
 
-    /// Copies the next datagram as far as the buffers hold it, and consumes it if `take` is set. Returns its
-    /// header and whether the stack wants to be notified. Nothing is copied or consumed of a datagram that
-    /// has to be requested.
-    pub fn recv_datagram(
+    /// Copies the next datagram as far as the buffers hold it, and consumes it if `take` is set, even after a
+    /// fault in a buffer (`udp_recvmsg`). A datagram that has to be requested is neither copied nor consumed.
+    pub fn recv_datagram<B: RecvBuffer>(
         &self,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [B],
         take: bool,
-    ) -> Result<Option<(DatagramHeader, bool)>, RecvError> {
+    ) -> Result<Option<TakenDatagram>, RecvError> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let Some(header) = self.next_header() else { return Ok(None) };
         if header.is_oversize {
-            return Ok(Some((header, false)));
+            return Ok(Some(TakenDatagram { header, wants_notice: false, copied: Ok(()) }));
         }
         let (read, mut skip, mut remaining) = (self.read_position(), HEADER_BYTES, header.len as usize);
+        let mut copied = Ok(());
         for buffer in buffers {
             let count = remaining.min(buffer.len());
-            let copied = self.incoming.peek(read, skip, &mut buffer[..count]).unwrap_or(0);
-            (skip, remaining) = (skip + copied, remaining - copied);
-            if remaining == 0 {
+            copied = self.incoming.copy_unread_to(read, skip, buffer, 0, count);
+            (skip, remaining) = (skip + count, remaining - count);
+            if remaining == 0 || copied.is_err() {
                 break;
             }
         }
-        let ring = take && self.consume_locked(header.stream_bytes());
-        Ok(Some((header, ring)))
+        let wants_notice = take && self.consume_locked(header.stream_bytes());
+        Ok(Some(TakenDatagram { header, wants_notice, copied }))
     }
 
     /// Consumes the header of a datagram that was requested. Returns whether the stack wants to be notified.
@@ -344,13 +427,14 @@ impl<'a> SocketRef<'a> {
         self.consume_locked(HEADER_BYTES)
     }
 
-    /// Writes a datagram. Returns false if there was no space; the stack then notifies when there is.
-    pub fn send_datagram(
+    /// Writes a datagram. Returns false if there was no space; the stack then notifies when there is. Nothing
+    /// is written after a fault in a buffer.
+    pub fn send_datagram<B: SendBuffer>(
         &self,
         header: &DatagramHeader,
-        buffers: &[IoSlice<'_>],
+        buffers: &[B],
         blocked: &AtomicBool,
-    ) -> Result<bool, SendError> {
+    ) -> Result<Result<bool, Fault>, SendError> {
         let _guard = self.lock().map_err(|()| SendError::Full)?;
         let mut written = self.area.positions(Direction::Outgoing).written();
         let fits = |written| self.outgoing.space(written).unwrap_or(0) >= header.stream_bytes();
@@ -360,14 +444,18 @@ impl<'a> SocketRef<'a> {
             // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
             if !fits(written) {
-                return Ok(false);
+                return Ok(Ok(false));
             }
         }
-        let _ = self.outgoing.write(&mut written, &header.encode());
+        let encoded = header.encode();
+        let _ = self.outgoing.copy_in(&mut written, &encoded[..], 0, encoded.len());
         for buffer in buffers {
-            let _ = self.outgoing.write(&mut written, buffer);
+            if let Ok(Err(Fault)) = self.outgoing.copy_in(&mut written, buffer, 0, buffer.len()) {
+                return Ok(Err(Fault));
+            }
         }
-        Ok(true)
+        self.outgoing.publish(written);
+        Ok(Ok(true))
     }
 
     /// Returns the pending error of a UDP socket, and clears it if `take` is set.

@@ -9,6 +9,7 @@
 //! side's position only if that is possible.
 #![allow(unsafe_code)] // reads and writes bytes that another process may write at the same time
 
+use super::buffers::{Fault, RecvBuffer, SendBuffer};
 use super::sleep_state::CachePadded;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
@@ -247,10 +248,31 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Stream::space`]; nothing was written then.
     pub fn write(&self, written: &mut u64, bytes: &[u8]) -> Result<usize, InvalidPosition> {
+        let count = self.copy_in(written, bytes, 0, bytes.len())?.unwrap_or(0);
+        if count > 0 {
+            self.publish(*written);
+        }
+        Ok(count)
+    }
+
+    /// Copies as many of the `len` bytes at offset `at` of a buffer as there is space for, and returns how
+    /// many. Advances `written`, the writer's position, which the caller then [publishes](Self::publish).
+    /// After a fault in the buffer `written` is unchanged.
+    ///
+    /// # Errors
+    /// As [`Stream::space`].
+    #[inline]
+    pub fn copy_in<B: SendBuffer + ?Sized>(
+        &self,
+        written: &mut u64,
+        buffer: &B,
+        at: usize,
+        len: usize,
+    ) -> Result<Result<usize, Fault>, InvalidPosition> {
         let waiting = self.unread(*written)?;
         let mut base = self.positions.base.load(Ordering::Relaxed);
         let mut number = self.positions.ring.load(Ordering::Relaxed);
-        if waiting == 0 && !bytes.is_empty() {
+        if waiting == 0 && len > 0 {
             // All bytes were read: the reader accesses neither the memory nor these words until the position
             // advances.
             base = *written;
@@ -262,17 +284,26 @@ impl<'a> Stream<'a> {
             }
         }
         let ring = self.ring(number);
-        let count = ring.capacity.saturating_sub(waiting).min(bytes.len());
+        let count = ring.capacity.saturating_sub(waiting).min(len);
         if count == 0 {
-            return Ok(0);
+            return Ok(Ok(0));
         }
-        let (at, until_end) = ring.locate(*written, base);
-        let (first, second) = bytes[..count].split_at(count.min(until_end));
-        ring.copy_in(at, first);
-        ring.copy_in(0, second);
+        let (place, until_end) = ring.locate(*written, base);
+        let first = count.min(until_end);
+        let copied = ring.copy_in(place, buffer, at, first).and_then(|()| {
+            if first < count { ring.copy_in(0, buffer, at + first, count - first) } else { Ok(()) }
+        });
+        if copied.is_err() {
+            return Ok(Err(Fault));
+        }
         *written += count as u64;
-        self.positions.written.0.store(*written, Ordering::Release);
-        Ok(count)
+        Ok(Ok(count))
+    }
+
+    /// Sets the writer's position: the reader may read the bytes before it.
+    #[inline]
+    pub fn publish(&self, written: u64) {
+        self.positions.written.0.store(written, Ordering::Release);
     }
 
     /// Returns how many bytes can be read, for a reader whose position is `read`.
@@ -295,20 +326,40 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// Fills `out`, beginning `skip` bytes after the reader's position. [`readable`](Self::readable) has said
-    /// that these bytes are there; the writer's position is not read again.
+    /// Fills `out`, beginning `skip` bytes after the reader's position, as
+    /// [`copy_unread_to`](Self::copy_unread_to) does.
     pub fn copy_unread(&self, read: u64, skip: usize, out: &mut [u8]) {
+        // A slice can be written.
+        let _ = self.copy_unread_to(read, skip, out, 0, out.len());
+    }
+
+    /// Copies `len` bytes to offset `at` of a buffer, beginning `skip` bytes after the reader's position.
+    /// [`readable`](Self::readable) has said that these bytes are there; the writer's position is not read
+    /// again.
+    ///
+    /// # Errors
+    /// Returns an error if the buffer cannot be written.
+    #[inline]
+    pub fn copy_unread_to<B: RecvBuffer + ?Sized>(
+        &self,
+        read: u64,
+        skip: usize,
+        out: &mut B,
+        mut at: usize,
+        mut len: usize,
+    ) -> Result<(), Fault> {
         let base = self.positions.base.load(Ordering::Relaxed);
         let ring = self.current_ring();
-        let (mut at, mut until_end) = ring.locate(read.wrapping_add(skip as u64), base);
-        let mut out = out;
+        let (mut place, mut until_end) = ring.locate(read.wrapping_add(skip as u64), base);
         // At most two rounds, unless another process meanwhile claims a smaller ring; the bytes are that
         // process's own then.
-        while !out.is_empty() {
-            let (first, second) = out.split_at_mut(out.len().min(until_end));
-            ring.copy_out(at, first);
-            (at, until_end, out) = (0, ring.capacity, second);
+        while len > 0 {
+            let count = len.min(until_end);
+            ring.copy_out(place, out, at, count)?;
+            (place, until_end) = (0, ring.capacity);
+            (at, len) = (at + count, len - count);
         }
+        Ok(())
     }
 
     /// Locates the byte at the reader's position if it is in a large ring: the ring's number, the offset in
@@ -349,18 +400,35 @@ impl RingMemory<'_> {
         (at, self.capacity - at)
     }
 
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        self.record_access(at, bytes.len(), true);
-        // SAFETY: `at + bytes.len()` is at most the capacity, by `locate` and `split_at`. The reader does not
-        // look here before the position advances; a reader that breaks the rules only sees other bytes.
-        unsafe { self.bytes.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    /// Copies `len` bytes at offset `from` of a buffer to offset `at`.
+    #[inline]
+    fn copy_in<B: SendBuffer + ?Sized>(
+        &self,
+        at: usize,
+        buffer: &B,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Fault> {
+        self.record_access(at, len, true);
+        // SAFETY: `at + len` is at most the capacity, by `locate` and the caller's `min`; buffers are not in
+        // the ring. The reader does not look here before the position advances; a reader that breaks the
+        // rules only sees other bytes.
+        unsafe { buffer.copy_to(from, self.bytes.add(at).as_ptr(), len) }
     }
 
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        self.record_access(at, bytes.len(), false);
+    /// Copies `len` bytes at offset `at` to offset `to` of a buffer.
+    #[inline]
+    fn copy_out<B: RecvBuffer + ?Sized>(
+        &self,
+        at: usize,
+        buffer: &mut B,
+        to: usize,
+        len: usize,
+    ) -> Result<(), Fault> {
+        self.record_access(at, len, false);
         // SAFETY: as for `copy_in`; a writer that breaks the rules changes the bytes of the copy, on which
         // nothing relies.
-        unsafe { self.bytes.add(at).copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
+        unsafe { buffer.copy_from(to, self.bytes.add(at).as_ptr(), len) }
     }
 
     /// Records the access for the model checker.

@@ -8,8 +8,9 @@ use crate::file::SocketRole;
 use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use crate::sleep::Timeout;
+use crate::user_memory::{UserSlice, efault};
+use ginnel::channel::gather;
 use rustix::io::Errno;
-use std::io::IoSlice;
 
 /// A datagram under construction.
 #[derive(Clone, Debug)]
@@ -24,17 +25,20 @@ impl Ops {
         &self,
         mut state: LockGuard<'_>,
         file: FileId,
-        buffers: &[IoSlice<'_>],
+        buffers: &[UserSlice<'_>],
         corking: bool,
         timeout: Timeout,
     ) -> Result<usize, Errno> {
         let udp_send = state.files.socket(file)?.udp_send.get_or_insert_default();
         let Some(corked) = &mut udp_send.corked else { return Err(Errno::AGAIN) };
         let before = corked.bytes.len();
-        buffers.iter().for_each(|buffer| corked.bytes.extend_from_slice(buffer));
+        if let Err(fault) = gather(buffers, usize::MAX, &mut corked.bytes) {
+            // The whole datagram is discarded (`udp_flush_pending_frames`).
+            udp_send.corked = None;
+            return Err(efault(fault));
+        }
         let added = corked.bytes.len() - before;
         if corked.bytes.len() > DATAGRAM_BYTES_MAX {
-            // The whole datagram is discarded (`udp_flush_pending_frames`).
             udp_send.corked = None;
             return Err(Errno::MSGSIZE);
         }
@@ -56,7 +60,7 @@ impl Ops {
         let (Some(CorkedDatagram { message, bytes }), SocketRole::Udp(udp)) = (corked, socket.role) else {
             return Ok(());
         };
-        self.send_datagram(state, file, udp, message, &[IoSlice::new(&bytes)], timeout).map(|_| ())
+        self.send_datagram(state, file, udp, message, &[UserSlice::new(&bytes)], timeout).map(|_| ())
     }
 }
 
@@ -66,9 +70,10 @@ impl ProcessState {
         &mut self,
         file: FileId,
         message: UdpMessage,
-        buffers: &[IoSlice<'_>],
+        buffers: &[UserSlice<'_>],
     ) -> Result<(), Errno> {
-        let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+        let mut bytes = Vec::new();
+        gather(buffers, usize::MAX, &mut bytes).map_err(efault)?;
         let udp_send = self.files.socket(file)?.udp_send.get_or_insert_default();
         udp_send.corked = Some(CorkedDatagram { message, bytes });
         Ok(())

@@ -5,11 +5,12 @@ use crate::fd_table::FileId;
 use crate::file::SocketRole;
 use crate::process::ProcessState;
 use crate::sockaddr::{self, Family};
+use crate::user_memory::{UserSliceMut, efault};
 use core::ffi::c_int;
 use core::net::SocketAddr;
+use ginnel::channel::scatter;
 use ginnel::{UdpExtendedError, errno};
 use rustix::io::Errno;
-use std::io::IoSliceMut;
 
 /// Bytes of `struct sock_extended_err`.
 const EXTENDED_BYTES: usize = 16;
@@ -64,7 +65,7 @@ impl ProcessState {
     pub(super) fn recv_error(
         &mut self,
         file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [UserSliceMut<'_>],
         control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
         let socket = self.files.socket(file)?;
@@ -77,15 +78,10 @@ impl ProcessState {
         let (has_rfc4884_v4, has_rfc4884_v6) =
             (has_rfc4884("IP_RECVERR_RFC4884"), has_rfc4884("IPV6_RECVERR_RFC4884"));
         let (report, payload) = *self.client.udp_take_extended_error(udp.conn).map_err(|_| Errno::AGAIN)?;
-        let mut rest = &payload[..];
-        for buffer in buffers {
-            let (head, tail) = rest.split_at(rest.len().min(buffer.len()));
-            buffer[..head.len()].copy_from_slice(head);
-            rest = tail;
-        }
-        let mut received = ReceivedMessage::from_stream(payload.len() - rest.len());
+        let count = scatter(&payload, buffers).map_err(efault)?;
+        let mut received = ReceivedMessage::from_stream(count);
         received.from = Some(sockaddr::encode(report.destination, family));
-        received.flags = libc::MSG_ERRQUEUE | if rest.is_empty() { 0 } else { libc::MSG_TRUNC };
+        received.flags = libc::MSG_ERRQUEUE | if count == payload.len() { 0 } else { libc::MSG_TRUNC };
         let has_rfc4884 =
             if report.offender.is_some_and(|from| from.is_ipv4()) { has_rfc4884_v4 } else { has_rfc4884_v6 };
         let (level, cmsg_type): (c_int, c_int) = match family {

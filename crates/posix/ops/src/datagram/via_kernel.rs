@@ -3,20 +3,20 @@
 use super::{ControlMessages, ReceivedMessage, SendArgs};
 use crate::sockaddr::{self, Family};
 use crate::syscall;
+use crate::user_memory::{UserSlice, UserSliceMut};
 use core::ffi::c_int;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Calls `sendmsg` on the kernel socket.
-pub(super) fn send(kernel_fd: RawFd, buffers: &[IoSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+pub(super) fn send(kernel_fd: RawFd, buffers: &[UserSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
     syscall::sendmsg(kernel_fd, buffers, args.to.unwrap_or_default(), args.control, args.flags)
 }
 
 /// Calls `recvmsg` on the kernel socket.
 pub(super) fn recv(
     kernel_fd: RawFd,
-    buffers: &mut [IoSliceMut<'_>],
+    buffers: &mut [UserSliceMut<'_>],
     flags: c_int,
     control_space: usize,
     family: Family,

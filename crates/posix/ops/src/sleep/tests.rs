@@ -69,7 +69,7 @@ fn event_during_handler_takeover_wakes_waiter() {
         let send = || {
             let to = crate::sockaddr::encode(to, crate::Family::V4);
             let args = crate::SendArgs { flags: 0, to: Some(to.bytes()), control: &[] };
-            assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &args), Ok(1));
+            assert_eq!(other.send_to(sends, &[crate::UserSlice::new(b"x")], &args), Ok(1));
             // Looped packets are delivered in the turn in which they were sent or in the next one; answers
             // follow.
             for _ in 0..3 {

@@ -3,8 +3,8 @@
 use crate::kernel::{self, Handler};
 use crate::stack::Stacks;
 use crate::sys::{Fd, Fixture, Sys, port};
+use ginnel_posix_ops::UserSliceMut;
 use libc::{AF_INET, MSG_WAITALL, SIGUSR1, SIGUSR2, SOCK_STREAM};
-use std::io::IoSliceMut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -168,7 +168,7 @@ extern "C" fn call_sockets(_: i32) {
     let Some((stacks, a, _)) = HANDLER_DATA.get() else { return };
     // The handler allocates no memory, because the interrupted code may be in the allocator.
     let mut byte = [0];
-    match stacks.a().0.recv(*a, &mut [IoSliceMut::new(&mut byte)], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+    match stacks.a().0.recv(*a, &mut [UserSliceMut::new(&mut byte)], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(_) => SUCCEEDED.fetch_add(1, Ordering::Relaxed),
         Err(_) => DEFERRED.fetch_add(1, Ordering::Relaxed),
     };

@@ -9,10 +9,9 @@ use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Loopback};
 use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, SendArgs, Timeout};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, SendArgs, Timeout, UserSlice, UserSliceMut};
 use ginnel_stack::device::Device;
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 use std::thread::JoinHandle;
 
 pub const ADDRESSES: [IpAddr; 2] =
@@ -150,24 +149,24 @@ impl Sys for OnStack {
     }
 
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
-        self.0.send(fd, &[IoSlice::new(bytes)], flags)
+        self.0.send(fd, &[UserSlice::new(bytes)], flags)
     }
 
     fn recv(&self, fd: Fd, len_max: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; len_max];
-        let count = self.0.recv(fd, &mut [IoSliceMut::new(&mut bytes)], flags)?;
+        let count = self.0.recv(fd, &mut [UserSliceMut::new(&mut bytes)], flags)?;
         bytes.truncate(count);
         Ok(bytes)
     }
 
     fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
-        let parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let parts: Vec<UserSlice<'_>> = parts.iter().map(|part| UserSlice::new(part)).collect();
         self.0.send(fd, &parts, flags)
     }
 
     fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno> {
         let mut parts: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
-        let mut list: Vec<IoSliceMut<'_>> = parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        let mut list: Vec<UserSliceMut<'_>> = parts.iter_mut().map(|part| UserSliceMut::new(part)).collect();
         let count = self.0.recv(fd, &mut list, flags)?;
         let mut bytes = parts.concat();
         bytes.truncate(count);
@@ -182,7 +181,7 @@ impl Sys for OnStack {
         control: &[u8],
         flags: c_int,
     ) -> Result<usize, Errno> {
-        self.0.send_to(fd, &[IoSlice::new(bytes)], &SendArgs { flags, to, control })
+        self.0.send_to(fd, &[UserSlice::new(bytes)], &SendArgs { flags, to, control })
     }
 
     fn recv_from(
@@ -193,7 +192,7 @@ impl Sys for OnStack {
         flags: c_int,
     ) -> Result<Message, Errno> {
         let mut bytes = vec![0; len_max];
-        let received = self.0.recv_from(fd, &mut [IoSliceMut::new(&mut bytes)], flags, control_capacity)?;
+        let received = self.0.recv_from(fd, &mut [UserSliceMut::new(&mut bytes)], flags, control_capacity)?;
         bytes.truncate(received.count.min(len_max));
         let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
         Ok(Message {

@@ -4,8 +4,8 @@
 use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long, c_uint, c_void};
-use ginnel_posix_ops::Ops;
 use ginnel_posix_ops::ffi::IntoC;
+use ginnel_posix_ops::{Ops, user_memory};
 use rustix::io::Errno;
 
 #[unsafe(no_mangle)]
@@ -154,28 +154,19 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         return unsafe { real::ioctl(fd, request, argument) };
     };
     let answer = |value: Result<c_int, Errno>| {
-        let value = value?;
         // SAFETY: the program passes a pointer to an `int`.
-        let pointer = unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)?;
-        *pointer = value;
-        Ok(())
+        unsafe { user_memory::write(argument.cast(), &value?) }
     };
+    // SAFETY: any bytes are an `int`.
+    let int = || unsafe { user_memory::read(argument.cast::<c_int>()) };
     match request {
         libc::FIONREAD => answer(ops.siocinq(fd)).into_c(),
         libc::TIOCOUTQ => answer(ops.siocoutq(fd)).into_c(),
         SIOCOUTQNSD => answer(ops.siocoutqnsd(fd)).into_c(),
         SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).into_c(),
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
-        SIOCSPGRP | FIOSETOWN => {
-            // SAFETY: the program passes a pointer to an `int`.
-            let owner = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
-            owner.and_then(|owner| ops.set_owner(fd, *owner)).into_c()
-        }
-        libc::FIONBIO => {
-            // SAFETY: the program passes a pointer to an `int`.
-            let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
-            on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).into_c()
-        }
+        SIOCSPGRP | FIOSETOWN => int().and_then(|owner| ops.set_owner(fd, owner)).into_c(),
+        libc::FIONBIO => int().and_then(|on| ops.set_nonblocking(fd, on != 0)).into_c(),
         libc::FIOCLEX | libc::FIONCLEX => {
             // Flags of the descriptor itself are those of the proxy.
             ops.note_fd_flags_changed(fd);

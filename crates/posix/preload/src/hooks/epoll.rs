@@ -6,12 +6,9 @@ use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::c_int;
 use ginnel_posix_ops::ffi::{self, IntoC};
-use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
+use ginnel_posix_ops::{EpollEvent, Ops, Timeout, user_memory};
 use libc::{epoll_event, sigset_t, timespec};
 use rustix::io::Errno;
-
-/// Maximum number of events per call. A program that asks for more gets the rest with its next call.
-const EVENTS_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
@@ -34,19 +31,17 @@ unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 
 hook! {
     fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int = |ops| {
-        if event.is_null() && op != libc::EPOLL_CTL_DEL {
-            Err(Errno::FAULT)
-        } else {
-            // SAFETY: the program passes a pointer to an event, which may be unaligned.
-            let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        // SAFETY: any bytes are an event.
+        let event = (op != libc::EPOLL_CTL_DEL).then(|| unsafe { user_memory::read(event) }).transpose();
+        event.and_then(|event| {
             let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
             ops.epoll_ctl(set, op, fd, event)
-        }
+        })
     };
 }
 
 /// # Safety
-/// `events` must have space for `max_events` events, and `mask` must be null or point to a mask.
+/// The program must have passed `events` to be written to.
 unsafe fn wait(
     ops: &Ops,
     set: c_int,
@@ -55,20 +50,15 @@ unsafe fn wait(
     timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    let Some(max_events) = usize::try_from(max_events).ok().filter(|max_events| *max_events > 0) else {
-        return Err::<usize, _>(Errno::INVAL).into_c();
-    };
-    let mut buffer = [EpollEvent::default(); EVENTS_MAX];
-    let buffer = &mut buffer[..max_events.min(EVENTS_MAX)];
-    // SAFETY: the caller's promise.
-    let result = ops.epoll_wait(set, buffer, timeout, unsafe { mask.as_ref() });
-    if let Ok(count) = result {
-        for (at, event) in buffer[..count].iter().enumerate() {
+    let max_events = usize::try_from(max_events).unwrap_or(0);
+    let checked = user_memory::check_list(events, max_events);
+    let result = checked.and_then(|()| ffi::signal_mask(mask)).and_then(|mask| {
+        ops.epoll_wait_with(set, max_events, timeout, mask.as_ref(), |at, event| {
             let event = epoll_event { events: event.events, u64: event.data };
             // SAFETY: the caller's promise.
-            unsafe { events.add(at).write_unaligned(event) };
-        }
-    }
+            unsafe { user_memory::write(events.wrapping_add(at), &event) }
+        })
+    });
     result.into_c()
 }
 

@@ -8,6 +8,7 @@ use crate::{attach, real};
 use core::ffi::{c_char, c_int, c_short, c_void};
 use core::mem::zeroed;
 use core::ptr;
+use ginnel_posix_ops::fault_signals::IgnoredForExec;
 use ginnel_posix_ops::{ExecGuard, Inheritance, Ops, SignalDeferred};
 use libc::{pid_t, posix_spawnattr_t};
 use runtime::internal_fd::InternalFd;
@@ -26,6 +27,7 @@ struct NextProgramParts {
     _connection: Option<InternalFd>,
     _inheritance: Option<Inheritance>,
     exec_guard: Option<ExecGuard<'static>>,
+    _ignored: IgnoredForExec,
 }
 
 impl NextProgram {
@@ -92,7 +94,8 @@ impl NextProgramParts {
         };
         // SAFETY: the caller's promise.
         let environment = unsafe { inherit::complete_environment(envp, variable) };
-        Self { environment, _connection: connection, _inheritance: inheritance, exec_guard }
+        let _ignored = IgnoredForExec::restore();
+        Self { environment, _connection: connection, _inheritance: inheritance, exec_guard, _ignored }
     }
 }
 

@@ -7,9 +7,9 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use core::mem::{offset_of, size_of, zeroed};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ptr::null_mut;
-use ginnel_posix_ops::Ops;
 use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::interfaces::{FIRST_INDEX, Interface, NAME_MAX, broadcast_v4, mask_v4};
+use ginnel_posix_ops::{Ops, user_memory};
 use libc::{
     if_nameindex as NameIndex, ifaddrs, ifreq, in6_addr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_ll,
 };
@@ -386,11 +386,12 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
         return unsafe { siocgifconf(ops, fd, argument.cast()) };
     }
     if SINGLE_INTERFACE_REQUESTS.contains(&request)
-        // SAFETY: the caller's promise; the kernel refuses a null pointer.
-        && let Some(ifreq) = unsafe { argument.cast::<ifreq>().as_mut() }
-        && let Some(answer) = answer_request(ops, request, ifreq)
+        // SAFETY: any bytes are a request. The kernel reports one that cannot be read.
+        && let Ok(mut ifreq) = unsafe { user_memory::read(argument.cast::<ifreq>()) }
+        && let Some(answer) = answer_request(ops, request, &mut ifreq)
     {
-        return answer.into_c();
+        // SAFETY: the program's request.
+        return answer.and_then(|()| unsafe { user_memory::write(argument.cast(), &ifreq) }).into_c();
     }
     // SAFETY: the program's arguments, unchanged; proxy descriptors are sockets, and all sockets answer
     // alike.
@@ -454,10 +455,13 @@ fn answer_request(ops: &Ops, request: c_ulong, ifreq: &mut ifreq) -> Option<Resu
 /// Handles `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
 ///
 /// # Safety
-/// `ifconf` must be null, or as in netdevice(7).
-unsafe fn siocgifconf(ops: &Ops, fd: c_int, ifconf: *mut libc::ifconf) -> c_int {
-    // SAFETY: the caller's promise.
-    let Some(ifconf) = (unsafe { ifconf.as_mut() }) else { return ffi::fail_with(Errno::FAULT, -1) };
+/// The program must have passed the pointer to be written to.
+unsafe fn siocgifconf(ops: &Ops, fd: c_int, argument: *mut libc::ifconf) -> c_int {
+    // SAFETY: any bytes are a request.
+    let mut ifconf = match unsafe { user_memory::read(argument) } {
+        Ok(ifconf) => ifconf,
+        Err(error) => return ffi::fail_with(error, -1),
+    };
     let request = size_of::<ifreq>();
     // SAFETY: an all-zero request is valid and asks for the length.
     let mut kernels: libc::ifconf = unsafe { zeroed() };
@@ -497,13 +501,12 @@ unsafe fn siocgifconf(ops: &Ops, fd: c_int, ifconf: *mut libc::ifconf) -> c_int 
     let fits =
         if dest.is_null() { all.len() } else { ifconf.ifc_len.max(0).cast_unsigned() as usize / request };
     let count = all.len().min(fits);
-    if !dest.is_null() {
-        // SAFETY: the program's buffer is as long as it says.
-        unsafe { core::ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), dest.cast(), count * request) };
-    }
     // Cannot truncate: the length is the program's, or that of a few interfaces.
     ifconf.ifc_len = (count * request) as c_int;
-    0
+    let entries = if dest.is_null() { &[] } else { &all[..count] };
+    // SAFETY: the program's buffer and its request.
+    unsafe { user_memory::write_list(dest, entries).and_then(|()| user_memory::write(argument, &ifconf)) }
+        .into_c()
 }
 
 // From `linux/sockios.h`.

@@ -3,27 +3,40 @@
 
 use crate::{attach, real};
 use core::ffi::c_int;
+use core::mem::{MaybeUninit, offset_of};
 use ginnel_posix_ops::ffi::{self, IntoC};
-use ginnel_posix_ops::{Ops, Timeout};
+use ginnel_posix_ops::{Ops, SignalDeferred, Timeout, user_memory};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// Returns the operations if a descriptor in the list belongs to the stack.
-///
-/// # Safety
-/// The list must have `count` elements.
-unsafe fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
+/// How many elements of a list are read at a time, and fit in a list without an allocation.
+const SHORT_LIST: usize = 32;
+
+/// Returns the operations if a descriptor in the list belongs to the stack. The kernel reports a list that
+/// cannot be read.
+fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     let ops = attach::ops()?;
     let count = usize::try_from(count).ok()?;
-    // SAFETY: the caller's promise.
-    (0..count).any(|at| ops.owns(unsafe { (*fds.add(at)).fd })).then_some(ops)
+    let mut part = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
+    for start in (0..count).step_by(SHORT_LIST) {
+        let len = SHORT_LIST.min(count - start);
+        // SAFETY: any bytes are an element.
+        let read = unsafe { user_memory::read_list(fds.wrapping_add(start), &mut part[..len]) };
+        read.ok()?;
+        // SAFETY: `len` elements were read.
+        if part[..len].iter().any(|fd| ops.owns(unsafe { fd.assume_init_ref() }.fd)) {
+            return Some(ops);
+        }
+    }
+    None
 }
 
-/// Implements `poll` on a list with stack sockets.
+/// Implements `poll` on a list with stack sockets. As the kernel does, reads the list first and writes only
+/// `revents`.
 ///
 /// # Safety
-/// The list must have `count` elements, and `mask` must be null or point to a mask.
+/// The program must have passed the list to be written to.
 unsafe fn poll_stack(
     ops: &Ops,
     fds: *mut pollfd,
@@ -31,15 +44,32 @@ unsafe fn poll_stack(
     timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise; the length fits in `usize`, as `any_stack_fd` has checked.
-    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
-    // SAFETY: the caller's promise.
-    ops.poll(fds, timeout, unsafe { mask.as_ref() }).into_c()
+    // Fits in `usize`, as `any_stack_fd` has checked.
+    let count = count as usize;
+    let mut short = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
+    let mut long = (count > short.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(count)));
+    let place = match &mut long {
+        Some(long) => &mut long.spare_capacity_mut()[..count],
+        None => &mut short[..count],
+    };
+    // SAFETY: any bytes are an element.
+    let result = unsafe { user_memory::read_list(fds, place) }.and_then(|()| {
+        // SAFETY: all elements were read.
+        let copy = unsafe { core::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<pollfd>(), count) };
+        let ready = ops.poll(copy, timeout, ffi::signal_mask(mask)?.as_ref())?;
+        for (at, fd) in copy.iter().enumerate() {
+            let revents = fds.wrapping_add(at).wrapping_byte_add(offset_of!(pollfd, revents));
+            // SAFETY: the caller's promise.
+            unsafe { user_memory::write(revents.cast(), &fd.revents) }?;
+        }
+        Ok(ready)
+    });
+    result.into_c()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the program's list is as long as it says.
+    // SAFETY: the program's arguments, unchanged.
     unsafe {
         match any_stack_fd(fds, count) {
             Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
@@ -55,7 +85,7 @@ unsafe extern "C" fn __poll_chk(
     timeout: c_int,
     buffer_len: size_t,
 ) -> c_int {
-    // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
+    // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too many elements.
     unsafe {
         match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= buffer_len) {
             Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
@@ -71,7 +101,7 @@ unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's list is as long as it says.
+    // SAFETY: the program's arguments, unchanged.
     unsafe {
         let Some(ops) = any_stack_fd(fds, count) else { return real::ppoll(fds, count, timeout, mask) };
         match ffi::timeout(timeout) {
@@ -89,7 +119,7 @@ unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     buffer_len: size_t,
 ) -> c_int {
-    // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
+    // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too many elements.
     unsafe {
         if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= buffer_len {
             return ppoll(fds, count, timeout, mask);
@@ -98,25 +128,97 @@ unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// Returns a set of `select` as words for `count` descriptors.
-unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> Option<&'a mut [u64]> {
-    let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
-    // SAFETY: the program's sets have `count` bits, in words.
-    (!set.is_null()).then(|| unsafe { core::slice::from_raw_parts_mut(set.cast(), words) })
+/// Words of a set of `select` that need no allocation: those of an `fd_set`.
+const SHORT_SET: usize = size_of::<fd_set>() / size_of::<u64>();
+
+/// The sets of a call of `select`, copied as words for `count` descriptors.
+struct Sets {
+    short: [[u64; SHORT_SET]; 3],
+    long: Option<SignalDeferred<[Vec<u64>; 3]>>,
+    is_present: [bool; 3],
+    words: usize,
 }
 
-/// Returns the operations if a descriptor in the sets belongs to the stack.
-unsafe fn any_stack_fd_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
+impl Sets {
+    /// Reads the sets of the program, which may be null.
+    fn read(count: c_int, sets: [*mut fd_set; 3]) -> Result<Self, Errno> {
+        let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
+        let long =
+            (words > SHORT_SET).then(|| SignalDeferred::new(|| core::array::from_fn(|_| vec![0; words])));
+        let is_present = sets.map(|set| !set.is_null());
+        let mut copies = Self { short: [[0; SHORT_SET]; 3], long, is_present, words };
+        for (copy, set) in copies.words().into_iter().zip(sets) {
+            if let Some(copy) = copy {
+                // SAFETY: any bytes are words, and initialized words may be overwritten.
+                unsafe {
+                    let place = core::slice::from_raw_parts_mut(copy.as_mut_ptr().cast(), copy.len());
+                    user_memory::read_list(set.cast_const().cast::<u64>(), place)?;
+                }
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Returns the words of the sets that are not null.
+    fn words(&mut self) -> [Option<&mut [u64]>; 3] {
+        let words = self.words;
+        let [a, b, c] = match &mut self.long {
+            Some(long) => long.each_mut().map(|set| &mut set[..words]),
+            None => self.short.each_mut().map(|set| &mut set[..words]),
+        };
+        let [has_a, has_b, has_c] = self.is_present;
+        [has_a.then_some(a), has_b.then_some(b), has_c.then_some(c)]
+    }
+
+    /// Writes the sets to those of the program.
+    ///
+    /// # Safety
+    /// The program must have passed the sets to be written to.
+    unsafe fn write(&mut self, sets: [*mut fd_set; 3]) -> Result<(), Errno> {
+        for (copy, set) in self.words().into_iter().zip(sets) {
+            if let Some(copy) = copy {
+                // SAFETY: the caller's promise.
+                unsafe { user_memory::write_list(set.cast::<u64>(), copy) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a descriptor in the sets belongs to the stack.
+    fn has_stack_fd(&mut self, ops: &Ops, count: c_int) -> bool {
+        self.words().into_iter().flatten().any(|words| {
+            let bits = words.iter().enumerate().flat_map(|(at, word)| {
+                (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| (at * 64 + bit) as c_int)
+            });
+            bits.into_iter().any(|fd| fd < count && ops.owns(fd))
+        })
+    }
+}
+
+/// Returns the operations and a copy of the sets if a descriptor in them belongs to the stack. The kernel
+/// reports sets that cannot be read.
+fn stack_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<(&'static Ops, Sets)> {
     let ops = attach::ops()?;
-    let any = sets.iter().any(|set| {
-        // SAFETY: the program's sets are as long as it says.
-        let Some(words) = (unsafe { words(*set, count) }) else { return false };
-        let bits = words.iter().enumerate().flat_map(|(at, word)| {
-            (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| (at * 64 + bit) as c_int)
-        });
-        bits.into_iter().any(|fd| fd < count && ops.owns(fd))
-    });
-    any.then_some(ops)
+    let mut copies = Sets::read(count, sets).ok()?;
+    copies.has_stack_fd(ops, count).then_some((ops, copies))
+}
+
+/// Calls `select` with a copy of the program's sets.
+///
+/// # Safety
+/// The program must have passed the sets to be written to.
+unsafe fn select_stack(
+    ops: &Ops,
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    mut copies: Sets,
+    timeout: Timeout,
+    mask: Option<&sigset_t>,
+) -> Result<usize, Errno> {
+    let ready = ops.select(count, copies.words(), timeout, mask)?;
+    // SAFETY: the caller's promise.
+    unsafe { copies.write(sets) }?;
+    Ok(ready)
 }
 
 #[unsafe(no_mangle)]
@@ -127,33 +229,36 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the program's sets and time-out are valid or null.
-    unsafe {
-        let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
-            return real::select(count, read, write, except, timeout);
-        };
-        let time = timeout.as_mut();
-        let limit = match &time {
-            None => None,
-            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
-                return Err::<usize, _>(Errno::INVAL).into_c();
-            }
-            Some(time) => Some(
-                Duration::from_secs(time.tv_sec.unsigned_abs())
-                    + Duration::from_micros(time.tv_usec.unsigned_abs()),
-            ),
-        };
-        let began = Instant::now();
-        let sets = [words(read, count), words(write, count), words(except, count)];
-        let result = ops.select(count, sets, Timeout::after(limit), None);
-        if let (Some(time), Some(limit)) = (time, limit) {
-            // Linux stores the remaining time.
-            let remaining = limit.saturating_sub(began.elapsed());
-            time.tv_sec = remaining.as_secs().cast_signed();
-            time.tv_usec = remaining.subsec_micros().into();
+    let sets = [read, write, except];
+    let Some((ops, copies)) = stack_sets(count, sets) else {
+        // SAFETY: the program's arguments, unchanged.
+        return unsafe { real::select(count, read, write, except, timeout) };
+    };
+    // SAFETY: any bytes are a time.
+    let time = (!timeout.is_null()).then(|| unsafe { user_memory::read(timeout) }).transpose();
+    let limit = match time {
+        Err(error) => return Err::<usize, _>(error).into_c(),
+        Ok(None) => None,
+        Ok(Some(time)) if time.tv_sec < 0 || time.tv_usec < 0 => {
+            return Err::<usize, _>(Errno::INVAL).into_c();
         }
-        result.into_c()
+        Ok(Some(time)) => Some(
+            Duration::from_secs(time.tv_sec.unsigned_abs())
+                + Duration::from_micros(time.tv_usec.unsigned_abs()),
+        ),
+    };
+    let began = Instant::now();
+    // SAFETY: the program's sets.
+    let result = unsafe { select_stack(ops, count, sets, copies, Timeout::after(limit), None) };
+    if let Some(limit) = limit {
+        // Linux stores the remaining time, and ignores an error.
+        let remaining = limit.saturating_sub(began.elapsed());
+        let remaining =
+            timeval { tv_sec: remaining.as_secs().cast_signed(), tv_usec: remaining.subsec_micros().into() };
+        // SAFETY: the program's time-out.
+        let _ = unsafe { user_memory::write(timeout, &remaining) };
     }
+    result.into_c()
 }
 
 #[unsafe(no_mangle)]
@@ -165,15 +270,17 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's sets and time-out are valid or null.
-    unsafe {
-        let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
-            return real::pselect(count, read, write, except, timeout, mask);
-        };
-        let sets = [words(read, count), words(write, count), words(except, count)];
-        let limit = ffi::timeout(timeout);
-        limit.and_then(|limit| ops.select(count, sets, Timeout::after(limit), mask.as_ref())).into_c()
-    }
+    let sets = [read, write, except];
+    let Some((ops, copies)) = stack_sets(count, sets) else {
+        // SAFETY: the program's arguments, unchanged.
+        return unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    };
+    let result = ffi::timeout(timeout).and_then(|limit| {
+        let mask = ffi::signal_mask(mask)?;
+        // SAFETY: the program's sets.
+        unsafe { select_stack(ops, count, sets, copies, Timeout::after(limit), mask.as_ref()) }
+    });
+    result.into_c()
 }
 
 alias! {

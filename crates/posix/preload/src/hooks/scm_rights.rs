@@ -4,10 +4,13 @@
 
 use crate::attach;
 use core::ffi::c_int;
-use ginnel_posix_ops::{Ops, PassedFd, SignalDeferred};
+use ginnel_posix_ops::{Ops, PassedFd, SignalDeferred, user_memory};
 use libc::{cmsghdr, msghdr};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+
+/// Maximum length of control messages, in bytes (`net.core.optmem_max`).
+pub const CONTROL_BYTES_MAX: usize = 128 << 10;
 
 /// Calls `act` with each descriptor in the control messages, and stores what it becomes.
 ///
@@ -38,18 +41,16 @@ unsafe fn for_each_fd(
 }
 
 /// Calls `send` with a copy of the message in which stack sockets are replaced by what is passed. Returns
-/// `None` if the message contains none, or cannot be parsed: then it must be sent unchanged.
-///
-/// # Safety
-/// The message must be null or valid.
-pub unsafe fn send_passing_fds<T>(
+/// `None` if the message contains none, or cannot be read or parsed: then it must be sent unchanged.
+pub fn send_passing_fds<T>(
     message: *const msghdr,
     send: impl FnOnce(*const msghdr) -> T,
 ) -> Option<Result<T, Errno>> {
-    // SAFETY: the caller's promise.
-    let original = unsafe { message.as_ref() }?;
     let ops = attach::ops()?;
-    if original.msg_control.is_null() || original.msg_controllen < size_of::<cmsghdr>() {
+    // SAFETY: any bytes are a message.
+    let original = unsafe { user_memory::read(message) }.ok()?;
+    let control_len = original.msg_controllen;
+    if !(size_of::<cmsghdr>()..=CONTROL_BYTES_MAX).contains(&control_len) {
         return None;
     }
     let mut any = false;
@@ -57,22 +58,12 @@ pub unsafe fn send_passing_fds<T>(
         any |= ops.owns(*fd);
         Ok(())
     };
-    // SAFETY: the caller's promise; the bytes are only read.
-    let control_bytes = unsafe {
-        let control: *const u8 = original.msg_control.cast();
-        core::slice::from_raw_parts(control, original.msg_controllen)
-    };
     // Aligned as control messages must be.
-    let mut buffer = SignalDeferred::new(|| vec![0u64; control_bytes.len().div_ceil(size_of::<u64>())]);
-    // SAFETY: the buffer is at least that long.
-    unsafe {
-        core::ptr::copy_nonoverlapping(
-            control_bytes.as_ptr(),
-            buffer.as_mut_ptr().cast(),
-            control_bytes.len(),
-        )
-    };
-    let mut copy = *original;
+    let mut buffer = SignalDeferred::new(|| vec![0u64; control_len.div_ceil(size_of::<u64>())]);
+    // SAFETY: the buffer is at least that long, and any bytes may be stored there.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), control_len) };
+    user_memory::read_bytes(original.msg_control.cast_const().cast(), bytes).ok()?;
+    let mut copy = original;
     copy.msg_control = buffer.as_mut_ptr().cast();
     // SAFETY: a copy of valid control messages.
     unsafe { for_each_fd(&raw const copy, check) }.ok()?;

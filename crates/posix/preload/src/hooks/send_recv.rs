@@ -4,31 +4,20 @@
 use super::{scm_rights, stack_ops};
 use crate::{attach, real};
 use core::ffi::{c_int, c_uint, c_void};
-use ginnel_posix_ops::ffi::{self, IntoC};
-use ginnel_posix_ops::{Ops, SendArgs, SignalDeferred};
+use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
+use ginnel_posix_ops::{Ops, SendArgs, SignalDeferred, SockaddrBytes, UserSlice, UserSliceMut, user_memory};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
-use std::io::{IoSlice, IoSliceMut};
 
 /// Sends one buffer.
-///
-/// # Safety
-/// `bytes` must be readable for `len` bytes.
-unsafe fn send_one(
-    ops: &Ops,
-    fd: c_int,
-    bytes: *const c_void,
-    len: size_t,
-    flags: c_int,
-) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { ffi::bytes(bytes, len) }.and_then(|bytes| ops.send(fd, &[IoSlice::new(bytes)], flags))
+fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> Result<usize, Errno> {
+    UserSlice::from_raw(bytes, len).and_then(|bytes| ops.send(fd, &[bytes], flags))
 }
 
 /// Receives into one buffer.
 ///
 /// # Safety
-/// `bytes` must be null or writable for `len` bytes.
+/// The program must have passed the buffer to be written to.
 unsafe fn recv_one(
     ops: &Ops,
     fd: c_int,
@@ -36,45 +25,33 @@ unsafe fn recv_one(
     len: size_t,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
-        let mut discarded = SignalDeferred::new(|| vec![0; len.min(1 << 20)]);
-        return ops.recv(fd, &mut [IoSliceMut::new(&mut discarded)], flags);
-    }
-    if bytes.is_null() && len > 0 {
-        return ops.recv_to_null(fd, flags);
-    }
     // SAFETY: the caller's promise.
-    unsafe { ffi::writable_bytes(bytes, len) }
-        .and_then(|buffer| ops.recv(fd, &mut [IoSliceMut::new(buffer)], flags))
+    unsafe { UserSliceMut::from_raw(bytes, len) }.and_then(|buffer| ops.recv(fd, &mut [buffer], flags))
 }
 
 hook! {
     fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t = |ops| {
-        // SAFETY: the program's buffer is as long as it says.
-        unsafe { send_one(ops, fd, bytes, len, flags) }
+        send_one(ops, fd, bytes, len, flags)
     };
     fn sendto(
         fd: c_int, bytes: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t,
     ) -> ssize_t = |ops| {
-        // SAFETY: the program's buffer and address are as long as it says.
-        unsafe { ffi::bytes(bytes, len) }.and_then(|bytes| {
-            // SAFETY: the program's address is as long as it says.
-            let to = unsafe { ffi::optional_address(to, to_len) }?;
-            ops.send_to(fd, &[IoSlice::new(bytes)], &SendArgs { flags, to, control: &[] })
+        UserSlice::from_raw(bytes, len).and_then(|bytes| {
+            let to = UserAddress::read_optional(to, to_len)?;
+            let to = to.as_ref().map(UserAddress::bytes);
+            ops.send_to(fd, &[bytes], &SendArgs { flags, to, control: &[] })
         })
     };
     fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t = |ops| {
-        // SAFETY: the program's buffer is as long as it says.
-        unsafe { send_one(ops, fd, bytes, len, 0) }
+        send_one(ops, fd, bytes, len, 0)
     };
     fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t = |ops| {
         buffer_count(count).and_then(|count| {
-            // SAFETY: the program's list and buffers are as long as it says.
-            unsafe { ffi::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0)) }
+            user_memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0))
         })
     };
     fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t = |ops| {
-        // SAFETY: the program's buffer is as long as it says.
+        // SAFETY: the program's buffer.
         unsafe { recv_one(ops, fd, bytes, len, flags) }
     };
     fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t = |ops| {
@@ -82,19 +59,18 @@ hook! {
         if len == 0 && ops.owns(fd) {
             Ok(0)
         } else {
-            // SAFETY: the program's buffer is as long as it says.
+            // SAFETY: the program's buffer.
             unsafe { recv_one(ops, fd, bytes, len, 0) }
         }
     };
     fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t = |ops| {
         buffer_count(count).and_then(|count| {
-            // SAFETY: the program's list and buffers are as long as it says.
-            unsafe { ffi::with_buffers_mut(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }
+            // SAFETY: the program's buffers.
+            unsafe { user_memory::with_buffers_mut(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }
         })
     };
     fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t = |ops| {
-        // SAFETY: the program's offset, which may be null.
-        ops.sendfile(out, from, unsafe { offset.as_mut() }, count)
+        sendfile_at(ops, out, from, offset, count)
     };
 }
 
@@ -118,54 +94,98 @@ fn buffer_count(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
 }
 
-/// Sends a message. A stack socket cannot carry control messages for the kernel, such as descriptors.
-///
-/// # Safety
-/// The message must be null or valid.
-unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_int) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let message = ffi::message(message)?;
-        let buffers = message.msg_iov.cast_const();
-        let to = ffi::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
-        let control = ffi::bytes(message.msg_control, message.msg_controllen)?;
-        let sending = SendArgs { flags, to, control };
-        ffi::with_buffers(buffers, message.msg_iovlen, |buffers| ops.send_to(fd, buffers, &sending))
+/// Calls `sendfile` with the program's offset, which may be null.
+fn sendfile_at(
+    ops: &Ops,
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> Result<usize, Errno> {
+    if offset.is_null() {
+        return ops.sendfile(out, from, None, count);
     }
+    // SAFETY: any bytes are an offset.
+    let mut position = unsafe { user_memory::read(offset) }?;
+    let sent = ops.sendfile(out, from, Some(&mut position), count);
+    // SAFETY: the program's offset.
+    unsafe { user_memory::write(offset, &position) }.and(sent)
+}
+
+/// Runs a closure with a copy of the program's control messages.
+fn with_control<T>(message: &msghdr, run: impl FnOnce(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
+    let len = message.msg_controllen;
+    if len == 0 {
+        return run(&[]);
+    }
+    if len > scm_rights::CONTROL_BYTES_MAX {
+        return Err(Errno::NOBUFS);
+    }
+    let mut short = [0; 256];
+    let mut long = (len > short.len()).then(|| SignalDeferred::new(|| vec![0; len]));
+    let copy = long.as_mut().map_or(&mut short[..], |long| &mut long[..]);
+    user_memory::read_bytes(message.msg_control.cast_const().cast(), &mut copy[..len])?;
+    run(&copy[..len])
+}
+
+/// Sends a message. A stack socket cannot carry control messages for the kernel, such as descriptors.
+fn send_message(ops: &Ops, fd: c_int, message: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    let to = UserAddress::read_optional(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+    let to = to.as_ref().map(UserAddress::bytes);
+    user_memory::with_buffers(message.msg_iov, message.msg_iovlen, |buffers| {
+        with_control(message, |control| ops.send_to(fd, buffers, &SendArgs { flags, to, control }))
+    })
+}
+
+/// Returns the address of a field of a structure of the program.
+macro_rules! field {
+    ($structure:expr, $kind:ty, $field:ident) => {
+        $structure.wrapping_byte_add(core::mem::offset_of!($kind, $field)).cast()
+    };
 }
 
 /// Receives a message, with its sender's address and as many control messages as fit.
 ///
+/// Returns the length of the message and its `msg_flags`.
+///
 /// # Safety
-/// The message must be null or valid.
-unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int) -> Result<usize, Errno> {
+/// The program must have passed the message to be written to.
+unsafe fn recv_message(
+    ops: &Ops,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> Result<(usize, c_int), Errno> {
+    let own = ffi::message(message)?;
+    let control_space = if own.msg_control.is_null() { 0 } else { own.msg_controllen };
     // SAFETY: the caller's promise.
     unsafe {
-        let message = message.as_mut().ok_or(Errno::FAULT)?;
-        let buffers = message.msg_iov.cast_const();
-        let control_space = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
-        let received = ffi::with_buffers_mut(buffers, message.msg_iovlen, |buffers| {
+        let received = user_memory::with_buffers_mut(own.msg_iov, own.msg_iovlen, |buffers| {
             ops.recv_from(fd, buffers, flags, control_space)
         })?;
-        match received.from.filter(|_| !message.msg_name.is_null()) {
-            Some(from) => ffi::write_value(from.bytes(), message.msg_name, &raw mut message.msg_namelen)?,
-            None => message.msg_namelen = 0,
+        if !own.msg_name.is_null() {
+            let from = received.from.as_ref().map_or(&[][..], SockaddrBytes::bytes);
+            ffi::write_value(from, own.msg_name, field!(message, msghdr, msg_namelen))?;
         }
+        // The operations were told how much space there is. Control messages that cannot be stored are lost
+        // (`put_cmsg`).
         let control = received.control.bytes();
-        // The operations were told how much space there is.
-        core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len());
-        message.msg_controllen = control.len() as _;
+        let is_stored = user_memory::write_list(own.msg_control.cast(), control).is_ok();
         let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
-        message.msg_flags = received.flags | truncation;
-        Ok(received.count)
+        let msg_flags = received.flags | truncation;
+        user_memory::write(field!(message, msghdr, msg_flags), &msg_flags)?;
+        let control_len: size_t = if is_stored { control.len() } else { 0 };
+        user_memory::write(field!(message, msghdr, msg_controllen), &control_len)?;
+        Ok((received.count, msg_flags))
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     match stack_ops(fd) {
-        // SAFETY: the program's message is valid.
-        Some(ops) => unsafe { send_message(ops, fd, message, flags) }.into_c(),
+        Some(ops) => {
+            ffi::message(message).and_then(|message| send_message(ops, fd, &message, flags)).into_c()
+        }
         // SAFETY: the program's arguments, except for stack sockets in the message.
         None => unsafe {
             match scm_rights::send_passing_fds(message, |message| real::sendmsg(fd, message, flags)) {
@@ -182,28 +202,35 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     let Some(ops) = stack_ops(fd) else {
         // SAFETY: the program's arguments, one message after the other if they may contain stack sockets.
         return unsafe {
-            let has_control = |at: usize| (*messages.add(at)).msg_hdr.msg_controllen > 0;
+            let has_control = |at: usize| {
+                // The kernel reports a message that cannot be read.
+                user_memory::read(messages.wrapping_add(at)).is_ok_and(|m| m.msg_hdr.msg_controllen > 0)
+            };
             if attach::ops().is_none() || !(0..count as usize).any(has_control) {
                 return real::sendmmsg(fd, messages, count, flags);
             }
             for at in 0..count as usize {
-                let message = &mut *messages.add(at);
-                match sendmsg(fd, &raw const message.msg_hdr, flags) {
-                    ..0 => return if at == 0 { -1 } else { at as c_int },
-                    sent => message.msg_len = sent as c_uint,
+                let message = messages.wrapping_add(at);
+                let sent = sendmsg(fd, message.cast(), flags);
+                let stored = user_memory::write(field!(message, mmsghdr, msg_len), &(sent as c_uint));
+                if sent < 0 || stored.is_err() {
+                    return if at == 0 {
+                        stored.map_or_else(|e| ffi::fail_with(e, -1), |()| -1)
+                    } else {
+                        at as c_int
+                    };
                 }
             }
             count as c_int
         };
     };
     let sent = ops.sendmmsg(count as usize, |number| {
-        // SAFETY: the program's list has `count` elements, each with valid buffers.
-        unsafe {
-            let message = &mut *messages.add(number);
-            let sent = send_message(ops, fd, &raw const message.msg_hdr, flags)?;
-            message.msg_len = sent as c_uint;
-            Ok((sent, ffi::total_len(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen)))
-        }
+        let message = messages.wrapping_add(number);
+        let header = ffi::message(message.cast())?;
+        let sent = send_message(ops, fd, &header, flags)?;
+        // SAFETY: the program's list.
+        unsafe { user_memory::write(field!(message, mmsghdr, msg_len), &(sent as c_uint)) }?;
+        Ok((sent, ffi::total_len(header.msg_iov, header.msg_iovlen)?))
     });
     sent.map_or_else(|error| Err::<usize, _>(error).into_c(), |count| count as c_int)
 }
@@ -217,7 +244,7 @@ unsafe extern "C" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     match stack_ops(fd).filter(|_| len <= buffer) {
-        // SAFETY: the program's buffer is as long as it says.
+        // SAFETY: the program's buffer.
         Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) }.into_c(),
         // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too much space.
         None => unsafe { real::__recv_chk(fd, bytes, len, buffer, flags) },
@@ -237,24 +264,19 @@ unsafe extern "C" fn recvfrom(
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::recvfrom(fd, bytes, len, flags, from, from_len) };
     };
-    // SAFETY: the program's buffer is as long as it says.
-    unsafe {
-        if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
-            return recv_one(ops, fd, bytes, len, flags).into_c();
-        }
-        let received = ffi::writable_bytes(bytes, len)
-            .and_then(|buffer| ops.recv_from(fd, &mut [IoSliceMut::new(buffer)], flags, 0))
-            .and_then(|received| {
-                match received.from.filter(|_| !from.is_null()) {
-                    Some(name) => ffi::write_value(name.bytes(), from.cast(), from_len)?,
-                    // A stream does not report a sender.
-                    None if !from.is_null() && !from_len.is_null() => *from_len = 0,
-                    None => {}
-                }
-                Ok(received.count)
-            });
-        received.into_c()
-    }
+    // SAFETY: the program's buffer.
+    let received = unsafe { UserSliceMut::from_raw(bytes, len) }
+        .and_then(|buffer| ops.recv_from(fd, &mut [buffer], flags, 0))
+        .and_then(|received| {
+            if !from.is_null() {
+                // A stream does not report a sender.
+                let name = received.from.as_ref().map_or(&[][..], SockaddrBytes::bytes);
+                // SAFETY: the program's buffer and its length.
+                unsafe { ffi::write_value(name, from.cast(), from_len) }?;
+            }
+            Ok(received.count)
+        });
+    received.into_c()
 }
 
 #[unsafe(no_mangle)]
@@ -288,8 +310,8 @@ unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, len: size_t, buff
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match stack_ops(fd) {
-        // SAFETY: the program's message is valid.
-        Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.into_c(),
+        // SAFETY: the program's message.
+        Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.map(|(count, _)| count).into_c(),
         // SAFETY: the program's arguments, unchanged.
         None => unsafe {
             let count = real::recvmsg(fd, message, flags);
@@ -318,26 +340,30 @@ unsafe extern "C" fn recvmmsg(
             count
         };
     };
-    // SAFETY: the program's time-out, which may be null.
-    let limit = match unsafe { ffi::timeout(timeout) } {
+    let limit = match ffi::timeout(timeout) {
         Ok(limit) => limit,
         Err(error) => return Err::<usize, _>(error).into_c(),
     };
     let received = ops.recvmmsg(fd, count as usize, flags, limit, |number, flags| {
-        // SAFETY: the program's list has `count` elements, each a valid message.
+        let message = messages.wrapping_add(number);
+        // SAFETY: the program's list.
         unsafe {
-            let message = &mut *messages.add(number);
-            message.msg_len = recv_message(ops, fd, &raw mut message.msg_hdr, flags)? as c_uint;
-            Ok(message.msg_hdr.msg_flags)
+            let (count, msg_flags) = recv_message(ops, fd, message.cast(), flags)?;
+            user_memory::write(field!(message, mmsghdr, msg_len), &(count as c_uint))?;
+            Ok(msg_flags)
         }
     });
     match received {
         Ok((count, remaining)) => {
             if let Some(remaining) = remaining {
-                // SAFETY: the time-out was read from there.
-                let stored = unsafe { &mut *timeout };
-                stored.tv_sec = remaining.as_secs().cast_signed();
-                stored.tv_nsec = remaining.subsec_nanos().into();
+                let remaining = timespec {
+                    tv_sec: remaining.as_secs().cast_signed(),
+                    tv_nsec: remaining.subsec_nanos().into(),
+                };
+                // SAFETY: the program's time-out.
+                if let Err(error) = unsafe { user_memory::write(timeout, &remaining) } {
+                    return Err::<usize, _>(error).into_c();
+                }
             }
             count as c_int
         }

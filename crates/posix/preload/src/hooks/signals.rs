@@ -10,7 +10,7 @@ use core::ffi::{c_int, c_long};
 use core::mem::zeroed;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
-use ginnel_posix_ops::signal_handlers;
+use ginnel_posix_ops::{fault_signals, ffi, signal_handlers, user_memory};
 use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t};
 
 /// A flag without effect that `sysv_signal` has always set.
@@ -38,6 +38,11 @@ fn is_handler(handler: sighandler_t) -> bool {
     ![SIG_DFL, SIG_IGN, SIG_ERR].contains(&handler)
 }
 
+/// Returns whether a disposition must pass through [`install`] rather than libc's function.
+fn needs_install(number: c_int, handler: sighandler_t) -> bool {
+    is_handler(handler) || handler != SIG_ERR && fault_signals::is_fault_signal(number)
+}
+
 fn bit(number: c_int) -> u64 {
     if (1..=64).contains(&number) { 1 << (number - 1) } else { 0 }
 }
@@ -55,6 +60,9 @@ fn set_bit(set: &AtomicU64, number: c_int, is_in: bool) {
 
 /// Returns the handler and the flags to install in the kernel.
 fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+    if let Some(replaced) = fault_signals::to_kernel(number, handler, flags) {
+        return replaced;
+    }
     let has_siginfo = flags & SA_SIGINFO != 0;
     if flags & SA_RESETHAND != 0 {
         set_bit(&ONE_SHOT_PLAIN, number, is_handler(handler) && !has_siginfo);
@@ -69,7 +77,8 @@ fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_
 
 /// Returns the handler and the flags as the program has set them. `is_plain` tells that the signal has or had
 /// a one-shot handler with one argument.
-fn to_program(is_plain: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+fn to_program(number: c_int, is_plain: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+    let (handler, flags) = fault_signals::to_program(number, handler).unwrap_or((handler, flags));
     match signal_handlers::handler_of(handler) {
         Some((handler, true)) => (handler, flags),
         Some((handler, false)) => (handler, flags & !SA_SIGINFO),
@@ -95,7 +104,7 @@ unsafe extern "C" fn sigaction(
         if result == 0
             && let Some(old) = old.as_mut()
         {
-            (old.sa_sigaction, old.sa_flags) = to_program(is_plain, old.sa_sigaction, old.sa_flags);
+            (old.sa_sigaction, old.sa_flags) = to_program(signal, is_plain, old.sa_sigaction, old.sa_flags);
         }
         if action.is_some() { after_change(result) } else { result }
     }
@@ -122,18 +131,25 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
     let flags = |flags: u64| flags as c_int;
     let number = signal as c_int;
     let is_plain = contains(&ONE_SHOT_PLAIN, number);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; any bytes are an action.
     unsafe {
-        let action = ptr::with_exposed_provenance::<Action>(action as usize).as_ref().map(|action| {
+        let given = ptr::with_exposed_provenance::<Action>(action as usize);
+        let given = (!given.is_null()).then(|| user_memory::read(given)).transpose();
+        let given = match given {
+            Ok(given) => given,
+            Err(error) => return Some(ffi::fail_with(error, -1)),
+        };
+        let action = given.map(|action| {
             let (handler, flags) = to_kernel(number, action.handler, flags(action.flags));
-            Action { handler, flags: flags.cast_unsigned().into(), ..*action }
+            Action { handler, flags: flags.cast_unsigned().into(), ..action }
         });
         let place = action.as_ref().map_or(ptr::null(), ptr::from_ref).expose_provenance() as c_long;
         let result = real::syscall(libc::SYS_rt_sigaction, signal, place, old, len, 0, 0);
+        // The kernel has written there.
         if result == 0
             && let Some(old) = ptr::with_exposed_provenance_mut::<Action>(old as usize).as_mut()
         {
-            let (handler, flags) = to_program(is_plain, old.handler, flags(old.flags));
+            let (handler, flags) = to_program(number, is_plain, old.handler, flags(old.flags));
             (old.handler, old.flags) = (handler, flags.cast_unsigned().into());
         }
         Some(if action.is_some() { after_change(result) } else { result })
@@ -161,9 +177,9 @@ fn install(number: c_int, handler: sighandler_t, flags: c_int, blocked: Option<c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    if !is_handler(handler) {
+    if !needs_install(number, handler) {
         // SAFETY: the program's arguments, unchanged.
-        return to_program(false, after_change(unsafe { real::signal(number, handler) }), 0).0;
+        return to_program(number, false, after_change(unsafe { real::signal(number, handler) }), 0).0;
     }
     let interrupts = contains(&SIGINTERRUPT_SIGNALS, number);
     install(number, handler, if interrupts { 0 } else { SA_RESTART }, Some(number))
@@ -171,18 +187,18 @@ unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    if !is_handler(handler) {
+    if !needs_install(number, handler) {
         // SAFETY: the program's arguments, unchanged.
-        return to_program(false, after_change(unsafe { real::__sysv_signal(number, handler) }), 0).0;
+        return to_program(number, false, after_change(unsafe { real::__sysv_signal(number, handler) }), 0).0;
     }
     install(number, handler, SA_RESETHAND | SA_NODEFER | SA_INTERRUPT, None)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
-    if !is_handler(handler) || handler == SIG_HOLD {
+    if !needs_install(number, handler) || handler == SIG_HOLD {
         // SAFETY: the program's arguments, unchanged.
-        return to_program(false, after_change(unsafe { real::sigset(number, handler) }), 0).0;
+        return to_program(number, false, after_change(unsafe { real::sigset(number, handler) }), 0).0;
     }
     let old = install(number, handler, 0, None);
     if old == SIG_ERR {

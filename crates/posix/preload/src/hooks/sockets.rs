@@ -4,10 +4,13 @@
 use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::ffi::{self, IntoC};
-use ginnel_posix_ops::{Ops, SignalDeferred};
+use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
+use ginnel_posix_ops::{Ops, SignalDeferred, user_memory};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
+
+/// Upper limit of the length of an option's value, in bytes.
+const OPTION_BYTES_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -22,27 +25,30 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 
 hook! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int = |ops| {
-        // SAFETY: the program's address is as long as it says.
-        unsafe { ffi::address(address, len) }.and_then(|address| ops.bind(fd, address))
+        UserAddress::read(address, len).and_then(|address| ops.bind(fd, address.bytes()))
     };
     fn listen(fd: c_int, backlog: c_int) -> c_int = |ops| ops.listen(fd, backlog);
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int = |ops| {
         ops.accept4(fd, flags).and_then(|(accepted, peer)| {
-            // SAFETY: the program's buffer is as long as it says.
-            unsafe { ffi::write_address(&peer, address, len) }.map(|()| accepted)
+            // SAFETY: the program's buffer and its length.
+            let written = unsafe { ffi::write_address(&peer, address, len) };
+            if written.is_err() {
+                // As on Linux, the connection is lost.
+                let _ = ops.close(accepted);
+            }
+            written.map(|()| accepted)
         })
     };
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int = |ops| {
-        // SAFETY: the program's address is as long as it says.
-        unsafe { ffi::address(address, len) }.and_then(|address| ops.connect(fd, address))
+        UserAddress::read(address, len).and_then(|address| ops.connect(fd, address.bytes()))
     };
     fn shutdown(fd: c_int, how: c_int) -> c_int = |ops| ops.shutdown(fd, how);
     fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = |ops| {
-        // SAFETY: the program's buffer is as long as it says.
+        // SAFETY: the program's buffer and its length.
         ops.getsockname(fd).and_then(|name| unsafe { ffi::write_value(name.bytes(), address.cast(), len) })
     };
     fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = |ops| {
-        // SAFETY: the program's buffer is as long as it says.
+        // SAFETY: the program's buffer and its length.
         ops.getpeername(fd).and_then(|name| unsafe { ffi::write_value(name.bytes(), address.cast(), len) })
     };
     fn getsockopt(
@@ -50,18 +56,21 @@ hook! {
     ) -> c_int = |ops| {
         // Allocates the value, so signals are deferred.
         *SignalDeferred::new(|| {
-            // SAFETY: the program's buffer is as long as it says.
+            // SAFETY: the program's buffer and its length.
             unsafe { ffi::write_option(value, len, |space| ops.getsockopt(fd, level, name, space)) }
         })
     };
     fn setsockopt(
         fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t,
     ) -> c_int = |ops| {
-        match len.cast_signed() {
-            ..0 => Err(Errno::INVAL),
-            // SAFETY: the program's value is as long as it says.
-            _ => unsafe { ffi::bytes(value, len as usize) }
-                .and_then(|value| ops.setsockopt(fd, level, name, value)),
+        // No option is longer. The kernel reads only what the option needs.
+        let mut copy = [0; OPTION_BYTES_MAX];
+        match usize::try_from(len.cast_signed()) {
+            Err(_) => Err(Errno::INVAL),
+            Ok(len) => {
+                let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];
+                user_memory::read_bytes(value.cast(), copy).and_then(|()| ops.setsockopt(fd, level, name, copy))
+            }
         }
     };
 }
@@ -86,7 +95,7 @@ unsafe extern "C" fn bindresvport(fd: c_int, address: *mut libc::sockaddr_in) ->
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::bindresvport(fd, address) };
     }
-    // SAFETY: the program's address is null or an IPv4 address.
+    // SAFETY: the program's address is null or an IPv4 address, as libc's function requires.
     let given = unsafe { address.as_mut() };
     // SAFETY: an all-zero address is valid.
     let mut own: libc::sockaddr_in = unsafe { core::mem::zeroed() };

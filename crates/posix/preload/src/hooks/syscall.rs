@@ -4,8 +4,7 @@
 use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long};
-use ginnel_posix_ops::Ops;
-use ginnel_posix_ops::ffi;
+use ginnel_posix_ops::{Ops, ffi, user_memory};
 use rustix::io::Errno;
 
 /// The hooks, declared with integer arguments as `syscall` passes them. Each is defined with the types of its
@@ -129,7 +128,9 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_pselect6 => {
                 // The last argument points to the mask and its length.
                 let pair: *const c_long = core::ptr::with_exposed_provenance(f as usize);
-                call::pselect(a, b, c, d, e, if pair.is_null() { 0 } else { *pair })
+                let mask = if pair.is_null() { Ok(0) } else { user_memory::read(pair) };
+                // The kernel reports a pair that cannot be read.
+                call::pselect(a, b, c, d, e, mask.ok()?)
             }
             libc::SYS_epoll_ctl => call::epoll_ctl(a, b, c, d),
             libc::SYS_execve => call::execve(a, b, c),

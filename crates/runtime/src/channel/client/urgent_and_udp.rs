@@ -2,10 +2,12 @@
 //! [`Client::udp_bind`], are transferred by requests; datagrams of a socket opened with [`Client::udp_open`]
 //! pass through the region.
 
+use super::super::buffers::{Fault, RecvBuffer, SendBuffer, gather, scatter, total_len};
 use super::super::control::{ChannelReply, ChannelRequest, UdpRequest};
 use super::super::datagram::{DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS};
 use super::super::doorbells::NOTIFIED;
 use super::super::socket::request;
+use super::super::socket_ref::TakenDatagram;
 use super::super::urgent_mark::UrgentMark;
 use super::{Client, unexpected_reply};
 use crate::error::Error;
@@ -14,7 +16,7 @@ use core::num::NonZeroU32;
 use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 
 fn udp_handle(socket: Conn) -> UdpHandle {
     UdpHandle::new(socket.index(), socket.generation())
@@ -164,52 +166,50 @@ impl Client {
     }
 
     /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is
-    /// set.
+    /// set, even after a fault in a buffer.
     ///
     /// # Errors
     /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`].
-    pub fn udp_recv_into(
+    pub fn udp_recv_into<B: RecvBuffer>(
         &mut self,
         socket: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [B],
         take: bool,
-    ) -> Result<ReceivedDatagram, UdpError> {
+    ) -> Result<Result<ReceivedDatagram, Fault>, UdpError> {
         let found = self.socket_ref(socket).map_err(|_| UdpError::Stale)?.recv_datagram(buffers, take);
-        let (header, ring) = found.map_err(|_| UdpError::WouldBlock)?.ok_or(UdpError::WouldBlock)?;
-        if ring {
+        let TakenDatagram { header, wants_notice, mut copied } =
+            found.map_err(|_| UdpError::WouldBlock)?.ok_or(UdpError::WouldBlock)?;
+        if wants_notice {
             self.notify(socket.index(), NOTIFIED);
         }
         if header.is_oversize {
-            self.recv_oversize(socket, buffers, take)?;
+            copied = self.recv_oversize(socket, buffers, take)?;
         }
         let DatagramHeader { len, peer: from, local: to, tos, hop_limit, gso_size, received_us, .. } = header;
         let received_us = received_us.map(NonZeroU32::get);
-        Ok(ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us })
+        let datagram =
+            ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us };
+        Ok(copied.map(|()| datagram))
     }
 
     /// Requests the next datagram, which is too long for the region.
-    fn recv_oversize(
+    fn recv_oversize<B: RecvBuffer>(
         &mut self,
         socket: Conn,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [B],
         take: bool,
-    ) -> Result<(), UdpError> {
+    ) -> Result<Result<(), Fault>, UdpError> {
         let Ok(ChannelReply::UdpRecv(result)) =
             self.call(ChannelRequest::Udp(UdpRequest::RecvOversize(udp_handle(socket), take)))
         else {
             return Err(UdpError::Stale);
         };
         let (_, data) = result?;
-        let mut rest = &data[..];
-        for buffer in buffers {
-            let (head, tail) = rest.split_at(rest.len().min(buffer.len()));
-            buffer[..head.len()].copy_from_slice(head);
-            rest = tail;
-        }
+        let copied = scatter(&data, buffers);
         if take && self.socket_ref(socket).map_err(|_| UdpError::Stale)?.consume_header() {
             self.notify(socket.index(), NOTIFIED);
         }
-        Ok(())
+        Ok(copied.map(|_| ()))
     }
 
     /// Sends a datagram, or several if the parameters have a `gso_size`, through the region: to the connected
@@ -226,8 +226,22 @@ impl Client {
         sending: &UdpSendParams,
         buffers: &[IoSlice<'_>],
     ) -> Result<(), UdpError> {
+        // Slices can be read.
+        self.udp_send_queued_from(socket, sending, buffers).map(|_| ())
+    }
+
+    /// As [`udp_send_queued`](Self::udp_send_queued). After a fault in a buffer nothing is sent.
+    ///
+    /// # Errors
+    /// As [`Client::udp_send_queued`].
+    pub fn udp_send_queued_from<B: SendBuffer>(
+        &mut self,
+        socket: Conn,
+        sending: &UdpSendParams,
+        buffers: &[B],
+    ) -> Result<Result<(), Fault>, UdpError> {
         let &UdpSendParams { to, source, gso_size, hop_limit, tos } = sending;
-        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let len = total_len(buffers);
         if len > DATAGRAM_BYTES_MAX {
             return Err(UdpError::TooLong);
         }
@@ -246,15 +260,19 @@ impl Client {
             received_us: None,
         };
         if header.stream_bytes() > self.region.buffer_bytes() {
-            let data: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-            return self.udp_send_with(socket, sending, &data);
+            let mut data = Vec::new();
+            if gather(buffers, len, &mut data).is_err() {
+                return Ok(Err(Fault));
+            }
+            return self.udp_send_with(socket, sending, &data).map(Ok);
         }
         let socket_ref = self.socket_ref(socket).map_err(|_| UdpError::Stale)?;
         match socket_ref.send_datagram(&header, buffers, self.blocked.flag(socket.index())) {
-            Ok(true) => {
+            Ok(Ok(true)) => {
                 self.notify(socket.index(), NOTIFIED);
-                Ok(())
+                Ok(Ok(()))
             }
+            Ok(Err(Fault)) => Ok(Err(Fault)),
             _ => Err(UdpError::WouldBlock),
         }
     }
