@@ -334,8 +334,11 @@ fn programs_of_other_uids_are_not_admitted() {
     assert_eq!(stranger("fail", "/bin/echo hello; exit 3"), (Some(3), "hello\n".into(), String::new()));
     let connect = "echo 1; exec 3<>/dev/tcp/127.0.0.1/7436; echo 2";
     let (code, said, told) = stranger("fail", connect);
-    assert_eq!((code, &*said), (Some(125), "1\n"), "{told}");
-    assert!(told.contains("Permission denied") && told.lines().count() == 1, "{told}");
+    // bash reports each socket that it does not get, and continues.
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.starts_with("1\n"), "{said}{told}");
+    let reported = told.lines().filter(|line| line.starts_with("ginnel: "));
+    assert_eq!(reported.filter(|line| line.contains("Permission denied")).count(), 1, "{told}");
     let (_, said, told) = stranger("kernel", connect);
     // The kernel refuses the connection, and bash continues.
     assert!(said.starts_with("1\n"), "{said}{told}");

@@ -135,3 +135,38 @@ fn children_forked_in_handlers_have_the_sockets() {
     let expected = if is_full { "b'and goes on' True" } else { "b'and goes on' True False\n" };
     assert!(output_text.starts_with(expected), "{output_text} {errors}");
 }
+
+#[test]
+fn first_socket_without_free_descriptors_is_emfile() {
+    const NAME: &str = "first_socket_without_free_descriptors_is_emfile";
+    if skipped(NAME) {
+        return;
+    }
+    let fixture = Fixture::new("descriptors");
+    let script = r"
+import errno, resource, _socket
+def attempt():
+    try: _socket.socket().close(); return 'socket'
+    except OSError as error: return errno.errorcode[error.errno]
+def fill():
+    files = []
+    try:
+        while True: files.append(open('/dev/null'))
+    except OSError: return files
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, LIMIT))
+files = fill()
+print(len(files) > 20, attempt(), attempt())
+files.pop().close()
+first = attempt()
+while attempt() != 'socket': files.pop().close()
+print(first, len(files) > 10, resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
+    // The library's descriptors get numbers above the soft limit, if the hard limit is higher.
+    for (hard_limit, first) in [("hard", "socket"), ("40", "EMFILE")] {
+        let script = script.replace("LIMIT)", &format!("{hard_limit})"));
+        let output = run_to_end(fixture.script_without_prelude(&LOOPBACK, &script));
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said, format!("True EMFILE EMFILE\n{first} True 40\n"), "{hard_limit}");
+    }
+}

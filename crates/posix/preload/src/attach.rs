@@ -12,7 +12,7 @@ use runtime::internal_fd::InternalFd;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,9 +56,17 @@ static IS_PENDING: AtomicBool = AtomicBool::new(false);
 /// The control connection by which the program will attach, and the name of the stack.
 static PENDING: Mutex<Option<(UnattachedProcess, String)>> = Mutex::new(None);
 
-/// Name of a stack that this program's user must not use, and the cause: the shell of a session, a compiler
-/// that a server starts. Most such programs use no network, so the error is reported only when one does.
-static REFUSAL: Mutex<Option<(String, String)>> = Mutex::new(None);
+/// A stack that this program cannot use. Programs that use no network need none: the shell of a session, a
+/// compiler that a server starts. So the cause is reported only when the program makes a network socket.
+struct Refusal {
+    stack: String,
+    cause: String,
+    /// The error of each network socket.
+    error: Errno,
+    is_reported: bool,
+}
+
+static REFUSAL: Mutex<Option<Refusal>> = Mutex::new(None);
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the program will use a stack if it uses any network.
@@ -68,36 +76,54 @@ pub fn is_on_a_stack() -> bool {
 }
 
 /// Returns the operations for a call that may be the first to need them, attaching the program if necessary.
-/// Most programs that a shell starts never need them, and take no client slot.
+/// Most programs that a shell starts never need them, and take no client slot. Returns `None` if the program
+/// uses the kernel's network.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`: a later call may succeed.
 #[inline]
-pub fn ops_or_attach() -> Option<&'static Ops> {
-    ops().or_else(|| if IS_PENDING.load(Ordering::Acquire) { attach_now(handle_missing_stack) } else { None })
+pub fn ops_or_attach() -> Result<Option<&'static Ops>, Errno> {
+    match ops() {
+        None if IS_PENDING.load(Ordering::Acquire) => attach_now(),
+        ops => Ok(ops),
+    }
 }
 
-/// As [`ops_or_attach`], for a call that can do without the stack: a failure is reported when the program
-/// makes its first network socket.
+/// As [`ops_or_attach`], for a call that can do without the stack.
 #[inline]
 pub fn ops_or_attach_quietly() -> Option<&'static Ops> {
-    ops().or_else(|| if IS_PENDING.load(Ordering::Acquire) { attach_now(set_refused) } else { None })
+    ops_or_attach().ok().flatten()
 }
 
-/// As [`ops_or_attach`], for a call that makes a network socket.
+/// As [`ops_or_attach`], for a call that makes a network socket: reports why the program has no stack.
+///
+/// # Errors
+/// As [`ops_or_attach`]; `EACCES` if the user must not use the stack, `ENETDOWN` if it cannot be reached.
 #[inline]
-pub fn ops_for_new_socket() -> Option<&'static Ops> {
-    let ops = ops_or_attach();
+pub fn ops_for_new_socket() -> Result<Option<&'static Ops>, Errno> {
+    let ops = ops_or_attach()?;
     if ops.is_none() && IS_REFUSED.load(Ordering::Acquire) {
-        report_refusal();
+        report_refusal()?;
     }
-    ops
+    Ok(ops)
 }
 
+/// Reports a refusal, once.
+///
+/// # Errors
+/// The error of each network socket that the program makes, unless it uses the kernel's network instead.
 #[cold]
-fn report_refusal() {
+fn report_refusal() -> Result<(), Errno> {
     let _signals_blocked = SignalsBlocked::new();
-    IS_REFUSED.store(false, Ordering::Release);
-    if let Some((stack, cause)) = REFUSAL.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        handle_missing_stack(&stack, &cause);
+    let mut refusal = REFUSAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(Refusal { stack, cause, error, is_reported }) = &mut *refusal else { return Ok(()) };
+    let goes_on = if *is_reported { uses_kernel_instead() } else { report_missing_stack(stack, cause) };
+    *is_reported = true;
+    if goes_on {
+        IS_REFUSED.store(false, Ordering::Release);
+        return Ok(());
     }
+    Err(*error)
 }
 
 fn pending() -> MutexGuard<'static, Option<(UnattachedProcess, String)>> {
@@ -106,18 +132,43 @@ fn pending() -> MutexGuard<'static, Option<(UnattachedProcess, String)>> {
 }
 
 /// Postpones the report of a refusal until the program makes a network socket.
-fn set_refused(stack: &str, cause: &str) {
-    let known = (stack.to_owned(), cause.to_owned());
+fn set_refused(stack: &str, cause: &str, error: Errno) {
+    let known = Refusal { stack: stack.to_owned(), cause: cause.to_owned(), error, is_reported: false };
     *REFUSAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     IS_REFUSED.store(true, Ordering::Release);
 }
 
-/// Attaches the program. `on_failure` handles a failure.
+/// Why the program could not be attached.
+struct AttachError {
+    cause: String,
+    errno: Errno,
+}
+
+impl From<Error> for AttachError {
+    fn from(error: Error) -> Self {
+        let errno = match &error {
+            Error::Io(_, io) if io.kind() == ErrorKind::PermissionDenied => Errno::ACCESS,
+            Error::Io(_, io) => Errno::from_io_error(io).filter(is_shortage).unwrap_or(Errno::NETDOWN),
+            _ => Errno::NETDOWN,
+        };
+        Self { cause: error.to_string(), errno }
+    }
+}
+
+/// Returns whether an error may be over at the next attempt.
+fn is_shortage(error: &Errno) -> bool {
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].contains(error)
+}
+
+/// Attaches the program. Without descriptors or memory the program stays unattached, and the next call tries
+/// again.
 #[cold]
-fn attach_now(on_failure: fn(&str, &str)) -> Option<&'static Ops> {
+fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     let _signals_blocked = SignalsBlocked::new();
     let mut pending = pending();
-    let Some((unattached, stack)) = pending.take() else { return ops() };
+    let Some((unattached, stack)) = pending.take() else { return Ok(ops()) };
+    // The library's descriptors do not need the program's few numbers.
+    let _raised = RaisedFileLimit::new();
     // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
     // program connects anew. If its user may not connect, the first error tells more.
     let process = unattached.attach().or_else(|first| {
@@ -126,14 +177,21 @@ fn attach_now(on_failure: fn(&str, &str)) -> Option<&'static Ops> {
             _ => second,
         })
     });
+    let attached = process.map_err(AttachError::from).and_then(attach_process);
+    if let Err(AttachError { errno, .. }) = &attached
+        && is_shortage(errno)
+    {
+        *pending = Some((unattached, stack));
+        return Err(*errno);
+    }
     Ops::unregister_internal(unattached.connection_fd());
     drop(unattached);
-    match process.map_err(|error| error.to_string()).and_then(attach_process) {
+    match attached {
         Ok(ops) => publish(ops),
-        Err(cause) => on_failure(&stack, &cause),
+        Err(AttachError { cause, errno }) => set_refused(&stack, &cause, errno),
     }
     IS_PENDING.store(false, Ordering::Release);
-    ops()
+    Ok(ops())
 }
 
 /// Runs before `main`, where the program may give up its privileges or change its root directory.
@@ -165,10 +223,15 @@ extern "C" fn at_start() {
     };
     match result {
         Ok(()) => {}
-        Err(cause) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
-            set_refused(&stack, &cause);
+        Err(error) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
+            set_refused(&stack, &error.cause, Errno::ACCESS);
         }
-        Err(cause) => handle_missing_stack(&stack, &cause),
+        Err(error) => {
+            if !report_missing_stack(&stack, &error.cause) {
+                // SAFETY: ends the process before `main`. It must not use another network.
+                unsafe { libc::_exit(EXIT_NO_STACK) };
+            }
+        }
     }
 }
 
@@ -238,19 +301,42 @@ pub fn relocate_fd(number: c_int) -> Result<(), Errno> {
     ops().map_or(Ok(()), |ops| ops.relocate_fd(number))
 }
 
-/// Reports that the stack cannot be reached, and exits unless `GINNEL_ON_MISSING` says otherwise.
-fn handle_missing_stack(stack: &str, cause: &str) {
-    let on_kernel = std::env::var(ON_MISSING_VARIABLE).is_ok_and(|policy| policy == "kernel");
+/// Returns whether a program without a stack uses the kernel's network (`GINNEL_ON_MISSING`).
+fn uses_kernel_instead() -> bool {
+    std::env::var(ON_MISSING_VARIABLE).is_ok_and(|policy| policy == "kernel")
+}
+
+/// Reports that the stack cannot be reached. Returns whether the program goes on with the kernel's network.
+fn report_missing_stack(stack: &str, cause: &str) -> bool {
+    let on_kernel = uses_kernel_instead();
     let end = if on_kernel { "; this program goes on with the kernel's network" } else { "" };
     write_stderr(&["ginnel: cannot attach to the stack ", stack, ": ", cause, end]);
-    if !on_kernel {
-        // SAFETY: ends the process, which must not use another network.
-        unsafe { libc::_exit(EXIT_NO_STACK) };
+    on_kernel
+}
+
+/// Raises the soft limit of descriptors to the hard limit while it lives, so that the library gets numbers
+/// above the program's. Lowering the limit closes no descriptor.
+struct RaisedFileLimit(Option<Rlimit>);
+
+impl RaisedFileLimit {
+    fn new() -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        Self((limit.current != limit.maximum && setrlimit(Resource::Nofile, raised).is_ok()).then_some(limit))
     }
 }
 
-fn connect_pending(stack: &str) -> Result<(), String> {
-    set_pending(UnattachedProcess::connect(Path::new(stack)).map_err(|error| error.to_string())?, stack);
+impl Drop for RaisedFileLimit {
+    fn drop(&mut self) {
+        if let Some(limit) = self.0.take() {
+            // Lowering the limit is always permitted.
+            let _ = setrlimit(Resource::Nofile, limit);
+        }
+    }
+}
+
+fn connect_pending(stack: &str) -> Result<(), AttachError> {
+    set_pending(UnattachedProcess::connect(Path::new(stack))?, stack);
     Ok(())
 }
 
@@ -301,16 +387,17 @@ pub fn leave_connection(exec_guard: Option<&ExecGuard<'_>>) -> Option<InternalFd
     Some(connection)
 }
 
-fn attach_fd(stack: &str, number: &str) -> Result<Ops, String> {
-    let number: c_int = number.parse().map_err(|_| format!("{stack}: not a number"))?;
+fn attach_fd(stack: &str, number: &str) -> Result<Ops, AttachError> {
+    let number: c_int = number
+        .parse()
+        .map_err(|_| AttachError { cause: format!("{stack}: not a number"), errno: Errno::NETDOWN })?;
     // SAFETY: the parent has left the descriptor to this program.
-    let process = Attachment::from_connection(unsafe { OwnedFd::from_raw_fd(number) });
-    attach_process(process.map_err(|error| error.to_string())?)
+    attach_process(Attachment::from_connection(unsafe { OwnedFd::from_raw_fd(number) })?)
 }
 
-fn attach_process(process: Attachment) -> Result<Ops, String> {
+fn attach_process(process: Attachment) -> Result<Ops, AttachError> {
     let config = config(&process);
-    Ops::from_process(process, config).map_err(|error| error.to_string())
+    Ops::from_process(process, config).map_err(|errno| AttachError { cause: errno.to_string(), errno })
 }
 
 /// Returns the operations with the sockets that the previous program has left. Returns `None` if the

@@ -119,8 +119,12 @@ impl ControlConnection {
                     return Err(Error::io("reply of the broker", std::io::ErrorKind::TimedOut));
                 }
                 RecvResult::WouldBlock => {}
-                RecvResult::Closed | RecvResult::Oversized => {
-                    return Err(hangup_reason(&self.fd, &mut self.buffer));
+                RecvResult::Closed => return Err(hangup_reason(&self.fd, &mut self.buffer)),
+                // The broker sends no long messages, but the process may have no descriptors left for those
+                // in the message.
+                RecvResult::Oversized => {
+                    let error = std::io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
+                    return Err(Error::io("descriptors of the stack", error));
                 }
             }
         }

@@ -13,19 +13,21 @@ use rustix::io::Errno;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     match attach::ops_or_attach() {
-        Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).into_c(),
-        Some(ops) => ops.epoll_create1(0).into_c(),
+        Ok(Some(_)) if size <= 0 => Err::<c_int, _>(Errno::INVAL).into_c(),
+        Ok(Some(ops)) => ops.epoll_create1(0).into_c(),
         // SAFETY: the program's arguments, unchanged.
-        None => unsafe { real::epoll_create(size) },
+        Ok(None) => unsafe { real::epoll_create(size) },
+        Err(error) => Err::<c_int, _>(error).into_c(),
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     match attach::ops_or_attach() {
-        Some(ops) => ops.epoll_create1(flags).into_c(),
+        Ok(Some(ops)) => ops.epoll_create1(flags).into_c(),
         // SAFETY: the program's arguments, unchanged.
-        None => unsafe { real::epoll_create1(flags) },
+        Ok(None) => unsafe { real::epoll_create1(flags) },
+        Err(error) => Err::<c_int, _>(error).into_c(),
     }
 }
 

@@ -99,7 +99,7 @@ pub unsafe fn import_received_fds(message: *const msghdr) {
         if fd >= 0
             && attach::ops().is_none_or(|ops| !ops.owns(fd))
             && Ops::may_be_stack_socket(fd)
-            && let Some(ops) = attach::ops_or_attach()
+            && let Some(ops) = attach::ops_or_attach_quietly()
         {
             ops.receive_fd(fd);
         }

@@ -14,10 +14,12 @@ const OPTION_BYTES_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if Ops::supports_socket(domain, kind, protocol)
-        && let Some(ops) = attach::ops_for_new_socket()
-    {
-        return ops.socket(domain, kind, protocol).into_c();
+    if Ops::supports_socket(domain, kind, protocol) {
+        match attach::ops_for_new_socket() {
+            Ok(Some(ops)) => return ops.socket(domain, kind, protocol).into_c(),
+            Ok(None) => {}
+            Err(error) => return Err::<c_int, _>(error).into_c(),
+        }
     }
     // SAFETY: the program's arguments, unchanged.
     unsafe { real::socket(domain, kind, protocol) }
