@@ -9,7 +9,7 @@
 
 use crate::process::ProcessState;
 use crate::signal::SignalSet;
-use crate::{Ops, syscall, urgent};
+use crate::{Ops, descriptor, syscall, urgent};
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering, compiler_fence};
@@ -348,7 +348,7 @@ impl Ops {
     /// and it ends as if the stack were gone.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`, `ENFILE`: the process must not continue.
+    /// `ENOMEM`: the process must not continue.
     pub fn fork_child_in_call(&self) -> Result<(), Errno> {
         for memory in &self.lock.memories {
             memory.make_private().map_err(|_| Errno::NOMEM)?;
@@ -358,9 +358,15 @@ impl Ops {
             return Ok(());
         }
         // A connection whose other end is closed.
-        let (closed_end, _) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        crate::syscall::dup3(closed_end.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
+        let replaced = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .and_then(|(closed_end, _)| {
+                syscall::dup3(closed_end.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
+            });
+        if replaced.is_err() {
+            // No number is free, or this one is above the limit: requests fail with `EBADF`.
+            descriptor::close(connection_fd);
+        }
+        Ok(())
     }
 
     /// Defers the close of a descriptor until this thread releases the lock. Returns `None` if the thread

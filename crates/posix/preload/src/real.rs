@@ -34,16 +34,20 @@ use libc::{
     sigset_t, size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
 
-/// Returns the next function of this name in the order of loaded libraries. `name` must end with a zero.
+/// Returns the next function of this name in the order of loaded libraries, or a function that fails with
+/// `ENOSYS`. `name` must end with a zero.
 fn next_symbol(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
-    if found.is_null() {
-        // A program that calls the function could not run on a libc without it.
-        crate::attach::fail(&["libc has no function ", name.trim_end_matches('\0')]);
-    }
-    found
+    // A program that looks for a new function finds this library's.
+    if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
+}
+
+/// Stands for a function that libc does not have. It returns -1 as all functions of libc that are not in all
+/// of its versions do.
+extern "C" fn missing() -> c_long {
+    ginnel_posix_ops::ffi::fail_with(rustix::io::Errno::NOSYS, -1)
 }
 
 real! {

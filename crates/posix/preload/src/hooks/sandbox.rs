@@ -7,7 +7,7 @@
 
 use crate::{attach, real};
 use core::ffi::{c_int, c_long, c_ulong, c_void};
-use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::{Ops, user_memory};
 use libc::{pid_t, rlimit, sock_filter, sock_fprog};
 
 /// Maximum length of a filter in instructions (`BPF_MAXINSNS`).
@@ -39,32 +39,28 @@ fn preamble() -> Vec<sock_filter> {
     lines
 }
 
-/// Returns the filter with the prologue, or `None` if it is too long or invalid.
-///
-/// # Safety
-/// `filter` must be null, or valid for `seccomp(2)`.
-unsafe fn with_preamble(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
-    // SAFETY: the caller's promise.
-    let filter = unsafe { filter.as_ref() }?;
-    if filter.filter.is_null() || filter.len == 0 {
+/// Returns the filter with the prologue, or `None` if it is too long or cannot be read.
+fn with_preamble(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
+    // SAFETY: any bytes are a filter.
+    let filter = unsafe { user_memory::read(filter) }.ok()?;
+    let (mut lines, own) = (preamble(), usize::from(filter.len));
+    if own == 0 || lines.len() + own > INSTRUCTIONS_MAX {
         return None;
     }
-    // SAFETY: the caller's promise.
-    let own = unsafe { core::slice::from_raw_parts(filter.filter, filter.len.into()) };
-    let mut lines = preamble();
-    lines.extend_from_slice(own);
-    (lines.len() <= INSTRUCTIONS_MAX).then_some(lines)
+    lines.reserve_exact(own);
+    // SAFETY: any bytes are instructions, and the vector has space for `own` more.
+    unsafe {
+        user_memory::read_list(filter.filter.cast_const(), &mut lines.spare_capacity_mut()[..own]).ok()?;
+        lines.set_len(lines.len() + own);
+    }
+    Some(lines)
 }
 
 /// Calls `install` with the filter, with the prologue if that fits.
-///
-/// # Safety
-/// `filter` must be null, or valid for `seccomp(2)`.
-pub(super) unsafe fn install_filter<T>(filter: *const c_void, install: impl FnOnce(*const c_void) -> T) -> T {
+pub(super) fn install_filter<T>(filter: *const c_void, install: impl FnOnce(*const c_void) -> T) -> T {
     let Some(ops) = attach::ops() else { return install(filter) };
     ops.prepare_for_seccomp();
-    // SAFETY: the caller's promise.
-    match unsafe { with_preamble(filter.cast()) } {
+    match with_preamble(filter.cast()) {
         Some(mut lines) => {
             // Cannot truncate: the length is at most INSTRUCTIONS_MAX.
             let whole = sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
@@ -78,12 +74,10 @@ pub(super) unsafe fn install_filter<T>(filter: *const c_void, install: impl FnOn
 unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP && a == c_ulong::from(libc::SECCOMP_MODE_FILTER) {
         let filter = core::ptr::with_exposed_provenance(b as usize);
-        // SAFETY: the program's filter, and its other arguments unchanged.
-        return unsafe {
-            install_filter(filter, |filter| {
-                real::prctl(option, a, filter.expose_provenance() as c_ulong, c, d)
-            })
-        };
+        return install_filter(filter, |filter| {
+            // SAFETY: the program's arguments, with a valid filter or the program's.
+            unsafe { real::prctl(option, a, filter.expose_provenance() as c_ulong, c, d) }
+        });
     }
     // SAFETY: the program's arguments, unchanged.
     unsafe { real::prctl(option, a, b, c, d) }
@@ -101,13 +95,15 @@ pub(super) unsafe fn seccomp(operation: c_long, flags: c_long, argument: c_long)
         return call(argument);
     }
     let filter = core::ptr::with_exposed_provenance(argument as usize);
-    // SAFETY: the program's filter.
-    unsafe { install_filter(filter, |filter| call(filter.expose_provenance() as c_long)) }
+    install_filter(filter, |filter| call(filter.expose_provenance() as c_long))
 }
 
-/// Calls `set` with the limit, enlarged by what the library needs.
-fn set_limit(resource: c_int, limit: Option<rlimit>, set: impl FnOnce(Option<&rlimit>) -> c_int) -> c_int {
-    let (Some(ops), Some(mut limit)) = (attach::ops(), limit) else { return set(limit.as_ref()) };
+/// Calls `set` with the limit, enlarged by what the library needs. The kernel reports a limit that cannot be
+/// read.
+fn set_limit(resource: c_int, limit: *const rlimit, set: impl FnOnce(*const rlimit) -> c_int) -> c_int {
+    let Some(ops) = attach::ops() else { return set(limit) };
+    // SAFETY: any bytes are a limit.
+    let Ok(mut limit) = (unsafe { user_memory::read(limit) }) else { return set(limit) };
     if resource == libc::RLIMIT_NOFILE as c_int {
         ops.prepare_for_sandbox();
     }
@@ -117,26 +113,20 @@ fn set_limit(resource: c_int, limit: Option<rlimit>, set: impl FnOnce(Option<&rl
             *bound = bound.saturating_add(more);
         }
     }
-    set(Some(&limit))
-}
-
-fn pointer(limit: Option<&rlimit>) -> *const rlimit {
-    limit.map_or(core::ptr::null(), core::ptr::from_ref)
+    set(&raw const limit)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
-    // SAFETY: the program's limit, which may be null.
-    unsafe { set_limit(resource, limit.as_ref().copied(), |limit| real::setrlimit(resource, pointer(limit))) }
+    // SAFETY: a valid limit or the program's.
+    set_limit(resource, limit, |limit| unsafe { real::setrlimit(resource, limit) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
-    // SAFETY: the program's limit, which may be null.
-    let given = unsafe { limit.as_ref().copied() };
-    // SAFETY: the program's other arguments, unchanged.
-    let call = |limit: Option<&rlimit>| unsafe { real::prlimit(pid, resource, pointer(limit), old) };
-    if pid == 0 { set_limit(resource, given, call) } else { call(given.as_ref()) }
+    // SAFETY: a valid limit or the program's, and the program's other arguments, unchanged.
+    let call = |limit| unsafe { real::prlimit(pid, resource, limit, old) };
+    if pid == 0 { set_limit(resource, limit, call) } else { call(limit) }
 }
 
 alias! {
@@ -181,10 +171,8 @@ mod tests {
         let mut own = vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }; INSTRUCTIONS_MAX];
         let mut filter = |len: usize| sock_fprog { len: len as u16, filter: own.as_mut_ptr() };
         let most = INSTRUCTIONS_MAX - preamble().len();
-        let lines = |len: usize, filter: sock_fprog| {
-            // SAFETY: the array has at least that many instructions.
-            unsafe { with_preamble(&raw const filter) }.map(|l| l.len() - len)
-        };
+        let lines =
+            |len: usize, filter: sock_fprog| with_preamble(&raw const filter).map(|lines| lines.len() - len);
         assert_eq!(lines(most, filter(most)), Some(preamble().len()));
         assert_eq!(lines(most + 1, filter(most + 1)), None);
     }
