@@ -363,8 +363,7 @@ impl Tcp {
             c.snd_una += 1;
             self.establish_active(idx);
         } else {
-            let token = c.token;
-            if !self.listeners.is_open(listen::listener_of(token)) {
+            if !self.listeners.is_open(listen::listener_of(c.token)) && !self.migrate_half_open(idx) {
                 self.send_reset(net, seg);
                 self.destroy(idx, CloseReason::Aborted);
                 return false;
@@ -376,7 +375,7 @@ impl Tcp {
                 return false;
             }
             self.half_open -= 1;
-            self.listeners.on_half_open_end(token);
+            self.listeners.on_half_open_end(self.conns[idx].token);
             let c = &mut self.conns[idx];
             listen::take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una += 1;

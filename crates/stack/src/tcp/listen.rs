@@ -238,6 +238,40 @@ impl ListenTable {
         }
     }
 
+    /// Returns a listener that shares the address of another one (`SO_REUSEPORT`), and that takes over its
+    /// connections when it is closed, as Linux does with `net.ipv4.tcp_migrate_req`. `hash` selects one of
+    /// several.
+    #[inline(never)]
+    fn sibling_of(&self, index: u32, hash: u32) -> Option<u32> {
+        let entry = &self.entries[index as usize];
+        if !entry.options.reuse_port {
+            return None;
+        }
+        let from = self.by_port.partition_point(|e| e.0 < entry.addr.port());
+        let of_port = self.by_port[from..].iter().take_while(|e| e.0 == entry.addr.port()).map(|e| e.1);
+        let siblings = of_port.filter(|other| {
+            let sibling = &self.entries[*other as usize];
+            *other != index
+                && sibling.addr == entry.addr
+                && sibling.options.reuse_port
+                && sibling.options.user == entry.options.user
+        });
+        let count = siblings.clone().count();
+        siblings.cycle().nth(hash as usize % count.max(1)).filter(|_| count > 0)
+    }
+
+    /// Moves a half-open connection with this token to a sibling of its listener, which is closed. Returns
+    /// the new token.
+    fn migrate_half_open(&mut self, token: u32, hash: u32) -> Option<u32> {
+        let to = self.sibling_of(listener_of(token), hash)?;
+        self.on_half_open_end(token);
+        let is_loopback = token != listener_of(token);
+        let entry = &mut self.entries[to as usize];
+        entry.half_open += 1;
+        entry.half_open_loopback += u32::from(is_loopback);
+        Some(if is_loopback { to | LOOPBACK_BIT } else { to })
+    }
+
     pub fn is_open(&self, index: u32) -> bool {
         self.entries[index as usize].open
     }
@@ -289,7 +323,8 @@ impl Tcp {
         }
     }
 
-    /// Closes a listener. Connections that were not accepted are reset, as on Linux.
+    /// Closes a listener. Connections that were not accepted move to a listener that shares the address
+    /// (`SO_REUSEPORT`), or else are reset.
     pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
         let Some(index) = self.listeners.index(listener) else { return false };
         let (profile, queue) = self.listeners.remove(index);
@@ -299,10 +334,28 @@ impl Tcp {
             match c.slot_state {
                 // The peer has closed or reset the connection already.
                 SlotState::Unaccepted(_) => self.free_slot(idx),
-                _ => self.abort(net, idx),
+                _ => match self.listeners.sibling_of(index, idx) {
+                    Some(sibling) => {
+                        c.token = sibling;
+                        c.flags.set(Flags::IN_ACCEPT_QUEUE);
+                        self.listeners.entries[sibling as usize].queue.push_back(idx);
+                        let listener = self.listeners.handle(sibling);
+                        self.events.push_back(Event::Incoming { listener });
+                    }
+                    None => self.abort(net, idx),
+                },
             }
         }
         self.profiles.release(profile);
+        true
+    }
+
+    /// Gives a half-open connection whose listener was closed to a listener that shares the address. Returns
+    /// false if there is none.
+    #[cold]
+    pub fn migrate_half_open(&mut self, idx: u32) -> bool {
+        let Some(token) = self.listeners.migrate_half_open(self.conns[idx].token, idx) else { return false };
+        self.conns[idx].token = token;
         true
     }
 

@@ -244,6 +244,7 @@ impl Domain {
     pub(super) fn close_listener_if_unowned(&mut self, cx: &mut Context<'_>, number: u32) {
         let Some(slot) = self.listeners.get_mut(number as usize) else { return };
         let Some(listening) = slot.take_if(|l| l.owners.is_empty() && l.proxies == 0) else { return };
+        let sibling = self.sibling_of(&listening);
         self.listener_slots.release(number);
         self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
         // Only a stale handle can be refused.
@@ -262,12 +263,36 @@ impl Domain {
             }
         }
         for socket in orphans {
+            if let Some(Some(sibling)) = sibling.map(|number| &mut self.listeners[number]) {
+                sibling.pending.push_back(socket);
+                sibling.set_unaccepted(cx, sibling.unaccepted + 1);
+                self.socket(socket).is_pending = true;
+                continue;
+            }
             self.socket(socket).is_pending = false;
             if let Some(conn) = self.socket(socket).conn {
                 let _ = cx.abort(conn);
             }
             self.close_if_unowned(cx, socket);
         }
+        if let Some(sibling) = sibling {
+            self.set_distributable(sibling);
+        }
+    }
+
+    /// Returns the listener that takes over the connections that were not accepted of a listener that is
+    /// closed: one that shares its address (`SO_REUSEPORT`).
+    fn sibling_of(&self, closed: &DomainListener) -> Option<usize> {
+        let AddressSharing { reuse_port, uid, .. } = closed.sharing;
+        let mut all = self.listeners.iter();
+        all.position(|other| {
+            other.as_ref().is_some_and(|other| {
+                reuse_port
+                    && other.address == closed.address
+                    && other.sharing.reuse_port
+                    && other.sharing.uid == uid
+            })
+        })
     }
 
     /// Revokes offers that were not accepted in time, if another client has credit.

@@ -126,3 +126,36 @@ fn threads_share_a_stream() {
     assert!(counts.into_inner().unwrap().iter().all(|times| *times == 1));
     drop(stop);
 }
+
+/// A worker closes its listener while connections wait: half-open ones, those in the engine's accept queue,
+/// and those that the channel has. A sibling takes them; without one they are reset.
+#[test]
+fn waiting_connections_move_to_a_listener_that_shares_the_address() {
+    let at: SocketAddr = "0.0.0.0:80".parse().unwrap();
+    // The time until the close, and the backlog, which limits what the channel takes from the engine.
+    for (micros, backlog) in [(2, 128), (5000, 128), (5000, 2)] {
+        for has_sibling in [true, false] {
+            let shared = ListenOptions { reuse_port: true, backlog, ..ListenOptions::default() };
+            let channel = ChannelConfig { sockets_max: 64, ..small_config() };
+            let mut fixture = Fixture::new(&channel, Peer::default());
+            let (mut old, mut new) = (fixture.client(), fixture.client());
+            let listener = old.listen(at, shared, 0).unwrap();
+            for _ in 0..3 {
+                fixture.connect_peer(b"request");
+            }
+            for _ in 0..micros {
+                fixture.run(Duration::from_micros(1));
+            }
+            if has_sibling {
+                new.listen(at, shared, 16).unwrap();
+            }
+            old.unlisten(listener).unwrap();
+            let conns = accepted(&fixture.events(&mut new));
+            fixture.run(SECOND);
+            let resets = fixture.peer.handler().close_reasons.iter().flatten().count();
+            let expected = if has_sibling { (3, 0) } else { (0, 3) };
+            assert_eq!((conns.len(), resets), expected, "after {micros} µs, backlog {backlog}");
+            assert!(conns.iter().all(|conn| new.readable(*conn) == Ok(7)));
+        }
+    }
+}
