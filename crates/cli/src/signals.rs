@@ -1,9 +1,11 @@
-//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once.
+//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once. SIGHUP does not end a
+//! stack in the background.
 
 use crate::failure::Failure;
 use ginnel::StopFlag;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::sync::Arc;
 
 /// Returns a flag that the first SIGINT or SIGTERM sets.
 pub fn stop_on_signal() -> Result<StopFlag, Failure> {
@@ -25,4 +27,12 @@ pub fn stop_on_signal() -> Result<StopFlag, Failure> {
         })
         .map_err(|e| Failure::running(format!("signal thread: {e}")))?;
     Ok(stop)
+}
+
+/// Makes SIGHUP have no effect on this process. Programs that it starts have the default action.
+pub fn ignore_hangup() -> Result<(), Failure> {
+    // The flag is never read: a handler that does nothing.
+    signal_hook::flag::register(SIGHUP, Arc::default())
+        .map(drop)
+        .map_err(|e| Failure::running(format!("signal handlers: {e}")))
 }

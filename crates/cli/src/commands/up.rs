@@ -76,6 +76,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     if options.detached {
         // `setsid` fails only for the leader of a process group, and this process was just forked.
         let _ = setsid();
+        signals::ignore_hangup()?;
     }
     let stop = signals::stop_on_signal()?;
     OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START)?.serve(&stop, |served| {

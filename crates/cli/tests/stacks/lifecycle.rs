@@ -97,6 +97,7 @@ def loop(all_, wait, make):
                 elif not by[fd].recv(9): raise ConnectionResetError
             except BlockingIOError: pass
             except ConnectionResetError: ends.append(fd); p.unregister(fd); by[fd].close()
+            except OSError as e: assert e.errno == 100
         if not wait: time.sleep(0.0005)
 waiting = [lambda: again(accepts), lambda: again(receives), lambda: loop(cs[:4] + [t], None, select.epoll),
     lambda: loop(cs[4:] + [t], None, select.poll), lambda: loop(as_, 0, select.poll)]
@@ -124,6 +125,70 @@ os._exit(0)";
     let output = program.wait_for_output();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "16 16 True True\nTrue True\n", "{output:?}");
+}
+
+/// A blocked `accept` used to wait for ever.
+#[test]
+fn blocked_calls_end_with_a_killed_stack() {
+    if skipped("blocked_calls_end_with_a_killed_stack") {
+        return;
+    }
+    let fixture = Fixture::new("blocked");
+    let up = RunningProgram::new(fixture.ginnel(&["up", "lab", "--loopback", "stack"]));
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
+    let script = "
+s = server('127.0.0.1', 7001); quiet = server('127.0.0.1', 7002); peer = server('127.0.0.1', 7005)
+c = socket.create_connection(('127.0.0.1', 7005))
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7003))
+dual = server('0.0.0.0', 0); port = dual.getsockname()[1]
+e = select.epoll(); e.register(s, select.EPOLLIN)
+p = select.poll(); p.register(u, select.POLLIN); p.register(quiet, select.POLLIN)
+# The accept queue is full: this connection stays incomplete.
+full = socket.socket(); full.bind(('127.0.0.1', 7004)); full.listen(0); held = [socket.socket() for _ in range(3)]
+for h in held: h.setblocking(False); h.connect_ex(('127.0.0.1', 7004))
+calls = [s.accept, lambda: u.recv(9), lambda: c.recv(9), lambda: [x for _, x in e.poll()], lambda: [x for _, x in p.poll()],
+    lambda: select.select([s], [], [])[0] == [s], lambda: dual.accept()[0].recv(4)]
+results = [None] * len(calls)
+def call(at):
+    try: results[at] = calls[at]()
+    except OSError as error: results[at] = -error.errno
+threads = [threading.Thread(target=call, args=(at,), daemon=True) for at in range(len(calls))]
+for t in threads: t.start()
+open('there', 'w').close()
+for t in threads[:-1]: t.join()
+print(results[:3], [x & 24 for x in results[3]], [x & 24 for x in results[4]], results[5], flush=True)
+with open('port', 'w') as f: f.write(str(port))
+os.rename('port', 'ended')
+threads[-1].join(); print(results[-1])";
+    let mut command = fixture.script(&["--stack", "lab"], script);
+    command.env("PYTHONUNBUFFERED", "1");
+    let program = RunningProgram::new(command);
+    wait_until("the program waits", || fixture.path().join("there").exists());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    up.signal("KILL");
+    wait_until("its calls end", || fixture.path().join("ended").exists());
+    // A listener that the kernel serves, too, goes on with that.
+    let port = fs::read_to_string(fixture.path().join("ended")).unwrap().parse::<u16>().unwrap();
+    std::io::Write::write_all(&mut std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), b"here")
+        .unwrap();
+    let output = program.wait_for_output();
+    assert!(output.status.success(), "{output:?}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(printed, "[-100, -100, -104] [24] [24, 24] True\nb'here'\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().count() == 1 && said.contains("has ended"), "{said}");
+}
+
+#[test]
+fn a_hangup_ends_no_background_stack() {
+    let fixture = Fixture::new("hangup");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let lock = fs::read_to_string(fixture.path().join("run/lab/lock")).unwrap();
+    let hang_up = || Command::new("kill").args(["-HUP", lock.trim()]).status().unwrap();
+    assert!(hang_up().success());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(hang_up().success(), "it runs");
+    fixture.run_ok(&["down", "lab"]);
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::options::BoolOption;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
+use crate::stack_end;
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use ancillary::SendCmsgs;
 use core::cell::Cell;
@@ -153,6 +154,9 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            if state.client.is_stack_gone() {
+                return Err(Errno::NETDOWN);
+            }
             state.client.udp_send_queued(udp.conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
         });
         state.client.flush();
@@ -211,6 +215,9 @@ impl Ops {
             }
         });
         state.client.flush();
+        if let Err(error) = result {
+            stack_end::pause_after_netdown(state, error);
+        }
         result
     }
 
@@ -553,6 +560,7 @@ impl ProcessState {
         let consume = flags & libc::MSG_PEEK == 0;
         let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
             Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
+            Err(UdpError::WouldBlock) => return Err(self.wait_error(udp.kernel_fd)),
             result => result.map_err(errno::udp)?.map_err(efault)?,
         };
         let space: usize = buffers.iter().map(|buffer| buffer.len()).sum();

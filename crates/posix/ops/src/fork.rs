@@ -29,7 +29,7 @@ impl Ops {
         }
         let child = state.attachment.as_ref().and_then(|attachment| attachment.prepare_fork().ok());
         if child.is_none() {
-            state.client.check_stack_alive();
+            state.check_stack_alive();
         }
         ForkGuard { state, child }
     }

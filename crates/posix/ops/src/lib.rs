@@ -56,6 +56,7 @@ mod sleep;
 mod sockaddr;
 mod sockname;
 mod splice;
+mod stack_end;
 mod stream;
 mod syscall;
 mod urgent;
@@ -157,6 +158,7 @@ impl Ops {
     /// `EMFILE`, `ENFILE`; `EOPNOTSUPP` if the attachment has no client, or more clients than a stack can
     /// have shards.
     pub fn from_process(mut attachment: Attachment, config: OpsConfig) -> Result<Self, Errno> {
+        stack_end::remember_standard_error();
         let listen_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| attachment.take_client()).collect();
         let ops = Self::from_clients(clients, config)?;

@@ -9,6 +9,7 @@ use crate::kernel_socket;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family, SockaddrBytes};
+use crate::stack_end;
 use crate::syscall;
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -84,7 +85,8 @@ impl Ops {
     /// Implements `accept4`. Returns the peer's address as `getpeername` does.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`; `ENETDOWN` if
+    /// the stack is gone.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, SockaddrBytes), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
@@ -155,6 +157,7 @@ impl Ops {
                 if let Some(new) = new {
                     state.proxy_fds.release(new, self.config.proxy_pool_max);
                 }
+                stack_end::pause_after_netdown(state, error);
                 kernel_accepted.ok_or(error)
             }
         }
@@ -227,9 +230,7 @@ impl ProcessState {
             self.process_events();
             self.client.accept(listening.number)
         });
-        // If the stack is gone, no connection will arrive, as with an interface that is down. An error would
-        // make programs retry at once.
-        let conn = accepted_conn.ok_or(Errno::AGAIN)?;
+        let conn = accepted_conn.ok_or_else(|| self.wait_error(listening.kernel_fd))?;
         let listener = self.files.socket(file)?;
         let socket = Socket {
             family: listener.family,

@@ -18,6 +18,7 @@ use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRN
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Wake-up keys of the kernel's callbacks `sk_data_ready`, `sk_write_space` and `sk_state_change`. The last
 /// one is 0, which wakes every waiter.
@@ -47,6 +48,10 @@ pub(crate) struct ProcessState {
     pub deferred: Arc<DeferredWork>,
     /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
     pub send_buffer: Option<[u32; 2]>,
+    /// True if all waits were ended because the stack is gone.
+    pub is_end_noticed: bool,
+    /// When a call last failed because the stack is gone.
+    pub last_netdown: Option<Instant>,
     /// Counts non-blocking calls that found nothing.
     empty_polls: u32,
     /// Maps the index of a channel socket to its description plus one; 0 is none.
@@ -69,6 +74,8 @@ impl ProcessState {
             report: None,
             deferred: Arc::default(),
             send_buffer: None,
+            is_end_noticed: false,
+            last_netdown: None,
             empty_polls: 0,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
@@ -272,15 +279,11 @@ impl ProcessState {
     pub fn note_empty_poll(&mut self) {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) && !self.client.is_stack_gone() {
-            self.client.check_stack_alive();
-            if self.client.is_stack_gone() {
-                self.process_events();
-                self.wake_all();
-            }
+            self.check_stack_alive();
         }
     }
 
-    /// Wakes all waiters of all descriptions; called when the stack is gone.
+    /// Wakes all waiters of all descriptions.
     pub fn wake_all(&mut self) {
         for file in self.files.ids() {
             self.wake(file, STATE_CHANGE);

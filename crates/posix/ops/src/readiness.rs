@@ -5,6 +5,7 @@ use crate::file::{FileKind, SocketRole, UdpSocket};
 use crate::process::ProcessState;
 use ginnel::Conn;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use rustix::io::Errno;
 
 const READABLE: i16 = POLLIN | POLLRDNORM;
 const WRITABLE: i16 = POLLOUT | POLLWRNORM;
@@ -33,8 +34,10 @@ impl ProcessState {
                 SocketRole::Listening(listening) => {
                     if self.client.has_offer(listening.number) {
                         READABLE
-                    } else {
+                    } else if self.wait_error(listening.kernel_fd) == Errno::AGAIN {
                         0
+                    } else {
+                        READABLE | POLLERR | POLLHUP
                     }
                 }
                 SocketRole::Stream(_) => self.stream_readiness(file),
@@ -46,6 +49,9 @@ impl ProcessState {
     fn datagram_readiness(&mut self, udp: UdpSocket, urgent: bool) -> i16 {
         let Ok(status) = self.client.status(udp.conn) else { return POLLERR };
         let mut ready = 0;
+        if self.wait_error(udp.kernel_fd) != Errno::AGAIN {
+            ready |= READABLE | WRITABLE | POLLERR | POLLHUP;
+        }
         if udp.deferred_error.is_some()
             || self.client.udp_error(udp.conn, false).is_some()
             || self.client.udp_has_extended_errors(udp.conn)

@@ -372,6 +372,7 @@ impl Ops {
         if is_leader && !state.client.before_sleep() {
             state.client.after_sleep();
             state.process_events();
+            state.notice_stack_end();
             return (state, Ok(SleepEnd::Event));
         }
         let handlers = wait.restart_unless.map(|_| self.signals.handlers()).unwrap_or_default();
@@ -572,12 +573,9 @@ impl ProcessState {
 
     /// Processes events after the leader's sleep, and lets another waiter lead.
     fn resign_leader(&mut self, after_sleep: impl FnOnce(&mut Channels)) {
-        let was_gone = self.client.is_stack_gone();
         after_sleep(&mut self.client);
         self.process_events();
-        if self.client.is_stack_gone() && !was_gone {
-            self.wake_all();
-        }
+        self.notice_stack_end();
         self.waiters.elect_leader();
     }
 }
