@@ -9,11 +9,14 @@ mod descriptor_limit;
 mod executable;
 mod failure;
 mod log;
+mod log_file;
 mod programs;
 mod publish;
+mod sd_notify;
 mod served_stack;
 mod signals;
 mod stack_options;
+mod supervisor;
 mod table;
 
 use clap::Parser;

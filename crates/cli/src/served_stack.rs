@@ -3,12 +3,13 @@
 use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::publish;
+use crate::supervisor::{OnStackDeath, ShardProcess};
 use core::time::Duration;
 use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
 use ginnel::channel::ChannelServer;
 use ginnel::config::{ChannelConfig, DeviceKind, Loopback, Placement};
 use ginnel::shards::{OpenedShards, Shards};
-use ginnel::{Config, PublishedStack, Shard, StopFlag};
+use ginnel::{Commander, Config, KeptTaps, PublishedStack, Shard, StopFlag};
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,15 +29,18 @@ pub struct OpenedStack {
 }
 
 /// The shards of a stack.
-enum ShardThreads {
+pub enum ShardThreads {
     One(Box<Shard<ChannelServer>>),
     Several(OpenedShards, ChannelConfig),
+    /// The shards run in a process of their own.
+    Child(Arc<ShardProcess>),
 }
 
 impl ShardThreads {
     /// Runs the shards until they end; a single shard runs on the calling thread.
-    fn run(self, stop: &StopFlag) -> Result<(), Failure> {
+    pub fn run(self, stop: &StopFlag) -> Result<(), Failure> {
         match self {
+            Self::Child(process) => process.run(|| stop.is_set())?,
             Self::One(mut shard) => shard.run(stop)?,
             Self::Several(shards, config) => {
                 shards.run(stop, |_| ChannelServer::for_processes(&config), |_, _| ())?;
@@ -44,6 +48,37 @@ impl ShardThreads {
         }
         Ok(())
     }
+}
+
+/// Opens the devices and the shards that `config` describes; `taps` are open already. Returns the shards and
+/// the senders of their commands.
+pub fn open_shards(
+    config: Config,
+    published: Arc<PublishedStack>,
+    taps: KeptTaps,
+) -> Result<(ShardThreads, Vec<Commander>), Failure> {
+    descriptor_limit::raise();
+    let (channel, count) = (config.channel.clone(), config.shards.count);
+    let memory_devices = config.devices.iter().filter(|device| device.kind == DeviceKind::Memory);
+    // Memory devices need a peer. The other end of these cables is dropped, so frames sent to it are lost.
+    let memory_devices: Vec<_> = memory_devices
+        .map(|device| {
+            let mtu = device.mtu.map_or(MemoryConfig::default().mtu, |mtu| mtu as usize);
+            let cable = || memory::pair(MemoryConfig { mtu, ..MemoryConfig::default() }).0;
+            (device.name.clone(), (0..count).map(|_| cable()).collect())
+        })
+        .collect();
+    let shards = Shards::new(config).published(Some(published)).delivers_locally(true).taps(taps);
+    let shards =
+        memory_devices.into_iter().fold(shards, |shards, (name, queues)| shards.device(name, queues));
+    let opened = shards.open()?;
+    if count > 1 {
+        let commanders = opened.commanders();
+        return Ok((ShardThreads::Several(opened, channel), commanders));
+    }
+    let shard = opened.build(|_| ChannelServer::for_processes(&channel))?.remove(0);
+    let commander = shard.commander();
+    Ok((ShardThreads::One(Box::new(shard)), vec![commander]))
 }
 
 /// A stack that runs; exists while [`OpenedStack::serve`] does.
@@ -58,8 +93,13 @@ pub struct ServedStack<'a> {
 impl OpenedStack {
     /// Opens the stack that `config` describes. `command` becomes a part of its name if the configuration
     /// gives no name. Any user may bind ports from `unprivileged_port_start` on, unless the configuration
-    /// sets another limit.
-    pub fn new(config: Config, command: &str, unprivileged_port_start: u16) -> Result<Self, Failure> {
+    /// sets another limit. With `on_death` the shards run in a process of their own.
+    pub fn new(
+        config: Config,
+        command: &str,
+        unprivileged_port_start: u16,
+        on_death: Option<OnStackDeath>,
+    ) -> Result<Self, Failure> {
         let cpu = |index: u32| {
             let own = config.shards.cpus.get(index as usize).copied().or(config.shard.cpu);
             own.and_then(|cpu| u16::try_from(cpu).ok()).unwrap_or(NOT_PINNED)
@@ -74,35 +114,21 @@ impl OpenedStack {
             return Err(Failure::usage(format!("shard.placement and shard.workers {problem}")));
         }
         descriptor_limit::raise();
-        let channel = config.channel.clone();
-        let published = publish::publish_stack(&config.run, command)?.ok_or_else(|| {
+        let published = match on_death {
+            None => publish::publish_stack(&config.run, command)?,
+            Some(_) => publish::publish_by(&config.run, command, PublishedStack::for_supervisor)?,
+        };
+        let published = published.ok_or_else(|| {
             Failure::usage(
                 "run.directory: programs on the stack find it by its directory, so it has to have one",
             )
         })?;
-        let count = config.shards.count;
-        let memory_devices = config.devices.iter().filter(|device| device.kind == DeviceKind::Memory);
-        // Memory devices need a peer. The other end of these cables is dropped, so frames sent to it are
-        // lost.
-        let memory_devices: Vec<_> = memory_devices
-            .map(|device| {
-                let mtu = device.mtu.map_or(MemoryConfig::default().mtu, |mtu| mtu as usize);
-                let cable = || memory::pair(MemoryConfig { mtu, ..MemoryConfig::default() }).0;
-                (device.name.clone(), (0..count).map(|_| cable()).collect())
-            })
-            .collect();
-        let shards = Shards::new(config).published(Some(published.clone())).delivers_locally(true);
-        let shards =
-            memory_devices.into_iter().fold(shards, |shards, (name, queues)| shards.device(name, queues));
-        let opened = shards.open()?;
-        let (shards, commanders) = if count > 1 {
-            let commanders = opened.commanders();
-            (ShardThreads::Several(opened, channel), commanders)
-        } else {
-            let shard = opened.build(|_| ChannelServer::for_processes(&channel))?.remove(0);
-            let commander = shard.commander();
-            (ShardThreads::One(Box::new(shard)), vec![commander])
-        };
+        if let Some(action) = on_death {
+            let (process, link, restart) = ShardProcess::start(&config, published.dir().path(), action)?;
+            let broker = Broker::open_supervising(&published, link, restart, terms)?;
+            return Ok(Self { shards: ShardThreads::Child(process), broker, published });
+        }
+        let (shards, commanders) = open_shards(config, published.clone(), Vec::new())?;
         let broker = Broker::open_for(&published, commanders, terms)?;
         Ok(Self { shards, broker, published })
     }

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once. SIGHUP does not end a
-//! stack in the background.
+//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once. SIGHUP does not
+//! end a stack in the background.
 
 use crate::failure::Failure;
 use ginnel::StopFlag;

@@ -56,27 +56,52 @@ fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Mem
     Ok(memif)
 }
 
-/// Opens the device with a queue for each shard.
+/// Descriptors of the TAP devices of a stack, by the names of the devices. Another process may keep them: the
+/// interfaces exist as long as one process has them open.
+pub type KeptTaps = Vec<(String, tap::TapDescriptors)>;
+
+/// Opens the descriptors of all TAP devices of a configuration.
+///
+/// # Errors
+/// As of opening the devices.
+pub fn open_taps(config: &Config) -> Result<KeptTaps, Error> {
+    let taps = config.devices.iter().filter(|device| device.kind == DeviceKind::Tap);
+    let open = |device: &DeviceConfig| {
+        let opened = tap::open_descriptors(&tap_config(device), config.shards.count as usize);
+        Ok((device.name.clone(), opened.map_err(|e| tap_error(device, config.shards.count > 1, &e))?))
+    };
+    taps.map(open).collect()
+}
+
+fn tap_error(config: &DeviceConfig, is_shared: bool, e: &std::io::Error) -> Error {
+    let kind = e.kind();
+    // The kernel's error for a second queue of an interface that was created for one.
+    let hint = if is_shared && kind == std::io::ErrorKind::InvalidInput {
+        " (several shards need an interface with several queues: ip tuntap add … multi_queue)"
+    } else {
+        ""
+    };
+    Error::io(format!("device {}", config.name), std::io::Error::new(kind, format!("{e}{hint}")))
+}
+
+/// Opens the device with a queue for each shard. `kept` are the descriptors of a TAP device that is open
+/// already.
 pub(crate) fn open_queues(
     config: &DeviceConfig,
     stack_config: &Config,
     queues: usize,
+    kept: Option<tap::TapDescriptors>,
 ) -> Result<Vec<Device>, Error> {
+    if let Some(kept) = kept {
+        let tap = tap::open_with(&tap_config(config), kept);
+        return Ok(tap.map_err(|e| tap_error(config, queues > 1, &e))?.queues);
+    }
     match config.kind {
         _ if queues == 1 => Ok(vec![open(config, stack_config)?]),
         DeviceKind::Memory => Ok(vec![open(config, stack_config)?]),
         DeviceKind::Tap => {
-            let tap = tap::open_queues(&tap_config(config), queues).map_err(|e| {
-                let kind = e.kind();
-                // The kernel's error for a second queue of an interface that was created for one.
-                let hint = if kind == std::io::ErrorKind::InvalidInput {
-                    " (several shards need an interface with several queues: ip tuntap add … multi_queue)"
-                } else {
-                    ""
-                };
-                Error::io(format!("device {}", config.name), std::io::Error::new(kind, format!("{e}{hint}")))
-            })?;
-            Ok(tap.queues)
+            let tap = tap::open_queues(&tap_config(config), queues);
+            Ok(tap.map_err(|e| tap_error(config, true, &e))?.queues)
         }
         DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
         DeviceKind::AfXdp => {

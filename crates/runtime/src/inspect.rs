@@ -14,7 +14,7 @@
 mod line;
 mod server;
 
-pub(crate) use server::InspectServer;
+pub(crate) use server::{InspectServer, SOCKET};
 pub use server::{list_processes, list_sockets};
 
 use crate::command::{CommandError, Commander};

@@ -51,6 +51,7 @@ pub use builder::ShardBuilder;
 pub use command::{Command, CommandError, Commander};
 pub use config::Config;
 pub use context::{Context, WorkContext};
+pub use devices::{KeptTaps, open_taps};
 pub use error::Error;
 pub use executor::{Executor, compat, net, signal, task, time};
 pub use ginnel_devices::random::Random;

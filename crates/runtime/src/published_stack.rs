@@ -5,7 +5,7 @@ use crate::broker::AttachedQuery;
 use crate::command::Commander;
 use crate::config::RunConfig;
 use crate::error::Error;
-use crate::inspect::InspectServer;
+use crate::inspect::{self, InspectServer};
 use crate::run_dir::{self, RunDir};
 use core::time::Duration;
 use std::path::Path;
@@ -32,13 +32,49 @@ impl PublishedStack {
 
     /// As [`PublishedStack::new`], below `base` instead of the user's runtime directory.
     pub fn new_in(base: &Path, config: &RunConfig, program: &str) -> Result<Option<Arc<Self>>, Error> {
+        Self::create(base, config, program, InspectServer::open)
+    }
+
+    /// As [`PublishedStack::new`], for a process whose child runs the shards ([`PublishedStack::join`]).
+    ///
+    /// # Errors
+    /// As of [`RunDir::create`].
+    pub fn for_supervisor(config: &RunConfig, program: &str) -> Result<Option<Arc<Self>>, Error> {
+        Self::create(&run_dir::base(), config, program, InspectServer::open_for_processes)
+    }
+
+    /// Publishes the shards of this process in the directory at `path`, which its parent has created. Removes
+    /// what an earlier child has left there.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn join(path: &Path, config: &RunConfig) -> Result<Arc<Self>, Error> {
+        let io = |e| Error::io(path.display().to_string(), e);
+        for entry in std::fs::read_dir(path).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            if name == inspect::SOCKET || name.to_string_lossy().starts_with(".stats.") {
+                std::fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
+        let inspect_server = InspectServer::open(path).map_err(io)?;
+        let publish_every = Duration::from_millis(config.publish_ms.into());
+        Ok(Arc::new(Self { inspect_server, dir: RunDir::of_parent(path), publish_every }))
+    }
+
+    fn create(
+        base: &Path,
+        config: &RunConfig,
+        program: &str,
+        open: impl FnOnce(&Path) -> std::io::Result<InspectServer>,
+    ) -> Result<Option<Arc<Self>>, Error> {
         if !config.directory {
             return Ok(None);
         }
         let name = config.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
         let publish_every = Duration::from_millis(config.publish_ms.into());
         let dir = RunDir::create_in(base, &name)?;
-        let inspect_server = InspectServer::open(dir.path());
+        let inspect_server = open(dir.path());
         let inspect_server =
             inspect_server.map_err(|e| Error::io(format!("socket in {}", dir.path().display()), e))?;
         Ok(Some(Arc::new(Self { inspect_server, dir, publish_every })))

@@ -39,8 +39,8 @@ pub struct RunDir {
     base: PathBuf,
     path: PathBuf,
     name: String,
-    /// Locked as long as the process lives.
-    lock: File,
+    /// Locked as long as the process lives. `None` for a child of the process that has created the directory.
+    lock: Option<File>,
 }
 
 /// A running stack.
@@ -244,7 +244,15 @@ impl RunDir {
         let mut lock = lock.map_err(io_error)?;
         lock.try_lock().map_err(|e| io_error(e.into()))?;
         lock.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(io_error)?;
-        Ok(Self { base: base.into(), path, name: name.into(), lock })
+        Ok(Self { base: base.into(), path, name: name.into(), lock: Some(lock) })
+    }
+
+    /// Returns the directory `path` of a stack, for a child of the process that has created the directory and
+    /// removes it.
+    pub(crate) fn of_parent(path: &Path) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let base = path.parent().unwrap_or(path).to_owned();
+        Self { base, path: path.to_owned(), name, lock: None }
     }
 
     /// Returns the path of the directory.
@@ -260,12 +268,13 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
+        let Some(lock) = &self.lock else { return };
         // Under the common lock: others see either the complete directory with its lock held, or none.
         let _guard = lock_base(&self.base);
         // If that fails, the directory is stale from now on, and the next process that lists the stacks
         // removes it.
         let _ = fs::remove_dir_all(&self.path);
-        let _ = self.lock.unlock();
+        let _ = lock.unlock();
     }
 }
 

@@ -24,6 +24,7 @@ use crate::builder::{ShardMember, ThreadPosition, command_channel, random_seed};
 use crate::command::{Commander, Mailbox};
 use crate::config::{Config, Placement};
 use crate::cross_shard::{CrossShardReceiver, CrossShardSender, cross_shard_queue};
+use crate::devices::KeptTaps;
 use crate::doorbell::Doorbell;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -48,12 +49,21 @@ pub struct Shards {
     now: Option<Instant>,
     published: Option<Arc<PublishedStack>>,
     local_delivery: bool,
+    taps: KeptTaps,
 }
 
 impl Shards {
     /// Starts with a configuration.
     pub fn new(config: Config) -> Self {
-        Self { config, devices: Vec::new(), seed: None, now: None, published: None, local_delivery: false }
+        Self {
+            config,
+            devices: Vec::new(),
+            seed: None,
+            now: None,
+            published: None,
+            local_delivery: false,
+            taps: Vec::new(),
+        }
     }
 
     /// Supplies the queues of the device of this name, one for each shard. Memory devices must be supplied;
@@ -73,6 +83,12 @@ impl Shards {
     /// I/O.
     pub fn published(mut self, published: Option<Arc<PublishedStack>>) -> Self {
         self.published = published;
+        self
+    }
+
+    /// Uses TAP devices whose descriptors are open already.
+    pub fn taps(mut self, taps: KeptTaps) -> Self {
+        self.taps = taps;
         self
     }
 
@@ -134,7 +150,11 @@ impl Shards {
         for device in &self.config.devices {
             let queues = match self.devices.iter().position(|(name, _)| *name == device.name) {
                 Some(i) => self.devices.swap_remove(i).1,
-                None => devices::open_queues(device, &self.config, count)?,
+                None => {
+                    let kept = self.taps.iter().position(|(name, _)| *name == device.name);
+                    let kept = kept.map(|at| self.taps.swap_remove(at).1);
+                    devices::open_queues(device, &self.config, count, kept)?
+                }
             };
             if queues.len() != count {
                 let problem = format!(

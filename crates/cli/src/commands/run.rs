@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::programs::{ProgramOptions, find_library};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
 use crate::stack_options::StackOptions;
+use crate::supervisor::{self, DeathOptions};
 use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use rustix::process::{Pid, Signal, kill_process};
@@ -43,6 +44,9 @@ pub struct RunOptions {
     stack_name: Option<String>,
 
     #[command(flatten)]
+    death: DeathOptions,
+
+    #[command(flatten)]
     program: ProgramOptions,
 
     #[command(flatten)]
@@ -60,7 +64,8 @@ pub fn run(options: &RunOptions) -> Result<(), Failure> {
 }
 
 fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
-    if let Some(option) = options.stack.first_given() {
+    let on_death = options.death.on_stack_death.map(|_| "--on-stack-death");
+    if let Some(option) = options.stack.first_given().or(on_death) {
         return Err(Failure::usage(format!(
             "{option} cannot be combined with --stack {name}: that stack was configured by \"ginnel up\""
         )));
@@ -102,11 +107,14 @@ fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
 
 fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     let config = options.stack.to_config()?;
+    if let Some(directory) = &options.death.shards_of {
+        return supervisor::run_shards(config, directory, false);
+    }
     let library = find_library()?;
     if let Some(cause) = options.program.check_preloadable() {
         return Err(options.program.handle_missing_stack(&cause));
     }
-    let stack = match OpenedStack::new(config, "run", 0) {
+    let stack = match OpenedStack::new(config, "run", 0, options.death.on_stack_death) {
         Ok(stack) => stack,
         // A usage error is reported even with `--on-missing kernel`.
         Err(failure) if failure.is_usage() => return Err(failure),

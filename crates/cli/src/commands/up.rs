@@ -3,16 +3,15 @@
 use super::run::KERNEL;
 use crate::failure::Failure;
 use crate::served_stack::{OpenedStack, POLL_INTERVAL};
-use crate::signals;
 use crate::stack_options::StackOptions;
+use crate::supervisor::{self, DeathOptions};
+use crate::{log_file, sd_notify, signals};
 use clap::Args;
 use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
 use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
-use rustix::stdio::{dup2_stderr, dup2_stdout};
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -33,6 +32,9 @@ pub struct UpOptions {
     /// Set in the background process.
     #[arg(long, hide = true)]
     detached: bool,
+
+    #[command(flatten)]
+    death: DeathOptions,
 
     #[command(flatten)]
     stack: StackOptions,
@@ -70,6 +72,9 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     let mut config = options.stack.to_config()?;
     config.run.name = Some(options.stack_name.clone());
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    if let Some(directory) = &options.death.shards_of {
+        return supervisor::run_shards(config, directory, options.detached);
+    }
     if options.background && !options.detached {
         return start_in_background(&options.stack_name);
     }
@@ -79,13 +84,16 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
         signals::ignore_hangup()?;
     }
     let stop = signals::stop_on_signal()?;
-    OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START)?.serve(&stop, |served| {
+    let on_death = options.death.on_stack_death;
+    OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START, on_death)?.serve(&stop, |served| {
         if options.detached {
-            redirect_output_to_log(served.published.dir().path())?;
+            log_file::redirect_output(served.published.dir().path())?;
         }
+        sd_notify::notify(sd_notify::READY);
         while !stop.is_set() && !served.has_ended() {
             std::thread::sleep(POLL_INTERVAL);
         }
+        sd_notify::notify(sd_notify::STOPPING);
         Ok(())
     })
 }
@@ -117,14 +125,6 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
-}
-
-/// Redirects standard output and standard error to the file `log` in the stack's directory.
-fn redirect_output_to_log(directory: &std::path::Path) -> Result<(), Failure> {
-    let path = directory.join("log");
-    let failed = |e: std::io::Error| Failure::running(format!("{}: {e}", path.display()));
-    let log = File::create(&path).map_err(failed)?;
-    dup2_stdout(&log).and_then(|()| dup2_stderr(&log)).map_err(|e| failed(e.into()))
 }
 
 /// Stops a stack.

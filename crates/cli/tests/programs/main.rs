@@ -13,6 +13,7 @@ mod mosquitto;
 mod python;
 mod redis;
 mod reload;
+mod restart;
 mod ssh;
 
 use ginnel_testkit::interop::{ProgramFixture, programs_unavailable};

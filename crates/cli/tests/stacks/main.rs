@@ -15,6 +15,7 @@ mod lifecycle;
 mod linger;
 mod loopback;
 mod many_processes;
+mod restart;
 mod reuseport;
 mod shard_placement;
 mod siglongjmp;

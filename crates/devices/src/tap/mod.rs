@@ -89,6 +89,16 @@ pub fn open(config: &TapConfig) -> io::Result<Device> {
 const PERMISSION_REMEDY: &str = "; let root create it for this user once (ip tuntap add NAME mode tap user USER, \
     and its addresses), or give CAP_NET_ADMIN, or use a device that needs no permission (--device memory, --memif)";
 
+/// Returns the error of a step, with a remedy.
+fn step_error(name: &str, step: &str, error: io::Error) -> io::Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied => PERMISSION_REMEDY,
+        io::ErrorKind::NotFound => "; is /dev/net/tun there (modprobe tun)?",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}{remedy}"))
+}
+
 /// Opens a TAP device with `queues` queues (at least one), in the network namespace of the calling thread.
 ///
 /// # Errors
@@ -96,22 +106,44 @@ const PERMISSION_REMEDY: &str = "; let root create it for this user once (ip tun
 /// failed: `NotFound` without /dev/net/tun, `PermissionDenied` without CAP_NET_ADMIN unless the interface
 /// exists, belongs to the user and needs no change, `ResourceBusy` if another process has it open.
 pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
+    open_with(config, open_descriptors(config, queues)?)
+}
+
+/// The descriptors of the queues of a TAP device. The interface exists, with all that is configured on it, as
+/// long as one of them is open in some process.
+#[derive(Debug)]
+pub struct TapDescriptors {
+    /// Name of the kernel's interface.
+    pub name: String,
+    /// A descriptor for each queue.
+    pub queues: Vec<OwnedFd>,
+}
+
+/// Opens the descriptors of a TAP device, for [`open_with`] in this process or another one.
+///
+/// # Errors
+/// See [`open_queues`].
+pub fn open_descriptors(config: &TapConfig, queues: usize) -> io::Result<TapDescriptors> {
     let name = config.name.as_deref().unwrap_or("ginnel%d");
     validate(config, name, queues)?;
-    let context = |step: &str, error: io::Error| {
-        let remedy = match error.kind() {
-            io::ErrorKind::PermissionDenied => PERMISSION_REMEDY,
-            io::ErrorKind::NotFound => "; is /dev/net/tun there (modprobe tun)?",
-            _ => "",
-        };
-        io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}{remedy}"))
-    };
+    let context = |step: &str, error: Errno| step_error(name, step, error.into());
     let (first, name) =
-        ioctl::open_queue(name, queues > 1).map_err(|error| context("opening /dev/net/tun", error.into()))?;
+        ioctl::open_queue(name, queues > 1).map_err(|error| context("opening /dev/net/tun", error))?;
     let mut fds = vec![first];
     for _ in 1..queues {
-        fds.push(ioctl::open_queue(&name, true).map_err(|error| context("adding a queue", error.into()))?.0);
+        fds.push(ioctl::open_queue(&name, true).map_err(|error| context("adding a queue", error))?.0);
     }
+    Ok(TapDescriptors { name, queues: fds })
+}
+
+/// Opens a TAP device on descriptors that [`open_descriptors`] has opened.
+///
+/// # Errors
+/// See [`open_queues`].
+pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<Tap> {
+    let TapDescriptors { name, queues: fds } = descriptors;
+    validate(config, &name, fds.len())?;
+    let context = |step: &str, error: io::Error| step_error(&name, step, error);
     let mut uso = true;
     for fd in &fds {
         ioctl::set_header_len(fd, vnet::LEN)

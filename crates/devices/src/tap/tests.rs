@@ -125,6 +125,25 @@ fn persistent_device_keeps_its_settings() {
 }
 
 #[test]
+fn interface_outlives_its_device_with_kept_descriptors() {
+    in_namespace("tap::tests::interface_outlives_its_device_with_kept_descriptors", || {
+        for queues in [1, 2] {
+            let config = TapConfig { mtu: Some(1234), ..TapConfig::default() };
+            let kept = open_descriptors(&config, queues).expect("a TAP device");
+            let copy = || TapDescriptors {
+                name: kept.name.clone(),
+                queues: kept.queues.iter().map(|fd| fd.try_clone().expect("a descriptor")).collect(),
+            };
+            drop(open_with(&config, copy()).expect("opened"));
+            // The interface that was configured before is still there.
+            let again = open_with(&TapConfig::default(), copy()).expect("opened again");
+            assert_eq!(again.queues.len(), queues);
+            assert_eq!(again.queues[0].tx.capabilities().mtu, 1234);
+        }
+    });
+}
+
+#[test]
 fn every_queue_of_a_multi_queue_device_sends() {
     in_namespace("tap::tests::every_queue_of_a_multi_queue_device_sends", || {
         let config = TapConfig { kernel_addresses: vec![([10, 9, 8, 7].into(), 24)], ..TapConfig::default() };

@@ -5,7 +5,7 @@ use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::SocketAddr;
 use core::ops::Range;
 use core::time::Duration;
-use ginnel::broker::GlobalSocketId;
+use ginnel::broker::{Attachment, GlobalSocketId};
 use ginnel::channel::control::ReserveError;
 use ginnel::channel::{
     AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
@@ -99,6 +99,58 @@ impl Channels {
             cpus,
             unread_wakes: 0,
         })
+    }
+
+    /// Replaces the channels by those of shards that were started again. Returns the previous ones.
+    pub fn replace(&mut self, clients: Vec<Client>) -> Option<Self> {
+        let mut new = Self::new(clients).filter(|new| new.clients.len() == self.clients.len())?;
+        new.set_listen_spawn(self.listen_spawn, core::mem::take(&mut self.cpus));
+        Some(core::mem::replace(self, new))
+    }
+
+    /// Opens a listener again that had this number in the channels `before`, on all shards or on none.
+    pub fn restore_listener(
+        &mut self,
+        attachment: &Attachment,
+        before: &Self,
+        number: u32,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<u32, Error> {
+        let mut numbers = Vec::new();
+        for shard in 0..self.clients.len() {
+            let restored = match before.number_on_shard(number, shard) {
+                // Cannot truncate: there are at most 64 shards.
+                Some(number) => attachment.restore_listener(shard as u16, number, local, options),
+                None => Err(Error::StackGone),
+            };
+            match restored {
+                Ok(number) => numbers.push(number),
+                Err(error) => {
+                    numbers
+                        .iter()
+                        .enumerate()
+                        .for_each(|(shard, number)| self.unlisten_on_shard(shard as u16, *number));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self.import_listener(&numbers))
+    }
+
+    /// Opens a UDP socket again that had the handle `conn` in the previous channels.
+    pub fn restore_udp(
+        &mut self,
+        attachment: &Attachment,
+        conn: Conn,
+        local: SocketAddr,
+        options: UdpOptions,
+    ) -> Result<Conn, Error> {
+        let (shard, before) = self.split_handle(conn);
+        let client = self.clients.get_mut(shard).ok_or(Error::StackGone)?;
+        let conn = attachment.restore_udp(client, shard as u16, before, local, options)?;
+        self.dirty |= 1 << shard;
+        Ok(self.join_handle(shard, conn))
     }
 
     /// Sets the preference for shards, whose threads run on these CPUs.

@@ -27,6 +27,8 @@ impl Ops {
     /// `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         let mut state = self.lock()?;
+        // A process that never sleeps in a call would not notice that the shards were started again.
+        state.check_stack_alive();
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         let family = socket.family;
@@ -121,7 +123,12 @@ impl Ops {
                 let to = sockaddr::decode(address, family)?;
                 let is_stack_address = (self.config.is_stack_address)(to.ip());
                 let result = if is_stack_address {
-                    state.start_connect(file, to, self.config.kernel_listen)
+                    match state.start_connect(file, to, self.config.kernel_listen) {
+                        Err(Errno::NETDOWN) if state.has_restarted() => {
+                            state.start_connect(file, to, self.config.kernel_listen)
+                        }
+                        result => result,
+                    }
                 } else {
                     Err(Errno::NETUNREACH)
                 };
@@ -309,6 +316,9 @@ impl ProcessState {
             conn
         };
         let socket = self.files.socket(file)?;
+        if socket.shutdown.is_lost {
+            socket.shutdown = ShutdownState::default();
+        }
         socket.role = SocketRole::Stream(Stream::new(conn, true, bound));
         self.bind_conn(conn, file);
         self.apply_options(file)
@@ -345,10 +355,9 @@ impl ProcessState {
 
     /// Returns `EAGAIN` until the handshake is complete.
     fn connect_step(&mut self, file: FileId) -> Result<(), Errno> {
-        let (_, conn_state) = self.socket_state(file).ok_or(Errno::CONNABORTED)?;
-        if conn_state.is_closed() {
+        let Some((_, conn_state)) = self.socket_state(file).filter(|(_, state)| !state.is_closed()) else {
             return Err(self.take_error(file).unwrap_or(Errno::CONNABORTED));
-        }
+        };
         if !conn_state.is_connected() {
             return Err(Errno::AGAIN);
         }

@@ -154,10 +154,12 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            if state.client.is_stack_gone() {
-                return Err(Errno::NETDOWN);
-            }
-            state.client.udp_send_queued(udp.conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
+            // The handle changes if the shards are started again.
+            let conn = match state.files.socket(file)?.role {
+                SocketRole::Udp(udp) if !state.client.is_stack_gone() => udp.conn,
+                _ => return Err(Errno::NETDOWN),
+            };
+            state.client.udp_send_queued(conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
         });
         state.client.flush();
         result.map(|()| len)
@@ -397,6 +399,7 @@ impl ProcessState {
         bound: bool,
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
+        self.check_stack_alive();
         let socket = self.files.socket(file)?;
         let options = socket.options.udp_options(socket.family);
         socket.options.applied_udp = Some(options);
@@ -575,7 +578,7 @@ impl ProcessState {
 /// How many hosts and destinations are remembered.
 const REMEMBERED_HOSTS_MAX: usize = 32;
 
-fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
+pub(crate) fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
     match (local.ip(), family) {
         (ip @ IpAddr::V4(_), Family::V4) | (ip, Family::V6) => ip,
         _ => family.unspecified().ip(),

@@ -81,7 +81,7 @@ codec_struct!(SerializedSocket {
     cookie,
     last_address
 });
-codec_struct!(ShutdownState { read, write });
+codec_struct!(ShutdownState { read, write } defaults { is_lost: false, error: None });
 
 enum SerializedRole {
     Unconnected(Option<SerializedAddress>),

@@ -87,6 +87,10 @@ pub(crate) struct UdpSendState {
 pub(crate) struct ShutdownState {
     pub read: bool,
     pub write: bool,
+    /// True if the connection ended with the process of the shards, and the socket was not connected again.
+    pub is_lost: bool,
+    /// `sk_err` of a lost connection, until it is reported.
+    pub error: Option<Errno>,
 }
 
 /// The role of a socket.

@@ -27,9 +27,13 @@ impl Ops {
             state.share(file);
             state.query_local_end(file);
         }
-        let child = state.attachment.as_ref().and_then(|attachment| attachment.prepare_fork().ok());
+        let prepare = |state: &ProcessState| state.attachment.as_ref()?.prepare_fork().ok();
+        let mut child = prepare(&state);
         if child.is_none() {
-            state.check_stack_alive();
+            // The process of the shards may have been started again.
+            if state.has_restarted() {
+                child = prepare(&state);
+            }
         }
         ForkGuard { state, child }
     }

@@ -47,6 +47,7 @@ mod poll;
 mod process;
 mod readiness;
 mod relocate_fd;
+mod restart;
 mod sandbox;
 mod scratch;
 mod sendfile;

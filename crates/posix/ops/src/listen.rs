@@ -30,6 +30,7 @@ impl Ops {
     /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
         let mut state = self.lock()?;
+        state.check_stack_alive();
         let file = self.file_of(&mut state, fd)?;
         // As in Linux, which compares it as unsigned, a negative backlog is the maximum.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
@@ -85,8 +86,8 @@ impl Ops {
     /// Implements `accept4`. Returns the peer's address as `getpeername` does.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`; `ENETDOWN` if
-    /// the stack is gone.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`; `ENETDOWN`
+    /// if the stack is gone.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, SockaddrBytes), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);

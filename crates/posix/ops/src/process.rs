@@ -48,6 +48,8 @@ pub(crate) struct ProcessState {
     pub deferred: Arc<DeferredWork>,
     /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
     pub send_buffer: Option<[u32; 2]>,
+    /// How often the process has continued after a restart of the shards.
+    pub restarts: u32,
     /// True if all waits were ended because the stack is gone.
     pub is_end_noticed: bool,
     /// When a call last failed because the stack is gone.
@@ -74,6 +76,7 @@ impl ProcessState {
             report: None,
             deferred: Arc::default(),
             send_buffer: None,
+            restarts: 0,
             is_end_noticed: false,
             last_netdown: None,
             empty_polls: 0,
@@ -98,6 +101,12 @@ impl ProcessState {
 
     pub fn bind_listener(&mut self, listener: u32, file: FileId) {
         set_slot(&mut self.by_listener, listener, file + 1);
+    }
+
+    /// Forgets all handles of the channel.
+    pub fn unbind_all(&mut self) {
+        self.by_socket.clear();
+        self.by_listener.clear();
     }
 
     pub fn unbind_listener(&mut self, listener: u32) {
@@ -351,7 +360,9 @@ impl ProcessState {
 
     /// Takes the pending error (`sock_error`).
     pub fn take_error(&mut self, file: FileId) -> Option<Errno> {
-        self.socket_state(file)?;
+        if self.socket_state(file).is_none() {
+            return self.files.socket(file).ok()?.shutdown.error.take();
+        }
         self.files.stream(file)?.error.take()
     }
 

@@ -28,7 +28,8 @@ impl ProcessState {
                 }
                 // Linux reports these events for an unconnected socket after `shutdown`.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
-                    WRITABLE | POLLHUP | READABLE | POLLRDHUP
+                    let failed = if socket.shutdown.error.is_some() { POLLERR } else { 0 };
+                    WRITABLE | POLLHUP | READABLE | POLLRDHUP | failed
                 }
                 SocketRole::Unconnected { .. } => WRITABLE | POLLHUP,
                 SocketRole::Listening(listening) => {

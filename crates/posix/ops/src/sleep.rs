@@ -158,6 +158,19 @@ impl Waiters {
         })
     }
 
+    /// Must be called when another descriptor wakes the process from now on. A leader that sleeps on the
+    /// previous one is woken.
+    pub fn replace_wake_fd(&mut self) {
+        for waiter in &mut self.waiters {
+            if let Some(wait_set) = &mut waiter.wait_set {
+                wait_set.is_stale = true;
+            }
+            if waiter.in_use && waiter.asleep {
+                notify(&waiter.event);
+            }
+        }
+    }
+
     fn remove(&mut self, waiter: u32) {
         self.waiters[waiter as usize].in_use = false;
     }

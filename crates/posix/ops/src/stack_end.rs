@@ -1,4 +1,4 @@
-//! What calls do after the end of the stack: connections are reset, listeners and UDP sockets fail with
+//! The end of the stack, as calls report it: connections are reset, listeners and UDP sockets fail with
 //! `ENETDOWN`, and no call waits. A listener or UDP socket with a kernel socket behind it goes on with that.
 
 use crate::lock::LockGuard;
@@ -17,6 +17,9 @@ const NETDOWN_INTERVAL: Duration = Duration::from_millis(10);
 /// Line on standard error when the stack has ended.
 const MESSAGE: &str = "ginnel: the stack of this program has ended: its connections are reset, other sockets fail with ENETDOWN\n";
 
+/// Line on standard error when the shards were started again.
+const RESTART_MESSAGE: &str = "ginnel: the stack of this program was started again: its connections are reset, its listeners serve again\n";
+
 /// Device and inode of standard error when the program attached.
 static STANDARD_ERROR: OnceLock<Option<(u64, u64)>> = OnceLock::new();
 
@@ -25,8 +28,8 @@ fn standard_error() -> Option<(u64, u64)> {
     fstat(rustix::stdio::stderr()).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Remembers the program's standard error. A daemon may close it and get another file of that number, to which
-/// no message must be written.
+/// Remembers the program's standard error. A daemon may close it and get another file of that number, to
+/// which no message must be written.
 pub(crate) fn remember_standard_error() {
     STANDARD_ERROR.get_or_init(standard_error);
 }
@@ -53,6 +56,15 @@ impl ProcessState {
         self.notice_stack_end();
     }
 
+    /// Returns whether the shards were started again, after a request that they could not carry out.
+    pub fn has_restarted(&mut self) -> bool {
+        let before = self.restarts;
+        // The first check may find unread wake-ups.
+        self.check_stack_alive();
+        self.check_stack_alive();
+        self.restarts != before
+    }
+
     /// Ends all waits, once, if the stack was found to be gone.
     pub fn notice_stack_end(&mut self) {
         if self.client.is_stack_gone() && !core::mem::replace(&mut self.is_end_noticed, true) {
@@ -62,14 +74,19 @@ impl ProcessState {
 
     #[cold]
     fn handle_stack_end(&mut self) {
-        write_line(MESSAGE);
-        self.process_events();
+        if self.resume() {
+            self.is_end_noticed = false;
+            write_line(RESTART_MESSAGE);
+        } else {
+            write_line(MESSAGE);
+            self.process_events();
+        }
         self.wake_all();
     }
 }
 
-/// Releases the lock. Then, if a call failed with `ENETDOWN`, waits until [`NETDOWN_INTERVAL`] has passed since the
-/// previous failure.
+/// Releases the lock. Then, if a call failed with `ENETDOWN`, waits until [`NETDOWN_INTERVAL`] has passed
+/// since the previous failure.
 pub(crate) fn pause_after_netdown(mut state: LockGuard<'_>, error: Errno) {
     if error != Errno::NETDOWN {
         return;

@@ -60,7 +60,7 @@ impl Ops {
             && socket.shutdown.read
             && flags & libc::MSG_ERRQUEUE == 0
         {
-            return Ok(0);
+            return socket.shutdown.error.take().map_or(Ok(0), Err);
         }
         let offset = socket.options.peek_offset();
         let has_offset = offset.is_some();
@@ -226,7 +226,11 @@ impl ProcessState {
         args: &RecvArgs<'_>,
     ) -> Result<usize, Errno> {
         let socket = self.files.socket(file)?;
-        let SocketRole::Stream(stream) = &socket.role else { return Err(Errno::NOTCONN) };
+        let SocketRole::Stream(stream) = &socket.role else {
+            // The connection was lost while the call waited.
+            let end = if socket.shutdown.is_lost { Ok(args.copied.get()) } else { Err(Errno::NOTCONN) };
+            return if args.copied.get() > 0 { end } else { self.take_error(file).map_or(end, Err) };
+        };
         let (mut conn, end_seen) = (stream.conn, stream.end_seen);
         let (shutdown, rcvlowat) = (socket.shutdown.read, socket.options.rcvlowat());
         let &RecvArgs { total, target, flags, copied: done, .. } = args;
@@ -359,7 +363,10 @@ impl ProcessState {
     pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
         let (conn, conn_state) = match self.socket_state(file) {
             Some(stands) => stands,
-            None => return Err(self.files.socket(file).err().unwrap_or(Errno::PIPE)),
+            None => {
+                self.files.socket(file)?;
+                return Err(self.take_error(file).unwrap_or(Errno::PIPE));
+            }
         };
         let socket = self.files.socket(file)?;
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());

@@ -3,6 +3,7 @@
 
 mod fd_passing;
 mod inherit;
+mod resume;
 mod unattached;
 
 pub use inherit::PreparedProcess;
@@ -39,6 +40,8 @@ struct ControlConnection {
     fd: InternalFd,
     /// Id of the last request.
     last_request: u32,
+    /// How long a request waits for its reply.
+    reply_timeout: Duration,
     /// Receive buffer, allocated by the first request: most children never send one.
     buffer: Vec<u8>,
 }
@@ -49,17 +52,26 @@ impl ControlConnection {
     }
 
     fn from_internal_fd(fd: InternalFd) -> Self {
-        Self { fd, last_request: 0, buffer: Vec::new() }
+        Self { fd, last_request: 0, reply_timeout: REPLY_TIMEOUT, buffer: Vec::new() }
     }
 
     /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
     /// attachments by shard, and the properties of the stack.
     fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<ShardAttachment>, StackInfo), Error> {
-        let malformed = || Error::Refused(Refusal::Malformed);
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
         let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
-        let (ControlReply::Welcome(shards, stack_info), mut wake) = self.request(&hello, &[pidfd.as_fd()])?
+        self.attach_all(&hello, &[pidfd.as_fd()])
+    }
+
+    /// Sends a message that asks for clients, and attaches to every shard.
+    fn attach_all(
+        &mut self,
+        message: &impl Codec,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(OwnedFd, Vec<ShardAttachment>, StackInfo), Error> {
+        let malformed = || Error::Refused(Refusal::Malformed);
+        let (ControlReply::Welcome(shards, stack_info), mut wake) = self.request(message, descriptors)?
         else {
             return Err(malformed());
         };
@@ -94,7 +106,7 @@ impl ControlConnection {
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
         self.send_request(message, descriptors)?;
-        let deadline = Instant::now() + REPLY_TIMEOUT;
+        let deadline = Instant::now() + self.reply_timeout;
         loop {
             // The reply comes from another thread, so it is never there yet.
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -187,6 +199,22 @@ fn lock_connection(connection: &Mutex<ControlConnection>) -> std::sync::MutexGua
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Opens the clients of a process that has attached to the shards.
+fn open_clients(
+    connection: &Arc<Mutex<ControlConnection>>,
+    wake: &OwnedFd,
+    attachments: Vec<ShardAttachment>,
+) -> Result<Vec<Client>, Error> {
+    let open = |(shard, attachment): (usize, ShardAttachment)| {
+        let ShardAttachment { client, region, memory, stack_wake } = attachment;
+        // Cannot truncate: the number of shards was received as a `u16`.
+        let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
+        let client_wake = wake.try_clone().map_err(|e| Error::io("wake-up descriptor", e))?;
+        Client::open(ClientParts { region, memory, stack_wake, client_wake, client }, Box::new(control))
+    };
+    attachments.into_iter().enumerate().map(open).collect()
+}
+
 /// The attachment of this process to a stack: a client for each shard. One descriptor wakes the process for
 /// all of them.
 pub struct Attachment {
@@ -228,17 +256,7 @@ impl Attachment {
         let mut connection = ControlConnection::new(connection);
         let (wake, attachments, stack_info) = connection.greet(domain)?;
         let connection = Arc::new(Mutex::new(connection));
-        let mut clients = Vec::new();
-        for (shard, attachment) in attachments.into_iter().enumerate() {
-            let ShardAttachment { client, region, memory, stack_wake } = attachment;
-            // Cannot truncate: the number of shards was received as a `u16`.
-            let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
-            let wake = wake.try_clone().map_err(|e| Error::io("wake-up descriptor", e))?;
-            clients.push(Client::open(
-                ClientParts { region, memory, stack_wake, client_wake: wake, client },
-                Box::new(control),
-            )?);
-        }
+        let clients = open_clients(&connection, &wake, attachments)?;
         Ok(Self { connection, clients, stack_info })
     }
 

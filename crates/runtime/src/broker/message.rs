@@ -8,7 +8,7 @@ use core::fmt;
 
 /// Version of the messages and of the region's layout. Both ends belong to one installation, so they must
 /// have the same version.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -109,10 +109,16 @@ pub(super) enum ControlRequest {
     /// the broker's socket. The descriptor is the broker's end of the program's connection; the program
     /// attaches as the user who created the socket pair.
     Successor,
+    /// The process has noticed that the shards' process is gone, and asks for clients of the next one. The
+    /// reply is [`ControlReply::Welcome`]; [`ControlRequest::Attach`] follows for each shard.
+    Resume,
+    /// Opens a socket again on this shard, by the given request. The id is the socket's before the restart.
+    /// If another process has opened the socket already, this process becomes an owner of it.
+    Restore(u16, SocketId, ChannelRequest),
 }
 codec_enum!(ControlRequest {
     0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Exec(kept), 4 => Share(cookie, contents), 5 => Resolve(cookie),
-    6 => Successor,
+    6 => Successor, 7 => Resume, 8 => Restore(shard, before, request),
 });
 
 /// A reply of the broker.

@@ -22,6 +22,7 @@ mod control_listener;
 mod message;
 mod requests;
 mod seqpacket;
+mod shard_link;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod thread;
@@ -41,12 +42,15 @@ use crate::wait::EventFd;
 use admission::AdmissionLimits;
 use control_listener::ControlListener;
 use rustix::fd::OwnedFd;
+use shard_link::ShardLink;
+pub use shard_link::{ChildLink, link_pair, receive_taps, send_taps, serve_broker};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use thread::{BrokerCommand, BrokerShared, BrokerThread};
+pub use thread::AfterDeath;
+use thread::{BrokerCommand, BrokerShared, BrokerThread, Supervision};
 
 /// File name of the broker's socket in the directory of its stack.
 pub const SOCKET_NAME: &str = "control";
@@ -111,12 +115,13 @@ impl Broker {
     /// # Errors
     /// The socket cannot be created at `path`, or the process has no descriptor or thread left.
     pub fn open(path: Option<&Path>, shards: Vec<Commander>) -> Result<Self, Error> {
+        let shards = shards.into_iter().map(ShardLink::InProcess).collect();
         Self::open_with(path, shards, StackInfo::default(), AdmissionLimits::default())
     }
 
     fn open_with(
         path: Option<&Path>,
-        shards: Vec<Commander>,
+        shards: Vec<ShardLink>,
         stack_info: StackInfo,
         limits: AdmissionLimits,
     ) -> Result<Self, Error> {
@@ -145,6 +150,34 @@ impl Broker {
     pub fn open_for(
         published: &PublishedStack,
         shards: Vec<Commander>,
+        stack_info: StackInfo,
+    ) -> Result<Self, Error> {
+        let shards = shards.into_iter().map(ShardLink::InProcess).collect();
+        Self::open_published(published, shards, stack_info)
+    }
+
+    /// As [`Broker::open_for`], for shards in the child process at the other end of `link`. When that process
+    /// is gone, `restart` starts the next one and waits until it runs; the attached processes continue there.
+    ///
+    /// # Errors
+    /// As [`Broker::open`].
+    pub fn open_supervising(
+        published: &PublishedStack,
+        link: ChildLink,
+        restart: impl FnMut() -> AfterDeath + Send + 'static,
+        stack_info: StackInfo,
+    ) -> Result<Self, Error> {
+        let link = Arc::new(link);
+        let shards = (0..link.shards()).map(|shard| ShardLink::Child(link.clone(), shard)).collect();
+        let broker = Self::open_published(published, shards, stack_info)?;
+        let supervision = Supervision { link, restart: Box::new(restart) };
+        broker.handle.send(BrokerCommand::Supervise(supervision));
+        Ok(broker)
+    }
+
+    fn open_published(
+        published: &PublishedStack,
+        shards: Vec<ShardLink>,
         stack_info: StackInfo,
     ) -> Result<Self, Error> {
         let path = published.dir().path().join(SOCKET_NAME);

@@ -31,7 +31,10 @@ impl BrokerFixture {
         stack_info: StackInfo,
     ) -> Self {
         let peer = || Peer { echoes: true, listens: true, ..Peer::default() };
-        let open = |servers| Broker::open_with(path, servers, stack_info, LIMITS).unwrap();
+        let open = |servers: Vec<Commander>| {
+            let shards = servers.into_iter().map(ShardLink::InProcess).collect();
+            Broker::open_with(path, shards, stack_info, LIMITS).unwrap()
+        };
         Self::with_peers(channel, std::iter::repeat_with(peer).take(count), open)
     }
 

@@ -1,6 +1,12 @@
 //! The thread of the broker: keeps which processes are attached and which sockets they own, and carries out
 //! their requests. It validates everything that a process sends.
 
+mod restart;
+
+pub use restart::AfterDeath;
+use restart::RestoredSockets;
+pub(super) use restart::Supervision;
+
 use super::BrokerCounters;
 use super::admission::{self, AdmissionLimits, PeerUser};
 use super::attached::{AttachedProcesses, pid_of};
@@ -11,9 +17,9 @@ use super::message::{
     StackInfo, decode, encode, unattached,
 };
 use super::seqpacket::{self, RecvResult};
+use super::shard_link::{ChildLink, ShardLink};
 use crate::channel::SocketId;
-use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, call_for_broker};
-use crate::command::Commander;
+use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest};
 use crate::wait::EventFd;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +49,7 @@ const ERROR_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 const COMMAND_EVENT: u64 = u64::MAX;
 const LISTENER_EVENT: u64 = u64::MAX - 1;
+const LINK_EVENT: u64 = u64::MAX - 2;
 
 /// Kind of the descriptor that an event is about; with the id of an entry it makes up the event's data.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,6 +65,8 @@ pub(super) enum BrokerCommand {
     Connection(OwnedFd, String),
     /// Requests a message once everything that is pending now has been processed.
     Barrier(Sender<()>),
+    /// Sets the process that runs the shards, and how to start the next one.
+    Supervise(Supervision),
     /// Ends the thread.
     Close,
 }
@@ -92,6 +101,12 @@ struct ProcessEntry {
     wake_fd: Option<OwnedFd>,
     /// The memory of its client on each shard, until it is sent to the process.
     memories: Vec<Option<OwnedFd>>,
+    /// The descriptor that wakes the process from now on, if the process has not asked for it since the
+    /// shards were started again. Its requests are refused until then.
+    resume_fd: Option<OwnedFd>,
+    /// The domain to which the socket numbers belong that the process knew before the last restart; 0 is
+    /// none.
+    previous_domain: u64,
     /// True if the process has sent its first message.
     is_greeted: bool,
     /// True if the process is not attached, and may attach others (see [`unattached`]).
@@ -160,8 +175,12 @@ pub(super) struct BrokerShared {
 }
 
 pub(super) struct BrokerThread {
+    /// Present if the shards run in a process of their own.
+    supervision: Option<Supervision>,
+    /// Sockets that were opened again after a restart.
+    restored: RestoredSockets,
     listener: Option<ControlListener>,
-    shards: Vec<Commander>,
+    shards: Vec<ShardLink>,
     commands: Receiver<BrokerCommand>,
     wake: Arc<EventFd>,
     shared: BrokerShared,
@@ -189,7 +208,7 @@ fn increment(counter: &AtomicU64) {
 impl BrokerThread {
     pub fn new(
         listener: Option<ControlListener>,
-        shards: Vec<Commander>,
+        shards: Vec<ShardLink>,
         commands: Receiver<BrokerCommand>,
         wake: Arc<EventFd>,
         shared: BrokerShared,
@@ -203,6 +222,8 @@ impl BrokerThread {
             add(listener.fd(), LISTENER_EVENT)?;
         }
         Ok(Self {
+            supervision: None,
+            restored: RestoredSockets::default(),
             listener,
             shards,
             commands,
@@ -256,11 +277,14 @@ impl BrokerThread {
                                     self.barriers.push(barrier);
                                     self.barrier_waits = BARRIER_WAITS_MAX;
                                 }
+                                BrokerCommand::Supervise(supervision) => self.supervise(supervision),
                                 BrokerCommand::Close => return,
                             }
                         }
                     }
                     LISTENER_EVENT => self.accept(),
+                    // The process of the shards is gone.
+                    LINK_EVENT => self.restart_shards(),
                     data => self.handle_event(data),
                 }
             }
@@ -311,6 +335,8 @@ impl BrokerThread {
                 attachment: None,
                 wake_fd: None,
                 memories: Vec::new(),
+                resume_fd: None,
+                previous_domain: 0,
                 is_greeted: false,
                 is_unattached: false,
             };
@@ -615,7 +641,7 @@ impl BrokerThread {
         let (mut shards, mut clients) = (Vec::new(), NewClients::default());
         for shard in &self.shards {
             let opened = match broker_end.try_clone() {
-                Ok(wake) => call_for_broker(shard, BrokerRequest::OpenDomain { wake }),
+                Ok(wake) => shard.call(BrokerRequest::OpenDomain { wake }),
                 Err(_) => Ok(BrokerReply::NoResources),
             };
             match opened {
@@ -639,7 +665,7 @@ impl BrokerThread {
     fn reap_clients(&self, regions: &[DomainRegion], clients: &[u32]) {
         for ((shard, region), client) in self.shards.iter().zip(regions).zip(clients) {
             // Fails only if the shard has ended.
-            let _ = call_for_broker(shard, BrokerRequest::Reap { domain: region.domain, client: *client });
+            let _ = shard.call(BrokerRequest::Reap { domain: region.domain, client: *client });
         }
     }
 
@@ -654,7 +680,7 @@ impl BrokerThread {
         let mut clients = NewClients::default();
         for (shard, region) in self.shards.iter().zip(&entry.shards) {
             let admitted = match wake.try_clone() {
-                Ok(wake) => call_for_broker(shard, request(region.domain, wake)),
+                Ok(wake) => shard.call(request(region.domain, wake)),
                 Err(_) => Ok(BrokerReply::NoResources),
             };
             match admitted {
@@ -672,7 +698,7 @@ impl BrokerThread {
     }
 
     /// Returns a shard, the region of the process's domain there, and the process's client id there.
-    fn client_on_shard(&self, id: u64, shard: u16) -> Result<(&Commander, &DomainRegion, u32), Refusal> {
+    fn client_on_shard(&self, id: u64, shard: u16) -> Result<(&ShardLink, &DomainRegion, u32), Refusal> {
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let DomainClients { domain, clients } = entry.attachment.as_ref().ok_or(Refusal::Unknown)?;
         let shard = usize::from(shard);
@@ -690,7 +716,15 @@ impl BrokerThread {
         request: ControlRequest,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(ControlReply, Vec<OwnedFd>), Refusal> {
+        // The process has not noticed yet that its numbers and its memory are those of a process that is
+        // gone.
+        let is_stale = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_some());
+        if is_stale && !matches!(request, ControlRequest::Resume | ControlRequest::Successor) {
+            return Err(Refusal::ShardEnded);
+        }
         let reply = match request {
+            ControlRequest::Resume => return self.resume(id),
+            ControlRequest::Restore(shard, before, request) => self.restore(id, shard, before, request)?,
             ControlRequest::Attach(shard) => {
                 let (_, region, client) = self.client_on_shard(id, shard)?;
                 let (region, wake) = (region.memory.try_clone(), region.wake.try_clone());
@@ -703,26 +737,7 @@ impl BrokerThread {
                 return Ok((ControlReply::Attached(client), descriptors));
             }
             ControlRequest::Shard(shard, request) => {
-                let (commander, region, client) = self.client_on_shard(id, shard)?;
-                let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
-                let (uid, port_start) = (entry.uid, self.shared.stack_info.unprivileged_port_start);
-                // The library checks this, too; a process cannot bypass this check.
-                if !entry.is_privileged
-                    && request.claimed_port().is_some_and(|port| (1..port_start).contains(&port))
-                {
-                    return Err(Refusal::Port(port_start));
-                }
-                // The user of the connection counts, not what the request says. A process that connected as
-                // root may have dropped its privileges since, so its word is taken.
-                let request = if uid == 0 { request } else { request.with_user(uid) };
-                match call_for_broker(
-                    commander,
-                    BrokerRequest::Call { domain: region.domain, client, request },
-                ) {
-                    Ok(BrokerReply::Reply(reply)) => ControlReply::Reply(reply),
-                    Ok(_) => return Err(Refusal::Unknown),
-                    Err(_) => return Err(Refusal::ShardEnded),
-                }
+                ControlReply::Reply(self.call_shard(id, shard, request)?)
             }
             ControlRequest::Fork => {
                 let child = self.prepare_process(id, None, descriptors)?;
@@ -747,6 +762,26 @@ impl BrokerThread {
             }
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// Carries out a request of a process to one of the shards.
+    fn call_shard(&self, id: u64, shard: u16, request: ChannelRequest) -> Result<ChannelReply, Refusal> {
+        let (commander, region, client) = self.client_on_shard(id, shard)?;
+        let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
+        let (uid, port_start) = (entry.uid, self.shared.stack_info.unprivileged_port_start);
+        // The library checks this, too; a process cannot bypass this check.
+        if !entry.is_privileged && request.claimed_port().is_some_and(|port| (1..port_start).contains(&port))
+        {
+            return Err(Refusal::Port(port_start));
+        }
+        // The user of the connection counts, not what the request says. A process that connected as root may
+        // have dropped its privileges since, so its word is taken.
+        let request = if uid == 0 { request } else { request.with_user(uid) };
+        match commander.call(BrokerRequest::Call { domain: region.domain, client, request }) {
+            Ok(BrokerReply::Reply(reply)) => Ok(reply),
+            Ok(_) => Err(Refusal::Unknown),
+            Err(_) => Err(Refusal::ShardEnded),
+        }
     }
 
     /// Adds the entry of a child or program that a process has announced. The new entry owns all sockets of
@@ -784,6 +819,8 @@ impl BrokerThread {
             attachment: Some(DomainClients { domain, clients: clients.numbers }),
             wake_fd: Some(process_end),
             memories: clients.memories,
+            resume_fd: None,
+            previous_domain: 0,
             is_greeted: false,
             is_unattached: false,
         };
@@ -863,7 +900,7 @@ impl BrokerThread {
             }
             let (commander, region, client) =
                 self.client_on_shard(id, shard as u16).map_err(|refusal| (refusal, shard))?;
-            match call_for_broker(commander, request(region.domain, client, on_shard)) {
+            match commander.call(request(region.domain, client, on_shard)) {
                 Ok(BrokerReply::Done) => {}
                 Ok(_) => return Err((Refusal::Unknown, shard)),
                 Err(_) => return Err((Refusal::ShardEnded, shard)),
@@ -879,10 +916,7 @@ impl BrokerThread {
             let sockets = sockets_on(sockets, index);
             if !sockets.is_empty() {
                 // Fails only if the shard has ended.
-                let _ = call_for_broker(
-                    shard,
-                    BrokerRequest::ReleaseProxy { domain: region.domain, things: sockets },
-                );
+                let _ = shard.call(BrokerRequest::ReleaseProxy { domain: region.domain, things: sockets });
             }
         }
     }

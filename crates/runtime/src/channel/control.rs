@@ -288,7 +288,7 @@ pub(crate) struct RequestEnvelope {
 }
 
 /// Identifies something that clients own, within the region of one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// A connection or a UDP socket.
     Socket {
@@ -317,6 +317,9 @@ pub(crate) enum BrokerRequest {
     ResolveProxy { domain: u8, client: u32, things: Vec<SocketId> },
     /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
     ReleaseProxy { domain: u8, things: Vec<SocketId> },
+    /// Makes the client an owner of these sockets, which another client of the domain has opened again after
+    /// a restart of the shards.
+    Own { domain: u8, client: u32, things: Vec<SocketId> },
     /// Reaps a client that is gone.
     Reap { domain: u8, client: u32 },
 }

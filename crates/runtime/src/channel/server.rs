@@ -294,6 +294,8 @@ impl ChannelServer {
             BrokerRequest::ResolveProxy { domain, client, things } => self.with_process_domain(domain, |d| {
                 done_or_unknown(d.own_via_proxy(cx, client as usize, &things))
             }),
+            BrokerRequest::Own { domain, client, things } => self
+                .with_process_domain(domain, |d| done_or_unknown(d.own_restored(client as usize, &things))),
             BrokerRequest::ReleaseProxy { domain, things } => self.with_process_domain(domain, |d| {
                 d.release_proxy(cx, &things);
                 BrokerReply::Done

@@ -15,6 +15,9 @@ use std::thread;
 
 /// File name of the socket in the stack's directory.
 pub(crate) const SOCKET: &str = "inspect";
+/// File name of the socket that answers for the attached processes, if the shards run in another process than
+/// the broker.
+pub(crate) const PROCESSES_SOCKET: &str = "inspect-processes";
 
 /// Request for the sockets, with the version of the answer.
 const LIST: &str = "list 1";
@@ -59,7 +62,15 @@ struct ServerState {
 impl InspectServer {
     /// Opens the socket in the directory of a stack.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        let path = dir.join(SOCKET);
+        Self::open_at(dir.join(SOCKET))
+    }
+
+    /// Opens the socket that answers for the attached processes alone.
+    pub(crate) fn open_for_processes(dir: &Path) -> io::Result<Self> {
+        Self::open_at(dir.join(PROCESSES_SOCKET))
+    }
+
+    fn open_at(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         let state = Arc::<ServerState>::default();
         let thread = {
@@ -185,7 +196,8 @@ fn format_processes(state: &ServerState) -> String {
 /// # Errors
 /// The stack does not answer, or its answer is malformed.
 pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
-    let mut client = UnixStream::connect(dir.join(SOCKET))?;
+    let mut client =
+        UnixStream::connect(dir.join(PROCESSES_SOCKET)).or_else(|_| UnixStream::connect(dir.join(SOCKET)))?;
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();

@@ -149,8 +149,16 @@ impl ProgramFixture {
     /// # Panics
     /// If the program cannot be started.
     pub fn start_on_stack(&self, program: &[&str]) -> RunningProgram<'_> {
+        self.start_on_stack_with(&[], program)
+    }
+
+    /// As [`start_on_stack`](Self::start_on_stack), with further options of `ginnel run`.
+    ///
+    /// # Panics
+    /// If the program cannot be started.
+    pub fn start_on_stack_with(&self, options: &[&str], program: &[&str]) -> RunningProgram<'_> {
         let mut command = self.command(self.ginnel, &["run"]);
-        command.args(STACK).arg("--").args(program);
+        command.args(STACK).args(options).arg("--").args(program);
         command
             .env("GINNEL_LIBRARY", build_preload_library(self.ginnel))
             .env("XDG_RUNTIME_DIR", &self.folder);

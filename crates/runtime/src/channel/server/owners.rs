@@ -197,6 +197,16 @@ impl Domain {
         owns_all && is_attached
     }
 
+    /// Makes a client an owner of sockets that another client of the domain has opened again after a restart.
+    /// Returns false, and changes nothing, if one of them does not exist.
+    pub(super) fn own_restored(&mut self, client: usize, ids: &[SocketId]) -> bool {
+        let exists = self.clients.get(client).is_some() && ids.iter().all(|id| self.owners_of(*id).is_some());
+        if exists {
+            ids.iter().for_each(|id| self.add_owner_of(*id, client));
+        }
+        exists
+    }
+
     /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
     pub(super) fn release_proxy(&mut self, cx: &mut Context<'_>, ids: &[SocketId]) {
         for id in ids {

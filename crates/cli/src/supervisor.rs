@@ -1,0 +1,253 @@
+//! The process of the shards, and its supervisor (docs/adr/0021-restart-of-the-shards.md).
+//!
+//! ```text
+//!   ginnel up, ginnel run: supervisor                     child, the same program
+//!   ┌───────────────────────────────────────────┐  link  ┌──────────────────────────┐
+//!   │ directory, control socket, broker         │───────►│ devices, shards, regions │
+//!   │ starts the child, and again when it dies  │        │ ends with its supervisor │
+//!   └───────────────────────────────────────────┘        └──────────────────────────┘
+//! ```
+
+use crate::failure::Failure;
+use crate::served_stack::{POLL_INTERVAL, open_shards};
+use crate::{log_file, signals};
+use clap::{Args, ValueEnum};
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use ginnel::broker::{AfterDeath, ChildLink, link_pair, receive_taps, send_taps, serve_broker};
+use ginnel::{Config, KeptTaps, PublishedStack, open_taps};
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Longest time for a child to open its devices.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for a child to close its connections.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// A child that lived less long is started again only after a pause, which doubles each time.
+const SHORT_LIFE: Duration = Duration::from_millis(500);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Options for the death of the process of the shards.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DeathOptions {
+    /// Run the shards in a process of their own, and do this if that process dies. Without this option the
+    /// shards run in the process of this command; programs get errors when it dies.
+    #[arg(long, value_name = "ACTION", value_enum)]
+    pub on_stack_death: Option<OnStackDeath>,
+
+    /// Set in the process of the shards: the directory of the stack.
+    #[arg(long, hide = true, value_name = "DIRECTORY")]
+    pub shards_of: Option<PathBuf>,
+}
+
+/// Action if the process of the shards dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnStackDeath {
+    /// Start the shards again. Connections are reset; listeners and UDP sockets serve again.
+    Restart,
+    /// End the programs on the stack with SIGTERM, after five seconds with SIGKILL.
+    Kill,
+}
+
+/// The child that runs the shards.
+#[derive(Debug)]
+pub struct ShardProcess {
+    /// The child that runs now.
+    child: Mutex<Child>,
+    is_stopping: AtomicBool,
+    /// Why the stack has ended.
+    end: Mutex<Option<String>>,
+}
+
+impl ShardProcess {
+    /// Starts the child for the stack with this directory. Returns the child, its connection, and the
+    /// function that starts the next one.
+    pub fn start(
+        config: &Config,
+        directory: &Path,
+        action: OnStackDeath,
+    ) -> Result<(Arc<Self>, ChildLink, impl FnMut() -> AfterDeath + Send + 'static), Failure> {
+        let taps = open_taps(config)?;
+        let (mut child, link) = spawn(directory, &taps)?;
+        let link = ChildLink::open(link, START_TIMEOUT).map_err(|error| {
+            // The child has reported its own error.
+            match child.wait().ok().and_then(|status| status.code()) {
+                Some(code @ 1..) => Failure::program(u8::try_from(code).unwrap_or(1)),
+                _ => Failure::from(error),
+            }
+        })?;
+        let process = Arc::new(Self {
+            child: Mutex::new(child),
+            is_stopping: AtomicBool::new(false),
+            end: Mutex::default(),
+        });
+        let (restarting, directory) = (process.clone(), directory.to_owned());
+        let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
+        Ok((process, link, move || restarting.restart(&directory, &taps, action, &mut history)))
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Returns why the stack has ended; `None` as long as it serves.
+    pub fn end(&self) -> Option<String> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_end(&self, cause: String) {
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+    }
+
+    /// Starts the next child after the death of this one, as far as `action` says so.
+    fn restart(
+        &self,
+        directory: &Path,
+        taps: &KeptTaps,
+        action: OnStackDeath,
+        history: &mut History,
+    ) -> AfterDeath {
+        loop {
+            let status = self.child().wait();
+            if self.is_stopping() {
+                return AfterDeath::Ended;
+            }
+            let cause = status.map_or_else(|error| error.to_string(), describe);
+            if action == OnStackDeath::Kill {
+                eprintln!(
+                    "ginnel: the stack has ended ({cause}): its programs are ended (--on-stack-death=kill)"
+                );
+                self.set_end(cause);
+                return AfterDeath::EndPrograms;
+            }
+            history.wait(|| self.is_stopping());
+            let started = Instant::now();
+            match spawn(directory, taps).map(|(child, link)| {
+                *self.child() = child;
+                ChildLink::open(link, START_TIMEOUT)
+            }) {
+                Ok(Ok(link)) => {
+                    let took = started.elapsed().as_millis();
+                    eprintln!("ginnel: the stack has ended ({cause}) and was started again in {took} ms");
+                    return AfterDeath::Restarted(link);
+                }
+                Ok(Err(error)) => {
+                    eprintln!(
+                        "ginnel: the stack has ended ({cause}) and could not be started again: {error}"
+                    );
+                    // A child that hangs must not keep its devices.
+                    let _ = self.child().kill();
+                }
+                Err(failure) => {
+                    eprintln!(
+                        "ginnel: the stack has ended ({cause}) and could not be started again: {failure}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Waits until `stop` returns true or the stack has ended, and then for the end of the child, which
+    /// closes its connections.
+    pub fn run(&self, stop: impl Fn() -> bool) -> Result<(), Failure> {
+        while !stop() && self.end().is_none() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        if let Some(cause) = self.end() {
+            return Err(Failure::no_stack(format!("the stack has ended: {cause}")));
+        }
+        self.is_stopping.store(true, Ordering::Release);
+        let until = Instant::now() + STOP_TIMEOUT;
+        if let Some(pid) = Pid::from_raw(self.child().id().cast_signed()) {
+            // The child may have ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        while Instant::now() < until {
+            if !matches!(self.child().try_wait(), Ok(None)) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = self.child().kill();
+        Ok(())
+    }
+}
+
+/// When the child was started, and the pause before the next start.
+#[derive(Debug)]
+struct History {
+    started: Instant,
+    pause: Duration,
+}
+
+impl History {
+    /// Waits before the next start if the child lived only shortly.
+    fn wait(&mut self, is_stopping: impl Fn() -> bool) {
+        if self.started.elapsed() < SHORT_LIFE {
+            let until = Instant::now() + self.pause;
+            while Instant::now() < until && !is_stopping() {
+                std::thread::sleep(POLL_INTERVAL.min(self.pause));
+            }
+            self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        } else {
+            self.pause = FIRST_PAUSE;
+        }
+        self.started = Instant::now();
+    }
+}
+
+/// Describes the end of a child.
+fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown cause".into(),
+    }
+}
+
+/// Starts a child by the same command line, and returns it and the supervisor's end of its connection.
+/// Forking alone is not possible: this process has threads.
+fn spawn(directory: &Path, taps: &KeptTaps) -> Result<(Child, std::os::fd::OwnedFd), Failure> {
+    let failed = |e| Failure::running(format!("process of the shards: {e}"));
+    let (link, child_end) = link_pair()?;
+    send_taps(&link, taps)?;
+    let mut arguments = std::env::args_os().skip(1);
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    // Options precede the program of `ginnel run`.
+    command.args(arguments.next()).arg("--shards-of").arg(directory).args(arguments);
+    // Signals of the terminal are for the supervisor and its programs.
+    command.process_group(0).stdin(Stdio::from(child_end));
+    Ok((command.spawn().map_err(failed)?, link))
+}
+
+/// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the
+/// supervisor, whose hang-up ends this process.
+pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
+    signals::ignore_hangup()?;
+    let stop = signals::stop_on_signal()?;
+    let failed = |e: rustix::io::Errno| Failure::running(format!("connection to the supervisor: {e}"));
+    let link = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).map_err(failed)?;
+    let published = PublishedStack::join(directory, &config.run)?;
+    let taps = receive_taps(&link)?;
+    let (shards, commanders) = open_shards(config, published, taps)?;
+    if logs_to_file {
+        log_file::redirect_output(directory)?;
+    }
+    let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
+        serve_broker(&link, &commanders);
+        // Programs find the stack gone at once.
+        std::process::exit(0);
+    });
+    served.map_err(|e| Failure::running(format!("thread: {e}")))?;
+    shards.run(&stop)
+}

@@ -1,0 +1,275 @@
+//! Restart of the shards in a new process: the broker admits all attached processes there, and each of them
+//! opens its listeners and UDP sockets again when it notices (docs/adr/0021-restart-of-the-shards.md).
+
+use super::{BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, Refusal, ShardLink, SocketId};
+use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Signal, pidfd_send_signal};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Ids of sockets that were opened again, of all processes: more than a stack has listeners and UDP sockets.
+const IDENTITIES_MAX: usize = 1 << 20;
+/// How long programs may take to end after SIGTERM.
+const TERM_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the kernel may take to close all descriptors of the shards' process. A process may see the end of
+/// one connection before this thread sees the end of another.
+const END_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// The process that runs the shards, and how to start the next one.
+pub(in super::super) struct Supervision {
+    /// The connection to the process that runs the shards.
+    pub link: Arc<ChildLink>,
+    /// Starts the next process; blocks until it runs.
+    pub restart: Box<dyn FnMut() -> AfterDeath + Send>,
+}
+
+/// Decision after the death of the process that ran the shards.
+#[derive(Debug)]
+pub enum AfterDeath {
+    /// The next process runs the shards.
+    Restarted(ChildLink),
+    /// There are no shards any more, and the attached processes are ended.
+    EndPrograms,
+    /// There are no shards any more. The attached processes get errors.
+    Ended,
+}
+
+/// Names a socket across restarts. Ids of domains are never used again, so a domain implies the process of
+/// the shards.
+type SocketKey = (u64, u16, SocketId);
+
+/// Sockets that were opened again. A socket has another id after each restart, and a process may miss a
+/// restart, so all ids of a socket lead to its identity.
+#[derive(Default)]
+pub(super) struct RestoredSockets {
+    identities: HashMap<SocketKey, u64>,
+    /// The domain and the id that a socket has now, by its identity.
+    current: HashMap<u64, (u64, SocketId)>,
+    last_identity: u64,
+}
+
+impl RestoredSockets {
+    /// Returns the id of a socket in `domain`, if a process has opened the socket again there.
+    fn find(&self, before: SocketKey, domain: u64) -> Option<SocketId> {
+        let (opened_in, id) = self.current.get(self.identities.get(&before)?)?;
+        (*opened_in == domain).then_some(*id)
+    }
+
+    /// Records that the socket `before` was opened again as `now`.
+    fn insert(&mut self, before: SocketKey, now: SocketKey) {
+        // A process may name any number of sockets. Processes that share one that is not recorded get one
+        // each.
+        if self.identities.len() >= IDENTITIES_MAX {
+            return;
+        }
+        let last_identity = &mut self.last_identity;
+        let identity = *self.identities.entry(before).or_insert_with(|| {
+            *last_identity += 1;
+            *last_identity
+        });
+        self.identities.insert(now, identity);
+        self.current.insert(identity, (now.0, now.2));
+    }
+
+    /// Forgets sockets of domains that no process knows any more.
+    fn retain(&mut self, domains: &BTreeSet<u64>) {
+        self.identities.retain(|(domain, ..), _| domains.contains(domain));
+        let known: BTreeSet<u64> = self.identities.values().copied().collect();
+        self.current.retain(|identity, _| known.contains(identity));
+    }
+}
+
+impl BrokerThread {
+    /// Sets the process that runs the shards.
+    pub(super) fn supervise(&mut self, supervision: Supervision) {
+        let data = epoll::EventData::new_u64(LINK_EVENT);
+        // Reports only the hang-up; replies are received by the request that waits for them.
+        if epoll::add(&self.epoll, supervision.link.fd(), data, epoll::EventFlags::empty()).is_ok() {
+            self.supervision = Some(supervision);
+        }
+    }
+
+    /// Starts the process of the shards again and admits all attached processes there.
+    pub(super) fn restart_shards(&mut self) {
+        // The event may be that of a process whose successor runs already, because a program has asked first.
+        let is_gone = |of: &Supervision| of.link.is_gone_within(Duration::ZERO);
+        let Some(mut supervision) = self.supervision.take_if(|of| is_gone(of)) else { return };
+        // The descriptor may have a copy in a process that is being started.
+        let _ = epoll::delete(&self.epoll, supervision.link.fd());
+        let link = match (supervision.restart)() {
+            AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => link,
+            AfterDeath::EndPrograms => {
+                self.end_programs();
+                return self.end_shards();
+            }
+            AfterDeath::Restarted(_) | AfterDeath::Ended => return self.end_shards(),
+        };
+        supervision.link = Arc::new(link);
+        let of = |shard| ShardLink::Child(supervision.link.clone(), shard);
+        self.shards = (0..supervision.link.shards()).map(of).collect();
+        self.supervise(supervision);
+        self.readmit();
+        // If the new process is gone already, the next event says so.
+    }
+
+    /// Ends all attached processes: by SIGTERM, and after [`TERM_TIMEOUT`] by SIGKILL.
+    fn end_programs(&self) {
+        let pidfds = || self.processes.values().filter_map(|entry| Some(&entry.pidfd.as_ref()?.fd));
+        let signal_all = |signal| {
+            for pidfd in pidfds() {
+                // Fails only for a process that has ended.
+                let _ = pidfd_send_signal(pidfd, signal);
+            }
+        };
+        signal_all(Signal::TERM);
+        let until = Instant::now() + TERM_TIMEOUT;
+        let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let has_ended =
+            |pidfd| matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&immediately)), Ok(1));
+        while !pidfds().all(has_ended) {
+            if Instant::now() >= until {
+                return signal_all(Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Disconnects all attached processes: there are no shards any more.
+    fn end_shards(&mut self) {
+        self.shards.clear();
+        let attached = self.processes.iter().filter(|(_, entry)| entry.attachment.is_some());
+        let attached: Vec<u64> = attached.map(|(id, _)| *id).collect();
+        attached.into_iter().for_each(|id| self.reap(id));
+    }
+
+    fn readmit(&mut self) {
+        // Nobody can tell which sockets a proxy descriptor owns now.
+        let proxies: Vec<u64> = self.proxies.keys().copied().collect();
+        for id in proxies {
+            if let Some(proxy) = self.proxies.remove(&id) {
+                self.cookies.remove(&proxy.cookie);
+            }
+        }
+        let mut before = core::mem::take(&mut self.domains);
+        let ids: Vec<u64> = self.processes.keys().copied().collect();
+        for id in ids {
+            let Some(entry) = self.processes.get_mut(&id) else { continue };
+            let Some(attachment) = entry.attachment.take() else { continue };
+            if entry.resume_fd.is_none() {
+                entry.previous_domain = attachment.domain;
+            }
+            let Some(domain) = before.get(&attachment.domain) else { continue };
+            match self.attach_to_domain(domain.uid, &domain.domain_name) {
+                Ok((domain, clients, wake)) => {
+                    let Some(entry) = self.processes.get_mut(&id) else { continue };
+                    entry.attachment = Some(DomainClients { domain, clients: clients.numbers });
+                    (entry.resume_fd, entry.memories) = (Some(wake), clients.memories);
+                }
+                // The new process is gone, too: its hang-up is the next event.
+                Err(Refusal::ShardEnded) => {
+                    if let Some(entry) = self.processes.get_mut(&id) {
+                        entry.attachment = Some(attachment);
+                    }
+                    self.domains.extend(before.drain());
+                    return;
+                }
+                // The process finds its connection closed.
+                Err(_) => self.forget(id),
+            }
+        }
+        let domains = self.processes.values().flat_map(|entry| {
+            [Some(entry.previous_domain), entry.attachment.as_ref().map(|of| of.domain)].into_iter().flatten()
+        });
+        let domains: BTreeSet<u64> = domains.collect();
+        self.restored.retain(&domains);
+    }
+
+    /// Removes a process that has no clients.
+    fn forget(&mut self, id: u64) {
+        self.processes.remove(&id);
+        self.shared.attached.remove(id);
+    }
+
+    /// Handles [`ControlRequest::Resume`](super::ControlRequest::Resume).
+    pub(super) fn resume(&mut self, id: u64) -> Result<(ControlReply, Vec<OwnedFd>), Refusal> {
+        let is_current = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_none());
+        // The process has noticed the end before this thread.
+        if is_current && self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(END_TIMEOUT)) {
+            self.restart_shards();
+        }
+        let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
+        let wake = entry.resume_fd.take().ok_or(Refusal::ShardEnded)?;
+        // Cannot truncate: there are at most 64 shards.
+        let welcome = ControlReply::Welcome(self.shards.len() as u16, self.shared.stack_info.clone());
+        Ok((welcome, vec![wake]))
+    }
+
+    /// Opens a socket again, or makes the process an owner of it if another process has opened it.
+    pub(super) fn restore(
+        &mut self,
+        id: u64,
+        shard: u16,
+        before: SocketId,
+        request: ChannelRequest,
+    ) -> Result<ControlReply, Refusal> {
+        let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
+        let domain = entry.attachment.as_ref().ok_or(Refusal::Unknown)?.domain;
+        let before = (entry.previous_domain, shard, before);
+        if !matches!(request, ChannelRequest::Listen(..) | ChannelRequest::Udp(UdpRequest::Open(..))) {
+            return Err(Refusal::Malformed);
+        }
+        if let Some(now) = self.restored.find(before, domain) {
+            let (link, region, client) = self.client_on_shard(id, shard)?;
+            let own = BrokerRequest::Own { domain: region.domain, client, things: vec![now] };
+            match (link.call(own), now) {
+                (Ok(BrokerReply::Done), SocketId::Listener(number)) => {
+                    return Ok(ControlReply::Reply(ChannelReply::Listen(Ok(number))));
+                }
+                (Ok(BrokerReply::Done), SocketId::Socket { socket, generation }) => {
+                    return Ok(ControlReply::Reply(ChannelReply::UdpBind(Ok((socket, generation)))));
+                }
+                // The process that opened it has closed it since.
+                (Ok(_), _) => {}
+                (Err(_), _) => return Err(Refusal::ShardEnded),
+            }
+        }
+        let reply = self.call_shard(id, shard, request)?;
+        let now = match &reply {
+            ChannelReply::Listen(Ok(number)) => Some(SocketId::Listener(*number)),
+            ChannelReply::UdpBind(Ok((socket, generation))) => {
+                Some(SocketId::Socket { socket: *socket, generation: *generation })
+            }
+            _ => None,
+        };
+        if let Some(now) = now {
+            self.restored.insert(before, (domain, shard, now));
+        }
+        Ok(ControlReply::Reply(reply))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_keeps_its_identity_across_restarts() {
+        let of = |number| SocketId::Listener(number);
+        let mut restored = RestoredSockets::default();
+        assert_eq!(restored.find((1, 0, of(5)), 2), None);
+        restored.insert((1, 0, of(5)), (2, 0, of(7)));
+        assert_eq!(restored.find((1, 0, of(5)), 2), Some(of(7)));
+        assert_eq!(restored.find((1, 1, of(5)), 2), None, "another shard");
+        // A process that missed the first restart is the first after the second one.
+        assert_eq!(restored.find((1, 0, of(5)), 3), None);
+        restored.insert((1, 0, of(5)), (3, 0, of(1)));
+        assert_eq!(restored.find((2, 0, of(7)), 3), Some(of(1)));
+        restored.retain(&BTreeSet::from([3]));
+        assert_eq!((restored.identities.len(), restored.current.len()), (1, 1));
+        restored.retain(&BTreeSet::new());
+        assert_eq!((restored.identities.len(), restored.current.len()), (0, 0));
+    }
+}
