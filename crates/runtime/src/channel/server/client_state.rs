@@ -44,6 +44,8 @@ pub(super) struct ClientState {
     offers: [Option<PendingOffer>; OFFERS_MAX],
     /// Free offer slots, as a bit mask.
     free_slots: u64,
+    /// Number of outstanding offers.
+    outstanding_total: usize,
     /// Outstanding offers of each listener that has or had some: the listener and their number.
     outstanding: Vec<(u16, u8)>,
 }
@@ -69,6 +71,7 @@ impl ClientState {
             preallocated: [None; PREALLOCATED_MAX],
             offers: [None; OFFERS_MAX],
             free_slots: u64::MAX >> (u64::BITS as usize - OFFERS_MAX),
+            outstanding_total: 0,
             outstanding: Vec::new(),
         }
     }
@@ -105,6 +108,7 @@ impl ClientState {
         let slot = (self.free_slots != 0).then(|| self.free_slots.trailing_zeros() as usize)?;
         self.free_slots &= !(1 << slot);
         self.offers[slot] = Some(offer);
+        self.outstanding_total += 1;
         match self.outstanding.iter_mut().find(|(listener, _)| *listener == offer.listener) {
             Some((_, count)) => *count += 1,
             None => self.add_outstanding(offer.listener),
@@ -125,6 +129,7 @@ impl ClientState {
     pub fn clear_offer(&mut self, slot: usize) -> Option<PendingOffer> {
         let offer = self.offers[slot].take()?;
         self.free_slots |= 1 << slot;
+        self.outstanding_total -= 1;
         if let Some((_, count)) =
             self.outstanding.iter_mut().find(|(listener, _)| *listener == offer.listener)
         {
@@ -136,7 +141,7 @@ impl ClientState {
     /// Returns the number of outstanding offers.
     #[inline]
     pub fn outstanding(&self) -> usize {
-        OFFERS_MAX - self.free_slots.count_ones() as usize
+        self.outstanding_total
     }
 
     /// Returns the number of outstanding offers of one listener.
