@@ -29,12 +29,12 @@ const IPV6_HEADER_BYTES: usize = 40;
 /// Treatment of frames with partial checksums, the text key `partial_checksums`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PartialChecksums {
-    /// They are accepted on veth and virtio interfaces.
+    /// Accepts them on veth and virtio interfaces.
     #[default]
     Auto,
-    /// They are accepted.
+    /// Accepts them.
     Accept,
-    /// They are dropped by the stack like other frames with a wrong checksum.
+    /// Leaves them to the stack, which drops them like other frames with a wrong checksum.
     Reject,
 }
 

@@ -28,7 +28,8 @@ pub(super) struct ClientState {
     pub is_idle: bool,
     /// How many notifications it had sent when the shard yielded to it, if the shard did.
     pub notified_at_yield: Option<u32>,
-    /// It is in the list of the same name of the [`ClientTable`](super::client_table::ClientTable).
+    /// True if the client is in the list of that name of the
+    /// [`ClientTable`](super::client_table::ClientTable).
     pub is_active: bool,
     pub is_unfinished: bool,
     pub is_offering: bool,

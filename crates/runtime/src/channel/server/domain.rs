@@ -59,11 +59,11 @@ pub(super) struct DomainListener {
     pub credit_queue: CreditQueue,
     /// Connections that are not offered.
     pub pending: VecDeque<u32>,
-    /// It is among the listeners whose connections are distributed next.
+    /// True if the listener is among those whose connections are distributed next.
     pub is_distributable: bool,
-    /// It could not take all connections of the engine's accept queue, because its backlog was full.
+    /// True if a full backlog left connections in the engine's accept queue.
     pub is_backlog_full: bool,
-    /// It is among the listeners that could not, because the domain had no free socket.
+    /// True if the listener is among those that wait for a free socket of the domain.
     pub is_stalled: bool,
     /// Number of connections that are pending, deferred or offered.
     pub unaccepted: u32,
