@@ -66,7 +66,11 @@ impl UnattachedProcess {
             seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
         self.send(unattached::ATTACH, &broker_end).map_err(|_| self.hangup_reason())?;
         drop(broker_end);
-        Attachment::from_connection(process_end)
+        Attachment::from_connection(process_end).map_err(|error| match error {
+            // The broker may have refused this process after the message above was sent, but before reading it.
+            Error::StackGone => self.hangup_reason(),
+            error => error,
+        })
     }
 
     /// Creates a connection for a program that this process is about to execute and that may not be able to
