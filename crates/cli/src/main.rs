@@ -8,14 +8,15 @@ mod commands;
 mod descriptor_limit;
 mod executable;
 mod failure;
+mod limit_watch;
 mod log;
-mod log_file;
 mod programs;
 mod publish;
 mod sd_notify;
 mod served_stack;
 mod signals;
 mod stack_options;
+mod start_entries;
 mod supervisor;
 mod table;
 
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
     };
-    log::to_stderr();
+    log::install();
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -2,8 +2,9 @@
 
 use crate::descriptor_limit;
 use crate::failure::Failure;
-use crate::publish;
+use crate::limit_watch::LimitWatch;
 use crate::supervisor::{OnStackDeath, ShardProcess};
+use crate::{log, publish, start_entries};
 use core::time::Duration;
 use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
 use ginnel::channel::ChannelServer;
@@ -123,13 +124,29 @@ impl OpenedStack {
                 "run.directory: programs on the stack find it by its directory, so it has to have one",
             )
         })?;
+        log::open(published.dir().path(), &config.run);
+        start_entries::write(&config, published.dir().name(), &format!("ginnel {command}"));
+        let opened = Self::open(config, published, terms, on_death);
+        if let Err(failure) = &opened {
+            log::record_failure("the stack was not started", failure);
+        }
+        opened
+    }
+
+    fn open(
+        config: Config,
+        published: Arc<PublishedStack>,
+        info: StackInfo,
+        on_death: Option<OnStackDeath>,
+    ) -> Result<Self, Failure> {
+        start_entries::write_machine_limits(&config);
         if let Some(action) = on_death {
             let (process, link, restart) = ShardProcess::start(&config, published.dir().path(), action)?;
-            let broker = Broker::open_supervising(&published, link, restart, terms)?;
+            let broker = Broker::open_supervising(&published, link, restart, info)?;
             return Ok(Self { shards: ShardThreads::Child(process), broker, published });
         }
         let (shards, commanders) = open_shards(config, published.clone(), Vec::new())?;
-        let broker = Broker::open_for(&published, commanders, terms)?;
+        let broker = Broker::open_for(&published, commanders, info)?;
         Ok(Self { shards, broker, published })
     }
 
@@ -141,7 +158,8 @@ impl OpenedStack {
         act: impl FnOnce(&ServedStack<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let Self { shards, broker, published } = self;
-        std::thread::scope(|scope| {
+        let limit_watch = LimitWatch::start(published.dir().path());
+        let result = std::thread::scope(|scope| {
             let shards = scope.spawn(|| shards.run(stop));
             let has_ended = || shards.is_finished();
             let served = ServedStack { broker: &broker, published: &published, has_ended: &has_ended };
@@ -151,7 +169,13 @@ impl OpenedStack {
                 Ok(result) => result.and(outcome),
                 Err(_) => Err(Failure::running("a shard panicked")),
             }
-        })
+        });
+        drop(limit_watch);
+        match &result {
+            Err(failure) if !failure.is_silent() => log::record_failure("the stack stops", failure),
+            _ => tracing::info!("the stack has ended"),
+        }
+        result
     }
 }
 
@@ -173,7 +197,9 @@ impl ServedStack<'_> {
         while !is_ready(&mut first) && Instant::now() < until && !stop.is_set() && !self.has_ended() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(self.published.mark_ready()?)
+        self.published.mark_ready()?;
+        tracing::info!("programs can attach");
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use ginnel::StopFlag;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level;
 use std::sync::Arc;
 
 /// Returns a flag that the first SIGINT or SIGTERM sets.
@@ -17,11 +18,14 @@ pub fn stop_on_signal() -> Result<StopFlag, Failure> {
         .name("signals".into())
         .spawn(move || {
             for signal in signals.forever() {
+                let name = low_level::signal_name(signal).unwrap_or("signal");
                 if flag.is_set() {
+                    tracing::info!("{name} again: the process ends at once");
                     // 128 plus the signal's number: the exit code that shells report for a process that a
                     // signal ended.
                     std::process::exit(128 + signal);
                 }
+                tracing::info!("{name}: the stack ends");
                 flag.stop();
             }
         })

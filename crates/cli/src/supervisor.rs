@@ -10,7 +10,7 @@
 
 use crate::failure::Failure;
 use crate::served_stack::{POLL_INTERVAL, open_shards};
-use crate::{log_file, signals};
+use crate::{log, signals};
 use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -124,8 +124,8 @@ impl ShardProcess {
             }
             let cause = status.map_or_else(|error| error.to_string(), describe);
             if action == OnStackDeath::Kill {
-                eprintln!(
-                    "ginnel: the stack has ended ({cause}): its programs are ended (--on-stack-death=kill)"
+                tracing::error!(
+                    "the stack has ended ({cause}): its programs are ended (--on-stack-death=kill)"
                 );
                 self.set_end(cause);
                 return AfterDeath::EndPrograms;
@@ -138,19 +138,17 @@ impl ShardProcess {
             }) {
                 Ok(Ok(link)) => {
                     let took = started.elapsed().as_millis();
-                    eprintln!("ginnel: the stack has ended ({cause}) and was started again in {took} ms");
+                    tracing::warn!("the stack has ended ({cause}) and was started again in {took} ms");
                     return AfterDeath::Restarted(link);
                 }
                 Ok(Err(error)) => {
-                    eprintln!(
-                        "ginnel: the stack has ended ({cause}) and could not be started again: {error}"
-                    );
+                    tracing::error!("the stack has ended ({cause}) and could not be started again: {error}");
                     // A child that hangs must not keep its devices.
                     let _ = self.child().kill();
                 }
                 Err(failure) => {
-                    eprintln!(
-                        "ginnel: the stack has ended ({cause}) and could not be started again: {failure}"
+                    tracing::error!(
+                        "the stack has ended ({cause}) and could not be started again: {failure}"
                     );
                 }
             }
@@ -206,8 +204,8 @@ impl History {
     }
 }
 
-/// Describes the end of a child.
-fn describe(status: ExitStatus) -> String {
+/// Describes the end of a process.
+pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -238,10 +236,11 @@ pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Resul
     let failed = |e: rustix::io::Errno| Failure::running(format!("connection to the supervisor: {e}"));
     let link = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).map_err(failed)?;
     let published = PublishedStack::join(directory, &config.run)?;
+    log::open(directory, &config.run);
     let taps = receive_taps(&link)?;
     let (shards, commanders) = open_shards(config, published, taps)?;
     if logs_to_file {
-        log_file::redirect_output(directory)?;
+        log::redirect_output()?;
     }
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
         serve_broker(&link, &commanders);

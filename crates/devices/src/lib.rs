@@ -5,6 +5,7 @@ pub mod af_xdp;
 pub mod capture;
 pub mod conformance;
 pub mod faults;
+mod interface_state;
 mod joined;
 pub mod memif;
 pub mod memory;

@@ -7,10 +7,14 @@
 //!       lock                     locked by the stack's process as long as it lives (flock); has its process id
 //!       ready                    exists once the stack serves programs
 //!       stats, inspect, …        files and sockets for other processes
+//!     .logs/                     the logs, which outlive their stacks
+//!       web.log, web.log.1       the log of the stack named "web"
 //! ```
 //!
 //! Only the user has access. If nobody holds the lock of a directory, its process was killed; any process
 //! that finds the directory removes it.
+
+pub mod logs;
 
 use core::fmt;
 use core::time::Duration;
@@ -183,9 +187,12 @@ fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        match owner_pid(&path)? {
-            Some(pid) => found.push(RunningStack { name, path, pid }),
-            None => fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?,
+        match owner(&path)? {
+            Owner::Alive(pid) => found.push(RunningStack { name, path, pid }),
+            Owner::Dead(pid) => {
+                logs::record_death(base, &name, pid);
+                fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?;
+            }
         }
     }
     Ok(found)
@@ -234,8 +241,9 @@ impl RunDir {
                 return Err(io_error(e));
             }
             check_trusted(&path, false)?;
-            if let Some(pid) = owner_pid(&path)? {
-                return Err(RunDirError::NameInUse(name.into(), pid));
+            match owner(&path)? {
+                Owner::Alive(pid) => return Err(RunDirError::NameInUse(name.into(), pid)),
+                Owner::Dead(pid) => logs::record_death(base, name, pid),
             }
             fs::remove_dir_all(&path).and_then(|()| create_private_dir(&path)).map_err(io_error)?;
         }
@@ -330,26 +338,33 @@ fn lock_base(base: &Path) -> Result<File, RunDirError> {
     }
 }
 
-/// Returns the id of the process that owns a stack's directory; `None` if it is dead. The caller holds the
-/// common lock.
-fn owner_pid(path: &Path) -> Result<Option<u32>, RunDirError> {
+/// The process that created a stack's directory, by its id; 0 is an unknown one.
+enum Owner {
+    /// It lives.
+    Alive(u32),
+    /// It is gone.
+    Dead(u32),
+}
+
+/// Returns the process that owns a stack's directory. The caller holds the common lock.
+fn owner(path: &Path) -> Result<Owner, RunDirError> {
     let path = path.join(LOCK);
     let io_error = |e| RunDirError::Io(path.clone(), e);
     let no_follow = OFlags::NOFOLLOW.bits() as i32;
     let file = match OpenOptions::new().read(true).custom_flags(no_follow).open(&path) {
         // The process was killed before it created the file, or while it removed the directory.
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Owner::Dead(0)),
         file => file.map_err(io_error)?,
     };
-    match file.try_lock_shared() {
-        Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => {
-            let mut text = String::new();
-            (&file).take(32).read_to_string(&mut text).map_err(io_error)?;
-            Ok(Some(text.trim().parse().unwrap_or(0)))
-        }
-        Err(e) => Err(io_error(e.into())),
-    }
+    let is_alive = match file.try_lock_shared() {
+        Ok(()) => false,
+        Err(TryLockError::WouldBlock) => true,
+        Err(e) => return Err(io_error(e.into())),
+    };
+    let mut text = String::new();
+    (&file).take(32).read_to_string(&mut text).map_err(io_error)?;
+    let pid = text.trim().parse().unwrap_or(0);
+    Ok(if is_alive { Owner::Alive(pid) } else { Owner::Dead(pid) })
 }
 
 #[cfg(all(test, not(loom)))]

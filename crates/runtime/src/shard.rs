@@ -365,6 +365,7 @@ impl<H: Handler> Shard<H> {
             if port.rx.is_gone() {
                 port.is_gone = true;
                 core.stats.devices_lost += 1;
+                tracing::error!("device {}: its interface is gone; the others go on", port.name);
                 continue;
             }
             work += receive_burst(port, core, handler, dispatch, now);

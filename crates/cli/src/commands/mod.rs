@@ -5,6 +5,7 @@ mod check;
 mod corpus;
 mod demo;
 mod load;
+mod log;
 mod run;
 mod serve;
 mod ss;
@@ -38,6 +39,8 @@ pub enum Command {
     Bench(bench::BenchCommand),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
+    /// Show the log of a stack, which may have ended
+    Log(log::LogOptions),
     /// Show the counters of a running stack
     Stat(stat::StatOptions),
     /// Demonstrate Ginnel: serve a site over memory and over TAP, load it, and print a table of results
@@ -60,6 +63,7 @@ impl Command {
             Self::Load(command) => command.run(),
             Self::Bench(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
+            Self::Log(options) => log::run(&options),
             Self::Stat(options) => stat::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),

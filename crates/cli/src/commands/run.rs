@@ -138,6 +138,7 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
             forward_signal(signal, child.id());
         }
         if let Some(status) = child.try_wait().map_err(running)? {
+            tracing::info!("the program has ended ({})", supervisor::describe(status));
             break status;
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -1,10 +1,10 @@
 //! `ginnel echo` and `ginnel httpd`: servers that run until a signal stops them.
 
 use crate::failure::Failure;
-use crate::publish;
-use crate::signals;
+use crate::limit_watch::LimitWatch;
 use crate::stack_options::{DeviceName, OwnStackOptions};
 use crate::table::{Table, with_thousands_separators};
+use crate::{log, publish, signals, start_entries};
 use clap::{Args, Parser};
 use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards};
 use ginnel_apps::echo::Echo;
@@ -120,7 +120,19 @@ fn run<H: Handler, R: Send>(
 ) -> Result<Vec<R>, Failure> {
     let stop = signals::stop_on_signal()?;
     let published = publish::publish_stack(&config.run, program)?;
-    Ok(Shards::new(config).published(published).open()?.run(&stop, handler, finish)?)
+    let limit_watch = published.as_ref().map(|published| {
+        log::open(published.dir().path(), &config.run);
+        start_entries::write(&config, published.dir().name(), &format!("ginnel {program}"));
+        LimitWatch::start(published.dir().path())
+    });
+    let shards = Shards::new(config).published(published).open();
+    let result = shards.and_then(|shards| shards.run(&stop, handler, finish)).map_err(Failure::from);
+    drop(limit_watch);
+    match &result {
+        Ok(_) => tracing::info!("the stack has ended"),
+        Err(failure) => log::record_failure("the stack stops", failure),
+    }
+    result
 }
 
 fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {

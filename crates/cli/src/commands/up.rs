@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::served_stack::{OpenedStack, POLL_INTERVAL};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
-use crate::{log_file, sd_notify, signals};
+use crate::{log, sd_notify, signals};
 use clap::Args;
 use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
@@ -24,8 +24,8 @@ pub struct UpOptions {
     #[arg(value_name = "NAME")]
     stack_name: String,
 
-    /// Return as soon as the stack is ready, and keep it running in the background. The stack's warnings and
-    /// errors then go to the file "log" in its directory, which ginnel stat --list shows.
+    /// Return as soon as the stack is ready, and keep it running in the background. Its warnings and errors
+    /// are then in its log only, which ginnel log NAME shows.
     #[arg(long, short)]
     background: bool,
 
@@ -87,7 +87,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     let on_death = options.death.on_stack_death;
     OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START, on_death)?.serve(&stop, |served| {
         if options.detached {
-            log_file::redirect_output(served.published.dir().path())?;
+            log::redirect_output()?;
         }
         sd_notify::notify(sd_notify::READY);
         while !stop.is_set() && !served.has_ended() {

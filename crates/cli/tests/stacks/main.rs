@@ -13,6 +13,7 @@ mod fixture;
 mod interfaces;
 mod lifecycle;
 mod linger;
+mod log;
 mod loopback;
 mod many_processes;
 mod restart;

@@ -124,7 +124,7 @@ d = socket.create_connection(('127.0.0.1', 7006)); l.accept()[0].sendall(b'again
     // Those of a process that has just ended, or has not asked for its new clients, are closed soon.
     wait_until("no descriptor is left over", || count_descriptors(supervisor) <= descriptors);
     assert!(fixture.run_ok(&["ss", "lab", "-l"]).contains("127.0.0.1:7001"));
-    let log = fs::read_to_string(fixture.path().join("run/lab/log")).unwrap();
+    let log = fixture.run_ok(&["log", "lab"]);
     assert_eq!(log.lines().filter(|line| line.contains("signal 9")).count(), 4, "{log}");
     servers.signal("KILL");
     drop(servers);

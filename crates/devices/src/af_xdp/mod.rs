@@ -34,6 +34,7 @@ mod umem;
 pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, PartialChecksums, QUEUES_MAX, RedirectScope};
 pub use filter::{PortKind, RedirectFilter};
 
+use crate::interface_state::InterfaceState;
 use crate::joined;
 use crate::netlink::{LinkInfo, Netlink};
 use bpf::AttachMode;
@@ -175,6 +176,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         Arc::new(filter::attach(&program, &config.interface, link.index, options.attach, zero_copy)?);
 
     let stats = Arc::new(AfXdpStats::default());
+    let interface = Arc::new(InterfaceState::new(&config.interface));
     let capabilities =
         Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
     let mut neighbours = match options.take {
@@ -204,7 +206,15 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         let longest = link.mtu.min(MTU_MAX) + LINK_HEADER_BYTES;
         let reassembly_bytes =
             if layout.multi_buffer { REASSEMBLED_FRAMES_MAX * longest.next_multiple_of(64) } else { 0 };
-        let tx = AfXdpTx::new(socket.clone(), tx, layout.chunk, capabilities, stats.clone(), program.clone());
+        let tx = AfXdpTx::new(
+            socket.clone(),
+            tx,
+            layout.chunk,
+            capabilities,
+            stats.clone(),
+            interface.clone(),
+            program.clone(),
+        );
         // The shard of the first queue processes ARP and neighbour discovery.
         let packet_socket = match neighbours.take() {
             Some(neighbours) => PacketSocket::Neighbours(neighbours),

@@ -5,6 +5,7 @@ use super::filter::AttachedProgram;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
 use super::socket::{TxRings, XdpSocket};
 use super::umem::TxChunks;
+use crate::interface_state::InterfaceState;
 use core::time::Duration;
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
@@ -37,6 +38,7 @@ pub(super) struct AfXdpTx {
     retry_at: Option<Instant>,
     capabilities: Capabilities,
     stats: Arc<AfXdpStats>,
+    interface: Arc<InterfaceState>,
     /// Keeps the XDP program attached while either half of the device exists.
     _program: Arc<AttachedProgram>,
 }
@@ -48,6 +50,7 @@ impl AfXdpTx {
         chunk_bytes: usize,
         capabilities: Capabilities,
         stats: Arc<AfXdpStats>,
+        interface: Arc<InterfaceState>,
         program: Arc<AttachedProgram>,
     ) -> Self {
         let longest = capabilities.mtu + 18;
@@ -65,6 +68,7 @@ impl AfXdpTx {
             retry_at: None,
             capabilities,
             stats,
+            interface,
             _program: program,
         }
     }
@@ -111,6 +115,9 @@ impl AfXdpTx {
             let result = self.socket.kick_tx();
             self.stats.tx_calls.fetch_add(1, Ordering::Relaxed);
             let waiting = self.ring.pending();
+            if result.is_ok() {
+                self.interface.record_sent();
+            }
             match result {
                 // A driver in zero-copy mode reads the ring itself, asynchronously.
                 _ if waiting == 0 || (result.is_ok() && !self.socket.is_copy_mode) => return None,
@@ -118,9 +125,8 @@ impl AfXdpTx {
                 Err(Errno::AGAIN | Errno::INTR) | Ok(()) if waiting < before => {}
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) | Ok(()) => break,
                 Err(error) => {
-                    if self.stats.tx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
-                        tracing::warn!(%error, "sending over AF_XDP failed; further errors are counted only");
-                    }
+                    self.stats.tx_errors.fetch_add(1, Ordering::Relaxed);
+                    self.interface.record_failure(error);
                     return Some(now + DOWN_RETRY);
                 }
             }

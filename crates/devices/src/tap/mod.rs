@@ -7,6 +7,7 @@
 mod ioctl;
 pub(crate) mod vnet;
 
+use crate::interface_state::InterfaceState;
 use crate::netlink::{self, LinkChange, Netlink};
 use crate::offload::GSO_BYTES_MAX;
 use arrayvec::ArrayVec;
@@ -166,8 +167,9 @@ pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<
         return Err(invalid("both sides of a TAP device have the same MAC address".into()));
     }
     let stats = Arc::new(TapStats::default());
-    let queues =
-        fds.into_iter().enumerate().map(|(n, fd)| new_queue(fd, capabilities, &stats, n == 0)).collect();
+    let interface = Arc::new(InterfaceState::new(&name));
+    let queue = |(n, fd)| new_queue(fd, capabilities, &stats, &interface, n == 0);
+    let queues = fds.into_iter().enumerate().map(queue).collect();
     Ok(Tap { name, kernel_mac: kernel.mac, queues, stats })
 }
 
@@ -232,13 +234,20 @@ fn configure_interface(name: &str, config: &TapConfig) -> io::Result<netlink::Li
 }
 
 /// Creates the device of one queue. `reports`: this queue reports the counters of all queues.
-fn new_queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, reports: bool) -> Device {
+fn new_queue(
+    fd: OwnedFd,
+    capabilities: Capabilities,
+    stats: &Arc<TapStats>,
+    interface: &Arc<InterfaceState>,
+    reports: bool,
+) -> Device {
     let fd = Arc::new(fd);
     let tx = TapTx {
         fd: fd.clone(),
         capabilities,
         buffer: vec![0; SLOT_BYTES_MAX].into_boxed_slice(),
         stats: stats.clone(),
+        interface: interface.clone(),
     };
     let arena = vec![0; ARENA_BYTES].into_boxed_slice();
     let rx = TapRx { fd, arena, gone: false, stats: stats.clone(), reports_stats: reports };
@@ -252,6 +261,7 @@ struct TapTx {
     /// Buffer of one frame with its header.
     buffer: Box<[u8]>,
     stats: Arc<TapStats>,
+    interface: Arc<InterfaceState>,
 }
 
 impl TxQueue for TapTx {
@@ -268,9 +278,13 @@ impl TxQueue for TapTx {
         loop {
             match rustix::io::write(&*self.fd, &self.buffer[..vnet::LEN + len]) {
                 Err(Errno::INTR) => {}
-                Ok(_) => return,
-                Err(_) => {
+                Ok(_) => return self.interface.record_sent(),
+                Err(error) => {
                     self.stats.tx_dropped.fetch_add(1, Ordering::Relaxed);
+                    // Short memory concerns this frame only.
+                    if !matches!(error, Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN) {
+                        self.interface.record_failure(error);
+                    }
                     return;
                 }
             }

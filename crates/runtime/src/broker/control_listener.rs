@@ -31,8 +31,8 @@ pub(super) struct ControlListener {
 pub(super) enum AcceptedPeer {
     /// The user is the stack's own or root; its number.
     Permitted(OwnedFd, u32),
-    /// Any other user.
-    Denied(OwnedFd),
+    /// Any other user; its number.
+    Denied(OwnedFd, u32),
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -80,7 +80,7 @@ impl ControlListener {
         let peer = accept_with(&self.socket, FLAGS)?;
         let uid = peer_uid(&peer)?;
         let is_permitted = uid == geteuid().as_raw() || uid == 0;
-        Ok(if is_permitted { AcceptedPeer::Permitted(peer, uid) } else { AcceptedPeer::Denied(peer) })
+        Ok(if is_permitted { AcceptedPeer::Permitted(peer, uid) } else { AcceptedPeer::Denied(peer, uid) })
     }
 }
 
@@ -189,6 +189,6 @@ mod tests {
             connect_to(&path).unwrap()
         });
         let _connecting = connecting.join().unwrap();
-        assert!(matches!(listener.accept().unwrap(), AcceptedPeer::Denied(_)));
+        assert!(matches!(listener.accept().unwrap(), AcceptedPeer::Denied(..)));
     }
 }

@@ -1,8 +1,10 @@
 //! The thread of the broker: keeps which processes are attached and which sockets they own, and carries out
 //! their requests. It validates everything that a process sends.
 
+mod process_log;
 mod restart;
 
+use process_log::ProcessLog;
 pub use restart::AfterDeath;
 use restart::RestoredSockets;
 pub(super) use restart::Supervision;
@@ -109,6 +111,8 @@ struct ProcessEntry {
     previous_domain: u64,
     /// True if the process has sent its first message.
     is_greeted: bool,
+    /// The process's id and the name of its program, if an event said that it attached.
+    logged: Option<(u32, Box<str>)>,
     /// True if the process is not attached, and may attach others (see [`unattached`]).
     is_unattached: bool,
 }
@@ -177,6 +181,7 @@ pub(super) struct BrokerShared {
 pub(super) struct BrokerThread {
     /// Present if the shards run in a process of their own.
     supervision: Option<Supervision>,
+    process_log: ProcessLog,
     /// Sockets that were opened again after a restart.
     restored: RestoredSockets,
     listener: Option<ControlListener>,
@@ -223,6 +228,7 @@ impl BrokerThread {
         }
         Ok(Self {
             supervision: None,
+            process_log: ProcessLog::new(),
             restored: RestoredSockets::default(),
             listener,
             shards,
@@ -309,8 +315,9 @@ impl BrokerThread {
         let Some(listener) = &self.listener else { return };
         match listener.accept() {
             Ok(AcceptedPeer::Permitted(connection, uid)) => self.add_connection(connection, uid, None),
-            Ok(AcceptedPeer::Denied(connection)) => {
+            Ok(AcceptedPeer::Denied(connection, uid)) => {
                 increment(&self.shared.counters.rejected);
+                self.process_log.refused(0, uid, Refusal::User);
                 // Fails if the other end is closed.
                 let _ = seqpacket::send(&connection, &encode(0, &ControlReply::Refused(Refusal::User)), &[]);
             }
@@ -338,6 +345,7 @@ impl BrokerThread {
                 resume_fd: None,
                 previous_domain: 0,
                 is_greeted: false,
+                logged: None,
                 is_unattached: false,
             };
             self.processes.insert(id, entry);
@@ -442,36 +450,42 @@ impl BrokerThread {
             return self.handle_unattached(id, bytes, descriptors);
         }
         if !entry.is_greeted {
+            let uid = entry.uid;
+            let pid = descriptors.last().map_or(0, pid_of);
             let (request_id, hello) = decode::<Hello>(bytes);
             if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == MAGIC_UNATTACHED) {
                 let greeted = self.greet_unattached(id, hello, descriptors);
                 if let Err(refusal) = &greeted {
                     increment(&self.shared.counters.rejected);
+                    self.process_log.refused(pid, uid, *refusal);
                     // The process reads the reply when it wants to attach.
                     self.send_reply(id, request_id, &ControlReply::Refused(*refusal), &[]);
                 }
                 return greeted.is_ok();
             }
             if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == MAGIC_CHILD) {
-                return match self.greet_child(id, hello, descriptors) {
+                return match self.greet_child(id, hello, descriptors, pid) {
                     Ok(()) => {
                         increment(&self.shared.counters.admitted);
+                        self.log_attached(id, pid, true);
                         true
                     }
                     Err(refusal) => {
                         increment(&self.shared.counters.rejected);
+                        self.process_log.refused(pid, uid, refusal);
                         self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                         false
                     }
                 };
             }
             let reply = match hello {
-                Some(hello) if hello.magic == MAGIC => self.greet(id, &hello, descriptors),
+                Some(hello) if hello.magic == MAGIC => self.greet(id, &hello, descriptors, pid),
                 _ => Err(Refusal::Malformed),
             };
             return match reply {
                 Ok(wake) => {
                     increment(&self.shared.counters.admitted);
+                    self.log_attached(id, pid, false);
                     // Cannot truncate: there are at most 64 shards.
                     self.send_reply(
                         id,
@@ -487,6 +501,7 @@ impl BrokerThread {
                     } else {
                         &self.shared.counters.rejected
                     });
+                    self.process_log.refused(pid, uid, refusal);
                     self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                     false
                 }
@@ -577,7 +592,13 @@ impl BrokerThread {
     }
 
     /// Handles the first message of a process that attaches. Returns the descriptor that wakes the process.
-    fn greet(&mut self, id: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
+    fn greet(
+        &mut self,
+        id: u64,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+        pid: u32,
+    ) -> Result<OwnedFd, Refusal> {
         if hello.version != PROTOCOL_VERSION {
             return Err(Refusal::Version(PROTOCOL_VERSION));
         }
@@ -585,7 +606,6 @@ impl BrokerThread {
             return Err(Refusal::Malformed);
         }
         let pidfd = descriptors.pop().ok_or(Refusal::Malformed)?;
-        let pid = pid_of(&pidfd);
         let pidfd = self.watch(pidfd, id, EventSource::Process)?;
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         entry.pidfd = Some(pidfd);
@@ -605,12 +625,17 @@ impl BrokerThread {
     }
 
     /// Handles the first message of a child that its parent announced.
-    fn greet_child(&mut self, id: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> Result<(), Refusal> {
+    fn greet_child(
+        &mut self,
+        id: u64,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+        pid: u32,
+    ) -> Result<(), Refusal> {
         if hello.version != PROTOCOL_VERSION {
             return Err(Refusal::Version(PROTOCOL_VERSION));
         }
         let pidfd = descriptors.pop().ok_or(Refusal::Malformed)?;
-        let pid = pid_of(&pidfd);
         let pidfd = self.watch(pidfd, id, EventSource::Process)?;
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         // A connection whose `wake_fd` has not been sent belongs to a program, not to a child.
@@ -620,6 +645,14 @@ impl BrokerThread {
         (entry.pidfd, entry.is_greeted) = (Some(pidfd), true);
         self.shared.attached.update(id, pid);
         Ok(())
+    }
+
+    /// Writes the event that a process has attached.
+    fn log_attached(&mut self, id: u64, pid: u32, is_forked: bool) {
+        if let Some(entry) = self.processes.get_mut(&id) {
+            let name = self.process_log.attached(pid, entry.uid, is_forked);
+            entry.logged = name.map(|name| (pid, name));
+        }
     }
 
     /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the domain's
@@ -822,6 +855,7 @@ impl BrokerThread {
             resume_fd: None,
             previous_domain: 0,
             is_greeted: false,
+            logged: None,
             is_unattached: false,
         };
         self.processes.insert(child, entry);
@@ -936,6 +970,9 @@ impl BrokerThread {
     fn reap(&mut self, id: u64) {
         let Some(entry) = self.processes.remove(&id) else { return };
         self.pending.remove(&id);
+        if let Some((pid, name)) = &entry.logged {
+            self.process_log.ended(name, *pid);
+        }
         if entry.is_unattached {
             self.shared.attached.remove(id);
         }

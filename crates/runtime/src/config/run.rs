@@ -23,11 +23,24 @@ pub struct RunConfig {
     /// `net.ipv4.ip_unprivileged_port_start`: 0 to 65,535. Default: 1,024, or 0 for a stack that `ginnel run`
     /// creates for its program.
     pub unprivileged_port_start: Option<u16>,
+    /// Size of a file of the stack's log, which `ginnel log` shows, in bytes: 65,536 to 1,073,741,824. A log
+    /// has two files; when one is full, it replaces the other. Default 1 MiB.
+    pub log_bytes: u64,
+    /// Stacks of the user whose logs are kept: 1 to 4,096. When a stack starts, the oldest logs of stacks
+    /// that do not run are deleted until no more are left. Default 100.
+    pub logs_max: u32,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { name: None, directory: true, publish_ms: 100, unprivileged_port_start: None }
+        Self {
+            name: None,
+            directory: true,
+            publish_ms: 100,
+            unprivileged_port_start: None,
+            log_bytes: 1 << 20,
+            logs_max: 100,
+        }
     }
 }
 
@@ -39,6 +52,8 @@ impl RunConfig {
             );
             return Err(ConfigError::new("run.name", problem));
         }
-        within("run.publish_ms", self.publish_ms, 10..=60_000)
+        within("run.publish_ms", self.publish_ms, 10..=60_000)?;
+        within("run.log_bytes", self.log_bytes, 65_536..=1 << 30)?;
+        within("run.logs_max", self.logs_max, 1..=4096)
     }
 }

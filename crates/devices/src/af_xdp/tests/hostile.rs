@@ -113,6 +113,7 @@ fn invalid_completions_release_no_chunk() {
         CHUNK,
         capabilities,
         stats.clone(),
+        Arc::new(InterfaceState::new("test")),
         AttachedProgram::of(fd()),
     );
     let mut random = Random::new(6);

@@ -67,7 +67,8 @@ impl UnattachedProcess {
         self.send(unattached::ATTACH, &broker_end).map_err(|_| self.hangup_reason())?;
         drop(broker_end);
         Attachment::from_connection(process_end).map_err(|error| match error {
-            // The broker may have refused this process after the message above was sent, but before reading it.
+            // The broker may have refused this process after the message above was sent, but before reading
+            // it.
             Error::StackGone => self.hangup_reason(),
             error => error,
         })

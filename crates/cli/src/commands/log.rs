@@ -1,0 +1,151 @@
+//! `ginnel log`: shows the log of a stack, which may run or have ended.
+
+use crate::failure::Failure;
+use crate::served_stack::POLL_INTERVAL;
+use clap::Args;
+use ginnel::run_dir::{self, logs};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Options of `ginnel log`.
+#[derive(Clone, Debug, Args)]
+pub struct LogOptions {
+    /// Name of the stack. It may have ended. May be left out if only one stack runs, or if there is only one
+    /// log (see --list).
+    #[arg(value_name = "NAME")]
+    stack_name: Option<String>,
+
+    /// Go on showing entries as they are written, until this command is interrupted. A stack that is started
+    /// again under this name continues its log.
+    #[arg(long, short)]
+    follow: bool,
+
+    /// Show only the last N lines.
+    #[arg(long, short = 'n', value_name = "N")]
+    lines: Option<usize>,
+
+    /// List the logs, the oldest first, with the paths of their files.
+    #[arg(long, conflicts_with_all = ["stack_name", "follow", "lines"])]
+    list: bool,
+}
+
+/// Prints the log.
+pub fn run(options: &LogOptions) -> Result<(), Failure> {
+    let shown = if options.list { list() } else { show(options) };
+    // The reader closed the pipe: that is no error.
+    shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
+}
+
+fn all_logs() -> Result<Vec<logs::LogFiles>, Failure> {
+    let base = run_dir::base();
+    logs::list_in(&base).map_err(|e| Failure::running(format!("logs in {}: {e}", base.display())))
+}
+
+fn list() -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    for files in all_logs()? {
+        writeln!(out, "{:<24} {}", files.name, files.current.display())?;
+    }
+    Ok(())
+}
+
+fn show(options: &LogOptions) -> Result<(), Failure> {
+    // Records the death of stacks that were killed. If that fails, there may still be a log.
+    let running = run_dir::running().unwrap_or_default();
+    let files = find(options.stack_name.as_deref(), &running)?;
+    let mut current = File::open(&files.current).map_err(|e| failed(&files.current, &e))?;
+    let mut text = fs::read(&files.previous).unwrap_or_default();
+    current.read_to_end(&mut text).map_err(|e| failed(&files.current, &e))?;
+    let start = options.lines.map_or(0, |lines| start_of_last_lines(&text, lines));
+    let mut out = io::stdout().lock();
+    out.write_all(&text[start..])?;
+    if options.follow { follow(&files.current, current, &mut out) } else { Ok(()) }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::running(format!("{}: {error}", path.display()))
+}
+
+/// Returns the log of the stack of this name, or that of the only running stack, or the only log.
+fn find(name: Option<&str>, running: &[run_dir::RunningStack]) -> Result<logs::LogFiles, Failure> {
+    let mut all = all_logs()?;
+    let name = match (name, running) {
+        (Some(name), _) => name.to_owned(),
+        (None, [only]) => only.name.clone(),
+        (None, _) if all.len() == 1 => all[0].name.clone(),
+        (None, _) if all.is_empty() => {
+            let base = run_dir::base();
+            return Err(Failure::running(format!("no stack of this user has a log ({})", base.display())));
+        }
+        (None, _) => {
+            return Err(Failure::running(format!("there are several logs, name one: {}", names(&all))));
+        }
+    };
+    match all.iter().position(|files| files.name == name) {
+        Some(at) => Ok(all.swap_remove(at)),
+        None if all.is_empty() => {
+            Err(Failure::running(format!("no stack named \"{name}\" has a log, nor any other of this user")))
+        }
+        None => Err(Failure::running(format!(
+            "no stack named \"{name}\" has a log; there are logs of: {}",
+            names(&all)
+        ))),
+    }
+}
+
+fn names(all: &[logs::LogFiles]) -> String {
+    all.iter().map(|files| files.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns where the last `lines` lines of `text` begin.
+fn start_of_last_lines(text: &[u8], lines: usize) -> usize {
+    if lines == 0 {
+        return text.len();
+    }
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let ends = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    ends.map(|(at, _)| at + 1).nth(lines - 1).unwrap_or(0)
+}
+
+/// Copies what is appended to the file at `path`, which is open as `current` and may be replaced by another.
+fn follow(path: &Path, mut current: File, out: &mut impl Write) -> Result<(), Failure> {
+    loop {
+        // Opened before the rest of the old file is read: whoever replaced the file writes to the new one.
+        let next = File::open(path).ok().filter(|next| inode(next) != inode(&current));
+        let copied = io::copy(&mut current, out).map_err(Failure::from)?;
+        if copied > 0 {
+            out.flush()?;
+        }
+        match next {
+            Some(next) => current = next,
+            None => std::thread::sleep(POLL_INTERVAL),
+        }
+    }
+}
+
+fn inode(file: &File) -> Option<(u64, u64)> {
+    file.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::start_of_last_lines;
+
+    #[test]
+    fn last_lines_are_found() {
+        for (text, lines, expected) in [
+            ("a\nb\nc\n", 1, "c\n"),
+            ("a\nb\nc\n", 2, "b\nc\n"),
+            ("a\nb\nc\n", 3, "a\nb\nc\n"),
+            ("a\nb\nc\n", 9, "a\nb\nc\n"),
+            ("a\nb\nc\n", 0, ""),
+            ("a\nb", 1, "b"),
+            ("", 1, ""),
+            ("\n\n", 1, "\n"),
+        ] {
+            assert_eq!(&text[start_of_last_lines(text.as_bytes(), lines)..], expected, "{text:?} {lines}");
+        }
+    }
+}

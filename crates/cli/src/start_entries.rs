@@ -1,0 +1,134 @@
+//! The first entries in the log of a stack: what it runs on, and what is not possible on this machine.
+
+use ginnel::Config;
+use ginnel::config::{DeviceConfig, DeviceKind, Loopback};
+use rustix::process::{Resource, getrlimit};
+
+/// Descriptors of a stack's process that do not belong to the process of a program.
+const OTHER_DESCRIPTORS: u64 = 64;
+/// Memory mappings of a stack's process that do not belong to the process of a program.
+const OTHER_MAPPINGS: u64 = 1024;
+
+/// Writes the entries about the stack `name`, which `command` starts.
+pub fn write(config: &Config, name: &str, command: &str) {
+    let system = rustix::system::uname();
+    tracing::info!(
+        "ginnel {} starts the stack \"{name}\" ({command}) on Linux {}: {}",
+        env!("CARGO_PKG_VERSION"),
+        system.release().to_string_lossy(),
+        describe_shards(config)
+    );
+    for device in &config.devices {
+        tracing::info!("device {}", describe_device(config, device));
+    }
+    for route in &config.routes {
+        let gateway = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
+        tracing::info!("route {}{gateway} on {}", route.destination, route.link);
+    }
+    if config.loopback == Loopback::Stack {
+        tracing::info!("127.0.0.0/8 and ::1 belong to the stack");
+    }
+}
+
+/// Writes entries about limits of this machine that are lower than those of the configuration.
+pub fn write_machine_limits(config: &Config) {
+    let shards = u64::from(config.shards.count);
+    let clients_max = config.channel.clients_max as u64;
+    let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let mappings = read_number("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX);
+    for limit in machine_limits(clients_max, shards, descriptors, mappings) {
+        tracing::info!("{limit}");
+    }
+    let huge_pages = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if huge_pages.is_ok_and(|modes| modes.contains("[never]")) {
+        tracing::info!(
+            "large tables get no huge pages, which makes millions of connections slower: /sys/kernel/mm/transparent_hugepage/enabled is \"never\""
+        );
+    }
+}
+
+/// Describes which limits of the machine admit fewer processes than `clients_max`.
+fn machine_limits(clients_max: u64, shards: u64, descriptors: u64, mappings: u64) -> Vec<String> {
+    let by_descriptors = descriptors.saturating_sub(OTHER_DESCRIPTORS) / (2 + shards);
+    let by_mappings = mappings.saturating_sub(OTHER_MAPPINGS) / shards;
+    let limit = |processes: u64, cause: String| {
+        (processes < clients_max).then(|| {
+            format!(
+                "about {processes} processes can attach, not channel.clients_max ({clients_max}): {cause}"
+            )
+        })
+    };
+    let causes = [
+        limit(by_descriptors, format!("the hard limit of descriptors is {descriptors} (LimitNOFILE=)")),
+        limit(by_mappings, format!("vm.max_map_count is {mappings}")),
+    ];
+    causes.into_iter().flatten().collect()
+}
+
+fn read_number(path: &str) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn describe_shards(config: &Config) -> String {
+    let count = match config.shards.count {
+        1 => "1 shard".to_owned(),
+        count => format!("{count} shards"),
+    };
+    let cpus: Vec<String> = match &config.shards.cpus[..] {
+        [] => config.shard.cpu.iter().map(ToString::to_string).collect(),
+        cpus => cpus.iter().map(ToString::to_string).collect(),
+    };
+    if cpus.is_empty() {
+        format!("{count}, not pinned to CPUs")
+    } else {
+        format!("{count} on CPU {}", cpus.join(", "))
+    }
+}
+
+fn describe_device(config: &Config, device: &DeviceConfig) -> String {
+    let interface = device.interface.as_deref().unwrap_or(&device.name);
+    let mut text = match device.kind {
+        DeviceKind::Memory => format!("{}: memory inside the process", device.name),
+        DeviceKind::Tap => format!("{}: TAP interface {interface}", device.name),
+        DeviceKind::AfXdp => format!("{}: AF_XDP on {interface}", device.name),
+        DeviceKind::Memif => {
+            let socket = device.memif.as_ref().map_or_else(String::new, |memif| memif.socket.to_string());
+            format!("{}: memif {socket}", device.name)
+        }
+    };
+    if let Some(mtu) = device.mtu {
+        text += &format!(", MTU {mtu}");
+    }
+    for link in config.links.iter().filter(|link| link.device == device.name) {
+        let vlan = link.vlan.map_or_else(String::new, |vlan| format!(" (VLAN {vlan})"));
+        let prefixes = link.addresses.iter().chain(&link.own_networks);
+        let addresses: Vec<String> = prefixes.map(ToString::to_string).collect();
+        let addresses = if addresses.is_empty() { "no address".into() } else { addresses.join(" ") };
+        text += &format!(", link {}{vlan}: {addresses}", link.name);
+    }
+    if device.faults.is_some() {
+        text += ", with faults";
+    }
+    if let Some(path) = &device.capture {
+        text += &format!(", captured to {}", path.display());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_limits_below_the_configured_one_are_named() {
+        assert_eq!(machine_limits(4096, 1, 1 << 20, 65_530), [""; 0]);
+        let few = machine_limits(4096, 1, 1024, 65_530);
+        assert_eq!(few.len(), 1);
+        assert!(
+            few[0].starts_with("about 320 processes can attach, not channel.clients_max (4096): the hard")
+        );
+        let several = machine_limits(65_535, 4, 20_000, 65_530);
+        assert!(several[0].starts_with("about 3322 processes"), "{several:?}");
+        assert!(several[1].starts_with("about 16126 processes") && several[1].contains("vm.max_map_count"));
+    }
+}

@@ -1,0 +1,193 @@
+//! The log of a stack, which outlives it.
+
+use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::skip;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+fn log(fixture: &Fixture, name: &str) -> String {
+    fixture.run_ok(&["log", name])
+}
+
+/// Asserts that lines with these texts are in the log, in this order, and that each line has a time.
+#[track_caller]
+fn assert_in_order(log: &str, expected: &[&str]) {
+    let mut lines = log.lines();
+    for text in expected {
+        assert!(lines.any(|line| line.contains(text)), "{text:?} is not in its place:\n{log}");
+    }
+    for line in log.lines() {
+        assert!(line.starts_with("20") || line.starts_with("    "), "{line}");
+    }
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+fn pid_of_stack(fixture: &Fixture, name: &str) -> u32 {
+    fs::read_to_string(fixture.path().join("run").join(name).join("lock")).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn log_has_start_programs_and_end() {
+    if skipped("log_has_start_programs_and_end") {
+        return;
+    }
+    let fixture = Fixture::new("log-life");
+    let none = fixture.run(&["log"]);
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+    assert!(String::from_utf8(none.stderr).unwrap().contains("no stack of this user has a log"));
+    let options = ["--device", "memory", "--address", "10.5.0.1/24", "--loopback", "stack"];
+    let up = fixture.start_stack("lab", &options);
+    fixture.script_output(&["--stack", "lab"], "s = server('127.0.0.1', 7001)");
+    fixture.run_ok(&["down", "lab"]);
+    drop(up);
+    let version = concat!("ginnel ", env!("CARGO_PKG_VERSION"), " starts the stack \"lab\" (ginnel up)");
+    assert_in_order(
+        &log(&fixture, "lab"),
+        &[
+            version,
+            "device memory: memory inside the process, link link0: 10.5.0.1/24",
+            "127.0.0.0/8 and ::1 belong to the stack",
+            "programs can attach",
+            "\"python3",
+            ") ended",
+            "SIGTERM: the stack ends",
+            "the stack has ended",
+        ],
+    );
+    // The only log needs no name; an unknown name is told which logs there are.
+    assert_eq!(fixture.run_ok(&["log"]), log(&fixture, "lab"));
+    assert_eq!(fixture.run_ok(&["log", "lab", "-n", "2"]).lines().count(), 2);
+    assert!(fixture.run_ok(&["log", "--list"]).starts_with("lab "));
+    let unknown = fixture.run(&["log", "web"]);
+    let message = String::from_utf8(unknown.stderr).unwrap();
+    assert_eq!(message, "ginnel: no stack named \"web\" has a log; there are logs of: lab\n");
+}
+
+/// Nothing that explains a death is lost when the dead stack's directory is removed, or when it starts again.
+#[test]
+fn death_is_in_the_log_after_the_next_start() {
+    if skipped("death_is_in_the_log_after_the_next_start") {
+        return;
+    }
+    let fixture = Fixture::new("log-death");
+    let first = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let pid = pid_of_stack(&fixture, "lab");
+    kill(pid);
+    wait_until("it is gone", || fixture.run_ok(&["stat", "--list"]).is_empty());
+    let death = format!("the stack has ended without a word: its process {pid} was killed");
+    assert_in_order(&log(&fixture, "lab"), &["starts the stack", "programs can attach", &death]);
+    let second = fixture.start_stack("lab", &["--loopback", "stack"]);
+    assert_in_order(
+        &log(&fixture, "lab"),
+        &["starts the stack", &death, "starts the stack", "programs can attach"],
+    );
+    drop((first, second));
+}
+
+#[test]
+fn failed_start_is_in_the_log() {
+    let fixture = Fixture::new("log-start");
+    let failed = fixture.run(&["up", "lab", "--device", "af_xdp:missing0", "--address", "10.5.0.1/24"]);
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let message = String::from_utf8(failed.stderr).unwrap();
+    let cause = message.trim_end().strip_prefix("ginnel: ").unwrap();
+    assert_in_order(&log(&fixture, "lab"), &["AF_XDP on missing0", &format!("was not started: {cause}")]);
+}
+
+#[test]
+fn log_is_followed_across_stacks() {
+    if skipped("log_is_followed_across_stacks") {
+        return;
+    }
+    let fixture = Fixture::new("log-follow");
+    drop(fixture.start_stack("lab", &["--loopback", "stack"]));
+    let mut follower =
+        fixture.ginnel(&["log", "lab", "--follow", "-n", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().ends_with("the stack has ended"));
+    drop(fixture.start_stack("lab", &["--loopback", "stack"]));
+    // Blocks until the entry is there; the time limit of the test run ends it otherwise.
+    let all: Vec<String> = lines.by_ref().take_while(|line| !line.ends_with("the stack has ended")).collect();
+    assert_in_order(&all.join("\n"), &["starts the stack", "programs can attach", "SIGTERM"]);
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
+
+#[test]
+fn reached_limits_and_refused_programs_are_in_the_log() {
+    if skipped("reached_limits_and_refused_programs_are_in_the_log") {
+        return;
+    }
+    let fixture = Fixture::new("log-limits");
+    fs::write(fixture.path().join("small.toml"), "[channel]\nlisteners_max = 1\n[run]\nlog_bytes = 65536\n")
+        .unwrap();
+    let options = ["--loopback", "stack", "--config", "small.toml", "--clients-max", "1"];
+    let _up = fixture.start_stack("lab", &options);
+    let script = "
+s = server('127.0.0.1', 7001)
+try: server('127.0.0.1', 7002)
+except OSError as e: print(e.errno)
+open('there', 'w').close(); signal.pause()";
+    let _first = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the program listens", || fixture.path().join("there").exists());
+    let second = fixture.script(&["--stack", "lab"], "server('127.0.0.1', 7003)");
+    let refused = RunningProgram::new(second).wait_for_output();
+    assert!(!refused.status.success(), "{refused:?}");
+    wait_until("the limits are in the log", || {
+        let log = log(&fixture, "lab");
+        ["channel.listeners_refused", "channel.clients_refused"].iter().all(|counter| log.contains(counter))
+    });
+    let log = log(&fixture, "lab");
+    assert_in_order(&log, &["was refused: channel.clients_max"]);
+    let of_listeners = log.lines().filter(|line| line.contains("channel.listeners_refused"));
+    let of_listeners: Vec<&str> = of_listeners.collect();
+    assert_eq!(of_listeners.len(), 1, "{log}");
+    assert!(of_listeners[0].ends_with("to raise: channel.listeners_max"), "{log}");
+    // The output of a stack in the background follows the log to its next file.
+    let files = fixture.path().join("run/.logs");
+    let fill = "x".repeat(70_000);
+    fs::OpenOptions::new()
+        .append(true)
+        .open(files.join("lab.log"))
+        .and_then(|mut file| std::io::Write::write_all(&mut file, fill.as_bytes()))
+        .unwrap();
+    fixture.run_ok(&["down", "lab", "--force"]);
+    assert!(fs::read_to_string(files.join("lab.log.1")).unwrap().ends_with(&fill));
+    assert!(fs::metadata(files.join("lab.log")).unwrap().len() < 65_536);
+}
+
+#[test]
+fn interface_that_goes_down_and_up_is_in_the_log() {
+    let test = "interface_that_goes_down_and_up_is_in_the_log";
+    if let Some(reason) = unavailable() {
+        return skip(test, &reason);
+    }
+    if skipped(test) {
+        return;
+    }
+    let fixture = Fixture::new("log-device");
+    let namespace = Namespace::new().unwrap();
+    let inside = |command: Command| namespace.run(|| Ok::<_, std::io::Error>(RunningProgram::new(command)));
+    let options = ["up", "lab", "--device", "tap:web0", "--address", "10.9.0.2/24"];
+    let _up = inside(fixture.ginnel(&[&options[..], &["--kernel-address", "10.9.0.1/24"]].concat())).unwrap();
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
+    let script = "
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True:
+    try: u.sendto(b'x', ('10.9.0.1', 9))
+    except OSError: pass
+    time.sleep(0.01)";
+    let _program = inside(fixture.script(&["--stack", "lab"], script)).unwrap();
+    wait_until("the program runs", || log(&fixture, "lab").contains("\"python3"));
+    namespace.ip("link set web0 down").unwrap();
+    wait_until("it is down", || {
+        log(&fixture, "lab").contains("interface web0 does not transmit (it is down)")
+    });
+    namespace.ip("link set web0 up").unwrap();
+    wait_until("it is up", || log(&fixture, "lab").contains("interface web0 transmits again"));
+}
