@@ -15,6 +15,8 @@ const STACK_VARIABLE: &str = "GINNEL_STACK";
 const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
 const KERNEL_LISTEN_VARIABLE: &str = "GINNEL_KERNEL_LISTEN";
 const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
+/// Tells `ginnel check` why `ginnel run` has started a program on the kernel's network.
+pub const NO_STACK_VARIABLE: &str = "GINNEL_NO_STACK";
 
 /// Options that say how a program runs on the stack.
 #[derive(Clone, Debug, Args)]
@@ -135,7 +137,8 @@ impl ProgramOptions {
             .env("LD_PRELOAD", preload)
             .env(STACK_VARIABLE, control)
             .env(ON_MISSING_VARIABLE, on_missing)
-            .env(KERNEL_LISTEN_VARIABLE, kernel_listen);
+            .env(KERNEL_LISTEN_VARIABLE, kernel_listen)
+            .env_remove(NO_STACK_VARIABLE);
         command
     }
 
@@ -156,8 +159,9 @@ impl ProgramOptions {
         self.exec_failure(&self.command_on_stack(library, control).exec())
     }
 
-    /// Replaces this process by the program without the library. Returns only if that fails.
-    pub fn exec_on_kernel(&self) -> Failure {
+    /// Replaces this process by the program without the library, for the reason `cause`. Returns only if that
+    /// fails.
+    pub fn exec_on_kernel(&self, cause: &str) -> Failure {
         let mut command = self.command();
         match other_preloaded_libraries() {
             Some(other_libraries) => command.env("LD_PRELOAD", other_libraries),
@@ -166,6 +170,7 @@ impl ProgramOptions {
         for name in [STACK_VARIABLE, ON_MISSING_VARIABLE, KERNEL_LISTEN_VARIABLE, LISTEN_SPAWN_VARIABLE] {
             command.env_remove(name);
         }
+        command.env(NO_STACK_VARIABLE, cause);
         self.exec_failure(&command.exec())
     }
 
@@ -178,7 +183,7 @@ impl ProgramOptions {
         }
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
         eprintln!("ginnel: {cause}; {name} runs on the kernel's network");
-        self.exec_on_kernel()
+        self.exec_on_kernel(&cause.to_string())
     }
 }
 

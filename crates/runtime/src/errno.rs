@@ -1,4 +1,4 @@
-//! Maps the engine's errors to the error numbers of Linux.
+//! Maps errors to the error numbers of Linux.
 
 use ginnel_stack::udp::UdpError;
 use rustix::io::Errno;
@@ -23,4 +23,9 @@ pub fn udp(error: UdpError) -> Errno {
         UdpError::NoBuffers => Errno::NOBUFS,
         UdpError::WouldBlock => Errno::AGAIN,
     }
+}
+
+/// Returns the error number of a failed system call; `ENOMEM` for an error that is not from the kernel.
+pub fn of_io(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::NOMEM)
 }

@@ -1,10 +1,11 @@
 //! Errors of the runtime.
 
-use crate::broker::Refusal;
+use crate::broker::{Refusal, UnreachableStack};
 use crate::channel::control::ReserveError;
 use core::fmt;
 use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
 use ginnel_stack::udp::UdpError;
+use std::path::PathBuf;
 
 /// Why a shard could not be built, started or kept running.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub enum Error {
     Panicked(String),
     /// The broker of a stack refused a request.
     Refused(Refusal),
+    /// The broker that listens at this path could not be reached, for this reason.
+    Unreachable(PathBuf, UnreachableStack),
     /// The stack, which is in another process, is gone.
     StackGone,
     /// The application's own error.
@@ -63,6 +66,7 @@ impl fmt::Display for Error {
             Self::Shard(index, e) => write!(f, "shard {index}: {e}"),
             Self::Panicked(text) => write!(f, "panicked: {text}"),
             Self::Refused(why) => write!(f, "the stack refused the request: {why}"),
+            Self::Unreachable(path, why) => write!(f, "stack at {}: {why}", path.display()),
             Self::StackGone => f.write_str("the stack is gone"),
             Self::Application(text) => f.write_str(text),
         }
@@ -81,6 +85,7 @@ impl std::error::Error for Error {
             Self::Io(_, e) => Some(e),
             Self::Shard(_, e) => Some(e),
             Self::Refused(why) => Some(why),
+            Self::Unreachable(_, why) => Some(why),
             Self::DevicesLost(_) | Self::Panicked(_) | Self::StackGone | Self::Application(_) => None,
         }
     }

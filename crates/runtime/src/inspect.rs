@@ -15,7 +15,7 @@ mod line;
 mod server;
 
 pub(crate) use server::{InspectServer, SOCKET};
-pub use server::{list_processes, list_sockets};
+pub use server::{explain_timeout, list_processes, list_sockets};
 
 use crate::command::{CommandError, Commander};
 use crate::context::ShardCore;

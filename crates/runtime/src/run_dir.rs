@@ -16,6 +16,7 @@
 
 pub mod logs;
 
+use crate::broker::owner_of;
 use core::fmt;
 use core::time::Duration;
 use rustix::fs::{Access, Mode, OFlags, access, fstat, open};
@@ -65,8 +66,10 @@ pub enum RunDirError {
     Name(String),
     /// A stack of this name runs already, in the process with this id.
     NameInUse(String, u32),
-    /// No stack of this name runs; these do.
-    NotRunning(String, Vec<String>),
+    /// No stack of this name runs in this runtime directory; these do.
+    NotRunning(PathBuf, String, Vec<String>),
+    /// The stack of this name was killed, as the process with this id. Its directory has been removed.
+    Dead(String, u32),
     /// No stack runs in this runtime directory.
     NoneRunning(PathBuf),
     /// Several stacks run, and no name was given.
@@ -87,24 +90,47 @@ impl fmt::Display for RunDirError {
             Self::NameInUse(name, pid) => {
                 write!(f, "a stack named \"{name}\" runs already, as process {pid}")
             }
-            Self::NotRunning(name, others) if others.is_empty() => {
-                write!(f, "no stack named \"{name}\" runs, nor any other of this user")
+            Self::NotRunning(base, name, others) if others.is_empty() => {
+                write!(
+                    f,
+                    "no stack named \"{name}\" runs, nor any other of this user ({} has none)",
+                    base.display()
+                )?;
+                fmt_hidden_stacks(f, base)
             }
-            Self::NotRunning(name, others) => {
-                write!(f, "no stack named \"{name}\" runs; there are: {}", others.join(", "))
+            Self::NotRunning(base, name, others) => {
+                write!(f, "no stack named \"{name}\" runs; there are: {}", others.join(", "))?;
+                fmt_hidden_stacks(f, base)
             }
+            Self::Dead(name, pid) => write!(
+                f,
+                "the stack \"{name}\" is dead: its process {pid} was killed or crashed (see \"ginnel log {name}\"); its directory is removed now"
+            ),
             Self::NoneRunning(base) => {
                 write!(f, "no stack of this user runs ({} has none)", base.display())?;
-                if base != Path::new(ROOT_BASE) && fs::symlink_metadata(ROOT_BASE).is_ok() {
-                    f.write_str("; stacks of root are visible to root only")?;
-                }
-                Ok(())
+                fmt_hidden_stacks(f, base)
             }
             Self::Ambiguous(names) => write!(f, "several stacks run, name one: {}", names.join(", ")),
             Self::Unsafe(path, problem) => write!(f, "{}: {problem}", path.display()),
+            Self::Io(path, e) if e.kind() == ErrorKind::PermissionDenied => match owner_of(path) {
+                Some(uid) if uid != geteuid().as_raw() => write!(
+                    f,
+                    "{}: {e}: it belongs to user {uid}, whose stacks are only for that user and root",
+                    path.display()
+                ),
+                _ => write!(f, "{}: {e}", path.display()),
+            },
             Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
         }
     }
+}
+
+/// Says that root may have further stacks, if this user is not root.
+fn fmt_hidden_stacks(f: &mut fmt::Formatter<'_>, base: &Path) -> fmt::Result {
+    if !geteuid().is_root() && base != Path::new(ROOT_BASE) && fs::symlink_metadata(ROOT_BASE).is_ok() {
+        return f.write_str("; stacks of root are visible to root only");
+    }
+    Ok(())
 }
 
 impl std::error::Error for RunDirError {}
@@ -162,20 +188,47 @@ pub fn find(name: Option<&str>) -> Result<RunningStack, RunDirError> {
 
 /// As [`running`], below `base`.
 pub fn running_in(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
+    Ok(list(base)?.running)
+}
+
+/// As [`sweep`], if `base` exists and can be trusted.
+fn list(base: &Path) -> Result<SweptStacks, RunDirError> {
     match check_trusted(base, geteuid().is_root()) {
-        Err(RunDirError::Io(_, e)) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(RunDirError::Io(_, e)) if e.kind() == ErrorKind::NotFound => {
+            return Ok(SweptStacks::default());
+        }
         checked => checked?,
     }
     let _guard = lock_base(base)?;
-    let mut found = sweep(base)?;
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+    sweep(base)
+}
+
+/// Returns the stack that has the directory `path`, in the runtime directory of any user, or `None` if no
+/// process owns the directory.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn stack_at(path: &Path) -> Result<Option<RunningStack>, RunDirError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match owner(path)? {
+        Owner::Alive(pid) => Ok(Some(RunningStack { name, path: path.into(), pid })),
+        Owner::Dead(_) => Ok(None),
+    }
+}
+
+/// The stacks of a runtime directory by name.
+#[derive(Default)]
+struct SweptStacks {
+    running: Vec<RunningStack>,
+    /// Names of the stacks that were killed, and the ids that their processes had. Their directories have
+    /// been removed.
+    dead: Vec<(String, u32)>,
 }
 
 /// Returns the stacks whose process lives, and removes the directories of others. The caller holds the common
 /// lock.
-fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
-    let mut found = Vec::new();
+fn sweep(base: &Path) -> Result<SweptStacks, RunDirError> {
+    let mut found = SweptStacks::default();
     let io_error = |e| RunDirError::Io(base.into(), e);
     for entry in fs::read_dir(base).map_err(io_error)? {
         let entry = entry.map_err(io_error)?;
@@ -188,25 +241,37 @@ fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
             continue;
         }
         match owner(&path)? {
-            Owner::Alive(pid) => found.push(RunningStack { name, path, pid }),
+            Owner::Alive(pid) => found.running.push(RunningStack { name, path, pid }),
             Owner::Dead(pid) => {
                 logs::record_death(base, &name, pid);
                 fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?;
+                if pid != 0 {
+                    found.dead.push((name, pid));
+                }
             }
         }
     }
+    found.running.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
 /// As [`find`], below `base`.
 pub fn find_in(base: &Path, name: Option<&str>) -> Result<RunningStack, RunDirError> {
-    let mut all = running_in(base)?;
+    let SweptStacks { running: mut all, mut dead } = list(base)?;
     let names = |all: &[RunningStack]| all.iter().map(|running| running.name.clone()).collect();
+    dead.retain(|(known, _)| name.is_none_or(|name| name == known));
     match (name, all.len()) {
         (Some(name), _) => match all.iter().position(|running| running.name == name) {
             Some(at) => Ok(all.swap_remove(at)),
-            None => Err(RunDirError::NotRunning(name.into(), names(&all))),
+            None => Err(match dead.pop() {
+                Some((name, pid)) => RunDirError::Dead(name, pid),
+                None => RunDirError::NotRunning(base.into(), name.into(), names(&all)),
+            }),
         },
+        (None, 0) if !dead.is_empty() => {
+            let (name, pid) = dead.remove(0);
+            Err(RunDirError::Dead(name, pid))
+        }
         (None, 0) => Err(RunDirError::NoneRunning(base.into())),
         (None, 1) => Ok(all.swap_remove(0)),
         (None, _) => Err(RunDirError::Ambiguous(names(&all))),
@@ -346,7 +411,8 @@ enum Owner {
     Dead(u32),
 }
 
-/// Returns the process that owns a stack's directory. The caller holds the common lock.
+/// Returns the process that owns a stack's directory. The caller holds the common lock, unless it accepts
+/// that a stack that begins or ends at this moment counts as dead.
 fn owner(path: &Path) -> Result<Owner, RunDirError> {
     let path = path.join(LOCK);
     let io_error = |e| RunDirError::Io(path.clone(), e);

@@ -11,7 +11,7 @@ use ginnel::inspect;
 use ginnel::run_dir::{self, RunningStack};
 use ginnel_posix_ops::descriptor_report::{self, KernelReason, ReportEntry};
 use kernel::KernelSocket;
-use process::{EPOLL_INODE, InspectedProcess};
+use process::{EPOLL_INODE, InspectedProcess, StackFinding};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -48,10 +48,14 @@ struct Attachment {
 /// Prints the report. The exit status is 1 if the process is attached to no stack.
 pub fn run(options: &CheckOptions) -> Result<(), Failure> {
     let process = InspectedProcess::find(options.pid)?;
-    let (attachment, running) = find_attachment(options.pid)?.unzip();
-    let why_not = if attachment.is_none() { Some(process.why_not_attached()) } else { None };
+    // First of all, because another user may not see why the process is not attached.
+    let sockets = process.sockets()?;
+    let (attachment, running, why_not) = match find_attachment(&process)? {
+        Ok((attachment, running)) => (Some(attachment), Some(running), None),
+        Err(stack) => (None, None, Some(process.why_not_attached(&stack))),
+    };
     let states = running.as_ref().map(connection_states).unwrap_or_default();
-    let rows = rows(&process, why_not.as_deref(), &states)?;
+    let rows = rows(&process, &sockets, why_not.as_deref(), &states)?;
     let mut out = io::stdout().lock();
     let written = if options.json {
         writeln!(out, "{}", json(&process, attachment.as_ref(), why_not.as_deref(), &rows))
@@ -67,17 +71,47 @@ pub fn run(options: &CheckOptions) -> Result<(), Failure> {
     if attachment.is_some() { Ok(()) } else { Err(Failure::program(1)) }
 }
 
-/// Finds the stack that lists the process as attached.
-fn find_attachment(pid: u32) -> Result<Option<(Attachment, RunningStack)>, Failure> {
-    for running in run_dir::running().map_err(|e| Failure::running(e.to_string()))? {
-        // A stack without a broker has no programs, and neither has a stack that has just ended.
-        let Ok(users) = inspect::list_processes(&running.path) else { continue };
-        if let Some(user) = users.iter().rev().find(|user| user.pid == pid) {
+/// Finds the stack that lists the process as attached: one of this user's stacks, or the one on which the
+/// process was started, which may be in the runtime directory of another user. The inner error describes the
+/// stack on which the process was started.
+fn find_attachment(
+    process: &InspectedProcess,
+) -> Result<Result<(Attachment, RunningStack), StackFinding>, Failure> {
+    let mut candidates = run_dir::running().map_err(|e| Failure::running(e.to_string()))?;
+    let own_stack = process.stack_directory();
+    let mut finding = match &own_stack {
+        None => StackFinding::None,
+        Some(path) => match run_dir::stack_at(path) {
+            Ok(None) => StackFinding::Ended,
+            Ok(Some(running)) => {
+                candidates.retain(|other| other.path != running.path);
+                let name = running.name.clone();
+                candidates.push(running);
+                StackFinding::NotListed(name)
+            }
+            Err(e) => StackFinding::NoAnswer(e.to_string()),
+        },
+    };
+    for running in candidates {
+        let users = match inspect::list_processes(&running.path) {
+            Ok(users) => users,
+            Err(e) => {
+                // Any other stack has just ended, or answers another time.
+                if own_stack.as_ref() == Some(&running.path) {
+                    let RunningStack { name, pid, .. } = &running;
+                    finding = StackFinding::NoAnswer(format!(
+                        "its stack \"{name}\" (process {pid}) does not answer: {e}"
+                    ));
+                }
+                continue;
+            }
+        };
+        if let Some(user) = users.iter().rev().find(|user| user.pid == process.pid) {
             let attachment = Attachment { stack: running.name.clone(), since_ms: user.since_ms };
-            return Ok(Some((attachment, running)));
+            return Ok(Ok((attachment, running)));
         }
     }
-    Ok(None)
+    Ok(Err(finding))
 }
 
 /// Returns the states of the stack's connections by local and remote address.
@@ -103,10 +137,10 @@ fn connection_states(running: &RunningStack) -> BTreeMap<(String, String), Strin
 
 fn rows(
     process: &InspectedProcess,
+    sockets: &[(i32, u64)],
     why_not: Option<&str>,
     states: &BTreeMap<(String, String), String>,
 ) -> Result<Vec<DescriptorRow>, Failure> {
-    let sockets = process.sockets()?;
     let fds: Vec<i32> = sockets.iter().map(|(fd, _)| *fd).collect();
     let cannot = |e| Failure::running(format!("descriptors of process {}: {e}", process.pid));
     let entries = match why_not {

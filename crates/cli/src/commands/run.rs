@@ -58,7 +58,7 @@ pub fn run(options: &RunOptions) -> Result<(), Failure> {
     match options.stack_name.as_deref() {
         None => run_on_own_stack(options),
         // Stack options are ignored here, so that `--stack kernel` can be added to any command line.
-        Some(KERNEL) => Err(options.program.exec_on_kernel()),
+        Some(KERNEL) => Err(options.program.exec_on_kernel("started with --stack kernel")),
         Some(name) => run_on_named_stack(options, name),
     }
 }

@@ -104,7 +104,9 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
                 line.truncate(line.trim_end_matches('\n').len());
                 Ok(())
             }
-            Err(e) => Err(Failure::running(format!("the answer of the stack: {e}"))),
+            Err(e) => {
+                Err(Failure::running(format!("the answer of the stack: {}", inspect::explain_timeout(e))))
+            }
         }
     };
     next(&mut line)?;

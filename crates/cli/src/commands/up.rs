@@ -11,6 +11,7 @@ use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
 use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -104,7 +105,9 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
     let failed = |e| Failure::running(format!("background process: {e}"));
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.args(std::env::args_os().skip(1)).arg("--detached");
+    // Directly after "up": what follows "--" is no option.
+    let mut words = std::env::args_os().skip(1);
+    command.args(words.next()).arg("--detached").args(words);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     if let Some(errors) = child.stderr.take() {
@@ -140,19 +143,22 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
             running.name
         )));
     }
-    let users = list_users(&running);
-    if !options.force && !users.is_empty() {
-        return Err(Failure::running(format!(
-            "the stack \"{}\" is in use by {}: stop them first, or use --force",
-            running.name,
-            users.join(", ")
-        )));
+    if !options.force {
+        check_unused(&running)?;
     }
     let signals =
         if options.force { &[Signal::TERM, Signal::TERM, Signal::KILL][..] } else { &[Signal::TERM] };
     for signal in signals {
-        // The process may have ended.
-        let _ = pidfd_send_signal(&process, *signal);
+        match pidfd_send_signal(&process, *signal) {
+            // The process may have ended.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(e) => {
+                let RunningStack { name, pid, .. } = &running;
+                return Err(Failure::running(format!(
+                    "cannot stop the stack \"{name}\" (process {pid}): {e}"
+                )));
+            }
+        }
         let until = Instant::now() + EXIT_TIMEOUT / signals.len() as u32;
         while Instant::now() < until {
             let now = run_dir::running().map_err(|e| Failure::running(e.to_string()))?;
@@ -162,9 +168,12 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
             std::thread::sleep(POLL_INTERVAL);
         }
     }
+    let hint = if options.force { "" } else { ": use --force" };
     Err(Failure::running(format!(
-        "the stack \"{}\" (process {}) did not end in time",
-        running.name, running.pid
+        "the stack \"{}\" (process {}) did not end within {} s{hint}",
+        running.name,
+        running.pid,
+        EXIT_TIMEOUT.as_secs()
     )))
 }
 
@@ -174,15 +183,28 @@ fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
     pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())
 }
 
-/// Describes the processes that use the stack. Returns none if the stack has no broker or does not answer.
-fn list_users(running: &RunningStack) -> Vec<String> {
-    let users = inspect::list_processes(&running.path).unwrap_or_default();
-    let name = |user: AttachedProcess| match user.pid {
+/// Checks that no program uses the stack. A stack without a broker has no programs.
+fn check_unused(running: &RunningStack) -> Result<(), Failure> {
+    let name = &running.name;
+    let users = inspect::list_processes(&running.path).map_err(|e| {
+        Failure::running(format!(
+            "the stack \"{name}\" (process {}) does not tell which programs use it: {e}: use --force to end it anyway",
+            running.pid
+        ))
+    })?;
+    if users.is_empty() {
+        return Ok(());
+    }
+    let describe = |user: AttachedProcess| match user.pid {
         0 => "a program without the library".to_string(),
         pid => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{} ({pid})", name.trim_end())
         }
     };
-    users.into_iter().map(name).collect()
+    let users: Vec<String> = users.into_iter().map(describe).collect();
+    Err(Failure::running(format!(
+        "the stack \"{name}\" is in use by {}: stop them first, or use --force",
+        users.join(", ")
+    )))
 }

@@ -16,6 +16,7 @@ mod linger;
 mod log;
 mod loopback;
 mod many_processes;
+mod refusals;
 mod restart;
 mod reuseport;
 mod shard_placement;

@@ -235,14 +235,22 @@ impl ExecGuard<'_> {
     /// that inherits no sockets needs no inheritance.
     ///
     /// # Errors
-    /// `ENOBUFS` if the stack has no room for another process, or if there are too many sockets; `EMFILE`,
-    /// `ENFILE`.
-    pub fn prepare_inheritance(&mut self, fds_to_keep: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
-        let (ids, serialized) = self.ops.serialize_fds(&mut self.state, fds_to_keep)?;
-        let attachment = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
-        let prepared = attachment.prepare_exec(&ids).map_err(|_| Errno::NOBUFS)?;
-        let table = PreparedProcess::inheritance_table(&ids, &serialized).map_err(|_| Errno::NOBUFS)?;
-        let connection = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(prepared.connection(), 0)?);
+    /// Why the stack refuses the program; a socket that cannot be left to a program; `EMFILE`, `ENFILE`.
+    pub fn prepare_inheritance(
+        &mut self,
+        fds_to_keep: &[(RawFd, RawFd)],
+    ) -> Result<Inheritance, ginnel::Error> {
+        let io = |what: &str| {
+            let what = what.to_owned();
+            move |e: Errno| ginnel::Error::io(what, e)
+        };
+        let serialized = self.ops.serialize_fds(&mut self.state, fds_to_keep);
+        let (ids, serialized) = serialized.map_err(io("state of the sockets"))?;
+        let attachment = self.state.attachment.as_ref().ok_or(ginnel::Error::StackGone)?;
+        let prepared = attachment.prepare_exec(&ids)?;
+        let table = PreparedProcess::inheritance_table(&ids, &serialized)?;
+        let copy = rustix::io::fcntl_dupfd_cloexec(prepared.connection(), 0);
+        let connection = HiddenFd::new(copy.map_err(io("connection for the program"))?);
         Ok(Inheritance { connection, table: HiddenFd::new(table) })
     }
 

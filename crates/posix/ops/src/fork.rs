@@ -7,6 +7,7 @@ use crate::process::ProcessState;
 use crate::sleep::{self, Waiters};
 use crate::wait_queue::WaitEntry;
 use crate::{Ops, descriptor};
+use ginnel::Error;
 use ginnel::broker::PreparedProcess;
 use rustix::io::Errno;
 
@@ -14,8 +15,8 @@ use rustix::io::Errno;
 /// consistent state.
 pub struct ForkGuard<'a> {
     state: LockGuard<'a>,
-    /// The child as prepared with the stack; `None` if the stack has no room for another process, or is gone.
-    child: Option<PreparedProcess>,
+    /// The child as prepared with the stack; an error if the stack refuses it, or is gone.
+    child: Result<PreparedProcess, Error>,
 }
 
 impl Ops {
@@ -27,9 +28,10 @@ impl Ops {
             state.share(file);
             state.query_local_end(file);
         }
-        let prepare = |state: &ProcessState| state.attachment.as_ref()?.prepare_fork().ok();
+        let prepare =
+            |state: &ProcessState| state.attachment.as_ref().ok_or(Error::StackGone)?.prepare_fork();
         let mut child = prepare(&state);
-        if child.is_none() {
+        if child.is_err() {
             // The process of the shards may have been started again.
             if state.has_restarted() {
                 child = prepare(&state);
@@ -47,14 +49,14 @@ impl Ops {
     /// Makes the child a process of its own to the stack.
     ///
     /// # Errors
-    /// `ENOBUFS` if the stack has no room for it: the child must not use what it inherited.
-    pub fn fork_child(&self, guard: ForkGuard<'_>) -> Result<(), Errno> {
+    /// Why the stack refuses it: the child must not use what it inherited.
+    pub fn fork_child(&self, guard: ForkGuard<'_>) -> Result<(), Error> {
         let ForkGuard { mut state, child } = guard;
         match child {
-            Some(child) => state.become_child(child)?,
+            Ok(child) => state.become_child(child)?,
             // There is no stack to attach to: the child continues without network, as its parent does.
-            None if state.client.is_stack_gone() => drop(state.reset_waits_in_child()?),
-            None => return Err(Errno::NOBUFS),
+            Err(_) if state.client.is_stack_gone() => drop(state.reset_waits_in_child().map_err(of_errno)?),
+            Err(error) => return Err(error),
         }
         self.note_connection_fd(&state);
         // The inherited report is the parent's.
@@ -63,16 +65,20 @@ impl Ops {
     }
 }
 
+fn of_errno(errno: Errno) -> Error {
+    Error::io("waiters of a child", errno)
+}
+
 impl ProcessState {
-    fn become_child(&mut self, prepared: PreparedProcess) -> Result<(), Errno> {
-        let attachment = self.attachment.as_mut().ok_or(Errno::NOBUFS)?;
+    fn become_child(&mut self, prepared: PreparedProcess) -> Result<(), Error> {
+        let attachment = self.attachment.as_mut().ok_or(Error::StackGone)?;
         let parent_fds: Vec<_> = self.client.internal_fds().chain([attachment.connection_fd()]).collect();
         // The inherited descriptors are the parent's. The child closes them, and closed descriptors are no
         // longer internal.
         parent_fds.iter().for_each(|fd| descriptor::unregister_internal(*fd));
-        if attachment.become_child_with(self.client.all_mut(), prepared).is_err() {
+        if let Err(error) = attachment.become_child_with(self.client.all_mut(), prepared) {
             parent_fds.into_iter().for_each(descriptor::register_internal);
-            return Err(Errno::NOBUFS);
+            return Err(error);
         }
         self.client.reset_in_child();
         self.client
@@ -82,7 +88,7 @@ impl ProcessState {
         // The child grants accept credit of its own where the parent did and no further call tells: to
         // listeners in epoll sets, and to the listener of a call that continues in the child. Other listeners
         // get it with the child's first call on them.
-        for file in self.reset_waits_in_child()? {
+        for file in self.reset_waits_in_child().map_err(of_errno)? {
             self.begin_accepting(file);
         }
         Ok(())

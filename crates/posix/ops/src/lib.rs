@@ -42,6 +42,7 @@ mod lifetime;
 mod listen;
 mod lock;
 mod mmsg;
+pub mod not_attached;
 mod options;
 mod poll;
 mod process;

@@ -5,7 +5,7 @@
 use crate::{inherit, real};
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig};
+use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
 use runtime::broker::{Attachment, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
@@ -131,8 +131,14 @@ fn pending() -> MutexGuard<'static, Option<(UnattachedProcess, String)>> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Publishes for `ginnel check` why the program has no stack.
+fn publish_cause(stack: &str, cause: &str) {
+    not_attached::publish(&format!("cannot attach to {stack}: {cause}"));
+}
+
 /// Postpones the report of a refusal until the program makes a network socket.
 fn set_refused(stack: &str, cause: &str, error: Errno) {
+    publish_cause(stack, cause);
     let known = Refusal { stack: stack.to_owned(), cause: cause.to_owned(), error, is_reported: false };
     *REFUSAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     IS_REFUSED.store(true, Ordering::Release);
@@ -147,12 +153,29 @@ struct AttachError {
 impl From<Error> for AttachError {
     fn from(error: Error) -> Self {
         let errno = match &error {
-            Error::Io(_, io) if io.kind() == ErrorKind::PermissionDenied => Errno::ACCESS,
-            Error::Io(_, io) => Errno::from_io_error(io).filter(is_shortage).unwrap_or(Errno::NETDOWN),
+            Error::Unreachable(_, why) if why.io_error().kind() == ErrorKind::PermissionDenied => {
+                Errno::ACCESS
+            }
+            Error::Unreachable(_, why) => shortage_or_netdown(why.io_error()),
+            Error::Io(_, io) => shortage_or_netdown(io),
             _ => Errno::NETDOWN,
         };
-        Self { cause: error.to_string(), errno }
+        Self { cause: cause_of(&error), errno }
     }
+}
+
+/// Returns why a stack does not admit a process, for a line that names the stack already.
+pub fn cause_of(error: &Error) -> String {
+    match error {
+        Error::Unreachable(_, why) => why.to_string(),
+        Error::Refused(why) => why.to_string(),
+        error => error.to_string(),
+    }
+}
+
+/// Returns the error of a call that needs the stack: that of the system call if a later call may succeed.
+fn shortage_or_netdown(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).filter(is_shortage).unwrap_or(Errno::NETDOWN)
 }
 
 /// Returns whether an error may be over at the next attempt.
@@ -172,8 +195,12 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
     // program connects anew. If its user may not connect, the first error tells more.
     let process = unattached.attach().or_else(|first| {
+        // A stack that does not answer will not answer the second time.
+        if matches!(&first, Error::Io(_, error) if error.kind() == ErrorKind::TimedOut) {
+            return Err(first);
+        }
         Attachment::connect(Path::new(&stack), "").map_err(|second| match &second {
-            Error::Io(_, error) if error.kind() == ErrorKind::PermissionDenied => first,
+            Error::Unreachable(_, why) if why.io_error().kind() == ErrorKind::PermissionDenied => first,
             _ => second,
         })
     });
@@ -227,6 +254,7 @@ extern "C" fn at_start() {
             set_refused(&stack, &error.cause, Errno::ACCESS);
         }
         Err(error) => {
+            publish_cause(&stack, &error.cause);
             if !report_missing_stack(&stack, &error.cause) {
                 // SAFETY: ends the process before `main`. It must not use another network.
                 unsafe { libc::_exit(EXIT_NO_STACK) };

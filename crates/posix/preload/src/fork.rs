@@ -4,7 +4,7 @@
 use crate::attach::{self, AttachLock};
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
-use ginnel_posix_ops::{ForkGuard, Ops};
+use ginnel_posix_ops::{ForkGuard, Ops, not_attached};
 use libc::pid_t;
 
 thread_local! {
@@ -63,16 +63,17 @@ unsafe extern "C" fn child() {
         return attach::detach();
     }
     if let (Some(guard), Some(ops)) = (take_guards(), attach::ops())
-        && ops.fork_child(guard).is_err()
+        && let Err(error) = ops.fork_child(guard)
     {
         // The handler may have interrupted a blocked call, which continues in the child.
         if ops.fork_child_in_call().is_err() {
             attach::fail(&["a child could not be isolated from its parent"]);
         }
         attach::detach();
-        attach::write_stderr(&[
-            "ginnel: the stack has no room for another process (channel.clients_max): the child uses the kernel's network",
-        ]);
+        let cause = attach::cause_of(&error);
+        let cause = format!("cannot attach this child process to the stack: {cause}");
+        not_attached::publish(&cause);
+        attach::write_stderr(&["ginnel: ", &cause, "; the child uses the kernel's network"]);
     }
 }
 

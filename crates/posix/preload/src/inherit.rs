@@ -11,7 +11,6 @@ use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use ginnel_posix_ops::{ExecGuard, Inheritance};
 use rustix::fd::RawFd;
-use rustix::io::Errno;
 use std::ffi::CString;
 
 /// Numbers of the two descriptors that the previous program has left for its sockets, joined by a colon.
@@ -139,22 +138,23 @@ pub fn leave_sockets(
     }
     let inheritance = exec_guard
         .prepare_inheritance(fds_to_keep)
-        .and_then(|inheritance| inheritance.clear_cloexec().map(|fds| (inheritance, fds)));
+        .map_err(|error| error.to_string())
+        .and_then(|inheritance| match inheritance.clear_cloexec() {
+            Ok(fds) => Ok((inheritance, fds)),
+            Err(errno) => Err(errno.to_string()),
+        });
     match inheritance {
         Ok(inheritance) => Some(inheritance),
-        Err(error) => {
-            warn_sockets_lost(fds_to_keep, error);
+        Err(cause) => {
+            warn_sockets_lost(fds_to_keep, &cause);
             None
         }
     }
 }
 
 /// Warns that the next program does not find these sockets, if there are any.
-pub fn warn_sockets_lost(fds_to_keep: &[(RawFd, RawFd)], error: Errno) {
+pub fn warn_sockets_lost(fds_to_keep: &[(RawFd, RawFd)], cause: &str) {
     if !fds_to_keep.is_empty() {
-        attach::write_stderr(&[
-            "ginnel: the next program inherits none of this program's sockets: ",
-            &error.to_string(),
-        ]);
+        attach::write_stderr(&["ginnel: the next program inherits none of this program's sockets: ", cause]);
     }
 }

@@ -16,6 +16,7 @@ use super::message::{
     ControlReply, ControlRequest, Hello, MAGIC, PROTOCOL_VERSION, Refusal, StackInfo, decode, encode,
 };
 use super::seqpacket::{self, RecvResult};
+use super::unreachable::UnreachableStack;
 use crate::channel::Client;
 use crate::channel::client::ClientParts;
 use crate::channel::control::{ChannelReply, ChannelRequest, ControlPath};
@@ -128,13 +129,13 @@ impl ControlConnection {
                     (_, None) => return Err(Error::Refused(Refusal::Malformed)),
                 },
                 RecvResult::WouldBlock if Instant::now() >= deadline => {
-                    return Err(Error::io("reply of the broker", std::io::ErrorKind::TimedOut));
+                    let text = "reply of the stack, whose process is stopped or overloaded";
+                    return Err(Error::io(text, std::io::ErrorKind::TimedOut));
                 }
                 RecvResult::WouldBlock => {}
                 RecvResult::Closed => return Err(hangup_reason(&self.fd, &mut self.buffer)),
-                // The broker sends no long messages, but the process may have no descriptors left for those
-                // in the message.
-                RecvResult::Oversized => {
+                RecvResult::Oversized => return Err(Error::Refused(Refusal::Malformed)),
+                RecvResult::NoDescriptors(_) => {
                     let error = std::io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
                     return Err(Error::io("descriptors of the stack", error));
                 }
@@ -230,8 +231,7 @@ impl Attachment {
     /// # Errors
     /// Nobody listens there, or the broker refuses ([`Error::Refused`]).
     pub fn connect(path: &Path, domain: &str) -> Result<Self, Error> {
-        let connection =
-            connect_to(path).map_err(|e| Error::io(format!("stack at {}", path.display()), e))?;
+        let connection = connect_to(path).map_err(|e| UnreachableStack::error(path, e))?;
         Self::greet(connection, domain)
     }
 

@@ -2,13 +2,15 @@
 //! then the request or reply.
 
 use super::codec::{Codec, codec_enum, codec_struct};
+use super::thread::PROXY_FDS_MAX;
 use crate::channel::SocketId;
 use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
+use rustix::io::Errno;
 
 /// Version of the messages and of the region's layout. Both ends belong to one installation, so they must
 /// have the same version.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -151,12 +153,13 @@ codec_enum!(ControlReply {
 pub enum Refusal {
     /// The stack has this version of the protocol.
     Version(u32),
-    /// The user is neither the stack's own nor root, and no attached process created the connection for it.
-    User,
-    /// The domain has `channel.clients_max` applications.
-    Clients,
-    /// The stack has `channel.domains_max` domains.
-    Domains,
+    /// The user is neither the stack's own, which has this number, nor root, and no attached process created
+    /// the connection for it.
+    User(u32),
+    /// The domain has as many applications as it may have: the value of `channel.clients_max`.
+    Clients(u32),
+    /// The stack has as many domains as it may have: the value of `channel.domains_max`.
+    Domains(u32),
     /// The domain has as many proxy descriptors as it may have.
     ProxyDescriptors,
     /// No such shard, socket or descriptor exists, or the process does not own it.
@@ -167,36 +170,73 @@ pub enum Refusal {
     ShardEnded,
     /// The user may not bind ports below this one.
     Port(u16),
-    /// The kernel has no memory or descriptor left for the stack's process.
-    Resources,
-    /// The user has as many unattached processes, or connections without a first message, as it may have.
-    UserLimit,
+    /// The kernel refused the stack's process a descriptor, memory or a mapping, with this error.
+    Resources(Errno),
+    /// The user's share of the unattached processes is used up. The number is the limit for all users.
+    Unattached(u32),
+    /// The user's share of the connections without a first message is used up. The number is the limit for
+    /// all users.
+    Pending(u32),
 }
 codec_enum!(Refusal {
-    0 => Version(version), 1 => User, 2 => Clients, 3 => Domains, 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
-    9 => UserLimit, 10 => Resources,
+    0 => Version(version), 1 => User(uid), 2 => Clients(limit), 3 => Domains(limit), 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
+    9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit),
 });
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Version(version) => {
-                write!(
-                    f,
-                    "it has version {version} of the broker protocol, this program has version {PROTOCOL_VERSION}"
-                )
-            }
-            Self::User => f.write_str("it admits processes of its own user, and programs that those start"),
-            Self::Clients => f.write_str("channel.clients_max applications are attached"),
-            Self::Resources => f.write_str("its process has no descriptor or memory left (see ulimit -n)"),
-            Self::Domains => f.write_str("it has channel.domains_max domains"),
-            Self::ProxyDescriptors => f.write_str("too many sockets are being passed between processes"),
+            Self::Version(version) => write!(
+                f,
+                "it has version {version} of the broker protocol, and this program's library has version {PROTOCOL_VERSION}: start the stack again with the installed ginnel"
+            ),
+            Self::User(uid) => write!(
+                f,
+                "it belongs to user {uid}, and admits processes of that user, of root, and programs that those start"
+            ),
+            Self::Clients(limit) => write!(
+                f,
+                "it is full: {limit} programs and threads of this user are attached, the limit channel.clients_max (raise it with --clients-max)"
+            ),
+            Self::Resources(errno) => fmt_shortage(f, *errno),
+            Self::Domains(limit) => write!(
+                f,
+                "it is full: it serves {limit} users and domains, the limit channel.domains_max (raise it in the stack's configuration)"
+            ),
+            Self::ProxyDescriptors => write!(
+                f,
+                "this user's programs pass {PROXY_FDS_MAX} sockets to each other at this time, which is the limit"
+            ),
             Self::Unknown => f.write_str("no such socket exists, or this process does not own it"),
             Self::Malformed => f.write_str("the message is malformed"),
             Self::ShardEnded => f.write_str("the shard has ended"),
-            Self::UserLimit => f.write_str("this user has too many processes that are not attached"),
-            Self::Port(start) => write!(f, "only the stack's own user and root may bind ports below {start}"),
+            Self::Unattached(limit) => write!(
+                f,
+                "this user has too many programs on it that have opened no socket yet: all users may have {limit}, at most a quarter of the descriptors of the stack's process (see its ulimit -n)"
+            ),
+            Self::Pending(limit) => write!(
+                f,
+                "this user has most of the {limit} connections to it that have sent no message yet, which is the limit"
+            ),
+            Self::Port(start) => write!(
+                f,
+                "ports below {start} are only for the stack's own user and root (run.unprivileged_port_start)"
+            ),
         }
+    }
+}
+
+/// Writes what the kernel refused to the stack's process, and what raises the limit.
+fn fmt_shortage(f: &mut fmt::Formatter<'_>, errno: Errno) -> fmt::Result {
+    match errno {
+        Errno::MFILE => f.write_str(
+            "its process has no descriptor left: raise its hard limit (ulimit -Hn, or LimitNOFILE= of its unit)",
+        ),
+        Errno::NFILE => f.write_str("the system has no open file left for its process: raise fs.file-max"),
+        Errno::NOMEM => f.write_str(
+            "its process gets no more memory or mappings: free memory, or raise vm.max_map_count or its ulimit -v",
+        ),
+        errno => write!(f, "the kernel refuses its process a descriptor or memory: {errno}"),
     }
 }
 

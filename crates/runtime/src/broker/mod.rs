@@ -26,6 +26,7 @@ mod shard_link;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod thread;
+mod unreachable;
 
 pub use attached::AttachedProcess;
 use attached::AttachedProcesses;
@@ -51,6 +52,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 pub use thread::AfterDeath;
 use thread::{BrokerCommand, BrokerShared, BrokerThread, Supervision};
+pub use unreachable::UnreachableStack;
+pub(crate) use unreachable::owner_of;
 
 /// File name of the broker's socket in the directory of its stack.
 pub const SOCKET_NAME: &str = "control";

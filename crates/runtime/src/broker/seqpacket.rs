@@ -22,6 +22,9 @@ pub(super) enum RecvResult {
     Closed,
     /// The packet is longer, or has more descriptors, than a message may have.
     Oversized,
+    /// This process has no number left for the descriptors of the packet, which are lost. The length of the
+    /// packet in bytes.
+    NoDescriptors(usize),
 }
 
 /// Creates a connected pair of sockets.
@@ -63,9 +66,13 @@ pub(super) fn receive(from: impl AsFd, buffer: &mut [u8]) -> RecvResult {
             descriptors.extend(rights);
         }
     }
-    let is_truncated = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    if is_truncated || received.bytes > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
+    let is_oversized = received.flags.contains(ReturnFlags::TRUNC);
+    if is_oversized || received.bytes > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return RecvResult::Oversized;
+    }
+    // There was space for them.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return RecvResult::NoDescriptors(received.bytes);
     }
     // No message is empty: 0 bytes are the end of the connection.
     if received.bytes == 0 { RecvResult::Closed } else { RecvResult::Packet(received.bytes, descriptors) }

@@ -25,6 +25,7 @@ use crate::error::Error;
 use ginnel_devices::tap::TapDescriptors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -136,7 +137,9 @@ impl ChildLink {
                 RecvResult::WouldBlock => {
                     return Err(Error::application("the process of the shards did not start in time"));
                 }
-                RecvResult::Closed | RecvResult::Oversized => return Err(Error::StackGone),
+                RecvResult::Closed | RecvResult::Oversized | RecvResult::NoDescriptors(_) => {
+                    return Err(Error::StackGone);
+                }
             }
         }
     }
@@ -176,6 +179,15 @@ impl ChildLink {
                     .ok_or(Error::StackGone);
                 }
                 RecvResult::WouldBlock => {}
+                RecvResult::NoDescriptors(bytes) => {
+                    let (_, reply) = decode::<ReplyMessage>(&buffer[..bytes]);
+                    drop(state);
+                    // Nobody can use the client whose memory is lost.
+                    if let Some((domain, client)) = reply.and_then(|reply| reply.new_client(request)) {
+                        self.call(shard, &BrokerRequest::Reap { domain, client })?;
+                    }
+                    return Ok(BrokerReply::NoResources(Errno::MFILE));
+                }
                 RecvResult::Closed | RecvResult::Oversized => return Err(Error::StackGone),
             }
         }
@@ -260,17 +272,29 @@ enum ReplyMessage {
     Admitted(u32),
     Reply(ChannelReply),
     Done,
-    Full,
-    NoResources,
+    Full(u32),
+    NoResources(Errno),
     Unknown,
     ShardEnded,
 }
 codec_enum!(ReplyMessage {
-    0 => Opened(domain, client), 1 => Admitted(client), 2 => Reply(reply), 3 => Done, 4 => Full, 5 => NoResources, 6 => Unknown,
+    0 => Opened(domain, client), 1 => Admitted(client), 2 => Reply(reply), 3 => Done, 4 => Full(limit), 5 => NoResources(errno), 6 => Unknown,
     7 => ShardEnded,
 });
 
 impl ReplyMessage {
+    /// Returns the domain and the number of the client that was admitted by this reply to `request`.
+    fn new_client(&self, request: &BrokerRequest) -> Option<(u8, u32)> {
+        match (self, request) {
+            (Self::Opened(domain, client), _) => Some((*domain, *client)),
+            (
+                Self::Admitted(client),
+                BrokerRequest::Admit { domain, .. } | BrokerRequest::Fork { domain, .. },
+            ) => Some((*domain, *client)),
+            _ => None,
+        }
+    }
+
     fn with_descriptors(self, descriptors: Vec<OwnedFd>) -> Option<BrokerReply> {
         Some(match self {
             Self::Opened(domain, number) => {
@@ -283,8 +307,8 @@ impl ReplyMessage {
             }
             Self::Reply(reply) => BrokerReply::Reply(reply),
             Self::Done => BrokerReply::Done,
-            Self::Full => BrokerReply::Full,
-            Self::NoResources => BrokerReply::NoResources,
+            Self::Full(limit) => BrokerReply::Full(limit),
+            Self::NoResources(errno) => BrokerReply::NoResources(errno),
             Self::Unknown => BrokerReply::Unknown,
             Self::ShardEnded => return None,
         })
@@ -302,8 +326,8 @@ fn reply_message(reply: Result<BrokerReply, Error>) -> (ReplyMessage, Vec<OwnedF
         }
         Ok(BrokerReply::Reply(reply)) => (ReplyMessage::Reply(reply), Vec::new()),
         Ok(BrokerReply::Done) => (ReplyMessage::Done, Vec::new()),
-        Ok(BrokerReply::Full) => (ReplyMessage::Full, Vec::new()),
-        Ok(BrokerReply::NoResources) => (ReplyMessage::NoResources, Vec::new()),
+        Ok(BrokerReply::Full(limit)) => (ReplyMessage::Full(limit), Vec::new()),
+        Ok(BrokerReply::NoResources(errno)) => (ReplyMessage::NoResources(errno), Vec::new()),
         Ok(BrokerReply::Unknown) => (ReplyMessage::Unknown, Vec::new()),
         Err(_) => (ReplyMessage::ShardEnded, Vec::new()),
     }
@@ -329,6 +353,13 @@ pub fn serve_broker(connection: &OwnedFd, shards: &[Commander]) {
                 let (message, descriptors) = reply_message(call_for_broker(shard, request));
                 let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
                 if seqpacket::send(connection, &encode(id, &message), &descriptors).is_err() {
+                    return;
+                }
+            }
+            RecvResult::NoDescriptors(bytes) => {
+                let (id, _) = decode::<(u16, RequestMessage)>(&buffer[..bytes]);
+                let reply = ReplyMessage::NoResources(Errno::MFILE);
+                if seqpacket::send(connection, &encode(id, &reply), &[]).is_err() {
                     return;
                 }
             }

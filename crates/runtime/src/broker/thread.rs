@@ -22,6 +22,7 @@ use super::seqpacket::{self, RecvResult};
 use super::shard_link::{ChildLink, ShardLink};
 use crate::channel::SocketId;
 use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest};
+use crate::errno;
 use crate::wait::EventFd;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -317,9 +318,10 @@ impl BrokerThread {
             Ok(AcceptedPeer::Permitted(connection, uid)) => self.add_connection(connection, uid, None),
             Ok(AcceptedPeer::Denied(connection, uid)) => {
                 increment(&self.shared.counters.rejected);
-                self.process_log.refused(0, uid, Refusal::User);
+                let refusal = Refusal::User(geteuid().as_raw());
+                self.process_log.refused(0, uid, refusal);
                 // Fails if the other end is closed.
-                let _ = seqpacket::send(&connection, &encode(0, &ControlReply::Refused(Refusal::User)), &[]);
+                let _ = seqpacket::send(&connection, &encode(0, &ControlReply::Refused(refusal)), &[]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // The listener stays ready, so the error would recur at once.
@@ -366,7 +368,7 @@ impl BrokerThread {
         let oldest = { pending }.find(|(_, user)| user.uid == uid).map(|(id, _)| id);
         if let Some(oldest) = oldest {
             increment(&self.shared.counters.rejected);
-            self.send_reply(oldest, 0, &ControlReply::Refused(Refusal::UserLimit), &[]);
+            self.send_reply(oldest, 0, &ControlReply::Refused(Refusal::Pending(limit_in_message(max))), &[]);
             self.processes.remove(&oldest);
             self.pending.remove(&oldest);
         }
@@ -411,6 +413,12 @@ impl BrokerThread {
             RecvResult::Closed => false,
             RecvResult::Oversized => {
                 increment(&self.shared.counters.requests_refused);
+                false
+            }
+            RecvResult::NoDescriptors(_) => {
+                increment(&self.shared.counters.limit_reached);
+                // The last message on this connection, so that the process finds it whatever it has sent.
+                self.send_reply(id, 0, &ControlReply::Refused(Refusal::Resources(Errno::MFILE)), &[]);
                 false
             }
             RecvResult::Packet(bytes, descriptors) => {
@@ -495,7 +503,8 @@ impl BrokerThread {
                     )
                 }
                 Err(refusal) => {
-                    let is_full = matches!(refusal, Refusal::Clients | Refusal::Domains | Refusal::Resources);
+                    let is_full =
+                        matches!(refusal, Refusal::Clients(_) | Refusal::Domains(_) | Refusal::Resources(_));
                     increment(if is_full {
                         &self.shared.counters.limit_reached
                     } else {
@@ -518,7 +527,7 @@ impl BrokerThread {
         let reply = self.handle_request(id, request, descriptors);
         let (reply, descriptors) = reply.unwrap_or_else(|refusal| {
             let is_full =
-                matches!(refusal, Refusal::Clients | Refusal::ProxyDescriptors | Refusal::Resources);
+                matches!(refusal, Refusal::Clients(_) | Refusal::ProxyDescriptors | Refusal::Resources(_));
             increment(if is_full {
                 &self.shared.counters.limit_reached
             } else {
@@ -579,7 +588,7 @@ impl BrokerThread {
             self.processes.values().filter(|entry| entry.is_unattached).map(ProcessEntry::peer_user);
         let max = self.shared.limits.unattached(getrlimit(Resource::Nofile).current);
         if !admission::is_admitted(applicant, unattached, max) {
-            return Err(Refusal::UserLimit);
+            return Err(Refusal::Unattached(limit_in_message(max)));
         }
         if self.identify(id, pidfd) { Ok(()) } else { Err(Refusal::Malformed) }
     }
@@ -675,7 +684,7 @@ impl BrokerThread {
         for shard in &self.shards {
             let opened = match broker_end.try_clone() {
                 Ok(wake) => shard.call(BrokerRequest::OpenDomain { wake }),
-                Err(_) => Ok(BrokerReply::NoResources),
+                Err(e) => Ok(BrokerReply::NoResources(errno::of_io(&e))),
             };
             match opened {
                 Ok(BrokerReply::Opened { domain, region, wake, client }) => {
@@ -714,7 +723,7 @@ impl BrokerThread {
         for (shard, region) in self.shards.iter().zip(&entry.shards) {
             let admitted = match wake.try_clone() {
                 Ok(wake) => shard.call(request(region.domain, wake)),
-                Err(_) => Ok(BrokerReply::NoResources),
+                Err(e) => Ok(BrokerReply::NoResources(errno::of_io(&e))),
             };
             match admitted {
                 Ok(BrokerReply::Admitted(client)) => clients.push(client),
@@ -765,7 +774,7 @@ impl BrokerThread {
                 // A process attaches to each shard once.
                 let memory = entry.memories.get_mut(usize::from(shard)).and_then(Option::take);
                 let memory = memory.ok_or(Refusal::Unknown)?;
-                let no_descriptor = |_| Refusal::Resources;
+                let no_descriptor = |e| Refusal::Resources(errno::of_io(&e));
                 let descriptors = vec![region.map_err(no_descriptor)?, memory, wake.map_err(no_descriptor)?];
                 return Ok((ControlReply::Attached(client), descriptors));
             }
@@ -1003,17 +1012,23 @@ fn sockets_on(sockets: &[GlobalSocketId], shard: usize) -> Vec<SocketId> {
 }
 
 /// Returns why a shard did not admit a client. `full` is the refusal if it has as many as it may have.
-fn refusal_of(reply: Result<BrokerReply, crate::error::Error>, full: Refusal) -> Refusal {
+fn refusal_of(reply: Result<BrokerReply, crate::error::Error>, full: fn(u32) -> Refusal) -> Refusal {
     match reply {
-        Ok(BrokerReply::NoResources) => Refusal::Resources,
-        Ok(_) => full,
+        Ok(BrokerReply::NoResources(errno)) => Refusal::Resources(errno),
+        Ok(BrokerReply::Full(limit)) => full(limit),
+        Ok(_) => Refusal::Unknown,
         Err(_) => Refusal::ShardEnded,
     }
+}
+
+/// Returns a limit as it is sent in a refusal.
+fn limit_in_message(limit: usize) -> u32 {
+    u32::try_from(limit).unwrap_or(u32::MAX)
 }
 
 /// Creates the socket pair that wakes a process: the broker's end and the process's end.
 fn wake_pair() -> Result<(OwnedFd, OwnedFd), Refusal> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Fails if the process has no descriptor left.
-    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|_| Refusal::Resources)
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(Refusal::Resources)
 }

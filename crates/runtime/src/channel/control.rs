@@ -16,6 +16,7 @@ use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInf
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -344,10 +345,10 @@ pub(crate) enum BrokerReply {
     Admitted(AdmittedClient),
     Reply(ChannelReply),
     Done,
-    /// All clients or domains are in use.
-    Full,
-    /// The kernel has no memory, descriptor or mapping left for the stack's process.
-    NoResources,
+    /// All clients or domains are in use: how many there may be.
+    Full(u32),
+    /// The kernel refused the stack's process a descriptor, memory or a mapping, with this error.
+    NoResources(Errno),
     /// The domain, the client or a socket does not exist, or the client does not own the socket.
     Unknown,
 }

@@ -29,6 +29,7 @@ use super::socket::state;
 use super::{ChannelConfig, ChannelStats};
 use crate::command::Command;
 use crate::context::{Context, WorkContext};
+use crate::errno;
 use crate::error::Error;
 use crate::handler::{Handler, UrgentData};
 use crate::stats::CounterKind;
@@ -41,6 +42,7 @@ use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
 use owners::NotAdmitted;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
 use std::sync::Arc;
 use waker::{ClientWaker, DomainEpoll};
 
@@ -161,8 +163,10 @@ impl ChannelServer {
         let wake = Arc::new(wake);
         let admitted = self.local_domain()?.admit(ClientWaker::Thread(wake.clone()));
         let client = admitted.map_err(|cause| match cause {
-            NotAdmitted::Full => Error::application("channel: channel.clients_max clients are attached"),
-            NotAdmitted::NoResources => Error::io("memory of a client", std::io::ErrorKind::OutOfMemory),
+            NotAdmitted::Full(limit) => Error::application(format!(
+                "channel: {limit} clients are attached, the limit channel.clients_max"
+            )),
+            NotAdmitted::NoResources(errno) => Error::io("memory of a client", io::Error::from(errno)),
         })?;
         Ok((client, wake))
     }
@@ -273,10 +277,12 @@ impl ChannelServer {
     fn dispatch_broker_request(&mut self, cx: &mut Context<'_>, request: BrokerRequest) -> BrokerReply {
         match request {
             BrokerRequest::OpenDomain { wake } => match self.domains.iter().position(Option::is_none) {
-                Some(index) => self.open_domain(index, wake).unwrap_or(BrokerReply::NoResources),
+                Some(index) => self
+                    .open_domain(index, wake)
+                    .unwrap_or_else(|e| BrokerReply::NoResources(errno::of_io(&e))),
                 None => {
                     self.closed_stats.domains_refused += 1;
-                    BrokerReply::Full
+                    BrokerReply::Full(self.config.domains_max)
                 }
             },
             BrokerRequest::Call { domain, client, request } => {
@@ -321,27 +327,37 @@ impl ChannelServer {
         }
     }
 
-    /// Creates a domain for processes, with a free index. `None` if the kernel is short of something.
-    fn open_domain(&mut self, index: usize, client: OwnedFd) -> Option<BrokerReply> {
+    /// Creates a domain for processes, with a free index.
+    ///
+    /// # Errors
+    /// The kernel is short of something.
+    fn open_domain(&mut self, index: usize, client: OwnedFd) -> io::Result<BrokerReply> {
         // Cannot truncate: at most 64.
-        let mut domain = Domain::new(index as u8, &self.config, true).ok()?;
-        let copy = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
+        let mut domain = Domain::new(index as u8, &self.config, true)?;
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
         if self.domain_epoll.is_none() {
-            let epoll = DomainEpoll::new().ok()?;
+            let epoll = DomainEpoll::new()?;
             if let Some(local) = &self.domains[LOCAL_DOMAIN] {
-                epoll.add(&local.wake, LOCAL_DOMAIN as u8).ok()?;
+                epoll.add(&local.wake, LOCAL_DOMAIN as u8)?;
             }
             self.domain_epoll = Some(epoll);
         }
-        self.domain_epoll.as_ref()?.add(&domain.wake, index as u8).ok()?;
+        if let Some(epoll) = &self.domain_epoll {
+            epoll.add(&domain.wake, index as u8)?;
+        }
         domain.region.set_cpu(rustix::thread::sched_getcpu());
         if self.is_ready {
             domain.region.set_ready();
         }
-        let client = domain.admit(ClientWaker::Process(client)).ok()?;
+        let client = match domain.admit(ClientWaker::Process(client)) {
+            Ok(client) => client,
+            // The first client of a domain fits into it.
+            Err(NotAdmitted::Full(_)) => return Err(io::ErrorKind::OutOfMemory.into()),
+            Err(NotAdmitted::NoResources(errno)) => return Err(errno.into()),
+        };
         self.domains[index] = Some(Box::new(domain));
-        Some(BrokerReply::Opened { domain: index as u8, region, wake, client })
+        Ok(BrokerReply::Opened { domain: index as u8, region, wake, client })
     }
 
     /// Removes domains that no process will use again.

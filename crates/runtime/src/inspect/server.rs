@@ -201,7 +201,7 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
-    client.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
+    client.take(ANSWER_BYTES_MAX).read_to_string(&mut text).map_err(explain_timeout)?;
     let malformed =
         || io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer: {:?}", text.trim_end()));
     let lines = text.strip_suffix(".\n").ok_or_else(malformed)?.lines();
@@ -210,6 +210,16 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
         Some(AttachedProcess { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
     };
     lines.map(|line| parse(line).ok_or_else(malformed)).collect()
+}
+
+/// Replaces the error of a read that timed out, which is that of a non-blocking socket.
+pub fn explain_timeout(error: io::Error) -> io::Error {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        return error;
+    }
+    let seconds = CLIENT_TIMEOUT.as_secs();
+    let text = format!("no answer within {seconds} s: the stack's process is stopped or overloaded");
+    io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
 /// Requests the sockets of the stack with this directory. The first line of the answer has the names of the

@@ -1,7 +1,11 @@
 //! A process as /proc describes it.
 
 use crate::failure::Failure;
+use crate::programs::NO_STACK_VARIABLE;
+use ginnel_posix_ops::not_attached;
 use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name of the preloaded library.
@@ -14,6 +18,33 @@ const PT_INTERP: u32 = 3;
 
 /// Used as the inode of epoll sets, which have no inode of their own.
 pub const EPOLL_INODE: u64 = 0;
+
+/// Describes the stack on which a process was started.
+#[derive(Debug)]
+pub enum StackFinding {
+    /// The process names no stack.
+    None,
+    /// No process owns the stack's directory.
+    Ended,
+    /// The stack runs, and does not list the process.
+    NotListed(String),
+    /// The stack runs and does not answer, or its directory cannot be read, for this reason.
+    NoAnswer(String),
+}
+
+impl StackFinding {
+    /// Returns why a process with the library, started on the stack at `path`, is not attached to it.
+    fn why_not_attached(&self, path: &str) -> String {
+        match self {
+            Self::None => format!("{path} names no stack"),
+            Self::Ended => format!("its stack {path} has ended"),
+            Self::NotListed(name) => format!(
+                "the stack \"{name}\" runs and does not know it: it is a child that left the stack, or its connection was closed"
+            ),
+            Self::NoAnswer(cause) => cause.clone(),
+        }
+    }
+}
 
 pub struct InspectedProcess {
     pub pid: u32,
@@ -32,8 +63,20 @@ impl InspectedProcess {
     }
 
     /// Lists the sockets and epoll sets of the process as descriptor and inode, sorted by descriptor.
+    ///
+    /// # Errors
+    /// The process belongs to another user, or has ended.
     pub fn sockets(&self) -> Result<Vec<(i32, u64)>, Failure> {
-        let failed = |e| Failure::running(format!("descriptors of process {}: {e}", self.pid));
+        let failed = |e: io::Error| {
+            let Self { pid, name, .. } = self;
+            let owner = fs::metadata(format!("/proc/{pid}")).map(|of| of.uid());
+            Failure::running(match (e.kind(), owner) {
+                (ErrorKind::PermissionDenied, Ok(uid)) => format!(
+                    "process {pid} ({name}) belongs to user {uid}: only that user and root may check it ({e})"
+                ),
+                _ => format!("descriptors of process {pid}: {e}"),
+            })
+        };
         let mut found = Vec::new();
         for entry in fs::read_dir(self.proc_path("fd")).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -49,8 +92,22 @@ impl InspectedProcess {
         Ok(found)
     }
 
-    /// Returns the likely reason why the process is attached to no stack.
-    pub fn why_not_attached(&self) -> String {
+    /// Returns the value of a variable in the environment with which the process was started.
+    fn variable(&self, name: &str) -> Option<String> {
+        let environment = fs::read(self.proc_path("environ")).unwrap_or_default();
+        let mut texts = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        texts.find_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string()))
+    }
+
+    /// Returns the directory of the stack on which the process was started.
+    pub fn stack_directory(&self) -> Option<PathBuf> {
+        let control = PathBuf::from(self.variable("GINNEL_STACK")?);
+        if control.is_absolute() { control.parent().map(Path::to_owned) } else { None }
+    }
+
+    /// Returns the reason why the process is attached to no stack. `stack` describes the stack on which it
+    /// was started.
+    pub fn why_not_attached(&self, stack: &StackFinding) -> String {
         if self.is_secure_execution() {
             return "setuid program, or program with file capabilities".into();
         }
@@ -58,17 +115,18 @@ impl InspectedProcess {
             return "statically linked".into();
         }
         let maps = fs::read_to_string(self.proc_path("maps")).unwrap_or_default();
-        let environment = fs::read(self.proc_path("environ")).unwrap_or_default();
-        let variable = |name: &str| {
-            let texts = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-            texts.filter_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string())).next()
-        };
+        if let Some(reason) = not_attached::find(&maps) {
+            return reason.into();
+        }
         let loaded = maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(LIBRARY));
-        let preloaded = variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
-        match (loaded, variable("GINNEL_STACK")) {
-            (true, Some(stack)) => format!("its stack {stack} has ended, or did not exist"),
+        let preloaded = self.variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
+        match (loaded, self.variable("GINNEL_STACK")) {
+            (true, Some(path)) => stack.why_not_attached(&path),
             (true, None) => "GINNEL_STACK is not set".into(),
-            (false, None) => "not started with ginnel run".into(),
+            (false, None) => self.variable(NO_STACK_VARIABLE).map_or_else(
+                || "not started with ginnel run".into(),
+                |cause| format!("ginnel run started it on the kernel's network: {cause}"),
+            ),
             (false, Some(_)) if preloaded => format!("{LIBRARY} could not be loaded"),
             (false, Some(_)) => "LD_PRELOAD was removed from its environment".into(),
         }
@@ -120,7 +178,7 @@ mod tests {
     #[test]
     fn the_reason_for_no_stack_is_given() {
         let this = InspectedProcess::find(std::process::id()).unwrap();
-        assert_eq!(this.why_not_attached(), "not started with ginnel run");
+        assert_eq!(this.why_not_attached(&StackFinding::None), "not started with ginnel run");
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
         assert!(this.sockets().unwrap().iter().any(|(known, inode)| *known == fd && *inode != 0));

@@ -77,7 +77,7 @@ impl NextProgramParts {
                     (inheritance, fds) =
                         inherit::leave_sockets(exec_guard.insert(guard), &fds_to_keep).unzip()
                 }
-                Err(error) => inherit::warn_sockets_lost(&fds_to_keep, error),
+                Err(error) => inherit::warn_sockets_lost(&fds_to_keep, &error.to_string()),
             }
         }
         // A program that inherits sockets has a connection already.

@@ -4,6 +4,7 @@ use super::super::message::{
     ControlReply, ControlRequest, Hello, MAGIC_UNATTACHED, PROTOCOL_VERSION, Refusal, encode, unattached,
 };
 use super::super::seqpacket;
+use super::super::unreachable::UnreachableStack;
 use super::{Attachment, connect_to, hangup_reason, lock_connection};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
@@ -25,9 +26,9 @@ impl UnattachedProcess {
     /// # Errors
     /// Nobody listens there.
     pub fn connect(path: &Path) -> Result<Self, Error> {
-        let io = |e| Error::io(format!("stack at {}", path.display()), e);
-        let connection = connect_to(path).map_err(io)?;
-        send_hello(&connection).map_err(io)?;
+        let unreachable = |e| UnreachableStack::error(path, e);
+        let connection = connect_to(path).map_err(unreachable)?;
+        send_hello(&connection).map_err(unreachable)?;
         Ok(Self(InternalFd::new(connection)))
     }
 

@@ -8,22 +8,24 @@ use crate::channel::client_memory::{ClientMemory, OFFERS_MAX};
 use crate::channel::control::{AdmittedClient, BrokerReply, SocketId};
 use crate::channel::lock;
 use crate::context::Context;
+use crate::errno;
+use rustix::io::Errno;
 
 /// Why a client is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotAdmitted {
-    /// All numbers of clients are in use.
-    Full,
-    /// The kernel has no memory, descriptor or mapping left for the stack's process.
-    NoResources,
+    /// All numbers of clients are in use: how many there may be.
+    Full(u32),
+    /// The kernel refused the stack's process a descriptor, memory or a mapping, with this error.
+    NoResources(Errno),
 }
 
 impl From<Result<AdmittedClient, NotAdmitted>> for BrokerReply {
     fn from(admitted: Result<AdmittedClient, NotAdmitted>) -> Self {
         match admitted {
             Ok(client) => Self::Admitted(client),
-            Err(NotAdmitted::Full) => Self::Full,
-            Err(NotAdmitted::NoResources) => Self::NoResources,
+            Err(NotAdmitted::Full(limit)) => Self::Full(limit),
+            Err(NotAdmitted::NoResources(errno)) => Self::NoResources(errno),
         }
     }
 }
@@ -35,13 +37,15 @@ impl Domain {
     /// Returns an error if the domain has as many clients as it may have, or the kernel is short of
     /// something.
     pub(super) fn admit(&mut self, wake: ClientWaker) -> Result<AdmittedClient, NotAdmitted> {
+        // Cannot truncate: `channel.clients_max` is a `u32`.
+        let full = NotAdmitted::Full(self.clients.max() as u32);
         if self.clients.count() == self.clients.max() {
             self.stats.clients_refused += 1;
-            return Err(NotAdmitted::Full);
+            return Err(full);
         }
         let (memory, file) = ClientMemory::create(self.region.sockets(), self.region.listeners())
-            .map_err(|_| NotAdmitted::NoResources)?;
-        let number = self.clients.insert(memory, wake).ok_or(NotAdmitted::Full)?;
+            .map_err(|e| NotAdmitted::NoResources(errno::of_io(&e)))?;
+        let number = self.clients.insert(memory, wake).ok_or(full)?;
         // Cannot truncate: client numbers have 16 bits.
         Ok(AdmittedClient { number: number as u32, memory: file })
     }
