@@ -278,7 +278,7 @@ fn a_published_stack_is_found_by_name() {
         assert!(Instant::now() < until, "{:?}", users());
     }
     drop((broker, fixture));
-    assert!(matches!(Attachment::connect(&path, ""), Err(Error::Io(..))));
+    assert!(matches!(Attachment::connect(&path, ""), Err(Error::Unreachable(..))));
 }
 
 #[test]
