@@ -326,3 +326,46 @@ fn words_after_two_dashes_are_no_options_of_up() {
     assert!(output.status.success(), "{output:?}");
     fixture.run_ok(&["down", "lab"]);
 }
+
+/// A socket on a wildcard address takes its port on the kernel, too.
+#[test]
+fn a_port_of_another_stack_names_that_stack() {
+    if skipped("a_port_of_another_stack_names_that_stack") {
+        return;
+    }
+    let fixture = Fixture::new("ports");
+    let _ups = ["first", "second"].map(|name| fixture.start_stack(name, &["--loopback", "stack"]));
+    let script = "
+t = server('0.0.0.0', 0); u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('0.0.0.0', 0))
+open('ports', 'w').write(f'{t.getsockname()[1]} {u.getsockname()[1]} .'); time.sleep(50)";
+    let owner = RunningProgram::new(fixture.script(&["--stack", "first"], script));
+    let facts = || std::fs::read_to_string(fixture.path().join("ports")).unwrap_or_default();
+    wait_until("both are bound", || facts().ends_with('.'));
+    let facts = facts();
+    let ports: Vec<&str> = facts.split(' ').collect();
+    for (kind, port) in [("STREAM", ports[0]), ("DGRAM", ports[1])] {
+        let script = format!(
+            "
+s = socket.socket(type=socket.SOCK_{kind})
+try: s.bind(('0.0.0.0', {port})); print('bound')
+except OSError as e: print(os.strerror(e.errno))"
+        );
+        let run = |options: &[&str]| {
+            let output = run_to_end(fixture.script(options, &script));
+            assert!(output.status.success(), "{output:?}");
+            (String::from_utf8_lossy(&output.stdout).trim_end().to_string(), stderr(&output))
+        };
+        let (result, said) = run(&["--stack", "second"]);
+        assert_eq!(result, "Address already in use", "{kind}");
+        let expected = format!(
+            " (process {}) on the stack \"first\" has port {port} on the kernel, which a socket on a wildcard address takes, too: start one of the programs with \"ginnel run --kernel-listen off\" to have the port on both stacks",
+            owner.pid()
+        );
+        assert!(said.trim_end().ends_with(&expected) && said.lines().count() == 1, "{kind}: {said}");
+        let (result, said) = run(&["--stack", "second", "--kernel-listen", "off"]);
+        assert_eq!((&*result, &*said), ("bound", ""), "{kind}");
+        // The port is in use on the program's own stack: there is no other way out.
+        let (result, said) = run(&["--stack", "first"]);
+        assert_eq!((&*result, &*said), ("Address already in use", ""), "{kind}");
+    }
+}

@@ -45,6 +45,7 @@ mod mmsg;
 pub mod not_attached;
 mod options;
 mod poll;
+mod port_conflict;
 mod process;
 mod readiness;
 mod relocate_fd;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use super::stack_ops;
-use crate::{attach, real};
+use crate::{attach, inherit, real};
 use core::ffi::{c_int, c_void};
 use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
 use ginnel_posix_ops::{Ops, SignalDeferred, user_memory};
@@ -27,9 +27,19 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 
 hook! {
     fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int = |ops| {
-        UserAddress::read(address, len).and_then(|address| ops.bind(fd, address.bytes()))
+        UserAddress::read(address, len).and_then(|address| {
+            let bound = ops.bind(fd, address.bytes());
+            bound.inspect_err(|error| explain_bind(ops, fd, *error, address.bytes()))
+        })
     };
-    fn listen(fd: c_int, backlog: c_int) -> c_int = |ops| ops.listen(fd, backlog);
+    fn listen(fd: c_int, backlog: c_int) -> c_int = |ops| {
+        let listens = ops.listen(fd, backlog);
+        listens.inspect_err(|error| {
+            if let Ok(address) = ops.getsockname(fd) {
+                explain_bind(ops, fd, *error, address.bytes());
+            }
+        })
+    };
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int = |ops| {
         ops.accept4(fd, flags).and_then(|(accepted, peer)| {
             // SAFETY: the program's buffer and its length.
@@ -75,6 +85,17 @@ hook! {
             }
         }
     };
+}
+
+/// Explains why the kernel refuses an address, if a program on another stack is the reason.
+#[cold]
+fn explain_bind(ops: &Ops, fd: c_int, error: Errno, address: &[u8]) {
+    if error == Errno::ADDRINUSE
+        && let Some(stack) = inherit::stack()
+    {
+        // Allocates.
+        SignalDeferred::new(|| ops.explain_address_in_use(fd, address, stack));
+    }
 }
 
 alias! {
