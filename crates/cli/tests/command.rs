@@ -173,7 +173,10 @@ fn a_load_without_answers_fails() {
     // A loopback address on which nothing listens any more.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
-    for what in [&["http", &*url, "--json"][..], &["redis", &server]] {
+    let [redis, memcached] = ["redis", "memcached"].map(|scheme| format!("{scheme}://{server}"));
+    for what in
+        [&["http", &*url, "--json"][..], &["redis", &server], &["redis", &redis], &["memcached", &memcached]]
+    {
         let how = ["--stack=kernel", "--duration=500ms", "--quiet", "--timeout=5s"];
         let output = ginnel(&[&["load"], what, &how].concat());
         assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");

@@ -56,6 +56,68 @@ impl Url {
     }
 }
 
+/// Protocols of the generator that a URL's scheme names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UrlScheme {
+    /// `http://`, or no scheme.
+    Http,
+    /// `redis://`.
+    Redis,
+    /// `memcached://`.
+    Memcached,
+}
+
+impl UrlScheme {
+    /// Returns the scheme as it is written in a URL.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Redis => "redis",
+            Self::Memcached => "memcached",
+        }
+    }
+
+    /// Splits a URL into its protocol and the argument that `ginnel load` takes for it: an HTTP URL, or the
+    /// host and port of another server.
+    ///
+    /// # Errors
+    /// The scheme is not known, the host is missing, or a server that has no paths is given one.
+    pub fn split(text: &str) -> Result<(Self, &str), String> {
+        let values = text.split_once("://").and_then(|(scheme, rest)| {
+            let known = [Self::Redis, Self::Memcached];
+            Some((known.into_iter().find(|known| scheme.eq_ignore_ascii_case(known.name()))?, rest))
+        });
+        let Some((scheme, rest)) = values else {
+            return text.parse::<Url>().map(|_| (Self::Http, text));
+        };
+        let server = rest.strip_suffix('/').unwrap_or(rest);
+        if server.contains(['/', '?']) {
+            let (host, _) = server.split_once(['/', '?']).unwrap_or_default();
+            return Err(format!("a {0} server has no paths: write it as {0}://{host}", scheme.name()));
+        }
+        // The host and the port are those of an HTTP URL.
+        server
+            .parse::<Url>()
+            .map_err(|problem| problem.replace("http://10.0.0.1:8080/", "redis://10.0.0.1"))?;
+        Ok((scheme, server))
+    }
+
+    /// Returns the host and port of a server with this protocol, which is given as a URL or as HOST or
+    /// HOST:PORT.
+    ///
+    /// # Errors
+    /// As [`UrlScheme::split`], and if the scheme is another one.
+    pub fn server(self, text: &str) -> Result<String, String> {
+        match text.split_once("://") {
+            None => Ok(text.into()),
+            Some((scheme, _)) if !scheme.eq_ignore_ascii_case(self.name()) => {
+                Err(format!("the scheme \"{scheme}\" is not supported: use {}", self.name()))
+            }
+            Some(_) => Self::split(text).map(|(_, server)| server.into()),
+        }
+    }
+}
+
 fn check_path(path: &str) -> Result<(), String> {
     if path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
         return Ok(());
@@ -255,6 +317,32 @@ mod tests {
             "http://a/ b",
         ] {
             assert!(bad.parse::<Url>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn schemes_name_the_protocol() {
+        for (text, scheme, argument) in [
+            ("http://10.0.0.1/a", UrlScheme::Http, "http://10.0.0.1/a"),
+            ("10.0.0.1:81", UrlScheme::Http, "10.0.0.1:81"),
+            ("redis://10.0.0.1", UrlScheme::Redis, "10.0.0.1"),
+            ("REDIS://10.0.0.1:99/", UrlScheme::Redis, "10.0.0.1:99"),
+            ("memcached://[fd00::1]:99", UrlScheme::Memcached, "[fd00::1]:99"),
+        ] {
+            assert_eq!(UrlScheme::split(text), Ok((scheme, argument)), "{text}");
+            if scheme != UrlScheme::Http {
+                assert_eq!(scheme.server(text), Ok(argument.into()));
+                assert_eq!(scheme.server(argument), Ok(argument.into()));
+            }
+        }
+        for (text, expected) in [
+            ("redis://", "has no host: write it as redis://10.0.0.1"),
+            ("redis://10.0.0.1/0", "a redis server has no paths: write it as redis://10.0.0.1"),
+            ("redis://10.0.0.1:x", "\"x\" is not a port"),
+            ("memcached://10.0.0.1", "the scheme \"memcached\" is not supported: use redis"),
+            ("http://10.0.0.1", "the scheme \"http\" is not supported: use redis"),
+        ] {
+            assert_eq!(UrlScheme::Redis.server(text), Err(expected.into()), "{text}");
         }
     }
 

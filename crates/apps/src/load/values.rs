@@ -4,7 +4,7 @@
 use super::options::{CommonOptions, ConnectionOptions, Job, LoadOptions};
 use super::plan::Closer;
 use super::response::Protocol;
-use super::urls::Requests;
+use super::urls::{Requests, UrlScheme};
 use core::net::SocketAddr;
 use ginnel::Error;
 use std::net::ToSocketAddrs;
@@ -46,8 +46,8 @@ pub struct Values {
 /// Options of `ginnel load redis`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RedisOptions {
-    /// Address of the server, as in 10.0.0.1 or 10.0.0.1:6379.
-    #[arg(value_name = "SERVER")]
+    /// URL or address of the server, as in redis://10.0.0.1:6379 or 10.0.0.1.
+    #[arg(value_name = "URL", value_parser = |text: &str| UrlScheme::Redis.server(text))]
     pub server: String,
 
     /// The value to request.
@@ -58,8 +58,8 @@ pub struct RedisOptions {
 /// Options of `ginnel load memcached`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MemcachedOptions {
-    /// Address of the server, as in 10.0.0.1 or 10.0.0.1:11211.
-    #[arg(value_name = "SERVER")]
+    /// URL or address of the server, as in memcached://10.0.0.1:11211 or 10.0.0.1.
+    #[arg(value_name = "URL", value_parser = |text: &str| UrlScheme::Memcached.server(text))]
     pub server: String,
 
     /// The value to request.
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn requests_follow_the_servers_protocols() {
-        let redis = parse::<RedisOptions>("10.0.0.1 --key ab --size 3").unwrap().job().unwrap();
+        let redis = parse::<RedisOptions>("redis://10.0.0.1/ --key ab --size 3").unwrap().job().unwrap();
         assert_eq!(redis.targets, ["10.0.0.1:6379".parse().unwrap()]);
         assert_eq!(redis.requests.get(0), b"*2\r\n$3\r\nGET\r\n$2\r\nab\r\n");
         let opening = redis.requests.opening().unwrap();

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use core::net::{IpAddr, Ipv4Addr};
 use core::str::FromStr;
 use core::time::Duration;
-use ginnel_apps::load::urls::Url;
+use ginnel_apps::load::urls::{Url, UrlScheme};
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::machine::Cpus;
 use ginnel_measure::program::{NetworkStack, RunningPrograms};
@@ -107,14 +107,12 @@ impl FromStr for CompareUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let values = [("redis://", LoadProtocol::Redis), ("memcached://", LoadProtocol::Memcached)];
-        let of_values =
-            values.into_iter().find_map(|(scheme, language)| Some((text.strip_prefix(scheme)?, language)));
-        let (language, argument) = match of_values {
-            Some((rest, language)) => (language, rest.trim_end_matches('/').to_owned()),
-            None => (LoadProtocol::Http, text.to_owned()),
+        let (scheme, argument) = UrlScheme::split(text)?;
+        let language = match scheme {
+            UrlScheme::Http => LoadProtocol::Http,
+            UrlScheme::Redis => LoadProtocol::Redis,
+            UrlScheme::Memcached => LoadProtocol::Memcached,
         };
-        // Redis and memcached servers have no path; host and port are parsed as in an HTTP URL.
         let url: Url = argument.parse()?;
         let host = url.authority.rsplit_once(':').map_or(&*url.authority, |(host, _)| host);
         let address: Ipv4Addr = host.parse().map_err(|_| format!("\"{host}\" is not an IPv4 address"))?;
@@ -128,7 +126,7 @@ impl FromStr for CompareUrl {
             ));
         }
         debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
-        Ok(Self { language, address, load_argument: argument, text: text.to_owned() })
+        Ok(Self { language, address, load_argument: argument.to_owned(), text: text.to_owned() })
     }
 }
 
@@ -265,6 +263,7 @@ mod tests {
             "http://host/",
             "ftp://10.0.0.1/",
             "redis://",
+            "redis://10.1.2.3/0",
         ] {
             assert!(target(bad).is_err(), "{bad}");
         }
