@@ -7,6 +7,7 @@ use core::str::FromStr;
 use ginnel::Config;
 use ginnel::config::{AfXdpOptions, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
 use ginnel_apps::units::parse_bytes;
+use ginnel_devices::af_xdp::RedirectScope;
 use ginnel_devices::capture::Filter;
 use std::path::PathBuf;
 
@@ -29,6 +30,11 @@ pub struct OwnStackOptions {
     /// role=server, the other role=client. docs/configuration.md lists the other keys.
     #[arg(long, value_name = "SOCKET,ROLE", conflicts_with = "device")]
     pub memif: Option<MemifConfig>,
+
+    /// Share the host's addresses with an af_xdp device: the stack gets these TCP and UDP ports, as in
+    /// 80,443,8000-8010, and its ephemeral ports. The keys take=ports and ports= of the device mean the same.
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', value_parser = parse_port_range)]
+    pub af_xdp_ports: Vec<(u16, u16)>,
 
     /// IP address of the stack with its prefix length, as in 10.0.0.1/24 or fd00::1/64. May be given several
     /// times.
@@ -178,6 +184,19 @@ fn parse_interface(name: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a port, or a range of ports as 8000-8010.
+fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
+    let port = |text: &str| {
+        let port: u16 = text.parse().ok().filter(|port| *port > 0)?;
+        Some(port)
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (port(first), port(last)) {
+        (Some(first), Some(last)) if first <= last => Ok((first, last)),
+        _ => Err(format!("\"{text}\" is not a port or an ascending range of ports, as in 80 or 8000-8010")),
+    }
+}
+
 /// Checks the syntax of a capture filter and returns the filter as it was written.
 fn parse_filter(text: &str) -> Result<String, String> {
     text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
@@ -203,6 +222,7 @@ impl OwnStackOptions {
         self.apply_to(&mut config)?;
         if let Some(device) = self.sole_device(&mut config)? {
             device.mtu = self.mtu.or(device.mtu);
+            self.set_af_xdp_ports(device)?;
             device.kernel_addresses.extend(&self.kernel_address);
             device.faults = self.link.clone().or(device.faults.take());
             device.faults_seed = self.link_seed.unwrap_or(device.faults_seed);
@@ -220,12 +240,39 @@ impl OwnStackOptions {
         Ok(config)
     }
 
+    /// Gives the ports of --af-xdp-ports to the device.
+    fn set_af_xdp_ports(&self, device: &mut DeviceConfig) -> Result<(), Failure> {
+        if self.af_xdp_ports.is_empty() {
+            return Ok(());
+        }
+        let name = &device.name;
+        if device.kind != DeviceKind::AfXdp {
+            return Err(Failure::usage(format!(
+                "--af-xdp-ports needs an af_xdp device, and {name} is none: use --device af_xdp:NAME"
+            )));
+        }
+        let options = device.af_xdp.get_or_insert_default();
+        let key = match options.take {
+            RedirectScope::Ports if !options.ports.is_empty() => "ports=",
+            RedirectScope::All => "take=all",
+            RedirectScope::Addresses | RedirectScope::Ports => {
+                options.take = RedirectScope::Ports;
+                options.ports.clone_from(&self.af_xdp_ports);
+                return Ok(());
+            }
+        };
+        Err(Failure::usage(format!(
+            "--af-xdp-ports cannot be combined with the key {key} of the device af_xdp:{name}: remove one of them"
+        )))
+    }
+
     /// Returns the first stack option that was given, if any.
     pub fn first_given(&self) -> Option<&'static str> {
         let given = [
             ("--config", self.config.is_some()),
             ("--device", self.device.is_some()),
             ("--memif", self.memif.is_some()),
+            ("--af-xdp-ports", !self.af_xdp_ports.is_empty()),
             ("--address", !self.address.is_empty()),
             ("--gateway", !self.gateway.is_empty()),
             ("--kernel-address", !self.kernel_address.is_empty()),
@@ -290,10 +337,11 @@ impl OwnStackOptions {
     }
 
     /// Returns the only device of the configuration if an option that concerns one device is given (--mtu,
-    /// --kernel-address, --link, --link-seed, or one of the --capture options).
+    /// --af-xdp-ports, --kernel-address, --link, --link-seed, or one of the --capture options).
     fn sole_device<'a>(&self, config: &'a mut Config) -> Result<Option<&'a mut DeviceConfig>, Failure> {
         let given = [
             self.mtu.map(|_| "--mtu"),
+            self.af_xdp_ports.first().map(|_| "--af-xdp-ports"),
             self.kernel_address.first().map(|_| "--kernel-address"),
             self.link.as_ref().map(|_| "--link"),
             self.link_seed.map(|_| "--link-seed"),
@@ -316,7 +364,7 @@ impl OwnStackOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceName, OwnStackOptions, StackOptions};
+    use super::{DeviceName, OwnStackOptions, StackOptions, parse_port_range};
     use ginnel::config::{AfXdpOptions, DeviceKind};
 
     fn options() -> OwnStackOptions {
@@ -359,6 +407,36 @@ mod tests {
         let config = options.to_config().unwrap();
         let device = &config.devices[0];
         assert_eq!((device.kind, device.mtu, &device.memif), (DeviceKind::Memif, Some(9000), &memif));
+    }
+
+    #[test]
+    fn af_xdp_ports_are_an_option_or_a_key() {
+        let with = |device: &str, ports: &[(u16, u16)]| {
+            let (device, af_xdp_ports) = (Some(device.parse().unwrap()), ports.to_vec());
+            OwnStackOptions { device, af_xdp_ports, ..options() }.to_config()
+        };
+        let by_option = with("af_xdp:x,queues=1", &[(80, 80), (8000, 8010)]).unwrap();
+        let by_key = with("af_xdp:x,queues=1,take=ports,ports=80+8000-8010", &[]).unwrap();
+        assert_eq!(by_option.devices[0].af_xdp, by_key.devices[0].af_xdp);
+        assert!(with("af_xdp:x,take=ports", &[(80, 80)]).is_ok());
+        for (device, expected) in [
+            (
+                "af_xdp:x,take=ports,ports=81",
+                "--af-xdp-ports cannot be combined with the key ports= of the device af_xdp:x: remove one of them",
+            ),
+            (
+                "af_xdp:x,take=all",
+                "--af-xdp-ports cannot be combined with the key take=all of the device af_xdp:x: remove one of them",
+            ),
+            ("tap:x", "--af-xdp-ports needs an af_xdp device, and x is none: use --device af_xdp:NAME"),
+        ] {
+            assert_eq!(with(device, &[(80, 80)]).unwrap_err().to_string(), expected);
+        }
+        assert_eq!((parse_port_range("80"), parse_port_range("1-65535")), (Ok((80, 80)), Ok((1, 65_535))));
+        for bad in ["", "0", "65536", "9-8", "80+81", "http", "-1", "1-"] {
+            let error = parse_port_range(bad).unwrap_err();
+            assert!(error.starts_with(&format!("\"{bad}\" is not a port")), "{error}");
+        }
     }
 
     #[test]
