@@ -3,6 +3,7 @@
 mod filter;
 mod show;
 mod socket;
+mod users;
 
 use crate::failure::Failure;
 use clap::Args;
@@ -10,6 +11,7 @@ use filter::Filter;
 use ginnel::{inspect, run_dir};
 use socket::{Columns, SocketLine};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use users::SocketUsers;
 
 /// Options of `ginnel ss`.
 #[derive(Clone, Debug, Args)]
@@ -59,6 +61,12 @@ pub struct SsOptions {
     #[arg(long, short)]
     memory: bool,
 
+    /// Show the program, the process id and the descriptor of each process that has the socket. Sockets that
+    /// share an address and port (SO_REUSEPORT) show the processes of all of them. Processes of other users
+    /// are shown to root only.
+    #[arg(long, short)]
+    processes: bool,
+
     /// Accepted for compatibility with ss: addresses and ports are always shown as numbers.
     #[arg(long, short)]
     numeric: bool,
@@ -89,11 +97,17 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
     let stream = inspect::list_sockets(&running.path)
         .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
-    let shown = show_all(options, &filter, BufReader::new(stream));
+    let users = options.processes.then(|| SocketUsers::read(&running));
+    let shown = show_all(options, &filter, users.as_ref(), BufReader::new(stream));
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 
-fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> Result<(), Failure> {
+fn show_all(
+    options: &SsOptions,
+    filter: &Filter,
+    users: Option<&SocketUsers>,
+    mut answer: impl BufRead,
+) -> Result<(), Failure> {
     let cut = || Failure::running("the answer of the stack is truncated");
     let mut line = String::new();
     let mut next = |line: &mut String| -> Result<(), Failure> {
@@ -117,7 +131,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
     let mut out = BufWriter::new(io::stdout().lock());
     let mut summary = show::SocketSummary::default();
     if !options.json && !options.summary && !options.no_header {
-        show::header(&mut out)?;
+        show::header(&mut out, users.is_some())?;
     }
     let mut problem = None;
     loop {
@@ -135,9 +149,9 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
             summary.add(&socket);
         } else if is_wanted(options, filter, &socket) {
             if options.json {
-                show::json(&mut out, &columns, &line)?;
+                show::json(&mut out, &columns, &line, users.map(|users| users.json(&socket)))?;
             } else {
-                show::row(&mut out, &socket, options)?;
+                show::row(&mut out, &socket, options, users)?;
             }
         }
     }
@@ -171,7 +185,7 @@ mod tests {
 
     /// Returns the error for an answer that cannot be shown.
     fn refused(answer: &[u8]) -> String {
-        show_all(&options(&["-s"]), &Filter::default(), answer).unwrap_err().to_string()
+        show_all(&options(&["-s"]), &Filter::default(), None, answer).unwrap_err().to_string()
     }
 
     #[test]

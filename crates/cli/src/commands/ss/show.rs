@@ -2,22 +2,32 @@
 
 use super::SsOptions;
 use super::socket::{Columns, SocketLine};
+use super::users::SocketUsers;
 use crate::commands::stat::quoted;
 use crate::table::{Table, with_thousands_separators};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 /// Writes the line of column names.
-pub fn header(out: &mut impl Write) -> io::Result<()> {
+pub fn header(out: &mut impl Write, with_processes: bool) -> io::Result<()> {
     let (state, local, peer) = ("State", "Local Address:Port", "Peer Address:Port");
-    writeln!(out, "Netid {state:<10} Recv-Q Send-Q {local:>26} {peer:>26} Shard")
+    let process = if with_processes { " Process" } else { "" };
+    writeln!(out, "Netid {state:<10} Recv-Q Send-Q {local:>26} {peer:>26} Shard{process}")
 }
 
-/// Writes a socket, and below it the details that the options ask for.
-pub fn row(out: &mut impl Write, socket: &SocketLine<'_>, options: &SsOptions) -> io::Result<()> {
+/// Writes a socket and its owners, and below it the details that the options ask for.
+pub fn row(
+    out: &mut impl Write,
+    socket: &SocketLine<'_>,
+    options: &SsOptions,
+    users: Option<&SocketUsers>,
+) -> io::Result<()> {
     let SocketLine { shard, netid, state, recv_q, send_q, local, .. } = socket;
     let (local, peer) = (format_endpoint(local), format_endpoint(&socket.peer));
     write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} {shard}")?;
+    if let Some(column) = users.map(|users| users.column(socket)).filter(|column| !column.is_empty()) {
+        write!(out, " {column}")?;
+    }
     if options.options
         && let (Some(kind), Some(ms), Some(count)) =
             (socket.text("timer"), socket.number("timer_ms"), socket.text("timer_count"))
@@ -124,8 +134,8 @@ fn details(socket: &SocketLine<'_>) -> String {
     words.join(" ")
 }
 
-/// Formats a socket as a JSON object with all fields that the stack reported.
-pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<()> {
+/// Formats a socket as a JSON object with all fields that the stack reported, and its owners as `users`.
+pub fn json(out: &mut impl Write, columns: &Columns, line: &str, users: Option<String>) -> io::Result<()> {
     out.write_all(b"{")?;
     for (index, (name, value)) in columns.fields(line).enumerate() {
         let comma = if index > 0 { "," } else { "" };
@@ -133,6 +143,9 @@ pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<(
         let is_number = name != "shard" && value.parse::<u64>().is_ok();
         let value = if is_number { value.into() } else { quoted(value) };
         write!(out, "{comma}{}:{value}", quoted(name))?;
+    }
+    if let Some(users) = users {
+        write!(out, ",\"users\":{users}")?;
     }
     out.write_all(b"}\n")
 }
@@ -191,7 +204,7 @@ mod tests {
         let line = "1\ttcp\tESTAB\t3\t1448\t10.0.0.1:80\t10.0.0.2:999\ton\t204\t1\t204000\t4125\t2000\t10\t4294967295\t2";
         let shown = |words: &[&str]| {
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(line).unwrap(), &options(words)).unwrap();
+            row(&mut out, &columns.socket(line).unwrap(), &options(words), None).unwrap();
             String::from_utf8(out).unwrap()
         };
         let plain = "tcp   ESTAB           3   1448                10.0.0.1:80               10.0.0.2:999 1";
@@ -213,7 +226,7 @@ mod tests {
         let shown = |words: &[&str], rest: &str| {
             let line = format!("0\ttcp\tESTAB\t3\t4\t10.0.0.1:80\t10.0.0.2:999\t{rest}");
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(&line).unwrap(), &options(words)).unwrap();
+            row(&mut out, &columns.socket(&line).unwrap(), &options(words), None).unwrap();
             String::from_utf8(out).unwrap().split_once('\n').unwrap().1.to_string()
         };
         let (counted, all) =
