@@ -1,7 +1,7 @@
 //! Requests and responses of the comparisons, equal to the byte for all arms.
 
 /// Length of the body of a response in bytes.
-pub const BODY_BYTES: usize = 64;
+pub const BODY_BYTES: usize = ginnel_measure::servers::BODY_BYTES;
 
 /// The request of the client.
 pub const REQUEST: &[u8] = b"GET /64 HTTP/1.1\r\nHost: bench\r\n\r\n";

@@ -208,7 +208,6 @@ impl<'a> ProgramComparison<'a> {
         facts.insert("p99_us".into(), report.latency_ns.total.p99 as f64 / 1e3);
         let answered = report.requests.completed.max(1) as f64;
         if account.packets > 0 {
-            // Packets of the warm-up are included, so this is slightly too high, equally for both arms.
             facts.insert("packets_per_request".into(), account.packets as f64 / answered);
         }
         let failures = report.failures.values().sum::<u64>() + report.unsuccessful();

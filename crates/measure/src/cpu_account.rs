@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to start its NAPI threads.
@@ -82,6 +83,17 @@ impl Participants {
         Ok(())
     }
 
+    /// Adds the kernel thread that processes the interrupts of the server's core when they are too many for
+    /// the programs in whose time they are processed otherwise. Over loopback it receives for the server.
+    pub fn add_softirq_thread(&mut self) {
+        let name = format!("ksoftirqd/{}\n", self.cpus.server);
+        for pid in all_processes() {
+            if fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == name) {
+                self.add_thread("server_receives", format!("/proc/{pid}"));
+            }
+        }
+    }
+
     /// Adds a thread. `path` is its directory below /proc.
     pub fn add_thread(&mut self, role: &'static str, path: String) {
         self.parts.push((role, ThreadSet::Thread(path)));
@@ -146,11 +158,16 @@ fn parent_of(pid: u32) -> Option<u32> {
     text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
+/// Returns the IDs of all visible processes.
+fn all_processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// Returns all living descendants of a process, children before grandchildren.
 pub fn descendants(pid: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let pairs: Vec<(u32, u32)> = all.filter_map(|child| Some((child, parent_of(child)?))).collect();
+    let pairs: Vec<(u32, u32)> =
+        all_processes().filter_map(|child| Some((child, parent_of(child)?))).collect();
     let mut found = Vec::new();
     let mut generation = vec![pid];
     while !generation.is_empty() {
@@ -213,6 +230,9 @@ impl Bottleneck {
     }
 }
 
+/// The roles of the server's side.
+const SERVER_ROLES: [&str; 4] = ["server", "stack", "program", "server_receives"];
+
 /// The CPU account of a measurement.
 #[derive(Clone, Debug)]
 pub struct CpuAccount {
@@ -230,6 +250,82 @@ pub struct CpuAccount {
     pub packets: u64,
 }
 
+impl CpuAccount {
+    /// Returns the CPU time of the server's side as a share of the elapsed time: the program, its stack, and
+    /// the kernel threads that receive for it. It is below 1 if the server waited, or if other programs ran on
+    /// its core.
+    pub fn server_share(&self) -> f64 {
+        SERVER_ROLES.iter().filter_map(|role| self.shares.get(role)).sum()
+    }
+}
+
+/// The part of a run that an account covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuWindow {
+    /// Time from the start of the run to the start of the window.
+    pub start: Duration,
+    /// Length of the window. It ends earlier if the run does.
+    pub length: Duration,
+}
+
+/// All counters at one time.
+struct CpuCounters {
+    at: Instant,
+    times: BTreeMap<&'static str, Duration>,
+    own: Duration,
+    packets: u64,
+    cpus: CpuTimes,
+}
+
+impl CpuCounters {
+    fn read(participants: &Participants) -> Result<Self, MeasureError> {
+        Ok(Self {
+            times: participants.times(),
+            own: own_time(participants),
+            packets: veth::packets(veth::generator()),
+            cpus: CpuTimes::read()?,
+            at: Instant::now(),
+        })
+    }
+
+    /// Returns the account of the time since `earlier`.
+    fn account_since(mut self, earlier: &Self, participants: &Participants) -> CpuAccount {
+        let elapsed = (self.at - earlier.at).as_secs_f64();
+        let busy = self.cpus.since(&earlier.cpus).busy_shares();
+        let kernel_time =
+            Participants::kernel_time(&self.times).saturating_sub(Participants::kernel_time(&earlier.times));
+        // All threads of this process belong to the generator, except those that are servers.
+        self.times.insert("generator", self.own.saturating_sub(earlier.own));
+        let used = |(role, time): (&&'static str, &Duration)| {
+            let used = time.saturating_sub(earlier.times.get(role).copied().unwrap_or_default());
+            (*role, used.as_secs_f64() / elapsed)
+        };
+        let mut shares: BTreeMap<_, _> = self.times.iter().map(used).collect();
+        let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
+        let (server, generator) = (of(participants.cpus.server), of(participants.cpus.client));
+        let cores = if participants.cpus.server == participants.cpus.client {
+            vec![server]
+        } else {
+            vec![server, generator]
+        };
+        let other_programs_share =
+            (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
+        shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
+        let bottleneck = Bottleneck::of(server, generator);
+        let each: Vec<String> =
+            shares.iter().map(|(role, share)| format!("{role} {:.0} %", 100.0 * share)).collect();
+        let line = format!(
+            "bottleneck: {} ({}; layout {:?})",
+            bottleneck.name(),
+            each.join(", "),
+            participants.layout
+        )
+        .to_lowercase();
+        let packets = self.packets.saturating_sub(earlier.packets);
+        CpuAccount { shares, bottleneck, line, kernel_time, other_programs_share, packets }
+    }
+}
+
 /// Runs `work`, in which threads of this process act as the generator, and returns its result with the CPU
 /// account.
 ///
@@ -239,39 +335,34 @@ pub fn measure_cpu<R>(
     participants: &Participants,
     work: impl FnOnce() -> R,
 ) -> Result<(R, CpuAccount), MeasureError> {
-    let (times, own, packets) =
-        (participants.times(), own_time(participants), veth::packets(veth::generator()));
-    let (cpus, start) = (CpuTimes::read()?, Instant::now());
+    let before = CpuCounters::read(participants)?;
     let result = work();
-    let elapsed = start.elapsed().as_secs_f64();
-    let (mut after, own) = (participants.times(), own_time(participants).saturating_sub(own));
-    let busy = CpuTimes::read()?.since(&cpus).busy_shares();
-    // All threads of this process belong to the generator, except those that are servers.
-    after.insert("generator", own);
-    let used = |role: &'static str| {
-        let used = after[role].saturating_sub(times.get(role).copied().unwrap_or_default());
-        (role, used.as_secs_f64() / elapsed)
+    Ok((result, CpuCounters::read(participants)?.account_since(&before, participants)))
+}
+
+/// Runs `work` as [`measure_cpu`] does, and returns the CPU account of a part of the run.
+///
+/// # Errors
+/// If the kernel's counters cannot be read.
+pub fn measure_cpu_in<R>(
+    participants: &Participants,
+    window: CpuWindow,
+    work: impl FnOnce() -> R,
+) -> Result<(R, CpuAccount), MeasureError> {
+    let (running, end) = mpsc::channel::<()>();
+    // The receiver is notified when `work` has ended, because the sender is dropped then.
+    let read_counters = move || -> Result<CpuAccount, MeasureError> {
+        let _ = end.recv_timeout(window.start);
+        let before = CpuCounters::read(participants)?;
+        let _ = end.recv_timeout(window.length);
+        Ok(CpuCounters::read(participants)?.account_since(&before, participants))
     };
-    let mut shares: BTreeMap<_, _> = after.keys().copied().map(used).collect();
-    let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
-    let (server, generator) = (of(participants.cpus.server), of(participants.cpus.client));
-    let cores = if participants.cpus.server == participants.cpus.client {
-        vec![server]
-    } else {
-        vec![server, generator]
-    };
-    let other_programs_share =
-        (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
-    shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
-    let bottleneck = Bottleneck::of(server, generator);
-    let each: Vec<String> =
-        shares.iter().map(|(role, share)| format!("{role} {:.0} %", 100.0 * share)).collect();
-    let line =
-        format!("bottleneck: {} ({}; layout {:?})", bottleneck.name(), each.join(", "), participants.layout)
-            .to_lowercase();
-    let kernel_time = Participants::kernel_time(&after).saturating_sub(Participants::kernel_time(&times));
-    let packets = veth::packets(veth::generator()).saturating_sub(packets);
-    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, other_programs_share, packets }))
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(read_counters);
+        let result = work();
+        drop(running);
+        Ok((result, reader.join().expect("reading the counters does not panic")?))
+    })
 }
 
 /// Returns the CPU time of this process without that of its threads that are servers.
@@ -309,6 +400,25 @@ mod tests {
         assert!(account.shares["server"] > 0.0, "{}", account.line);
         assert!(account.shares["generator"] < account.shares["server"], "{}", account.line);
         assert!(account.line.starts_with("bottleneck: ") && account.line.contains("layout one"));
+    }
+
+    #[test]
+    fn account_covers_the_window_only() {
+        let mut participants = PARTS;
+        participants.add_thread("server", this_thread());
+        let window = CpuWindow { start: Duration::from_millis(100), length: Duration::from_millis(50) };
+        let work = || {
+            std::thread::sleep(Duration::from_secs(1));
+            spin();
+        };
+        // This thread sleeps during the whole window.
+        let (_, account) = measure_cpu_in(&participants, window, work).unwrap();
+        assert!(account.server_share() < 0.2, "{}", account.line);
+        // The run ends long before the window begins.
+        let start = Instant::now();
+        let window = CpuWindow { start: Duration::from_secs(3600), length: Duration::from_secs(3600) };
+        measure_cpu_in(&participants, window, || ()).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The load generator: `ginnel load` on the light stack, on its own core.
+//! The load generator: `ginnel load` on its own core, on the light stack, or over loopback on the kernel's.
 
 use crate::MeasureError;
-use crate::cpu_account::{CpuAccount, Participants, measure_cpu};
+use crate::cpu_account::{CpuAccount, CpuWindow, Participants, measure_cpu_in};
 use crate::machine::pin;
 use crate::testbed::{Medium, Testbed};
 use clap::{Args, Parser};
@@ -57,12 +57,27 @@ pub struct LoadSpec {
     pub protocol: LoadProtocol,
     /// The arguments of its command, without the generator's stack, source addresses and durations.
     pub arguments: Vec<String>,
+    /// Ends a measurement before its time.
+    pub stop: Option<StopFlag>,
+}
+
+/// Runs the generator on its stack, or on the kernel's TCP if `stack` is `None`.
+fn generate(job: &Job, stop: &StopFlag, stack: Option<WorkerStack>) -> Result<Report, MeasureError> {
+    match stack {
+        Some(stack) => load::measure_light(job, stop, vec![stack]),
+        None => load::measure_on_kernel(job, stop),
+    }
+    .map_err(MeasureError::failed)
 }
 
 impl LoadSpec {
     /// Creates a load with these arguments.
     pub fn new(protocol: LoadProtocol, arguments: &[&str]) -> Self {
-        Self { protocol, arguments: arguments.iter().map(ToString::to_string).collect() }
+        Self { protocol, arguments: arguments.iter().map(ToString::to_string).collect(), stop: None }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(StopFlag::is_set)
     }
 
     /// Returns the job for these arguments and `extra`; `change` modifies the common options.
@@ -74,7 +89,8 @@ impl LoadSpec {
     ) -> Result<Job, MeasureError> {
         let mut arguments = self.arguments.clone();
         arguments.extend(testbed.source_options());
-        arguments.extend(["--stack".into(), "light".into(), "--quiet".into()]);
+        let stack = if testbed.generator_is_kernel() { "kernel" } else { "light" };
+        arguments.extend(["--stack".into(), stack.into(), "--quiet".into()]);
         arguments.extend_from_slice(extra);
         fn of<A: Args + LoadOptions>(
             arguments: &[String],
@@ -96,17 +112,16 @@ impl LoadSpec {
         let extra = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
         let job = self.job(testbed, &extra, |common| (common.connections, common.rate) = (1, None))?;
         let stop = StopFlag::new().map_err(MeasureError::failed)?;
-        let worker_stack = testbed.generator()?;
-        let report = std::thread::scope(|scope| {
-            let probe = scope.spawn(|| load::measure_light(&job, &stop, vec![worker_stack]));
+        let stack = testbed.generator()?;
+        std::thread::scope(|scope| {
+            let probe = scope.spawn(|| generate(&job, &stop, stack));
             let deadline = Instant::now() + PROBE_TIMEOUT;
-            while !probe.is_finished() && Instant::now() < deadline {
+            while !probe.is_finished() && !self.is_stopped() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
             stop.stop();
             probe.join().expect("the generator does not panic")
-        });
-        report.map_err(MeasureError::failed)
+        })
     }
 
     /// Waits until a server answers. `check` fails if the server has ended.
@@ -135,8 +150,8 @@ impl LoadSpec {
     }
 
     /// Puts load on a server that answers, for `seconds` after a warm-up of `WARM_UP_SECONDS` or `seconds`,
-    /// whichever is shorter. Returns the report and the CPU account. `add` adds the server's threads to the
-    /// participants.
+    /// whichever is shorter. Returns the report and the CPU account of the time after the warm-up. `add` adds
+    /// the server's threads to the participants.
     ///
     /// # Errors
     /// If the generator's device cannot be opened, or its options are wrong.
@@ -150,25 +165,33 @@ impl LoadSpec {
         let warm_up = seconds.min(WARM_UP_SECONDS);
         let times = ["--duration".into(), milliseconds(seconds), "--warmup".into(), milliseconds(warm_up)];
         let job = self.job(testbed, &times, |_| ())?;
-        let stop = StopFlag::new().map_err(MeasureError::failed)?;
+        let window =
+            CpuWindow { start: Duration::from_secs_f64(warm_up), length: Duration::from_secs_f64(seconds) };
+        let stop = match &self.stop {
+            Some(stop) => stop.clone(),
+            None => StopFlag::new().map_err(MeasureError::failed)?,
+        };
         let work = || -> Result<_, MeasureError> {
             pin(testbed.cpus.client)?;
-            let WorkerStack { config, .. } = testbed.generator()?;
-            // The NAPI threads exist once both interfaces are in use.
-            let device =
-                ginnel::raw::open(&config.devices[0], &config, None).map_err(MeasureError::failed)?;
+            let mut stack = testbed.generator()?;
+            if let Some(WorkerStack { config, device }) = &mut stack {
+                // The NAPI threads exist once both interfaces are in use.
+                let opened = ginnel::raw::open(&config.devices[0], config, None);
+                *device = Some(opened.map_err(MeasureError::failed)?);
+            }
             let mut participants = Participants::new(testbed.cpus, testbed.layout);
-            if testbed.medium == Medium::Veth {
-                participants.place_napi_threads()?;
+            match testbed.medium {
+                Medium::Veth => participants.place_napi_threads()?,
+                Medium::Loopback => participants.add_softirq_thread(),
+                Medium::Memif => {}
             }
             add(&mut participants);
-            let worker_stacks = vec![WorkerStack { config, device: Some(device) }];
-            measure_cpu(&participants, || load::measure_light(&job, &stop, worker_stacks))
+            measure_cpu_in(&participants, window, || generate(&job, &stop, stack))
         };
         let measured =
             std::thread::scope(|scope| scope.spawn(work).join().expect("the generator does not panic"));
         let (report, account) = measured?;
-        Ok((report.map_err(MeasureError::failed)?, account))
+        Ok((report?, account))
     }
 }
 

@@ -4,9 +4,10 @@
 //! ```text
 //! namespace    a private network namespace
 //! veth         a veth pair in it, and the NAPI threads that receive on the pair
-//! testbed      the medium between server and generator: veth or memif
+//! testbed      the medium between server and generator: veth, memif or loopback
+//! servers      unmodified servers and their configuration
 //! program      a server: an unmodified program on the kernel or on a stack (ginnel run)
-//! generator    ginnel load on the light stack, pinned; waits until the server answers
+//! generator    ginnel load, pinned; waits until the server answers
 //! cpu_account  CPU time of all participants, and whose core was saturated
 //! machine      the CPUs
 //! ```
@@ -16,6 +17,7 @@ pub mod generator;
 pub mod machine;
 pub mod namespace;
 pub mod program;
+pub mod servers;
 pub mod testbed;
 pub mod veth;
 

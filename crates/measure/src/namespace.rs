@@ -1,6 +1,8 @@
 //! A private network namespace: the program executes itself in one, which ends with it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
 /// An environment variable that is set in the process inside of the namespace.
@@ -22,25 +24,51 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
+/// Returns the command that runs another one inside of a new namespace.
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount"]);
+    // Root needs no user namespace; other users become root of one.
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.arg("--");
+    command
+}
+
+/// Checks that a command, such as `true`, succeeds inside of a new namespace.
+///
+/// # Errors
+/// The reason why this machine does not permit it.
+pub fn check(command: &[&str]) -> Result<(), String> {
+    let output = unshare().args(command).output().map_err(|e| format!("unshare: {e}"))?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().into()) }
+}
+
+/// Returns the command that runs this program with these arguments inside of a new namespace.
+fn this_program_inside<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+    let mut command = unshare();
+    command.arg(program).args(arguments).env(INSIDE, "1");
+    Ok(command)
+}
+
 /// Runs this program with these arguments inside of a new namespace.
 ///
 /// # Errors
 /// The reason why this machine does not permit it.
-pub fn run<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<ExitStatus, String> {
-    // Root needs no user namespace; other users become root of one.
-    let mut flags = vec!["--net", "--mount"];
-    if !rustix::process::geteuid().is_root() {
-        flags.extend(["--user", "--map-root-user"]);
+pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<ExitStatus, String> {
+    check(&["true"])?;
+    this_program_inside(arguments)?.status().map_err(|e| format!("unshare: {e}"))
+}
+
+/// Replaces this process by this program with these arguments inside of a new namespace, so that signals
+/// reach it there. Returns only if that is impossible; [`check`] says so before. No destructor runs.
+pub fn enter<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> String {
+    match this_program_inside(arguments) {
+        Ok(mut command) => format!("unshare: {}", command.exec()),
+        Err(reason) => reason,
     }
-    let allowed = Command::new("unshare").args(&flags).arg("true").output();
-    let allowed = allowed.map_err(|e| format!("unshare: {e}"))?;
-    if !allowed.status.success() {
-        return Err(String::from_utf8_lossy(&allowed.stderr).trim().into());
-    }
-    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
-    let mut command = Command::new("unshare");
-    command.args(&flags).arg("--").arg(program).args(arguments).env(INSIDE, "1");
-    command.status().map_err(|e| format!("unshare: {e}"))
 }
 
 /// Prepares the namespace. It must be called inside of the namespace, before the first connection.

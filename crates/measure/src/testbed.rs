@@ -1,7 +1,7 @@
 //! The medium between server and generator, and the configuration of each end.
 
 use crate::machine::Cpus;
-use crate::veth::{self, PREFIX_LEN, VethOffloads};
+use crate::veth::{self, PREFIX_LEN, VethOffloads, network_of, run_setup_command};
 use crate::{CoreLayout, MeasureError};
 use ginnel::config::{AfXdpOptions, Config, DeviceConfig, DeviceKind};
 use ginnel_apps::load::light::WorkerStack;
@@ -22,6 +22,9 @@ pub enum Medium {
     Veth,
     /// A memif: shared memory between two processes. The kernel cannot use it.
     Memif,
+    /// The kernel's loopback interface, with the generator on the kernel's TCP. It needs no privilege. A stack
+    /// cannot use it.
+    Loopback,
 }
 
 impl Medium {
@@ -30,6 +33,7 @@ impl Medium {
         match self {
             Self::Veth => "veth (AF_XDP)",
             Self::Memif => "memif",
+            Self::Loopback => "loopback",
         }
     }
 }
@@ -64,7 +68,24 @@ impl Testbed {
             Medium::Memif if kernel => Err(MeasureError::failed("the kernel does not support memif")),
             // The server removes a stale socket.
             Medium::Memif => Ok(()),
+            Medium::Loopback if !kernel => Err(stack_on_loopback()),
+            // The host's own addresses exist already.
+            Medium::Loopback if self.address.is_loopback() => Ok(()),
+            Medium::Loopback => {
+                run_setup_command("ip link set lo up")?;
+                // With the prefix, all source addresses are the kernel's own, too.
+                let network = network_of(self.address);
+                run_setup_command(&format!("ip address replace {}/{PREFIX_LEN} dev lo", self.address))?;
+                run_setup_command(&format!(
+                    "ip route replace local {network}/{PREFIX_LEN} dev lo table local congctl cubic"
+                ))
+            }
         }
+    }
+
+    /// Returns whether the kernel's TCP is the generator's, too.
+    pub fn generator_is_kernel(&self) -> bool {
+        self.medium == Medium::Loopback
     }
 
     fn socket(&self) -> PathBuf {
@@ -98,6 +119,7 @@ impl Testbed {
         let device = match self.medium {
             Medium::Veth => ["--device".into(), format!("af_xdp:{interface}")],
             Medium::Memif => ["--memif".into(), format!("socket={},role={role}", self.socket().display())],
+            Medium::Loopback => return Err(stack_on_loopback()),
         };
         let mut options: Vec<String> = device.into();
         options.extend(["--config".into(), display(&file)]);
@@ -113,10 +135,13 @@ impl Testbed {
         self.config("", veth::server(), "server", self.address)
     }
 
-    /// Returns the stack of the generator.
-    pub fn generator(&self) -> Result<WorkerStack, MeasureError> {
+    /// Returns the stack of the generator, or `None` if that is the kernel's.
+    pub fn generator(&self) -> Result<Option<WorkerStack>, MeasureError> {
+        if self.generator_is_kernel() {
+            return Ok(None);
+        }
         let config = self.config("take=all", veth::generator(), "client", self.client_address())?;
-        Ok(WorkerStack { config, device: None })
+        Ok(Some(WorkerStack { config, device: None }))
     }
 
     /// Returns the generator's options for its source addresses, which exclude the server's address.
@@ -157,6 +182,7 @@ impl Testbed {
                 let memif = memif.parse().map_err(MeasureError::Failed)?;
                 DeviceConfig { memif: Some(memif), ..DeviceConfig::new("memif", DeviceKind::Memif) }
             }
+            Medium::Loopback => return Err(stack_on_loopback()),
         };
         let prefix = format!("{address}/{PREFIX_LEN}").parse().map_err(MeasureError::Failed)?;
         let mut config = Config {
@@ -166,6 +192,10 @@ impl Testbed {
         config.shard.spin_us = 0;
         Ok(config)
     }
+}
+
+fn stack_on_loopback() -> MeasureError {
+    MeasureError::failed("a stack cannot use the kernel's loopback interface")
 }
 
 fn display(path: &Path) -> String {
@@ -188,6 +218,14 @@ mod tests {
     }
 
     #[test]
+    fn stack_on_loopback_is_refused() {
+        let loopback = Testbed { medium: Medium::Loopback, ..testbed("127.0.0.1") };
+        assert!(loopback.generator_is_kernel() && loopback.set_up(true).is_ok());
+        assert!(loopback.set_up(false).is_err() && loopback.generator().unwrap().is_none());
+        assert!(loopback.stack_options().is_err() && loopback.server_config().is_err());
+    }
+
+    #[test]
     fn source_addresses_exclude_the_server() {
         assert_eq!(testbed("10.77.0.1").source_options(), ["--source", "10.77.0.50-10.77.0.249"]);
         let around = testbed("10.77.0.60").source_options();
@@ -195,7 +233,7 @@ mod tests {
         assert_eq!(testbed("10.77.0.50").source_options(), ["--source", "10.77.0.51-10.77.0.249"]);
         assert_eq!(testbed("10.77.0.249").source_options(), ["--source", "10.77.0.50-10.77.0.248"]);
         for address in ["10.77.0.1", "10.77.0.50", "10.77.0.249"] {
-            let config = testbed(address).generator().unwrap().config;
+            let config = testbed(address).generator().unwrap().unwrap().config;
             assert_ne!(config.links[0].addresses[0].address.to_string(), address);
         }
     }

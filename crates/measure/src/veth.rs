@@ -30,6 +30,11 @@ fn interface_name(end: char) -> String {
 /// Prefix length of the network.
 pub const PREFIX_LEN: u8 = 24;
 
+/// Returns the address of the network of [`PREFIX_LEN`] bits that an address is in.
+pub fn network_of(address: Ipv4Addr) -> Ipv4Addr {
+    Ipv4Addr::from_bits(address.to_bits() & u32::MAX << (32 - u32::from(PREFIX_LEN)))
+}
+
 /// Runs a command that configures the network.
 pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     let mut words = command.split_whitespace();
@@ -93,7 +98,7 @@ pub fn assign_kernel_address(interface: &str, address: Ipv4Addr, within: &str) -
     run_setup_command(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
     run_setup_command(&format!("{within} ip link set {interface} up"))?;
     // The default congestion control may differ; it cannot be set for a namespace but for a route.
-    let network = Ipv4Addr::from_bits(address.to_bits() & u32::MAX << (32 - u32::from(PREFIX_LEN)));
+    let network = network_of(address);
     run_setup_command(&format!(
         "{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"
     ))

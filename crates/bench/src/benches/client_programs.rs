@@ -6,10 +6,10 @@ use crate::harness::pairs::{self, Bound, Measurement};
 use crate::harness::result::BenchResult;
 use crate::harness::{CoreLayout, MeasureError, Options};
 use crate::program_comparison::{ADDRESS, create_site, run_beside_httpd};
-use crate::programs;
 use core::time::Duration;
 use ginnel_measure::cpu_account::{CpuAccount, Participants, measure_cpu};
 use ginnel_measure::program::{NetworkStack, RunningPrograms, ginnel_path};
+use ginnel_measure::servers;
 use ginnel_measure::testbed::{Medium, Testbed};
 use ginnel_measure::veth::{self, VethOffloads};
 use std::ffi::OsString;
@@ -159,7 +159,7 @@ pub fn http(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
         if !options.wants(&name) {
             continue;
         }
-        programs::require(part)?;
+        servers::find(part)?;
         let ours = || measure_against_httpd(&comparison, NetworkStack::Stack, &site, &words(line), read);
         let theirs = || measure_against_httpd(&comparison, NetworkStack::Kernel, &site, &words(line), read);
         let theirs: pairs::Arm<'_> = Box::new(theirs);
@@ -237,7 +237,7 @@ fn parse_iperf(text: &str) -> Option<(f64, u64)> {
 
 /// Measures iperf3 with one connection from its client to its server.
 pub fn iperf(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("iperf3")?;
+    servers::find("iperf3")?;
     let comparison = ClientComparison::new(options)?;
     let ours = || iperf_on_stacks(&comparison);
     let theirs: pairs::Arm<'_> = Box::new(|| iperf_on_kernel(&comparison));

@@ -4,8 +4,8 @@
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 use crate::program_comparison::{ADDRESS, Figure, ProgramComparison, create_site};
-use crate::programs;
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
+use ginnel_measure::servers;
 use ginnel_measure::testbed::Medium;
 
 /// Concurrent connections.
@@ -34,10 +34,9 @@ fn httpd(
     options: &Options,
     keep_alive: bool,
 ) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("nginx")?;
     let contest = ProgramComparison::new(name, unit, Figure::Rate, options, load(CONNECTIONS, keep_alive))?;
     let site = create_site(contest.folder())?;
-    let nginx = [programs::nginx(contest.folder(), ADDRESS, 80)?];
+    let nginx = [servers::nginx(contest.folder(), ADDRESS, 80)?];
     let ours = Box::new(|| contest.on_httpd(&site));
     let theirs = Box::new(|| contest.on_kernel(&nginx));
     Ok(vec![contest.run(ours, Some(theirs))?])
@@ -81,9 +80,8 @@ fn nginx(
     load: LoadSpec,
     wire: Medium,
 ) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("nginx")?;
     let contest = ProgramComparison::new(name, unit, figure, options, load)?;
-    let nginx = [programs::nginx(contest.folder(), ADDRESS, 80)?];
+    let nginx = [servers::nginx(contest.folder(), ADDRESS, 80)?];
     let ours = Box::new(|| contest.on_stack(&nginx, wire));
     let theirs = Box::new(|| contest.on_kernel(&nginx));
     Ok(vec![contest.run(ours, Some(theirs))?])

@@ -3,8 +3,8 @@
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 use crate::program_comparison::{ADDRESS, Figure, ProgramComparison};
-use crate::programs;
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
+use ginnel_measure::servers;
 use ginnel_measure::testbed::Medium;
 use std::ffi::OsString;
 
@@ -19,16 +19,14 @@ const BACKEND_PORT: u16 = 8080;
 
 /// Measures GET of redis.
 pub fn redis(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("redis-server")?;
     values("redis-vs-kernel", LoadProtocol::Redis, options, |contest| {
-        programs::redis(contest.folder(), ADDRESS)
+        servers::redis(contest.folder(), ADDRESS, 6379)
     })
 }
 
 /// Measures get of memcached.
 pub fn memcached(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("memcached")?;
-    values("memcached-vs-kernel", LoadProtocol::Memcached, options, |_| programs::memcached(ADDRESS))
+    values("memcached-vs-kernel", LoadProtocol::Memcached, options, |_| servers::memcached(ADDRESS))
 }
 
 /// Measures over memory and over AF_XDP; the kernel, which has no memif, uses its veth pair for both.
@@ -36,7 +34,7 @@ fn values(
     name: &str,
     language: LoadProtocol,
     options: &Options,
-    program: fn(&ProgramComparison<'_>) -> Vec<OsString>,
+    program: fn(&ProgramComparison<'_>) -> Result<Vec<OsString>, MeasureError>,
 ) -> Result<Vec<BenchResult>, MeasureError> {
     let address = ADDRESS.to_string();
     let words = [&*address, "--size", VALUE_BYTES, "--connections", VALUE_CONNECTIONS];
@@ -48,7 +46,7 @@ fn values(
         }
         let load = LoadSpec::new(language, &words);
         let contest = ProgramComparison::new(name, "requests/s", Figure::Rate, options, load)?;
-        let program = [program(&contest)];
+        let program = [program(&contest)?];
         let ours = Box::new(|| contest.on_stack(&program, wire));
         let theirs = Box::new(|| contest.on_kernel(&program));
         results.push(contest.run(ours, Some(theirs))?);
@@ -58,14 +56,12 @@ fn values(
 
 /// Measures HAProxy in front of nginx, both on one core, and on one stack or on the kernel.
 pub fn haproxy(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    programs::require("haproxy")?;
-    programs::require("nginx")?;
     let url = format!("http://{ADDRESS}/64");
     let load = LoadSpec::new(LoadProtocol::Http, &[&url, "--connections", PROXY_CONNECTIONS]);
     let contest = ProgramComparison::new("haproxy-vs-kernel", "connections/s", Figure::Rate, options, load)?;
     let both = [
-        programs::nginx(contest.folder(), ADDRESS, BACKEND_PORT)?,
-        programs::haproxy(contest.folder(), ADDRESS, 80, BACKEND_PORT)?,
+        servers::nginx(contest.folder(), ADDRESS, BACKEND_PORT)?,
+        servers::haproxy(contest.folder(), ADDRESS, 80, BACKEND_PORT)?,
     ];
     let ours = Box::new(|| contest.on_stack(&both, Medium::Veth));
     let theirs = Box::new(|| contest.on_kernel(&both));
