@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once. SIGHUP does not
-//! end a stack in the background.
+//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once, unless it must
+//! remove files first. SIGHUP does not end a stack in the background.
 
 use crate::failure::Failure;
 use ginnel::StopFlag;
@@ -8,24 +8,38 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use std::sync::Arc;
 
-/// Returns a flag that the first SIGINT or SIGTERM sets.
+/// Returns a flag that the first SIGINT or SIGTERM sets. The next one ends the process.
 pub fn stop_on_signal() -> Result<StopFlag, Failure> {
+    watch(&[SIGINT, SIGTERM], |signal, is_first| {
+        let name = low_level::signal_name(signal).unwrap_or("signal");
+        if is_first {
+            tracing::info!("{name}: the stack ends");
+        } else {
+            tracing::info!("{name} again: the process ends at once");
+            // 128 plus the signal's number: the exit code that shells report for a process that a signal
+            // ended.
+            std::process::exit(128 + signal);
+        }
+    })
+}
+
+/// Returns a flag that SIGINT, SIGTERM or SIGHUP sets. More signals have no effect, so that the process can
+/// stop its programs and remove its files; it must end within seconds.
+pub fn stop_and_clean_up_on_signal() -> Result<StopFlag, Failure> {
+    watch(&[SIGINT, SIGTERM, SIGHUP], |_, _| ())
+}
+
+/// Returns a flag that the first of these signals sets. `handle` gets the number of each signal, and whether
+/// it is the first.
+fn watch(signals: &[i32], handle: fn(i32, bool)) -> Result<StopFlag, Failure> {
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
+    let mut signals = Signals::new(signals).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
     let flag = stop.clone();
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in signals.forever() {
-                let name = low_level::signal_name(signal).unwrap_or("signal");
-                if flag.is_set() {
-                    tracing::info!("{name} again: the process ends at once");
-                    // 128 plus the signal's number: the exit code that shells report for a process that a
-                    // signal ended.
-                    std::process::exit(128 + signal);
-                }
-                tracing::info!("{name}: the stack ends");
+                handle(signal, !flag.is_set());
                 flag.stop();
             }
         })

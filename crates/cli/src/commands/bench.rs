@@ -2,6 +2,7 @@
 
 mod summary;
 
+pub use self::summary::OTHER_PROGRAMS_SHARE_MAX;
 use self::summary::{ComparisonSummary, MeasuredRun};
 use crate::failure::Failure;
 use clap::{Args, Subcommand, ValueEnum};
@@ -85,7 +86,8 @@ enum CompareDevice {
     Memif,
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+/// Parses the length of a measurement in seconds.
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("must be a number from 0.1 to 3600".into()),

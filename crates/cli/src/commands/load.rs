@@ -133,15 +133,15 @@ fn check_answered(report: &Report) -> Result<(), Failure> {
 
 /// Measurements of the server of `--serve`.
 #[derive(Clone, Copy, Debug)]
-pub struct ServerSummary {
+struct ServerSummary {
     /// Requests answered.
-    pub responses: u64,
+    responses: u64,
     /// Percentage of the time that the server was idle; near zero if the server was the bottleneck.
-    pub idle_percent: f64,
+    idle_percent: f64,
 }
 
 /// Runs the generator, and the server of `--serve`.
-pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<ServerSummary>), Failure> {
+fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<ServerSummary>), Failure> {
     let Some(root) = &options.serve else {
         return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
     };

@@ -43,7 +43,14 @@ pub enum Command {
     Log(log::LogOptions),
     /// Show the counters of a running stack
     Stat(stat::StatOptions),
-    /// Demonstrate Ginnel: serve a site over memory and over TAP, load it, and print a table of results
+    /// Compare unmodified nginx and redis on the kernel and on Ginnel in less than a minute, without root
+    ///
+    /// On the kernel, server and client use the loopback interface, in a network namespace if one can be
+    /// created. On Ginnel, the server runs under "ginnel run" over a memif (shared memory), and the client has
+    /// a TCP of its own. The client is "ginnel load" in both cases, on one CPU; the server has another CPU.
+    /// Figures are divided by the CPU time of the server's side: the program, its stack, and the kernel thread
+    /// that receives for it. Over loopback the kernel receives a packet on the CPU of its sender, so that much of
+    /// the work for a new connection to the kernel's server is done on the client's CPU and is not counted.
     Demo(demo::DemoOptions),
     /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
     /// http

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 /// Largest share of the two cores that other programs may use before a result gets a warning.
-const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
+pub const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 
 /// Result of one run of one arm.
 #[derive(Clone, Debug)]

@@ -1,0 +1,188 @@
+//! The table of results, and the sentences below it.
+
+use super::server::{DemoFigures, Load, Server};
+use crate::commands::bench::OTHER_PROGRAMS_SHARE_MAX;
+use crate::table::{Table, with_thousands_separators};
+use core::fmt;
+use ginnel_apps::units::show_nanos;
+use ginnel_measure::machine::Cpus;
+use ginnel_measure::median;
+
+/// The measurements of one load.
+struct LoadResult {
+    load: &'static Load,
+    kernel: Vec<DemoFigures>,
+    ginnel: Vec<DemoFigures>,
+}
+
+impl LoadResult {
+    /// Returns the median of Ginnel's figure divided by the kernel's in each round.
+    fn ratio(&self) -> f64 {
+        let pairs = self.ginnel.iter().zip(&self.kernel);
+        median(&pairs.map(|(ginnel, kernel)| ginnel.per_core / kernel.per_core).collect::<Vec<_>>())
+            .unwrap_or_default()
+    }
+}
+
+/// All results.
+pub struct DemoSummary {
+    cpus: Cpus,
+    rounds: u32,
+    results: Vec<LoadResult>,
+}
+
+impl DemoSummary {
+    /// Creates a summary without results.
+    pub const fn new(cpus: Cpus, rounds: u32) -> Self {
+        Self { cpus, rounds, results: Vec::new() }
+    }
+
+    /// Adds the figures of a round.
+    pub fn add(&mut self, load: &'static Load, kernel: DemoFigures, ginnel: DemoFigures) {
+        match self.results.iter_mut().find(|result| result.load.row == load.row) {
+            Some(result) => {
+                result.kernel.push(kernel);
+                result.ginnel.push(ginnel);
+            }
+            None => self.results.push(LoadResult { load, kernel: vec![kernel], ginnel: vec![ginnel] }),
+        }
+    }
+
+    fn figures(&self) -> impl Iterator<Item = &DemoFigures> {
+        self.results.iter().flat_map(|result| result.kernel.iter().chain(&result.ginnel))
+    }
+
+    /// Returns the number of requests without a successful answer.
+    pub fn errors(&self) -> u64 {
+        self.figures().map(|figures| figures.errors).sum()
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            "unmodified server",
+            "Linux kernel",
+            "Ginnel",
+            "ratio",
+            "p99, kernel",
+            "p99, Ginnel",
+        ]);
+        let middle = |runs: &[DemoFigures], of: fn(&DemoFigures) -> f64| {
+            median(&runs.iter().map(of).collect::<Vec<_>>()).unwrap_or_default()
+        };
+        for result in &self.results {
+            let rate = |runs| format!("{}/s", with_thousands_separators(middle(runs, |f| f.per_core) as u64));
+            let p99 = |runs| show_nanos(middle(runs, |f| f.p99_ns as f64) as u64);
+            let (kernel, ginnel) = (&*result.kernel, &*result.ginnel);
+            let ratio = format!("{:.1} x", result.ratio());
+            table.add_row([
+                result.load.row.into(),
+                rate(kernel),
+                rate(ginnel),
+                ratio,
+                p99(kernel),
+                p99(ginnel),
+            ]);
+        }
+        table
+    }
+
+    /// Formats the ratios as a sentence.
+    fn sentence(&self) -> String {
+        let mut servers = Vec::new();
+        for server in Server::ALL {
+            let of_server = self.results.iter().filter(|result| result.load.server == server);
+            let ratios: Vec<String> = of_server
+                .map(|result| format!("{:.1} times as many {}", result.ratio(), result.load.handled))
+                .collect();
+            if !ratios.is_empty() {
+                servers.push(format!("{} handles {}", server.name(), ratios.join(" and ")));
+            }
+        }
+        format!("On Ginnel, with the same CPU time as on the kernel, {}.", servers.join("; "))
+    }
+}
+
+impl fmt::Display for DemoSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cpus { server, client } = self.cpus;
+        let rounds =
+            if self.rounds == 1 { "one round".into() } else { format!("median of {} rounds", self.rounds) };
+        writeln!(
+            f,
+            "Requests per second of CPU time of the server, {rounds}; p99: 99 % were answered within this time."
+        )?;
+        writeln!(f, "\n{}", self.table())?;
+        writeln!(
+            f,
+            "Kernel: server and client on the kernel's TCP, over loopback. Ginnel: the server under \"ginnel run\", the client\n\
+            on a TCP of its own, over shared memory (memif). Client: ginnel load on CPU {client}; server on CPU {server}, one at a time."
+        )?;
+        let other_programs = self.figures().map(|figures| figures.other_programs).fold(0.0, f64::max);
+        if other_programs > OTHER_PROGRAMS_SHARE_MAX {
+            writeln!(
+                f,
+                "warning: other programs used up to {:.0} % of these CPUs: a quiet machine gives better figures",
+                100.0 * other_programs
+            )?;
+        }
+        if self.errors() > 0 {
+            writeln!(f, "warning: {} requests had no successful answer", self.errors())?;
+        }
+        writeln!(f, "\n{}", self.sentence())?;
+        let ginnel = std::env::current_exe().unwrap_or_else(|_| "ginnel".into());
+        let ginnel = ginnel.display();
+        write!(
+            f,
+            "Next, your own server, measured like these: {ginnel} bench compare --device memif --url http://10.77.0.1:8080/ -- SERVER"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(per_core: f64) -> DemoFigures {
+        DemoFigures { per_core, p99_ns: 1_500_000, errors: 0, other_programs: 0.0 }
+    }
+
+    fn summary(ratios: &[f64]) -> DemoSummary {
+        let mut summary = DemoSummary::new(Cpus { server: 0, client: 1 }, ratios.len() as u32);
+        for ratio in ratios {
+            for load in Server::Nginx.loads() {
+                summary.add(load, figures(10_000.0), figures(10_000.0 * ratio));
+            }
+        }
+        summary
+    }
+
+    #[test]
+    fn medians_and_ratios_are_shown() {
+        let text = summary(&[1.0, 4.0, 3.0]).to_string();
+        assert!(text.contains("median of 3 rounds") && !text.contains("warning"), "{text}");
+        assert!(
+            text.contains("| nginx, a connection per request  |     10,000/s | 30,000/s | 3.0 x |"),
+            "{text}"
+        );
+        let sentence = "nginx handles 3.0 times as many short connections and 3.0 times as many requests on open connections.";
+        assert!(text.contains(sentence) && !text.contains("redis"), "{text}");
+    }
+
+    #[test]
+    fn doubts_are_shown() {
+        let mut summary = summary(&[0.5]);
+        let load = &Server::Redis.loads()[0];
+        summary.add(
+            load,
+            DemoFigures { errors: 7, ..figures(1.0) },
+            DemoFigures { other_programs: 0.4, ..figures(1.0) },
+        );
+        let text = summary.to_string();
+        assert!(
+            text.contains("one round") && text.contains("handles 0.5 times as many short connections"),
+            "{text}"
+        );
+        assert!(text.contains("redis handles 1.0 times as many GET requests."), "{text}");
+        assert!(text.contains("other programs used up to 40 %") && text.contains("7 requests"), "{text}");
+    }
+}
