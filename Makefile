@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: demo check test lint fuzz-smoke suites soak bench instructions help
 
-demo: ## serve a web site and load it, over memory and over a TAP device (no root needed)
+demo: ## compare unmodified nginx and redis on the kernel and on Ginnel, in less than a minute (no root needed)
 	@scripts/demo
 
 check: ## formatting, clippy, the engine and POSIX operations in virtual time: two minutes, for daily work

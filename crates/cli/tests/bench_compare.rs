@@ -84,7 +84,13 @@ fn nginx_is_compared_over_each_device() {
     let output = compare(&url, &words);
     let (text, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}{progress}");
-    for part in ["| requests/s, median ", "| bottleneck ", "Ginnel / kernel: ", "fast as"] {
+    for part in [
+        "| requests/s, median ",
+        "| requests per CPU second ",
+        "| bottleneck ",
+        "Ginnel / kernel, ",
+        "fast as",
+    ] {
         assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
     }
     for part in ["1/1 on the kernel: ", "1/1 on Ginnel: ", "stack "] {
@@ -101,6 +107,18 @@ fn nginx_is_compared_over_each_device() {
         assert_eq!(json["runs"][arm][0]["errors"], 0, "{json}");
     }
     assert!(json["ratio"]["median"].as_f64().unwrap() > 0.0);
+
+    // No option that needs root.
+    let loopback = ["--device", "memif", "--kernel-device", "loopback", "--json"];
+    let output = compare(&[&url[..], &loopback].concat(), &words);
+    let progress = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{progress}");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["device"], &json["kernel_device"]), (&"memif".into(), &"loopback".into()));
+    for arm in ["kernel", "ginnel"] {
+        assert!(json["runs"][arm][0]["requests_per_cpu_second"].as_f64().unwrap() > 0.0, "{json}");
+        assert_eq!(json["runs"][arm][0]["errors"], 0, "{json}");
+    }
 
     // Error responses do not count as success, and the result says so.
     let output = compare(&["--url", "http://10.99.1.1:8080/no", "--connections", "8"], &words);

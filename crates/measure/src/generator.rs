@@ -57,7 +57,7 @@ pub struct LoadSpec {
     pub protocol: LoadProtocol,
     /// The arguments of its command, without the generator's stack, source addresses and durations.
     pub arguments: Vec<String>,
-    /// Ends a measurement before its time.
+    /// Ends a measurement, and waiting for an answer, before its time.
     pub stop: Option<StopFlag>,
 }
 
@@ -137,6 +137,9 @@ impl LoadSpec {
     ) -> Result<(), MeasureError> {
         let deadline = Instant::now() + timeout;
         loop {
+            if self.is_stopped() {
+                return Err(MeasureError::failed("interrupted"));
+            }
             check()?;
             let report = self.probe(testbed)?;
             if report.requests.completed > 0 {

@@ -5,10 +5,12 @@ mod summary;
 pub use self::summary::OTHER_PROGRAMS_SHARE_MAX;
 use self::summary::{ComparisonSummary, MeasuredRun};
 use crate::failure::Failure;
+use crate::signals;
 use clap::{Args, Subcommand, ValueEnum};
 use core::net::{IpAddr, Ipv4Addr};
 use core::str::FromStr;
 use core::time::Duration;
+use ginnel::StopFlag;
 use ginnel_apps::load::urls::{Url, UrlScheme};
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::machine::Cpus;
@@ -22,11 +24,14 @@ use std::ffi::OsString;
 pub enum BenchCommand {
     /// Run a server on the kernel and on Ginnel in turns under the same load, and report which is faster
     ///
-    /// The measurement runs in a network namespace of its own, with a veth pair, which is removed at the end;
-    /// nothing outside of it is changed. The server program gets one core, together with the stack and the
-    /// kernel's receive processing for it; the load generator gets another core. The program must stay in the
-    /// foreground and listen on the URL's address or on all addresses, as in: ginnel bench compare --url
-    /// http://10.77.0.1:8080/ -- nginx -c /etc/mine.conf -g 'daemon off;'
+    /// The measurement runs in a network namespace of its own, which is removed at the end; nothing outside of
+    /// it is changed. The server program gets one core, together with the stack and, over veth, the kernel's
+    /// receive processing for it; the load generator gets another core. Which is faster follows from the
+    /// requests per second of CPU time of the server's side. The program must stay in the foreground and listen
+    /// on the URL's address or on all addresses, as in: ginnel bench compare --url http://10.77.0.1:8080/ --
+    /// nginx -c /etc/mine.conf -g 'daemon off;'
+    ///
+    /// A user other than root needs --device memif.
     Compare(CompareOptions),
 }
 
@@ -51,15 +56,19 @@ pub struct CompareOptions {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: u32,
 
-    /// Length of each measurement in seconds. A warm-up of a fifth of it comes before.
+    /// Length of each measurement in seconds. A warm-up of the same length, at most 2 s, comes before.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_seconds)]
     seconds: f64,
 
-    /// Device between Ginnel and the generator. The kernel always uses a veth pair.
+    /// Device between Ginnel and the generator.
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = CompareDevice::AfXdp)]
     device: CompareDevice,
 
-    /// Which core runs the kernel's receive processing, in the measurements of both.
+    /// Interface between the kernel and the generator. The default is veth for root, and loopback for others.
+    #[arg(long, value_name = "DEVICE", value_enum)]
+    kernel_device: Option<KernelDevice>,
+
+    /// Which core runs the kernel's receive processing over veth. Over loopback it is the sender's.
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t)]
     layout: CoreLayout,
 
@@ -84,6 +93,15 @@ enum CompareDevice {
     AfXdp,
     /// Shared memory, which the kernel cannot use: for a client and a server on one machine.
     Memif,
+}
+
+/// Interface that the kernel runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KernelDevice {
+    /// A veth pair; the generator has a TCP of its own, over AF_XDP. It needs root.
+    Veth,
+    /// The loopback interface; the generator is on the kernel's TCP.
+    Loopback,
 }
 
 /// Parses the length of a measurement in seconds.
@@ -132,15 +150,60 @@ impl FromStr for CompareUrl {
     }
 }
 
+impl CompareOptions {
+    fn kernel_medium(&self) -> Medium {
+        match self.kernel_device {
+            Some(KernelDevice::Loopback) => Medium::Loopback,
+            None if !is_root() => Medium::Loopback,
+            Some(KernelDevice::Veth) | None => Medium::Veth,
+        }
+    }
+
+    fn medium(&self) -> Medium {
+        match self.device {
+            CompareDevice::AfXdp => Medium::Veth,
+            CompareDevice::Memif => Medium::Memif,
+        }
+    }
+
+    /// Returns an error if an option needs root and this user is not root.
+    fn check_permission(&self) -> Result<(), Failure> {
+        let needs_root = [
+            ("--device af_xdp", self.medium(), "--device memif"),
+            ("--kernel-device veth", self.kernel_medium(), "--kernel-device loopback"),
+        ];
+        let found = needs_root.into_iter().find(|(_, medium, _)| !is_root() && *medium == Medium::Veth);
+        found.map_or(Ok(()), |(option, _, instead)| {
+            let reason = "it loads BPF programs (AF_XDP) and pins kernel threads to CPUs";
+            Err(Failure::running(format!("bench compare {option} needs root: {reason}; {instead} does not")))
+        })
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 impl BenchCommand {
     /// Measures, and prints the result.
     pub fn run(self) -> Result<(), Failure> {
         let Self::Compare(options) = self;
         if !namespace::is_inside() {
-            return run_in_namespace();
+            options.check_permission()?;
+            let reason = match namespace::check(&["true"]) {
+                // Inside of the namespace every user is root, so the choice is made here.
+                Ok(()) => namespace::enter(arguments_with_kernel_device(&options)),
+                Err(reason) => reason,
+            };
+            return Err(Failure::running(format!("cannot create a network namespace: {reason}")));
         }
         namespace::prepare().map_err(Failure::running)?;
-        let summary = compare(&options)?;
+        let stop = signals::stop_and_clean_up_on_signal()?;
+        let result = compare(&options, &stop);
+        if stop.is_set() {
+            return Err(Failure::running("interrupted"));
+        }
+        let summary = result?;
         if options.json {
             println!("{}", summary.to_json());
         } else {
@@ -150,20 +213,15 @@ impl BenchCommand {
     }
 }
 
-/// Runs the same command line again inside a network namespace.
-fn run_in_namespace() -> Result<(), Failure> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::running(
-            "bench compare needs root: it loads BPF programs (AF_XDP) and pins kernel threads to CPUs",
-        ));
+/// Returns the arguments of this process, with the interface of the kernel.
+fn arguments_with_kernel_device(options: &CompareOptions) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if options.kernel_device.is_none() {
+        let device = if options.kernel_medium() == Medium::Loopback { "loopback" } else { "veth" };
+        // The words "bench compare" come first.
+        arguments.splice(2..2, ["--kernel-device".into(), device.into()]);
     }
-    let problem = |why: String| Failure::running(format!("cannot create a network namespace: {why}"));
-    let status = namespace::run(std::env::args_os().skip(1)).map_err(problem)?;
-    match status.code() {
-        Some(0) => Ok(()),
-        // The inner process has printed its error.
-        code => Err(Failure::program(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
-    }
+    arguments
 }
 
 fn from_measure_failure(error: measure::MeasureError) -> Failure {
@@ -173,16 +231,16 @@ fn from_measure_failure(error: measure::MeasureError) -> Failure {
 }
 
 /// Builds the arguments of `ginnel load`.
-fn generator_load(options: &CompareOptions) -> LoadSpec {
+fn generator_load(options: &CompareOptions, stop: &StopFlag) -> LoadSpec {
     let connections = options.connections.to_string();
     let mut words = vec![&*options.url.load_argument, "--connections", &connections];
     if options.keep_alive && options.url.language == LoadProtocol::Http {
         words.push("--keep-alive");
     }
-    LoadSpec::new(options.url.language, &words)
+    LoadSpec { stop: Some(stop.clone()), ..LoadSpec::new(options.url.language, &words) }
 }
 
-fn compare(options: &CompareOptions) -> Result<ComparisonSummary, Failure> {
+fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummary, Failure> {
     let mut cpus = Cpus::choose().map_err(from_measure_failure)?;
     if options.layout == CoreLayout::One {
         cpus.client = cpus.server;
@@ -191,14 +249,18 @@ fn compare(options: &CompareOptions) -> Result<ComparisonSummary, Failure> {
     let of = |wire| Testbed {
         medium: wire,
         cpus,
-        layout: options.layout,
+        layout: match options.layout {
+            CoreLayout::Charged if wire == Medium::Loopback => CoreLayout::Sender,
+            layout => layout,
+        },
         polls: false,
         address: options.url.address,
         folder: folder.path().to_owned(),
     };
-    let wire = if options.device == CompareDevice::Memif { Medium::Memif } else { Medium::Veth };
-    let mut summary = ComparisonSummary::new(&options.program, &options.url.text, options.layout, wire);
-    let load = generator_load(options);
+    let (wire, kernel_wire) = (options.medium(), options.kernel_medium());
+    let media = [kernel_wire, wire];
+    let mut summary = ComparisonSummary::new(&options.program, &options.url.text, options.layout, media);
+    let load = generator_load(options, stop);
     eprintln!(
         "program on CPU {}, generator on CPU {}; {} pairs of {} s each",
         cpus.server, cpus.client, options.pairs, options.seconds
@@ -211,7 +273,7 @@ fn compare(options: &CompareOptions) -> Result<ComparisonSummary, Failure> {
             eprintln!("{pair}/{} on {name}: {}", options.pairs, run.line());
             Ok(run)
         };
-        let kernel = measure(NetworkStack::Kernel, &of(Medium::Veth))?;
+        let kernel = measure(NetworkStack::Kernel, &of(kernel_wire))?;
         summary.add(kernel, measure(NetworkStack::Stack, &of(wire))?);
     }
     Ok(summary)

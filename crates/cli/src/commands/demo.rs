@@ -12,11 +12,8 @@ use core::net::Ipv4Addr;
 use ginnel_measure::machine::Cpus;
 use ginnel_measure::namespace;
 use progress::Progress;
-use server::{DemoTestbed, Server, to_failure};
+use server::{ADDRESS, DemoTestbed, Server, to_failure};
 use summary::DemoSummary;
-
-/// The server's address inside a network namespace of the demonstration's own.
-const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
 /// Options of `ginnel demo`.
 #[derive(Clone, Debug, Args)]
@@ -33,7 +30,7 @@ pub struct DemoOptions {
 
 /// Measures, and prints the table of results.
 pub fn run(options: &DemoOptions) -> Result<(), Failure> {
-    let mut address = OWN_ADDRESS;
+    let mut kernel_address = ADDRESS;
     if namespace::is_inside() {
         // Without these settings short measurements succeed as well.
         if let Err(reason) = namespace::prepare() {
@@ -47,10 +44,10 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
         eprintln!(
             "note: no network namespace is available ({reason}): using the loopback interface of the host"
         );
-        address = Ipv4Addr::LOCALHOST;
+        kernel_address = Ipv4Addr::LOCALHOST;
     }
     let stop = signals::stop_and_clean_up_on_signal()?;
-    let result = measure(options, address, &stop);
+    let result = measure(options, kernel_address, &stop);
     if stop.is_set() {
         return Err(Failure::running("interrupted"));
     }
@@ -64,12 +61,12 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
 
 fn measure(
     options: &DemoOptions,
-    address: Ipv4Addr,
+    kernel_address: Ipv4Addr,
     stop: &ginnel::StopFlag,
 ) -> Result<DemoSummary, Failure> {
     let cpus = Cpus::choose().map_err(to_failure)?;
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
-    let testbed = DemoTestbed { address, cpus, folder: folder.path(), seconds: options.seconds, stop };
+    let testbed = DemoTestbed { kernel_address, cpus, folder: folder.path(), seconds: options.seconds, stop };
     let mut servers = Vec::new();
     let mut missing = Vec::new();
     for server in Server::ALL {

@@ -19,6 +19,8 @@ pub const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 pub struct MeasuredRun {
     /// Requests per second.
     rate: f64,
+    /// Requests per second of CPU time of the server's side.
+    per_core: f64,
     /// Median and 99th percentile of the latency in nanoseconds.
     median_ns: u64,
     p99_ns: u64,
@@ -37,6 +39,7 @@ impl MeasuredRun {
     pub fn new(report: &Report, account: &CpuAccount) -> Self {
         Self {
             rate: report.achieved.requests_per_second,
+            per_core: report.achieved.requests_per_second / account.server_share(),
             median_ns: report.latency_ns.total.p50,
             p99_ns: report.latency_ns.total.p99,
             errors: report.failures.values().sum::<u64>() + report.unsuccessful(),
@@ -61,6 +64,7 @@ impl MeasuredRun {
     fn to_json(&self) -> Value {
         json!({
             "requests_per_second": self.rate,
+            "requests_per_cpu_second": self.per_core,
             "median_ns": self.median_ns,
             "p99_ns": self.p99_ns,
             "errors": self.errors,
@@ -77,7 +81,8 @@ pub struct ComparisonSummary {
     program: Vec<String>,
     url: String,
     layout: CoreLayout,
-    wire: Medium,
+    /// The media of the kernel and of Ginnel.
+    media: [Medium; 2],
     kernel: Vec<MeasuredRun>,
     ginnel: Vec<MeasuredRun>,
 }
@@ -93,9 +98,9 @@ enum ComparisonVerdict {
 
 impl ComparisonSummary {
     /// Creates a summary without runs.
-    pub fn new(program: &[OsString], url: &str, layout: CoreLayout, wire: Medium) -> Self {
+    pub fn new(program: &[OsString], url: &str, layout: CoreLayout, media: [Medium; 2]) -> Self {
         let program = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        Self { program, url: url.into(), layout, wire, kernel: Vec::new(), ginnel: Vec::new() }
+        Self { program, url: url.into(), layout, media, kernel: Vec::new(), ginnel: Vec::new() }
     }
 
     /// Adds a pair of runs.
@@ -104,11 +109,11 @@ impl ComparisonSummary {
         self.ginnel.push(ginnel);
     }
 
-    /// Returns Ginnel's rate divided by the kernel's: median, smallest and largest of all pairs. A pair
-    /// without a successful request has no ratio.
+    /// Returns Ginnel's requests per second of CPU time divided by the kernel's: median, smallest and largest
+    /// of all pairs. A pair without a successful request has no ratio.
     fn ratio(&self) -> Option<[f64; 3]> {
         let pairs = self.ginnel.iter().zip(&self.kernel).filter(|(_, kernel)| kernel.rate > 0.0);
-        let ratios: Vec<f64> = pairs.map(|(ginnel, kernel)| ginnel.rate / kernel.rate).collect();
+        let ratios: Vec<f64> = pairs.map(|(ginnel, kernel)| ginnel.per_core / kernel.per_core).collect();
         let (low, high) = spread(&ratios);
         Some([median(&ratios)?, low, high])
     }
@@ -142,7 +147,7 @@ impl ComparisonSummary {
             let idle = runs.iter().filter(|run| !run.bottleneck.is_server()).count();
             if idle > 0 {
                 doubts.push(format!(
-                    "on {name} the program's core was not full in {idle} of {} runs: it may be faster than shown (raise --connections, or the generator is the limit)",
+                    "on {name} the program's core was not full in {idle} of {} runs: its requests/s may be more than shown (raise --connections, or the generator is the limit)",
                     runs.len()
                 ));
             }
@@ -172,8 +177,8 @@ impl ComparisonSummary {
             "program": self.program,
             "url": self.url,
             "layout": format!("{:?}", self.layout).to_lowercase(),
-            "device": self.wire.name(),
-            "kernel_device": "veth",
+            "device": self.media[1].name(),
+            "kernel_device": kernel_name(self.media[0]),
             "requests_per_second": {"kernel": arm(&self.kernel), "ginnel": arm(&self.ginnel)},
             "ratio": ratio,
             "faster": match self.verdict() {
@@ -189,6 +194,14 @@ impl ComparisonSummary {
     }
 }
 
+/// Returns the name of the medium of the kernel, whose end of a veth pair is not AF_XDP.
+const fn kernel_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Veth => "veth",
+        other => other.name(),
+    }
+}
+
 fn rates(runs: &[MeasuredRun]) -> Vec<f64> {
     runs.iter().map(|run| run.rate).collect()
 }
@@ -199,9 +212,10 @@ fn spread(values: &[f64]) -> (f64, f64) {
 
 impl fmt::Display for ComparisonSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let wire = self.wire.name();
-        let ginnel = format!("Ginnel, {wire}");
-        let mut table = Table::new(&[&self.program.join(" "), "kernel, veth", &ginnel]);
+        let [kernel, ginnel] = self.media;
+        let (kernel, ginnel) =
+            (format!("kernel, {}", kernel_name(kernel)), format!("Ginnel, {}", ginnel.name()));
+        let mut table = Table::new(&[&self.program.join(" "), &kernel, &ginnel]);
         let mut row = |name: &str, of: &dyn Fn(&[MeasuredRun]) -> String| {
             table.add_row([name.into(), of(&self.kernel), of(&self.ginnel)]);
         };
@@ -218,6 +232,10 @@ impl fmt::Display for ComparisonSummary {
             let (low, high) = spread(&rates(runs));
             format!("{} to {}", with_thousands_separators(low as u64), with_thousands_separators(high as u64))
         });
+        row("requests per CPU second", &|runs| {
+            let rates: Vec<f64> = runs.iter().map(|run| run.per_core).collect();
+            with_thousands_separators(median(&rates).unwrap_or_default() as u64)
+        });
         row("answer, median", &|runs| show_nanos(middle(|run| run.median_ns)(runs) as u64));
         row("answer, p99", &|runs| show_nanos(middle(|run| run.p99_ns)(runs) as u64));
         row("errors", &|runs| with_thousands_separators(runs.iter().map(|run| run.errors).sum()));
@@ -230,7 +248,10 @@ impl fmt::Display for ComparisonSummary {
         write!(f, "{table}")?;
         if let Some([ratio, low, high]) = self.ratio() {
             let pairs = self.kernel.len();
-            writeln!(f, "\nGinnel / kernel: {ratio:.2} ({low:.2} to {high:.2}, {pairs} pairs)")?;
+            writeln!(
+                f,
+                "\nGinnel / kernel, per CPU second: {ratio:.2} ({low:.2} to {high:.2}, {pairs} pairs)"
+            )?;
         }
         writeln!(f, "{}", self.sentence())?;
         for doubt in self.find_warnings() {
@@ -247,6 +268,7 @@ mod tests {
     fn run(rate: f64) -> MeasuredRun {
         MeasuredRun {
             rate,
+            per_core: rate,
             median_ns: 1000,
             p99_ns: 2000,
             errors: 0,
@@ -258,8 +280,12 @@ mod tests {
     }
 
     fn summary(pairs: &[(f64, f64)]) -> ComparisonSummary {
-        let mut summary =
-            ComparisonSummary::new(&["nginx".into()], "http://10.77.0.1/", CoreLayout::Charged, Medium::Veth);
+        let mut summary = ComparisonSummary::new(
+            &["nginx".into()],
+            "http://10.77.0.1/",
+            CoreLayout::Charged,
+            [Medium::Veth; 2],
+        );
         for (kernel, ginnel) in pairs {
             summary.add(run(*kernel), run(*ginnel));
         }

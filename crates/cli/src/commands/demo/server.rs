@@ -14,6 +14,9 @@ use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::Path;
 
+/// The server's address on a stack of its own, and on the kernel in a network namespace of its own.
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+
 /// A load, which is a row of the table.
 #[derive(Debug)]
 pub struct Load {
@@ -132,7 +135,8 @@ impl DemoFigures {
 
 /// What all measurements have in common.
 pub struct DemoTestbed<'a> {
-    pub address: Ipv4Addr,
+    /// The server's address on the kernel.
+    pub kernel_address: Ipv4Addr,
     pub cpus: Cpus,
     /// A directory for the files of the servers.
     pub folder: &'a Path,
@@ -157,23 +161,19 @@ struct ServerOnStack {
 impl DemoTestbed<'_> {
     /// Starts a server on both stacks and waits until both answer.
     pub fn start(&self, server: Server) -> Result<ServerPair, Failure> {
-        let kernel = self.testbed(server, "kernel", Medium::Loopback)?;
-        let ginnel = self.testbed(server, "ginnel", Medium::Memif)?;
+        let kernel = self.testbed(server, "kernel", Medium::Loopback, self.kernel_address)?;
+        let ginnel = self.testbed(server, "ginnel", Medium::Memif, ADDRESS)?;
         kernel.set_up(true).map_err(to_failure)?;
         ginnel.set_up(false).map_err(to_failure)?;
-        let port = free_port(self.address)?;
+        let port = free_port(self.kernel_address)?;
         let mut pair = ServerPair {
             port,
             kernel: ServerOnStack::start(server, NetworkStack::Kernel, kernel, port)?,
             ginnel: ServerOnStack::start(server, NetworkStack::Stack, ginnel, port)?,
         };
         for on in [&mut pair.kernel, &mut pair.ginnel] {
-            let spec = server.loads()[0].spec(self.address, port, self.stop);
-            let check = || match self.stop.is_set() {
-                true => Err(MeasureError::failed("interrupted")),
-                false => on.running.check(),
-            };
-            let waited = spec.wait_for_answer(&on.testbed, ANSWER_TIMEOUT, check);
+            let spec = server.loads()[0].spec(on.testbed.address, port, self.stop);
+            let waited = spec.wait_for_answer(&on.testbed, ANSWER_TIMEOUT, || on.running.check());
             waited.map_err(|error| on.failure(error))?;
         }
         Ok(pair)
@@ -186,21 +186,28 @@ impl DemoTestbed<'_> {
         load: &Load,
         ginnel_first: bool,
     ) -> Result<[DemoFigures; 2], Failure> {
-        let spec = load.spec(self.address, pair.port, self.stop);
-        let (kernel, ginnel) = (&mut pair.kernel, &mut pair.ginnel);
+        let measure = |on: &mut ServerOnStack| {
+            let spec = load.spec(on.testbed.address, pair.port, self.stop);
+            on.measure(&spec, self.seconds)
+        };
         if ginnel_first {
-            let figures = ginnel.measure(&spec, self.seconds)?;
-            Ok([kernel.measure(&spec, self.seconds)?, figures])
+            let figures = measure(&mut pair.ginnel)?;
+            Ok([measure(&mut pair.kernel)?, figures])
         } else {
-            Ok([kernel.measure(&spec, self.seconds)?, ginnel.measure(&spec, self.seconds)?])
+            Ok([measure(&mut pair.kernel)?, measure(&mut pair.ginnel)?])
         }
     }
 
-    fn testbed(&self, server: Server, stack: &str, medium: Medium) -> Result<Testbed, Failure> {
+    fn testbed(
+        &self,
+        server: Server,
+        stack: &str,
+        medium: Medium,
+        address: Ipv4Addr,
+    ) -> Result<Testbed, Failure> {
         let folder = self.folder.join(format!("{}-{stack}", server.name()));
         std::fs::create_dir(&folder).map_err(|e| Failure::running(format!("{}: {e}", folder.display())))?;
-        let (cpus, address) = (self.cpus, self.address);
-        Ok(Testbed { medium, cpus, layout: CoreLayout::Sender, polls: false, address, folder })
+        Ok(Testbed { medium, cpus: self.cpus, layout: CoreLayout::Sender, polls: false, address, folder })
     }
 }
 

@@ -1,12 +1,15 @@
 //! The table of results, and the sentences below it.
 
-use super::server::{DemoFigures, Load, Server};
+use super::server::{ADDRESS, DemoFigures, Load, Server};
 use crate::commands::bench::OTHER_PROGRAMS_SHARE_MAX;
 use crate::table::{Table, with_thousands_separators};
 use core::fmt;
 use ginnel_apps::units::show_nanos;
 use ginnel_measure::machine::Cpus;
 use ginnel_measure::median;
+
+/// Length of the longest line, in characters.
+const LINE_CHARACTERS: usize = 108;
 
 /// The measurements of one load.
 struct LoadResult {
@@ -98,44 +101,72 @@ impl DemoSummary {
                 servers.push(format!("{} handles {}", server.name(), ratios.join(" and ")));
             }
         }
-        format!("On Ginnel, with the same CPU time as on the kernel, {}.", servers.join("; "))
+        format!("With the same CPU time as on the kernel, on Ginnel {}.", servers.join("; "))
     }
 }
 
 impl fmt::Display for DemoSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cpus { server, client } = self.cpus;
-        let rounds =
-            if self.rounds == 1 { "one round".into() } else { format!("median of {} rounds", self.rounds) };
+        let rounds = match self.rounds {
+            1 => "one round".into(),
+            rounds => format!("median of {rounds} rounds"),
+        };
         writeln!(
             f,
-            "Requests per second of CPU time of the server, {rounds}; p99: 99 % were answered within this time."
+            "Requests per second of the server's CPU time ({rounds}), and the time in which 99 % were answered:\n\n{}",
+            self.table()
         )?;
-        writeln!(f, "\n{}", self.table())?;
         writeln!(
             f,
-            "Kernel: server and client on the kernel's TCP, over loopback. Ginnel: the server under \"ginnel run\", the client\n\
-            on a TCP of its own, over shared memory (memif). Client: ginnel load on CPU {client}; server on CPU {server}, one at a time."
+            "Kernel: server (CPU {server}) and client (ginnel load, CPU {client}) use the kernel's TCP, over loopback."
+        )?;
+        writeln!(
+            f,
+            "Ginnel: the same server under \"ginnel run\", over shared memory (memif); the client has a TCP of its own."
         )?;
         let other_programs = self.figures().map(|figures| figures.other_programs).fold(0.0, f64::max);
         if other_programs > OTHER_PROGRAMS_SHARE_MAX {
+            let percent = 100.0 * other_programs;
             writeln!(
                 f,
-                "warning: other programs used up to {:.0} % of these CPUs: a quiet machine gives better figures",
-                100.0 * other_programs
+                "warning: other programs used up to {percent:.0} % of these CPUs: repeat it on a quiet machine"
             )?;
         }
         if self.errors() > 0 {
             writeln!(f, "warning: {} requests had no successful answer", self.errors())?;
         }
-        writeln!(f, "\n{}", self.sentence())?;
-        let ginnel = std::env::current_exe().unwrap_or_else(|_| "ginnel".into());
-        let ginnel = ginnel.display();
-        write!(
+        writeln!(f, "\n{}", wrap(&self.sentence()))?;
+        writeln!(
             f,
-            "Next, your own server, measured like these: {ginnel} bench compare --device memif --url http://10.77.0.1:8080/ -- SERVER"
-        )
+            "Next, measure a server of your own in the same way (its URL has the address 10.77.0.1):"
+        )?;
+        let command = this_command();
+        write!(f, "  {command} bench compare --device memif --url http://{ADDRESS}:8080/ -- SERVER OPTIONS")
     }
+}
+
+/// Returns the path of this program, relative to the working directory if it is below it.
+fn this_command() -> String {
+    let path = std::env::current_exe().unwrap_or_else(|_| "ginnel".into());
+    let folder = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(folder).unwrap_or(&path).display().to_string()
+}
+
+/// Breaks a text into lines of at most [`LINE_CHARACTERS`].
+fn wrap(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= LINE_CHARACTERS => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -158,7 +189,7 @@ mod tests {
 
     #[test]
     fn medians_and_ratios_are_shown() {
-        let text = summary(&[1.0, 4.0, 3.0]).to_string();
+        let text = summary(&[1.0, 4.0, 3.0]).to_string().replace('\n', " ");
         assert!(text.contains("median of 3 rounds") && !text.contains("warning"), "{text}");
         assert!(
             text.contains("| nginx, a connection per request  |     10,000/s | 30,000/s | 3.0 x |"),
@@ -166,6 +197,17 @@ mod tests {
         );
         let sentence = "nginx handles 3.0 times as many short connections and 3.0 times as many requests on open connections.";
         assert!(text.contains(sentence) && !text.contains("redis"), "{text}");
+    }
+
+    #[test]
+    fn lines_are_short() {
+        let text = summary(&[1.0]).to_string();
+        let lines = text.lines().filter(|line| !line.starts_with("  "));
+        assert!(
+            lines.clone().count() > 8 && lines.clone().all(|line| line.chars().count() <= LINE_CHARACTERS),
+            "{text}"
+        );
+        assert_eq!(wrap("a b"), "a b");
     }
 
     #[test]
@@ -177,7 +219,7 @@ mod tests {
             DemoFigures { errors: 7, ..figures(1.0) },
             DemoFigures { other_programs: 0.4, ..figures(1.0) },
         );
-        let text = summary.to_string();
+        let text = summary.to_string().replace('\n', " ");
         assert!(
             text.contains("one round") && text.contains("handles 0.5 times as many short connections"),
             "{text}"
