@@ -252,8 +252,8 @@ pub struct CpuAccount {
 
 impl CpuAccount {
     /// Returns the CPU time of the server's side as a share of the elapsed time: the program, its stack, and
-    /// the kernel threads that receive for it. It is below 1 if the server waited, or if other programs ran on
-    /// its core.
+    /// the kernel threads that receive for it. It is below 1 if the server waited, or if other programs ran
+    /// on its core.
     pub fn server_share(&self) -> f64 {
         SERVER_ROLES.iter().filter_map(|role| self.shares.get(role)).sum()
     }

@@ -22,8 +22,8 @@ pub enum Medium {
     Veth,
     /// A memif: shared memory between two processes. The kernel cannot use it.
     Memif,
-    /// The kernel's loopback interface, with the generator on the kernel's TCP. It needs no privilege. A stack
-    /// cannot use it.
+    /// The kernel's loopback interface, with the generator on the kernel's TCP. It needs no privilege. A
+    /// stack cannot use it.
     Loopback,
 }
 

@@ -14,6 +14,8 @@ const COLUMNS_MAX: usize = 110;
 /// Words that begin doc comments without a subject: "Returns …" or "Counts …" says what the item does.
 const BAD_BEGINNINGS: &[&str] =
     &["The same", "What ", "Whether ", "Who ", "Whose ", "That ", "Those ", "So many"];
+/// Words of README.md, which a stranger reads to the end.
+const README_WORDS_MAX: usize = 700;
 /// Rows of the glossary.
 const PRIVATE_WORDS_MAX: usize = 40;
 const UNSAFE_PAGE: &str = "docs/unsafe.md";
@@ -228,6 +230,15 @@ fn glossary() -> Vec<[String; 3]> {
         cells.try_into().unwrap_or_else(|cells| panic!("{cells:?}: word, meaning, file"))
     })
     .collect()
+}
+
+#[test]
+fn the_readme_is_short() {
+    let words = fs::read_to_string(root().join("README.md")).unwrap().split_whitespace().count();
+    assert!(
+        (100..=README_WORDS_MAX).contains(&words),
+        "README.md has {words} words, {README_WORDS_MAX} at most"
+    );
 }
 
 #[test]

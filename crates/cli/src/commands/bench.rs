@@ -24,12 +24,12 @@ use std::ffi::OsString;
 pub enum BenchCommand {
     /// Run a server on the kernel and on Ginnel in turns under the same load, and report which is faster
     ///
-    /// The measurement runs in a network namespace of its own, which is removed at the end; nothing outside of
-    /// it is changed. The server program gets one core, together with the stack and, over veth, the kernel's
-    /// receive processing for it; the load generator gets another core. Which is faster follows from the
-    /// requests per second of CPU time of the server's side. The program must stay in the foreground and listen
-    /// on the URL's address or on all addresses, as in: ginnel bench compare --url http://10.77.0.1:8080/ --
-    /// nginx -c /etc/mine.conf -g 'daemon off;'
+    /// The measurement runs in a network namespace of its own, which is removed at the end; nothing outside
+    /// of it is changed. The server program gets one core, together with the stack and, over veth, the
+    /// kernel's receive processing for it; the load generator gets another core. Which is faster follows from
+    /// the requests per second of CPU time of the server's side. The program must stay in the foreground and
+    /// listen on the URL's address or on all addresses, as in: ginnel bench compare --url
+    /// http://10.77.0.1:8080/ -- nginx -c /etc/mine.conf -g 'daemon off;'
     ///
     /// A user other than root needs --device memif.
     Compare(CompareOptions),

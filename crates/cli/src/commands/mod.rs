@@ -46,11 +46,12 @@ pub enum Command {
     /// Compare unmodified nginx and redis on the kernel and on Ginnel in less than a minute, without root
     ///
     /// On the kernel, server and client use the loopback interface, in a network namespace if one can be
-    /// created. On Ginnel, the server runs under "ginnel run" over a memif (shared memory), and the client has
-    /// a TCP of its own. The client is "ginnel load" in both cases, on one CPU; the server has another CPU.
-    /// Figures are divided by the CPU time of the server's side: the program, its stack, and the kernel thread
-    /// that receives for it. Over loopback the kernel receives a packet on the CPU of its sender, so that much of
-    /// the work for a new connection to the kernel's server is done on the client's CPU and is not counted.
+    /// created. On Ginnel, the server runs under "ginnel run" over a memif (shared memory), and the client
+    /// has a TCP of its own. The client is "ginnel load" in both cases, on one CPU; the server has another
+    /// CPU. Figures are divided by the CPU time of the server's side: the program, its stack, and the kernel
+    /// thread that receives for it. Over loopback the kernel receives a packet on the CPU of its sender, so
+    /// that much of the work for a new connection to the kernel's server is done on the client's CPU and is
+    /// not counted.
     Demo(demo::DemoOptions),
     /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
     /// http

@@ -22,7 +22,7 @@ pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub struct Load {
     /// Text of the row.
     pub row: &'static str,
-    /// What the server handles under this load, for a sentence.
+    /// Plural of what the server handles under this load, for a sentence.
     pub handled: &'static str,
     /// The server.
     pub server: Server,
@@ -133,7 +133,7 @@ impl DemoFigures {
     }
 }
 
-/// What all measurements have in common.
+/// The conditions of all measurements.
 pub struct DemoTestbed<'a> {
     /// The server's address on the kernel.
     pub kernel_address: Ipv4Addr,
