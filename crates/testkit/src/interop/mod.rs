@@ -6,6 +6,7 @@ mod socket;
 
 pub use crate::namespace::{Namespace, VethEnd, in_namespace, rerun_in_namespace, unavailable};
 pub use programs::{
-    ProgramFixture, RunningProgram, build_preload_library, programs_are_built, programs_unavailable,
+    ProgramFixture, RunningClient, RunningProgram, build_preload_library, programs_are_built,
+    programs_unavailable,
 };
 pub use socket::{KernelInfo, kernel_info, reset_on_close};

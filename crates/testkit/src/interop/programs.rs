@@ -2,6 +2,7 @@
 //! a TAP device.
 
 use super::{Namespace, unavailable};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -168,16 +169,43 @@ impl ProgramFixture {
         RunningProgram { fixture: self, child }
     }
 
-    /// Starts a program on the kernel's side. It is killed when this value is dropped.
+    /// Starts a program on the kernel's side. It and its process group are killed when this value is dropped.
     ///
     /// # Panics
     /// If the program cannot be started.
     pub fn start_on_kernel(&self, program: &str, arguments: &[&str]) {
         let mut command = self.command(program, arguments);
         let log = |name: &str| std::fs::File::create(self.folder.join(name)).expect("the file is written");
-        command.stdout(log("beside.out")).stderr(log("beside.err"));
+        command.stdout(log("beside.out")).stderr(log("beside.err")).process_group(0);
         let child = self.namespace.run(|| command.spawn()).unwrap_or_else(|e| panic!("{program}: {e}"));
         self.kernel_programs.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+    }
+
+    /// Starts a program on the kernel's side whose output is read when it has exited. Dropping the value
+    /// kills the program.
+    ///
+    /// # Panics
+    /// If the program cannot be started.
+    pub fn start_client(&self, program: &str, arguments: &[&str]) -> RunningClient {
+        let mut command = self.command(program, arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = self.namespace.run(|| command.spawn()).unwrap_or_else(|e| panic!("{program}: {e}"));
+        RunningClient { child: Some(child) }
+    }
+
+    /// Runs the `ginnel` command, which finds the stacks of this fixture, until it exits.
+    ///
+    /// # Panics
+    /// If the command cannot be started.
+    pub fn ginnel(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command(self.ginnel, arguments);
+        command.env("XDG_RUNTIME_DIR", &self.folder);
+        self.namespace.run(|| command.output()).expect("ginnel")
+    }
+
+    /// Returns the namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
     }
 
     /// Runs a program on the kernel's side until it exits; `timeout` kills it after [`TIMEOUT`].
@@ -240,11 +268,47 @@ impl ProgramFixture {
 impl Drop for ProgramFixture {
     fn drop(&mut self) {
         for mut child in self.kernel_programs.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // The program may have exited already.
-            let _ = child.kill();
+            // The program may have exited already, but not the children that it left in its process group.
+            // The group's number is not used again before the child has been waited for.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();
         }
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A program on the kernel's side that runs beside the test. Dropping the value kills the program.
+pub struct RunningClient {
+    /// `None` once the output has been read.
+    child: Option<Child>,
+}
+
+impl RunningClient {
+    /// Returns whether the program has exited.
+    ///
+    /// # Panics
+    /// If the child cannot be waited for.
+    pub fn has_exited(&mut self) -> bool {
+        let child = self.child.as_mut().expect("the output has not been read");
+        child.try_wait().expect("the child can be waited for").is_some()
+    }
+
+    /// Waits until the program exits. Returns its output.
+    ///
+    /// # Panics
+    /// If the output cannot be read.
+    pub fn wait_for_output(mut self) -> Output {
+        let child = self.child.take().expect("the output has not been read");
+        child.wait_with_output().expect("the output can be read")
+    }
+}
+
+impl Drop for RunningClient {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
