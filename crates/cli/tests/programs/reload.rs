@@ -1,17 +1,15 @@
 //! Programs that are reloaded and replaced under load: listeners pass from process to process, and no client
 //! notices.
 
+use crate::processes::{children, is_alive, pid, pid_in_time, request_until, signal, wait_until};
 use crate::{distinct_bytes, fixture};
 use ginnel_testkit::interop::ProgramFixture;
 use std::io::{Read, Write};
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 /// Number of concurrent clients.
 const CLIENTS: usize = 4;
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Requests a page over a new connection. The error describes the failure.
 fn request(fixture: &ProgramFixture, at: &str) -> Result<(), String> {
@@ -53,56 +51,6 @@ fn assert_none_lost(fixture: &ProgramFixture, at: &[&str], act: impl FnOnce()) {
     let (lost, answers) = (lost.into_inner().unwrap(), answers.into_inner());
     assert!(lost.is_empty(), "{} of {answers}: {lost:?}", lost.len());
     assert!(answers > 50, "there was load: {answers}");
-}
-
-fn signal(pid: &str, name: &str) {
-    assert!(Command::new("kill").args([&format!("-{name}"), pid]).status().unwrap().success(), "{pid}");
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + TIMEOUT;
-    while !so() {
-        assert!(Instant::now() < end, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Repeats a signal until it has an effect: some programs lose signals before they are ready.
-#[track_caller]
-fn request_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bool) {
-    let mut last = None;
-    wait_until(what, || {
-        if last.is_none_or(|at: Instant| at.elapsed() > Duration::from_secs(2)) {
-            signal(asked, name);
-            last = Some(Instant::now());
-        }
-        so()
-    });
-}
-
-/// Returns the process id that a program wrote into a file.
-fn pid(fixture: &ProgramFixture, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(fixture.folder().join(name)).ok()?;
-    Some(text.trim().to_string()).filter(|pid| !pid.is_empty())
-}
-
-/// Waits for the process id: some programs begin to serve before they write it.
-#[track_caller]
-fn pid_in_time(fixture: &ProgramFixture, name: &str) -> String {
-    wait_until("it says which process it is", || pid(fixture, name).is_some());
-    pid(fixture, name).unwrap()
-}
-
-fn children(pid: &str) -> Vec<String> {
-    let output = Command::new("pgrep").args(["-P", pid]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect()
-}
-
-fn is_alive(pid: &str) -> bool {
-    // A zombie does nothing any more.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! Workers of nginx are killed (SIGKILL): what they serve at that moment fails, what waits does not.
+
+use crate::open_loop::{Answers, Client, requests_during};
+use crate::processes::{children, signal, wait_until};
+use crate::server::{ADDRESS, Nginx, Side};
+use std::io::{Read, Write};
+
+const WORKERS: u32 = 2;
+/// Requests per second.
+const RATE: u32 = 2000;
+/// Number of workers that are killed on each side.
+const KILLS: u32 = 40;
+/// Number of connections that wait to be accepted.
+const WAITING: usize = 40;
+/// The test fails if its result has a smaller probability than this, provided that both sides are alike.
+const SIGNIFICANCE: f64 = 1e-6;
+
+/// Kills a worker and waits until nginx has replaced it.
+#[track_caller]
+fn kill_and_wait(master: &str, worker: &str) {
+    signal(worker, "KILL");
+    wait_until("there is a new worker", || {
+        let now = children(master);
+        now.len() == WORKERS as usize && !now.iter().any(|pid| pid == worker)
+    });
+}
+
+/// Returns the probability that at least `least` of `count` failures are on the stack if each is equally
+/// likely on both sides.
+fn probability_of_at_least(least: u64, count: u64) -> f64 {
+    // The terms of the binomial distribution, each computed from the previous one.
+    let mut term = 0.5f64.powi(i32::try_from(count).unwrap());
+    let mut sum = 0.0;
+    for successes in 0..=count {
+        if successes >= least {
+            sum += term;
+        }
+        term *= (count - successes) as f64 / (successes + 1) as f64;
+    }
+    sum
+}
+
+#[test]
+fn the_binomial_tail_is_exact() {
+    assert_eq!(probability_of_at_least(0, 7), 1.0);
+    assert_eq!(probability_of_at_least(3, 3), 0.125);
+    assert_eq!(probability_of_at_least(2, 4), 11.0 / 16.0);
+}
+
+/// A request fails if the killed worker has accepted its connection and not answered. How many those are at
+/// the moment of a kill is random, so the numbers of both sides differ even if the sides are alike. If they
+/// are, each of the failures of both sides is on the stack with probability 1/2; the test fails if as many as
+/// there were on the stack, or more, have a probability below [`SIGNIFICANCE`]. Failures of one kill are not
+/// independent, hence the small value.
+#[test]
+fn a_killed_worker_fails_no_more_than_on_the_kernel() {
+    let test = "a_killed_worker_fails_no_more_than_on_the_kernel";
+    let mut sides = Vec::new();
+    for side in Side::BOTH {
+        let Some(fixture) = side.fixture(test, &["nginx", "pgrep"]) else { return };
+        let nginx = Nginx::start(&fixture, side, WORKERS, "");
+        let url = format!("http://{ADDRESS}/ok");
+        let answers = requests_during(&fixture, Client::Routed, &url, RATE, KILLS, |number| {
+            let workers = children(&nginx.master);
+            kill_and_wait(&nginx.master, &workers[number as usize % workers.len()]);
+        });
+        println!("{side:?}, {KILLS} kills: {answers}");
+        nginx.finish(true);
+        sides.push(answers);
+    }
+    let [kernel, stack]: [Answers; 2] = sides.try_into().ok().unwrap();
+    let probability = probability_of_at_least(stack.failed, stack.failed + kernel.failed);
+    assert!(probability >= SIGNIFICANCE, "{KILLS} kills: kernel {kernel}, stack {stack}");
+}
+
+#[test]
+fn connections_that_wait_survive_a_killed_worker() {
+    let test = "connections_that_wait_survive_a_killed_worker";
+    for side in Side::BOTH {
+        let Some(fixture) = side.fixture(test, &["nginx", "pgrep"]) else { return };
+        let nginx = Nginx::start(&fixture, side, WORKERS, "");
+        wait_until("all workers are there", || children(&nginx.master).len() == WORKERS as usize);
+        let workers = children(&nginx.master);
+        workers.iter().for_each(|worker| signal(worker, "STOP"));
+        let mut waiting: Vec<_> = (0..WAITING).map(|_| fixture.connect(ADDRESS).unwrap()).collect();
+        for stream in &mut waiting {
+            stream.write_all(b"GET /ok HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n").unwrap();
+        }
+        // The other worker stays stopped: the new one must get its connections, too.
+        kill_and_wait(&nginx.master, &workers[0]);
+        for stream in &mut waiting {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap_or_else(|e| panic!("{side:?}: {e}"));
+            assert!(answer.ends_with("\r\n\r\nok"), "{side:?}: {answer:?}");
+        }
+        signal(&workers[1], "CONT");
+        nginx.finish(true);
+    }
+}
