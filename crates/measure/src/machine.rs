@@ -23,7 +23,9 @@ impl Cpus {
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
         match (all.next(), all.next()) {
             (Some(server), Some(client)) => Ok(Self { server, client }),
-            _ => Err(MeasureError::Skipped("two CPUs are required".into())),
+            _ => Err(MeasureError::Skipped(
+                "two CPUs are required: one for the server, one for its client".into(),
+            )),
         }
     }
 }
