@@ -153,6 +153,12 @@ pub trait Handler {
         let _ = report;
     }
 
+    /// An administrator has closed a listener (`ginnel ss -K`), whose handle is stale from now on. Its
+    /// connections that were not accepted are reset.
+    fn listener_destroyed(&mut self, cx: &mut Context<'_>, listener: Listener) {
+        let _ = (cx, listener);
+    }
+
     /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
         let _ = (cx, command);

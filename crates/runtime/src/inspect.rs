@@ -6,7 +6,8 @@
 //!             ◄──one per line──                 ◄─the same memory, filled──────────
 //! ```
 //!
-//! The thread also lists the attached processes (`ginnel down`, `ginnel check`).
+//! The thread also lists the attached processes (`ginnel down`, `ginnel check`), and closes sockets for the
+//! stack's user and root (`ginnel ss -K`).
 //!
 //! The shard keeps no state of a listing between two chunks. If a client does not read, no more chunks are
 //! requested for it, and it is disconnected after a timeout.
@@ -15,13 +16,15 @@ mod line;
 mod server;
 
 pub(crate) use server::{InspectServer, SOCKET};
-pub use server::{explain_timeout, list_processes, list_sockets};
+pub use server::{SocketCloser, explain_timeout, list_processes, list_sockets};
 
 use crate::command::{CommandError, Commander};
 use crate::context::ShardCore;
+use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_stack::stack::{ListCursor, ListedSocket};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use ginnel_stack::handle::Listener;
+use ginnel_stack::stack::{ListCursor, ListedSocket, SocketHandle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Instant;
 
 /// Slots that a shard examines per turn: about 10 µs if none of them is in its cache.
@@ -60,6 +63,73 @@ impl ListRequest {
     }
 }
 
+/// A request in the shard's mailbox to close sockets, at most [`SLOTS_PER_TURN`].
+pub(crate) struct DestroyRequest {
+    sockets: Vec<(SocketHandle, [SocketAddr; 2])>,
+    /// Gets for each socket whether it existed.
+    reply: SyncSender<Vec<bool>>,
+}
+
+impl DestroyRequest {
+    /// Closes the sockets on the shard. The handler is told which listeners were closed.
+    pub(crate) fn answer(self, core: &mut ShardCore, mut on_listener: impl FnMut(&mut ShardCore, Listener)) {
+        let mut closed = Vec::with_capacity(self.sockets.len());
+        for (handle, ends) in self.sockets {
+            let now = core.now;
+            let stack = core.stack.local_mut();
+            let was_there = stack.is_some_and(|stack| stack.destroy_socket(now, handle, ends));
+            if let (true, SocketHandle::Listener(listener)) = (was_there, handle) {
+                on_listener(core, listener);
+            }
+            closed.push(was_there);
+        }
+        // Fails only if the requester is gone.
+        let _ = self.reply.try_send(closed);
+    }
+}
+
+/// Closes sockets of a shard. Returns for each whether it existed.
+///
+/// # Errors
+/// Why the shard does not answer.
+fn destroy(
+    shard: &Commander,
+    sockets: Vec<(SocketHandle, [SocketAddr; 2])>,
+) -> Result<Vec<bool>, &'static str> {
+    let (reply, replies) = sync_channel(1);
+    send_request(shard, Box::new(DestroyRequest { sockets, reply }))?;
+    wait_for_reply(shard, &replies)
+}
+
+/// Sends a request to a shard, whose mailbox may be full for a moment.
+fn send_request(shard: &Commander, mut request: crate::Command) -> Result<(), &'static str> {
+    let started = Instant::now();
+    loop {
+        match shard.send(request) {
+            Ok(()) => return Ok(()),
+            Err(CommandError::Full(command)) if started.elapsed() < ANSWER_TIMEOUT => request = command,
+            Err(CommandError::Full(_)) => return Err("has a full mailbox"),
+            Err(CommandError::Gone(_)) => return Err("has ended"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn wait_for_reply<T>(shard: &Commander, replies: &Receiver<T>) -> Result<T, &'static str> {
+    let started = Instant::now();
+    loop {
+        match replies.recv_timeout(LIVENESS_INTERVAL) {
+            Ok(reply) => return Ok(reply),
+            Err(RecvTimeoutError::Timeout) if shard.has_ended() => return Err("has ended"),
+            Err(RecvTimeoutError::Timeout) if started.elapsed() > ANSWER_TIMEOUT => {
+                return Err("does not answer");
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err("has ended"),
+        }
+    }
+}
+
 /// Calls `visit` with all sockets of a shard, until it returns false.
 ///
 /// # Errors
@@ -70,28 +140,8 @@ fn list(shard: &Commander, mut visit: impl FnMut(&ListedSocket) -> bool) -> Resu
         ListingChunk { cursor: Some(ListCursor::default()), sockets: Vec::with_capacity(SLOTS_PER_TURN) };
     while chunk.cursor.is_some() {
         chunk.sockets.clear();
-        let started = Instant::now();
-        let mut request: crate::Command = Box::new(ListRequest { chunk, reply: reply.clone() });
-        loop {
-            match shard.send(request) {
-                Ok(()) => break,
-                Err(CommandError::Full(command)) if started.elapsed() < ANSWER_TIMEOUT => request = command,
-                Err(CommandError::Full(_)) => return Err("has a full mailbox"),
-                Err(CommandError::Gone(_)) => return Err("has ended"),
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        chunk = loop {
-            match replies.recv_timeout(LIVENESS_INTERVAL) {
-                Ok(chunk) => break chunk,
-                Err(RecvTimeoutError::Timeout) if shard.has_ended() => return Err("has ended"),
-                Err(RecvTimeoutError::Timeout) if started.elapsed() > ANSWER_TIMEOUT => {
-                    return Err("does not answer");
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err("has ended"),
-            }
-        };
+        send_request(shard, Box::new(ListRequest { chunk, reply: reply.clone() }))?;
+        chunk = wait_for_reply(shard, &replies)?;
         if !chunk.sockets.iter().all(&mut visit) {
             break;
         }

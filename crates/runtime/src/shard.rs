@@ -378,7 +378,12 @@ impl<H: Handler> Shard<H> {
             core.stats.commands += 1;
             match command.downcast::<inspect::ListRequest>() {
                 Ok(request) => request.answer(core),
-                Err(command) => handler.command(&mut Context::new(core), command),
+                Err(command) => match command.downcast::<inspect::DestroyRequest>() {
+                    Ok(request) => request.answer(core, |core, listener| {
+                        handler.listener_destroyed(&mut Context::new(core), listener);
+                    }),
+                    Err(command) => handler.command(&mut Context::new(core), command),
+                },
             }
         }
         for _ in 0..TIMERS_PER_TURN_MAX {

@@ -54,6 +54,8 @@ pub enum CloseReason {
     ProtocolUnreachable,
     /// The application aborted the connection or closed it with unread data, or its listener was closed.
     Aborted,
+    /// An administrator closed the socket (`SOCK_DESTROY`, `ECONNABORTED`).
+    Destroyed,
 }
 
 /// An event.

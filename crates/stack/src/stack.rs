@@ -14,7 +14,9 @@ mod listing;
 mod pools;
 
 pub(crate) use listing::unspecified_addr;
-pub use listing::{ListCursor, ListedSocket, ListedTimer, SocketMemory, SocketProtocol, TimerKind};
+pub use listing::{
+    ListCursor, ListedSocket, ListedTimer, SocketHandle, SocketMemory, SocketProtocol, TimerKind,
+};
 pub use pools::{POOL_COUNT, PoolUsage};
 
 use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};

@@ -249,7 +249,7 @@ const fn failure(reason: CloseReason) -> Failure {
             Failure::Unreachable
         }
         CloseReason::Normal => Failure::ClosedEarly,
-        CloseReason::Reset | CloseReason::Aborted => Failure::Reset,
+        CloseReason::Reset | CloseReason::Aborted | CloseReason::Destroyed => Failure::Reset,
     }
 }
 

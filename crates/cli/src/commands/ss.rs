@@ -8,7 +8,8 @@ mod users;
 use crate::failure::Failure;
 use clap::Args;
 use filter::Filter;
-use ginnel::{inspect, run_dir};
+use ginnel::inspect::{self, SocketCloser};
+use ginnel::run_dir::{self, RunningStack};
 use socket::{Columns, SocketLine};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use users::SocketUsers;
@@ -67,6 +68,11 @@ pub struct SsOptions {
     #[arg(long, short)]
     processes: bool,
 
+    /// Close the TCP sockets that are shown, and print those that were closed. The programs get ECONNABORTED,
+    /// and the peers RST. UDP sockets are left alone. Only the stack's own user and root may do that.
+    #[arg(short = 'K', long, conflicts_with = "summary")]
+    kill: bool,
+
     /// Accepted for compatibility with ss: addresses and ports are always shown as numbers.
     #[arg(long, short)]
     numeric: bool,
@@ -97,23 +103,23 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
     let stream = inspect::list_sockets(&running.path)
         .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
+    if options.kill {
+        return kill(options, &filter, &running, BufReader::new(stream));
+    }
     let users = options.processes.then(|| SocketUsers::read(&running));
     let shown = show_all(options, &filter, users.as_ref(), BufReader::new(stream));
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 
-fn show_all(
-    options: &SsOptions,
-    filter: &Filter,
-    users: Option<&SocketUsers>,
-    mut answer: impl BufRead,
-) -> Result<(), Failure> {
-    let cut = || Failure::running("the answer of the stack is truncated");
-    let mut line = String::new();
-    let mut next = |line: &mut String| -> Result<(), Failure> {
+/// Reads an answer of the stack line by line.
+struct AnswerLines<R>(R);
+
+impl<R: BufRead> AnswerLines<R> {
+    /// Reads the next line without its end.
+    fn next(&mut self, line: &mut String) -> Result<(), Failure> {
         line.clear();
-        match answer.by_ref().take(LINE_BYTES_MAX).read_line(line) {
-            Ok(_) if !line.ends_with('\n') => Err(cut()),
+        match self.0.by_ref().take(LINE_BYTES_MAX).read_line(line) {
+            Ok(_) if !line.ends_with('\n') => Err(Failure::running("the answer of the stack is truncated")),
             Ok(_) => {
                 line.truncate(line.trim_end_matches('\n').len());
                 Ok(())
@@ -122,44 +128,120 @@ fn show_all(
                 Err(Failure::running(format!("the answer of the stack: {}", inspect::explain_timeout(e))))
             }
         }
-    };
-    next(&mut line)?;
-    if let Some(problem) = line.strip_prefix("!\t") {
-        return Err(Failure::running(problem));
     }
-    let columns = Columns::new(&line);
+
+    /// Reads the line with the names of the fields.
+    fn columns(&mut self) -> Result<Columns, Failure> {
+        let mut line = String::new();
+        self.next(&mut line)?;
+        match line.strip_prefix("!\t") {
+            Some(problem) => Err(Failure::running(problem)),
+            None => Ok(Columns::new(&line)),
+        }
+    }
+
+    /// Calls `visit` with each socket and its line. A problem that the stack reports in between is returned
+    /// after the last socket.
+    fn for_each(
+        &mut self,
+        columns: &Columns,
+        mut visit: impl FnMut(&SocketLine<'_>, &str) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut line = String::new();
+        let mut problem = None;
+        loop {
+            self.next(&mut line)?;
+            if line == "." {
+                return problem.map_or(Ok(()), Err);
+            }
+            if let Some(text) = line.strip_prefix("!\t") {
+                problem = Some(Failure::running(text));
+                continue;
+            }
+            let socket = columns
+                .socket(&line)
+                .ok_or_else(|| Failure::running("the answer of the stack is malformed"))?;
+            visit(&socket, &line)?;
+        }
+    }
+}
+
+fn show_all(
+    options: &SsOptions,
+    filter: &Filter,
+    users: Option<&SocketUsers>,
+    answer: impl BufRead,
+) -> Result<(), Failure> {
+    let mut lines = AnswerLines(answer);
+    let columns = lines.columns()?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut summary = show::SocketSummary::default();
     if !options.json && !options.summary && !options.no_header {
         show::header(&mut out, users.is_some())?;
     }
-    let mut problem = None;
-    loop {
-        next(&mut line)?;
-        if line == "." {
-            break;
-        }
-        if let Some(text) = line.strip_prefix("!\t") {
-            problem = Some(Failure::running(text));
-            continue;
-        }
-        let socket =
-            columns.socket(&line).ok_or_else(|| Failure::running("the answer of the stack is malformed"))?;
+    let listed = lines.for_each(&columns, |socket, line| {
         if options.summary {
-            summary.add(&socket);
-        } else if is_wanted(options, filter, &socket) {
+            summary.add(socket);
+        } else if is_wanted(options, filter, socket) {
             if options.json {
-                show::json(&mut out, &columns, &line, users.map(|users| users.json(&socket)))?;
+                show::json(&mut out, &columns, line, users.map(|users| users.json(socket)))?;
             } else {
-                show::row(&mut out, &socket, options, users)?;
+                show::row(&mut out, socket, options, users)?;
             }
         }
-    }
+        Ok(())
+    });
     if options.summary {
         write!(out, "{}", summary.table())?;
     }
     out.flush()?;
-    problem.map_or(Ok(()), Err)
+    listed
+}
+
+/// Closes the sockets that are wanted, and prints them. The list is complete before the first one is closed.
+fn kill(
+    options: &SsOptions,
+    filter: &Filter,
+    running: &RunningStack,
+    answer: impl BufRead,
+) -> Result<(), Failure> {
+    let mut lines = AnswerLines(answer);
+    let columns = lines.columns()?;
+    let mut wanted = Vec::new();
+    lines.for_each(&columns, |socket, line| {
+        // UDP sockets have no handle, and neither has any socket of a stack of an earlier version.
+        if is_wanted(options, filter, socket) && socket.netid == "tcp" {
+            wanted.push(line.to_owned());
+        }
+        Ok(())
+    })?;
+    let users = options.processes.then(|| SocketUsers::read(running));
+    let failed = |e| Failure::running(format!("the stack \"{}\" closes no sockets: {e}", running.name));
+    let mut closer = SocketCloser::connect(&running.path).map_err(failed)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    if !options.json && !options.no_header {
+        show::header(&mut out, users.is_some())?;
+    }
+    for line in &wanted {
+        let Some(socket) = columns.socket(line) else { continue };
+        let handle = socket.text("sk").ok_or_else(|| {
+            Failure::running(format!(
+                "the stack \"{}\" is of an earlier version, which closes no sockets: start it again",
+                running.name
+            ))
+        })?;
+        if !closer.close(socket.shard, handle, socket.local, socket.peer).map_err(failed)? {
+            // It has ended in the meantime.
+            continue;
+        }
+        if options.json {
+            show::json(&mut out, &columns, line, users.as_ref().map(|users| users.json(&socket)))?;
+        } else {
+            show::row(&mut out, &socket, options, users.as_ref())?;
+        }
+    }
+    out.flush()?;
+    Ok(())
 }
 
 /// Returns whether a socket is to be shown. A filter for states replaces --all and --listening.

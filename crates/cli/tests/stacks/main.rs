@@ -22,6 +22,7 @@ mod reuseport;
 mod shard_placement;
 mod siglongjmp;
 mod signal_delivery;
+mod socket_kill;
 mod socket_users;
 mod symbols;
 mod unattached;

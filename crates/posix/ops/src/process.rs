@@ -432,6 +432,7 @@ fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
         CloseReason::HostUnreachable => Errno::HOSTUNREACH,
         CloseReason::NetUnreachable => Errno::NETUNREACH,
         CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
+        CloseReason::Destroyed => Errno::CONNABORTED,
     })
 }
 

@@ -34,7 +34,7 @@ pub(super) mod request {
     pub const TIMESTAMPS: u32 = 1 << 5;
 }
 
-const CLOSE_REASONS: [CloseReason; 8] = [
+const CLOSE_REASONS: [CloseReason; 9] = [
     CloseReason::Normal,
     CloseReason::Reset,
     CloseReason::Refused,
@@ -43,6 +43,7 @@ const CLOSE_REASONS: [CloseReason; 8] = [
     CloseReason::NetUnreachable,
     CloseReason::ProtocolUnreachable,
     CloseReason::Aborted,
+    CloseReason::Destroyed,
 ];
 
 /// Returns the state bits of a connection that closed for this reason.
@@ -53,8 +54,9 @@ pub(super) fn closed_bits(reason: CloseReason) -> u32 {
 
 /// Returns why a connection closed, if it did.
 pub(super) fn close_reason(bits: u32) -> Option<CloseReason> {
-    let index = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len() - 1);
-    (bits & state::CLOSED != 0).then_some(CLOSE_REASONS[index])
+    let index = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len().next_power_of_two() - 1);
+    // A process may have written an index that no reason has.
+    (bits & state::CLOSED != 0).then(|| CLOSE_REASONS.get(index).copied().unwrap_or(CloseReason::Reset))
 }
 
 const CONNECT_ERRORS: [ConnectError; 7] = [

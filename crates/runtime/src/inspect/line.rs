@@ -2,21 +2,24 @@
 //! any version finds the fields that it knows.
 
 use core::fmt::{self, Write};
+use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::CaState;
-use ginnel_stack::stack::{ListedSocket, SocketMemory, SocketProtocol, TimerKind};
+use ginnel_stack::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, TimerKind};
 use ginnel_stack::tcp::state::State;
 
 /// The names of the fields, in order. Those of connections are the names of Linux's `struct tcp_info`, those
 /// of memory are from its `SK_MEMINFO_*`.
-pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
+pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes\tsk";
 
-/// Number of the fields about memory, at the end, and of the fields that every socket has, at the beginning.
-const MEMORY_FIELDS: usize = 7;
+/// Number of the fields about memory and of the handle, at the end, and of the fields that every socket has,
+/// at the beginning.
+const MEMORY_FIELDS: usize = 8;
 const COMMON_FIELDS: usize = 10;
 
 /// Writes a socket of the shard `label`.
 pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt::Result {
-    let ListedSocket { protocol, state, local, remote, recv_queue, send_queue, timer, info, memory } = socket;
+    let ListedSocket { protocol, state, local, remote, recv_queue, send_queue, timer, info, memory, handle } =
+        socket;
     let (netid, state) = match protocol {
         SocketProtocol::Tcp => ("tcp", state_name(*state)),
         SocketProtocol::Udp if *state == State::Established => ("udp", "ESTAB"),
@@ -38,7 +41,7 @@ pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt
     let Some(info) = info else {
         let missing_fields = FIELDS.split('\t').count() - COMMON_FIELDS - MEMORY_FIELDS;
         out.extend(core::iter::repeat_n("\t-", missing_fields));
-        return write_memory(out, memory);
+        return write_memory(out, memory, *handle);
     };
     let ca_state = match info.ca_state {
         CaState::Open => "open",
@@ -83,16 +86,35 @@ pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt
     ] {
         write!(out, "\t{number}")?;
     }
-    write_memory(out, memory)
+    write_memory(out, memory, *handle)
 }
 
-/// Writes the fields about memory and the end of the line.
-fn write_memory(out: &mut String, memory: &SocketMemory) -> fmt::Result {
+/// Writes the fields about memory, the handle and the end of the line.
+fn write_memory(out: &mut String, memory: &SocketMemory, handle: Option<SocketHandle>) -> fmt::Result {
     let SocketMemory { rmem_alloc, rcvbuf, wmem_queued, sndbuf, fwd_alloc, drops, total } = memory;
     write!(out, "\t{rmem_alloc}\t{rcvbuf}\t{wmem_queued}\t{sndbuf}\t{fwd_alloc}")?;
     match drops {
-        Some(drops) => writeln!(out, "\t{drops}\t{total}"),
-        None => writeln!(out, "\t-\t{total}"),
+        Some(drops) => write!(out, "\t{drops}\t{total}")?,
+        None => write!(out, "\t-\t{total}")?,
+    }
+    match handle {
+        Some(SocketHandle::Conn(conn)) => writeln!(out, "\tc{}.{}", conn.index(), conn.generation()),
+        Some(SocketHandle::Listener(of)) => writeln!(out, "\tl{}.{}", of.index(), of.generation()),
+        Some(SocketHandle::TimeWait(index)) => writeln!(out, "\tt{index}.0"),
+        None => out.write_str("\t-\n"),
+    }
+}
+
+/// Parses the field `sk`.
+pub(super) fn parse_handle(text: &str) -> Option<SocketHandle> {
+    let (kind, numbers) = text.split_at_checked(1)?;
+    let (index, generation) = numbers.split_once('.')?;
+    let (index, generation) = (index.parse().ok()?, generation.parse().ok()?);
+    match kind {
+        "c" => Some(SocketHandle::Conn(Conn::new(index, generation))),
+        "l" => Some(SocketHandle::Listener(Listener::new(index, generation))),
+        "t" => Some(SocketHandle::TimeWait(index)),
+        _ => None,
     }
 }
 
@@ -119,9 +141,12 @@ fn state_name(state: State) -> &'static str {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{FIELDS, write};
+    use super::{FIELDS, parse_handle, write};
     use core::time::Duration;
-    use ginnel_stack::stack::{ListedSocket, ListedTimer, SocketMemory, SocketProtocol, TimerKind};
+    use ginnel_stack::handle::{Conn, Listener};
+    use ginnel_stack::stack::{
+        ListedSocket, ListedTimer, SocketHandle, SocketMemory, SocketProtocol, TimerKind,
+    };
     use ginnel_stack::tcp::state::State;
 
     #[test]
@@ -136,6 +161,7 @@ mod tests {
             timer: None,
             info: None,
             memory: SocketMemory { rmem_alloc: 1, rcvbuf: 2, total: 7, ..SocketMemory::default() },
+            handle: Some(SocketHandle::Listener(Listener::new(3, 4))),
         };
         let mut text = String::new();
         write(&mut text, "0", &socket).unwrap();
@@ -146,7 +172,20 @@ mod tests {
         assert!(text.contains("\tkeepalive\t7\t2\t"), "{text}");
         socket.memory.drops = Some(6);
         write(&mut text, "0", &socket).unwrap();
-        let ends = ["\t-\t1\t2\t0\t0\t0\t-\t7", "\t-\t1\t2\t0\t0\t0\t-\t7", "\t-\t1\t2\t0\t0\t0\t6\t7"];
+        for handle in [Some(SocketHandle::Conn(Conn::new(9, 8))), Some(SocketHandle::TimeWait(7)), None] {
+            socket.handle = handle;
+            let mut line = String::new();
+            write(&mut line, "0", &socket).unwrap();
+            assert_eq!(parse_handle(line.trim_end().rsplit('\t').next().unwrap()), handle, "{line}");
+        }
+        for malformed in ["", "c", "c1", "c1.", "x1.2", "é1.2", "c-1.2", "t4294967296.0"] {
+            assert_eq!(parse_handle(malformed), None, "{malformed}");
+        }
+        let ends = [
+            "\t-\t1\t2\t0\t0\t0\t-\t7\tl3.4",
+            "\t-\t1\t2\t0\t0\t0\t-\t7\tl3.4",
+            "\t-\t1\t2\t0\t0\t0\t6\t7\tl3.4",
+        ];
         for (line, end) in text.lines().zip(ends) {
             assert!(line.ends_with(end), "{line}");
             assert_eq!(line.split('\t').count(), FIELDS.split('\t').count(), "{line}");

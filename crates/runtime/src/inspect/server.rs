@@ -4,8 +4,12 @@ use super::line::{self, FIELDS};
 use super::list;
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
+use ginnel_stack::stack::SocketHandle;
+use rustix::net::sockopt;
+use rustix::process::geteuid;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,8 +25,15 @@ pub(crate) const PROCESSES_SOCKET: &str = "inspect-processes";
 
 /// Request for the sockets, with the version of the answer.
 const LIST: &str = "list 1";
+/// Request to close sockets, with the version of the lines that follow: shard, `sk`, local address and peer of
+/// a socket, separated by tabs; `.` is the last line. The answer has a line for each: 1 if the socket was
+/// closed, 0 if it did not exist any more.
+const KILL: &str = "kill 1";
 /// Request for the attached processes, with the version of the answer.
 const PROCESSES: &str = "processes 1";
+
+/// Length of the longest line of a request to close sockets, and of its answer.
+const KILL_LINE_BYTES_MAX: u64 = 512;
 
 /// Clients that are served at a time, each by a thread of its own.
 const CLIENTS_MAX: usize = 8;
@@ -147,11 +158,13 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
-    BufReader::new(client.take(64)).read_line(&mut request)?;
+    let mut lines = BufReader::new(client);
+    lines.by_ref().take(64).read_line(&mut request)?;
     match request.trim_end() {
         LIST => {}
         PROCESSES => return client.write_all(format_processes(state).as_bytes()),
-        _ => return writeln!(client, "!\tthe requests are \"{LIST}\" and \"{PROCESSES}\""),
+        KILL => return kill(client, lines, state),
+        _ => return writeln!(client, "!\tthe requests are \"{LIST}\", \"{PROCESSES}\" and \"{KILL}\""),
     }
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut text = format!("{FIELDS}\n");
@@ -177,6 +190,87 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     }
     text.push_str(".\n");
     client.write_all(text.as_bytes())
+}
+
+/// Closes the sockets that the client names.
+fn kill(mut client: &UnixStream, mut lines: BufReader<&UnixStream>, state: &ServerState) -> io::Result<()> {
+    let (own_uid, uid) = (geteuid(), sockopt::socket_peercred(client)?.uid);
+    if uid != own_uid && !uid.is_root() {
+        return writeln!(
+            client,
+            "!\tonly user {} and root may close sockets of this stack",
+            own_uid.as_raw()
+        );
+    }
+    let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut line = String::new();
+    loop {
+        line.clear();
+        lines.by_ref().take(KILL_LINE_BYTES_MAX).read_line(&mut line)?;
+        if line == ".\n" {
+            return client.write_all(b".\n");
+        }
+        let Some((label, handle, ends)) = parse_kill(&line) else {
+            return writeln!(client, "!\tmalformed line: {:?}", line.trim_end());
+        };
+        let Some((_, shard)) = shards.iter().find(|(known, _)| known == label) else {
+            return writeln!(client, "!\tthere is no shard {label:?}");
+        };
+        match super::destroy(shard, vec![(handle, ends)]) {
+            Ok(closed) => writeln!(client, "{}", u8::from(closed.first() == Some(&true)))?,
+            Err(problem) => return writeln!(client, "!\tshard {label} {problem}"),
+        }
+    }
+}
+
+/// Parses a line of the request [`KILL`].
+fn parse_kill(line: &str) -> Option<(&str, SocketHandle, [SocketAddr; 2])> {
+    let mut cells = line.strip_suffix('\n')?.split('\t');
+    let label = cells.next()?;
+    let handle = line::parse_handle(cells.next()?)?;
+    let ends = [cells.next()?.parse().ok()?, cells.next()?.parse().ok()?];
+    cells.next().is_none().then_some((label, handle, ends))
+}
+
+/// A connection to a stack for closing sockets. Dropping it ends the request.
+#[derive(Debug)]
+pub struct SocketCloser(BufReader<UnixStream>);
+
+impl SocketCloser {
+    /// Connects to the stack with this directory.
+    ///
+    /// # Errors
+    /// The stack does not accept the connection.
+    pub fn connect(dir: &Path) -> io::Result<Self> {
+        let mut client = UnixStream::connect(dir.join(SOCKET))?;
+        client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+        writeln!(client, "{KILL}")?;
+        Ok(Self(BufReader::new(client)))
+    }
+
+    /// Closes a TCP socket, which the fields `shard`, `sk`, `local` and `peer` of a listing name. The program
+    /// gets `ECONNABORTED`, and the peer RST. Returns false if the socket does not exist any more.
+    ///
+    /// # Errors
+    /// The stack refuses the request, or does not answer.
+    pub fn close(
+        &mut self,
+        shard: &str,
+        handle: &str,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> io::Result<bool> {
+        // Fails after a refusal, which the next line tells.
+        let sent = writeln!(self.0.get_mut(), "{shard}\t{handle}\t{local}\t{peer}");
+        let mut line = String::new();
+        self.0.by_ref().take(KILL_LINE_BYTES_MAX).read_line(&mut line).map_err(explain_timeout)?;
+        match line.trim_end() {
+            "1" => Ok(true),
+            "0" => Ok(false),
+            "" => Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into())),
+            other => Err(io::Error::other(other.strip_prefix("!\t").unwrap_or(other).to_owned())),
+        }
+    }
 }
 
 /// Writes a line for each attached process.

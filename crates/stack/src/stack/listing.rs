@@ -1,6 +1,7 @@
 //! Listing of sockets in bounded steps, so that a long list does not stop a shard.
 
 use super::Stack;
+use crate::handle::{Conn, Listener};
 use crate::options::TcpInfo;
 use crate::tcp::Tcp;
 use crate::tcp::state::State;
@@ -30,6 +31,19 @@ pub struct ListedSocket {
     pub info: Option<TcpInfo>,
     /// Memory of the socket.
     pub memory: SocketMemory,
+    /// Names the socket for [`Stack::destroy_socket`]; `None` for UDP.
+    pub handle: Option<SocketHandle>,
+}
+
+/// Names a TCP socket in a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketHandle {
+    /// A connection.
+    Conn(Conn),
+    /// A listener.
+    Listener(Listener),
+    /// The slot of an entry in TIME-WAIT.
+    TimeWait(u32),
 }
 
 /// Memory of a socket in bytes, named as in Linux's `INET_DIAG_SKMEMINFO` where Linux has the value.
@@ -151,6 +165,29 @@ impl Stack {
     }
 }
 
+impl Stack {
+    /// Closes a socket on behalf of an administrator, as Linux's `SOCK_DESTROY` (`tcp_abort`): a connection
+    /// ends with RST and [`CloseReason::Destroyed`](crate::events::CloseReason::Destroyed), an entry in
+    /// TIME-WAIT is forgotten. A listener is closed, and connections that were not accepted are reset; there
+    /// is no event. `ends` are the local and the remote address that were listed. Returns false if the socket
+    /// does not exist any more.
+    pub fn destroy_socket(&mut self, now: Instant, handle: SocketHandle, ends: [SocketAddr; 2]) -> bool {
+        self.tcp.set_now(now);
+        match handle {
+            SocketHandle::Conn(conn) => self.tcp.destroy_conn(&mut self.net, conn),
+            SocketHandle::Listener(listener) => self.unlisten(listener),
+            SocketHandle::TimeWait(index) => {
+                let listed = self.tcp.listed_time_wait(now, index);
+                let exists = listed.is_some_and(|listed| [listed.local, listed.remote] == ends);
+                if exists {
+                    self.tcp.end_time_wait(index);
+                }
+                exists
+            }
+        }
+    }
+}
+
 /// Returns the connection in a slot, and how many list entries of its buffers were visited.
 fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(ListedSocket, usize)> {
     // A connection that has ended and whose owner has not taken the event is not listed.
@@ -166,6 +203,7 @@ fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(ListedSocke
         timer: tcp.listed_timer(now, index),
         info: Some(info),
         memory,
+        handle: Some(SocketHandle::Conn(tcp.conns.handle(index))),
     };
     Some((listed, looked_at))
 }

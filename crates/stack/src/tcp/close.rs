@@ -9,6 +9,7 @@ use super::state::State;
 use super::time_wait::TimeWait;
 use crate::device::RxBurst;
 use crate::events::CloseReason;
+use crate::handle::Conn;
 use crate::ip::Network;
 use crate::prefetch::prefetch;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
@@ -227,6 +228,27 @@ impl Tcp {
             self.send_active_reset(net, idx);
         }
         self.destroy(idx, CloseReason::Aborted);
+    }
+
+    /// Ends a connection on behalf of an administrator (`tcp_abort`). RST is sent in the states of
+    /// `tcp_need_reset`. A half-open connection of a listener is a request socket of Linux, which is dropped.
+    /// Returns false if the connection has ended already.
+    pub fn destroy_conn(&mut self, net: &mut Network, conn: Conn) -> bool {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state != State::Closed) else {
+            return false;
+        };
+        let c = &self.conns[idx];
+        let sends_rst = match c.state {
+            State::SynReceived => c.has(Flags::ACTIVE_OPEN),
+            state => {
+                matches!(state, State::Established | State::CloseWait | State::FinWait1 | State::FinWait2)
+            }
+        };
+        if sends_rst {
+            self.send_active_reset(net, idx);
+        }
+        self.destroy(idx, CloseReason::Destroyed);
+        true
     }
 
     fn everything_acknowledged(&self, idx: u32) -> bool {

@@ -14,7 +14,7 @@ use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::{ListenOptions, SaveSyn, SocketOptions};
-use crate::stack::{ListedSocket, SocketMemory, SocketProtocol, unspecified_addr};
+use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
@@ -179,6 +179,7 @@ impl ListenTable {
             timer: None,
             info: None,
             memory: memory(entry),
+            handle: Some(SocketHandle::Listener(self.handle(index))),
         })
     }
 

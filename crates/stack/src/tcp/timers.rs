@@ -10,7 +10,7 @@ use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::options::CaState;
-use crate::stack::{ListedSocket, ListedTimer, SocketProtocol, TimerKind};
+use crate::stack::{ListedSocket, ListedTimer, SocketHandle, SocketProtocol, TimerKind};
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
@@ -309,6 +309,7 @@ impl Tcp {
             timer: Some(ListedTimer { kind: TimerKind::TimeWait, left, count: 0 }),
             info: None,
             memory: Self::time_wait_memory(entry.v6),
+            handle: Some(SocketHandle::TimeWait(index)),
         })
     }
 

@@ -216,6 +216,7 @@ impl Udp {
             timer: None,
             info: None,
             memory: self.memory_of(socket),
+            handle: None,
         })
     }
 

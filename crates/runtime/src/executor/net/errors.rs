@@ -32,7 +32,7 @@ impl SocketError {
             CloseReason::HostUnreachable => Some(Self::HostUnreachable),
             CloseReason::NetUnreachable => Some(Self::NetUnreachable),
             CloseReason::ProtocolUnreachable => Some(Self::ProtocolUnreachable),
-            CloseReason::Aborted => Some(Self::Aborted),
+            CloseReason::Aborted | CloseReason::Destroyed => Some(Self::Aborted),
         }
     }
 }

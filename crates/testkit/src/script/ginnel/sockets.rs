@@ -311,6 +311,7 @@ fn close_errno(reason: CloseReason, peer_closed: bool) -> Option<i32> {
         CloseReason::HostUnreachable => Some(libc::EHOSTUNREACH),
         CloseReason::NetUnreachable => Some(libc::ENETUNREACH),
         CloseReason::ProtocolUnreachable => Some(libc::ENOPROTOOPT),
+        CloseReason::Destroyed => Some(libc::ECONNABORTED),
     }
 }
 
