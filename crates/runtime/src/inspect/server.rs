@@ -25,8 +25,8 @@ pub(crate) const PROCESSES_SOCKET: &str = "inspect-processes";
 
 /// Request for the sockets, with the version of the answer.
 const LIST: &str = "list 1";
-/// Request to close sockets, with the version of the lines that follow: shard, `sk`, local address and peer of
-/// a socket, separated by tabs; `.` is the last line. The answer has a line for each: 1 if the socket was
+/// Request to close sockets, with the version of the lines that follow: shard, `sk`, local address and peer
+/// of a socket, separated by tabs; `.` is the last line. The answer has a line for each: 1 if the socket was
 /// closed, 0 if it did not exist any more.
 const KILL: &str = "kill 1";
 /// Request for the attached processes, with the version of the answer.

@@ -139,7 +139,10 @@ fn client_that_does_not_read_delays_no_other() {
 #[test]
 fn excess_clients_and_unknown_requests_are_refused() {
     let fixture = InspectFixture::new(SOCKETS);
-    assert_eq!(fixture.lines("tell me all"), ["!\tthe requests are \"list 1\" and \"processes 1\""]);
+    assert_eq!(
+        fixture.lines("tell me all"),
+        ["!\tthe requests are \"list 1\", \"processes 1\" and \"kill 1\""]
+    );
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
     fixture.ask("list 1").read_to_string(&mut text).unwrap();
@@ -152,4 +155,31 @@ fn ended_shard_is_reported() {
     fixture.threads.stop();
     let lines = fixture.lines("list 1");
     assert_eq!(lines[1..], ["!\tshard 7 has ended", "."]);
+}
+
+#[test]
+fn sockets_are_closed_once() {
+    let fixture = InspectFixture::new(1);
+    let listed = fixture.lines("list 1");
+    let columns: Vec<&str> = listed[0].split('\t').collect();
+    let listener = listed.iter().find(|line| line.contains("\tLISTEN\t")).unwrap();
+    let cells: Vec<&str> = listener.split('\t').collect();
+    let cell = |name: &str| cells[columns.iter().position(|known| *known == name).unwrap()];
+    let request = [cell("shard"), cell("sk"), cell("local"), cell("peer")].join("\t");
+    assert_eq!(fixture.lines(&format!("kill 1\n{request}\n{request}\n.")), ["1", "0", "."]);
+    assert!(!fixture.lines("list 1").iter().any(|line| line.contains("\tLISTEN\t")));
+    for (line, expected) in [
+        ("7\tc0.0\t10.0.0.1:80", "!\tmalformed line: \"7\\tc0.0\\t10.0.0.1:80\""),
+        ("7\tu0.0\t10.0.0.1:80\t0.0.0.0:0", "!\tmalformed line: "),
+        ("7\tc0.0\there\t0.0.0.0:0", "!\tmalformed line: "),
+        ("8\tc0.0\t10.0.0.1:80\t0.0.0.0:0", "!\tthere is no shard \"8\""),
+        (&"x".repeat(5000), "!\tmalformed line: \"xxx"),
+    ] {
+        let answer = fixture.lines(&format!("kill 1\n{line}"));
+        assert!(answer.len() == 1 && answer[0].starts_with(expected), "{answer:?}");
+    }
+    // Slots that exist in no table, and a connection that does not exist any more.
+    let others = ["c0.0", "c4294967295.4294967295", "l9.9", "t0.0", "t4294967295.0"];
+    let lines: String = others.iter().map(|sk| format!("7\t{sk}\t10.0.0.1:80\t10.0.0.2:9\n")).collect();
+    assert_eq!(fixture.lines(&format!("kill 1\n{lines}.")), ["0", "0", "0", "0", "0", "."]);
 }
