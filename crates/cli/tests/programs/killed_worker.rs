@@ -76,7 +76,7 @@ fn a_killed_worker_fails_no_more_than_on_the_kernel() {
 #[test]
 fn connections_that_wait_survive_a_killed_worker() {
     let test = "connections_that_wait_survive_a_killed_worker";
-    for side in Side::BOTH {
+    for side in [Side::Kernel, Side::Stack, Side::TwoShards] {
         let Some(fixture) = side.fixture(test, &["nginx", "pgrep"]) else { return };
         let nginx = Nginx::start(&fixture, side, WORKERS, "");
         wait_until("all workers are there", || children(&nginx.master).len() == WORKERS as usize);

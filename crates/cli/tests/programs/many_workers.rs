@@ -1,11 +1,12 @@
-//! nginx with many workers, and with workers that a reload leaves behind.
+//! Servers with many processes: nginx with many workers and with workers that a reload leaves behind, and a
+//! server that forks for each connection.
 
 use crate::open_loop::{Client, requests_during};
-use crate::processes::{children, is_alive, signal, wait_until};
+use crate::processes::{children, is_alive, pid_in_time, signal, wait_until};
 use crate::server::{ADDRESS, Nginx, Side, assert_accelerated};
 use crate::{assert_same, distinct_bytes};
 use ginnel_testkit::interop::ProgramFixture;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 /// Bytes of a page that no send and receive buffers hold completely.
@@ -121,5 +122,50 @@ fn old_workers_stay_until_their_downloads_end() {
         downloads.into_iter().for_each(|download| download.finish(&page));
         wait_until("the old workers are gone", || children(&nginx.master).len() == WORKERS);
         nginx.finish(false);
+    }
+}
+
+#[test]
+fn a_python_server_forks_for_each_connection() {
+    let test = "a_python_server_forks_for_each_connection";
+    const CONNECTIONS: usize = 100;
+    for side in Side::BOTH {
+        let Some(fixture) = side.fixture(test, &["python3", "pgrep"]) else { return };
+        let script = "
+import os, socketserver
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self):
+        for line in self.rfile: self.wfile.write(b'%d %s' % (os.getpid(), line))
+class Server(socketserver.ForkingTCPServer):
+    max_children = 200; request_queue_size = 200
+server = Server(('0.0.0.0', 8000), Echo)
+open('pid', 'w').write(str(os.getpid()))
+server.serve_forever()";
+        let _running = side.start(&fixture, &["python3", "-c", script]);
+        let server = pid_in_time(&fixture, "pid");
+        let mut streams: Vec<_> = (0..CONNECTIONS).map(|_| fixture.connect(ADDRESS).unwrap()).collect();
+        let mut ask = |text: &str| -> Vec<String> {
+            for stream in &mut streams {
+                stream.write_all(text.as_bytes()).unwrap();
+            }
+            let answer = |stream: &TcpStream| {
+                let mut line = String::new();
+                BufReader::new(stream).read_line(&mut line).unwrap();
+                line.strip_suffix(text).unwrap_or_else(|| panic!("{side:?}: {line:?}")).trim().to_string()
+            };
+            streams.iter().map(answer).collect()
+        };
+        let workers = ask("first\n");
+        assert_eq!(ask("second\n"), workers, "{side:?}: a connection stays at its child");
+        let mut sorted = workers.clone();
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(sorted.len(), CONNECTIONS, "{side:?}: each connection has a child");
+        if side == Side::Stack {
+            workers.iter().for_each(|worker| assert_accelerated(&fixture, worker));
+        }
+        drop(streams);
+        wait_until("the children end", || !workers.iter().any(|worker| is_alive(worker)));
+        assert!(is_alive(&server), "{side:?}");
     }
 }

@@ -10,6 +10,8 @@ use serde_json::Value;
 pub enum Side {
     Kernel,
     Stack,
+    /// A stack with two shards.
+    TwoShards,
 }
 
 /// Where clients reach a server, on either side.
@@ -24,7 +26,9 @@ impl Side {
         let fixture = fixture(test, programs)?;
         match self {
             Self::Kernel => drop(fixture.namespace().ip("address add 10.9.0.2/32 dev lo").unwrap()),
-            Self::Stack => fixture.namespace().sysctl("net.ipv4.ip_forward", "1").unwrap(),
+            Self::Stack | Self::TwoShards => {
+                fixture.namespace().sysctl("net.ipv4.ip_forward", "1").unwrap();
+            }
         }
         Some(fixture)
     }
@@ -39,8 +43,11 @@ impl Side {
                 fixture.wait_until_listening(ADDRESS);
                 None
             }
-            Self::Stack => {
-                let mut running = fixture.start_on_stack_with(&["--gateway", "10.9.0.1"], program);
+            Self::Stack | Self::TwoShards => {
+                let shards = if self == Self::TwoShards { 2 } else { 1 };
+                let config = fixture.write("stack.toml", format!("[shards]\ncount = {shards}\n"));
+                let options = ["--config", &config, "--gateway", "10.9.0.1"];
+                let mut running = fixture.start_on_stack_with(&options, program);
                 running.wait_until_listening(ADDRESS);
                 Some(running)
             }
