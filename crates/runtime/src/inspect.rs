@@ -76,8 +76,12 @@ impl DestroyRequest {
         let mut closed = Vec::with_capacity(self.sockets.len());
         for (handle, ends) in self.sockets {
             let now = core.now;
-            let stack = core.stack.local_mut();
-            let was_there = stack.is_some_and(|stack| stack.destroy_socket(now, handle, ends));
+            let was_there = match (handle, core.stack.local_mut()) {
+                (_, None) => false,
+                // A listener on several shards is closed on all of them.
+                (SocketHandle::Listener(listener), Some(_)) => core.unlisten(listener),
+                (handle, Some(stack)) => stack.destroy_socket(now, handle, ends),
+            };
             if let (true, SocketHandle::Listener(listener)) = (was_there, handle) {
                 on_listener(core, listener);
             }

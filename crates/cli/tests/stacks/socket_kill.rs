@@ -46,6 +46,24 @@ print('time-wait', kill('-Htn', 'state', 'time-wait', 'sport', '=', f':{ends[0]}
 print('untouched', result(other.send, b'x'), result(end.recv, 9))
 ";
 
+/// The rest of [`SCRIPT`]: listeners, in processes that share one, with a call that waits and with epoll.
+const LISTENERS: &str = "
+child = os.fork()
+if not child:
+    poll = select.epoll(); poll.register(s, select.EPOLLIN)
+    ready = poll.poll(20)
+    open('child', 'w').write(f'{[e for _, e in ready]} {result(s.accept)}'); os._exit(0)
+t = server('127.0.0.1', 0); said = []
+thread = threading.Thread(target=lambda: said.append(result(s.accept))); thread.start(); time.sleep(0.3)
+waiting = socket.create_connection(t.getsockname())
+print('closed', kill('-Htnl', 'sport', '=', f':{port}'), kill('-Htnl', 'sport', '=', f':{t.getsockname()[1]}')); thread.join(); os.wait()
+print('accept', said, open('child').read())
+print('events', events(s, t), result(waiting.recv, 1))
+print('error', s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), result(s.accept))
+print('refused', result(socket.create_connection, ('127.0.0.1', port)), s.getsockname()[1] == port)
+s.listen(); c = socket.create_connection(s.getsockname()); print('again', result(s.accept)[0].getpeername() == c.getsockname())
+";
+
 /// Returns what the script prints if it runs on the kernel, or `None` if this kernel closes no sockets.
 fn kernel_output(fixture: &Fixture, script: &str) -> Option<String> {
     let mut command = fixture.script(&["--stack", "kernel"], script);
@@ -65,17 +83,18 @@ fn stack_output(fixture: &Fixture, script: &str) -> String {
 }
 
 #[test]
-fn programs_notice_closed_connections_as_on_linux() {
-    let name = "programs_notice_closed_connections_as_on_linux";
+fn programs_notice_closed_sockets_as_on_linux() {
+    let name = "programs_notice_closed_sockets_as_on_linux";
     if skipped(name) {
         return;
     }
     let fixture = Fixture::new("kill");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
-    let ours = stack_output(&fixture, SCRIPT);
-    assert_eq!(ours.matches("closed 1\n").count(), 3, "{ours}");
+    let script = [SCRIPT, LISTENERS].concat();
+    let ours = stack_output(&fixture, &script);
+    assert_eq!(ours.matches("closed 1").count(), 4, "{ours}");
     assert!(ours.contains("client b'unread' ECONNABORTED EPIPE b''\nserver ECONNRESET b''\n"), "{ours}");
-    match kernel_output(&fixture, SCRIPT) {
+    match kernel_output(&fixture, &script) {
         Some(theirs) => assert_eq!(ours, theirs),
         None => skip(name, "ss -K of this kernel, as a reference"),
     }

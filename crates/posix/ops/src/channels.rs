@@ -370,6 +370,13 @@ impl Channels {
         result.and(reserved.map_or(Ok(()), |reserved| self.unreserve(reserved)))
     }
 
+    /// Returns whether an administrator has closed a listener, at least on one shard.
+    pub fn is_listener_destroyed(&self, listener: u32) -> bool {
+        self.clients.iter().enumerate().any(|(shard, client)| {
+            self.number_on_shard(listener, shard).is_some_and(|number| client.is_listener_destroyed(number))
+        })
+    }
+
     pub fn set_backlog(&mut self, listener: u32, backlog: u32) -> Result<(), Error> {
         self.on_all_shards(listener, |client, number| client.set_backlog(number, backlog))
     }
@@ -529,6 +536,7 @@ impl Channels {
                 conn: self.join_handle(shard, conn),
                 listener: local_number(self, listener).unwrap_or(u32::MAX),
             },
+            ClientEvent::ListenersDestroyed => ClientEvent::ListenersDestroyed,
             ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.join_handle(shard, conn) },
             ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.join_handle(shard, conn) },
             ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.join_handle(shard, conn) },

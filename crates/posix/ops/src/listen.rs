@@ -3,6 +3,7 @@
 use crate::Ops;
 use crate::cleanup::CleanupHandler;
 use crate::connect::errno_of;
+use crate::descriptor;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Listener, ShutdownState, Socket, SocketRole, Stream, UrgentState};
 use crate::kernel_socket;
@@ -19,6 +20,7 @@ use ginnel::ListenOptions;
 use libc::{POLLIN, pollfd};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 /// Maximum length of the accept queue (`net.core.somaxconn`).
 const SOMAXCONN: u32 = 4096;
@@ -246,6 +248,34 @@ impl ProcessState {
             cookie: 0,
         };
         Ok(self.files.box_socket(socket))
+    }
+
+    /// Makes sockets unconnected whose listeners an administrator has closed (`tcp_abort` of a listener).
+    #[cold]
+    pub fn end_destroyed_listeners(&mut self) {
+        for file in self.files.ids() {
+            let Ok(Socket { role: SocketRole::Listening(listening), .. }) = self.files.socket(file) else {
+                continue;
+            };
+            let (number, kernel_fd) = (listening.number, listening.kernel_fd);
+            if !self.client.is_listener_destroyed(number) {
+                continue;
+            }
+            self.stop_listening(file);
+            if let Some(Ok(kernel_socket)) = kernel_fd.map(descriptor::borrow) {
+                // The program has one listener, so its kernel socket ends with it.
+                let _ = shutdown(kernel_socket, Shutdown::Both);
+            }
+            if let Ok(socket) = self.files.socket(file) {
+                socket.shutdown = ShutdownState {
+                    read: true,
+                    write: true,
+                    is_lost: false,
+                    error: Some(Errno::CONNABORTED),
+                };
+            }
+            self.wake(file, 0);
+        }
     }
 
     /// Closes the listener of a socket, which keeps the address that the program has bound.

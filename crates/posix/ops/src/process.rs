@@ -207,6 +207,7 @@ impl ProcessState {
                         self.wake(file, DATA_READY);
                     }
                 }
+                ClientEvent::ListenersDestroyed => self.end_destroyed_listeners(),
                 // `accept4` takes connections explicitly.
                 ClientEvent::Accepted { .. } => {}
                 ClientEvent::Connected { conn } => {

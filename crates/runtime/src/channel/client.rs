@@ -59,6 +59,9 @@ pub enum ClientEvent {
         /// Number of the listener.
         listener: u32,
     },
+    /// An administrator has closed listeners of the domain: see [`Client::is_listener_destroyed`]. Nobody accepts
+    /// on them any more; the client still has to release its own.
+    ListenersDestroyed,
     /// A connection that this client opened is established.
     Connected {
         /// The connection.
@@ -170,6 +173,8 @@ pub struct Client {
     /// True if the client is a forked child that has not yet compared the sockets it inherited with the
     /// region.
     must_rescan: bool,
+    /// Number of destroyed listeners of the domain that were reported.
+    reported_destroyed: u32,
 }
 
 impl Client {
@@ -201,6 +206,7 @@ impl Client {
             explicit_offers: None,
             is_detached: false,
             must_rescan: false,
+            reported_destroyed: 0,
         }
     }
 
@@ -765,6 +771,7 @@ impl Client {
             // The stack does not corrupt its rings.
             let Some((socket, _)) = self.from_stack.pop(self.memory.to_client()).ok().flatten() else {
                 if self.from_stack.is_scanning() {
+                    self.report_destroyed_listeners();
                     continue;
                 }
                 if !self.must_rescan {
@@ -785,6 +792,16 @@ impl Client {
                 None if (socket as usize) < self.sockets_max() => self.check_offer(socket),
                 None => {}
             }
+        }
+    }
+
+    /// Reports if listeners were destroyed. The stack notifies of that by an overflow of the ring, so that
+    /// other notifications cost nothing more.
+    #[cold]
+    fn report_destroyed_listeners(&mut self) {
+        let destroyed = self.region.destroyed_listeners().load(Ordering::Acquire);
+        if core::mem::replace(&mut self.reported_destroyed, destroyed) != destroyed {
+            self.events.push_back(ClientEvent::ListenersDestroyed);
         }
     }
 

@@ -8,7 +8,7 @@
 use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
 /// Most bytes of a value.
-pub(super) const DESCRIPTION_BYTES_MAX: usize = 1012;
+pub(super) const DESCRIPTION_BYTES_MAX: usize = 1008;
 /// Number of attempts to read or write while a write is in progress. After that many, the writer is
 /// considered dead or stopped.
 const LOCK_TRIES: usize = 1000;
@@ -20,6 +20,8 @@ pub(super) struct SharedDescription {
     /// Generation of the socket to which the bytes belong.
     generation: AtomicU32,
     len: AtomicU32,
+    /// 1 if the description is of a listener that an administrator has closed.
+    is_destroyed: AtomicU32,
     bytes: [AtomicU8; DESCRIPTION_BYTES_MAX],
 }
 
@@ -28,6 +30,16 @@ impl SharedDescription {
     #[inline]
     pub fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// Returns whether an administrator has closed the listener.
+    pub fn is_destroyed(&self) -> bool {
+        self.is_destroyed.load(Ordering::Acquire) != 0
+    }
+
+    /// Records whether an administrator has closed the listener.
+    pub fn set_destroyed(&self, is_destroyed: bool) {
+        self.is_destroyed.store(is_destroyed.into(), Ordering::Release);
     }
 
     /// Writes a new value and returns its version. `None` if the value is too long.
@@ -87,7 +99,7 @@ mod tests {
     fn empty() -> SharedDescription {
         let word = || AtomicU32::new(0);
         let bytes = [const { AtomicU8::new(0) }; DESCRIPTION_BYTES_MAX];
-        SharedDescription { version: word(), generation: word(), len: word(), bytes }
+        SharedDescription { version: word(), generation: word(), len: word(), is_destroyed: word(), bytes }
     }
 
     #[test]

@@ -80,9 +80,12 @@ pub(crate) struct Notifier {
 #[derive(Debug, Default)]
 pub(crate) struct NotifyQueue {
     head: u32,
-    /// After an overflow: the next flag to look at.
+    /// After an overflow: the next flag to look at, or [`SCAN_DONE`].
     scan: Option<u32>,
 }
+
+/// All flags were looked at after an overflow, which the receiving side is told before it continues.
+const SCAN_DONE: u32 = u32::MAX;
 
 /// The notifier corrupted the ring: its tail claims more entries than the ring has slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,13 @@ impl Notifier {
                 doorbells.words.tail().store(self.tail, Ordering::Release);
             }
         }
+        self.is_quiet = false;
+    }
+
+    /// Makes the receiving side look at everything, as after an overflow.
+    #[cold]
+    pub fn notify_all(&mut self, doorbells: Doorbells<'_>) {
+        doorbells.words.has_overflowed().store(1, Ordering::Release);
         self.is_quiet = false;
     }
 
@@ -181,6 +191,12 @@ impl NotifyQueue {
             }
             self.scan = Some(0);
         }
+        if self.scan == Some(SCAN_DONE) {
+            let has_overflowed = doorbells.words.has_overflowed();
+            let again = has_overflowed.load(Ordering::Relaxed) != 0;
+            self.scan = (again && has_overflowed.swap(0, Ordering::AcqRel) != 0).then_some(0);
+            return None;
+        }
         let from = self.scan.unwrap_or(0) as usize;
         let end = doorbells.flags.len().min(from + FLAGS_PER_POP);
         for number in from..end {
@@ -191,13 +207,7 @@ impl NotifyQueue {
                 return Some((number as u32, flag.swap(0, Ordering::AcqRel)));
             }
         }
-        self.scan = if end < doorbells.flags.len() {
-            Some(end as u32)
-        } else {
-            let has_overflowed = doorbells.words.has_overflowed();
-            let again = has_overflowed.load(Ordering::Relaxed) != 0;
-            (again && has_overflowed.swap(0, Ordering::AcqRel) != 0).then_some(0)
-        };
+        self.scan = Some(if end < doorbells.flags.len() { end as u32 } else { SCAN_DONE });
         None
     }
 

@@ -29,7 +29,7 @@ use std::io;
 use std::sync::Arc;
 
 /// "ginnelch" and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6309;
+const MAGIC: u64 = 0x6869_6e6e_656c_630a;
 
 /// The start of the region. Written once, by the stack.
 #[repr(C)]
@@ -45,6 +45,8 @@ struct RegionHeader {
     is_ready: AtomicU32,
     /// The CPU on which the stack's shard last began to run, plus one; 0 if unknown.
     cpu: AtomicU32,
+    /// Number of listeners that an administrator has closed.
+    destroyed_listeners: AtomicU32,
 }
 
 /// State of the notifications of all clients of the domain.
@@ -294,6 +296,11 @@ impl Region {
 
     pub fn listeners(&self) -> usize {
         self.layout.listeners
+    }
+
+    /// Returns the number of listeners that an administrator has closed.
+    pub fn destroyed_listeners(&self) -> &AtomicU32 {
+        &self.header().destroyed_listeners
     }
 
     /// Returns the number of large buffers, and the bytes of each.

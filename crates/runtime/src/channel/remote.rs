@@ -666,8 +666,8 @@ impl RemoteEngine {
                     }
                 }
             }
-            // Only reported to clients that accept explicitly.
-            ClientEvent::Offered { .. } => {}
+            // Only reported to clients that accept explicitly. The handler of a destroyed listener is not told.
+            ClientEvent::Offered { .. } | ClientEvent::ListenersDestroyed => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
             ClientEvent::Acked { conn, bytes } => self.push_event(conn, Event::Acked { conn, bytes }),

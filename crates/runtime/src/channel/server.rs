@@ -436,6 +436,17 @@ impl Handler for ChannelServer {
         }
     }
 
+    fn listener_destroyed(&mut self, cx: &mut Context<'_>, listener: Listener) {
+        let place = self.listeners.get(listener.index() as usize).copied().flatten();
+        let Some(ListenerPlace { domain, number, .. }) = place.filter(|place| place.listener == listener)
+        else {
+            return;
+        };
+        if let Some(domain) = self.domains.get_mut(usize::from(domain)).and_then(Option::as_deref_mut) {
+            domain.destroy_listener(cx, number.into());
+        }
+    }
+
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         // Cannot truncate: the lower half is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {

@@ -24,6 +24,11 @@ impl Client {
         }
     }
 
+    /// Returns whether an administrator has closed the listener of this number ([`ClientEvent::ListenersDestroyed`](super::ClientEvent::ListenersDestroyed)).
+    pub fn is_listener_destroyed(&self, number: u32) -> bool {
+        self.region.listener_description(number).is_some_and(SharedDescription::is_destroyed)
+    }
+
     /// Returns the version of the shared state, which grows with each change. 0 if nothing was written yet.
     #[inline]
     pub fn description_version(&self, of: DescriptionKey) -> u32 {

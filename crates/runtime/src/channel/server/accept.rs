@@ -190,6 +190,7 @@ impl Domain {
             backlog: backlog.max(1) as usize,
             requested_backlog: backlog,
             has_small_recv_buffer,
+            is_destroyed: false,
         });
         self.add_listener_owner(number, client);
         // Another shard may have listened first, and connections may have arrived since.
@@ -243,13 +244,43 @@ impl Domain {
     /// Closes a listener if it has no owner any more.
     pub(super) fn close_listener_if_unowned(&mut self, cx: &mut Context<'_>, number: u32) {
         let Some(slot) = self.listeners.get_mut(number as usize) else { return };
-        let Some(listening) = slot.take_if(|l| l.owners.is_empty() && l.proxies == 0) else { return };
-        let sibling = self.sibling_of(&listening);
+        let Some(mut listening) = slot.take_if(|l| l.owners.is_empty() && l.proxies == 0) else { return };
         self.listener_slots.release(number);
-        self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
-        // Only a stale handle can be refused.
+        // Refused if the listener was destroyed.
         let _ = cx.unlisten(listening.listener);
-        let mut orphans: Vec<u32> = listening.pending.into();
+        self.abandon_connections(cx, number, &mut listening);
+        if listening.is_destroyed
+            && let Some(description) = self.region.listener_description(number)
+        {
+            description.set_destroyed(false);
+        }
+    }
+
+    /// Handles the end of a listener that an administrator has closed: its connections that were not accepted
+    /// are reset, and its owners are told. They release it.
+    pub(super) fn destroy_listener(&mut self, cx: &mut Context<'_>, number: u32) {
+        let Some(mut listening) = self.listeners.get_mut(number as usize).and_then(Option::take) else {
+            return;
+        };
+        listening.is_destroyed = true;
+        self.abandon_connections(cx, number, &mut listening);
+        if let Some(description) = self.region.listener_description(number) {
+            description.set_destroyed(true);
+        }
+        self.region.destroyed_listeners().fetch_add(1, Ordering::AcqRel);
+        for client in listening.owners.clients() {
+            self.clients.notify_of_all(client);
+        }
+        self.listeners[number as usize] = Some(listening);
+    }
+
+    /// Gives connections of a listener that were not accepted to a listener that shares the address, or else
+    /// resets them. The listener is not in the table meanwhile.
+    fn abandon_connections(&mut self, cx: &mut Context<'_>, number: u32, listening: &mut DomainListener) {
+        let sibling = self.sibling_of(listening);
+        self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
+        listening.unaccepted = 0;
+        let mut orphans: Vec<u32> = core::mem::take(&mut listening.pending).into();
         self.drain_deferred(number as usize, &mut orphans);
         for client in self.clients.offering().into_iter().map(usize::from) {
             let slots = self.clients.get(client).map(|client| client.offer_slots());

@@ -112,6 +112,16 @@ impl ClientTable {
         client.to_client.notify(client.memory.to_client(), socket, NOTIFIED);
     }
 
+    /// Makes a client look at everything.
+    #[cold]
+    pub fn notify_of_all(&mut self, number: usize) {
+        // Marks the client as notified, like any notification.
+        self.notify(number, 0);
+        if let Some(client) = self.clients.get_mut(number).and_then(Option::as_deref_mut) {
+            client.to_client.notify_all(client.memory.to_client());
+        }
+    }
+
     /// Notifies all clients without a particular socket, so that clients that wait look again.
     pub fn notify_all(&mut self) {
         (0..self.clients.len()).for_each(|number| self.notify(number, 0));

@@ -73,6 +73,8 @@ pub(super) struct DomainListener {
     pub requested_backlog: u32,
     /// Receive buffers of its connections are smaller than the region's.
     pub has_small_recv_buffer: bool,
+    /// An administrator has closed it: the engine has no such listener any more.
+    pub is_destroyed: bool,
 }
 
 impl DomainListener {
