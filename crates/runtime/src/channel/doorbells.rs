@@ -332,6 +332,22 @@ mod tests {
         }
 
         #[test]
+        fn receiver_is_told_to_look_at_everything() {
+            let memory = Memory::new(3);
+            let (mut notifier, mut queue) = (memory.notifier(), NotifyQueue::default());
+            notifier.take_notified();
+            notifier.notify_all(memory.bells());
+            assert!(notifier.take_notified() && !queue.is_empty(memory.bells()));
+            // It sees that a look at all flags is over even if none of them is set.
+            assert_eq!((queue.pop(memory.bells()), queue.is_scanning()), (Ok(None), true));
+            assert_eq!((queue.pop(memory.bells()), queue.is_scanning()), (Ok(None), false));
+            assert!(queue.is_empty(memory.bells()));
+            notifier.notify(memory.bells(), 2, NOTIFIED);
+            notifier.notify_all(memory.bells());
+            assert_eq!(drain(&mut queue, &memory), [(2, NOTIFIED)]);
+        }
+
+        #[test]
         fn positions_may_wrap() {
             let memory = Memory::new(4);
             for word in [memory.words.tail(), &memory.words.head.0] {

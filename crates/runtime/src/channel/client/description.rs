@@ -24,7 +24,8 @@ impl Client {
         }
     }
 
-    /// Returns whether an administrator has closed the listener of this number ([`ClientEvent::ListenersDestroyed`](super::ClientEvent::ListenersDestroyed)).
+    /// Returns whether an administrator has closed the listener of this number: see
+    /// [`ClientEvent::ListenersDestroyed`](super::ClientEvent::ListenersDestroyed).
     pub fn is_listener_destroyed(&self, number: u32) -> bool {
         self.region.listener_description(number).is_some_and(SharedDescription::is_destroyed)
     }
