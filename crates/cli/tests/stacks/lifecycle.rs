@@ -241,7 +241,7 @@ fn a_new_stack_removes_stale_directories() {
     let left = fs::read_dir(fixture.path().join("run")).unwrap();
     let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
-    assert_eq!(left, [".lock", "three"]);
+    assert_eq!(left, [".lock", ".logs", "three"]);
 }
 
 #[test]

@@ -143,7 +143,12 @@ open('there', 'w').close(); signal.pause()";
         ["channel.listeners_refused", "channel.clients_refused"].iter().all(|counter| log.contains(counter))
     });
     let log = log(&fixture, "lab");
-    assert_in_order(&log, &["was refused: channel.clients_max"]);
+    assert_in_order(
+        &log,
+        &[
+            "was refused: it is full: 1 programs and threads of this user are attached, the limit channel.clients_max",
+        ],
+    );
     let of_listeners = log.lines().filter(|line| line.contains("channel.listeners_refused"));
     let of_listeners: Vec<&str> = of_listeners.collect();
     assert_eq!(of_listeners.len(), 1, "{log}");

@@ -59,8 +59,8 @@ pub enum ClientEvent {
         /// Number of the listener.
         listener: u32,
     },
-    /// An administrator has closed listeners of the domain: see [`Client::is_listener_destroyed`]. They get no
-    /// connections any more; the client still has to release its own.
+    /// An administrator has closed listeners of the domain: see [`Client::is_listener_destroyed`]. They get
+    /// no connections any more; the client still has to release its own.
     ListenersDestroyed,
     /// A connection that this client opened is established.
     Connected {

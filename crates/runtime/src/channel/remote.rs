@@ -666,8 +666,8 @@ impl RemoteEngine {
                     }
                 }
             }
-            // The first is only reported to clients that accept explicitly. The handler of a destroyed listener
-            // is not told.
+            // The first is only reported to clients that accept explicitly. The handler of a destroyed
+            // listener is not told.
             ClientEvent::Offered { .. } | ClientEvent::ListenersDestroyed => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
