@@ -60,9 +60,10 @@ pub fn redirect_output() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Appends an entry about an error that this command prints on standard error when it exits.
+/// Appends an entry about an error that this command prints on standard error when it exits, if it prints
+/// one.
 pub fn record_failure(event: &str, failure: &Failure) {
-    if let Some(log) = STACK_LOG.get() {
+    if let Some(log) = STACK_LOG.get().filter(|_| !failure.is_silent()) {
         append(log, Level::ERROR, &format!("{event}: {failure}"));
     }
 }

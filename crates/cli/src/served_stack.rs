@@ -94,12 +94,12 @@ pub struct ServedStack<'a> {
 impl OpenedStack {
     /// Opens the stack that `config` describes. `command` becomes a part of its name if the configuration
     /// gives no name. Any user may bind ports from `unprivileged_port_start` on, unless the configuration
-    /// sets another limit. With `on_death` the shards run in a process of their own.
+    /// sets another limit. The shards run in a process of their own, unless `on_death` is [`OnStackDeath::Fail`].
     pub fn new(
         config: Config,
         command: &str,
         unprivileged_port_start: u16,
-        on_death: Option<OnStackDeath>,
+        on_death: OnStackDeath,
     ) -> Result<Self, Failure> {
         let cpu = |index: u32| {
             let own = config.shards.cpus.get(index as usize).copied().or(config.shard.cpu);
@@ -116,8 +116,10 @@ impl OpenedStack {
         }
         descriptor_limit::raise();
         let published = match on_death {
-            None => publish::publish_stack(&config.run, command)?,
-            Some(_) => publish::publish_by(&config.run, command, PublishedStack::for_supervisor)?,
+            OnStackDeath::Fail => publish::publish_stack(&config.run, command)?,
+            OnStackDeath::Restart | OnStackDeath::Kill => {
+                publish::publish_by(&config.run, command, PublishedStack::for_supervisor)?
+            }
         };
         let published = published.ok_or_else(|| {
             Failure::usage(
@@ -137,11 +139,11 @@ impl OpenedStack {
         config: Config,
         published: Arc<PublishedStack>,
         info: StackInfo,
-        on_death: Option<OnStackDeath>,
+        on_death: OnStackDeath,
     ) -> Result<Self, Failure> {
         start_entries::write_machine_limits(&config);
-        if let Some(action) = on_death {
-            let (process, link, restart) = ShardProcess::start(&config, published.dir().path(), action)?;
+        if on_death != OnStackDeath::Fail {
+            let (process, link, restart) = ShardProcess::start(&config, published.dir().path(), on_death)?;
             let broker = Broker::open_supervising(&published, link, restart, info)?;
             return Ok(Self { shards: ShardThreads::Child(process), broker, published });
         }

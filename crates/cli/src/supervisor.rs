@@ -15,9 +15,9 @@ use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel::broker::{AfterDeath, ChildLink, link_pair, receive_taps, send_taps, serve_broker};
-use ginnel::{Config, KeptTaps, PublishedStack, open_taps};
+use ginnel::{Config, KeptTaps, PublishedStack, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -36,8 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Options for the death of the process of the shards.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DeathOptions {
-    /// Run the shards in a process of their own, and do this if that process dies. Without this option the
-    /// shards run in the process of this command; programs get errors when it dies.
+    /// Action if the process dies that receives and sends for the stack. Default: restart.
     #[arg(long, value_name = "ACTION", value_enum)]
     pub on_stack_death: Option<OnStackDeath>,
 
@@ -53,6 +52,16 @@ pub enum OnStackDeath {
     Restart,
     /// End the programs on the stack with SIGTERM, after five seconds with SIGKILL.
     Kill,
+    /// Leave the programs running; their calls fail. The stack then needs one process instead of two: that of
+    /// this command.
+    Fail,
+}
+
+impl DeathOptions {
+    /// Returns the action, [`OnStackDeath::Restart`] unless another one is given.
+    pub fn action(&self) -> OnStackDeath {
+        self.on_stack_death.unwrap_or(OnStackDeath::Restart)
+    }
 }
 
 /// The child that runs the shards.
@@ -215,7 +224,7 @@ pub fn describe(status: ExitStatus) -> String {
 
 /// Starts a child by the same command line, and returns it and the supervisor's end of its connection.
 /// Forking alone is not possible: this process has threads.
-fn spawn(directory: &Path, taps: &KeptTaps) -> Result<(Child, std::os::fd::OwnedFd), Failure> {
+fn spawn(directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure> {
     let failed = |e| Failure::running(format!("process of the shards: {e}"));
     let (link, child_end) = link_pair()?;
     send_taps(&link, taps)?;
@@ -237,6 +246,20 @@ pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Resul
     let link = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).map_err(failed)?;
     let published = PublishedStack::join(directory, &config.run)?;
     log::open(directory, &config.run);
+    let result = serve_shards(config, published, link, &stop, logs_to_file);
+    if let Err(failure) = &result {
+        log::record_failure("the stack was not started, or stops", failure);
+    }
+    result
+}
+
+fn serve_shards(
+    config: Config,
+    published: Arc<PublishedStack>,
+    link: OwnedFd,
+    stop: &StopFlag,
+    logs_to_file: bool,
+) -> Result<(), Failure> {
     let taps = receive_taps(&link)?;
     let (shards, commanders) = open_shards(config, published, taps)?;
     if logs_to_file {
@@ -248,5 +271,5 @@ pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Resul
         std::process::exit(0);
     });
     served.map_err(|e| Failure::running(format!("thread: {e}")))?;
-    shards.run(&stop)
+    shards.run(stop)
 }

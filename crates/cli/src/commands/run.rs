@@ -114,7 +114,7 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     if let Some(cause) = options.program.check_preloadable() {
         return Err(options.program.handle_missing_stack(&cause));
     }
-    let stack = match OpenedStack::new(config, "run", 0, options.death.on_stack_death) {
+    let stack = match OpenedStack::new(config, "run", 0, options.death.action()) {
         Ok(stack) => stack,
         // A usage error is reported even with `--on-missing kernel`.
         Err(failure) if failure.is_usage() => return Err(failure),

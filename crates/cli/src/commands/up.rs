@@ -85,8 +85,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
         signals::ignore_hangup()?;
     }
     let stop = signals::stop_on_signal()?;
-    let on_death = options.death.on_stack_death;
-    OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START, on_death)?.serve(&stop, |served| {
+    OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START, options.death.action())?.serve(&stop, |served| {
         if options.detached {
             log::redirect_output()?;
         }
