@@ -94,7 +94,8 @@ pub struct ServedStack<'a> {
 impl OpenedStack {
     /// Opens the stack that `config` describes. `command` becomes a part of its name if the configuration
     /// gives no name. Any user may bind ports from `unprivileged_port_start` on, unless the configuration
-    /// sets another limit. The shards run in a process of their own, unless `on_death` is [`OnStackDeath::Fail`].
+    /// sets another limit. The shards run in a process of their own, unless `on_death` is
+    /// [`OnStackDeath::Fail`].
     pub fn new(
         config: Config,
         command: &str,

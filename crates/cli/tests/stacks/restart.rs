@@ -4,6 +4,7 @@ use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// Returns the process ids of the children of a process.
 fn children(pid: u32) -> Vec<u32> {
@@ -142,6 +143,63 @@ fn sockets_of_two_shards_serve_again() {
     if !skipped("sockets_of_two_shards_serve_again") {
         restarts(2);
     }
+}
+
+/// Shards that die while programs open their sockets again lose none of them.
+#[test]
+fn deaths_during_a_restart_lose_no_socket() {
+    if skipped("deaths_during_a_restart_lose_no_socket") {
+        return;
+    }
+    let fixture = Fixture::new("deaths");
+    fs::write(fixture.path().join("shards.toml"), "[shards]\ncount = 2\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--loopback", "stack", "--config", "shards.toml"]);
+    // A parent and a child share the sockets, so each of them is opened by one and found by the other.
+    let script = "
+ls = [server('127.0.0.1', 7100 + i) for i in range(150)]
+us = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for i in range(20)]
+for i, u in enumerate(us): u.bind(('127.0.0.1', 7100 + i))
+signal.alarm(0)
+child = os.fork()
+if child: open('child', 'w').write(str(child))
+e = select.epoll(); files = {s.fileno(): s for s in ls + us}
+for s in files.values(): s.setblocking(False); e.register(s, select.EPOLLIN)
+if child: open('there', 'w').close()
+while True:
+    for fd, _ in e.poll():
+        s = files[fd]
+        try:
+            if s in us: got, peer = s.recvfrom(9); s.sendto(got, peer)
+            else: c, _ = s.accept(); c.sendall(b'served'); c.close()
+        except BlockingIOError: pass";
+    let servers = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the servers wait", || fixture.path().join("there").exists());
+    let supervisor = supervisor(&fixture);
+    for death in 0..8 {
+        kill_shards(supervisor);
+        // The sockets are opened within some ten milliseconds of the start.
+        std::thread::sleep(Duration::from_millis(death * 7));
+    }
+    let client = "
+def ask(i):
+    while True:
+        try:
+            with socket.create_connection(('127.0.0.1', 7100 + i), timeout=5) as s:
+                if exactly(s, 6) == b'served': return 1
+        except OSError: time.sleep(0.005)
+def ask_datagram(i):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.settimeout(0.2)
+    while True:
+        try: u.sendto(b'hey', ('127.0.0.1', 7100 + i)); return len(u.recv(9)) // 3
+        except OSError: pass
+print(sum(ask(i) for i in range(150)), sum(ask_datagram(i) for i in range(20)))";
+    assert_eq!(fixture.script_output(&["--stack", "lab"], client), "150 20\n");
+    let child = fs::read_to_string(fixture.path().join("child")).unwrap();
+    assert!(Command::new("kill").args(["-KILL", &child]).status().unwrap().success());
+    servers.signal("KILL");
+    let output = servers.wait_for_output();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!text.contains("could not be opened again"), "{text}");
 }
 
 #[test]

@@ -47,6 +47,14 @@ struct ShardedListener {
     next_shard: usize,
 }
 
+/// Channels of shards that have ended.
+pub(crate) struct PreviousChannels {
+    /// The channels, which still tell the numbers and addresses of sockets.
+    pub channels: Channels,
+    /// How often the process has resumed since it got them.
+    pub resumes: u32,
+}
+
 /// All channels. A connection handle is the handle of its channel, shifted left, with the number of the shard
 /// in the lowest bits.
 pub(crate) struct Channels {
@@ -112,16 +120,18 @@ impl Channels {
     pub fn restore_listener(
         &mut self,
         attachment: &Attachment,
-        before: &Self,
+        before: &PreviousChannels,
         number: u32,
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<u32, Error> {
         let mut numbers = Vec::new();
         for shard in 0..self.clients.len() {
-            let restored = match before.number_on_shard(number, shard) {
+            let restored = match before.channels.number_on_shard(number, shard) {
                 // Cannot truncate: there are at most 64 shards.
-                Some(number) => attachment.restore_listener(shard as u16, number, local, options),
+                Some(number) => {
+                    attachment.restore_listener(shard as u16, number, before.resumes, local, options)
+                }
                 None => Err(Error::StackGone),
             };
             match restored {
@@ -138,17 +148,19 @@ impl Channels {
         Ok(self.import_listener(&numbers))
     }
 
-    /// Opens a UDP socket again that had the handle `conn` in the previous channels.
+    /// Opens a UDP socket again that had the handle `conn` in channels that the process had until it resumed
+    /// `resumes` times.
     pub fn restore_udp(
         &mut self,
         attachment: &Attachment,
         conn: Conn,
+        resumes: u32,
         local: SocketAddr,
         options: UdpOptions,
     ) -> Result<Conn, Error> {
         let (shard, before) = self.split_handle(conn);
         let client = self.clients.get_mut(shard).ok_or(Error::StackGone)?;
-        let conn = attachment.restore_udp(client, shard as u16, before, local, options)?;
+        let conn = attachment.restore_udp(client, shard as u16, before, resumes, local, options)?;
         self.dirty |= 1 << shard;
         Ok(self.join_handle(shard, conn))
     }

@@ -1,7 +1,7 @@
 //! Continuation after a restart of the shards: connections are lost, listeners and UDP sockets are opened
 //! again (docs/adr/0021-restart-of-the-shards.md).
 
-use crate::channels::Channels;
+use crate::channels::{Channels, PreviousChannels};
 use crate::datagram::local_ip;
 use crate::descriptor;
 use crate::descriptor_report::ReportEntry;
@@ -11,14 +11,18 @@ use crate::process::ProcessState;
 use crate::stack_end::write_line;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel::broker::Attachment;
+use ginnel::broker::{Attachment, Refusal};
 use ginnel::{Error, ListenOptions};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::time::Instant;
 
 /// How long to wait for the addresses of shards that were started again (RFC 4862 §5.4).
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 const READY_POLL_INTERVAL: Duration = Duration::from_micros(200);
+
+/// The shards ended while sockets were opened again.
+struct ShardsEnded;
 
 impl ProcessState {
     /// Continues with shards that were started again. Returns false if there are none: the stack is gone.
@@ -30,8 +34,25 @@ impl ProcessState {
     }
 
     fn resume_with(&mut self, attachment: &mut Attachment) -> Option<()> {
-        let clients = attachment.resume().ok()?;
-        let before = self.client.replace(clients)?;
+        let mut previous: Vec<PreviousChannels> = Vec::new();
+        // Sockets that were opened again, by shards that have ended since: the index of their channels in
+        // `previous`, which is 0 for all others.
+        let mut reopened = HashMap::new();
+        loop {
+            let mut resumes = 0;
+            let clients = attachment.resume(&mut resumes).ok()?;
+            let channels = self.client.replace(clients)?;
+            self.exchange_internal_fds(&channels);
+            previous.push(PreviousChannels { channels, resumes: 0 });
+            previous.iter_mut().for_each(|before| before.resumes += resumes);
+            if self.open_again(attachment, &previous, &mut reopened).is_ok() {
+                return Some(());
+            }
+        }
+    }
+
+    /// Replaces the descriptors of the channels `before` by those of the present ones.
+    fn exchange_internal_fds(&mut self, before: &Channels) {
         for fd in before.internal_fds() {
             descriptor::unregister_internal(fd);
             self.unreport_fd(fd);
@@ -46,33 +67,64 @@ impl ProcessState {
         self.waiters.replace_wake_fd();
         self.passed_listeners.clear();
         self.unbind_all();
+    }
+
+    /// Opens all sockets again. Fails if the shards have ended, too; `reopened` then has the sockets that
+    /// were opened before.
+    fn open_again(
+        &mut self,
+        attachment: &Attachment,
+        previous: &[PreviousChannels],
+        reopened: &mut HashMap<FileId, usize>,
+    ) -> Result<(), ShardsEnded> {
         let until = Instant::now() + READY_TIMEOUT;
         while !self.client.is_ready() && Instant::now() < until {
+            if self.have_shards_ended() {
+                return Err(ShardsEnded);
+            }
             std::thread::sleep(READY_POLL_INTERVAL);
         }
         let files = self.files.ids();
         for &file in &files {
-            match self.files.socket(file).map(|socket| socket.role) {
-                Ok(SocketRole::Stream(stream)) => self.lose_connection(&before, file, stream),
+            let before = &previous[reopened.get(&file).copied().unwrap_or(0)];
+            let (address, restored) = match self.files.socket(file).map(|socket| socket.role) {
+                Ok(SocketRole::Stream(stream)) => {
+                    self.lose_connection(&before.channels, file, stream);
+                    continue;
+                }
                 Ok(SocketRole::Listening(listening)) => {
-                    if let Err(error) = self.restore_listener(attachment, &before, file, listening) {
-                        self.lose_socket(file, listening.bound.address(), &error);
-                    }
+                    (listening.bound.address(), self.restore_listener(attachment, before, file, listening))
                 }
                 Ok(SocketRole::Udp(udp)) => {
-                    let local = before.endpoints(udp.conn).map(|[local, _]| local);
+                    let local = before.channels.endpoints(udp.conn).map(|[local, _]| local);
                     let local = local.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-                    if let Err(error) = self.restore_udp(attachment, file, udp, local) {
-                        self.lose_socket(file, local, &error);
-                    }
+                    (local, self.restore_udp(attachment, before, file, udp, local))
                 }
-                Ok(SocketRole::Unconnected { .. }) | Err(_) => {}
+                Ok(SocketRole::Unconnected { .. }) | Err(_) => continue,
+            };
+            match restored {
+                Ok(()) => {
+                    reopened.insert(file, previous.len());
+                }
+                Err(Error::StackGone | Error::Refused(Refusal::ShardEnded)) => return Err(ShardsEnded),
+                Err(_) if self.have_shards_ended() => return Err(ShardsEnded),
+                Err(error) => self.lose_socket(file, address, &error),
             }
         }
         // After the listeners: another process may open a listener whose address this process has reserved.
-        files.iter().for_each(|file| self.reserve_again(*file));
+        for file in files {
+            self.reserve_again(file)?;
+        }
         self.client.flush();
-        Some(())
+        Ok(())
+    }
+
+    /// Returns whether the shards of the present channels have ended.
+    fn have_shards_ended(&mut self) -> bool {
+        // The first check may find unread wake-ups.
+        self.client.check_stack_alive();
+        self.client.check_stack_alive();
+        self.client.is_stack_gone()
     }
 
     /// Makes a socket an unconnected one whose connection was reset.
@@ -102,7 +154,7 @@ impl ProcessState {
     fn restore_listener(
         &mut self,
         attachment: &Attachment,
-        before: &Channels,
+        before: &PreviousChannels,
         file: FileId,
         listening: Listener,
     ) -> Result<(), Error> {
@@ -137,6 +189,7 @@ impl ProcessState {
     fn restore_udp(
         &mut self,
         attachment: &Attachment,
+        before: &PreviousChannels,
         file: FileId,
         udp: UdpSocket,
         local: SocketAddr,
@@ -145,7 +198,7 @@ impl ProcessState {
         let options = socket.options.udp_options(socket.family);
         let local = SocketAddr::new(local_ip(local, socket.family), local.port());
         socket.options.applied_udp = Some(options);
-        let conn = self.client.restore_udp(attachment, udp.conn, local, options)?;
+        let conn = self.client.restore_udp(attachment, udp.conn, before.resumes, local, options)?;
         if let Some(peer) = udp.peer {
             self.client.udp_connect(conn, peer).map_err(|error| Error::Udp(peer, error))?;
         }
@@ -168,16 +221,20 @@ impl ProcessState {
 
     /// Reserves the address of a bound socket again. If another process of the program has the address, that
     /// one keeps it.
-    fn reserve_again(&mut self, file: FileId) {
-        let Ok(socket) = self.files.socket(file) else { return };
+    fn reserve_again(&mut self, file: FileId) -> Result<(), ShardsEnded> {
+        let Ok(socket) = self.files.socket(file) else { return Ok(()) };
         let sharing = socket.options.sharing(socket.family);
-        let Some(reserved) = socket.bound().and_then(|bound| bound.own_reservation()) else { return };
+        let Some(reserved) = socket.bound().and_then(|bound| bound.own_reservation()) else { return Ok(()) };
         let reserved = self.client.reserve(reserved.address, sharing);
+        if reserved.is_err() && self.have_shards_ended() {
+            return Err(ShardsEnded);
+        }
         if let Some(bound) = self.files.socket(file).ok().and_then(|socket| socket.bound_mut()) {
             match reserved {
                 Ok(reserved) => bound.reserved = reserved,
                 Err(_) => bound.reserved.number = FOREIGN_RESERVATION,
             }
         }
+        Ok(())
     }
 }

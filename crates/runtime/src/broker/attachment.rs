@@ -58,25 +58,36 @@ impl ControlConnection {
 
     /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
     /// attachments by shard, and the properties of the stack.
-    fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<ShardAttachment>, StackInfo), Error> {
+    fn greet(&mut self, domain: &str) -> Result<AttachedShards, Error> {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
         let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
-        self.attach_all(&hello, &[pidfd.as_fd()])
+        let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
+        match self.attach_shards(welcome) {
+            // The process is admitted to the shards that are started next.
+            Err(Error::Refused(Refusal::ShardEnded)) => self.resume(&mut 0),
+            attached => attached,
+        }
     }
 
-    /// Sends a message that asks for clients, and attaches to every shard.
-    fn attach_all(
+    /// Sends a message whose reply is a [`Welcome`].
+    fn request_welcome(
         &mut self,
         message: &impl Codec,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(OwnedFd, Vec<ShardAttachment>, StackInfo), Error> {
+    ) -> Result<Welcome, Error> {
         let malformed = || Error::Refused(Refusal::Malformed);
         let (ControlReply::Welcome(shards, stack_info), mut wake) = self.request(message, descriptors)?
         else {
             return Err(malformed());
         };
-        let wake = wake.pop().ok_or_else(malformed)?;
+        Ok(Welcome { shards, stack_info, wake: wake.pop().ok_or_else(malformed)? })
+    }
+
+    /// Attaches to every shard.
+    fn attach_shards(&mut self, welcome: Welcome) -> Result<AttachedShards, Error> {
+        let malformed = || Error::Refused(Refusal::Malformed);
+        let Welcome { shards, stack_info, wake } = welcome;
         let mut attachments = Vec::new();
         for shard in 0..shards {
             let (ControlReply::Attached(request_id), descriptors) =
@@ -87,7 +98,7 @@ impl ControlConnection {
             let [region, memory, stack] = <[OwnedFd; 3]>::try_from(descriptors).map_err(|_| malformed())?;
             attachments.push(ShardAttachment { client: request_id, region, memory, stack_wake: stack });
         }
-        Ok((wake, attachments, stack_info))
+        Ok(AttachedShards { shards: attachments, wake, stack_info })
     }
 
     /// Sends a request and does not wait for its reply, which the next [`request`](Self::request) skips.
@@ -156,6 +167,22 @@ fn hangup_reason(connection: &InternalFd, buffer: &mut [u8]) -> Error {
         }
     }
     Error::StackGone
+}
+
+/// A reply of the broker that admits a process.
+struct Welcome {
+    shards: u16,
+    stack_info: StackInfo,
+    /// Wakes the process.
+    wake: OwnedFd,
+}
+
+/// The attachments to all shards.
+struct AttachedShards {
+    shards: Vec<ShardAttachment>,
+    /// Wakes the process.
+    wake: OwnedFd,
+    stack_info: StackInfo,
 }
 
 /// The attachment to one shard.
@@ -254,9 +281,9 @@ impl Attachment {
 
     fn greet(connection: OwnedFd, domain: &str) -> Result<Self, Error> {
         let mut connection = ControlConnection::new(connection);
-        let (wake, attachments, stack_info) = connection.greet(domain)?;
+        let AttachedShards { shards, wake, stack_info } = connection.greet(domain)?;
         let connection = Arc::new(Mutex::new(connection));
-        let clients = open_clients(&connection, &wake, attachments)?;
+        let clients = open_clients(&connection, &wake, shards)?;
         Ok(Self { connection, clients, stack_info })
     }
 

@@ -88,6 +88,16 @@ pub(super) struct ProxyContents {
 }
 codec_struct!(ProxyContents { sockets, metadata });
 
+/// A socket of a process on shards that have ended since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PreviousSocket {
+    /// How often the process has resumed since the id was valid: 1 for an id on the shards that ended last.
+    pub resumes: u32,
+    /// The id that the socket had there.
+    pub id: SocketId,
+}
+codec_struct!(PreviousSocket { resumes, id });
+
 /// A request of a process to the broker.
 #[derive(Clone, Debug)]
 pub(super) enum ControlRequest {
@@ -114,9 +124,9 @@ pub(super) enum ControlRequest {
     /// The process has noticed that the shards' process is gone, and asks for clients of the next one. The
     /// reply is [`ControlReply::Welcome`]; [`ControlRequest::Attach`] follows for each shard.
     Resume,
-    /// Opens a socket again on this shard, by the given request. The id is the socket's before the restart.
-    /// If another process has opened the socket already, this process becomes an owner of it.
-    Restore(u16, SocketId, ChannelRequest),
+    /// Opens a socket again on this shard, by the given request. If another process has opened the socket
+    /// already, this process becomes an owner of it.
+    Restore(u16, PreviousSocket, ChannelRequest),
 }
 codec_enum!(ControlRequest {
     0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Exec(kept), 4 => Share(cookie, contents), 5 => Resolve(cookie),
@@ -168,6 +178,8 @@ pub enum Refusal {
     Malformed,
     /// The shard has ended.
     ShardEnded,
+    /// The process wants to resume on other shards, and those that it has were not seen to end yet.
+    ShardsRun,
     /// The user may not bind ports below this one.
     Port(u16),
     /// The kernel refused the stack's process a descriptor, memory or a mapping, with this error.
@@ -180,7 +192,7 @@ pub enum Refusal {
 }
 codec_enum!(Refusal {
     0 => Version(version), 1 => User(uid), 2 => Clients(limit), 3 => Domains(limit), 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
-    9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit),
+    9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit), 12 => ShardsRun,
 });
 
 impl fmt::Display for Refusal {
@@ -210,6 +222,7 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("no such socket exists, or this process does not own it"),
             Self::Malformed => f.write_str("the message is malformed"),
             Self::ShardEnded => f.write_str("the shard has ended"),
+            Self::ShardsRun => f.write_str("its shards run"),
             Self::Unattached(limit) => write!(
                 f,
                 "this user has too many programs on it that have opened no socket yet: all users may have {limit}, at most a quarter of the descriptors of the stack's process (see its ulimit -n)"

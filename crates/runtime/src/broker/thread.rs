@@ -6,8 +6,8 @@ mod restart;
 
 use process_log::ProcessLog;
 pub use restart::AfterDeath;
-use restart::RestoredSockets;
 pub(super) use restart::Supervision;
+use restart::{PreviousDomains, RestoredSockets};
 
 use super::BrokerCounters;
 use super::admission::{self, AdmissionLimits, PeerUser};
@@ -15,8 +15,8 @@ use super::attached::{AttachedProcesses, pid_of};
 use super::control_listener::{AcceptedPeer, ControlListener, creator_uid};
 use super::message::{
     ControlReply, ControlRequest, DOMAIN_NAME_BYTES_MAX, GlobalSocketId, Hello, MAGIC, MAGIC_CHILD,
-    MAGIC_UNATTACHED, METADATA_BYTES_MAX, PROTOCOL_VERSION, ProxyContents, Refusal, SOCKETS_PER_MESSAGE_MAX,
-    StackInfo, decode, encode, unattached,
+    MAGIC_UNATTACHED, METADATA_BYTES_MAX, PROTOCOL_VERSION, PreviousSocket, ProxyContents, Refusal,
+    SOCKETS_PER_MESSAGE_MAX, StackInfo, decode, encode, unattached,
 };
 use super::seqpacket::{self, RecvResult};
 use super::shard_link::{ChildLink, ShardLink};
@@ -107,9 +107,7 @@ struct ProcessEntry {
     /// The descriptor that wakes the process from now on, if the process has not asked for it since the
     /// shards were started again. Its requests are refused until then.
     resume_fd: Option<OwnedFd>,
-    /// The domain to which the socket numbers belong that the process knew before the last restart; 0 is
-    /// none.
-    previous_domain: u64,
+    previous_domains: PreviousDomains,
     /// True if the process has sent its first message.
     is_greeted: bool,
     /// The process's id and the name of its program, if an event said that it attached.
@@ -345,7 +343,7 @@ impl BrokerThread {
                 wake_fd: None,
                 memories: Vec::new(),
                 resume_fd: None,
-                previous_domain: 0,
+                previous_domains: PreviousDomains::default(),
                 is_greeted: false,
                 logged: None,
                 is_unattached: false,
@@ -621,7 +619,14 @@ impl BrokerThread {
         if entry.attachment.is_none() {
             let domain_name = entry.domain_name.clone().unwrap_or_else(|| hello.domain.clone());
             let uid = entry.uid;
-            let (domain, clients, wake) = self.attach_to_domain(uid, &domain_name)?;
+            let attached = match self.attach_to_domain(uid, &domain_name) {
+                // The process has come before the event that the shards' process is gone.
+                Err(Refusal::ShardEnded) if self.restart_ended_shards() => {
+                    self.attach_to_domain(uid, &domain_name)
+                }
+                attached => attached,
+            };
+            let (domain, clients, wake) = attached?;
             let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
             entry.attachment = Some(DomainClients { domain, clients: clients.numbers });
             (entry.wake_fd, entry.memories) = (Some(wake), clients.memories);
@@ -862,7 +867,7 @@ impl BrokerThread {
             wake_fd: Some(process_end),
             memories: clients.memories,
             resume_fd: None,
-            previous_domain: 0,
+            previous_domains: PreviousDomains::default(),
             is_greeted: false,
             logged: None,
             is_unattached: false,

@@ -1,7 +1,7 @@
 //! Continuation of a process after a restart of the shards (docs/adr/0021-restart-of-the-shards.md).
 
-use super::super::message::{ControlReply, ControlRequest, Refusal};
-use super::{Attachment, REPLY_TIMEOUT, lock_connection, open_clients};
+use super::super::message::{ControlReply, ControlRequest, PreviousSocket, Refusal};
+use super::{AttachedShards, Attachment, ControlConnection, REPLY_TIMEOUT, lock_connection, open_clients};
 use crate::channel::control::{ChannelReply, ChannelRequest, UdpRequest};
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
@@ -10,28 +10,53 @@ use core::time::Duration;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::ListenOptions;
 use ginnel_stack::udp::UdpOptions;
+use std::time::Instant;
 
 /// How long a process waits for shards that are being started again, possibly after several attempts.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the broker may need to see the end that the process has seen. Without an end, the process has
+/// only lost its wake-up descriptor.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before the next request while the broker has not seen the end.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+impl ControlConnection {
+    /// See [`Attachment::resume`].
+    pub(super) fn resume(&mut self, resumes: &mut u32) -> Result<AttachedShards, Error> {
+        self.reply_timeout = RESTART_TIMEOUT;
+        let started = Instant::now();
+        let attached = loop {
+            let welcome = self.request_welcome(&ControlRequest::Resume, &[]);
+            *resumes += u32::from(welcome.is_ok());
+            match welcome.and_then(|welcome| self.attach_shards(welcome)) {
+                // The next shards have ended, too.
+                Err(Error::Refused(Refusal::ShardEnded)) if started.elapsed() < RESTART_TIMEOUT => {}
+                Err(Error::Refused(Refusal::ShardsRun)) if started.elapsed() < END_TIMEOUT => {
+                    std::thread::sleep(END_POLL_INTERVAL);
+                }
+                attached => break attached,
+            }
+        };
+        self.reply_timeout = REPLY_TIMEOUT;
+        attached
+    }
+}
 
 impl Attachment {
-    /// Returns clients of the shards that were started again. Waits until they run. The process owns no
-    /// socket there yet.
+    /// Returns clients of the shards that were started again. Waits until the shards run. The process owns no
+    /// socket there yet. Adds to `resumes` how often the broker has admitted this process again; that is more
+    /// than once if shards ended soon after their start.
     ///
     /// # Errors
     /// The broker is gone, too, or starts no shards again.
-    pub fn resume(&mut self) -> Result<Vec<Client>, Error> {
-        let mut connection = lock_connection(&self.connection);
-        connection.reply_timeout = RESTART_TIMEOUT;
-        let attached = connection.attach_all(&ControlRequest::Resume, &[]);
-        connection.reply_timeout = REPLY_TIMEOUT;
-        drop(connection);
-        let (wake, attachments, _) = attached?;
-        open_clients(&self.connection, &wake, attachments)
+    pub fn resume(&mut self, resumes: &mut u32) -> Result<Vec<Client>, Error> {
+        let attached = lock_connection(&self.connection).resume(resumes)?;
+        open_clients(&self.connection, &attached.wake, attached.shards)
     }
 
-    /// Opens a listener again on a shard, where it had the number `before`. Processes that share the listener
-    /// get one listener. Returns its number.
+    /// Opens a listener again on a shard, where it had the number `before`, which was valid until this
+    /// process resumed `resumes` times. Processes that share the listener get one listener. Returns its
+    /// number.
     ///
     /// # Errors
     /// The stack's error, or the shards are gone.
@@ -39,17 +64,19 @@ impl Attachment {
         &self,
         shard: u16,
         before: u32,
+        resumes: u32,
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<u32, Error> {
-        match self.restore(shard, SocketId::Listener(before), ChannelRequest::Listen(local, options))? {
+        let before = PreviousSocket { resumes, id: SocketId::Listener(before) };
+        match self.restore(shard, before, ChannelRequest::Listen(local, options))? {
             ChannelReply::Listen(result) => result,
             _ => Err(Error::Refused(Refusal::Malformed)),
         }
     }
 
-    /// Opens a UDP socket again on a shard, where its handle was `before`. Processes that share the socket
-    /// get one socket, which `client` owns then.
+    /// Opens a UDP socket again on a shard, where its handle was `before`, which was valid until this process
+    /// resumed `resumes` times. Processes that share the socket get one socket, which `client` owns then.
     ///
     /// # Errors
     /// As [`Attachment::restore_listener`].
@@ -58,10 +85,12 @@ impl Attachment {
         client: &mut Client,
         shard: u16,
         before: Conn,
+        resumes: u32,
         local: SocketAddr,
         options: UdpOptions,
     ) -> Result<Conn, Error> {
-        let before = SocketId::Socket { socket: before.index(), generation: before.generation() };
+        let id = SocketId::Socket { socket: before.index(), generation: before.generation() };
+        let before = PreviousSocket { resumes, id };
         match self.restore(shard, before, ChannelRequest::Udp(UdpRequest::Open(local, options)))? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
                 let conn = Conn::new(socket, generation);
@@ -73,7 +102,12 @@ impl Attachment {
         }
     }
 
-    fn restore(&self, shard: u16, before: SocketId, request: ChannelRequest) -> Result<ChannelReply, Error> {
+    fn restore(
+        &self,
+        shard: u16,
+        before: PreviousSocket,
+        request: ChannelRequest,
+    ) -> Result<ChannelReply, Error> {
         let request = ControlRequest::Restore(shard, before, request);
         match lock_connection(&self.connection).request(&request, &[])?.0 {
             ControlReply::Reply(reply) => Ok(reply),

@@ -1,7 +1,10 @@
 //! Restart of the shards in a new process: the broker admits all attached processes there, and each of them
 //! opens its listeners and UDP sockets again when it notices (docs/adr/0021-restart-of-the-shards.md).
 
-use super::{BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, Refusal, ShardLink, SocketId};
+use super::{
+    BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, Refusal, ShardLink,
+    SocketId,
+};
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::OwnedFd;
@@ -11,7 +14,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Ids of sockets that were opened again, of all processes: more than a stack has listeners and UDP sockets.
+// limit: socket ids known across restarts
 const IDENTITIES_MAX: usize = 1 << 20;
+/// Domains that a process is known to have had: an id of a socket that was valid before that is unknown.
+// limit: restarts that a socket is known across
+const PREVIOUS_DOMAINS_MAX: usize = 16;
 /// How long programs may take to end after SIGTERM.
 const TERM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the kernel may take to close all descriptors of the shards' process. A process may see the end of
@@ -40,6 +47,29 @@ pub enum AfterDeath {
 /// Names a socket across restarts. Ids of domains are never used again, so a domain implies the process of
 /// the shards.
 type SocketKey = (u64, u16, SocketId);
+
+/// The domains to which the socket ids belong that a process had before each time that it resumed, the newest
+/// last.
+#[derive(Default)]
+pub(super) struct PreviousDomains(Vec<u64>);
+
+impl PreviousDomains {
+    fn push(&mut self, domain: u64) {
+        if self.0.len() == PREVIOUS_DOMAINS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(domain);
+    }
+
+    /// Returns the domain that the process had until it resumed `resumes` times, if that is known.
+    fn before(&self, resumes: u32) -> Option<u64> {
+        self.0.get(self.0.len().checked_sub(resumes as usize)?).copied()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().copied()
+    }
+}
 
 /// Sockets that were opened again. A socket has another id after each restart, and a process may miss a
 /// restart, so all ids of a socket lead to its identity.
@@ -158,13 +188,13 @@ impl BrokerThread {
         for id in ids {
             let Some(entry) = self.processes.get_mut(&id) else { continue };
             let Some(attachment) = entry.attachment.take() else { continue };
-            if entry.resume_fd.is_none() {
-                entry.previous_domain = attachment.domain;
-            }
             let Some(domain) = before.get(&attachment.domain) else { continue };
             match self.attach_to_domain(domain.uid, &domain.domain_name) {
                 Ok((domain, clients, wake)) => {
                     let Some(entry) = self.processes.get_mut(&id) else { continue };
+                    if entry.resume_fd.is_none() {
+                        entry.previous_domains.push(attachment.domain);
+                    }
                     entry.attachment = Some(DomainClients { domain, clients: clients.numbers });
                     (entry.resume_fd, entry.memories) = (Some(wake), clients.memories);
                 }
@@ -181,7 +211,7 @@ impl BrokerThread {
             }
         }
         let domains = self.processes.values().flat_map(|entry| {
-            [Some(entry.previous_domain), entry.attachment.as_ref().map(|of| of.domain)].into_iter().flatten()
+            entry.previous_domains.iter().chain(entry.attachment.as_ref().map(|of| of.domain))
         });
         let domains: BTreeSet<u64> = domains.collect();
         self.restored.retain(&domains);
@@ -196,9 +226,9 @@ impl BrokerThread {
     /// Handles [`ControlRequest::Resume`](super::ControlRequest::Resume).
     pub(super) fn resume(&mut self, id: u64) -> Result<(ControlReply, Vec<OwnedFd>), Refusal> {
         let is_current = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_none());
-        // The process has noticed the end before this thread.
-        if is_current && self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(END_TIMEOUT)) {
-            self.restart_shards();
+        // The process has noticed the end before this thread, and may ask again if this thread cannot see it.
+        if is_current && !self.restart_ended_shards() {
+            return Err(if self.supervision.is_some() { Refusal::ShardsRun } else { Refusal::Unknown });
         }
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         let wake = entry.resume_fd.take().ok_or(Refusal::ShardEnded)?;
@@ -207,21 +237,32 @@ impl BrokerThread {
         Ok((welcome, vec![wake]))
     }
 
+    /// Starts the process of the shards again if it is gone. Returns whether it was.
+    pub(super) fn restart_ended_shards(&mut self) -> bool {
+        let is_gone = self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(END_TIMEOUT));
+        if is_gone {
+            self.restart_shards();
+        }
+        is_gone
+    }
+
     /// Opens a socket again, or makes the process an owner of it if another process has opened it.
     pub(super) fn restore(
         &mut self,
         id: u64,
         shard: u16,
-        before: SocketId,
+        before: PreviousSocket,
         request: ChannelRequest,
     ) -> Result<ControlReply, Refusal> {
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let domain = entry.attachment.as_ref().ok_or(Refusal::Unknown)?.domain;
-        let before = (entry.previous_domain, shard, before);
+        // If the domain is not known any more, the socket is a new one, which no other process shares.
+        let previous = entry.previous_domains.before(before.resumes);
+        let before = previous.map(|domain| (domain, shard, before.id));
         if !matches!(request, ChannelRequest::Listen(..) | ChannelRequest::Udp(UdpRequest::Open(..))) {
             return Err(Refusal::Malformed);
         }
-        if let Some(now) = self.restored.find(before, domain) {
+        if let Some(now) = before.and_then(|before| self.restored.find(before, domain)) {
             let (link, region, client) = self.client_on_shard(id, shard)?;
             let own = BrokerRequest::Own { domain: region.domain, client, things: vec![now] };
             match (link.call(own), now) {
@@ -244,7 +285,7 @@ impl BrokerThread {
             }
             _ => None,
         };
-        if let Some(now) = now {
+        if let (Some(before), Some(now)) = (before, now) {
             self.restored.insert(before, (domain, shard, now));
         }
         Ok(ControlReply::Reply(reply))
@@ -254,6 +295,31 @@ impl BrokerThread {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    // limit: restarts that a socket is known across
+    #[test]
+    fn oldest_domains_are_forgotten() {
+        let mut domains = PreviousDomains::default();
+        assert_eq!((domains.before(0), domains.before(1)), (None, None));
+        (1..=PREVIOUS_DOMAINS_MAX as u64 + 1).for_each(|domain| domains.push(domain));
+        assert_eq!((domains.before(0), domains.before(1), domains.before(2)), (None, Some(17), Some(16)));
+        assert_eq!((domains.before(16), domains.before(17), domains.before(u32::MAX)), (Some(2), None, None));
+    }
+
+    // limit: socket ids known across restarts
+    #[test]
+    fn sockets_beyond_the_limit_have_no_identity() {
+        let mut restored = RestoredSockets::default();
+        let of = |domain, number| (domain, 0, SocketId::Listener(number));
+        let sockets = IDENTITIES_MAX as u32 / 2;
+        (0..=sockets).for_each(|number| restored.insert(of(1, number), of(2, number)));
+        assert_eq!(restored.find(of(1, sockets - 1), 2), Some(SocketId::Listener(sockets - 1)));
+        assert_eq!(restored.find(of(1, sockets), 2), None);
+        // Numbers of processes that are gone make room.
+        restored.retain(&BTreeSet::from([3]));
+        restored.insert(of(3, sockets), of(4, sockets));
+        assert_eq!(restored.find(of(3, sockets), 4), Some(SocketId::Listener(sockets)));
+    }
 
     #[test]
     fn a_socket_keeps_its_identity_across_restarts() {
