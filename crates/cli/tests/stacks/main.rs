@@ -18,6 +18,7 @@ mod loopback;
 mod many_processes;
 mod refusals;
 mod restart;
+mod restart_devices;
 mod reuseport;
 mod shard_placement;
 mod siglongjmp;

@@ -29,7 +29,7 @@ fn shard_process(supervisor: u32) -> Option<u32> {
 }
 
 /// Kills the process of the shards and waits until there is another one.
-fn kill_shards(supervisor: u32) {
+pub fn kill_shards(supervisor: u32) {
     let pid = shard_process(supervisor).unwrap();
     let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
     assert!(killed.success());
@@ -37,7 +37,13 @@ fn kill_shards(supervisor: u32) {
 }
 
 fn supervisor(fixture: &Fixture) -> u32 {
-    fs::read_to_string(fixture.path().join("run/lab/lock")).unwrap().trim().parse().unwrap()
+    supervisor_of(fixture, "lab")
+}
+
+/// Returns the process of the stack `name`.
+pub fn supervisor_of(fixture: &Fixture, name: &str) -> u32 {
+    let lock = fixture.path().join("run").join(name).join("lock");
+    fs::read_to_string(lock).unwrap().trim().parse().unwrap()
 }
 
 fn count_descriptors(pid: u32) -> usize {

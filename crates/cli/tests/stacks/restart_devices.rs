@@ -1,0 +1,100 @@
+//! Restarts of the shards over each device. TAP devices stay open; the others are opened again.
+
+use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use crate::restart::{kill_shards, supervisor_of};
+use ginnel_testkit::interop::{Namespace, VethEnd, unavailable};
+use ginnel_testkit::skip;
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+/// Answers each connection.
+const SERVER: &str = "
+signal.alarm(0); s = server('10.9.0.2', 7001); open('there', 'w').close()
+while True:
+    c, _ = s.accept(); c.sendall(b'served'); c.close()";
+
+/// Asks the server until it answers.
+const CLIENT: &str = "
+while True:
+    try:
+        with socket.create_connection(('10.9.0.2', 7001), timeout=1) as s:
+            if exactly(s, 6) == b'served': break
+    except OSError: time.sleep(0.01)
+print('served')";
+
+/// Kills the shards of a stack whose interface is in `host`, with the kernel of `clients` as the client.
+fn restarts_in_namespace(name: &str, options: &[&str], host: &Namespace, clients: &Namespace) {
+    let fixture = Fixture::new(name);
+    let inside = |command: Command| host.run(|| Ok::<_, std::io::Error>(RunningProgram::new(command)));
+    let up = [&["up", "lab", "--address", "10.9.0.2/24"], options];
+    let _up = inside(fixture.ginnel(&up.concat())).unwrap();
+    wait_until("it serves", || fixture.path().join("run/lab/ready").exists());
+    let _server = inside(fixture.script(&["--stack", "lab"], SERVER)).unwrap();
+    wait_until("the server waits", || fixture.path().join("there").exists());
+    let serves = || {
+        let address = SocketAddr::from(([10, 9, 0, 2], 7001));
+        let connected = clients.run(|| TcpStream::connect_timeout(&address, Duration::from_secs(1)));
+        let mut text = String::new();
+        connected.is_ok_and(|mut stream| stream.read_to_string(&mut text).is_ok()) && text == "served"
+    };
+    wait_until("it answers", serves);
+    for _ in 0..3 {
+        kill_shards(supervisor_of(&fixture, "lab"));
+        wait_until("it answers again", serves);
+    }
+    assert_eq!(fixture.run_ok(&["log", "lab"]).matches("was started again").count(), 3);
+}
+
+#[test]
+fn stack_over_tap_serves_again() {
+    let test = "stack_over_tap_serves_again";
+    if let Some(reason) = unavailable() {
+        return skip(test, &reason);
+    }
+    if skipped(test) {
+        return;
+    }
+    let namespace = Namespace::new().unwrap();
+    let options = ["--device", "tap:web0", "--kernel-address", "10.9.0.1/24"];
+    restarts_in_namespace("restart-tap", &options, &namespace, &namespace);
+}
+
+#[test]
+fn stack_over_af_xdp_serves_again() {
+    let test = "stack_over_af_xdp_serves_again";
+    if let Some(reason) = unavailable() {
+        return skip(test, &reason);
+    }
+    if skipped(test) {
+        return;
+    }
+    let (host, clients) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+    let veth = |name| VethEnd { name, queues: 1 };
+    host.connect_queues(veth("web0"), &clients, veth("web1"), 1500).unwrap();
+    clients.ip("addr add 10.9.0.1/24 dev web1").unwrap();
+    restarts_in_namespace("restart-xdp", &["--device", "af_xdp:web0"], &host, &clients);
+}
+
+/// Kills the shards of both stacks of a memif link in turn.
+#[test]
+fn stacks_over_memif_serve_again() {
+    if skipped("stacks_over_memif_serve_again") {
+        return;
+    }
+    let fixture = Fixture::new("restart-memif");
+    let socket = fixture.path().join("wire");
+    let memif = |role: &str| format!("socket={},role={role}", socket.display());
+    let _lab = fixture.start_stack("lab", &["--memif", &memif("server"), "--address", "10.9.0.2/24"]);
+    let _peer = fixture.start_stack("peer", &["--memif", &memif("client"), "--address", "10.9.0.1/24"]);
+    let server = RunningProgram::new(fixture.script(&["--stack", "lab"], SERVER));
+    wait_until("the server waits", || fixture.path().join("there").exists());
+    let serves = || assert_eq!(fixture.script_output(&["--stack", "peer"], CLIENT), "served\n");
+    serves();
+    for name in ["lab", "peer", "lab", "peer"] {
+        kill_shards(supervisor_of(&fixture, name));
+        serves();
+    }
+    drop(server);
+}
