@@ -200,7 +200,8 @@ impl LimitCounts {
         for (limit, reached) in LIMITS.iter().zip(self.due(now)) {
             if reached > 0 {
                 let Limit { counter, effect, keys } = limit;
-                tracing::warn!("limit reached {reached} times: {effect} ({counter}); to raise: {keys}");
+                let times = if reached == 1 { "once".into() } else { format!("{reached} times") };
+                tracing::warn!("limit reached {times}: {effect} ({counter}); to raise: {keys}");
             }
         }
     }
