@@ -86,7 +86,8 @@ fn find_attachment(
             Ok(Some(running)) => {
                 candidates.retain(|other| other.path != running.path);
                 let name = running.name.clone();
-                candidates.push(running);
+                // First, because a stack that does not answer takes long.
+                candidates.insert(0, running);
                 StackFinding::NotListed(name)
             }
             Err(e) => StackFinding::NoAnswer(e.to_string()),

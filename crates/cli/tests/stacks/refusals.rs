@@ -148,8 +148,8 @@ fn a_stack_without_descriptors_says_so() {
 }
 
 #[test]
-fn a_dead_stack_is_distinguished_from_an_ended_one() {
-    if skipped("a_dead_stack_is_distinguished_from_an_ended_one") {
+fn dead_and_ended_stacks_are_distinguished() {
+    if skipped("dead_and_ended_stacks_are_distinguished") {
         return;
     }
     let fixture = Fixture::new("dead");
