@@ -132,7 +132,7 @@ mod tests {
             let reason = why_not_preloadable(path.as_os_str());
             std::fs::remove_file(&path).unwrap();
             assert_eq!(reason.is_some(), !expected.is_empty(), "{name}: {reason:?}");
-            assert!(reason.is_none_or(|said| said.contains(expected)), "{name}");
+            assert!(reason.is_none_or(|text| text.contains(expected)), "{name}");
         }
         let cut = program("cut", &[(PT_NOTE, go)]);
         std::fs::write(&cut, &std::fs::read(&cut).unwrap()[..70]).unwrap();

@@ -180,10 +180,10 @@ fn a_load_without_answers_fails() {
         let how = ["--stack=kernel", "--duration=500ms", "--quiet", "--timeout=5s"];
         let output = ginnel(&[&["load"], what, &how].concat());
         assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");
-        let (said, told) =
+        let (stdout, stderr) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-        assert!(said.contains("refused"), "the report is there all the same: {said}");
-        assert_eq!(told.trim_end(), format!("ginnel: {server} answered no request: connect refused"));
+        assert!(stdout.contains("refused"), "the report is there all the same: {stdout}");
+        assert_eq!(stderr.trim_end(), format!("ginnel: {server} answered no request: connect refused"));
     }
 }
 
@@ -208,16 +208,16 @@ fn a_counted_load_without_answers_ends() {
         let how = ["--requests=1000000", "--quiet", "--timeout=1s", "--give-up=300ms"];
         let output = ginnel(&[&["load"], what, &how].concat());
         assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");
-        let (said, told) =
+        let (stdout, stderr) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
         assert!(
-            said.contains("warning: the run was given up: requests failed for 0.3 s"),
-            "{what:?}: {said}"
+            stdout.contains("warning: the run was given up: requests failed for 0.3 s"),
+            "{what:?}: {stdout}"
         );
         let expected = format!(
             "ginnel: {server} answered no request for 0.3 s, so the run was given up: connect refused"
         );
-        assert_eq!(told.trim_end(), expected, "{what:?}");
+        assert_eq!(stderr.trim_end(), expected, "{what:?}");
     }
 }
 

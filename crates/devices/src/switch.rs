@@ -161,7 +161,7 @@ impl ForwardingState {
         let previous =
             std::mem::replace(&mut set[way], Station { mac, port: port as u16, last_seen: Some(now) });
         if previous.mac != mac
-            && previous.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
+            && previous.last_seen.is_some_and(|seen| now.saturating_since(seen) < AGEING_TIME)
         {
             self.stats.evicted += 1;
         }
@@ -172,7 +172,7 @@ impl ForwardingState {
             return None;
         }
         let is_current = |s: &&Station| {
-            s.mac == mac && s.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
+            s.mac == mac && s.last_seen.is_some_and(|seen| now.saturating_since(seen) < AGEING_TIME)
         };
         self.set(mac).iter().find(is_current).map(|station| station.port.into())
     }

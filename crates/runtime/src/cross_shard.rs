@@ -122,7 +122,7 @@ mod tests {
         ControlUpdate::PathMtu { destination: IpAddr::from([10, 0, 0, last]), mtu }
     }
 
-    fn heard(receiver: &mut CrossShardReceiver) -> Vec<ControlUpdate> {
+    fn received(receiver: &mut CrossShardReceiver) -> Vec<ControlUpdate> {
         let update =
             receiver.broadcasts.burst().iter().filter_map(|c| ControlUpdate::decode(c.frame.bytes)).collect();
         receiver.broadcasts.release();
@@ -144,7 +144,7 @@ mod tests {
         sender.broadcast_update(path_mtu(199, 1300));
         let mut all = Vec::new();
         while sender.has_pending_updates() || receiver.has_pending() {
-            all.extend(heard(&mut receiver));
+            all.extend(received(&mut receiver));
             sender.publish();
         }
         let expected: Vec<ControlUpdate> =

@@ -17,16 +17,16 @@ fn serve(fixture: &ProgramFixture) -> Vec<u8> {
 #[track_caller]
 fn script(fixture: &ProgramFixture, script: &str) -> String {
     let mut shell = fixture.start_on_stack(&["sh", "-ec", script]);
-    let told = shell.read_stdout();
-    assert_eq!(shell.wait_for_exit(), 0, "{told}{}", shell.read_stderr());
-    told
+    let stdout = shell.read_stdout();
+    assert_eq!(shell.wait_for_exit(), 0, "{stdout}{}", shell.read_stderr());
+    stdout
 }
 
 #[test]
 fn curl_runs_on_a_stack() {
     let Some(fixture) = fixture("curl_runs_on_a_stack", &["curl", "nginx"]) else { return };
     let page = serve(&fixture);
-    let told = script(
+    let text = script(
         &fixture,
         "
         at=http://10.9.0.1:8000
@@ -44,8 +44,8 @@ fn curl_runs_on_a_stack() {
         curl -sS -m 30 http://10.9.0.1:8001/ok 2>&1 || echo $?
         ",
     );
-    assert!(told.starts_with("1 0 okokok"), "{told}");
-    assert!(told.ends_with("Couldn't connect to server\n7\n"), "{told}");
+    assert!(text.starts_with("1 0 okokok"), "{text}");
+    assert!(text.ends_with("Couldn't connect to server\n7\n"), "{text}");
     for file in ["first", "second", "slow", "up/put"] {
         assert_same(file, &fixture.read(file), &page);
     }
@@ -55,7 +55,7 @@ fn curl_runs_on_a_stack() {
 fn wrk_and_ab_run_on_a_stack() {
     let Some(fixture) = fixture("wrk_and_ab_run_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
     let page = serve(&fixture);
-    let told = script(
+    let text = script(
         &fixture,
         "
         at=http://10.9.0.1:8000
@@ -67,9 +67,9 @@ fn wrk_and_ab_run_on_a_stack() {
         ab -q -n 10 -c 5 -u site/page $at/up/put
         ",
     );
-    assert_eq!(told.matches("requests in").count(), 2, "{told}");
-    assert!(!told.contains("Socket errors") && !told.contains("Non-2xx"), "{told}");
-    assert_eq!(told.matches("Failed requests:        0\n").count(), 4, "{told}");
-    assert!(told.contains(&format!("HTML transferred:       {} bytes", 10 * page.len())), "{told}");
+    assert_eq!(text.matches("requests in").count(), 2, "{text}");
+    assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{text}");
+    assert_eq!(text.matches("Failed requests:        0\n").count(), 4, "{text}");
+    assert!(text.contains(&format!("HTML transferred:       {} bytes", 10 * page.len())), "{text}");
     assert_same("upload", &fixture.read("up/put"), &page);
 }

@@ -33,10 +33,10 @@ fn dnsmasq_and_dig_work_over_both_stacks() {
     let mut asks = fixture.start_on_stack(&[
         "sh",
         "-c",
-        "for how in +notcp +tcp +noedns; do dig +short +time=1 +tries=20 @10.9.0.1 long.test TXT $how; done >said",
+        "for how in +notcp +tcp +noedns; do dig +short +time=1 +tries=20 @10.9.0.1 long.test TXT $how; done >answers",
     ]);
     assert_eq!(asks.wait_for_exit(), 0, "{}", asks.read_stderr());
-    assert_eq!(String::from_utf8(fixture.read("said")).unwrap(), expected.repeat(3));
+    assert_eq!(String::from_utf8(fixture.read("answers")).unwrap(), expected.repeat(3));
 }
 
 #[test]

@@ -13,7 +13,7 @@ for asks in (0, 1, 1, 1):
     u.setsockopt(socket.IPPROTO_IP, 26, asks); p = select.poll(); p.register(u, 0); p.poll(20000)
     data, control, flags, to = u.recvmsg(2000, 500, socket.MSG_ERRQUEUE)
     print(len(data), control[0][2][:8].hex(), control[0][2][12:16].hex(), to, flush=True)
-    u.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR); open(f'said{asks}', 'a').write('.')";
+    u.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR); open(f'dots{asks}', 'a').write('.')";
 
 /// Sends ICMP messages that quote a datagram of 100 bytes, followed by an extension: valid ones, and one with
 /// a wrong checksum.
@@ -24,7 +24,7 @@ def checksum(b):
     while s >> 16: s = (s & 0xffff) + (s >> 16)
     return ~s & 0xffff
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-def said(): return sum(os.path.getsize(f) for f in ('said0', 'said1') if os.path.exists(f))
+def dots(): return sum(os.path.getsize(f) for f in ('dots0', 'dots1') if os.path.exists(f))
 for number, (kind, length, spoil) in enumerate(((3, 32, 0), (3, 32, 0), (11, 32, 1), (3, 0, 0))):
     ends = socket.inet_aton('10.9.0.2') + socket.inet_aton('10.9.0.1')
     quote = struct.pack('!BBHHHBBH', 0x45, 0, 128, 1, 0, 64, 17, 0) + ends + struct.pack('!4H', 7001, 7002, 108, 0) + bytes(range(100))
@@ -33,7 +33,7 @@ for number, (kind, length, spoil) in enumerate(((3, 32, 0), (3, 32, 0), (11, 32,
     message = struct.pack('!BBHBBH', kind, 3 if kind == 3 else 0, 0, 0, length, 0) + quote + extension
     message = message[:2] + struct.pack('!H', checksum(message)) + message[4:]
     raw.sendto(message, ('10.9.0.2', 0))
-    while said() <= number: time.sleep(0.01)";
+    while dots() <= number: time.sleep(0.01)";
 
 /// The expected output is that of Linux for the same messages.
 #[test]

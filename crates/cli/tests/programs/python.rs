@@ -46,10 +46,10 @@ fn has_module(module: &str) -> bool {
 fn assert_passes(args: &[&str]) {
     let passed = steal::repeat_if_stalled(|| {
         let output = python(args);
-        let said = String::from_utf8_lossy(&output.stdout);
-        match output.status.success() && said.contains("Result: SUCCESS") {
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        match output.status.success() && stdout.contains("Result: SUCCESS") {
             true => Ok(()),
-            false => Err(format!("{args:?}: {}: {said}", output.status)),
+            false => Err(format!("{args:?}: {}: {stdout}", output.status)),
         }
     });
     passed.unwrap_or_else(|failure| panic!("{failure}"));

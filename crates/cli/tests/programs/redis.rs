@@ -129,8 +129,8 @@ fn redis_clients_run_on_a_stack() {
          redis-benchmark -h 10.9.0.1 -n 500 -t set,get -q -k 0\n"
     );
     let mut clients = fixture.start_on_stack(&["sh", "-c", &script]);
-    let told = clients.read_stdout();
+    let stdout = clients.read_stdout();
     assert_eq!(clients.wait_for_exit(), 0, "{}", clients.read_stderr());
-    assert_eq!(told.matches("requests per second").count(), 6, "{told}");
+    assert_eq!(stdout.matches("requests per second").count(), 6, "{stdout}");
     assert_same("value", fixture.read("back").strip_suffix(b"\n").unwrap(), &fixture.read("value"));
 }

@@ -12,14 +12,14 @@ s = server('127.0.0.1', 7413)
 def pair():
     c = socket.create_connection(s.getsockname()); return c, s.accept()[0]
 outer, inner, polled, of_another = pair(), pair(), pair(), pair()
-said = []
+results = []
 def handler(number):
-    said.append(inner[0].recv(9))
-    p = select.poll(); p.register(polled[0], select.POLLIN); said.append([event for _, event in p.poll()])
-    said.append(polled[0].recv(9))
+    results.append(inner[0].recv(9))
+    p = select.poll(); p.register(polled[0], select.POLLIN); results.append([event for _, event in p.poll()])
+    results.append(polled[0].recv(9))
 kept = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
 libc.signal(signal.SIGUSR1, ctypes.cast(kept, ctypes.c_void_p))
-def another(): said.append(of_another[0].recv(9))
+def another(): results.append(of_another[0].recv(9))
 def later():
     time.sleep(0.2)
     if MANY: threads[1].start(); time.sleep(0.1)
@@ -28,8 +28,8 @@ def later():
     inner[1].sendall(b'inner'); time.sleep(0.1); polled[1].sendall(b'polled'); time.sleep(0.1)
     outer[1].sendall(b'outer')
 threads = [threading.Thread(target=later), threading.Thread(target=another)]
-threads[0].start(); said.append(outer[0].recv(9)); threads[0].join()
-print(said)";
+threads[0].start(); results.append(outer[0].recv(9)); threads[0].join()
+print(results)";
 
 #[test]
 fn a_handler_may_block_in_the_leading_thread() {
@@ -37,8 +37,8 @@ fn a_handler_may_block_in_the_leading_thread() {
         return;
     }
     let fixture = Fixture::new("waits");
-    let said = fixture.script_output(&LOOPBACK, &format!("MANY = False{SCRIPT}"));
-    assert_eq!(said, "[b'inner', [1], b'polled', b'outer']\n");
+    let stdout = fixture.script_output(&LOOPBACK, &format!("MANY = False{SCRIPT}"));
+    assert_eq!(stdout, "[b'inner', [1], b'polled', b'outer']\n");
 }
 
 #[test]
@@ -47,6 +47,6 @@ fn another_thread_takes_over_a_blocked_leader() {
         return;
     }
     let fixture = Fixture::new("leads");
-    let said = fixture.script_output(&LOOPBACK, &format!("MANY = True{SCRIPT}"));
-    assert_eq!(said, "[b'another', b'inner', [1], b'polled', b'outer']\n");
+    let stdout = fixture.script_output(&LOOPBACK, &format!("MANY = True{SCRIPT}"));
+    assert_eq!(stdout, "[b'another', b'inner', [1], b'polled', b'outer']\n");
 }

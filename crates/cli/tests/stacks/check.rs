@@ -14,13 +14,13 @@ fn check(fixture: &Fixture, pid: u32) -> (Value, Option<i32>) {
 }
 
 /// Returns the rows of the report without their descriptors, in the order of the descriptors.
-fn socket_rows(said: &Value) -> Vec<String> {
+fn socket_rows(report: &Value) -> Vec<String> {
     let row = |row: &Value| {
         let cells =
             ["kind", "local", "remote", "state", "where", "why"].map(|name| row[name].as_str().unwrap());
         cells.join("|")
     };
-    said["sockets"].as_array().unwrap().iter().map(row).collect()
+    report["sockets"].as_array().unwrap().iter().map(row).collect()
 }
 
 #[test]
@@ -111,13 +111,13 @@ time.sleep(50)";
     wait_until("the FIN has arrived", || {
         socket_rows(&check(&fixture, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
     });
-    let (said, status) = check(&fixture, program.pid());
-    assert_eq!(status, Some(0), "{said}");
-    assert_eq!((said["accelerated"].as_bool(), said["stack"].as_str()), (Some(true), Some("lab")));
-    let since = said["since_ms"].as_u64().unwrap();
+    let (text, status) = check(&fixture, program.pid());
+    assert_eq!(status, Some(0), "{text}");
+    assert_eq!((text["accelerated"].as_bool(), text["stack"].as_str()), (Some(true), Some("lab")));
+    let since = text["since_ms"].as_u64().unwrap();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
     assert!(since <= now && now - since < 60_000, "{since} {now}");
-    let found = socket_rows(&said);
+    let found = socket_rows(&text);
     let stream = format!("tcp|10.5.0.1:7301|10.5.0.1:{c}|CLOSE-WAIT|stack|reached over the stack");
     let expected = [
         "unix|||ESTAB|kernel|Unix socket".to_string(),
@@ -196,10 +196,10 @@ fn a_process_without_a_stack_gets_the_reason() {
         command.args(["-c", &script]).current_dir(fixture.path());
         let program = RunningProgram::new(command);
         wait_until("it runs", || there.exists());
-        let (said, status) = check(&fixture, program.pid());
-        assert_eq!((status, said["accelerated"].as_bool()), (Some(1), Some(false)), "{said}");
-        let why = said["why_not"].as_str().unwrap().to_string();
-        assert!(socket_rows(&said)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{said}");
+        let (text, status) = check(&fixture, program.pid());
+        assert_eq!((status, text["accelerated"].as_bool()), (Some(1), Some(false)), "{text}");
+        let why = text["why_not"].as_str().unwrap().to_string();
+        assert!(socket_rows(&text)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{text}");
         why
     };
     let plain = || Command::new(python().unwrap());

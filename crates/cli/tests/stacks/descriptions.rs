@@ -59,8 +59,8 @@ set_waits(a, True); a.setsockopt(T, socket.TCP_KEEPIDLE, 78); a.setsockopt(L, so
 d = socket.create_connection(at); d.sendall(b'here')
 turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), options(a)[:4])"
     );
-    let said = run_on_both(&fixture, &script);
-    assert!(said.contains("Resource temporarily unavailable") && said.contains("b'here'"), "{said}");
+    let text = run_on_both(&fixture, &script);
+    assert!(text.contains("Resource temporarily unavailable") && text.contains("b'here'"), "{text}");
 }
 
 #[test]
@@ -97,8 +97,8 @@ for sent in (True, False):
     here.send(b'.'); other.wait()
 c.sendall(b'still here'); say(a.recv(99))"
     );
-    let said = run_on_both(&fixture, &script);
-    assert_eq!(said.matches("True 55").count(), 2, "{said}");
+    let text = run_on_both(&fixture, &script);
+    assert_eq!(text.matches("True 55").count(), 2, "{text}");
 }
 
 /// The error of a refused `connect`, and a disconnect, apply to all processes: a later `connect` of another
@@ -132,8 +132,8 @@ fn connect_after_a_refusal_tries_again() {
         return;
     }
     let fixture = Fixture::new("again");
-    let said = run_on_both(&fixture, RECONNECT);
-    assert!(said.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{said}");
+    let text = run_on_both(&fixture, RECONNECT);
+    assert!(text.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{text}");
 }
 
 #[test]
@@ -170,8 +170,8 @@ for last in 'parent', 'child':
     say(last, many(x, 40, 10) if last == 'parent' else many(x, 5, 1))
     here.send(b'.'); os.waitpid(child, 0)"
     );
-    let said = run_on_both(&fixture, &script);
-    assert!(said.contains("parent True") && said.contains("child False"), "{said}");
+    let text = run_on_both(&fixture, &script);
+    assert!(text.contains("parent True") && text.contains("child False"), "{text}");
 }
 
 #[test]

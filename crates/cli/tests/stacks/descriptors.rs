@@ -15,7 +15,7 @@ def talks(s):
     p = select.poll(); p.register(a, select.POLLIN); quiet = p.poll(30)
     e = select.epoll(); e.register(c, select.EPOLLIN); idle = e.poll(0.03); a.sendall(b'out'); busy = e.poll(5); e.close()
     return got == b'in' and (quiet, idle) == ([], []) and busy == [(c.fileno(), select.EPOLLIN)]
-s = server('127.0.0.1', 7410); said = [talks(s)]
+s = server('127.0.0.1', 7410); results = [talks(s)]
 null = os.open('/dev/null', os.O_RDWR)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 def everywhere(end):
@@ -24,21 +24,21 @@ def everywhere(end):
         if n in mine: continue
         try: os.close(n)
         except OSError: pass
-    said.append(talks(s))
+    results.append(talks(s))
     for n in range(3, end):
         if n not in mine: os.dup2(null, n)
-    said.append(talks(s))
+    results.append(talks(s))
     for n in range(3, end):
         if n not in mine: os.close(n)
-    said.append(talks(s))
+    results.append(talks(s))
 everywhere(min(soft, 1024) - 20)
 # Numbers that a program chooses which may have thousands of them.
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard)); everywhere(min(4096, hard) - 20)
-os.closerange(null + 1, 5000); said.append(talks(s))
+os.closerange(null + 1, 5000); results.append(talks(s))
 child = os.fork(); s = server('127.0.0.1', 7411 + (child == 0)); everywhere(min(4096, hard) - 20)
-if child: said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
-if not child: os._exit(not all(said))
-print(all(said), len(said))";
+if child: results.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+if not child: os._exit(not all(results))
+print(all(results), len(results))";
 
 #[test]
 fn a_program_may_overwrite_any_descriptor() {
@@ -74,8 +74,8 @@ fn sockets_have_the_kernels_descriptor_numbers() {
     }
     let script = "
 import random
-files, sockets, said = [], [], []
-def new(s): sockets.append(s); said.append(s.fileno())
+files, sockets, results = [], [], []
+def new(s): sockets.append(s); results.append(s.fileno())
 for n in range(12):
     new(socket.socket()); files.append(os.open('/dev/null', os.O_RDONLY))
 for step in range(300):
@@ -87,8 +87,8 @@ for step in range(300):
     elif kind == 'over' and sockets: os.dup2(sockets[0].fileno(), sockets[-1].fileno())
 while sockets: sockets.pop().close()
 # What is opened next is its standard input.
-os.close(0); new(socket.socket()); sockets.pop().close(); said.append(os.open('/dev/null', os.O_RDONLY))
-print(said)";
+os.close(0); new(socket.socket()); sockets.pop().close(); results.append(os.open('/dev/null', os.O_RDONLY))
+print(results)";
     let mut kernel = Command::new(python().unwrap());
     kernel.args(["-c", &format!("{PRELUDE}{script}")]);
     let kernel = String::from_utf8(run_to_end(kernel).stdout).unwrap();

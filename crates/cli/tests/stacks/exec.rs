@@ -57,7 +57,7 @@ b, _ = s.accept(); print(b.recv(6)); b.sendall(b'back'); print(waits.recv(4))
 a.close(); waits.close()
 # And it goes on as any other.
 d = socket.create_connection(s.getsockname()); f, _ = s.accept(); f.sendall(b'new'); print(d.recv(3))";
-    let said = output_after_exec(&fixture, first, next);
+    let text = output_after_exec(&fixture, first, next);
     let expected = "closed
 ('127.0.0.1', 7101) 7101 127.0.0.1 1
 [1, 1, 17] True
@@ -66,7 +66,7 @@ b'waited'
 b'back'
 b'new'
 ";
-    assert_eq!(said, expected);
+    assert_eq!(text, expected);
 }
 
 #[test]
@@ -105,9 +105,9 @@ for way in ['execl', 'execlp', 'execle', 'execv', 'execvp', 'execvpe', 'fexecve'
     let next = "
 s = socket.socket(fileno=int(sys.argv[2])); a, _ = s.accept()
 a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
-    let said = output_after_exec(&fixture, first, next);
-    let ways: Vec<&str> = said.lines().map(|line| line.strip_suffix(" 4 5 6 7 8").expect(line)).collect();
-    assert!(ways.len() >= 8 && ways[..3] == ["execl", "execlp", "execle"], "{said}");
+    let text = output_after_exec(&fixture, first, next);
+    let ways: Vec<&str> = text.lines().map(|line| line.strip_suffix(" 4 5 6 7 8").expect(line)).collect();
+    assert!(ways.len() >= 8 && ways[..3] == ["execl", "execlp", "execle"], "{text}");
 }
 
 #[test]
@@ -139,11 +139,11 @@ def is_socket(fd):
     try: return 'socket' in os.readlink('/proc/self/fd/' + fd)
     except OSError: return False
 print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
-    let said = output_after_exec(&fixture, first, next);
-    let counts: Vec<&str> = said.lines().collect();
+    let text = output_after_exec(&fixture, first, next);
+    let counts: Vec<&str> = text.lines().collect();
     assert!(
         counts.len() == 3 && counts.iter().all(|count| *count == counts[0]),
-        "the same as in the first: {said}"
+        "the same as in the first: {text}"
     );
 }
 

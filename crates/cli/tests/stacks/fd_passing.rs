@@ -47,12 +47,12 @@ print(exactly(c, 12)); print(exactly(socket.create_connection(('10.5.0.1', 7201)
 m.close()
 print(c.recv(9))"
     );
-    let said = fixture.script_output(&ON_LAB, &send);
-    assert_eq!(said, "b'from another'\nb'accepted elsewhere'\nb''\n");
+    let stdout = fixture.script_output(&ON_LAB, &send);
+    assert_eq!(stdout, "b'from another'\nb'accepted elsewhere'\nb''\n");
     let received = receiver.wait_for_output();
     assert!(received.status.success(), "{received:?}");
-    let said = String::from_utf8(received.stdout).unwrap();
-    assert_eq!(said, "10.5.0.1 ('10.5.0.1', 7201) b'unread'\n");
+    let stdout = String::from_utf8(received.stdout).unwrap();
+    assert_eq!(stdout, "10.5.0.1 ('10.5.0.1', 7201) b'unread'\n");
     // No process has the listener any more.
     wait_until("it is gone", || fixture.run_ok(&["ss", "lab", "-l", "-H", "-t"]).is_empty());
 }
@@ -85,8 +85,8 @@ except TimeoutError: print('still there')
 c.settimeout(None); x.close(); y.close(); print(c.recv(5))",
         SENDER.trim().replace('\n', "\n    ")
     );
-    let said = fixture.script_output(&ON_LAB, &script);
-    assert_eq!(said, "b'unread'\nb'alive'\nb'twice'\nstill there\nb''\n");
+    let stdout = fixture.script_output(&ON_LAB, &script);
+    assert_eq!(stdout, "b'unread'\nb'alive'\nb'twice'\nstill there\nb''\n");
 }
 
 #[test]

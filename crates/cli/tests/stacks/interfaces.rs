@@ -203,7 +203,7 @@ def to_and_fro(one):
     socket.send_fds(there, [b'x'], [one.fileno()])
     return receive(here)[1][0]
 print([name for name, one in these.items() if not is_right(one)], [name for name, one in these.items() if not is_right(to_and_fro(one))])
-me, number = [sys.executable, '-c', open('told').read()], str(there.fileno())
+me, number = [sys.executable, '-c', open('script').read()], str(there.fileno())
 there.set_inheritable(True)
 def forked():
     pid = os.fork()
@@ -220,7 +220,7 @@ for begin in forked, started:
 try: fcntl.ioctl(0, 0x8912, struct.pack('i4xQ', 0, 0)); print('?')
 except OSError as e: print(errno.errorcode[e.errno])"
     );
-    let fixture = Fixture::new("told");
-    std::fs::write(fixture.path().join("told"), format!("{}\n{script}", crate::fixture::PRELUDE)).unwrap();
+    let fixture = Fixture::new("script");
+    std::fs::write(fixture.path().join("script"), format!("{}\n{script}", crate::fixture::PRELUDE)).unwrap();
     assert_eq!(fixture.script_output(&MEMORY, &script), "[] []\n[]\n[]\nENOTTY\n");
 }

@@ -15,9 +15,9 @@ fn a_stack_runs_until_stopped() {
     let directory = fixture.path().join("run/lab");
     assert!(directory.join("ready").exists());
     let twice = fixture.run(&["up", "lab", "--background", "--loopback", "stack"]);
-    let said = String::from_utf8(twice.stderr).unwrap();
-    assert_eq!((twice.status.code(), said.lines().count()), (Some(1), 1), "{said}");
-    assert!(said.contains("\"lab\" runs already"), "{said}");
+    let stderr = String::from_utf8(twice.stderr).unwrap();
+    assert_eq!((twice.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.contains("\"lab\" runs already"), "{stderr}");
     let waiting = RunningProgram::new(
         fixture.script(&["--stack", "lab"], "s = server('127.0.0.1', 7001); s.accept()[0].sendall(b'bye')"),
     );
@@ -26,14 +26,14 @@ fn a_stack_runs_until_stopped() {
     };
     wait_until("the program listens", || lists("listening", "127.0.0.1:7001"));
     let refused = fixture.run(&["down", "lab"]);
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("python3") && said.contains(&format!("({})", waiting.pid())), "{said}");
-    let heard = fixture.script_output(
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("python3") && stderr.contains(&format!("({})", waiting.pid())), "{stderr}");
+    let stdout = fixture.script_output(
         &["--stack", "lab"],
         "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())",
     );
-    assert_eq!(heard, "bye\n");
+    assert_eq!(stdout, "bye\n");
     assert!(waiting.wait_for_output().status.success());
     // No program uses the stack any more.
     fixture.run_ok(&["down", "lab"]);
@@ -175,8 +175,8 @@ threads[-1].join(); print(results[-1])";
     assert!(output.status.success(), "{output:?}");
     let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(printed, "[-100, -100, -104] [24] [24, 24] True\nb'here'\n");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().count() == 1 && said.contains("has ended"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.lines().count() == 1 && stderr.contains("has ended"), "{stderr}");
 }
 
 #[test]
@@ -196,9 +196,9 @@ fn on_missing_decides_without_a_stack() {
     let fixture = Fixture::new("missing");
     let run = |options: &[&str]| {
         let output = fixture.run(&[&["run"], options, &["--", "echo", "here"]].concat());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains("no stack named \"lab\" runs"), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.contains("no stack named \"lab\" runs"), "{stderr}");
         (output.status.code(), output.stdout)
     };
     assert_eq!(run(&["--stack", "lab"]), (Some(125), vec![]));
@@ -287,15 +287,18 @@ fn unpreloadable_programs_are_refused_by_default() {
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
     for options in [&["--loopback", "stack"][..], &["--stack", "lab"]] {
         let output = fixture.run(&[&["run"], options, &["--", "./static"]].concat());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), said.lines().count()), (Some(125), 1), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(125), 1), "{stderr}");
         assert!(
-            said.contains("./static is statically linked") && said.contains("--on-missing=kernel"),
-            "{said}"
+            stderr.contains("./static is statically linked") && stderr.contains("--on-missing=kernel"),
+            "{stderr}"
         );
         let asked = fixture.run(&[&["run", "--on-missing=kernel"], options, &["--", "./static"]].concat());
-        let said = String::from_utf8(asked.stderr).unwrap();
-        assert!(said.contains("LD_PRELOAD has no effect; ./static runs on the kernel's network"), "{said}");
+        let stderr = String::from_utf8(asked.stderr).unwrap();
+        assert!(
+            stderr.contains("LD_PRELOAD has no effect; ./static runs on the kernel's network"),
+            "{stderr}"
+        );
     }
 }
 
@@ -349,7 +352,7 @@ inner = '''use Socket; my ($at, $tcp) = (inet_aton(q(127.0.0.1)), getprotobyname
     socket(L, PF_INET, SOCK_STREAM, $tcp); my $low = bind(L, sockaddr_in(74, $at)) ? q(bound) : $!;
     socket(S, PF_INET, SOCK_STREAM, $tcp); bind(S, sockaddr_in($ARGV[0], $at)) && listen(S, 1) or die $!;
     socket(C, PF_INET, SOCK_STREAM, $tcp); connect(C, sockaddr_in(7433, $at)) or die $!; syswrite(C, qq($> $low));
-    accept(P, S) or die $!; sysread(P, my $said, 9); syswrite(P, uc $said)'''
+    accept(P, S) or die $!; sysread(P, my $line, 9); syswrite(P, uc $line)'''
 go, goes = os.pipe()
 def as_nobody(port):
     child = os.fork()
@@ -385,27 +388,27 @@ fn programs_of_other_uids_are_not_admitted() {
     }
     let fixture = Fixture::new("stranger");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
-    let stranger = |policy: &str, text: &str| {
+    let stranger = |policy: &str, script: &str| {
         let mut command = Command::new("/bin/bash");
-        command.args(["-c", text]).uid(65_534).gid(65_534).current_dir("/");
+        command.args(["-c", script]).uid(65_534).gid(65_534).current_dir("/");
         command
             .env("LD_PRELOAD", built_library())
             .env("GINNEL_STACK", fixture.path().join("run/lab/control"));
         command.env("GINNEL_ON_MISSING", policy);
         let output = run_to_end(command);
-        let [said, told] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        (output.status.code(), said, told)
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), stdout, stderr)
     };
     assert_eq!(stranger("fail", "/bin/echo hello; exit 3"), (Some(3), "hello\n".into(), String::new()));
     let connect = "echo 1; exec 3<>/dev/tcp/127.0.0.1/7436; echo 2";
-    let (code, said, told) = stranger("fail", connect);
+    let (code, stdout, stderr) = stranger("fail", connect);
     // bash reports each socket that it does not get, and continues.
-    assert_eq!(code, Some(0), "{told}");
-    assert!(said.starts_with("1\n"), "{said}{told}");
-    let reported = told.lines().filter(|line| line.starts_with("ginnel: "));
-    assert_eq!(reported.filter(|line| line.contains("Permission denied")).count(), 1, "{told}");
-    let (_, said, told) = stranger("kernel", connect);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.starts_with("1\n"), "{stdout}{stderr}");
+    let reported = stderr.lines().filter(|line| line.starts_with("ginnel: "));
+    assert_eq!(reported.filter(|line| line.contains("Permission denied")).count(), 1, "{stderr}");
+    let (_, stdout, stderr) = stranger("kernel", connect);
     // The kernel refuses the connection, and bash continues.
-    assert!(said.starts_with("1\n"), "{said}{told}");
-    assert_eq!(told.matches("goes on with the kernel's network").count(), 1, "{told}");
+    assert!(stdout.starts_with("1\n"), "{stdout}{stderr}");
+    assert_eq!(stderr.matches("goes on with the kernel's network").count(), 1, "{stderr}");
 }

@@ -210,7 +210,7 @@ try: call(425, 1, room)
 except OSError as error: print(error.errno)
 # None of them was the kernel's.
 print(any(line.split()[1].endswith(':%04X' % 7006) for line in open('/proc/net/tcp')))";
-    let said = fixture.script_output(&LOOPBACK, script);
+    let stdout = fixture.script_output(&LOOPBACK, script);
     let expected = "7006
 7006
 b'write'
@@ -227,7 +227,7 @@ b'sendto'
 38
 False
 ";
-    assert_eq!(said, expected);
+    assert_eq!(stdout, expected);
 }
 
 #[test]

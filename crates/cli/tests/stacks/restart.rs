@@ -118,10 +118,10 @@ d = socket.create_connection(('127.0.0.1', 7006)); l.accept()[0].sendall(b'again
     let supervisor = supervisor(&fixture);
     kill_shards(supervisor);
     let output = connected.wait_for_output();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(printed, "-104 b'' [24]\n-104 -32 7006\nb'again'\n", "{said}");
-    assert!(said.lines().count() == 1 && said.contains("was started again"), "{said}");
+    assert_eq!(printed, "-104 b'' [24]\n-104 -32 7006\nb'again'\n", "{stderr}");
+    assert!(stderr.lines().count() == 1 && stderr.contains("was started again"), "{stderr}");
     assert_eq!(serve(), expected);
     let descriptors = count_descriptors(supervisor);
     for _ in 0..3 {
@@ -221,9 +221,9 @@ fn programs_end_with_their_stack() {
     let shards = shard_process(program.pid()).unwrap();
     assert!(Command::new("kill").args(["-KILL", &shards.to_string()]).status().unwrap().success());
     let output = program.wait_for_output();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.contains("signal 9"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(125), "{stderr}");
+    assert!(stderr.contains("signal 9"), "{stderr}");
 }
 
 #[test]

@@ -119,7 +119,7 @@ def ask():
     try: c.send(b'who'); return c.recv(9)
     except (TimeoutError, ConnectionRefusedError): return b'lost'
 # Those that were sent to the dead one are lost; one is also if its answer takes long.
-while b'lost' in (heard := {ask() for _ in range(20)}): pass
-print(heard)";
+while b'lost' in (answers := {ask() for _ in range(20)}): pass
+print(answers)";
     assert_eq!(fixture.script_output(&ON_LAB, left), "{b'B'}\n");
 }

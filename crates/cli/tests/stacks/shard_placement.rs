@@ -94,8 +94,8 @@ print(select.select(group, [], [], 0.3)[0], min(map(len, got)) > 10, all(m.count
     assert_eq!(datagram_sockets(&fixture, &[]), [2, 2]);
     seen("group");
     let output = program.wait_for_output();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "Address already in use\n[] True True\n", "{output:?}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(stdout, "Address already in use\n[] True True\n", "{output:?}");
 }
 
 #[test]

@@ -166,7 +166,7 @@ print(first, len(files) > 10, resource.getrlimit(resource.RLIMIT_NOFILE)[0])";
         let script = script.replace("LIMIT)", &format!("{hard_limit})"));
         let output = run_to_end(fixture.script_without_prelude(&LOOPBACK, &script));
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(said, format!("True EMFILE EMFILE\n{first} True 40\n"), "{hard_limit}");
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(stdout, format!("True EMFILE EMFILE\n{first} True 40\n"), "{hard_limit}");
     }
 }

@@ -7,8 +7,8 @@ import fcntl
 def mark(s): return struct.unpack('i', fcntl.ioctl(s, 0x8905, b'\\0' * 4))[0]
 def until(so):
     while not so(): time.sleep(0.002)
-heard = []
-signal.signal(signal.SIGURG, lambda *_: heard.append(1))
+received = []
+signal.signal(signal.SIGURG, lambda *_: received.append(1))
 s = server('127.0.0.1', 7501)
 c = socket.create_connection(('127.0.0.1', 7501)); a, _ = s.accept()
 print('none', mark(a))
@@ -16,7 +16,7 @@ fcntl.fcntl(a, fcntl.F_SETOWN, os.getpid()); print('owner', fcntl.fcntl(a, fcntl
 c.sendall(b'before'); c.send(b'!', socket.MSG_OOB); c.sendall(b'behind')
 p = select.poll(); p.register(a, select.POLLPRI)
 print('urgent', p.poll(20000) == [(a.fileno(), select.POLLPRI)])
-until(lambda: heard); print('heard', len(heard))
+until(lambda: received); print('received', len(received))
 print('third set', select.select([], [], [a], 20)[2] == [a])
 print('not yet', mark(a)); print(exactly(a, 6)); until(lambda: mark(a)); print('at the mark', mark(a))
 print(a.recv(1, socket.MSG_OOB), exactly(a, 6), mark(a))
@@ -30,8 +30,8 @@ if not child:
 c.sendall(b'one'); c.send(b'?', socket.MSG_OOB); c.sendall(b'two')
 print('child', os.waitpid(child, 0)[1])
 # Without an owner nobody hears.
-fcntl.fcntl(a, fcntl.F_SETOWN, 0); before = len(heard)
-c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(heard) - before)";
+fcntl.fcntl(a, fcntl.F_SETOWN, 0); before = len(received)
+c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(received) - before)";
 
 /// The expected output is that of the program on the kernel.
 #[test]
@@ -41,6 +41,6 @@ fn urgent_data_behave_as_on_the_kernel() {
     }
     let fixture = Fixture::new("urgent");
     let on_kernel = fixture.script_output(&["--stack", "kernel"], SCRIPT);
-    assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nheard 1\n"), "{on_kernel}");
+    assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nreceived 1\n"), "{on_kernel}");
     assert_eq!(fixture.script_output(&["--loopback", "stack"], SCRIPT), on_kernel);
 }

@@ -135,8 +135,8 @@ pub unsafe fn write_address(
 /// The program must have passed the pointers to be written to.
 pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
-    let said = unsafe { user_memory::read(len) }?;
-    let room = usize::try_from(said.cast_signed()).map_err(|_| Errno::INVAL)?;
+    let text = unsafe { user_memory::read(len) }?;
+    let room = usize::try_from(text.cast_signed()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the caller's promise.
     unsafe {
         user_memory::write_list(to.cast(), &value[..room.min(value.len())])?;
@@ -158,10 +158,10 @@ pub unsafe fn write_option(
     ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
 ) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
-    let said = unsafe { user_memory::read(len) }?;
-    let room = usize::try_from(said.cast_signed()).unwrap_or(0);
+    let text = unsafe { user_memory::read(len) }?;
+    let room = usize::try_from(text.cast_signed()).unwrap_or(0);
     let option = ask(room)?;
-    if said.cast_signed() < 0 {
+    if text.cast_signed() < 0 {
         return Err(Errno::INVAL);
     }
     let fits = option.fits(room);

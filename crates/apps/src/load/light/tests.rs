@@ -95,7 +95,7 @@ impl<S: Handler> ConnectedPair<S> {
     }
 
     /// Runs a turn of both, then advances the time to the next deadline.
-    fn turn(&mut self, told: &mut dyn FnMut(&mut super::LightNetwork, InputEvent<'_>)) {
+    fn turn(&mut self, handle: &mut dyn FnMut(&mut super::LightNetwork, InputEvent<'_>)) {
         let LightWorker { rx, net, .. } = &mut self.client;
         net.set_time(self.now);
         let mut burst = RxBurst::new();
@@ -103,11 +103,11 @@ impl<S: Handler> ConnectedPair<S> {
         let mut work = burst.len();
         for frame in &burst {
             let outcome = net.receive(frame);
-            told(net, outcome);
+            handle(net, outcome);
         }
         drop(burst);
         while let Some((slot, failure)) = net.expire() {
-            told(net, InputEvent::Ended(slot, failure));
+            handle(net, InputEvent::Ended(slot, failure));
             work += 1;
         }
         net.solicit_neighbours();

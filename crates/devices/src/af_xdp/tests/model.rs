@@ -217,8 +217,8 @@ fn program_decides_like_its_model() {
                 let verdict = bpf::test_run(program.as_fd(), &frame).expect("BPF_PROG_TEST_RUN");
                 let expected = is_ours(&frame, shared).unwrap_or(false);
                 // Without a socket, frames for the stack are dropped and counted.
-                let said = if expected { XDP_DROP } else { XDP_PASS };
-                assert_eq!(verdict, said as u32, "frame {number}, shared: {shared}: {frame:02x?}");
+                let text = if expected { XDP_DROP } else { XDP_PASS };
+                assert_eq!(verdict, text as u32, "frame {number}, shared: {shared}: {frame:02x?}");
                 if expected {
                     kinds.insert(kind(&frame));
                 }

@@ -54,7 +54,7 @@ fn udp(mac: [u8; 6], to: Ipv4Addr, port: u16) -> Vec<u8> {
 }
 
 /// Returns whether a datagram arrives at a kernel socket within a second.
-fn heard(socket: &UdpSocket) -> bool {
+fn received(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
     socket.recv(&mut [0; 100]).is_ok()
 }
@@ -71,7 +71,7 @@ fn only_frames_of_the_stack_are_redirected() {
         let theirs = udp(mac, KERNEL, 700);
         send(&mut far, &[ours[0].clone(), theirs, ours[1].clone()]);
         assert_eq!(receive(&mut stack, 3), ours);
-        assert!(heard(&kernel));
+        assert!(received(&kernel));
         // Messages that are not about the stack's address alone arrive at both, with their tags; the
         // kernel answers those about its own address.
         let for_both = arp(1, &[], PEER, KERNEL);
@@ -100,11 +100,11 @@ fn shared_address_redirects_only_ports_of_the_stack() {
         let answer = arp(2, &[], PEER, KERNEL);
         send(&mut far, &[to(80), to(700), to(89), to(91), to(61_000), to(62_001), answer.clone()]);
         assert_eq!(receive(&mut stack, 5), [to(80), to(91), to(61_000), answer]);
-        assert!(heard(&kernel));
+        assert!(received(&kernel));
         filter.set_ports(PortKind::Udp, 700..=700, true).expect("a port");
         send(&mut far, &[to(700)]);
         assert_eq!(receive(&mut stack, 1), [to(700)]);
-        assert!(!heard(&kernel));
+        assert!(!received(&kernel));
     });
 }
 
