@@ -208,6 +208,39 @@ print(sum(ask(i) for i in range(150)), sum(ask_datagram(i) for i in range(20)))"
     assert!(!text.contains("could not be opened again"), "{text}");
 }
 
+/// A child that a handler forks in the middle of a call shares nothing with its parent, on the first shards
+/// and on later ones.
+#[test]
+fn child_of_a_call_is_isolated_after_a_restart() {
+    if skipped("child_of_a_call_is_isolated_after_a_restart") {
+        return;
+    }
+    let fixture = Fixture::new("fork-in-call");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let program = fixture.compile_c("fork_in_call");
+    let runs = fixture.path().join("runs");
+    let program = RunningProgram::new(fixture.ginnel(&[
+        "run",
+        "--stack",
+        "lab",
+        "--",
+        &program,
+        runs.to_str().unwrap(),
+    ]));
+    wait_until("the program runs", || runs.exists());
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(500));
+        kill_shards(supervisor(&fixture));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    fs::remove_file(runs).unwrap();
+    let output = program.wait_for_output();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let partly = printed.strip_prefix("isolated: many, partly: ").and_then(|rest| rest.trim().parse().ok());
+    // Once for each restart at most.
+    assert!(partly.is_some_and(|partly: u32| partly <= 3), "{printed} {:?}", output.status);
+}
+
 #[test]
 fn programs_end_with_their_stack() {
     if skipped("programs_end_with_their_stack") {

@@ -81,6 +81,7 @@ impl ProcessState {
             return Err(error);
         }
         self.client.reset_in_child();
+        self.mappings.set(&self.client);
         self.client
             .internal_fds()
             .chain([attachment.connection_fd()])

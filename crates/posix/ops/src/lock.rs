@@ -7,6 +7,7 @@
 //! take: the call fails with `EAGAIN`, as on a non-blocking socket that has nothing at the moment; a `close`
 //! is deferred until the interrupted call releases the lock.
 
+use crate::channels::Channels;
 use crate::process::ProcessState;
 use crate::signal::SignalSet;
 use crate::{Ops, descriptor, syscall, urgent};
@@ -18,7 +19,7 @@ use ginnel::channel::{ChannelMapping, Client};
 use rustix::fd::{AsRawFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// How many closes handlers may request during one call.
 const DEFERRED_CLOSES_MAX: usize = 16;
@@ -189,21 +190,45 @@ pub(crate) struct ProcessLock {
     deferred: Arc<DeferredWork>,
     /// The descriptor of the control connection, or [`NO_FD`].
     connection_fd: AtomicI32,
-    memories: Vec<ChannelMapping>,
+    mappings: Arc<SharedMappings>,
 }
 
 impl ProcessLock {
     pub fn new(state: ProcessState) -> Self {
-        let memories = state.client.all().iter().map(Client::mapping).collect();
-        let deferred = state.deferred.clone();
+        let (deferred, mappings) = (state.deferred.clone(), state.mappings.clone());
         let deferred_closes = [const { AtomicI32::new(NO_FD) }; DEFERRED_CLOSES_MAX];
         Self {
             state: Mutex::new(state),
             deferred_closes,
             deferred,
             connection_fd: AtomicI32::new(NO_FD),
-            memories,
+            mappings,
         }
+    }
+}
+
+/// The mappings of the channels, which a child that a handler forks in the middle of a call makes private.
+#[derive(Default)]
+pub(crate) struct SharedMappings(Mutex<Vec<ChannelMapping>>);
+
+impl SharedMappings {
+    /// Replaces the mappings by those of `channels`.
+    pub fn set(&self, channels: &Channels) {
+        let mappings = channels.all().iter().map(Client::mapping).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mappings;
+    }
+
+    /// Makes the later changes of this process, a child, invisible to others.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EAGAIN` if another thread of the parent replaced the mappings during the fork.
+    fn make_private(&self) -> Result<(), Errno> {
+        let mappings = match self.0.try_lock() {
+            Ok(mappings) => mappings,
+            Err(TryLockError::Poisoned(mappings)) => mappings.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Errno::AGAIN),
+        };
+        mappings.iter().try_for_each(|mapping| mapping.make_private().map_err(|_| Errno::NOMEM))
     }
 }
 
@@ -348,11 +373,9 @@ impl Ops {
     /// and it ends as if the stack were gone.
     ///
     /// # Errors
-    /// `ENOMEM`: the process must not continue.
+    /// `ENOMEM`, `EAGAIN`: the process must not continue.
     pub fn fork_child_in_call(&self) -> Result<(), Errno> {
-        for memory in &self.lock.memories {
-            memory.make_private().map_err(|_| Errno::NOMEM)?;
-        }
+        self.lock.mappings.make_private()?;
         let connection_fd = self.lock.connection_fd.load(Ordering::Relaxed);
         if connection_fd == NO_FD {
             return Ok(());

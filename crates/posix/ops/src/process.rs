@@ -7,7 +7,7 @@ use crate::descriptor::{HiddenFd, ProxyFds};
 use crate::descriptor_report::{DescriptorReport, ReportEntry};
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
-use crate::lock::DeferredWork;
+use crate::lock::{DeferredWork, SharedMappings};
 use crate::sleep::Waiters;
 use crate::wait_queue::{self, WaitEntry};
 use core::net::{IpAddr, SocketAddr};
@@ -46,6 +46,8 @@ pub(crate) struct ProcessState {
     pub report: Option<DescriptorReport>,
     /// Work to do when the lock is released.
     pub deferred: Arc<DeferredWork>,
+    /// The mappings of `client`.
+    pub mappings: Arc<SharedMappings>,
     /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
     pub send_buffer: Option<[u32; 2]>,
     /// How often the process has continued after a restart of the shards.
@@ -64,6 +66,8 @@ pub(crate) struct ProcessState {
 
 impl ProcessState {
     pub fn new(client: Channels) -> Result<Self, Errno> {
+        let mappings = Arc::<SharedMappings>::default();
+        mappings.set(&client);
         Ok(Self {
             client,
             files: Files::default(),
@@ -75,6 +79,7 @@ impl ProcessState {
             passed_listeners: Vec::new(),
             report: None,
             deferred: Arc::default(),
+            mappings,
             send_buffer: None,
             restarts: 0,
             is_end_noticed: false,

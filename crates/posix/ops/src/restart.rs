@@ -63,6 +63,7 @@ impl ProcessState {
                 report.write(fd, ReportEntry::Internal);
             }
         }
+        self.mappings.set(&self.client);
         self.restarts += 1;
         self.waiters.replace_wake_fd();
         self.passed_listeners.clear();
