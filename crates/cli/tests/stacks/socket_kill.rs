@@ -64,6 +64,23 @@ print('refused', result(socket.create_connection, ('127.0.0.1', port)), s.getsoc
 s.listen(); c = socket.create_connection(s.getsockname()); print('again', result(s.accept)[0].getpeername() == c.getsockname())
 ";
 
+/// The rest of [`LISTENERS`]: calls and children that come after the close, and listeners that share an address.
+const AFTERWARDS: &str = "
+u = server('127.0.0.1', 0); there = u.getsockname()[1]; u.settimeout(20)
+print('closed', kill('-Htnl', 'sport', '=', f':{there}')); print('later', result(u.accept), result(u.accept))
+u = server('127.0.0.1', 0); there = u.getsockname()[1]
+print('closed', kill('-Htnl', 'sport', '=', f':{there}'))
+child = os.fork()
+if not child:
+    poll = select.epoll(); poll.register(u, select.EPOLLIN)
+    ready = poll.poll(20)
+    open('child', 'w').write(f'{[e for _, e in ready]} {result(u.accept)}'); os._exit(0)
+os.wait(); print('forked', open('child').read())
+r = server('127.0.0.1', 0, reuse_port=True); there = r.getsockname()[1]; r2 = server('127.0.0.1', there, reuse_port=True)
+waiting = [socket.create_connection(r.getsockname(), timeout=20) for _ in range(8)]
+print('shared', kill('-Htnl', 'sport', '=', f':{there}'), {result(c.recv, 1) for c in waiting})
+";
+
 /// Returns what the script prints if it runs on the kernel, or `None` if this kernel closes no sockets.
 fn kernel_output(fixture: &Fixture, script: &str) -> Option<String> {
     let mut command = fixture.script(&["--stack", "kernel"], script);
@@ -90,9 +107,9 @@ fn programs_notice_closed_sockets_as_on_linux() {
     }
     let fixture = Fixture::new("kill");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
-    let script = [SCRIPT, LISTENERS].concat();
+    let script = [SCRIPT, LISTENERS, AFTERWARDS].concat();
     let ours = stack_output(&fixture, &script);
-    assert_eq!(ours.matches("closed 1").count(), 4, "{ours}");
+    assert_eq!(ours.matches("closed 1").count(), 6, "{ours}");
     assert!(ours.contains("client b'unread' ECONNABORTED EPIPE b''\nserver ECONNRESET b''\n"), "{ours}");
     match kernel_output(&fixture, &script) {
         Some(theirs) => assert_eq!(ours, theirs),

@@ -229,10 +229,15 @@ impl ProcessState {
         let SocketRole::Listening(listening) = self.files.socket(file)?.role else {
             return Err(Errno::INVAL);
         };
-        let accepted_conn = self.client.accept(listening.number).or_else(|| {
+        let mut accepted_conn = self.client.accept(listening.number);
+        if accepted_conn.is_none() {
             self.process_events();
-            self.client.accept(listening.number)
-        });
+            // The events may say that an administrator has closed the listener.
+            if !matches!(self.files.socket(file)?.role, SocketRole::Listening(_)) {
+                return Err(Errno::INVAL);
+            }
+            accepted_conn = self.client.accept(listening.number);
+        }
         let conn = accepted_conn.ok_or_else(|| self.wait_error(listening.kernel_fd))?;
         let listener = self.files.socket(file)?;
         let socket = Socket {

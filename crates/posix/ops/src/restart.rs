@@ -14,7 +14,7 @@ use core::time::Duration;
 use ginnel::broker::{Attachment, Refusal};
 use ginnel::{Error, ListenOptions};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 /// How long to wait for the addresses of shards that were started again (RFC 4862 §5.4).
@@ -34,21 +34,24 @@ impl ProcessState {
     }
 
     fn resume_with(&mut self, attachment: &mut Attachment) -> Option<()> {
-        let mut previous: Vec<PreviousChannels> = Vec::new();
+        let mut previous: BTreeMap<usize, PreviousChannels> = BTreeMap::new();
         // Sockets that were opened again, by shards that have ended since: the index of their channels in
         // `previous`, which is 0 for all others.
         let mut reopened = HashMap::new();
-        loop {
+        for round in 0.. {
             let mut resumes = 0;
             let clients = attachment.resume(&mut resumes).ok()?;
             let channels = self.client.replace(clients)?;
             self.exchange_internal_fds(&channels);
-            previous.push(PreviousChannels { channels, resumes: 0 });
-            previous.iter_mut().for_each(|before| before.resumes += resumes);
+            previous.insert(round, PreviousChannels { channels, resumes: 0 });
+            previous.values_mut().for_each(|before| before.resumes += resumes);
             if self.open_again(attachment, &previous, &mut reopened).is_ok() {
-                return Some(());
+                break;
             }
+            // Channels to which no number of a socket belongs are not needed any more.
+            previous.retain(|round, _| *round == 0 || reopened.values().any(|of| of == round));
         }
+        Some(())
     }
 
     /// Replaces the descriptors of the channels `before` by those of the present ones.
@@ -75,7 +78,7 @@ impl ProcessState {
     fn open_again(
         &mut self,
         attachment: &Attachment,
-        previous: &[PreviousChannels],
+        previous: &BTreeMap<usize, PreviousChannels>,
         reopened: &mut HashMap<FileId, usize>,
     ) -> Result<(), ShardsEnded> {
         let until = Instant::now() + READY_TIMEOUT;
@@ -85,9 +88,10 @@ impl ProcessState {
             }
             std::thread::sleep(READY_POLL_INTERVAL);
         }
+        let round = previous.keys().next_back().copied().unwrap_or(0);
         let files = self.files.ids();
         for &file in &files {
-            let before = &previous[reopened.get(&file).copied().unwrap_or(0)];
+            let Some(before) = previous.get(&reopened.get(&file).copied().unwrap_or(0)) else { continue };
             let (address, restored) = match self.files.socket(file).map(|socket| socket.role) {
                 Ok(SocketRole::Stream(stream)) => {
                     self.lose_connection(&before.channels, file, stream);
@@ -105,7 +109,7 @@ impl ProcessState {
             };
             match restored {
                 Ok(()) => {
-                    reopened.insert(file, previous.len());
+                    reopened.insert(file, round + 1);
                 }
                 Err(Error::StackGone | Error::Refused(Refusal::ShardEnded)) => return Err(ShardsEnded),
                 Err(_) if self.have_shards_ended() => return Err(ShardsEnded),

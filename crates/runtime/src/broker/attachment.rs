@@ -58,14 +58,14 @@ impl ControlConnection {
 
     /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
     /// attachments by shard, and the properties of the stack.
-    fn greet(&mut self, domain: &str) -> Result<AttachedShards, Error> {
+    fn greet(&mut self, domain: &str, may_resume: bool) -> Result<AttachedShards, Error> {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
         let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
         let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
         match self.attach_shards(welcome) {
             // The process is admitted to the shards that are started next.
-            Err(Error::Refused(Refusal::ShardEnded)) => self.resume(&mut 0),
+            Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0),
             attached => attached,
         }
     }
@@ -259,7 +259,7 @@ impl Attachment {
     /// Nobody listens there, or the broker refuses ([`Error::Refused`]).
     pub fn connect(path: &Path, domain: &str) -> Result<Self, Error> {
         let connection = connect_to(path).map_err(|e| UnreachableStack::error(path, e))?;
-        Self::greet(connection, domain)
+        Self::greet(connection, domain, true)
     }
 
     /// Attaches to the stack of this name, or to the only running stack of this user.
@@ -276,12 +276,14 @@ impl Attachment {
     /// # Errors
     /// As [`Attachment::connect`].
     pub fn from_connection(connection: OwnedFd) -> Result<Self, Error> {
-        Self::greet(connection, "")
+        Self::greet(connection, "", true)
     }
 
-    fn greet(connection: OwnedFd, domain: &str) -> Result<Self, Error> {
+    /// Attaches. If `may_resume` is false, an end of the shards meanwhile is an error: sockets that the process
+    /// inherits end with them.
+    fn greet(connection: OwnedFd, domain: &str, may_resume: bool) -> Result<Self, Error> {
         let mut connection = ControlConnection::new(connection);
-        let AttachedShards { shards, wake, stack_info } = connection.greet(domain)?;
+        let AttachedShards { shards, wake, stack_info } = connection.greet(domain, may_resume)?;
         let connection = Arc::new(Mutex::new(connection));
         let clients = open_clients(&connection, &wake, shards)?;
         Ok(Self { connection, clients, stack_info })

@@ -7,7 +7,7 @@ mod restart;
 use process_log::ProcessLog;
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
-use restart::{PreviousDomains, RestoredSockets};
+use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets};
 
 use super::BrokerCounters;
 use super::admission::{self, AdmissionLimits, PeerUser};
@@ -621,7 +621,7 @@ impl BrokerThread {
             let uid = entry.uid;
             let attached = match self.attach_to_domain(uid, &domain_name) {
                 // The process has come before the event that the shards' process is gone.
-                Err(Refusal::ShardEnded) if self.restart_ended_shards() => {
+                Err(Refusal::ShardEnded) if self.restart_ended_shards(END_TIMEOUT) => {
                     self.attach_to_domain(uid, &domain_name)
                 }
                 attached => attached,

@@ -798,7 +798,7 @@ impl Client {
     /// Reports if listeners were destroyed. The stack notifies of that by an overflow of the ring, so that
     /// other notifications cost nothing more.
     #[cold]
-    fn report_destroyed_listeners(&mut self) {
+    pub(super) fn report_destroyed_listeners(&mut self) {
         let destroyed = self.region.destroyed_listeners().load(Ordering::Acquire);
         if core::mem::replace(&mut self.reported_destroyed, destroyed) != destroyed {
             self.events.push_back(ClientEvent::ListenersDestroyed);

@@ -173,12 +173,21 @@ impl Stack {
     /// does not exist any more.
     pub fn destroy_socket(&mut self, now: Instant, handle: SocketHandle, ends: [SocketAddr; 2]) -> bool {
         self.tcp.set_now(now);
+        // A handle of another process of the shards may be that of another socket of this one.
+        let are_ends =
+            |listed: Option<ListedSocket>| listed.is_some_and(|listed| [listed.local, listed.remote] == ends);
         match handle {
-            SocketHandle::Conn(conn) => self.tcp.destroy_conn(&mut self.net, conn),
-            SocketHandle::Listener(listener) => self.unlisten(listener),
+            SocketHandle::Conn(conn) => {
+                let listed = listed_connection(&self.tcp, now, conn.index()).map(|(listed, _)| listed);
+                are_ends(listed) && self.tcp.destroy_conn(&mut self.net, conn)
+            }
+            SocketHandle::Listener(listener) => {
+                let tcp = &self.tcp;
+                let listed = tcp.listeners.listed(listener.index(), |entry| tcp.listener_memory(entry));
+                are_ends(listed) && self.unlisten(listener)
+            }
             SocketHandle::TimeWait(index) => {
-                let listed = self.tcp.listed_time_wait(now, index);
-                let exists = listed.is_some_and(|listed| [listed.local, listed.remote] == ends);
+                let exists = are_ends(self.tcp.listed_time_wait(now, index));
                 if exists {
                     self.tcp.end_time_wait(index);
                 }

@@ -203,7 +203,8 @@ impl Attachment {
         if table.version != PROTOCOL_VERSION {
             return Err(Error::Refused(Refusal::Version(table.version)));
         }
-        let mut process = Self::from_connection(connection)?;
+        let mut process = Self::greet(connection, "", false)?;
+        process.clients.iter_mut().for_each(Client::rescan_at_next_poll);
         process.adopt(&table.kept);
         Ok((process, table.kept, table.metadata))
     }

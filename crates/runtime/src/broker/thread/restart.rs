@@ -23,7 +23,7 @@ const PREVIOUS_DOMAINS_MAX: usize = 16;
 const TERM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the kernel may take to close all descriptors of the shards' process. A process may see the end of
 /// one connection before this thread sees the end of another.
-const END_TIMEOUT: Duration = Duration::from_millis(200);
+pub(super) const END_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The process that runs the shards, and how to start the next one.
 pub(in super::super) struct Supervision {
@@ -227,7 +227,7 @@ impl BrokerThread {
     pub(super) fn resume(&mut self, id: u64) -> Result<(ControlReply, Vec<OwnedFd>), Refusal> {
         let is_current = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_none());
         // The process has noticed the end before this thread, and may ask again if this thread cannot see it.
-        if is_current && !self.restart_ended_shards() {
+        if is_current && !self.restart_ended_shards(Duration::ZERO) {
             return Err(if self.supervision.is_some() { Refusal::ShardsRun } else { Refusal::Unknown });
         }
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
@@ -237,9 +237,9 @@ impl BrokerThread {
         Ok((welcome, vec![wake]))
     }
 
-    /// Starts the process of the shards again if it is gone. Returns whether it was.
-    pub(super) fn restart_ended_shards(&mut self) -> bool {
-        let is_gone = self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(END_TIMEOUT));
+    /// Starts the process of the shards again if it is gone, or ends within `timeout`. Returns whether it was.
+    pub(super) fn restart_ended_shards(&mut self, timeout: Duration) -> bool {
+        let is_gone = self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(timeout));
         if is_gone {
             self.restart_shards();
         }

@@ -101,6 +101,11 @@ impl Client {
         self.must_rescan = true;
     }
 
+    /// Makes the next call for events look at everything, for a program that inherits sockets.
+    pub(crate) fn rescan_at_next_poll(&mut self) {
+        self.must_rescan = true;
+    }
+
     /// Takes over a connection that another process owned, or this process before it executed another
     /// program. Nothing about it was reported yet.
     ///
@@ -131,6 +136,7 @@ impl Client {
     #[cold]
     pub(super) fn rescan(&mut self) {
         self.must_rescan = false;
+        self.report_destroyed_listeners();
         for socket in 0..self.sockets.len() {
             if let Some(generation) = self.sockets[socket].generation {
                 self.report_changes(Conn::new(socket as u32, generation));

@@ -155,7 +155,9 @@ impl Domain {
     ) -> Result<u32, Error> {
         if self.shares_listeners && !exclusive {
             let shared = self.listeners.iter().zip(0..).find_map(|(listening, number)| {
-                listening.as_ref().filter(|l| l.address == at && !l.owners.contains(client)).map(|_| number)
+                let may_share =
+                    |l: &&DomainListener| l.address == at && !l.is_destroyed && !l.owners.contains(client);
+                listening.as_ref().filter(may_share).map(|_| number)
             });
             if let Some(number) = shared {
                 self.add_listener_owner(number, client);
@@ -319,6 +321,7 @@ impl Domain {
         all.position(|other| {
             other.as_ref().is_some_and(|other| {
                 reuse_port
+                    && !other.is_destroyed
                     && other.address == closed.address
                     && other.sharing.reuse_port
                     && other.sharing.uid == uid
