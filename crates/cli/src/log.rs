@@ -2,6 +2,7 @@
 //! process runs. Those of level WARN and ERROR are printed on standard error, too. A panic leaves its message
 //! and a backtrace there.
 
+use crate::entry_limit::EntryLimit;
 use crate::failure::Failure;
 use core::fmt::{self, Write as _};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +11,13 @@ use ginnel::run_dir::logs::StackLog;
 use rustix::fs::fstat;
 use rustix::stdio::{dup2_stderr, dup2_stdout, stderr};
 use std::backtrace::Backtrace;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -27,7 +30,7 @@ static IS_STDERR_LOGGED: AtomicBool = AtomicBool::new(false);
 /// Installs the subscriber and the panic hook. Without [`open`] they only print on standard error.
 pub fn install() {
     // Fails only if another subscriber was installed before; that one keeps the events.
-    let _ = tracing::subscriber::set_global_default(LogSubscriber);
+    let _ = tracing::subscriber::set_global_default(LogSubscriber::default());
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let is_logged = STACK_LOG.get().is_some_and(|log| log_panic(log, panic));
@@ -47,12 +50,17 @@ pub fn open(directory: &Path, config: &RunConfig) {
     }
 }
 
-/// Redirects standard output and standard error to the log.
+/// Redirects standard output and standard error to the log; without a log the output is discarded.
 ///
 /// # Errors
-/// There is no log, or its file cannot be opened.
+/// The file cannot be opened.
 pub fn redirect_output() -> Result<(), Failure> {
-    let log = STACK_LOG.get().ok_or_else(|| Failure::running("the stack has no log"))?;
+    let Some(log) = STACK_LOG.get() else {
+        let null = File::options().write(true).open("/dev/null").map_err(Failure::from)?;
+        return dup2_stdout(&null)
+            .and_then(|()| dup2_stderr(&null))
+            .map_err(|e| Failure::from(io::Error::from(e)));
+    };
     let failed = |e: std::io::Error| Failure::running(format!("{}: {e}", log.files().current.display()));
     let file = log.open_current().map_err(failed)?;
     dup2_stdout(&file).and_then(|()| dup2_stderr(&file)).map_err(|e| failed(e.into()))?;
@@ -93,7 +101,10 @@ fn log_panic(log: &StackLog, panic: &PanicHookInfo<'_>) -> bool {
     append(log, Level::ERROR, &format!("thread {name} {panic}\n{}", Backtrace::force_capture()))
 }
 
-struct LogSubscriber;
+#[derive(Default)]
+struct LogSubscriber {
+    limit: EntryLimit,
+}
 
 impl Subscriber for LogSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -101,10 +112,15 @@ impl Subscriber for LogSubscriber {
     }
 
     fn event(&self, event: &Event<'_>) {
+        let Some(omitted) = self.limit.admit(event.metadata().callsite(), Instant::now()) else { return };
         let mut line = LineBuilder::default();
         event.record(&mut line);
         let level = *event.metadata().level();
-        let text = format!("{}{}", line.message, line.fields);
+        let omitted = match omitted {
+            0 => String::new(),
+            count => format!(" ({count} entries of this kind were left out before this one)"),
+        };
+        let text = format!("{}{}{omitted}", line.message, line.fields);
         let is_logged = STACK_LOG.get().is_some_and(|log| append(log, level, &text));
         if level <= Level::WARN && !(is_logged && IS_STDERR_LOGGED.load(Ordering::Relaxed)) {
             // A failed write to standard error cannot be reported anywhere.

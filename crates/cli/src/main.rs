@@ -6,6 +6,7 @@
 
 mod commands;
 mod descriptor_limit;
+mod entry_limit;
 mod executable;
 mod failure;
 mod limit_watch;

@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel::broker::{AfterDeath, ChildLink, link_pair, receive_taps, send_taps, serve_broker};
+use ginnel::config::RunConfig;
 use ginnel::{Config, KeptTaps, PublishedStack, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Options for the death of the process of the shards.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DeathOptions {
-    /// Action if the process dies that receives and sends for the stack. Default: restart.
+    /// Action if the process of the stack's shards dies, the threads that receive and send. Default: restart.
     #[arg(long, value_name = "ACTION", value_enum)]
     pub on_stack_death: Option<OnStackDeath>,
 
@@ -134,7 +135,7 @@ impl ShardProcess {
             let cause = status.map_or_else(|error| error.to_string(), describe);
             if action == OnStackDeath::Kill {
                 tracing::error!(
-                    "the stack has ended ({cause}): its programs are ended (--on-stack-death=kill)"
+                    "the process of the shards has ended ({cause}): the programs are ended (--on-stack-death=kill)"
                 );
                 self.set_end(cause);
                 return AfterDeath::EndPrograms;
@@ -147,18 +148,21 @@ impl ShardProcess {
             }) {
                 Ok(Ok(link)) => {
                     let took = started.elapsed().as_millis();
-                    tracing::warn!("the stack has ended ({cause}) and was started again in {took} ms");
+                    tracing::warn!(
+                        "the process of the shards has ended ({cause}) and was started again in {took} ms"
+                    );
                     return AfterDeath::Restarted(link);
                 }
-                Ok(Err(error)) => {
-                    tracing::error!("the stack has ended ({cause}) and could not be started again: {error}");
+                Ok(Err(_)) => {
+                    // The process has written its error to the log.
+                    tracing::error!(
+                        "the process of the shards could not be started again; next attempt follows"
+                    );
                     // A child that hangs must not keep its devices.
                     let _ = self.child().kill();
                 }
                 Err(failure) => {
-                    tracing::error!(
-                        "the stack has ended ({cause}) and could not be started again: {failure}"
-                    );
+                    tracing::error!("the process of the shards could not be started again: {failure}");
                 }
             }
         }
@@ -235,6 +239,13 @@ fn spawn(directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure>
     // Signals of the terminal are for the supervisor and its programs.
     command.process_group(0).stdin(Stdio::from(child_end));
     Ok((command.spawn().map_err(failed)?, link))
+}
+
+/// Writes to the log that the child cannot run the shards.
+pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
+    log::open(directory, &RunConfig::default());
+    log::record_failure("the shards cannot be started", &failure);
+    failure
 }
 
 /// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the

@@ -31,7 +31,7 @@ impl InterfaceState {
                 Errno::IO | Errno::NETDOWN => "it is down".to_owned(),
                 error => error.to_string(),
             };
-            tracing::warn!("interface {} does not transmit ({cause}); frames for it are dropped", self.name);
+            tracing::warn!("interface {} does not transmit: {cause}", self.name);
         }
     }
 }

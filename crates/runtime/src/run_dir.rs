@@ -243,8 +243,8 @@ fn sweep(base: &Path) -> Result<SweptStacks, RunDirError> {
         match owner(&path)? {
             Owner::Alive(pid) => found.running.push(RunningStack { name, path, pid }),
             Owner::Dead(pid) => {
-                logs::record_death(base, &name, pid);
                 fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?;
+                logs::record_death(base, &name, pid);
                 if pid != 0 {
                     found.dead.push((name, pid));
                 }
@@ -306,11 +306,12 @@ impl RunDir {
                 return Err(io_error(e));
             }
             check_trusted(&path, false)?;
-            match owner(&path)? {
+            let pid = match owner(&path)? {
                 Owner::Alive(pid) => return Err(RunDirError::NameInUse(name.into(), pid)),
-                Owner::Dead(pid) => logs::record_death(base, name, pid),
-            }
+                Owner::Dead(pid) => pid,
+            };
             fs::remove_dir_all(&path).and_then(|()| create_private_dir(&path)).map_err(io_error)?;
+            logs::record_death(base, name, pid);
         }
         let lock =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path.join(LOCK));

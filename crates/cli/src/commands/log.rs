@@ -4,9 +4,10 @@ use crate::failure::Failure;
 use crate::served_stack::POLL_INTERVAL;
 use clap::Args;
 use ginnel::run_dir::{self, logs};
-use std::fs::{self, File};
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Options of `ginnel log`.
@@ -55,8 +56,14 @@ fn show(options: &LogOptions) -> Result<(), Failure> {
     // Records the death of stacks that were killed. If that fails, there may still be a log.
     let running = run_dir::running().unwrap_or_default();
     let files = find(options.stack_name.as_deref(), &running)?;
-    let mut current = File::open(&files.current).map_err(|e| failed(&files.current, &e))?;
-    let mut text = fs::read(&files.previous).unwrap_or_default();
+    let mut current = open(&files.current).map_err(|e| failed(&files.current, &e))?;
+    let mut text = Vec::new();
+    // The file that is open may have become the previous one meanwhile.
+    if let Ok(mut previous) = open(&files.previous)
+        && inode(&previous) != inode(&current)
+    {
+        previous.read_to_end(&mut text).map_err(|e| failed(&files.previous, &e))?;
+    }
     current.read_to_end(&mut text).map_err(|e| failed(&files.current, &e))?;
     let start = options.lines.map_or(0, |lines| start_of_last_lines(&text, lines));
     let mut out = io::stdout().lock();
@@ -113,7 +120,7 @@ fn start_of_last_lines(text: &[u8], lines: usize) -> usize {
 fn follow(path: &Path, mut current: File, out: &mut impl Write) -> Result<(), Failure> {
     loop {
         // Opened before the rest of the old file is read: whoever replaced the file writes to the new one.
-        let next = File::open(path).ok().filter(|next| inode(next) != inode(&current));
+        let next = open(path).ok().filter(|next| inode(next) != inode(&current));
         let copied = io::copy(&mut current, out).map_err(Failure::from)?;
         if copied > 0 {
             out.flush()?;
@@ -123,6 +130,12 @@ fn follow(path: &Path, mut current: File, out: &mut impl Write) -> Result<(), Fa
             None => std::thread::sleep(POLL_INTERVAL),
         }
     }
+}
+
+/// Opens a file of a log. Root may read the logs of another user, who must not direct it elsewhere.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 fn inode(file: &File) -> Option<(u64, u64)> {

@@ -106,10 +106,12 @@ fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
 }
 
 fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
-    let config = options.stack.to_config()?;
     if let Some(directory) = &options.death.shards_of {
+        let config = options.stack.to_config();
+        let config = config.map_err(|failure| supervisor::log_start_failure(directory, failure))?;
         return supervisor::run_shards(config, directory, false);
     }
+    let config = options.stack.to_config()?;
     let library = find_library()?;
     if let Some(cause) = options.program.check_preloadable() {
         return Err(options.program.handle_missing_stack(&cause));

@@ -70,7 +70,11 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
             "--name cannot be combined with ginnel up: the argument NAME is the name of the stack",
         ));
     }
-    let mut config = options.stack.to_config()?;
+    let config = options.stack.to_config();
+    let mut config = match &options.death.shards_of {
+        Some(directory) => config.map_err(|failure| supervisor::log_start_failure(directory, failure))?,
+        None => config?,
+    };
     config.run.name = Some(options.stack_name.clone());
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     if let Some(directory) = &options.death.shards_of {

@@ -194,7 +194,7 @@ while True:
     wait_until("the program runs", || log(&fixture, "lab").contains("\"python3"));
     namespace.ip("link set web0 down").unwrap();
     wait_until("it is down", || {
-        log(&fixture, "lab").contains("interface web0 does not transmit (it is down)")
+        log(&fixture, "lab").contains("interface web0 does not transmit: it is down")
     });
     namespace.ip("link set web0 up").unwrap();
     wait_until("it is up", || log(&fixture, "lab").contains("interface web0 transmits again"));

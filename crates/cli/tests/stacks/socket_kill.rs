@@ -64,7 +64,8 @@ print('refused', result(socket.create_connection, ('127.0.0.1', port)), s.getsoc
 s.listen(); c = socket.create_connection(s.getsockname()); print('again', result(s.accept)[0].getpeername() == c.getsockname())
 ";
 
-/// The rest of [`LISTENERS`]: calls and children that come after the close, and listeners that share an address.
+/// The rest of [`LISTENERS`]: calls and children that come after the close, and listeners that share an
+/// address.
 const AFTERWARDS: &str = "
 u = server('127.0.0.1', 0); there = u.getsockname()[1]; u.settimeout(20)
 print('closed', kill('-Htnl', 'sport', '=', f':{there}')); print('later', result(u.accept), result(u.accept))

@@ -279,8 +279,8 @@ impl Attachment {
         Self::greet(connection, "", true)
     }
 
-    /// Attaches. If `may_resume` is false, an end of the shards meanwhile is an error: sockets that the process
-    /// inherits end with them.
+    /// Attaches. If `may_resume` is false, an end of the shards meanwhile is an error: sockets that the
+    /// process inherits end with them.
     fn greet(connection: OwnedFd, domain: &str, may_resume: bool) -> Result<Self, Error> {
         let mut connection = ControlConnection::new(connection);
         let AttachedShards { shards, wake, stack_info } = connection.greet(domain, may_resume)?;

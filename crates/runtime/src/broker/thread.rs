@@ -4,7 +4,6 @@
 mod process_log;
 mod restart;
 
-use process_log::ProcessLog;
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
 use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets};
@@ -180,7 +179,6 @@ pub(super) struct BrokerShared {
 pub(super) struct BrokerThread {
     /// Present if the shards run in a process of their own.
     supervision: Option<Supervision>,
-    process_log: ProcessLog,
     /// Sockets that were opened again after a restart.
     restored: RestoredSockets,
     listener: Option<ControlListener>,
@@ -227,7 +225,6 @@ impl BrokerThread {
         }
         Ok(Self {
             supervision: None,
-            process_log: ProcessLog::new(),
             restored: RestoredSockets::default(),
             listener,
             shards,
@@ -317,7 +314,7 @@ impl BrokerThread {
             Ok(AcceptedPeer::Denied(connection, uid)) => {
                 increment(&self.shared.counters.rejected);
                 let refusal = Refusal::User(geteuid().as_raw());
-                self.process_log.refused(0, uid, refusal);
+                process_log::refused(0, uid, refusal);
                 // Fails if the other end is closed.
                 let _ = seqpacket::send(&connection, &encode(0, &ControlReply::Refused(refusal)), &[]);
             }
@@ -463,7 +460,7 @@ impl BrokerThread {
                 let greeted = self.greet_unattached(id, hello, descriptors);
                 if let Err(refusal) = &greeted {
                     increment(&self.shared.counters.rejected);
-                    self.process_log.refused(pid, uid, *refusal);
+                    process_log::refused(pid, uid, *refusal);
                     // The process reads the reply when it wants to attach.
                     self.send_reply(id, request_id, &ControlReply::Refused(*refusal), &[]);
                 }
@@ -473,12 +470,11 @@ impl BrokerThread {
                 return match self.greet_child(id, hello, descriptors, pid) {
                     Ok(()) => {
                         increment(&self.shared.counters.admitted);
-                        self.log_attached(id, pid, true);
                         true
                     }
                     Err(refusal) => {
                         increment(&self.shared.counters.rejected);
-                        self.process_log.refused(pid, uid, refusal);
+                        process_log::refused(pid, uid, refusal);
                         self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                         false
                     }
@@ -491,7 +487,7 @@ impl BrokerThread {
             return match reply {
                 Ok(wake) => {
                     increment(&self.shared.counters.admitted);
-                    self.log_attached(id, pid, false);
+                    self.log_attached(id, pid);
                     // Cannot truncate: there are at most 64 shards.
                     self.send_reply(
                         id,
@@ -508,7 +504,7 @@ impl BrokerThread {
                     } else {
                         &self.shared.counters.rejected
                     });
-                    self.process_log.refused(pid, uid, refusal);
+                    process_log::refused(pid, uid, refusal);
                     self.send_reply(id, request_id, &ControlReply::Refused(refusal), &[]);
                     false
                 }
@@ -661,11 +657,10 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// Writes the event that a process has attached.
-    fn log_attached(&mut self, id: u64, pid: u32, is_forked: bool) {
+    /// Writes the event that a program has attached.
+    fn log_attached(&mut self, id: u64, pid: u32) {
         if let Some(entry) = self.processes.get_mut(&id) {
-            let name = self.process_log.attached(pid, entry.uid, is_forked);
-            entry.logged = name.map(|name| (pid, name));
+            entry.logged = process_log::attached(pid, entry.uid).map(|name| (pid, name));
         }
     }
 
@@ -985,7 +980,7 @@ impl BrokerThread {
         let Some(entry) = self.processes.remove(&id) else { return };
         self.pending.remove(&id);
         if let Some((pid, name)) = &entry.logged {
-            self.process_log.ended(name, *pid);
+            process_log::ended(name, *pid);
         }
         if entry.is_unattached {
             self.shared.attached.remove(id);

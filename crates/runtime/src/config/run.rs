@@ -27,7 +27,8 @@ pub struct RunConfig {
     /// has two files; when one is full, it replaces the other. Default 1 MiB.
     pub log_bytes: u64,
     /// Stacks of the user whose logs are kept: 1 to 4,096. When a stack starts, the oldest logs of stacks
-    /// that do not run are deleted until no more are left. Default 100.
+    /// that do not run are deleted until no more are left, those of stacks without a name of their own first.
+    /// Default 100.
     pub logs_max: u32,
 }
 

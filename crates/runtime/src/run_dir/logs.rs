@@ -20,6 +20,8 @@ const PREVIOUS: &str = ".log.1";
 /// Longest entry in bytes; the rest of a longer one is cut off.
 // limit: bytes of an entry
 const ENTRY_BYTES_MAX: usize = 32_768;
+/// Size of a file that a death is appended to, in bytes: the default of `run.log_bytes`.
+const DEATH_BYTES_MAX: u64 = 1 << 20;
 /// Attempts to open the file that is written while other processes replace it.
 const ATTEMPTS: usize = 4;
 
@@ -52,8 +54,8 @@ impl LogFiles {
 impl StackLog {
     /// Opens the log of the stack with this directory, creating the folder of the logs if necessary. The log
     /// consists of two files of `bytes_max` bytes each; the older one is replaced when the other one is full.
-    /// Deletes logs of stacks that do not run, the oldest first, so that no more than `kept_max` stacks have
-    /// one, this stack included.
+    /// Deletes logs of stacks that do not run, so that no more than `kept_max` stacks have one, this stack
+    /// included: the oldest first, and those of stacks without a name of their own before others.
     ///
     /// # Errors
     /// The folder cannot be created.
@@ -135,9 +137,10 @@ pub(super) fn record_death(base: &Path, name: &str, pid: u32) {
     let text = format!(
         "the stack has ended without a word: its process {pid} was killed (kill -9, lack of memory) or crashed"
     );
-    // The log is not needed to remove the directory, which the caller does next.
-    if let Ok(file) = open_log(&base.join(FOLDER), name, OFlags::empty()) {
-        let _ = (&file).write_all(format_entry(Level::ERROR, std::process::id(), &text).as_bytes());
+    let log = StackLog { folder: base.join(FOLDER), name: name.into(), bytes_max: DEATH_BYTES_MAX };
+    if open_log(&log.folder, name, OFlags::empty()).is_ok() {
+        // The stack's directory is gone; without this entry, only its log is less complete.
+        let _ = log.append(Level::ERROR, &text);
     }
 }
 
@@ -167,7 +170,9 @@ pub fn list_in(base: &Path) -> io::Result<Vec<LogFiles>> {
 /// the stack `name`. Errors are ignored: the next start tries again.
 fn delete_oldest(base: &Path, name: &str, kept_max: usize) {
     let Ok(all) = list_in(base) else { return };
-    let others: Vec<_> = all.into_iter().filter(|files| files.name != name).collect();
+    let mut others: Vec<_> = all.into_iter().filter(|files| files.name != name).collect();
+    // Stacks without a name of their own come first: there is a new one for each `ginnel run`.
+    others.sort_by_key(|files| !is_generated(&files.name));
     let Some(excess) = (others.len() + 1).checked_sub(kept_max).filter(|excess| *excess > 0) else { return };
     let Ok(running) = running_in(base) else { return };
     let has_ended = |files: &&LogFiles| running.iter().all(|stack| stack.name != files.name);
@@ -175,6 +180,12 @@ fn delete_oldest(base: &Path, name: &str, kept_max: usize) {
         let _ = fs::remove_file(&files.previous);
         let _ = fs::remove_file(&files.current);
     }
+}
+
+/// Returns whether a name consists of the name of a command and a process id.
+fn is_generated(name: &str) -> bool {
+    let pid = name.rsplit_once('-').map(|(_, pid)| pid);
+    pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Returns an entry as it stands in the file. Text of others, such as the name of a program, can neither
@@ -276,7 +287,7 @@ mod tests {
     fn writers_at_the_same_time_lose_no_entry() {
         let base = tempfile::tempdir().unwrap();
         let (dir, _) = stack(base.path(), "web");
-        let log = StackLog::open(dir.path(), 65_536, 3).unwrap();
+        let log = StackLog::open(dir.path(), 32_768, 3).unwrap();
         std::thread::scope(|scope| {
             for writer in 0..4 {
                 let log = &log;
@@ -287,7 +298,8 @@ mod tests {
                 });
             }
         });
-        // 1,200 entries of 48 bytes fill the file less than twice, so none may be missing.
+        // 1,200 entries of 40 to 50 bytes fill one file and most of another, so none may be missing.
+        assert!(log.files().previous.exists());
         let text = text(&log);
         let mut entries: Vec<&str> = text.lines().map(|line| line.split_once("INFO  ").unwrap().1).collect();
         entries.sort_unstable();
@@ -311,6 +323,12 @@ mod tests {
         }
         let names: Vec<String> = list_in(base.path()).unwrap().into_iter().map(|files| files.name).collect();
         assert_eq!(names, ["c", "d", "first"]);
+        // The log of a stack without a name of its own goes before older ones.
+        stack(base.path(), "run-4711").1.append(Level::INFO, "ran").unwrap();
+        stack(base.path(), "d");
+        stack(base.path(), "e").1.append(Level::INFO, "ran").unwrap();
+        let names: Vec<String> = list_in(base.path()).unwrap().into_iter().map(|files| files.name).collect();
+        assert!(!names.contains(&"run-4711".into()), "{names:?}");
     }
 
     #[test]

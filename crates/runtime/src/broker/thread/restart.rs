@@ -237,7 +237,8 @@ impl BrokerThread {
         Ok((welcome, vec![wake]))
     }
 
-    /// Starts the process of the shards again if it is gone, or ends within `timeout`. Returns whether it was.
+    /// Starts the process of the shards again if it is gone, or ends within `timeout`. Returns whether it
+    /// was.
     pub(super) fn restart_ended_shards(&mut self, timeout: Duration) -> bool {
         let is_gone = self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(timeout));
         if is_gone {
