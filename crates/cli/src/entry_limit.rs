@@ -67,9 +67,9 @@ mod tests {
         assert_eq!((0..100).filter(|_| callsite.admit(at(1)).is_some()).count(), BURST as usize);
         assert_eq!((callsite.admit(at(29)), callsite.omitted), (None, 81));
         // One more, which tells how many were left out.
-        assert_eq!((callsite.admit(at(30)), callsite.admit(at(31))), (Some(81), None));
+        assert_eq!((callsite.admit(at(31)), callsite.admit(at(32))), (Some(81), None));
         assert_eq!(
-            (callsite.admit(at(90)), callsite.admit(at(90)), callsite.admit(at(90))),
+            (callsite.admit(at(91)), callsite.admit(at(91)), callsite.admit(at(91))),
             (Some(1), Some(0), None)
         );
         // After a long time, as many as at first.

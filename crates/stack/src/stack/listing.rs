@@ -178,7 +178,9 @@ impl Stack {
             |listed: Option<ListedSocket>| listed.is_some_and(|listed| [listed.local, listed.remote] == ends);
         match handle {
             SocketHandle::Conn(conn) => {
-                let listed = listed_connection(&self.tcp, now, conn.index()).map(|(listed, _)| listed);
+                let is_slot = (conn.index() as usize) < self.tcp.conns.high_water();
+                let listed = is_slot.then(|| listed_connection(&self.tcp, now, conn.index())).flatten();
+                let listed = listed.map(|(listed, _)| listed);
                 are_ends(listed) && self.tcp.destroy_conn(&mut self.net, conn)
             }
             SocketHandle::Listener(listener) => {
