@@ -64,8 +64,7 @@ print('refused', result(socket.create_connection, ('127.0.0.1', port)), s.getsoc
 s.listen(); c = socket.create_connection(s.getsockname()); print('again', result(s.accept)[0].getpeername() == c.getsockname())
 ";
 
-/// The rest of [`LISTENERS`]: calls and children that come after the close, and listeners that share an
-/// address.
+/// The rest of [`LISTENERS`]: calls and children that come after the close.
 const AFTERWARDS: &str = "
 u = server('127.0.0.1', 0); there = u.getsockname()[1]; u.settimeout(20)
 print('closed', kill('-Htnl', 'sport', '=', f':{there}')); print('later', result(u.accept), result(u.accept))
@@ -77,6 +76,11 @@ if not child:
     ready = poll.poll(20)
     open('child', 'w').write(f'{[e for _, e in ready]} {result(u.accept)}'); os._exit(0)
 os.wait(); print('forked', open('child').read())
+";
+
+/// Listeners that share an address: connections of the first must not move to the second, which is closed,
+/// too.
+const SHARED: &str = "
 r = server('127.0.0.1', 0, reuse_port=True); there = r.getsockname()[1]; r2 = server('127.0.0.1', there, reuse_port=True)
 waiting = [socket.create_connection(r.getsockname(), timeout=20) for _ in range(8)]
 print('shared', kill('-Htnl', 'sport', '=', f':{there}'), {result(c.recv, 1) for c in waiting})
@@ -116,6 +120,8 @@ fn programs_notice_closed_sockets_as_on_linux() {
         Some(theirs) => assert_eq!(ours, theirs),
         None => skip(name, "ss -K of this kernel, as a reference"),
     }
+    let shared = stack_output(&fixture, &[SCRIPT, SHARED].concat());
+    assert!(shared.ends_with("shared 2 {'ECONNRESET'}\n"), "{shared}");
 }
 
 #[test]
