@@ -406,9 +406,9 @@ fn lock_base(base: &Path) -> Result<File, RunDirError> {
 
 /// The process that created a stack's directory, by its id; 0 is an unknown one.
 enum Owner {
-    /// It lives.
+    /// A living process.
     Alive(u32),
-    /// It is gone.
+    /// A process that is gone.
     Dead(u32),
 }
 

@@ -1,5 +1,5 @@
 //! `ginnel demo`, which `make demo` runs: unmodified servers on the kernel and on Ginnel, under equal load.
-//! It needs no root.
+//! The command needs no root.
 
 mod progress;
 mod server;
