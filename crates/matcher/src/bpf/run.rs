@@ -1,0 +1,201 @@
+//! Executes programs.
+
+use super::{Instruction, MEMORY_WORDS, Operand, Operation, Program, Test};
+use crate::flow::FlowShape;
+
+/// Registers and memory. Each word has a value, and the bits of it in which frames of the flow may differ.
+struct Machine<'a, const TRACKED: bool> {
+    frame: &'a [u8],
+    /// The shape of the headers of the flow.
+    shape: Option<FlowShape>,
+    a: Word,
+    x: Word,
+    memory: [Word; MEMORY_WORDS as usize],
+    /// True if the result for other frames of the flow may differ.
+    differs: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Word {
+    value: u32,
+    differing: u32,
+}
+
+impl Word {
+    fn constant(value: u32) -> Self {
+        Self { value, differing: 0 }
+    }
+}
+
+impl Program {
+    /// Runs the program on a frame. Returns 0 to reject the frame, which a load beyond its end does, too.
+    #[must_use]
+    pub fn run(&self, frame: &[u8]) -> u32 {
+        Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
+    }
+
+    /// Runs the program on a frame with headers of the shape `shape`. Returns `None` if the result for
+    /// another frame of the flow may differ.
+    ///
+    /// The program can only depend on what it looks at. This looks at what it does look at, on its way for
+    /// this frame: if every bit that decided a branch or the result is equal for all frames of the flow, all
+    /// of them go this way.
+    pub(crate) fn run_for_flow(&self, frame: &[u8], shape: FlowShape) -> Option<u32> {
+        let mut machine = Machine::<true>::new(frame, Some(shape));
+        let value = machine.run(&self.instructions).unwrap_or(0);
+        (!machine.differs).then_some(value)
+    }
+}
+
+impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
+    fn new(frame: &'a [u8], shape: Option<FlowShape>) -> Self {
+        Self {
+            frame,
+            shape,
+            a: Word::default(),
+            x: Word::default(),
+            memory: [Word::default(); MEMORY_WORDS as usize],
+            differs: false,
+        }
+    }
+
+    /// Returns what the program returns; `None` if it loads beyond the end of the frame or divides by 0.
+    #[inline]
+    fn run(&mut self, instructions: &[Instruction]) -> Option<u32> {
+        let mut next = 0;
+        loop {
+            let instruction = instructions.get(next)?;
+            next += 1;
+            match *instruction {
+                Instruction::Load { size, indexed, at } => {
+                    let base = if indexed { self.x } else { Word::default() };
+                    self.a = self.load(base, at, size)?;
+                }
+                Instruction::LoadConstant(k) => self.a = Word::constant(k),
+                Instruction::LoadMemory(k) => self.a = *self.memory.get(usize::from(k))?,
+                Instruction::LoadLength => self.a = self.length(),
+                Instruction::LoadXConstant(k) => self.x = Word::constant(k),
+                Instruction::LoadXMemory(k) => self.x = *self.memory.get(usize::from(k))?,
+                Instruction::LoadXLength => self.x = self.length(),
+                Instruction::LoadXHeaderLength(at) => {
+                    let Word { value, differing } = self.load(Word::default(), at, 1)?;
+                    self.x = Word { value: (value & 0xf) << 2, differing: (differing & 0xf) << 2 };
+                }
+                Instruction::Store(k) => *self.memory.get_mut(usize::from(k))? = self.a,
+                Instruction::StoreX(k) => *self.memory.get_mut(usize::from(k))? = self.x,
+                Instruction::Compute(operation, operand) => self.a = self.compute(operation, operand)?,
+                Instruction::Negate => {
+                    self.a = Word { value: self.a.value.wrapping_neg(), differing: spread(self.a.differing) };
+                }
+                Instruction::Jump(skip) => next += skip as usize,
+                Instruction::Branch { test, operand, jt, jf } => {
+                    next += usize::from(if self.test(test, operand) { jt } else { jf });
+                }
+                Instruction::ReturnConstant(k) => return Some(k),
+                Instruction::ReturnA => {
+                    self.note(self.a.differing);
+                    return Some(self.a.value);
+                }
+                Instruction::AToX => self.x = self.a,
+                Instruction::XToA => self.a = self.x,
+            }
+        }
+    }
+
+    /// Notes that the result depends on bits in which frames of the flow may differ, if there are any.
+    #[inline]
+    fn note(&mut self, differing: u32) {
+        if TRACKED {
+            self.differs |= differing != 0;
+        }
+    }
+
+    /// Loads `size` bytes at `base + at`; `None` beyond the end of the frame.
+    #[inline]
+    fn load(&mut self, base: Word, at: u32, size: u8) -> Option<Word> {
+        let start = base.value as usize + at as usize;
+        let end = start + usize::from(size);
+        if TRACKED {
+            self.note(base.differing);
+            // Another frame of the flow may end before.
+            self.differs |= self.shape.is_none_or(|shape| end > shape.common_len());
+        }
+        let bytes = self.frame.get(start..end)?;
+        let value = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
+        let differing = match self.shape {
+            Some(shape) if TRACKED => {
+                (start..end).fold(0, |bits, at| bits << 8 | u32::from(shape.differing_bits(at)))
+            }
+            _ => 0,
+        };
+        Some(Word { value, differing })
+    }
+
+    fn length(&self) -> Word {
+        // A frame is far shorter than 4 GiB.
+        Word { value: self.frame.len() as u32, differing: u32::MAX }
+    }
+
+    fn operand(&self, operand: Operand) -> Word {
+        match operand {
+            Operand::Constant(k) => Word::constant(k),
+            Operand::X => self.x,
+        }
+    }
+
+    /// Returns the result of an operation; `None` after a division by 0.
+    #[inline]
+    fn compute(&mut self, operation: Operation, operand: Operand) -> Option<Word> {
+        let (a, b) = (self.a, self.operand(operand));
+        let value = match operation {
+            Operation::Add => a.value.wrapping_add(b.value),
+            Operation::Subtract => a.value.wrapping_sub(b.value),
+            Operation::Multiply => a.value.wrapping_mul(b.value),
+            Operation::Divide | Operation::Modulo => {
+                self.note(b.differing);
+                if operation == Operation::Divide {
+                    a.value.checked_div(b.value)?
+                } else {
+                    a.value.checked_rem(b.value)?
+                }
+            }
+            Operation::Or => a.value | b.value,
+            Operation::And => a.value & b.value,
+            Operation::Xor => a.value ^ b.value,
+            Operation::ShiftLeft => a.value.checked_shl(b.value).unwrap_or(0),
+            Operation::ShiftRight => a.value.checked_shr(b.value).unwrap_or(0),
+        };
+        let differing = match operation {
+            _ if !TRACKED => 0,
+            // What is masked out does not differ.
+            Operation::And if b.differing == 0 => a.differing & b.value,
+            Operation::Or if b.differing == 0 => a.differing & !b.value,
+            Operation::ShiftLeft if b.differing == 0 => a.differing.checked_shl(b.value).unwrap_or(0),
+            Operation::ShiftRight if b.differing == 0 => a.differing.checked_shr(b.value).unwrap_or(0),
+            Operation::Xor => a.differing | b.differing,
+            _ => spread(a.differing | b.differing),
+        };
+        Some(Word { value, differing })
+    }
+
+    #[inline]
+    fn test(&mut self, test: Test, operand: Operand) -> bool {
+        let (a, b) = (self.a, self.operand(operand));
+        if TRACKED {
+            let looked_at = if test == Test::BitsSet && b.differing == 0 { b.value } else { u32::MAX };
+            self.note(a.differing & looked_at | b.differing);
+        }
+        match test {
+            Test::Equal => a.value == b.value,
+            Test::Greater => a.value > b.value,
+            Test::GreaterOrEqual => a.value >= b.value,
+            Test::BitsSet => a.value & b.value != 0,
+        }
+    }
+}
+
+/// Returns the bits of a result that may differ if these bits of the operands do, for operations in which a
+/// bit may change all others.
+fn spread(differing: u32) -> u32 {
+    if differing == 0 { 0 } else { u32::MAX }
+}
