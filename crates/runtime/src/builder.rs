@@ -248,6 +248,7 @@ impl<H: Handler> ShardBuilder<H> {
             delivering: None,
             is_stopping: false,
             router,
+            kernel_fds: None,
             shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {

@@ -3,6 +3,7 @@
 use crate::command::Commander;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::kernel_fds::{Interest, KernelFd, KernelFds};
 use crate::shard_router::ShardRouter;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
@@ -21,6 +22,7 @@ use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+use rustix::fd::AsFd;
 
 /// Everything of a shard except its devices and its handler.
 pub(crate) struct ShardCore {
@@ -40,6 +42,8 @@ pub(crate) struct ShardCore {
     pub(crate) is_stopping: bool,
     /// Routes to the other shards, if there are several.
     pub(crate) router: Option<Box<ShardRouter>>,
+    /// Kernel descriptors of the application, once one was registered.
+    pub(crate) kernel_fds: Option<Box<KernelFds>>,
     /// Index of this shard, and of this worker.
     pub(crate) shard_and_worker: (u8, u16),
 }
@@ -620,6 +624,38 @@ impl<'a> Context<'a> {
     /// Cancels a timer. Returns false if it has expired already.
     pub fn cancel_timer(&mut self, timer: Timer) -> bool {
         self.core.timers.cancel(timer)
+    }
+
+    /// Watches a kernel descriptor, such as a pipe or a Unix socket, from now on:
+    /// [`kernel_ready`](crate::Handler::kernel_ready) is called with `token`. The descriptor should be
+    /// non-blocking. It stays the caller's, who deregisters it before closing it.
+    ///
+    /// # Errors
+    /// Those of `epoll_ctl(2)`: `EEXIST` if it is registered already, `EPERM` for regular files, `ENOSPC` and
+    /// `ENOMEM`; `EMFILE` if the first registration cannot create an epoll instance.
+    pub fn register_kernel_fd(
+        &mut self,
+        fd: impl AsFd,
+        interest: Interest,
+        token: u64,
+    ) -> std::io::Result<KernelFd> {
+        Ok(KernelFds::register(&mut self.core.kernel_fds, fd.as_fd(), interest, token)?)
+    }
+
+    /// Changes what is reported about a kernel descriptor. A state that lasts is reported again, also if it
+    /// is [edge-triggered](Interest::edge_triggered).
+    ///
+    /// # Errors
+    /// `ENOENT` if the handle is stale, `EBADF` if the descriptor was closed.
+    pub fn modify_kernel_fd(&mut self, handle: KernelFd, interest: Interest) -> std::io::Result<()> {
+        let fds = self.core.kernel_fds.as_mut().ok_or(rustix::io::Errno::NOENT)?;
+        Ok(fds.modify(handle, interest)?)
+    }
+
+    /// Stops watching a kernel descriptor. Nothing is reported about it any more, not even what the shard
+    /// has found already.
+    pub fn deregister_kernel_fd(&mut self, handle: KernelFd) -> Result<(), Stale> {
+        self.core.kernel_fds.as_mut().ok_or(Stale::Handle)?.deregister(handle)
     }
 
     /// Returns the shard's counters.

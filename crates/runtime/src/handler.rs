@@ -2,6 +2,7 @@
 
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
+use crate::kernel_fds::Readiness;
 use crate::stats::CounterKind;
 use core::any::Any;
 use core::time::Duration;
@@ -138,6 +139,12 @@ pub trait Handler {
     /// A timer set with [`Context::set_timer`] expired.
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         let _ = (cx, token);
+    }
+
+    /// A kernel descriptor that was registered with [`Context::register_kernel_fd`] is ready. Called at most
+    /// once per turn for each descriptor.
+    fn kernel_ready(&mut self, cx: &mut Context<'_>, token: u64, readiness: Readiness) {
+        let _ = (cx, token, readiness);
     }
 
     /// The shard was asked to stop ([`StopFlag`](crate::StopFlag)). Ends it at once unless overridden. A

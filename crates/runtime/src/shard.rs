@@ -19,7 +19,7 @@ use crate::stats::{ShardActivity, ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
-use crate::{pin, wait};
+use crate::{kernel_fds, pin, wait};
 use arrayvec::ArrayVec;
 use core::net::IpAddr;
 use core::time::Duration;
@@ -96,7 +96,8 @@ pub struct Turn {
     /// Frames, events, commands and timers handled. If 0, nothing is to be done before `next_deadline` or the
     /// next frame.
     pub work: usize,
-    /// The earliest deadline of a timer of the engine, the application or a device.
+    /// The earliest deadline of a timer of the engine, the application or a device. Kernel descriptors that
+    /// the application has registered may become ready at any time.
     pub next_deadline: Option<Instant>,
     /// True if the handler asked the shard to stop.
     pub stopped: bool,
@@ -392,6 +393,9 @@ impl<H: Handler> Shard<H> {
             core.stats.timers += 1;
             handler.timer(&mut Context::new(core), token);
         }
+        if core.kernel_fds.is_some() {
+            work += kernel_fds::deliver(core, handler, now)?;
+        }
         work += dispatch.deliver_resumed(core, handler);
         if self.started.is_some() {
             work += handler.work(&mut WorkContext { core })?;
@@ -488,7 +492,9 @@ impl<H: Handler> Shard<H> {
             self.publish(now);
             deadline = self.publish_before_sleep(now, deadline);
             let devices = self.devices().filter(|_| yield_time.is_none()).filter_map(|p| p.rx.wake_fd());
-            let handler_fds = [self.handler.wake_fd(), self.core.stack.wake_fd()].into_iter().flatten();
+            let kernel_set = self.core.kernel_fds.as_ref().and_then(|fds| fds.wake_fd());
+            let handler_fds = [self.handler.wake_fd(), self.core.stack.wake_fd(), kernel_set];
+            let handler_fds = handler_fds.into_iter().flatten();
             let devices: ArrayVec<RawFd, { wait::DEVICE_FDS_MAX }> =
                 handler_fds.chain(devices).take(wait::DEVICE_FDS_MAX).collect();
             let shard_fds = [self.mailbox.wake().as_fd(), stop_fd(stop, stop_deadline, &self.mailbox)];
@@ -511,6 +517,12 @@ impl<H: Handler> Shard<H> {
         let handler_fds_count = usize::from(self.handler.wake_fd().is_some());
         self.handler.after_sleep(handler_fds_count > 0 && readable.contains(2));
         self.core.stack.after_sleep(readable.contains(2 + handler_fds_count));
+        let kernel_set = 2 + handler_fds_count + usize::from(self.core.stack.wake_fd().is_some());
+        if let Some(fds) = &mut self.core.kernel_fds
+            && readable.contains(kernel_set)
+        {
+            fds.set_ready();
+        }
         Ok(())
     }
 

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 /// Most file descriptors that one sleep watches.
 const WAIT_FDS_MAX: usize = 64;
-/// Most descriptors besides those of the mailbox and the stop flag: one for each device, and two through
-/// which other threads wake the shard.
+/// Most descriptors besides those of the mailbox and the stop flag: one for each device, two through which
+/// other threads wake the shard, and one for the kernel descriptors of the application.
 pub(crate) const DEVICE_FDS_MAX: usize = WAIT_FDS_MAX - 2;
 
 /// Bytes read at a time: an eventfd returns eight, a socket as many as it has.
@@ -151,6 +151,14 @@ fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyF
         Ok(count) => Ok(ReadyFds(events[..count].iter().fold(0, |bits, event| bits | 1 << event.u64))),
         Err(_) => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }
+}
+
+/// Borrows a descriptor that an application has registered by its number. If the application has closed it
+/// meanwhile, a call with it fails, or is about another file.
+pub(crate) fn borrow_registered(fd: &RawFd) -> BorrowedFd<'_> {
+    // SAFETY: the number is only passed to `epoll_ctl`, which touches no memory of this process. The caller
+    // has checked that no later registration has the number.
+    unsafe { BorrowedFd::borrow_raw(*fd) }
 }
 
 /// Sleeps until one of the descriptors is readable, a signal arrives, or `timeout` expires (`None`: never).

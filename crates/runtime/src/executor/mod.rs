@@ -32,6 +32,7 @@
 //!
 //! The reasons are in docs/adr/0009-async-on-the-shard.md.
 
+pub mod async_fd;
 pub mod compat;
 mod local;
 pub mod net;
@@ -49,6 +50,7 @@ use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::kernel_fds::Readiness;
 use crate::stats::CounterKind;
 use core::cell::RefCell;
 use core::fmt;
@@ -229,6 +231,10 @@ where
         });
     }
 
+    fn kernel_ready(&mut self, _: &mut Context<'_>, token: u64, readiness: Readiness) {
+        self.update_state(|state| state.kernel_ready(token, readiness));
+    }
+
     fn stopping(&mut self, _: &mut Context<'_>) {
         self.update_state(|state| {
             state.stop.is_requested = true;
@@ -262,14 +268,18 @@ where
             state.take_woken(&inner.shared);
             state.tasks.begin_turn();
             let must_stop = state.stop.is_requested && !state.stop.is_observed;
-            let is_idle = state.tasks.is_idle() && state.remote_spawns.is_empty() && !state.net.has_dropped();
+            let has_dropped = state.net.has_dropped() || state.kernel_fds.has_dropped();
+            let is_idle = state.tasks.is_idle() && state.remote_spawns.is_empty() && !has_dropped;
             if is_idle && !must_stop {
                 return Ok(0);
             }
         }
         let guard = ExecutorGuard::new(cx.core, &inner);
         // Fails only if this executor is not running.
-        let _ = local::access(self.id, |a| a.state.net.close_dropped(a.core));
+        let _ = local::access(self.id, |a| {
+            a.state.net.close_dropped(a.core);
+            a.state.kernel_fds.deregister_dropped(a.core);
+        });
         run_remote_spawns(&inner);
         let mut polls = 0;
         while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &guard) {

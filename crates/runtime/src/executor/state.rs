@@ -1,5 +1,6 @@
 //! The state of an executor between turns.
 
+use super::async_fd::{FdTable, IoDirection};
 use super::net::state::NetState;
 use super::tasks::Tasks;
 use super::timer::Sleeps;
@@ -33,6 +34,8 @@ pub(super) enum WaitTarget {
     Join(u32),
     /// The end of a sleep.
     Sleep(u32),
+    /// Readiness of a kernel descriptor.
+    KernelFd(u32, IoDirection),
     /// A request to stop the shard.
     Stop,
 }
@@ -42,6 +45,7 @@ pub(super) struct ExecutorState {
     pub(super) tasks: Tasks,
     pub(super) net: NetState,
     pub(super) sleeps: Sleeps,
+    pub(super) kernel_fds: FdTable,
     pub(super) wait_lists: WaitLists,
     pub(super) stop: StopState,
     /// Closures of other threads that spawn tasks.
@@ -67,6 +71,7 @@ impl ExecutorState {
             tasks: Tasks::new(Arc::clone(shared)),
             net: NetState::new(),
             sleeps: Sleeps::new(),
+            kernel_fds: FdTable::new(),
             wait_lists: WaitLists::new(),
             stop: StopState { is_requested: false, is_observed: false, waiters: Waiters::NONE },
             remote_spawns: VecDeque::new(),
@@ -83,6 +88,13 @@ impl ExecutorState {
             WaitTarget::Datagrams(socket) => self.net.udp.get_mut(socket).map(|s| &mut s.waiters),
             WaitTarget::Join(task) => self.tasks.joiners_mut(task),
             WaitTarget::Sleep(sleep) => self.sleeps.waiters_mut(sleep),
+            WaitTarget::KernelFd(fd, direction) => {
+                let fd = self.kernel_fds.fds.get_mut(fd)?;
+                Some(match direction {
+                    IoDirection::Read => &mut fd.read.waiters,
+                    IoDirection::Write => &mut fd.write.waiters,
+                })
+            }
             WaitTarget::Stop => Some(&mut self.stop.waiters),
         }
     }

@@ -9,6 +9,7 @@ mod ends;
 #[path = "../../src/fixture.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
+mod kernel_fds;
 #[path = "../placement_suite/mod.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
 mod placement_suite;

@@ -5,6 +5,7 @@ mod events;
 #[path = "../../src/fixture.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
+mod kernel_fds;
 mod limits;
 mod paired;
 #[path = "../placement_suite/mod.rs"]
