@@ -44,6 +44,7 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
     ),
     ("tasks", "An `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
     ("httpd", "`ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct ServerCounters {\n"),
+    ("iot", "`ginnel iot`.", "crates/apps/src/iot/counters.rs", "pub struct IotCounters {\n"),
     ("echo", "`ginnel echo`.", "", ""),
 ];
 
@@ -129,6 +130,9 @@ const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("channel.clients", "Clients: applications that are attached."),
     ("channel.clients_limit", "Sum of `channel.clients_max` of all domains."),
     ("echo.datagrams_dropped", "Datagrams that could not be echoed."),
+    ("iot.open", "Connections open now."),
+    ("iot.waiting", "Messages that have not ended: those that wait, and those whose commands are in flight."),
+    ("iot.in_flight", "Messages whose commands are in flight."),
 ];
 
 /// Counters whose published name differs from the name in the source.
@@ -370,6 +374,13 @@ fn published_counters_are_documented() {
     show(&presence, "0", Placement::Inline, Httpd::new(&options).unwrap());
     let echo = ginnel_apps::echo::EchoOptions { listen: Vec::new(), udp: false };
     show(&presence, "1", Placement::Split, Echo::new(&echo));
+    let iot = <ginnel_apps::iot::IotOptions as clap::FromArgMatches>::from_arg_matches(
+        &<ginnel_apps::iot::IotOptions as clap::Args>::augment_args(clap::Command::new("iot"))
+            .try_get_matches_from(["iot"])
+            .unwrap(),
+    )
+    .unwrap();
+    show(&presence, "3", Placement::Inline, ginnel_apps::iot::Iot::new(&iot, &iot.redis));
     show(&presence, "2", Placement::Inline, Executor::new(|| async {}));
 
     let mut shown = BTreeSet::new();

@@ -5,6 +5,7 @@ use super::options::{CommonOptions, ConnectionOptions, Job, LoadOptions};
 use super::plan::Closer;
 use super::response::Protocol;
 use super::urls::{Requests, UrlScheme};
+use crate::resp;
 use core::net::SocketAddr;
 use ginnel::Error;
 use std::net::ToSocketAddrs;
@@ -90,14 +91,21 @@ impl Values {
     fn job(&self, language: Protocol, server: &str, port: u16) -> Result<Job, Error> {
         let (key, value) = (&self.key, "x".repeat(self.size as usize));
         let (get, set) = match language {
-            Protocol::Redis => (
-                format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
-                format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len()),
+            Protocol::Redis => {
+                let command = |words: &[&str]| {
+                    let mut bytes = Vec::new();
+                    resp::encode_command(&mut bytes, &words.iter().map(|w| w.as_bytes()).collect::<Vec<_>>());
+                    bytes
+                };
+                (command(&["GET", key]), command(&["SET", key, &value]))
+            }
+            _ => (
+                format!("get {key}\r\n").into_bytes(),
+                format!("set {key} 0 0 {}\r\n{value}\r\n", value.len()).into_bytes(),
             ),
-            _ => (format!("get {key}\r\n"), format!("set {key} 0 0 {}\r\n{value}\r\n", value.len())),
         };
-        let opening = (!self.no_store).then_some(set.as_bytes());
-        let requests = Requests::of_values(language, get.as_bytes(), opening);
+        let opening = (!self.no_store).then_some(&set[..]);
+        let requests = Requests::of_values(language, &get, opening);
         let connections = ConnectionOptions {
             requests: self.per_connection.unwrap_or(u32::MAX),
             pipeline: self.pipeline,

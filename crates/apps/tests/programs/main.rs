@@ -1,6 +1,7 @@
 //! The programs of this crate, each with its peer at the other end of a memory cable.
 
 mod common;
+mod iot;
 mod limits;
 mod placements;
 

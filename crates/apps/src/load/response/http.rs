@@ -2,6 +2,7 @@
 
 use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses, RETAINED_BYTES_MAX};
 use crate::httpd::head::trim;
+use crate::resp::decimal;
 
 /// Longest head in bytes; servers send a few hundred.
 // limit: bytes of a response's head
@@ -250,16 +251,6 @@ impl ResponseFields {
         };
         ResponseHead { status, framing, close: self.close }
     }
-}
-
-pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.iter().try_fold(0u64, |value, digit| {
-        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
-        value.checked_mul(10)?.checked_add(digit)
-    })
 }
 
 #[cfg(test)]

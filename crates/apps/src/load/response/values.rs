@@ -4,17 +4,8 @@
 //! Both respond with a line. The line may announce a number of bytes, which follow and end with CRLF.
 //! memcached then sends one more line.
 
-use super::http::decimal;
 use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses};
-
-/// Longest line in bytes. The longest lines are error messages.
-// limit: bytes of a redis or memcached line
-const LINE_BYTES_MAX: usize = 4 << 10;
-/// Largest value in bytes that is accepted: Redis' limit.
-// limit: bytes of a received value
-const VALUE_BYTES_MAX: u64 = 512 << 20;
-/// The end of a line and of a value.
-const CRLF: &[u8; 2] = b"\r\n";
+use crate::resp::{self, CRLF, LINE_BYTES_MAX, VALUE_BYTES_MAX, check_crlf, decimal, parse_line};
 
 /// Status for a value that was found, or a command that was executed.
 const FOUND: u16 = 200;
@@ -91,7 +82,7 @@ impl Parser {
                 }
                 ParserState::Length => {
                     let here = self.left.min(rest.len() as u64);
-                    check_crlf(&rest[..here as usize], self.left)?;
+                    check_crlf(&rest[..here as usize], self.left).map_err(|resp::BadReply| BadResponse)?;
                     self.left -= here;
                     used += here as usize;
                     if self.left == 0 {
@@ -143,27 +134,15 @@ fn strip_crlf(line: &[u8]) -> Result<&[u8], BadResponse> {
     line.strip_suffix(CRLF).ok_or(BadResponse)
 }
 
-/// Checks that the CRLF at the end of a value is correct, as far as `bytes` has it. `left` bytes of the value
-/// and its CRLF are to come, counted from the start of `bytes`.
-fn check_crlf(bytes: &[u8], left: u64) -> Result<(), BadResponse> {
-    let from_end = |n: u64| left.checked_sub(n).and_then(|at| bytes.get(usize::try_from(at).ok()?));
-    let is = |byte: Option<&u8>, wanted: u8| byte.is_none_or(|byte| *byte == wanted);
-    if is(from_end(2), CRLF[0]) && is(from_end(1), CRLF[1]) { Ok(()) } else { Err(BadResponse) }
-}
-
 /// Parses a line of RESP.
 fn redis(line: &[u8]) -> Result<ReplyLine, BadResponse> {
-    match line.split_first() {
-        Some((b'$', b"-1")) => Ok(ReplyLine::Complete(MISSING)),
-        Some((b'$', digits)) => parse_length(digits),
-        Some((b'+', _)) => Ok(ReplyLine::Complete(FOUND)),
-        Some((b'-', _)) => Ok(ReplyLine::Complete(ERROR)),
-        Some((b':', number)) => {
-            let digits = number.strip_prefix(b"-").unwrap_or(number);
-            decimal(digits).map(|_| ReplyLine::Complete(FOUND)).ok_or(BadResponse)
-        }
+    match parse_line(line) {
+        Ok(resp::ReplyLine::Null) if line.starts_with(b"$") => Ok(ReplyLine::Complete(MISSING)),
+        Ok(resp::ReplyLine::Bulk(len)) => Ok(ReplyLine::Value(len)),
+        Ok(resp::ReplyLine::Simple(_) | resp::ReplyLine::Integer) => Ok(ReplyLine::Complete(FOUND)),
+        Ok(resp::ReplyLine::Error(_)) => Ok(ReplyLine::Complete(ERROR)),
         // Arrays do not occur as responses to these requests.
-        _ => Err(BadResponse),
+        Ok(resp::ReplyLine::Null | resp::ReplyLine::Array(_)) | Err(resp::BadReply) => Err(BadResponse),
     }
 }
 

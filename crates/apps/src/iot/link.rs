@@ -1,0 +1,57 @@
+//! A non-blocking kernel socket to a Redis server.
+
+use super::options::RedisAddress;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+/// Begins to connect. Returns the socket, and whether it is connected already; otherwise it becomes writable
+/// when the attempt has ended, and [`connect_result`] returns how.
+pub fn connect(address: &RedisAddress) -> io::Result<(OwnedFd, bool)> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let new = |family| net::socket_with(family, SocketType::STREAM, flags, None);
+    let (socket, result) = match address {
+        RedisAddress::Unix(path) => {
+            let socket = new(AddressFamily::UNIX)?;
+            let result = net::connect(&socket, &SocketAddrUnix::new(path)?);
+            (socket, result)
+        }
+        RedisAddress::Tcp(host) => {
+            // An address is not looked up; a name is, each time, because its address may change.
+            let address = host.to_socket_addrs()?.next().ok_or(Errno::NXIO)?;
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let socket = new(family)?;
+            sockopt::set_tcp_nodelay(&socket, true)?;
+            let result = connect_tcp(&socket, address);
+            (socket, result)
+        }
+    };
+    match result {
+        Ok(()) => Ok((socket, true)),
+        Err(Errno::INPROGRESS) => Ok((socket, false)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn connect_tcp(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
+    net::connect(socket, &address)
+}
+
+/// Returns how an attempt to connect has ended.
+pub fn connect_result(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::socket_error(socket)??)
+}
+
+/// Reads what has arrived; `Ok(0)` is the end of the stream.
+pub fn receive(socket: impl AsFd, out: &mut [u8]) -> io::Result<usize> {
+    Ok(net::recv(socket, out, RecvFlags::empty())?.0)
+}
+
+/// Writes as much as the socket accepts.
+pub fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(net::send(socket, bytes, SendFlags::NOSIGNAL)?)
+}

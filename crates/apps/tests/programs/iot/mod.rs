@@ -1,0 +1,7 @@
+//! `ginnel iot` with a real redis-server, over a memory cable, in real time.
+
+mod failures;
+mod fixture;
+mod many;
+mod messages;
+mod placements;

@@ -1,0 +1,146 @@
+//! A real redis-server for tests, on a Unix socket or a port of 127.0.0.1, without persistence.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Upper limit of every wait, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns why no test can use redis-server here; `None` if it is installed.
+pub fn redis_unavailable() -> Option<String> {
+    let found = Command::new("redis-server").arg("--version").stdout(Stdio::null()).status();
+    found.err().map(|error| format!("redis-server: {error}"))
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+enum Address {
+    Unix(PathBuf),
+    Tcp(u16),
+}
+
+/// A redis-server that is killed when the value is dropped.
+#[derive(Debug)]
+pub struct RedisServer {
+    address: Address,
+    arguments: Vec<String>,
+    process: Option<Child>,
+}
+
+impl RedisServer {
+    /// Starts a server with a Unix socket in `folder` and waits until it answers.
+    pub fn on_unix_socket(folder: &Path, name: &str) -> Self {
+        let path = folder.join(name);
+        let arguments = vec!["--port".into(), "0".into(), "--unixsocket".into(), path.display().to_string()];
+        Self::start_at(Address::Unix(path), arguments)
+    }
+
+    /// Starts a server on a free port of 127.0.0.1 and waits until it answers. `more` are further arguments.
+    pub fn on_port(more: &[&str]) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut arguments = vec!["--port".into(), port.to_string(), "--bind".into(), "127.0.0.1".into()];
+        arguments.extend(more.iter().map(ToString::to_string));
+        Self::start_at(Address::Tcp(port), arguments)
+    }
+
+    fn start_at(address: Address, arguments: Vec<String>) -> Self {
+        let mut server = Self { address, arguments, process: None };
+        server.start();
+        server
+    }
+
+    /// Starts it again after [`kill`](Self::kill), without its data, and waits until it answers.
+    pub fn start(&mut self) {
+        let mut command = Command::new("redis-server");
+        command.args(&self.arguments).args(["--save", "", "--appendonly", "no"]);
+        self.process = Some(command.stdout(Stdio::null()).spawn().expect("redis-server starts"));
+        let end = Instant::now() + TIMEOUT;
+        while self.try_command("PING").is_err() {
+            assert!(Instant::now() < end, "redis-server does not answer");
+            let exit = self.process.as_mut().and_then(|process| process.try_wait().unwrap());
+            assert_eq!(exit, None, "redis-server has ended");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("it is a child of this process");
+            process.wait().expect("it is a child of this process");
+        }
+    }
+
+    /// Stops the process (`SIGSTOP`): it accepts connections and does not answer.
+    pub fn suspend(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Continues the process after [`suspend`](Self::suspend).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let process = self.process.as_ref().expect("it runs");
+        kill_process(Pid::from_child(process), signal).expect("it is a child of this process");
+    }
+
+    /// Returns the address as `ginnel iot --redis` has it.
+    pub fn address(&self) -> String {
+        match &self.address {
+            Address::Unix(path) => format!("unix:{}", path.display()),
+            Address::Tcp(port) => format!("127.0.0.1:{port}"),
+        }
+    }
+
+    /// Executes a command without arguments that contain spaces, and returns its reply without the length.
+    pub fn command(&self, command: &str) -> String {
+        self.try_command(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    fn try_command(&self, command: &str) -> std::io::Result<String> {
+        let request = format!("{command}\r\n");
+        match &self.address {
+            Address::Unix(path) => exchange(UnixStream::connect(path)?, &request),
+            Address::Tcp(port) => exchange(TcpStream::connect(("127.0.0.1", *port))?, &request),
+        }
+    }
+
+    /// Returns how often a command was executed since the start or `CONFIG RESETSTAT`.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.command("INFO commandstats");
+        let prefix = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends an inline command and reads its reply.
+fn exchange(mut stream: impl Read + Write, request: &str) -> std::io::Result<String> {
+    stream.write_all(request.as_bytes())?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let line = line.trim_end();
+    match line.strip_prefix('$').and_then(|len| len.parse::<usize>().ok()) {
+        Some(len) => {
+            let mut value = vec![0; len];
+            reader.read_exact(&mut value)?;
+            Ok(String::from_utf8_lossy(&value).into_owned())
+        }
+        None if line.is_empty() => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        None => Ok(line.to_owned()),
+    }
+}
