@@ -5,10 +5,13 @@ use clap::{Args, ValueEnum};
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{AfXdpOptions, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
+use ginnel::config::{
+    AfXdpOptions, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix, PriorityRule,
+};
 use ginnel_apps::units::parse_bytes;
 use ginnel_devices::af_xdp::RedirectScope;
 use ginnel_devices::capture::Filter;
+use ginnel_stack::device::Label;
 use std::path::PathBuf;
 
 /// Options of a stack in the process of its application, and the first ones of every other stack.
@@ -90,6 +93,13 @@ pub struct OwnStackOptions {
     /// With --capture-files: largest size of a file. Default: 64MiB.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub capture_file_bytes: Option<u64>,
+
+    /// Give frames that match an expression in tcpdump's language a priority from 0 to 7, as in "6 tcp dst
+    /// port 22": 7 is the most urgent, 0 the usual one and 1 below it. May be given several times: the first
+    /// rule that matches a frame is used, and these rules come before those of the configuration file. Needs
+    /// libpcap (on Debian: libpcap0.8).
+    #[arg(long, value_name = "PRIORITY EXPRESSION", value_parser = parse_priority_rule)]
+    pub priority_rule: Vec<PriorityRule>,
 
     /// Name of the stack for ginnel stat and ginnel ss. Default: the subcommand and the process id.
     #[arg(long, value_name = "NAME")]
@@ -197,6 +207,16 @@ fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
+/// Parses a priority and an expression.
+fn parse_priority_rule(text: &str) -> Result<PriorityRule, String> {
+    let (priority, expression) = text.trim().split_once(' ').unwrap_or((text, ""));
+    let Some(priority) = priority.parse().ok().filter(|priority| *priority <= Label::PRIORITY_MAX) else {
+        return Err(format!("\"{priority}\" is not a priority from 0 to 7, as in \"6 tcp dst port 22\""));
+    };
+    let expression = expression.parse().map_err(|e| format!("the expression \"{}\": {e}", expression))?;
+    Ok(PriorityRule::from_expression(priority, expression))
+}
+
 /// Checks the syntax of a capture filter and returns the filter as it was written.
 fn parse_filter(text: &str) -> Result<String, String> {
     text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
@@ -232,6 +252,7 @@ impl OwnStackOptions {
             device.capture_files = self.capture_files.or(device.capture_files);
             device.capture_file_bytes = self.capture_file_bytes.unwrap_or(device.capture_file_bytes);
         }
+        config.priority.rules.splice(0..0, self.priority_rule.iter().cloned());
         config.run.name = self.name.clone().or(config.run.name.take());
         config.shard.cpu = self.cpu.or(config.shard.cpu);
         config.shard.spin_us = self.spin_us.unwrap_or(config.shard.spin_us);
@@ -285,6 +306,7 @@ impl OwnStackOptions {
             ("--capture-snaplen", self.capture_snaplen.is_some()),
             ("--capture-files", self.capture_files.is_some()),
             ("--capture-file-bytes", self.capture_file_bytes.is_some()),
+            ("--priority-rule", !self.priority_rule.is_empty()),
             ("--name", self.name.is_some()),
             ("--cpu", self.cpu.is_some()),
             ("--spin-us", self.spin_us.is_some()),
@@ -364,7 +386,7 @@ impl OwnStackOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceName, OwnStackOptions, StackOptions, parse_port_range};
+    use super::{DeviceName, OwnStackOptions, StackOptions, parse_port_range, parse_priority_rule};
     use ginnel::config::{AfXdpOptions, DeviceKind};
 
     fn options() -> OwnStackOptions {
@@ -436,6 +458,38 @@ mod tests {
         for bad in ["", "0", "65536", "9-8", "80+81", "http", "-1", "1-"] {
             let error = parse_port_range(bad).unwrap_err();
             assert!(error.starts_with(&format!("\"{bad}\" is not a port")), "{error}");
+        }
+    }
+
+    #[test]
+    fn priority_rules_come_before_those_of_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("stack.toml");
+        std::fs::write(&file, "[[priority.rules]]\npriority = 1\nports = 80\n").unwrap();
+        let rule = |text: &str| match parse_priority_rule(text) {
+            Err(error) if error.contains("apt-get install libpcap0.8") => {
+                ginnel_testkit::skip("priority_rules_come_before_those_of_the_file", &error);
+                None
+            }
+            rule => Some(rule.unwrap()),
+        };
+        let (Some(ssh), Some(dns)) = (rule("6 tcp dst port 22"), rule(" 2 udp port 53 ")) else { return };
+        let priority_rule = vec![ssh, dns];
+        let config = OwnStackOptions { config: Some(file), priority_rule, ..options() }.to_config().unwrap();
+        let priorities: Vec<u8> = config.priority.rules.iter().map(|rule| rule.priority).collect();
+        assert_eq!(priorities, [6, 2, 1]);
+        assert_eq!(config.priority.rules[0].expression.as_ref().unwrap().text(), "tcp dst port 22");
+    }
+
+    #[test]
+    fn wrong_priority_rules_are_named() {
+        for (text, problem) in [
+            ("8 tcp", "\"8\" is not a priority from 0 to 7, as in \"6 tcp dst port 22\""),
+            ("tcp", "\"tcp\" is not a priority from 0 to 7, as in \"6 tcp dst port 22\""),
+            ("", "\"\" is not a priority from 0 to 7, as in \"6 tcp dst port 22\""),
+            ("6", "the expression \"\": is empty"),
+        ] {
+            assert_eq!(parse_priority_rule(text).unwrap_err(), problem);
         }
     }
 

@@ -3,8 +3,8 @@
 
 use ginnel::Config;
 use ginnel::config::{
-    ChannelConfig, DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, RunConfig, ShardConfig, ShardsConfig,
-    TcpConfig,
+    ChannelConfig, DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, PriorityConfig, RunConfig,
+    ShardConfig, ShardsConfig, TcpConfig,
 };
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ const TABLES: &[(&str, &str, &str)] = &[
     ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
     ("[[link.neighbour]]", "NeighbourConfig", "crates/runtime/src/config.rs"),
     ("[[route]]", "RouteConfig", "crates/runtime/src/config.rs"),
+    ("[priority]", "PriorityConfig", "crates/runtime/src/config/priority.rs"),
+    ("[[priority.rules]]", "PriorityRule", "crates/runtime/src/config/priority.rs"),
+    ("[priority.rules.payload]", "PayloadRule", "crates/runtime/src/config/priority.rs"),
     ("[network]", "NetworkConfig", "crates/stack/src/ip/config.rs"),
     ("[tcp]", "TcpConfig", "crates/stack/src/tcp/config.rs"),
 ];
@@ -59,6 +62,7 @@ fn type_text(type_name: &str) -> &'static str {
     match inner {
         "u8" | "u16" | "u32" | "u64" | "usize" => "integer",
         "bool" => "boolean",
+        "Ports" => "integer, string or array",
         t if t.starts_with("Vec<") => "array",
         _ => "string",
     }
@@ -85,7 +89,7 @@ fn render_document() -> String {
     for (table, name, file) in TABLES {
         let _ = write!(out, "\n## `{table}`\n\n| Key | Type | Meaning |\n|---|---|---|\n");
         for key in parse_keys(file, name) {
-            if key.name == "neighbour" {
+            if ["neighbour", "rules", "payload"].contains(&&*key.name) {
                 continue; // a table of its own
             }
             let text = key.text.replace('|', "\\|");
@@ -160,6 +164,15 @@ fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
         "[[route]]" => {
             let route = "[[route]]\ndestination = \"0.0.0.0/0\"\nlink = \"l\"\n";
             (format!("{device}{link}{route}{line}"), name("route[0]"))
+        }
+        "[[priority.rules]]" => {
+            let condition = "protocol = \"tcp\"\n";
+            let required = if key == "priority" { "" } else { "priority = 1\n" };
+            (format!("{table}\n{condition}{required}{line}"), name("priority.rules[0]"))
+        }
+        "[priority.rules.payload]" => {
+            let rule = "[[priority.rules]]\npriority = 1\n";
+            (format!("{rule}{table}\nvalue = \"00\"\n{line}"), name("priority.rules[0].payload"))
         }
         table => (format!("{table}\n{beside}{line}"), name(table.trim_matches(['[', ']']))),
     }
@@ -247,6 +260,7 @@ fn documented_defaults_are_correct() {
         ("ChannelConfig", field_values(&ChannelConfig::default())),
         ("DeviceConfig", field_values(&device)),
         ("LinkConfig", field_values(&link)),
+        ("PriorityConfig", field_values(&PriorityConfig::default())),
         ("NetworkConfig", field_values(&NetworkConfig::default())),
         ("TcpConfig", field_values(&TcpConfig::default())),
     ];

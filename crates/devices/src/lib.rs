@@ -13,6 +13,7 @@ pub mod mirror;
 mod netlink;
 pub mod offload;
 pub mod random;
+pub mod relabel;
 mod staged;
 pub mod switch;
 pub mod tap;

@@ -23,6 +23,11 @@ impl StagedTx {
         Some(&mut self.buffer)
     }
 
+    /// Returns the first `len` bytes of the buffer.
+    pub(crate) fn frame(&self, len: usize) -> &[u8] {
+        &self.buffer[..len]
+    }
+
     /// Sends the first `len` bytes of the buffer and returns them. Returns `None` if the device below has no
     /// room any more.
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta) -> Option<&[u8]> {

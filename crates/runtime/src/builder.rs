@@ -3,6 +3,7 @@
 use crate::channel::control::SameThread;
 use crate::channel::remote::RemoteEngine;
 use crate::channel::{ChannelServer, Client};
+use crate::classifier::{Classifier, ClassifierFactory, FrameDirection, PriorityFunctionFactory};
 use crate::clock;
 use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
@@ -23,8 +24,9 @@ use crate::timers::Timers;
 use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
 use core::net::{Ipv4Addr, Ipv6Addr};
-use ginnel_devices::memory;
 use ginnel_devices::random::Random;
+use ginnel_devices::{memory, relabel};
+use ginnel_matcher::Packet;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::handle::{LinkId, PortId};
@@ -55,6 +57,23 @@ struct ShardParts {
     published: Option<(Arc<PublishedStack>, String)>,
     position: ThreadPosition,
     local_delivery: bool,
+    priority_functions: Option<PriorityFunctionFactory>,
+}
+
+/// An engine, and what belongs to it.
+struct EngineParts {
+    stack: Engine,
+    ports: Vec<RxPort>,
+    links: Vec<LinkId>,
+    /// See [`ShardCore::classifier`].
+    classifier: Option<Box<Classifier>>,
+}
+
+impl EngineParts {
+    /// Wraps an engine in another thread, which has the devices.
+    fn remote(stack: Engine) -> Self {
+        Self { stack, ports: Vec::new(), links: Vec::new(), classifier: None }
+    }
 }
 
 /// The part of the thread arrangement that a shard is.
@@ -133,6 +152,37 @@ impl<H> ShardBuilder<H> {
         self
     }
 
+    /// Sets a function that gives frames their priorities, after the rules of `[priority]`. `create` is
+    /// called once for received frames, and once for the frames sent by each device that carries labels. With
+    /// several shards, each has functions of its own: see
+    /// [`Shards::priority_function`](crate::Shards::priority_function).
+    ///
+    /// ```
+    /// # use ginnel::{Config, Shard};
+    /// let builder = Shard::builder(Config::default()).priority_function(|_direction| {
+    ///     |packet: &ginnel::Packet<'_>, usual: u8| match packet.payload() {
+    ///         Some([.., 0x02]) => 6,
+    ///         _ => usual,
+    ///     }
+    /// });
+    /// ```
+    pub fn priority_function<F>(
+        mut self,
+        create: impl Fn(FrameDirection) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: FnMut(&Packet<'_>, u8) -> u8 + Send + 'static,
+    {
+        self.parts.priority_functions = Some(Arc::new(move |direction| Box::new(create(direction))));
+        self
+    }
+
+    /// Sets the factory of [`ShardBuilder::priority_function`], if there is one.
+    pub(crate) fn priority_functions(mut self, functions: Option<PriorityFunctionFactory>) -> Self {
+        self.parts.priority_functions = functions;
+        self
+    }
+
     /// Makes the shard one of several.
     pub(crate) fn member(mut self, member: Option<ShardMember>) -> Self {
         self.parts.member = member;
@@ -195,6 +245,7 @@ impl<H: Handler> ShardBuilder<H> {
             published: self.parts.published.clone(),
             position: ThreadPosition { shard: self.parts.position.shard, ..ThreadPosition::default() },
             local_delivery: self.parts.local_delivery,
+            priority_functions: self.parts.priority_functions.take(),
             ..ShardParts::default()
         };
         let stack = ShardBuilder { handler: ChannelServer::new(&self.parts.config.channel)?, parts };
@@ -214,10 +265,8 @@ impl<H: Handler> ShardBuilder<H> {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        let (stack, ports, links) = match self.parts.channel.take() {
-            Some(client) => {
-                (Engine::Channel(Box::new(RemoteEngine::new(client, now))), Vec::new(), Vec::new())
-            }
+        let EngineParts { stack, ports, links, classifier } = match self.parts.channel.take() {
+            Some(client) => EngineParts::remote(Engine::Channel(Box::new(RemoteEngine::new(client, now)))),
             None => self.build_engine(&seed, now)?,
         };
 
@@ -249,6 +298,7 @@ impl<H: Handler> ShardBuilder<H> {
             is_stopping: false,
             router,
             kernel_fds: None,
+            classifier,
             shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {
@@ -281,12 +331,9 @@ impl<H: Handler> ShardBuilder<H> {
 
 impl<H> ShardBuilder<H> {
     /// Builds an engine with its devices, links and routes.
-    fn build_engine(
-        &mut self,
-        seed: &[u8; 32],
-        now: Instant,
-    ) -> Result<(Engine, Vec<RxPort>, Vec<LinkId>), Error> {
+    fn build_engine(&mut self, seed: &[u8; 32], now: Instant) -> Result<EngineParts, Error> {
         let config = &self.parts.config;
+        let classifiers = ClassifierFactory::new(&config.priority, self.parts.priority_functions.as_ref());
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
         huge_pages::advise(&stack);
@@ -295,7 +342,13 @@ impl<H> ShardBuilder<H> {
         }
         let mut ports = Vec::new();
         for device in &config.devices {
-            let Device { rx, tx } = take_or_open(&mut self.parts.devices, device, config)?;
+            let Device { rx, mut tx } = take_or_open(&mut self.parts.devices, device, config)?;
+            if let Some(classifiers) = &classifiers
+                && tx.capabilities().labels
+            {
+                let mut classifier = classifiers.classifier(FrameDirection::Transmit)?;
+                tx = relabel::wrap(tx, move |frame, label| classifier.label(frame, label));
+            }
             ports.push(RxPort {
                 id: stack.add_port(tx),
                 name: device.name.clone(),
@@ -313,7 +366,11 @@ impl<H> ShardBuilder<H> {
         if self.parts.local_delivery || config.loopback == Loopback::Stack {
             ports.push(add_loopback_link(&mut stack, config.loopback)?);
         }
-        Ok((Engine::Local(stack), ports, links))
+        let classifier = match classifiers {
+            Some(classifiers) => Some(Box::new(classifiers.classifier(FrameDirection::Receive)?)),
+            None => None,
+        };
+        Ok(EngineParts { stack: Engine::Local(stack), ports, links, classifier })
     }
 }
 

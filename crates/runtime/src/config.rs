@@ -2,11 +2,13 @@
 //! `docs/configuration.md`.
 
 mod file;
+mod priority;
 mod run;
 mod shards;
 mod values;
 
 pub use file::FileError;
+pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
 pub use run::RunConfig;
 pub use shards::ShardsConfig;
 pub use values::{Mac, Prefix};
@@ -40,6 +42,8 @@ pub struct Config {
     pub loopback: Loopback,
     /// The channel between a shard and applications on other threads or in other processes.
     pub channel: ChannelConfig,
+    /// Which frames are urgent.
+    pub priority: PriorityConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
     pub network: NetworkConfig,
     /// TCP.
@@ -374,6 +378,7 @@ impl Config {
         self.shards.validate(&self.shard)?;
         self.channel.validate()?;
         self.run.validate()?;
+        self.priority.validate()?;
         self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {

@@ -9,6 +9,7 @@ extern crate self as ginnel; // for `fixture`, which test suites outside the lib
 pub mod broker;
 pub mod builder;
 pub mod channel;
+mod classifier;
 pub mod clock;
 pub mod command;
 pub mod config;
@@ -49,6 +50,7 @@ mod wait;
 mod yield_policy;
 
 pub use builder::ShardBuilder;
+pub use classifier::{FrameDirection, PriorityFunction};
 pub use command::{Command, CommandError, Commander};
 pub use config::Config;
 pub use context::{Context, WorkContext};
@@ -56,6 +58,7 @@ pub use devices::{KeptTaps, open_taps};
 pub use error::Error;
 pub use executor::{Executor, async_fd, compat, net, signal, task, time};
 pub use ginnel_devices::random::Random;
+pub use ginnel_matcher::Packet;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};

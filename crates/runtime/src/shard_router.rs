@@ -1,6 +1,7 @@
 //! Routes frames to the shards that they belong to, and keeps listeners and UDP ports of all shards
 //! consistent.
 
+use crate::classifier::Classifier;
 use crate::cross_shard::CrossShardSender;
 use crate::listener_registry::{ListenerRegistry, RegistryEntry, RegistryState, ReuseportEntry};
 use crate::stats::ShardStats;
@@ -183,10 +184,19 @@ impl ShardRouter {
         true
     }
 
-    /// Forwards misrouted packets of the engine, and broadcasts its updates.
-    pub(crate) fn exchange(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
+    /// Forwards misrouted packets of the engine, and broadcasts its updates. The packets were not received as
+    /// they are, but were reassembled, so they have no priority yet.
+    pub(crate) fn exchange(
+        &mut self,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+        mut classifier: Option<&mut Classifier>,
+    ) {
         while let Some(packet) = stack.next_misrouted() {
-            let frame = RxFrame::new(&packet.frame);
+            let mut frame = RxFrame::new(&packet.frame);
+            if let Some(classifier) = &mut classifier {
+                frame.label = classifier.label(frame.bytes, frame.label);
+            }
             match packet.owner {
                 FrameOwner::Shard(owner) => self.send(owner, packet.port, &frame, stats),
                 FrameOwner::All => self.send_to_all(packet.port, &frame, stats),

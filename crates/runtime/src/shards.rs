@@ -21,6 +21,7 @@ mod supervisor;
 mod workers;
 
 use crate::builder::{ShardMember, ThreadPosition, command_channel, random_seed};
+use crate::classifier::{FrameDirection, PriorityFunctionFactory};
 use crate::command::{Commander, Mailbox};
 use crate::config::{Config, Placement};
 use crate::cross_shard::{CrossShardReceiver, CrossShardSender, cross_shard_queue};
@@ -35,6 +36,7 @@ use crate::shard_router::ShardRouter;
 use crate::stats::{StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
+use ginnel_matcher::Packet;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::time::Instant;
@@ -50,6 +52,7 @@ pub struct Shards {
     published: Option<Arc<PublishedStack>>,
     local_delivery: bool,
     taps: KeptTaps,
+    priority_functions: Option<PriorityFunctionFactory>,
 }
 
 impl Shards {
@@ -63,6 +66,7 @@ impl Shards {
             published: None,
             local_delivery: false,
             taps: Vec::new(),
+            priority_functions: None,
         }
     }
 
@@ -96,6 +100,19 @@ impl Shards {
     /// [`ShardBuilder::delivers_locally`](crate::ShardBuilder::delivers_locally).
     pub fn delivers_locally(mut self, on: bool) -> Self {
         self.local_delivery = on;
+        self
+    }
+
+    /// Sets a function that gives frames their priorities. `create` is called for each shard: see
+    /// [`ShardBuilder::priority_function`](crate::ShardBuilder::priority_function).
+    pub fn priority_function<F>(
+        mut self,
+        create: impl Fn(FrameDirection) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: FnMut(&Packet<'_>, u8) -> u8 + Send + 'static,
+    {
+        self.priority_functions = Some(Arc::new(move |direction| Box::new(create(direction))));
         self
     }
 
@@ -145,6 +162,7 @@ impl Shards {
                 member,
                 published: self.published.clone().map(|published| (published, index.to_string())),
                 local_delivery: self.local_delivery,
+                priority_functions: self.priority_functions.clone(),
             });
         }
         for device in &self.config.devices {
@@ -253,6 +271,7 @@ struct ShardPart {
     published: Option<(Arc<PublishedStack>, String)>,
     /// See [`Shards::delivers_locally`].
     local_delivery: bool,
+    priority_functions: Option<PriorityFunctionFactory>,
     /// Index of the shard.
     index: u8,
     /// Mailboxes of the shard's applications, if they have shards of their own.
@@ -268,7 +287,7 @@ impl ShardPart {
         let mailbox = self.app_mailboxes.pop();
         let position = ThreadPosition { shard: self.index, commands: mailbox, ..ThreadPosition::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
-        builder = builder.delivers_locally(self.local_delivery);
+        builder = builder.delivers_locally(self.local_delivery).priority_functions(self.priority_functions);
         if let Some((stack, label)) = self.published {
             builder = builder.published(Some(stack), label);
         }

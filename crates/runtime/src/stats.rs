@@ -98,6 +98,11 @@ counters! {
     broadcasts_refused,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,
+    /// Priorities above 7 that the program's function returned. The frames kept the priority that they had.
+    priorities_invalid,
+    /// Flows that were replaced in the cache of `[priority]` (`priority.flow_cache_entries`); their next
+    /// packet is compared with all rules again.
+    priority_flows_replaced,
     /// Time since the start, in nanoseconds.
     running_ns,
 }

@@ -11,6 +11,8 @@ const ENDINGS: &[&str] = &["_max", "_bytes", "_entries", "_per_second", "_burst"
 const SIZES: &[&str] = &[
     "device.capture_snaplen_bytes",
     "network.path_mtu_floor_bytes",
+    "priority.rules.payload_bytes_max",
+    "priority.rules.payload.offset_bytes",
     "tcp.mtu_base_segment_bytes",
     "tcp.mtu_floor_segment_bytes",
     "tcp.mtu_probe_threshold_bytes",

@@ -107,6 +107,7 @@ fn last_of_the_most_rules_may_look_at_the_payload() {
     }
 }
 
+// limit: priority.flow_cache_entries
 #[test]
 fn full_flow_cache_replaces_flows_and_counts_them() {
     let mut matcher = Matcher::new(vec![rule(7, vec![port(Side::Destination, "80")])], 16).unwrap();

@@ -336,3 +336,94 @@ fn memif_requires_its_keys() {
     let e = error(&text.replace("mtu = 9000", "interface = \"t0\""));
     assert!(e.starts_with("x.toml:5: device[0].interface: applies only to devices of kind"), "{e}");
 }
+
+const RULE: &str = "[[priority.rules]]\npriority = 6\n";
+
+#[test]
+fn every_condition_of_a_priority_rule_parses() {
+    let conditions = "source = [\"10.0.0.0/8\", \"fd00::7\"]\ndestination = [\"0.0.0.0/0\"]\naddress = [\"10.1.2.3\"]\n\
+        source_ports = 80\ndestination_ports = \"80,8000-8010\"\nports = [53, \"5000-5010\"]\nprotocol = \"udp\"\n\
+        dscp = [0, 63]\npayload_bytes_min = 5\npayload_bytes_max = 5\n\
+        payload = { offset_bytes = 6, value = \"02\", mask = \"0f\" }\n";
+    let file = format!(
+        "[priority]\nflow_cache_entries = 16\n{RULE}{conditions}{RULE}[priority.rules.payload]\nvalue = \"00\"\n"
+    );
+    let config = Config::from_toml("x.toml", &file).unwrap().priority;
+    assert_eq!(config.flow_cache_entries, 16);
+    let rules = config.matcher_rules().unwrap();
+    assert_eq!(rules.iter().map(|rule| rule.conditions.len()).collect::<Vec<_>>(), [10, 1]);
+    assert!(Config::default().priority.matcher_rules().unwrap().is_empty());
+}
+
+#[test]
+fn wrong_priority_rules_are_named() {
+    for (keys, problem) in [
+        ("", "1: priority.rules[0]: has no condition: add a key such as `ports`, or an `expression`"),
+        ("port = 80", "3: priority.rules[0].port: unknown field `port`, expected one of"),
+        ("ports = 80\npayload = { at = 1 }", "4: priority.rules[0].payload.at: unknown field `at`"),
+        ("ports = 65536", "3: priority.rules[0].ports: 65536 is outside 0 to 65535"),
+        ("ports = \"http\"", "3: priority.rules[0].ports: \"http\" is not a port"),
+        (
+            "source = [\"10.0.0.0/33\"]",
+            "3: priority.rules[0].source: prefix length \"33\" is not within 0 to 32",
+        ),
+        (
+            "source = [\"10.0.0.1/8\"]",
+            "3: priority.rules[0].source: \"10.0.0.1/8\" has bits beyond its prefix",
+        ),
+        ("address = \"10.0.0.0/8\"", "3: priority.rules[0].address: invalid type"),
+        (
+            "protocol = \"sctp\"",
+            "3: priority.rules[0].protocol: unknown variant `sctp`, expected `tcp` or `udp`",
+        ),
+        ("dscp = [1, 64]", "3: priority.rules[0].dscp[1]: 64 is outside 0 to 63"),
+        (
+            "payload_bytes_min = 5\npayload_bytes_max = 4",
+            "4: priority.rules[0].payload_bytes_max: is below payload_bytes_min",
+        ),
+        (
+            "payload = { value = \"0\" }",
+            "3: priority.rules[0].payload.value: \"0\" is not bytes in hexadecimal digits",
+        ),
+        ("payload = { value = \"\" }", "3: priority.rules[0].payload.value: has 0 bytes, outside 1 to 32"),
+        (
+            "payload = { value = \"02\", mask = \"0101\" }",
+            "3: priority.rules[0].payload.mask: has 2 byte(s), but value has 1",
+        ),
+        (
+            "payload = { value = \"02\", mask = \"01\" }",
+            "3: priority.rules[0].payload.value: never matches: byte 0 has bits",
+        ),
+        ("payload = { }", "3: priority.rules[0].payload: missing field `value`"),
+        ("expression = \"\"", "3: priority.rules[0].expression: is empty"),
+    ] {
+        let e = error(&format!("{RULE}{keys}\n"));
+        assert!(e.starts_with(&format!("x.toml:{problem}")), "{keys}: {e}");
+    }
+    let e = error("[[priority.rules]]\nports = 80\n");
+    assert_eq!(e, "x.toml:1: priority.rules[0]: missing field `priority`");
+    let e = error("[[priority.rules]]\npriority = 8\nports = 80\n");
+    assert_eq!(e, "x.toml:2: priority.rules[0].priority: 8 is outside 0 to 7");
+    let rules = |count| format!("{RULE}ports = 80\n").repeat(count);
+    assert!(Config::from_toml("x.toml", &rules(64)).is_ok());
+    assert_eq!(error(&rules(65)), "x.toml:1: priority.rules: 65 rules, at most 64 are possible");
+}
+
+#[test]
+fn wrong_expressions_are_named() {
+    let file =
+        |keys: &str| Config::from_toml("x.toml", &format!("{RULE}{keys}\n")).map_err(|e| e.to_string());
+    if let Err(e) = file("expression = \"tcp\"")
+        && e.contains("apt-get install libpcap0.8")
+    {
+        ginnel_testkit::skip("wrong_expressions_are_named", &e);
+        return;
+    }
+    let config = file("expression = \"tcp[((tcp[12]&0xf0)>>2)+6] = 2\"").unwrap();
+    assert_eq!(config.priority.matcher_rules().unwrap()[0].conditions.len(), 1);
+    let e = file("expression = \"tcp prot 80\"").unwrap_err();
+    assert!(e.starts_with("x.toml:3: priority.rules[0].expression: ") && e.contains("syntax error"), "{e}");
+    let e = file("expression = \"tcp\"\nports = 80").unwrap_err();
+    let problem = "cannot be combined with other conditions: state them in the expression";
+    assert_eq!(e, format!("x.toml:3: priority.rules[0].expression: {problem}"));
+}

@@ -5,6 +5,7 @@ mod datagrams;
 mod labels;
 mod limits;
 mod listeners;
+mod priority_rules;
 mod streams;
 mod tasks;
 mod threads;

@@ -99,8 +99,8 @@ fn assert_checked(mut frame: Vec<u8>) -> Vec<u8> {
 
 /// Echoes, and records the order of what it receives.
 #[derive(Default)]
-struct Echo {
-    got: Vec<u8>,
+pub(super) struct Echo {
+    pub(super) got: Vec<u8>,
     closed: Vec<CloseReason>,
 }
 
@@ -124,16 +124,16 @@ impl Handler for Echo {
 
 /// Opens connections over both families.
 #[derive(Default)]
-struct RequestClient {
-    conns: Vec<Conn>,
-    connected: usize,
+pub(super) struct RequestClient {
+    pub(super) conns: Vec<Conn>,
+    pub(super) connected: usize,
     /// First bytes of the echoes, in order.
-    got: Vec<u8>,
+    pub(super) got: Vec<u8>,
     closed: Vec<CloseReason>,
 }
 
 impl RequestClient {
-    fn open(&mut self, cx: &mut Context<'_>, count: usize) {
+    pub(super) fn open(&mut self, cx: &mut Context<'_>, count: usize) {
         for number in 0..count {
             let to = if number % 3 == 2 { "[fd00::1]:80" } else { "10.0.0.1:80" };
             self.conns.push(cx.connect(to.parse().unwrap(), ConnectOptions::default()).unwrap());

@@ -1,0 +1,115 @@
+//! Gives frames their priorities by rules (`[priority]`) and by a function of the program.
+
+use crate::config::PriorityConfig;
+use crate::error::Error;
+use crate::stats::ShardStats;
+use ginnel_matcher::{Matcher, Packet};
+use ginnel_stack::device::{Label, RxBurst};
+use ginnel_stack::error::ConfigError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A function that returns the priority of a frame, 0 to 7, from its packet and the priority that it has by
+/// the rules, or by its device if no rule matches. A value above 7 is counted (`shard.priorities_invalid`),
+/// and the frame keeps that priority.
+pub type PriorityFunction = Box<dyn FnMut(&Packet<'_>, u8) -> u8 + Send>;
+
+/// Creates the functions of a shard: one for received frames, and one for the frames that each device sends.
+pub(crate) type PriorityFunctionFactory = Arc<dyn Fn(FrameDirection) -> PriorityFunction + Send + Sync>;
+
+/// The direction in which frames pass a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameDirection {
+    /// Received frames.
+    Receive,
+    /// Sent frames. They have priorities only on devices that carry labels: memory and memif.
+    Transmit,
+}
+
+/// Creates the classifiers of a shard, which share their counters.
+pub(crate) struct ClassifierFactory<'a> {
+    config: &'a PriorityConfig,
+    functions: Option<&'a PriorityFunctionFactory>,
+    counters: Arc<Counters>,
+}
+
+/// Counters of all classifiers of a shard. They belong to one thread.
+#[derive(Debug, Default)]
+struct Counters {
+    invalid: AtomicU64,
+    flows_replaced: AtomicU64,
+}
+
+/// Gives frames of one direction their priorities.
+pub(crate) struct Classifier {
+    matcher: Matcher<u8>,
+    function: Option<PriorityFunction>,
+    counters: Arc<Counters>,
+    /// Part of [`Matcher::flows_replaced`] that was counted.
+    flows_replaced: u64,
+}
+
+impl<'a> ClassifierFactory<'a> {
+    /// Returns `None` if there are neither rules nor a function.
+    pub(crate) fn new(
+        config: &'a PriorityConfig,
+        functions: Option<&'a PriorityFunctionFactory>,
+    ) -> Option<Self> {
+        let is_used = !config.rules.is_empty() || functions.is_some();
+        is_used.then(|| Self { config, functions, counters: Arc::default() })
+    }
+
+    /// Creates a classifier.
+    ///
+    /// # Errors
+    /// A rule of the configuration that is not valid.
+    pub(crate) fn classifier(&self, direction: FrameDirection) -> Result<Classifier, Error> {
+        let rules = self.config.matcher_rules()?;
+        let matcher = Matcher::new(rules, self.config.flow_cache_entries as usize)
+            .map_err(|e| ConfigError::new("priority.rules", e.to_string()))?;
+        let function = self.functions.map(|create| create(direction));
+        Ok(Classifier { matcher, function, counters: Arc::clone(&self.counters), flows_replaced: 0 })
+    }
+}
+
+impl Classifier {
+    /// Sets the priorities of a burst.
+    #[cold]
+    pub(crate) fn classify(&mut self, burst: &mut RxBurst<'_>) {
+        for frame in burst {
+            frame.label = self.label(frame.bytes, frame.label);
+        }
+    }
+
+    /// Returns the label of a frame: a rule or the function replaces the priority in `label`.
+    pub(crate) fn label(&mut self, frame: &[u8], label: Label) -> Label {
+        let packet = Packet::parse(frame);
+        let mut priority = self.matcher.find(&packet).copied().unwrap_or(label.priority());
+        if let Some(function) = &mut self.function {
+            let found = function(&packet, priority);
+            if found <= Label::PRIORITY_MAX {
+                priority = found;
+            } else {
+                add(&self.counters.invalid, 1);
+            }
+        }
+        let flows_replaced = self.matcher.flows_replaced();
+        if flows_replaced != self.flows_replaced {
+            add(&self.counters.flows_replaced, flows_replaced - self.flows_replaced);
+            self.flows_replaced = flows_replaced;
+        }
+        if priority == label.priority() { label } else { Label::new(label.hash(), priority) }
+    }
+
+    /// Writes the counters of all classifiers of the shard.
+    #[cold]
+    pub(crate) fn report(&self, stats: &mut ShardStats) {
+        stats.priorities_invalid = self.counters.invalid.load(Relaxed);
+        stats.priority_flows_replaced = self.counters.flows_replaced.load(Relaxed);
+    }
+}
+
+/// Adds to a counter that only this thread writes.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Relaxed) + count, Relaxed);
+}

@@ -1,0 +1,213 @@
+//! The `[priority]` table.
+
+use super::within;
+use ginnel_matcher::{
+    Condition, Expression, FLOW_CACHE_ENTRIES_MAX, FLOW_CACHE_ENTRIES_MIN, HexBytes, Network, PayloadTest,
+    Ports, Protocol, RULES_MAX, Rule, Side, TooManyRules,
+};
+use ginnel_stack::device::Label;
+use ginnel_stack::error::ConfigError;
+use serde::Deserialize;
+
+/// Keys of the `[priority]` table.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PriorityConfig {
+    /// Flows for which a shard remembers what the rules say, 64 bytes each: 16 to 1,048,576, rounded up to a
+    /// power of two. Each device that carries labels has as many again for the frames that it sends. Unused
+    /// without rules. Default 4,096.
+    pub flow_cache_entries: u32,
+    /// Rules, of which the first that matches a frame gives the frame its priority.
+    pub rules: Vec<PriorityRule>,
+}
+
+/// Keys of a `[[priority.rules]]` table. All conditions must hold.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PriorityRule {
+    /// Priority of the frames that match: 0 to 7. 7 is the most urgent; 1, background, is below 0, the usual
+    /// one. A rule requires it.
+    pub priority: u8,
+    /// Networks or addresses of the sender, of which one must match: `["10.0.0.0/8", "fd00::7"]`. Default:
+    /// any.
+    #[serde(default)]
+    pub source: Vec<Network>,
+    /// As `source`, for the receiver. Default: any.
+    #[serde(default)]
+    pub destination: Vec<Network>,
+    /// As `source`, for the sender or the receiver. Default: any.
+    #[serde(default)]
+    pub address: Vec<Network>,
+    /// Ports of the sender: `80`, `"80,8000-8010"` or `[80, "8000-8010"]`. Default: any.
+    #[serde(default)]
+    pub source_ports: Option<Ports>,
+    /// As `source_ports`, for the receiver. Default: any.
+    #[serde(default)]
+    pub destination_ports: Option<Ports>,
+    /// As `source_ports`, for the sender or the receiver. Default: any.
+    #[serde(default)]
+    pub ports: Option<Ports>,
+    /// `tcp` or `udp`. Default: any.
+    #[serde(default)]
+    pub protocol: Option<Protocol>,
+    /// Differentiated services code points, of which one must match: `[46, 34]`. Each is 0 to 63. Default:
+    /// any.
+    #[serde(default)]
+    pub dscp: Vec<u8>,
+    /// Smallest payload of TCP or UDP in bytes: 0 to 65,535. Default: any.
+    #[serde(default)]
+    pub payload_bytes_min: Option<u32>,
+    /// Largest payload of TCP or UDP in bytes, not below `payload_bytes_min`: 0 to 65,535. Default: any.
+    #[serde(default)]
+    pub payload_bytes_max: Option<u32>,
+    /// Bytes that the payload must have. Default: any.
+    #[serde(default)]
+    pub payload: Option<PayloadRule>,
+    /// An expression in tcpdump's language, in place of all other conditions:
+    /// `"tcp[((tcp[12]&0xf0)>>2)+6] = 2"`. Requires libpcap (on Debian: libpcap0.8). Default: none.
+    #[serde(default)]
+    pub expression: Option<Expression>,
+}
+
+/// Keys of a `[priority.rules.payload]` table.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PayloadRule {
+    /// Position of the first byte, counted from the start of the payload of TCP or UDP: 0 to 65,535. Default
+    /// 0.
+    #[serde(default)]
+    pub offset_bytes: u32,
+    /// Value of the bytes after `mask` was applied, 1 to 32 bytes in hexadecimal digits: `"02"` or
+    /// `"47 45 54 20"`. The table requires it.
+    pub value: HexBytes,
+    /// Bits that are compared, as many bytes as `value`. Default: all.
+    #[serde(default)]
+    pub mask: Option<HexBytes>,
+}
+
+impl Default for PriorityConfig {
+    fn default() -> Self {
+        Self { flow_cache_entries: 4096, rules: Vec::new() }
+    }
+}
+
+impl PriorityConfig {
+    /// Validates ranges and combinations.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        // Cannot truncate.
+        let entries = FLOW_CACHE_ENTRIES_MIN as u32..=FLOW_CACHE_ENTRIES_MAX as u32;
+        within("priority.flow_cache_entries", self.flow_cache_entries, entries)?;
+        if self.rules.len() > RULES_MAX {
+            return Err(ConfigError::new("priority.rules", TooManyRules(self.rules.len()).to_string()));
+        }
+        self.matcher_rules().map(|_| ())
+    }
+
+    /// Returns the rules as the matcher takes them.
+    ///
+    /// # Errors
+    /// The first key that is not valid.
+    pub(crate) fn matcher_rules(&self) -> Result<Vec<Rule<u8>>, ConfigError> {
+        let rule = |(i, rule): (usize, &PriorityRule)| {
+            rule.matcher_rule().map_err(|(name, problem)| {
+                let dot = if name.is_empty() { "" } else { "." };
+                ConfigError::new(format!("priority.rules[{i}]{dot}{name}"), problem)
+            })
+        };
+        self.rules.iter().enumerate().map(rule).collect()
+    }
+}
+
+impl PriorityRule {
+    /// Creates a rule from an expression.
+    #[must_use]
+    pub fn from_expression(priority: u8, expression: Expression) -> Self {
+        Self {
+            priority,
+            source: Vec::new(),
+            destination: Vec::new(),
+            address: Vec::new(),
+            source_ports: None,
+            destination_ports: None,
+            ports: None,
+            protocol: None,
+            dscp: Vec::new(),
+            payload_bytes_min: None,
+            payload_bytes_max: None,
+            payload: None,
+            expression: Some(expression),
+        }
+    }
+
+    /// Returns the rule as the matcher takes it. The error has a key, or none for the rule itself, and its
+    /// problem.
+    fn matcher_rule(&self) -> Result<Rule<u8>, (String, String)> {
+        let priorities = 0..=Label::PRIORITY_MAX;
+        let problem = |e: ConfigError| (e.key, e.problem);
+        within("priority", self.priority, priorities).map_err(problem)?;
+        let mut conditions = Vec::new();
+        let mut address = |side, networks: &Vec<Network>| {
+            if !networks.is_empty() {
+                conditions.push(Condition::Address(side, networks.clone()));
+            }
+        };
+        address(Side::Source, &self.source);
+        address(Side::Destination, &self.destination);
+        address(Side::Either, &self.address);
+        let ports = [
+            (Side::Source, &self.source_ports),
+            (Side::Destination, &self.destination_ports),
+            (Side::Either, &self.ports),
+        ];
+        conditions.extend(
+            ports.into_iter().filter_map(|(side, ports)| Some(Condition::Port(side, ports.clone()?))),
+        );
+        conditions.extend(self.protocol.map(Condition::Protocol));
+        for (i, &dscp) in self.dscp.iter().enumerate() {
+            within(format!("dscp[{i}]"), dscp, 0..=63).map_err(problem)?;
+        }
+        if !self.dscp.is_empty() {
+            conditions.push(Condition::Dscp(self.dscp.clone()));
+        }
+        conditions.extend(self.payload_len().map_err(problem)?);
+        if let Some(payload) = &self.payload {
+            conditions
+                .push(payload.condition().map_err(|(key, problem)| (format!("payload.{key}"), problem))?);
+        }
+        match &self.expression {
+            Some(_) if !conditions.is_empty() => {
+                let problem = "cannot be combined with other conditions: state them in the expression";
+                return Err(("expression".into(), problem.into()));
+            }
+            Some(expression) => conditions.push(Condition::Expression(expression.clone())),
+            None if conditions.is_empty() => {
+                let problem = "has no condition: add a key such as `ports`, or an `expression`";
+                return Err((String::new(), problem.into()));
+            }
+            None => {}
+        }
+        Ok(Rule { conditions, action: self.priority })
+    }
+
+    fn payload_len(&self) -> Result<Option<Condition>, ConfigError> {
+        let (min, max) = (self.payload_bytes_min, self.payload_bytes_max);
+        for (name, value) in [("payload_bytes_min", min), ("payload_bytes_max", max)] {
+            within(name, value.unwrap_or_default(), 0..=65_535)?;
+        }
+        let range = min.unwrap_or(0)..=max.unwrap_or(u32::MAX);
+        if range.is_empty() {
+            return Err(ConfigError::new("payload_bytes_max", "is below payload_bytes_min"));
+        }
+        Ok((min.is_some() || max.is_some()).then_some(Condition::PayloadBytes(range)))
+    }
+}
+
+impl PayloadRule {
+    fn condition(&self) -> Result<Condition, (String, String)> {
+        within("offset_bytes", self.offset_bytes, 0..=65_535).map_err(|e| (e.key, e.problem))?;
+        let mask = self.mask.as_ref().map(|mask| &mask.0[..]);
+        // Cannot truncate: it was checked.
+        let test = PayloadTest::new(self.offset_bytes as u16, &self.value.0, mask);
+        test.map(Condition::Payload).map_err(|(key, problem)| (key.into(), problem))
+    }
+}
