@@ -19,6 +19,7 @@ use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
+use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -279,6 +280,13 @@ impl<'a> Context<'a> {
     /// [pull](crate::Handler::is_pulling).
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         self.core.stack.recv(conn, out)
+    }
+
+    /// Takes bytes that arrived before bytes which precede them in the stream; see
+    /// [`Stack::recv_unordered`](ginnel_stack::stack::Stack::recv_unordered). For handlers that
+    /// [pull](crate::Handler::is_pulling), and for bytes that arrive while the handler runs.
+    pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
+        self.core.stack.recv_unordered(conn, out)
     }
 
     /// Returns how many bytes [`Context::recv`] could read.

@@ -92,6 +92,10 @@ impl EventDispatcher {
                 handler.readable(&mut Context::new(core), conn)
             }
             Event::Readable { conn } => self.deliver_buffered(core, handler, conn),
+            Event::Unordered { conn } if handler.is_pulling() => {
+                handler.unordered_readable(&mut Context::new(core), conn);
+            }
+            Event::Unordered { conn } => self.deliver_unordered(core, handler, conn),
             Event::Writable { conn } => handler.writable(&mut Context::new(core), conn),
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
             Event::Urgent { conn, at, byte } => {
@@ -158,6 +162,14 @@ impl EventDispatcher {
         }
         if self.take_fin(conn) {
             handler.peer_closed(&mut Context::new(core), conn);
+        }
+    }
+
+    /// Delivers bytes that arrived before bytes which precede them.
+    #[cold]
+    fn deliver_unordered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
+        while let Ok(Some(bytes)) = core.stack.recv_unordered(conn, &mut self.read_buffer[..]) {
+            handler.unordered(&mut Context::new(core), conn, bytes, &self.read_buffer[..bytes.len]);
         }
     }
 

@@ -10,6 +10,7 @@ use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
+use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -60,6 +61,7 @@ both! {
     fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError>;
     fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;
     fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError>;
+    fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale>;
     fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError>;
     fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale>;
     fn add_source(&mut self, source: Box<dyn Source>) -> SourceId;

@@ -8,6 +8,7 @@ use core::any::Any;
 use core::time::Duration;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::os::fd::RawFd;
 
@@ -63,6 +64,20 @@ pub trait Handler {
     /// rest is kept, the window advertised to the peer shrinks, and the rest is delivered again, with more
     /// after it, when more arrives or after [`Context::resume_reading`].
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
+
+    /// Bytes of a segment with a priority above best effort arrived while bytes before them are missing. Only
+    /// called for connections with unordered receive ([`TcpOption::Unordered`]), once for each byte. All of
+    /// `data` counts as consumed; [`data`](Self::data) continues without these bytes when the missing ones
+    /// have arrived.
+    ///
+    /// A [`StreamPosition`](crate::StreamPosition) that is told of all calls of this method and of `data`
+    /// knows the offset of each byte in the stream. A call of `data` never contains bytes from both sides of
+    /// bytes that were delivered here.
+    ///
+    /// [`TcpOption::Unordered`]: ginnel_stack::options::TcpOption::Unordered
+    fn unordered(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: UnorderedBytes, data: &[u8]) {
+        let _ = (cx, conn, bytes, data);
+    }
 
     /// There is send space again after a short send.
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
@@ -121,6 +136,12 @@ pub trait Handler {
 
     /// New bytes can be read. Only called for handlers that [pull](Self::is_pulling).
     fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let _ = (cx, conn);
+    }
+
+    /// [`Context::recv_unordered`] can take bytes. Only called for handlers that [pull](Self::is_pulling),
+    /// and for connections with unordered receive.
+    fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let _ = (cx, conn);
     }
 

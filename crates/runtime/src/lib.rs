@@ -66,6 +66,8 @@ pub use ginnel_stack::options::{
     CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo, TcpOption,
 };
 pub use ginnel_stack::priority;
+pub use ginnel_stack::stream_position::StreamPosition;
+pub use ginnel_stack::tcp::UnorderedBytes;
 pub use ginnel_stack::tcp::config::CongestionControl;
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;

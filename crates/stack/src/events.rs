@@ -86,6 +86,13 @@ pub enum Event {
         /// The connection.
         conn: Conn,
     },
+    /// Bytes of high priority are available that arrived before bytes which precede them in the stream:
+    /// [`Stack::recv_unordered`](crate::stack::Stack::recv_unordered). Reported only if
+    /// [`TcpOption::Unordered`](crate::options::TcpOption::Unordered) is on.
+    Unordered {
+        /// The connection.
+        conn: Conn,
+    },
     /// There is room to send again after a send that was cut short.
     Writable {
         /// The connection.

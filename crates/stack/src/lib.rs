@@ -19,6 +19,7 @@ pub mod priority;
 mod simd;
 pub mod stack;
 pub mod steering;
+pub mod stream_position;
 mod tables;
 pub mod tcp;
 pub mod time;

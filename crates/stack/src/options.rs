@@ -96,6 +96,8 @@ pub struct SocketOptions {
     pub save_syn: SaveSyn,
     /// Priority from the SYN on: 0, the default, to 7 ([`crate::priority`], `SO_PRIORITY`).
     pub priority: u8,
+    /// True if the socket receives unordered: see [`TcpOption::Unordered`].
+    pub unordered: bool,
 }
 
 /// Headers of a SYN that are saved for the application that accepts the connection.
@@ -180,6 +182,11 @@ pub enum TcpOption {
     /// the device carries it: 0, the default, to 7, in the order that [`crate::priority`] defines
     /// (`SO_PRIORITY`). It also applies to acknowledgements, retransmissions and FIN.
     Priority(u8),
+    /// Unordered receive: data of a frame with a priority above best effort ([`crate::priority`]) are given
+    /// to the application while data before them are missing, by
+    /// [`Event::Unordered`](crate::events::Event::Unordered). Off by default. Switching it off delivers in
+    /// order what the application has not taken yet.
+    Unordered(bool),
 }
 
 impl TcpOption {

@@ -34,7 +34,7 @@ use crate::tcp::demux;
 use crate::tcp::input::{PayloadPosition, Segment, SegmentHeader};
 use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
-use crate::tcp::{FlowKey, Tcp, TcpStats};
+use crate::tcp::{FlowKey, Tcp, TcpStats, UnorderedBytes};
 use crate::time::Instant;
 use crate::udp::{Datagram, Udp, UdpError, UdpExtendedError, UdpOptions, UdpSendParams, UdpStats};
 use crate::wire::protocol;
@@ -376,6 +376,37 @@ impl Stack {
     /// Must be called once for each such event, before the next event is taken.
     pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
         self.tcp.consume(conn, data, count, burst);
+    }
+
+    /// Takes bytes of a connection that arrived before bytes which precede them (see [`Event::Unordered`]):
+    /// those that arrived first, of one segment at most. Copies up to `out.len()` of them; what does not fit
+    /// is left for the next call. Returns `None` if there are none: when the gap before them has filled, the
+    /// bytes that were not taken are read in order. Reading in order skips the bytes that were taken, and a
+    /// read never continues after such bytes.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
+        self.tcp.recv_unordered(conn, out)
+    }
+
+    /// Returns the bytes that the next [`Stack::recv_unordered`] can return, if any.
+    pub fn next_unordered(&self, conn: Conn) -> Option<UnorderedBytes> {
+        self.tcp.next_unordered(conn)
+    }
+
+    /// Returns whether the connection of this flow asks for unordered receive
+    /// ([`TcpOption::Unordered`]).
+    pub fn is_unordered(&self, key: &FlowKey) -> bool {
+        self.tcp.is_unordered(key)
+    }
+
+    /// Says whether the frames given to [`Stack::receive`] from now on have overtaken earlier frames of their
+    /// flows that wait in a queue of this host. A gap that they leave is reported to the peer neither by
+    /// duplicate acknowledgements nor by SACK blocks. The blocks are reported when the connection receives a
+    /// segment at or after them in the stream that has not overtaken others, and the gap is still open.
+    pub fn set_overtaking(&mut self, on: bool) {
+        self.tcp.set_overtaking(on);
     }
 
     /// Moves data that were not read to the receive buffers: after this the burst's frames may be returned to

@@ -4,12 +4,13 @@
 use crate::sim::{FrameQueue, FrameQueueTx};
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{RxBurst, RxFrame};
+use ginnel_stack::device::{Label, RxBurst, RxFrame};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::link::LinkConfig;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::stream_position::StreamPosition;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
 use ginnel_stack::wire::ethernet::{self, EtherType};
@@ -40,6 +41,17 @@ pub struct SentSegment {
     pub payload: Vec<u8>,
 }
 
+/// Bytes that the application has received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceivedBytes {
+    /// Offset in the stream.
+    pub offset: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// True if bytes before them were missing.
+    pub is_early: bool,
+}
+
 /// A stack together with the state of its scripted peer.
 pub struct ScriptedPeer {
     /// The stack under test.
@@ -52,6 +64,11 @@ pub struct ScriptedPeer {
     pub defer_reads: bool,
     /// Bytes that the application has read, of all connections together.
     pub read: Vec<u8>,
+    /// Every read of the application with its offset, if the test has set this list; valid for tests with a
+    /// single connection.
+    pub received: Option<Vec<ReceivedBytes>>,
+    /// Position of the application in the stream.
+    position: StreamPosition,
     /// The connection under test: the last one that was accepted or opened.
     pub conn: Option<Conn>,
     /// The stack's initial sequence number, taken from the last SYN that it sent; 0 before.
@@ -111,6 +128,8 @@ impl ScriptedPeer {
             events: Vec::new(),
             defer_reads: false,
             read: Vec::new(),
+            received: None,
+            position: StreamPosition::new(),
             conn: None,
             iss: 0,
             ports: (PORT, PEER_PORT),
@@ -228,6 +247,18 @@ impl ScriptedPeer {
         self.sent.clone()
     }
 
+    /// Delivers frames with priorities in one burst and runs one turn. Returns the segments that the stack
+    /// sent.
+    pub fn deliver_prioritized(&mut self, frames: &[(Vec<u8>, u8)]) -> Vec<SentSegment> {
+        self.sent.clear();
+        let frames: RxBurst<'_> = frames
+            .iter()
+            .map(|(bytes, priority)| RxFrame { label: Label::new(None, *priority), ..RxFrame::new(bytes) })
+            .collect();
+        self.turn_with(&frames);
+        self.sent.clone()
+    }
+
     /// Delivers frames in one burst and runs one turn. Returns the segments that the stack sent.
     pub fn deliver_frames(&mut self, frames: &[Vec<u8>]) -> Vec<SentSegment> {
         self.sent.clear();
@@ -273,9 +304,13 @@ impl ScriptedPeer {
         for bytes in frames {
             burst.push(RxFrame::new(bytes));
         }
-        self.stack.receive(self.now, self.port, &burst);
-        self.take_events(&burst);
-        self.stack.finish_burst(&burst);
+        self.turn_with(&burst);
+    }
+
+    fn turn_with(&mut self, burst: &RxBurst<'_>) {
+        self.stack.receive(self.now, self.port, burst);
+        self.take_events(burst);
+        self.stack.finish_burst(burst);
         self.stack.advance(self.now);
         self.take_events(&RxBurst::new());
         self.stack.transmit(self.now);
@@ -298,16 +333,53 @@ impl ScriptedPeer {
                 Event::Data { conn, data } if !self.defer_reads => {
                     let bytes = self.stack.inline_data(burst, &data);
                     self.read.extend_from_slice(bytes);
+                    self.note_received(bytes);
                     self.stack.consume(conn, data, bytes.len(), burst);
                 }
                 Event::Readable { conn } if !self.defer_reads => {
                     let mut buffer = [0; 4096];
                     while let Ok(n @ 1..) = self.stack.recv(conn, &mut buffer) {
                         self.read.extend_from_slice(&buffer[..n]);
+                        self.note_received(&buffer[..n]);
                     }
                 }
+                Event::Unordered { conn } if !self.defer_reads => while self.take_unordered(conn) {},
                 _ => {}
             }
+        }
+    }
+}
+
+impl ScriptedPeer {
+    /// Takes the next bytes that are available before bytes which precede them. Returns false if there are
+    /// none.
+    ///
+    /// # Panics
+    /// If the handle is stale.
+    pub fn take_unordered(&mut self, conn: Conn) -> bool {
+        let mut buffer = [0; 4096];
+        let Some(taken) = self.stack.recv_unordered(conn, &mut buffer).expect("the connection is open")
+        else {
+            return false;
+        };
+        let offset = self.position.on_unordered(taken);
+        let bytes = buffer[..taken.len].to_vec();
+        self.received.get_or_insert_default().push(ReceivedBytes { offset, bytes, is_early: true });
+        true
+    }
+
+    /// Reads what is in the receive buffer in order, `out.len()` bytes at a time.
+    pub fn read_buffered(&mut self, conn: Conn, out: &mut [u8]) {
+        while let Ok(n @ 1..) = self.stack.recv(conn, out) {
+            self.read.extend_from_slice(&out[..n]);
+            self.note_received(&out[..n]);
+        }
+    }
+
+    fn note_received(&mut self, bytes: &[u8]) {
+        if let Some(received) = &mut self.received {
+            let offset = self.position.on_data(bytes.len());
+            received.push(ReceivedBytes { offset, bytes: bytes.to_vec(), is_early: false });
         }
     }
 }

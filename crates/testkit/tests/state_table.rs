@@ -184,6 +184,7 @@ fn event_text(event: &Event) -> String {
         Event::Connected { .. } => "connected".into(),
         Event::Data { data, .. } => format!("data {}", data.len()),
         Event::Readable { .. } => "readable".into(),
+        Event::Unordered { .. } => "unordered".into(),
         Event::Writable { .. } => "writable".into(),
         Event::Acked { bytes, .. } => format!("acked {bytes}"),
         Event::Urgent { .. } => "urgent".into(),

@@ -354,6 +354,7 @@ impl SocketOptionState {
             delayed_ack_max: set(StackOption::DelayedAckMax, 0).map(|_| self.duration_of(times::DELACK_MAX)),
             save_syn: self.save_syn(),
             priority: self.link_priority(),
+            unordered: false,
         }
     }
 

@@ -51,6 +51,7 @@ codec_struct!(SocketOptions {
     delayed_ack_max,
     save_syn,
     priority,
+    unordered,
 });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 codec_struct!(ListenOptions { backlog, v6_only, reuse_port, user, socket });

@@ -11,7 +11,7 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Number of option kinds, each of which has a bit.
-pub(super) const OPTION_KINDS: usize = 26;
+pub(super) const OPTION_KINDS: usize = 27;
 /// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
 pub(super) const NOTSENT_LOWAT: usize = 25;
 
@@ -50,6 +50,7 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::Priority(priority) => (23, priority.into()),
         TcpOption::More(on) => (24, on.into()),
         TcpOption::NotSentLowat(bytes) => (NOTSENT_LOWAT, bytes),
+        TcpOption::Unordered(on) => (26, on.into()),
         TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
     }
 }
@@ -86,6 +87,7 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
         24 => TcpOption::More(on),
         NOTSENT_LOWAT => TcpOption::NotSentLowat(word),
+        26 => TcpOption::Unordered(on),
         _ => return None,
     })
 }
@@ -167,6 +169,7 @@ mod tests {
         TcpOption::Priority(6),
         TcpOption::More(true),
         TcpOption::NotSentLowat(16_384),
+        TcpOption::Unordered(true),
     ];
 
     #[test]

@@ -16,6 +16,7 @@ use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::tcp::TcpStats;
+use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId, SourceTable};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -367,6 +368,11 @@ impl RemoteEngine {
         }
     }
 
+    /// Returns `None`: bytes reach this thread in order only.
+    pub fn recv_unordered(&mut self, conn: Conn, _: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
+        self.conn(conn).map(|_| None).ok_or(Stale::Handle)
+    }
+
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         let entry = self.conn(conn).ok_or(RecvError::Stale)?;
         if entry.oob_inline {
@@ -481,6 +487,10 @@ impl RemoteEngine {
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        if option == TcpOption::Unordered(true) {
+            // Bytes reach this thread in order only.
+            return Err(OptionError::Invalid);
+        }
         if let (TcpOption::OobInline(on), Some(entry)) = (option, self.conn_mut(conn)) {
             entry.oob_inline = on;
         }

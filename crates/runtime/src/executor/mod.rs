@@ -204,6 +204,10 @@ where
         self.update_state(|state| state.readable(cx, conn));
     }
 
+    fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.update_state(|state| state.readable(cx, conn));
+    }
+
     fn data(&mut self, _: &mut Context<'_>, _: Conn, _: &[u8]) -> usize {
         0
     }

@@ -6,7 +6,7 @@ use core::time::Duration;
 use ginnel::shard::Turn;
 use ginnel::{Config, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_stack::device::Device;
+use ginnel_stack::device::{Capabilities, Device, TxMeta, TxQueue};
 
 /// The server's shard, the client's shard and the time.
 pub struct ShardPair<S: Handler, C: Handler> {
@@ -35,6 +35,14 @@ impl<S: Handler, C: Handler> ShardPair<S, C> {
     /// As [`with`](Self::with), without a transcript.
     pub fn without_transcript(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let (a, b) = pair(MemoryConfig::default());
+        Self::on_link(server, client, change, [a, b])
+    }
+
+    /// As [`without_transcript`](Self::without_transcript), over a link that loses some of the client's
+    /// frames with data.
+    pub fn with_losses(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
+        let (a, mut b) = pair(MemoryConfig { labels: true, ..MemoryConfig::default() });
+        b.tx = Box::new(LossyTx { inner: b.tx, large_frames: 0 });
         Self::on_link(server, client, change, [a, b])
     }
 
@@ -94,6 +102,37 @@ impl<S: Handler, C: Handler> ShardPair<S, C> {
             let turns = self.turn();
             self.now = next_turn(self.now, turns).unwrap_or(end).min(end);
         }
+    }
+}
+
+/// Loses every seventh frame with more than 200 bytes. Unlike the faults of a configuration, it keeps labels.
+struct LossyTx {
+    inner: Box<dyn TxQueue + Send>,
+    large_frames: usize,
+}
+
+impl TxQueue for LossyTx {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { gso_bytes_max: 0, uso: false, ..self.inner.capabilities() }
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.inner.reserve(len)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.large_frames += usize::from(len > 200);
+        if len <= 200 || !self.large_frames.is_multiple_of(7) {
+            self.inner.commit(len, meta);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
     }
 }
 

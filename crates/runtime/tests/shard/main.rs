@@ -13,6 +13,7 @@ mod paired;
 mod placement_suite;
 mod placements;
 mod running;
+mod unordered;
 
 /// The other tests choose their placement themselves.
 fn tests_of_placement(_: placement_suite::TestPlacement) -> &'static [&'static str] {

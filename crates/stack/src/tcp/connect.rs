@@ -38,7 +38,7 @@ impl Tcp {
         })?;
         let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, &options.socket);
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
-        self.note_min_hop_limit(profile);
+        self.note_profile(profile);
         let port = options.local.map_or(0, |l| l.port());
         let opened = self
             .choose_key(net.steering(), remote, route.src, port, options.is_ephemeral_port)

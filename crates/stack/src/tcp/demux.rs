@@ -3,6 +3,7 @@
 use super::conn::{ConnTable, Flags, Tcb};
 use super::time_wait::TimeWaitTable;
 use crate::flow_table::FlowTable;
+use crate::ip::rx_fast_path::peek_flow_key;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Marks an index in the flow table as one of the TIME-WAIT table.
@@ -73,27 +74,36 @@ impl core::fmt::Debug for HostAddr {
 /// A value that the flow table never has. It has [`TIME_WAIT_BIT`], so that one test identifies a connection.
 pub(crate) const NO_HINT: u32 = u32::MAX;
 
-/// Both ends of a connection.
+/// Both ends of a connection, as segments from the peer have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FlowKey {
-    pub remote: HostAddr,
-    pub local: HostAddr,
-    pub remote_port: u16,
-    pub local_port: u16,
+pub struct FlowKey {
+    pub(crate) remote: HostAddr,
+    pub(crate) local: HostAddr,
+    pub(crate) remote_port: u16,
+    pub(crate) local_port: u16,
 }
 
 impl FlowKey {
+    /// Returns the flow of a frame that may carry a TCP segment in an untagged packet without IP options;
+    /// `None` for other frames. No more is checked than is needed to find the fields.
+    #[inline(always)]
+    pub fn of_frame(frame: &[u8]) -> Option<Self> {
+        peek_flow_key(frame)
+    }
+
+    /// Returns the address and the port of the peer.
     pub fn remote_addr(&self) -> SocketAddr {
         SocketAddr::new(self.remote.ip(), self.remote_port)
     }
 
+    /// Returns the local address and port.
     pub fn local_addr(&self) -> SocketAddr {
         SocketAddr::new(self.local.ip(), self.local_port)
     }
 
     /// Returns both ports as one number.
     #[inline(always)]
-    pub const fn ports(&self) -> u32 {
+    pub(crate) const fn ports(&self) -> u32 {
         (self.remote_port as u32) << 16 | self.local_port as u32
     }
 }

@@ -274,7 +274,8 @@ impl Tcp {
                 && c.has(Flags::ACK_NOW)
                 && c.active != NONE
                 && c.has(Flags::SACK)
-                && (self.active[c.active].dsack.is_some() || self.active[c.active].recv.range_count() > 0);
+                && (self.active[c.active].dsack.is_some()
+                    || self.active[c.active].recv.reported_range_count() > 0);
             let dsack = if unreported { self.active[c.active].dsack } else { None };
             self.on_ack_sent(idx, edge);
             if unreported {
@@ -434,8 +435,8 @@ impl Tcp {
         if b.recv.range_count() == 0 {
             return;
         }
-        // Ranges count from the first unread byte, which is `readable` bytes before `rcv_nxt`.
-        let base = c.rcv_nxt - b.recv.readable() as u32;
+        // Ranges count from the first unread byte, which is `contiguous` bytes before `rcv_nxt`.
+        let base = c.rcv_nxt - b.recv.contiguous() as u32;
         for (start, end) in b.recv.ranges() {
             if options.sack_blocks.len() == room {
                 break;

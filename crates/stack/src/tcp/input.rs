@@ -132,7 +132,7 @@ impl Tcp {
                 if c.state == State::SynSent {
                     self.input_syn_sent(net, idx, seg);
                 } else {
-                    self.input_established(net, idx, seg);
+                    self.input_established(net, idx, seg, Some(burst));
                 }
                 self.after_segment(idx, seg);
             }
@@ -168,13 +168,23 @@ impl Tcp {
         is_far
     }
 
-    /// Records whether a profile that a socket now uses has a minimum hop limit.
-    pub fn note_min_hop_limit(&mut self, profile: ProfileId) {
-        self.is_gtsm_used |= self.profiles.get(profile).min_hop_limits != [0; 2];
+    /// Records whether a profile that a socket now uses has a minimum hop limit, or asks for unordered
+    /// receive.
+    pub fn note_profile(&mut self, profile: ProfileId) {
+        let profile = self.profiles.get(profile);
+        self.is_gtsm_used |= profile.min_hop_limits != [0; 2];
+        self.is_unordered_used |= profile.unordered;
     }
 
-    /// Processes a segment in all states but CLOSED, LISTEN and SYN-SENT (RFC 9293 §3.10.7.4).
-    pub fn input_established(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
+    /// Processes a segment in all states but CLOSED, LISTEN and SYN-SENT (RFC 9293 §3.10.7.4). `burst` as for
+    /// [`Tcp::on_payload`].
+    pub fn input_established(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        seg: &Segment<'_>,
+        burst: Option<&RxBurst<'_>>,
+    ) {
         let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
         if !self.validate_incoming(net, idx, seg, timestamps) {
             return;
@@ -219,7 +229,7 @@ impl Tcp {
         if seg.has(TcpFlags::URG) || self.conns[idx].has(Flags::URGENT) {
             self.on_urgent(idx, seg);
         }
-        self.on_payload(net, idx, seg);
+        self.on_payload(net, idx, seg, burst);
     }
 
     /// First check: returns whether a part of the segment is in the window and the segment is not an old

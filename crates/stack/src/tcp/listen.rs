@@ -293,7 +293,7 @@ impl Tcp {
             .with_options(&self.config, &options.socket)
             .and_then(|p| self.profiles.intern(p))
             .ok_or(ListenError::InvalidOption)?;
-        self.note_min_hop_limit(profile);
+        self.note_profile(profile);
         self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
     }
 
@@ -307,7 +307,7 @@ impl Tcp {
         let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, options);
         let profile =
             self.profiles.intern(profile.ok_or(OptionError::Invalid)?).ok_or(OptionError::TooMany)?;
-        self.note_min_hop_limit(profile);
+        self.note_profile(profile);
         let entry = &mut self.listeners.entries[index as usize];
         (entry.options.socket, entry.flags) = (*options, Flags::from_options(options));
         let old = core::mem::replace(&mut entry.profile, profile);
@@ -688,7 +688,7 @@ impl Tcp {
         self.init_windows(idx);
         let established = self.establish_passive(idx);
         debug_assert!(established, "the accept queue is full");
-        self.input_established(net, idx, seg);
+        self.input_established(net, idx, seg, None);
         self.rearm(idx);
         self.arm_paws_timer(idx);
         true

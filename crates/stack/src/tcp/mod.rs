@@ -48,9 +48,11 @@ mod syn_sent;
 mod time_wait;
 mod timers;
 mod tx_list;
+mod unordered;
 mod urgent;
 
 pub use stats::TcpStats;
+pub use unordered::UnorderedBytes;
 
 use crate::chunk_pool::ChunkPool;
 use crate::events::{CloseReason, Event};
@@ -66,7 +68,7 @@ use conn::{ActivePool, ConnTable, Flags, NONE, SlotState, Tcb};
 use core::time::Duration;
 use deferred_acks::DeferredAcks;
 use demux::AddressPool;
-pub(crate) use demux::FlowKey;
+pub use demux::FlowKey;
 use listen::ListenTable;
 use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
@@ -115,6 +117,10 @@ pub(crate) struct Tcp {
     pub half_open_high_water: u32,
     /// True if a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
     pub is_gtsm_used: bool,
+    /// True if a socket has ever asked for unordered receive.
+    pub is_unordered_used: bool,
+    /// True if the segments that arrive have overtaken earlier ones: see [`Tcp::set_overtaking`].
+    pub is_overtaking: bool,
     challenge_timestamp: u64,
     challenge_count: u32,
     /// Incremented for each local port that is chosen.
@@ -158,6 +164,8 @@ impl Tcp {
             half_open: 0,
             half_open_high_water: 0,
             is_gtsm_used: false,
+            is_unordered_used: false,
+            is_overtaking: false,
             challenge_timestamp: 0,
             challenge_count: 0,
             next_port: 0,
@@ -350,7 +358,10 @@ impl Tcp {
                     self.on_urgent_event_taken(conn);
                     conn
                 }
-                Event::Connected { conn } | Event::Writable { conn } | Event::Acked { conn, .. } => conn,
+                Event::Connected { conn }
+                | Event::Writable { conn }
+                | Event::Unordered { conn }
+                | Event::Acked { conn, .. } => conn,
                 Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
             };
             let has_owner = self.conns.lookup(conn).is_some_and(|idx| {

@@ -164,7 +164,7 @@ impl Tcp {
     #[inline(never)]
     fn finish_on_slow_path(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>, outcome: AckOutcome) {
         if outcome != AckOutcome::Gone {
-            self.on_payload(net, idx, seg);
+            self.on_payload(net, idx, seg, None);
         }
         self.after_segment(idx, seg);
     }

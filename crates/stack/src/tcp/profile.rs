@@ -45,6 +45,8 @@ pub(crate) struct Profile {
     pub syn_retries: u8,
     /// Minimum hop limits of segments that are accepted, over IPv4 and over IPv6.
     pub min_hop_limits: [u8; 2],
+    /// True if high-priority data are delivered before a gap in front of them fills.
+    pub unordered: bool,
     /// Retransmission time-out before the first sample.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -82,6 +84,7 @@ impl Profile {
             priority: 0,
             syn_retries: config.syn_retries,
             min_hop_limits: [0; 2],
+            unordered: false,
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,
@@ -158,6 +161,7 @@ impl Profile {
         self.priority = options.priority;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
         self.min_hop_limits = [options.min_ttl, options.min_hop_count];
+        self.unordered = options.unordered;
         if let Some(time) = options.rto_min {
             self.set_rto_min(within(RTO_MIN_RANGE, time)?);
         }

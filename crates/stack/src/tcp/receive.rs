@@ -36,7 +36,15 @@ const ETHERNET_MSS: u16 = 1460;
 
 impl Tcp {
     /// Processes payload and FIN (RFC 9293 §3.10.7.4, seventh and eighth check).
-    pub fn on_payload(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
+    ///
+    /// `burst` is the burst with the segment. It is needed only for data after a gap.
+    pub fn on_payload(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        seg: &Segment<'_>,
+        burst: Option<&RxBurst<'_>>,
+    ) {
         let fin = seg.header.flags.contains(TcpFlags::FIN);
         if seg.payload.is_empty() && !fin {
             return;
@@ -60,7 +68,7 @@ impl Tcp {
             return;
         }
         if seg.header.seq.gt(c.rcv_nxt) {
-            self.on_out_of_order(idx, seg);
+            self.on_out_of_order(idx, seg, burst);
         } else {
             self.on_in_order(net, idx, seg);
         }
@@ -78,7 +86,7 @@ impl Tcp {
         }
         // RFC 5681 §4.2: a segment that fills a gap completely or in part is acknowledged at once.
         let active = self.conns[idx].active;
-        let fills_hole = active != NONE && self.active[active].recv.range_count() > 0;
+        let fills_hole = active != NONE && self.active[active].recv.reported_range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.queue_in_order(idx, seg, skip, data) };
         let refused = taken < data.len() || data.is_empty();
         let due = if taken > 0 { self.on_in_order_bytes(idx, seg, taken, fills_hole) } else { AckDue::Later };
@@ -146,7 +154,7 @@ impl Tcp {
         let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
         let active = self.ensure_active(idx);
         let b = &mut self.active[active];
-        let (at, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
+        let (at, dropped) = (b.recv.contiguous(), b.recv.dropped_ranges());
         let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
         self.stats.ofo_ranges_dropped += b.recv.dropped_ranges() - dropped;
         if out.accepted < data.len() {
@@ -167,8 +175,8 @@ impl Tcp {
     }
 
     /// Stores data after a gap in place and acknowledges them at once with SACK blocks (RFC 5681 §4.2, RFC
-    /// 2018 §4).
-    fn on_out_of_order(&mut self, idx: u32, seg: &Segment<'_>) {
+    /// 2018 §4), unless they have overtaken the data in the gap here (see [`Tcp::set_overtaking`]).
+    fn on_out_of_order(&mut self, idx: u32, seg: &Segment<'_>, burst: Option<&RxBurst<'_>>) {
         self.stats.out_of_order += 1;
         if seg.wire_payload() > usize::from(self.conns[idx].rcv_mss) {
             let c = &mut self.conns[idx];
@@ -180,14 +188,18 @@ impl Tcp {
         let gap = (seg.header.seq - c.rcv_nxt) as usize;
         let room = (c.rcv_wnd() as usize).saturating_sub(gap);
         let data = &seg.payload[..seg.payload.len().min(room)];
-        let (base, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
+        let (base, dropped) = (b.recv.contiguous(), b.recv.dropped_ranges());
+        let mut accepted = 0;
         if !data.is_empty() {
             let out = b.recv.write(&mut self.chunks, base + gap, data, base + gap + room);
             self.stats.ofo_ranges_dropped += b.recv.dropped_ranges() - dropped;
             self.stats.bytes_copied_in += out.stored as u64;
+            accepted = out.accepted;
             if let Some((start, end)) = out.duplicate {
                 let seq = |position: usize| c.rcv_nxt + (position - base) as u32;
-                b.dsack = Some((seq(start), seq(end)));
+                if !self.is_overtaking {
+                    b.dsack = Some((seq(start), seq(end)));
+                }
                 self.stats.duplicate_bytes += (end - start) as u64;
             }
             if out.accepted < data.len() && b.recv.dropped_ranges() == dropped {
@@ -197,6 +209,9 @@ impl Tcp {
         if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
             // The FIN counts when the gap before it is filled, not before.
             b.ooo_fin_seq = Some(seg.header.seq + seg.payload.len() as u32);
+        }
+        if self.is_unordered_used | self.is_overtaking {
+            return self.on_out_of_order_stored(idx, seg, base + gap, accepted, burst);
         }
         self.ack_now(idx);
     }
@@ -325,18 +340,19 @@ impl Tcp {
         }
         let active = self.ensure_active(idx);
         let b = &mut self.active[active];
-        let at = b.recv.readable();
+        let at = b.recv.contiguous();
         let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
         debug_assert_eq!(out.accepted, bytes.len());
         self.stats.bytes_copied_in += out.stored as u64;
         self.report_readable(idx);
     }
 
-    /// Returns the bytes received and not read.
+    /// Returns the bytes received and not read. Counts bytes that were taken early as unread while bytes
+    /// before them are.
     #[inline]
     pub fn unread(&self, idx: u32) -> usize {
         let c = &self.conns[idx];
-        let buffered = if c.active == NONE { 0 } else { self.active[c.active].recv.readable() };
+        let buffered = if c.active == NONE { 0 } else { self.active[c.active].recv.contiguous() };
         if c.has(Flags::INLINE) { self.unread_inline(idx, buffered) } else { buffered }
     }
 

@@ -16,10 +16,14 @@
 //! of the pool, and data in order may displace them, so that a pool full of fragments cannot block the bytes
 //! that complete them. An empty buffer has no chunk.
 
+mod early;
+
 use super::footprint::BufferMemory;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
 use arrayvec::ArrayVec;
 use core::ops::Range;
+use early::EarlyRanges;
+pub use early::{EARLY_RANGES_MAX, EarlyBytes};
 use std::collections::VecDeque;
 
 /// Ranges out of order at most. A sender in slow start that overruns a queue loses every second segment of a
@@ -45,7 +49,7 @@ pub struct WriteOutcome {
     pub accepted: usize,
     /// Accepted bytes that were not in the buffer before.
     pub stored: usize,
-    /// Bytes by which [`RecvBuffer::readable`] has grown, including those that waited after a gap.
+    /// Bytes by which [`RecvBuffer::contiguous`] has grown, including those that waited after a gap.
     pub newly_contiguous: usize,
     /// Start and end of the first run of bytes that were in the buffer already (RFC 2883 §4).
     pub duplicate: Option<(usize, usize)>,
@@ -60,12 +64,17 @@ pub struct RecvBuffer {
     origin: u64,
     /// End of the bytes that are received without a gap, from `base` on.
     contiguous_end: u64,
+    /// End of the bytes that a read may return: `contiguous_end`, or the start of bytes that the application
+    /// has taken before it.
+    read_end: u64,
     chunks: VecDeque<ChunkId>,
     /// Ranges received beyond `contiguous_end`.
     ranges: Vec<Range<u64>>,
     /// A position in each of the ranges that changed last, the most recent first.
     recent: ArrayVec<u64, REPORTED_RANGES_MAX>,
     dropped_ranges: u64,
+    /// Lists for unordered receive, allocated when they are needed first.
+    early: Option<Box<EarlyRanges>>,
 }
 
 impl RecvBuffer {
@@ -74,9 +83,22 @@ impl RecvBuffer {
         Self::default()
     }
 
-    /// Returns the bytes that can be read.
+    /// Returns the bytes that can be read, up to the first ones that the application has taken early. Not 0
+    /// if [`contiguous`](Self::contiguous) is not 0.
     pub fn readable(&self) -> usize {
+        (self.read_end - self.base) as usize
+    }
+
+    /// Returns the bytes of the stream from the first unread one to the first gap, including those that the
+    /// application has taken early.
+    pub fn contiguous(&self) -> usize {
         (self.contiguous_end - self.base) as usize
+    }
+
+    /// Returns the bytes in order that were not read and not taken early.
+    pub fn unread_bytes(&self) -> usize {
+        let taken = self.early.as_deref().map_or(0, |e| e.taken_bytes(&(self.base..self.contiguous_end)));
+        self.contiguous() - taken as usize
     }
 
     /// Returns whether no bytes are buffered, in order or out of order.
@@ -104,11 +126,14 @@ impl RecvBuffer {
     /// Returns the memory of the buffer. Visits every chunk and every range: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {
         let out_of_order: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
+        let early = self.early.as_deref();
+        let taken = early.map_or(0, |early| early.taken_bytes(&(self.base..u64::MAX)));
         BufferMemory {
-            bytes: self.readable() as u64 + out_of_order,
+            bytes: self.contiguous() as u64 + out_of_order - taken,
             chunks: self.chunks.iter().filter(|&&chunk| chunk != ABSENT).count(),
             list_bytes: self.chunks.capacity() * size_of::<ChunkId>()
-                + self.ranges.capacity() * size_of::<Range<u64>>(),
+                + self.ranges.capacity() * size_of::<Range<u64>>()
+                + early.map_or(0, EarlyRanges::list_bytes),
             entries_visited: self.chunks.len() + self.ranges.len(),
         }
     }
@@ -190,6 +215,12 @@ impl RecvBuffer {
         if self.is_empty() {
             return self.reset(pool);
         }
+        if self.base == self.read_end {
+            self.skip_taken();
+            if self.is_empty() {
+                return self.reset(pool);
+            }
+        }
         while self.base - self.origin >= CHUNK_BYTES as u64 {
             self.origin += CHUNK_BYTES as u64;
             if let Some(chunk) = self.chunks.pop_front()
@@ -202,13 +233,11 @@ impl RecvBuffer {
 
     /// Moves readable bytes to `out`, as many as there are and fit. Returns how many.
     pub fn read(&mut self, pool: &mut ChunkPool, out: &mut [u8]) -> usize {
+        let len = out.len().min(self.readable());
         let mut done = 0;
-        while done < out.len() {
+        while done < len {
             let piece = self.peek(pool);
-            if piece.is_empty() {
-                break;
-            }
-            let n = piece.len().min(out.len() - done);
+            let n = piece.len().min(len - done);
             out[done..done + n].copy_from_slice(&piece[..n]);
             self.consume(pool, n);
             done += n;
@@ -222,6 +251,16 @@ impl RecvBuffer {
     pub fn ranges(&self) -> ArrayVec<(usize, usize), REPORTED_RANGES_MAX> {
         let mut reported = ArrayVec::new();
         let recent = self.recent.iter().filter_map(|&position| self.range_at(position));
+        if self.early.as_ref().is_some_and(|early| !early.unreported.is_empty()) {
+            let parts = recent.chain(self.ranges.iter()).flat_map(|range| self.reported_parts(range));
+            for range in parts {
+                let range = ((range.start - self.base) as usize, (range.end - self.base) as usize);
+                if !reported.contains(&range) && reported.try_push(range).is_err() {
+                    break;
+                }
+            }
+            return reported;
+        }
         for range in recent.chain(self.ranges.iter()) {
             let range = ((range.start - self.base) as usize, (range.end - self.base) as usize);
             if !reported.contains(&range) && reported.try_push(range).is_err() {
@@ -236,6 +275,12 @@ impl RecvBuffer {
     ///
     /// The peer was told that these bytes arrived; RFC 2018 §8 permits to drop them nevertheless.
     pub fn drop_out_of_order(&mut self, pool: &mut ChunkPool) -> usize {
+        if self.early.is_some() {
+            self.dropped_ranges += self.ranges.len() as u64;
+            let bytes = self.drop_untaken(pool);
+            self.release_unneeded(pool);
+            return bytes;
+        }
         let bytes: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         self.dropped_ranges += self.ranges.len() as u64;
         self.ranges.clear();
@@ -249,7 +294,11 @@ impl RecvBuffer {
             return;
         }
         self.base = self.contiguous_end;
+        self.read_end = self.contiguous_end;
         self.ranges.clear();
+        if let Some(early) = &mut self.early {
+            early.clear();
+        }
         self.reset(pool);
     }
 
@@ -288,10 +337,16 @@ impl RecvBuffer {
                 if !in_order || next >= self.ranges.len() {
                     break;
                 }
-                self.ranges.pop();
+                if self.early.is_some() {
+                    if !self.drop_farthest_untaken(pool, next, start..position) {
+                        break;
+                    }
+                } else {
+                    self.ranges.pop();
+                    // Some stored bytes may be beyond the last range that is left: they are kept.
+                    self.release_beyond(pool, position);
+                }
                 self.dropped_ranges += 1;
-                // Some stored bytes may be beyond the last range that is left: they are kept.
-                self.release_beyond(pool, position);
             }
         }
         (position, stored)
@@ -328,6 +383,11 @@ impl RecvBuffer {
             reached += 1;
         }
         self.ranges.drain(..reached);
+        if self.early.is_some() {
+            self.on_contiguous();
+        } else {
+            self.read_end = self.contiguous_end;
+        }
     }
 
     /// Adds `new` and joins it with the ranges that it touches. Returns false if the list is full and `new`
@@ -340,12 +400,17 @@ impl RecvBuffer {
             self.ranges[first] = joined;
             self.ranges.drain(first + 1..last);
         } else {
-            if self.ranges.len() == RANGES_MAX {
+            if self.ranges.len() >= RANGES_MAX {
                 self.dropped_ranges += 1;
-                if first == RANGES_MAX {
+                if self.early.is_some() {
+                    if !self.drop_farthest_without_taken(pool, first) {
+                        return false;
+                    }
+                } else if first == self.ranges.len() {
                     return false;
+                } else {
+                    self.ranges.pop();
                 }
-                self.ranges.pop();
             }
             self.ranges.insert(first, new.clone());
             self.release_unneeded(pool);
@@ -411,5 +476,7 @@ impl RecvBuffer {
     }
 }
 
+#[cfg(test)]
+mod early_tests;
 #[cfg(test)]
 mod tests;

@@ -263,7 +263,7 @@ impl Tcp {
     /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
     pub fn buffered(&self, conn: Conn) -> usize {
         let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
-        if active == NONE { 0 } else { self.active[active].recv.readable() }
+        if active == NONE { 0 } else { self.active[active].recv.unread_bytes() }
     }
 
     /// Consumes buffered bytes that `peek` showed.
@@ -473,11 +473,12 @@ impl Tcp {
             TcpOption::RtoMax(time) => p.set_rto_max(time),
             TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),
             TcpOption::Priority(priority) => p.priority = priority,
+            TcpOption::Unordered(on) => p.unordered = on,
             TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }
         let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;
-        self.note_min_hop_limit(id);
+        self.note_profile(id);
         let c = &mut self.conns[idx];
         let old = core::mem::replace(&mut c.profile, id);
         if p.mss != 0 {
@@ -488,6 +489,9 @@ impl Tcp {
             b.congestion.set_algorithm(p.congestion);
             b.slow_path.assign(SlowPathFlags::NOTSENT_LOWAT, p.notsent_lowat != 0);
             b.rtx_queue.resegment(c.mss());
+            if !p.unordered {
+                b.recv.cancel_early();
+            }
         }
         Ok(())
     }

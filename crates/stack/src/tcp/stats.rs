@@ -97,6 +97,11 @@ counters! {
         /// Ranges received out of order that were dropped because there were too many, or to make room for
         /// data in order.
         ofo_ranges_dropped,
+        /// Segments, or parts of them, that the application could take before the gap in front of them
+        /// filled.
+        unordered,
+        /// Segments of high priority delivered in order only because too many ranges were delivered early.
+        unordered_limited,
         /// Bytes of payload received in order.
         bytes_in,
         /// Bytes of payload sent, without retransmissions.

@@ -33,8 +33,13 @@ impl Tcp {
         if !c.state.may_receive() || at.lt(c.rcv_nxt) || at.gt(c.rcv_edge) {
             return false;
         }
+        let rcv_nxt = c.rcv_nxt;
         let active = self.ensure_active(idx);
         let b = &mut self.active[active];
+        if b.recv.is_taken(b.recv.contiguous() + (at - rcv_nxt) as usize) {
+            // The application has received the byte early, as ordinary data.
+            return false;
+        }
         let newer = match b.urg_data {
             UrgentState::None => true,
             UrgentState::NotYet(s) | UrgentState::Valid(s, _) | UrgentState::Read(s) => at.gt(s),
@@ -180,6 +185,6 @@ fn urgent_offset(b: &ActiveConn, data_end: SeqNumber) -> Option<usize> {
         UrgentState::Valid(at, _) | UrgentState::Read(at) => at,
         UrgentState::NotYet(_) | UrgentState::None => return None,
     };
-    let first_unread = data_end - b.recv.readable() as u32;
+    let first_unread = data_end - b.recv.contiguous() as u32;
     usize::try_from(at - first_unread).ok()
 }

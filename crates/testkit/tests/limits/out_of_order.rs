@@ -1,8 +1,9 @@
 //! Number of out-of-order ranges of a connection, and `tcp.buffer_pool_bytes` for all of them together.
 
 use super::common::pattern;
+use ginnel_stack::options::TcpOption;
 use ginnel_stack::stack::StackConfig;
-use ginnel_stack::tcp::recv_buffer::RANGES_MAX;
+use ginnel_stack::tcp::recv_buffer::{EARLY_RANGES_MAX, RANGES_MAX};
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
 use ginnel_testkit::scripted_peer::ScriptedPeer;
 
@@ -69,4 +70,40 @@ fn in_order_data_reclaims_out_of_order_memory() {
     }
     assert!(p.read == text, "{} of {} bytes", p.read.len(), text.len());
     assert_eq!(p.stack.usage().chunks, 0);
+}
+
+// limit: ranges received early on a connection
+#[test]
+fn segments_beyond_early_limit_are_read_in_order() {
+    let mut p = ScriptedPeer::established(StackConfig::default(), &TcpOptions::default());
+    p.stack.set_option(p.conn.unwrap(), TcpOption::Unordered(true)).unwrap();
+    p.received = Some(Vec::new());
+    let text = pattern(3, 2 * (EARLY_RANGES_MAX + 10));
+    let send = |p: &mut ScriptedPeer, positions: &mut dyn Iterator<Item = usize>, priority: u8| {
+        let frame = |at: usize| p.segment(ACK, 1 + at as i64, 1, &text[at..=at], &TcpOptions::default());
+        let frames: Vec<_> = positions.map(|at| (frame(at), priority)).collect();
+        for burst in frames.chunks(64) {
+            p.deliver_prioritized(burst);
+        }
+    };
+    let (odd, even) = (|n| 2 * n + 1, |n| 2 * n);
+    send(&mut p, &mut (0..EARLY_RANGES_MAX + 10).map(odd), 7);
+    let early = p.received.take().unwrap();
+    assert_eq!(early.len(), EARLY_RANGES_MAX);
+    assert!(early.iter().all(|received| received.is_early));
+    let stats = *p.stack.tcp_stats();
+    assert_eq!((stats.unordered, stats.unordered_limited), (EARLY_RANGES_MAX as u64, 10));
+    p.received = Some(Vec::new());
+    send(&mut p, &mut (0..EARLY_RANGES_MAX + 10).map(even), 0);
+    let mut stream = vec![0; text.len()];
+    for received in early.into_iter().chain(p.received.take().unwrap()) {
+        stream[received.offset as usize..][..received.bytes.len()].copy_from_slice(&received.bytes);
+    }
+    assert!(stream == text && p.stack.usage().chunks == 0);
+    // There is room again.
+    let next = text.len();
+    let high = p.segment(ACK, 2 + next as i64, 1, b"high", &TcpOptions::default());
+    p.received = Some(Vec::new());
+    p.deliver_prioritized(&[(high, 7)]);
+    assert_eq!(p.received.unwrap()[0].offset, 1 + next as u64);
 }

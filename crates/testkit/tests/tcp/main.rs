@@ -7,6 +7,7 @@ mod handshake;
 mod idle;
 mod listeners;
 mod retransmission;
+mod unordered;
 mod urgent;
 mod validation;
 mod zero_window;

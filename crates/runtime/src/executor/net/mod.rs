@@ -19,5 +19,5 @@ mod udp;
 pub use addr::ToSocketAddr;
 pub use listener::{Incoming, TcpListener};
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
-pub use stream::TcpStream;
+pub use stream::{ReceivedBytes, TcpStream};
 pub use udp::UdpSocket;

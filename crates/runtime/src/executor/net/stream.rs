@@ -12,11 +12,23 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::options::{ConnectOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::stream_position::StreamPosition;
 use std::io;
 
 /// Size of `NetState::bounce_buffer`, and so the most that [`TcpStream::poll_recv_with`] receives.
 #[cfg(feature = "hyper")]
 const BOUNCE_BYTES: usize = 1 << 14;
+
+/// Bytes that [`TcpStream::recv_unordered`] has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedBytes {
+    /// Offset of the first byte in the stream.
+    pub offset: u64,
+    /// Number of bytes at the front of the buffer; 0 at the end of the stream.
+    pub len: usize,
+    /// True if bytes before these are missing.
+    pub is_early: bool,
+}
 
 /// A TCP connection.
 ///
@@ -163,6 +175,33 @@ impl TcpStream {
         local::access(self.executor, |a| {
             recv(a, self.socket, buffer).unwrap_or_else(|| Err(errors::would_block()))
         })?
+    }
+
+    /// Receives bytes of a connection with unordered receive ([`TcpOption::Unordered`]): bytes of high
+    /// priority as soon as they have arrived, otherwise the next bytes in order. Waits until there are bytes,
+    /// and returns 0 bytes at the end of the stream. `position` belongs to this stream, and the stream must
+    /// not be read in another way meanwhile. A short buffer takes a part; of bytes of high priority, the rest
+    /// remains of high priority.
+    ///
+    /// # Errors
+    /// As for reading.
+    pub fn recv_unordered(
+        &self,
+        position: &mut StreamPosition,
+        buffer: &mut [u8],
+    ) -> impl Future<Output = io::Result<ReceivedBytes>> {
+        Attempt::new(self.executor, WaitTarget::Read(self.socket), move |a| {
+            recv_unordered(a, self.socket, position, buffer)
+        })
+    }
+
+    /// Delivers bytes of frames with a priority above best effort while bytes before them are missing, by
+    /// [`recv_unordered`](Self::recv_unordered).
+    ///
+    /// # Errors
+    /// As for [`set_option`](Self::set_option); `InvalidInput` also where the stack runs in another thread.
+    pub fn set_unordered(&self, on: bool) -> io::Result<()> {
+        self.set_option(TcpOption::Unordered(on))
     }
 
     /// Writes as much as fits, without waiting.
@@ -323,6 +362,25 @@ fn recv(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Res
         Err(RecvError::WouldBlock) => None,
         Err(RecvError::Stale) => Some(Err(errors::not_connected())),
     }
+}
+
+fn recv_unordered(
+    a: &mut Access<'_>,
+    socket_id: u32,
+    position: &mut StreamPosition,
+    buffer: &mut [u8],
+) -> Option<io::Result<ReceivedBytes>> {
+    let socket = &a.state.net.sockets[socket_id];
+    if socket.phase != ConnPhase::Closed
+        && let Ok(Some(bytes)) = a.core.stack.recv_unordered(socket.conn, buffer)
+    {
+        let offset = position.on_unordered(bytes);
+        return Some(Ok(ReceivedBytes { offset, len: bytes.len, is_early: true }));
+    }
+    // What is left of a connection that is over has no mark where bytes were taken.
+    let max = position.until_early().map_or(buffer.len(), |max| buffer.len().min(max as usize));
+    let received = recv(a, socket_id, &mut buffer[..max])?;
+    Some(received.map(|len| ReceivedBytes { offset: position.on_data(len), len, is_early: false }))
 }
 
 fn peek(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Result<usize>> {

@@ -134,6 +134,7 @@ impl EngineSockets {
                 | Event::Writable { .. }
                 | Event::Acked { .. }
                 | Event::Urgent { .. }
+                | Event::Unordered { .. }
                 | Event::UdpReadable { .. } => {}
             }
         }

@@ -1,0 +1,216 @@
+//! Unordered receive of handlers and of tasks: a client sends messages of two priorities over a link that
+//! loses frames.
+
+use crate::placement_suite::pair::ShardPair;
+use core::time::Duration;
+use ginnel::config::Placement;
+use ginnel::net::{TcpListener, TcpStream};
+use ginnel::{
+    Config, Conn, ConnectOptions, Context, Error, Executor, Handler, ListenOptions, SocketOptions,
+    StreamPosition, TcpOption, UnorderedBytes,
+};
+use std::io;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HIGH: u8 = 6;
+const MESSAGES: usize = 200;
+const MESSAGE_BYTES: usize = 300;
+
+fn byte_at(offset: u64) -> u8 {
+    (offset * 7 % 251) as u8
+}
+
+/// The application is in the stack's thread, whatever placement is tested.
+fn inline(config: &mut Config) {
+    (config.shard.placement, config.shard.workers) = (Placement::Inline, 0);
+}
+
+/// Sends a message each millisecond, every second one with a high priority.
+#[derive(Default)]
+struct Client {
+    conn: Option<Conn>,
+    sent: usize,
+}
+
+impl Handler for Client {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let options = ConnectOptions { socket, ..ConnectOptions::default() };
+        cx.connect("10.0.0.1:80".parse().unwrap(), options).map(|_| ())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.conn = Some(conn);
+        cx.set_timer(Duration::from_millis(1), 0).unwrap();
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        let conn = self.conn.unwrap();
+        let start = (self.sent * MESSAGE_BYTES) as u64;
+        let message: Vec<u8> = (start..start + MESSAGE_BYTES as u64).map(byte_at).collect();
+        cx.set_priority(conn, if self.sent % 2 == 1 { HIGH } else { 0 }).unwrap();
+        assert_eq!(cx.send(conn, &message), Ok(MESSAGE_BYTES));
+        self.sent += 1;
+        if self.sent == MESSAGES {
+            return cx.shutdown_write(conn).unwrap();
+        }
+        cx.set_timer(Duration::from_millis(1), 0).unwrap();
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// Counts how often each byte is received.
+struct Counts {
+    seen: Vec<u8>,
+    early: usize,
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self { seen: vec![0; MESSAGES * MESSAGE_BYTES], early: 0 }
+    }
+
+    fn add(&mut self, offset: u64, data: &[u8], is_early: bool) {
+        for (at, &byte) in (offset..).zip(data) {
+            assert_eq!(byte, byte_at(at), "{at}");
+            self.seen[at as usize] += 1;
+        }
+        self.early += usize::from(is_early);
+    }
+
+    fn check(&self, expects_early: bool) {
+        assert!(self.seen.iter().all(|&count| count == 1));
+        assert_eq!(self.early > 0, expects_early, "{} pieces were early", self.early);
+    }
+}
+
+struct Server {
+    unordered: bool,
+    /// Bytes that a call of `data` consumes at most.
+    appetite: usize,
+    position: StreamPosition,
+    counts: Counts,
+    has_ended: bool,
+}
+
+impl Handler for Server {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let socket = SocketOptions { unordered: self.unordered, ..SocketOptions::default() };
+        let options = ListenOptions { socket, ..ListenOptions::default() };
+        cx.listen("0.0.0.0:80".parse().unwrap(), options).map(|_| ())
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let consumed = data.len().min(self.appetite);
+        self.counts.add(self.position.on_data(consumed), &data[..consumed], false);
+        if consumed < data.len() {
+            cx.resume_reading(conn);
+        }
+        consumed
+    }
+
+    fn unordered(&mut self, _: &mut Context<'_>, _: Conn, bytes: UnorderedBytes, data: &[u8]) {
+        assert_eq!(bytes.len, data.len());
+        self.counts.add(self.position.on_unordered(bytes), data, true);
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.has_ended = true;
+        cx.close(conn).unwrap();
+    }
+}
+
+#[test]
+fn handler_receives_each_byte_once_with_its_offset() {
+    for (unordered, appetite) in [(true, usize::MAX), (true, 113), (false, usize::MAX)] {
+        let server = Server {
+            unordered,
+            appetite,
+            position: StreamPosition::new(),
+            counts: Counts::new(),
+            has_ended: false,
+        };
+        let mut pair = ShardPair::with_losses(server, Client::default(), inline);
+        assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
+        pair.server.handler().counts.check(unordered);
+    }
+}
+
+async fn serve(unordered: bool, buffer_bytes: usize) -> io::Result<()> {
+    let listener = TcpListener::bind("10.0.0.1:80").await?;
+    let (stream, _) = listener.accept().await?;
+    stream.set_unordered(unordered)?;
+    let (mut position, mut counts, mut buffer) =
+        (StreamPosition::new(), Counts::new(), vec![0; buffer_bytes]);
+    loop {
+        let received = stream.recv_unordered(&mut position, &mut buffer).await?;
+        if received.len == 0 {
+            break;
+        }
+        counts.add(received.offset, &buffer[..received.len], received.is_early);
+    }
+    counts.check(unordered);
+    Ok(())
+}
+
+async fn send_messages() -> io::Result<()> {
+    let mut stream = TcpStream::connect("10.0.0.1:80").await?;
+    stream.set_nodelay(true)?;
+    for number in 0..MESSAGES {
+        stream.set_priority(if number % 2 == 1 { HIGH } else { 0 })?;
+        let start = (number * MESSAGE_BYTES) as u64;
+        let message: Vec<u8> = (start..start + MESSAGE_BYTES as u64).map(byte_at).collect();
+        stream.write_all(&message).await?;
+        ginnel::time::sleep(Duration::from_millis(1)).await;
+    }
+    stream.shutdown().await?;
+    assert_eq!(stream.read(&mut [0]).await?, 0);
+    Ok(())
+}
+
+#[test]
+fn task_receives_each_byte_once_with_its_offset() {
+    for (unordered, buffer_bytes) in [(true, 4096), (true, 77), (false, 4096)] {
+        let server = Executor::new(move || serve(unordered, buffer_bytes));
+        let mut pair = ShardPair::with_losses(server, Executor::new(send_messages), inline);
+        pair.run(60 * SECOND);
+    }
+}
+
+/// A handler in a thread of its own receives in order, and is told so.
+#[test]
+fn option_is_refused_in_other_threads() {
+    struct Opener(Option<Result<(), ginnel::OptionError>>);
+    impl Handler for Opener {
+        fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+            cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).map(|_| ())
+        }
+
+        fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+            self.0 = Some(cx.set_option(conn, TcpOption::Unordered(true)));
+            cx.close(conn).unwrap();
+        }
+
+        fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+            data.len()
+        }
+    }
+    for (placement, expected) in
+        [(Placement::Inline, Ok(())), (Placement::Split, Err(ginnel::OptionError::Invalid))]
+    {
+        let server = Server {
+            unordered: false,
+            appetite: usize::MAX,
+            position: StreamPosition::new(),
+            counts: Counts::new(),
+            has_ended: false,
+        };
+        let set = |config: &mut Config| (config.shard.placement, config.shard.workers) = (placement, 0);
+        let mut pair = ShardPair::without_transcript(server, Opener(None), set);
+        assert!(pair.run_until(SECOND, |_, client| client.0.is_some()));
+        assert_eq!(pair.client.handler().0, Some(expected));
+    }
+}
