@@ -3,17 +3,19 @@
 use super::peer::{Peer, inbound_byte, outbound_byte};
 use super::udp::UdpSockets;
 use core::net::SocketAddr;
+use core::ops::Range;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::stack::Stack;
+use ginnel_stack::stream_position::StreamPosition;
 use ginnel_stack::tcp::source::Source;
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::wire::tcp::SeqNumber;
 use std::collections::BTreeSet;
 
 /// A connection of the application.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AppConn {
     /// The handle.
     pub conn: Conn,
@@ -21,8 +23,10 @@ pub struct AppConn {
     pub ends: (SocketAddr, SocketAddr),
     /// Bytes that the stack accepted for sending.
     pub sent: u64,
-    /// Bytes read.
-    pub received: u64,
+    /// Position in the received stream.
+    pub position: StreamPosition,
+    /// Ranges that were received unordered.
+    pub early: Vec<Range<u64>>,
     /// Sequence number before the first received byte, once it is unambiguous.
     pub start: Option<SeqNumber>,
     /// True if FIN was reported.
@@ -100,6 +104,35 @@ impl Source for EndlessSource {
     }
 }
 
+impl AppConn {
+    /// Checks bytes at offset `at` against the stream.
+    fn check_bytes(&mut self, at: u64, bytes: &[u8], peers: &[Peer]) {
+        let Some(peer) = peers.iter().find(|p| (p.remote, p.local) == self.ends) else { return };
+        if peer.tainted || bytes.is_empty() {
+            return;
+        }
+        let matches = |start: SeqNumber| {
+            let first = start + 1 + at as u32;
+            bytes.iter().enumerate().all(|(i, byte)| *byte == inbound_byte(first + i as u32))
+        };
+        if let Some(start) = self.start {
+            assert!(matches(start), "wrong bytes at offset {at}, {} of them", bytes.len());
+            return;
+        }
+        let mut candidates = peer.own_isns.iter().copied().filter(|s| matches(*s));
+        let first = candidates.next();
+        assert!(
+            first.is_some() || peer.own_isns.is_full(),
+            "wrong bytes at offset {at}, {} of them",
+            bytes.len()
+        );
+        // A short read may match several streams.
+        if candidates.next().is_none() {
+            self.start = first;
+        }
+    }
+}
+
 impl App {
     /// Returns the connection that an operand selects.
     pub fn pick_conn(&mut self, number: u8) -> Option<&mut AppConn> {
@@ -121,7 +154,8 @@ impl App {
             conn,
             ends: (info.remote, info.local),
             sent: 0,
-            received: 0,
+            position: StreamPosition::new(),
+            early: Vec::new(),
             start: None,
             peer_closed: false,
             ended: false,
@@ -156,6 +190,12 @@ impl App {
                 Event::Readable { conn } => {
                     if self.reads_when_readable {
                         self.read(stack, conn, usize::MAX, peers);
+                    }
+                }
+                Event::Unordered { conn } => {
+                    self.live_conn(conn, &event);
+                    if self.reads_when_readable {
+                        self.read_unordered(stack, conn, peers);
                     }
                 }
                 Event::PeerClosed { conn } => {
@@ -221,30 +261,30 @@ impl App {
         let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
             panic!("data of an unknown connection")
         };
-        let at = c.received;
-        c.received += bytes.len() as u64;
-        let Some(peer) = peers.iter().find(|p| (p.remote, p.local) == c.ends) else { return };
-        if peer.tainted || bytes.is_empty() {
-            return;
-        }
-        let matches = |start: SeqNumber| {
-            let first = start + 1 + at as u32;
-            bytes.iter().enumerate().all(|(i, byte)| *byte == inbound_byte(first + i as u32))
-        };
-        if let Some(start) = c.start {
-            assert!(matches(start), "wrong bytes at offset {at}, {} of them", bytes.len());
-            return;
-        }
-        let mut candidates = peer.own_isns.iter().copied().filter(|s| matches(*s));
-        let first = candidates.next();
-        assert!(
-            first.is_some() || peer.own_isns.is_full(),
-            "wrong bytes at offset {at}, {} of them",
-            bytes.len()
-        );
-        // A short read may match several streams.
-        if candidates.next().is_none() {
-            c.start = first;
+        let at = c.position.on_data(bytes.len());
+        let end = at + bytes.len() as u64;
+        assert!(c.early.iter().all(|early| early.end <= at || end <= early.start), "bytes were read twice");
+        c.check_bytes(at, bytes, peers);
+    }
+
+    /// Takes the bytes that are available before bytes which precede them.
+    fn read_unordered(&mut self, stack: &mut Stack, conn: Conn, peers: &[Peer]) {
+        let mut buffer = [0; 700];
+        while let Ok(Some(taken)) = stack.recv_unordered(conn, &mut buffer) {
+            let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
+                panic!("data of an unknown connection")
+            };
+            assert!(taken.len > 0 && taken.ahead > 0, "{taken:?}");
+            let at = c.position.on_unordered(taken);
+            let end = at + taken.len as u64;
+            assert!(
+                c.early.iter().all(|early| early.end <= at || end <= early.start),
+                "bytes were taken twice"
+            );
+            let next = c.position.next();
+            c.early.retain(|early| early.end > next);
+            c.early.push(at..end);
+            c.check_bytes(at, &buffer[..taken.len], peers);
         }
     }
 

@@ -8,7 +8,7 @@ use super::setup::Setup;
 use super::word::{Op, PeerAction, WORD_BYTES, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Label, RxBurst, RxFrame};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpOption};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -322,6 +322,7 @@ impl StackFixture {
                     2 => SaveSyn::Frame,
                     _ => SaveSyn::Off,
                 },
+                unordered: word.z & 1 << 23 != 0,
             },
         };
         // The cookie of one listener may return to another one with different options.
@@ -472,7 +473,9 @@ impl StackFixture {
             }
             let mut burst = RxBurst::new();
             for bytes in burst_frames {
-                burst.push(RxFrame::new(bytes));
+                // Any priority, which is constant for the frame.
+                let label = Label::new(None, bytes.len() as u8 & Label::PRIORITY_MAX);
+                burst.push(RxFrame { label, ..RxFrame::new(bytes) });
             }
             stack.receive(now, self.setup.port, &burst);
             app.take_events(stack, &burst, &self.peers);
@@ -564,7 +567,7 @@ impl StackFixture {
             assert!(self.setup.stack.unlisten(listener), "an open listener");
         }
         for i in 0..self.app.conns.len() {
-            let c = self.app.conns[i];
+            let c = &self.app.conns[i];
             if !c.ended {
                 assert!(self.setup.stack.abort(c.conn).is_ok(), "{c:?} has not ended");
             }
@@ -629,7 +632,7 @@ fn describe(frame: &[u8]) -> String {
 fn tcp_option(code: u8, value: u32) -> TcpOption {
     let on = value & 1 != 0;
     let seconds = Duration::from_secs(u64::from(value) % 40_000);
-    match code % 15 {
+    match code % 16 {
         0 => TcpOption::NoDelay(on),
         1 => TcpOption::Cork(on),
         2 => TcpOption::QuickAck(on),
@@ -644,6 +647,7 @@ fn tcp_option(code: u8, value: u32) -> TcpOption {
         11 => TcpOption::AckEvents(on),
         12 => TcpOption::RecvBuffer(value % (1 << 22)),
         13 => TcpOption::SendBuffer(value % (1 << 22)),
+        14 => TcpOption::Unordered(on),
         _ => TcpOption::MaxSegment(value as u16),
     }
 }

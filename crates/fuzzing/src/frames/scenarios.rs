@@ -203,6 +203,10 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         [Word::send(0, 30_000), Word::repeat(5), Word::segment(0, ACK, 0, -14_600, 0, 0), ack, ack];
     vec![
         (
+            "unordered",
+            scenario(default_setup(), &[&established(DEFAULT), &[Word::set_option(0, 14, 1)], &ahead]),
+        ),
+        (
             "out-of-order",
             scenario(default_setup(), &[&established(DEFAULT), &ahead, &[Word::milliseconds(100)]]),
         ),
