@@ -1,14 +1,61 @@
-//! Replaces the labels of sent frames.
+//! Replaces the labels of received and of sent frames.
 
 use crate::staged::StagedTx;
-use ginnel_stack::device::{Capabilities, Label, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Label, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+
+/// Gives each received frame the label that `label` returns, which is called with the bytes of the frame and
+/// its label.
+#[must_use]
+pub fn wrap_rx(
+    rx: Box<dyn RxQueue + Send>,
+    label: impl FnMut(&[u8], Label) -> Label + Send + 'static,
+) -> Box<dyn RxQueue + Send> {
+    Box::new(RelabelRx { inner: rx, label })
+}
+
+struct RelabelRx<F> {
+    inner: Box<dyn RxQueue + Send>,
+    label: F,
+}
+
+impl<F: FnMut(&[u8], Label) -> Label> RxQueue for RelabelRx<F> {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        let Self { inner, label } = self;
+        let before = burst.len();
+        inner.rx_burst(now, burst);
+        for frame in &mut burst[before..] {
+            frame.label = label(frame.bytes, frame.label);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(report);
+    }
+}
 
 /// Sends each frame with the label that `label` returns, which is called with the bytes of the frame and its
 /// label. Every frame is copied once more, so this is only for devices that carry labels
 /// ([`Capabilities::labels`]).
 #[must_use]
-pub fn wrap(
+pub fn wrap_tx(
     tx: Box<dyn TxQueue + Send>,
     label: impl FnMut(&[u8], Label) -> Label + Send + 'static,
 ) -> Box<dyn TxQueue + Send> {
@@ -48,7 +95,7 @@ mod tests {
     use super::*;
     use crate::conformance::{self, Guarantees};
     use crate::memory::{MemoryConfig, pair};
-    use ginnel_stack::device::{Device, RxBurst};
+    use ginnel_stack::device::{Device, RxFrame};
 
     #[test]
     fn relabelled_device_conforms() {
@@ -56,23 +103,30 @@ mod tests {
             Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
         conformance::run("relabel", guarantees, &mut || {
             let (left, right) = pair(MemoryConfig::default());
-            (Device { rx: left.rx, tx: wrap(left.tx, |_, label| label) }, right)
+            let (rx, tx) = (wrap_rx(left.rx, |_, label| label), wrap_tx(left.tx, |_, label| label));
+            (Device { rx, tx }, right)
         });
     }
 
     #[test]
-    fn frames_are_sent_with_the_new_label() {
-        let (left, mut right) = pair(MemoryConfig::default());
-        let mut tx = wrap(left.tx, |frame, label| Label::new(label.hash(), label.priority() + frame[0]));
-        for first in 0..4 {
+    fn frames_have_the_new_labels() {
+        let new_label = |frame: &[u8], label: Label| {
+            assert_eq!(frame.len(), 60);
+            Label::new(label.hash(), label.priority() + frame[0])
+        };
+        let (left, right) = pair(MemoryConfig::default());
+        let (mut tx, mut rx) = (wrap_tx(left.tx, new_label), wrap_rx(right.rx, new_label));
+        for first in 0..3 {
             // The rest of the room is not part of the frame.
             tx.reserve(100).unwrap()[..60].fill(first);
             tx.commit(60, TxMeta { label: Label::new(Some(9), 3), ..TxMeta::NONE });
         }
         tx.flush(Instant::ZERO);
         let mut burst = RxBurst::new();
-        right.rx.rx_burst(Instant::ZERO, &mut burst);
-        let seen: Vec<_> = burst.iter().map(|frame| (frame.bytes.len(), frame.label)).collect();
-        assert_eq!(seen, [3, 4, 5, 6].map(|priority| (60, Label::new(Some(9), priority))));
+        burst.push(RxFrame::new(&[9]));
+        rx.rx_burst(Instant::ZERO, &mut burst);
+        assert_eq!(burst[0].label, Label::NONE, "a frame of another queue");
+        let seen: Vec<_> = burst[1..].iter().map(|frame| frame.label).collect();
+        assert_eq!(seen, [3, 5, 7].map(|priority| Label::new(Some(9), priority)));
     }
 }

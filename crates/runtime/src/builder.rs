@@ -3,7 +3,7 @@
 use crate::channel::control::SameThread;
 use crate::channel::remote::RemoteEngine;
 use crate::channel::{ChannelServer, Client};
-use crate::classifier::{Classifier, ClassifierFactory, FrameDirection, PriorityFunctionFactory};
+use crate::classifier::{ClassifierFactory, FrameDirection, PriorityFunctionFactory};
 use crate::clock;
 use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
@@ -24,8 +24,8 @@ use crate::timers::Timers;
 use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
 use core::net::{Ipv4Addr, Ipv6Addr};
+use ginnel_devices::memory;
 use ginnel_devices::random::Random;
-use ginnel_devices::{memory, relabel};
 use ginnel_matcher::Packet;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
@@ -65,14 +65,14 @@ struct EngineParts {
     stack: Engine,
     ports: Vec<RxPort>,
     links: Vec<LinkId>,
-    /// See [`ShardCore::classifier`].
-    classifier: Option<Box<Classifier>>,
+    /// Creates classifiers, if there are rules or a function for priorities.
+    classifiers: Option<ClassifierFactory>,
 }
 
 impl EngineParts {
     /// Wraps an engine in another thread, which has the devices.
     fn remote(stack: Engine) -> Self {
-        Self { stack, ports: Vec::new(), links: Vec::new(), classifier: None }
+        Self { stack, ports: Vec::new(), links: Vec::new(), classifiers: None }
     }
 }
 
@@ -265,7 +265,7 @@ impl<H: Handler> ShardBuilder<H> {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        let EngineParts { stack, ports, links, classifier } = match self.parts.channel.take() {
+        let EngineParts { stack, ports, links, classifiers } = match self.parts.channel.take() {
             Some(client) => EngineParts::remote(Engine::Channel(Box::new(RemoteEngine::new(client, now)))),
             None => self.build_engine(&seed, now)?,
         };
@@ -273,7 +273,10 @@ impl<H: Handler> ShardBuilder<H> {
         let (router, receivers, (commander, mailbox), stats) =
             match (self.parts.member, self.parts.position.commands) {
                 (Some(member), _) => {
-                    let ShardMember { router, receivers, commander, mailbox, stats, .. } = member;
+                    let ShardMember { mut router, receivers, commander, mailbox, stats, .. } = member;
+                    if let Some(classifiers) = &classifiers {
+                        router.set_classifier(Some(classifiers.classifier(FrameDirection::Receive)?));
+                    }
                     (Some(Box::new(router)), receivers, (commander, mailbox), stats)
                 }
                 (None, Some(commands)) => (None, Vec::new(), commands, StatsWriter::new()),
@@ -298,7 +301,7 @@ impl<H: Handler> ShardBuilder<H> {
             is_stopping: false,
             router,
             kernel_fds: None,
-            classifier,
+            priority_counters: classifiers.map(|classifiers| classifiers.counters),
             shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {
@@ -333,7 +336,7 @@ impl<H> ShardBuilder<H> {
     /// Builds an engine with its devices, links and routes.
     fn build_engine(&mut self, seed: &[u8; 32], now: Instant) -> Result<EngineParts, Error> {
         let config = &self.parts.config;
-        let classifiers = ClassifierFactory::new(&config.priority, self.parts.priority_functions.as_ref());
+        let classifiers = ClassifierFactory::new(&config.priority, self.parts.priority_functions.clone())?;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
         huge_pages::advise(&stack);
@@ -342,13 +345,11 @@ impl<H> ShardBuilder<H> {
         }
         let mut ports = Vec::new();
         for device in &config.devices {
-            let Device { rx, mut tx } = take_or_open(&mut self.parts.devices, device, config)?;
-            if let Some(classifiers) = &classifiers
-                && tx.capabilities().labels
-            {
-                let mut classifier = classifiers.classifier(FrameDirection::Transmit)?;
-                tx = relabel::wrap(tx, move |frame, label| classifier.label(frame, label));
-            }
+            let device_halves = take_or_open(&mut self.parts.devices, device, config)?;
+            let Device { rx, tx } = match &classifiers {
+                Some(classifiers) => classifiers.wrap(device_halves)?,
+                None => device_halves,
+            };
             ports.push(RxPort {
                 id: stack.add_port(tx),
                 name: device.name.clone(),
@@ -364,13 +365,9 @@ impl<H> ShardBuilder<H> {
         }
         let links = add_links(&mut stack, config, &ports)?;
         if self.parts.local_delivery || config.loopback == Loopback::Stack {
-            ports.push(add_loopback_link(&mut stack, config.loopback)?);
+            ports.push(add_loopback_link(&mut stack, config.loopback, classifiers.as_ref())?);
         }
-        let classifier = match classifiers {
-            Some(classifiers) => Some(Box::new(classifiers.classifier(FrameDirection::Receive)?)),
-            None => None,
-        };
-        Ok(EngineParts { stack: Engine::Local(stack), ports, links, classifier })
+        Ok(EngineParts { stack: Engine::Local(stack), ports, links, classifiers })
     }
 }
 
@@ -420,8 +417,16 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec
 const LOOPBACK_LINK: &str = "lo";
 
 /// Adds a link on which the stack's packets return to it.
-fn add_loopback_link(stack: &mut Stack, loopback: Loopback) -> Result<RxPort, Error> {
+fn add_loopback_link(
+    stack: &mut Stack,
+    loopback: Loopback,
+    classifiers: Option<&ClassifierFactory>,
+) -> Result<RxPort, Error> {
     let Device { rx, tx } = memory::loopback(LOOPBACK_RING_BYTES);
+    let rx = match classifiers {
+        Some(classifiers) => classifiers.wrap_rx(rx)?,
+        None => rx,
+    };
     let id = stack.add_port(tx);
     let addresses = match loopback {
         Loopback::Kernel => Vec::new(),

@@ -3,8 +3,9 @@
 use crate::config::PriorityConfig;
 use crate::error::Error;
 use crate::stats::ShardStats;
-use ginnel_matcher::{Matcher, Packet};
-use ginnel_stack::device::{Label, RxBurst};
+use ginnel_devices::relabel;
+use ginnel_matcher::{Matcher, Packet, Rule};
+use ginnel_stack::device::{Device, Label, RxQueue};
 use ginnel_stack::error::ConfigError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// and the frame keeps that priority.
 pub type PriorityFunction = Box<dyn FnMut(&Packet<'_>, u8) -> u8 + Send>;
 
-/// Creates the functions of a shard: one for received frames, and one for the frames that each device sends.
+/// Creates the functions of a shard, one for each direction of each device.
 pub(crate) type PriorityFunctionFactory = Arc<dyn Fn(FrameDirection) -> PriorityFunction + Send + Sync>;
 
 /// The direction in which frames pass a device.
@@ -27,15 +28,16 @@ pub enum FrameDirection {
 }
 
 /// Creates the classifiers of a shard, which share their counters.
-pub(crate) struct ClassifierFactory<'a> {
-    config: &'a PriorityConfig,
-    functions: Option<&'a PriorityFunctionFactory>,
-    counters: Arc<Counters>,
+pub(crate) struct ClassifierFactory {
+    rules: Vec<Rule<u8>>,
+    flow_cache_entries: usize,
+    functions: Option<PriorityFunctionFactory>,
+    pub(crate) counters: Arc<PriorityCounters>,
 }
 
 /// Counters of all classifiers of a shard. They belong to one thread.
 #[derive(Debug, Default)]
-struct Counters {
+pub(crate) struct PriorityCounters {
     invalid: AtomicU64,
     flows_replaced: AtomicU64,
 }
@@ -44,43 +46,64 @@ struct Counters {
 pub(crate) struct Classifier {
     matcher: Matcher<u8>,
     function: Option<PriorityFunction>,
-    counters: Arc<Counters>,
+    counters: Arc<PriorityCounters>,
     /// Part of [`Matcher::flows_replaced`] that was counted.
     flows_replaced: u64,
 }
 
-impl<'a> ClassifierFactory<'a> {
+impl ClassifierFactory {
     /// Returns `None` if there are neither rules nor a function.
+    ///
+    /// # Errors
+    /// A rule of the configuration that is not valid.
     pub(crate) fn new(
-        config: &'a PriorityConfig,
-        functions: Option<&'a PriorityFunctionFactory>,
-    ) -> Option<Self> {
-        let is_used = !config.rules.is_empty() || functions.is_some();
-        is_used.then(|| Self { config, functions, counters: Arc::default() })
+        config: &PriorityConfig,
+        functions: Option<PriorityFunctionFactory>,
+    ) -> Result<Option<Self>, Error> {
+        if config.rules.is_empty() && functions.is_none() {
+            return Ok(None);
+        }
+        let rules = config.matcher_rules()?;
+        let flow_cache_entries = config.flow_cache_entries as usize;
+        Ok(Some(Self { rules, flow_cache_entries, functions, counters: Arc::default() }))
     }
 
     /// Creates a classifier.
     ///
     /// # Errors
-    /// A rule of the configuration that is not valid.
+    /// If there are too many rules.
     pub(crate) fn classifier(&self, direction: FrameDirection) -> Result<Classifier, Error> {
-        let rules = self.config.matcher_rules()?;
-        let matcher = Matcher::new(rules, self.config.flow_cache_entries as usize)
+        let matcher = Matcher::new(self.rules.clone(), self.flow_cache_entries)
             .map_err(|e| ConfigError::new("priority.rules", e.to_string()))?;
-        let function = self.functions.map(|create| create(direction));
+        let function = self.functions.as_ref().map(|create| create(direction));
         Ok(Classifier { matcher, function, counters: Arc::clone(&self.counters), flows_replaced: 0 })
+    }
+
+    /// Adds a classifier for received frames.
+    ///
+    /// # Errors
+    /// If there are too many rules.
+    pub(crate) fn wrap_rx(&self, rx: Box<dyn RxQueue + Send>) -> Result<Box<dyn RxQueue + Send>, Error> {
+        let mut received = self.classifier(FrameDirection::Receive)?;
+        Ok(relabel::wrap_rx(rx, move |frame, label| received.label(frame, label)))
+    }
+
+    /// Adds classifiers to a device: for the frames that it receives, and for those that it sends if it
+    /// carries labels.
+    ///
+    /// # Errors
+    /// If there are too many rules.
+    pub(crate) fn wrap(&self, Device { rx, tx }: Device) -> Result<Device, Error> {
+        let rx = self.wrap_rx(rx)?;
+        if !tx.capabilities().labels {
+            return Ok(Device { rx, tx });
+        }
+        let mut sent = self.classifier(FrameDirection::Transmit)?;
+        Ok(Device { rx, tx: relabel::wrap_tx(tx, move |frame, label| sent.label(frame, label)) })
     }
 }
 
 impl Classifier {
-    /// Sets the priorities of a burst.
-    #[cold]
-    pub(crate) fn classify(&mut self, burst: &mut RxBurst<'_>) {
-        for frame in burst {
-            frame.label = self.label(frame.bytes, frame.label);
-        }
-    }
-
     /// Returns the label of a frame: a rule or the function replaces the priority in `label`.
     pub(crate) fn label(&mut self, frame: &[u8], label: Label) -> Label {
         let packet = Packet::parse(frame);
@@ -100,12 +123,14 @@ impl Classifier {
         }
         if priority == label.priority() { label } else { Label::new(label.hash(), priority) }
     }
+}
 
+impl PriorityCounters {
     /// Writes the counters of all classifiers of the shard.
     #[cold]
     pub(crate) fn report(&self, stats: &mut ShardStats) {
-        stats.priorities_invalid = self.counters.invalid.load(Relaxed);
-        stats.priority_flows_replaced = self.counters.flows_replaced.load(Relaxed);
+        stats.priorities_invalid = self.invalid.load(Relaxed);
+        stats.priority_flows_replaced = self.flows_replaced.load(Relaxed);
     }
 }
 

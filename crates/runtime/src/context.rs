@@ -1,6 +1,6 @@
 //! The interface through which a handler acts on its shard.
 
-use crate::classifier::Classifier;
+use crate::classifier::PriorityCounters;
 use crate::command::Commander;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -25,6 +25,7 @@ use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::AsFd;
+use std::sync::Arc;
 
 /// Everything of a shard except its devices and its handler.
 pub(crate) struct ShardCore {
@@ -46,8 +47,8 @@ pub(crate) struct ShardCore {
     pub(crate) router: Option<Box<ShardRouter>>,
     /// Kernel descriptors of the application, once one was registered.
     pub(crate) kernel_fds: Option<Box<KernelFds>>,
-    /// Gives received frames their priorities, if there are rules or a function for that.
-    pub(crate) classifier: Option<Box<Classifier>>,
+    /// Counters of the classifiers, if there are rules or a function for priorities.
+    pub(crate) priority_counters: Option<Arc<PriorityCounters>>,
     /// Index of this shard, and of this worker.
     pub(crate) shard_and_worker: (u8, u16),
 }
@@ -118,13 +119,6 @@ impl ShardCore {
     pub(crate) fn with_router(&mut self, act: impl FnOnce(&mut ShardRouter, &mut Stack, &mut ShardStats)) {
         if let (Some(router), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
             act(router, stack, &mut self.stats);
-        }
-    }
-
-    /// Forwards misrouted packets of the engine, and broadcasts its updates.
-    pub(crate) fn exchange(&mut self) {
-        if let (Some(router), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
-            router.exchange(stack, &mut self.stats, self.classifier.as_deref_mut());
         }
     }
 

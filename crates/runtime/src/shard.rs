@@ -259,7 +259,7 @@ impl<H: Handler> Shard<H> {
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
         core.stack.transmit(now);
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
-        core.exchange();
+        core.with_router(|router, stack, stats| router.exchange(stack, stats));
         work
     }
 
@@ -406,7 +406,7 @@ impl<H: Handler> Shard<H> {
         // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
         // frame.
         work += dispatch.deliver_events(core, handler, None);
-        core.exchange();
+        core.with_router(|router, stack, stats| router.exchange(stack, stats));
         // If addresses became usable during this turn, the handler starts in the next turn, which must not
         // wait for a frame. This comes last: the channel's notification of that may have been consumed with
         // the events above, and is not repeated.
@@ -528,10 +528,10 @@ impl<H: Handler> Shard<H> {
 
     fn publish(&mut self, now: Instant) {
         self.last_published = now;
-        let ShardCore { stats, timers, classifier, .. } = &mut *self.core;
+        let ShardCore { stats, timers, priority_counters, .. } = &mut *self.core;
         stats.timers_refused = timers.refused;
-        if let Some(classifier) = classifier {
-            classifier.report(stats);
+        if let Some(counters) = priority_counters {
+            counters.report(stats);
         }
         self.stats.publish(stats);
     }
@@ -554,9 +554,6 @@ fn receive_burst<H: Handler>(
         return 0;
     }
     core.stats.count_burst(frames);
-    if let Some(classifier) = &mut core.classifier {
-        classifier.classify(&mut burst);
-    }
     port.rx_frames += burst.len() as u64;
     port.rx_bytes += prepare_burst(&mut burst);
     core.receive(port.id, &mut burst);

@@ -36,6 +36,8 @@ pub(crate) struct ShardRouter {
     reuseport: Vec<(Listener, u64)>,
     /// Ids and ports of the bindings of this shard's UDP sockets.
     udp_claims: BTreeMap<UdpHandle, (u64, u16)>,
+    /// Gives packets that were reassembled here their priorities.
+    classifier: Option<Box<Classifier>>,
 }
 
 /// A listener of the registry on this shard.
@@ -61,7 +63,13 @@ impl ShardRouter {
             listeners: BTreeMap::new(),
             reuseport: Vec::new(),
             udp_claims: BTreeMap::new(),
+            classifier: None,
         }
+    }
+
+    /// Sets what gives packets that were reassembled here their priorities.
+    pub(crate) fn set_classifier(&mut self, classifier: Option<Classifier>) {
+        self.classifier = classifier.map(Box::new);
     }
 
     /// Keeps the frames of this shard in `burst`, and forwards the others.
@@ -186,15 +194,10 @@ impl ShardRouter {
 
     /// Forwards misrouted packets of the engine, and broadcasts its updates. The packets were not received as
     /// they are, but were reassembled, so they have no priority yet.
-    pub(crate) fn exchange(
-        &mut self,
-        stack: &mut Stack,
-        stats: &mut ShardStats,
-        mut classifier: Option<&mut Classifier>,
-    ) {
+    pub(crate) fn exchange(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
         while let Some(packet) = stack.next_misrouted() {
             let mut frame = RxFrame::new(&packet.frame);
-            if let Some(classifier) = &mut classifier {
+            if let Some(classifier) = &mut self.classifier {
                 frame.label = classifier.label(frame.bytes, frame.label);
             }
             match packet.owner {

@@ -13,9 +13,9 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PriorityConfig {
-    /// Flows for which a shard remembers what the rules say, 64 bytes each: 16 to 1,048,576, rounded up to a
-    /// power of two. Each device that carries labels has as many again for the frames that it sends. Unused
-    /// without rules. Default 4,096.
+    /// Flows for which each queue of a device remembers what the rules say, 64 bytes each: 16 to 1,048,576,
+    /// rounded up to a power of two. Received frames and, on devices that carry labels, sent ones have as
+    /// many each. Unused without rules. Default 4,096.
     pub flow_cache_entries: u32,
     /// Rules, of which the first that matches a frame gives the frame its priority.
     pub rules: Vec<PriorityRule>,
