@@ -7,6 +7,7 @@ pub mod frames;
 pub mod http;
 pub mod inputs;
 pub mod link_spec;
+pub mod matcher;
 pub mod memif;
 pub mod reassembly;
 pub mod tcp_options;
@@ -22,7 +23,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
     Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },
     Target { name: "ip_reassembly", run: reassembly::run, seeds: reassembly::seeds },
@@ -30,5 +31,6 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "channel", run: channel::run, seeds: channel::seeds },
     Target { name: "link_spec", run: link_spec::run, seeds: link_spec::seeds },
+    Target { name: "matcher", run: matcher::run, seeds: matcher::seeds },
     Target { name: "memif", run: |data| _ = memif::run(data), seeds: memif::seeds },
 ];

@@ -55,6 +55,11 @@ fn random_configuration() {
 }
 
 #[test]
+fn random_frames_and_programs() {
+    target("matcher", 20_000);
+}
+
+#[test]
 fn random_link_specifications() {
     target("link_spec", 20_000);
 }

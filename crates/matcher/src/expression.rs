@@ -54,6 +54,13 @@ impl fmt::Display for ExpressionError {
 impl std::error::Error for ExpressionError {}
 
 impl Expression {
+    /// Wraps a program that was not compiled by libpcap. `text` only names it: expressions with equal texts
+    /// are equal.
+    #[must_use]
+    pub fn from_program(text: &str, program: Program) -> Self {
+        Self { text: text.into(), program: Arc::new(program) }
+    }
+
     /// Returns the text.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -85,7 +92,7 @@ impl FromStr for Expression {
         }
         let instructions = libpcap::compile(text)?;
         let program = Program::verify(&instructions).map_err(ExpressionError::Program)?;
-        Ok(Self { text: text.into(), program: Arc::new(program) })
+        Ok(Self::from_program(text, program))
     }
 }
 
