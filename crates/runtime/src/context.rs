@@ -339,6 +339,17 @@ impl<'a> Context<'a> {
             .map_or(len, |stack| stack.sendable_within(conn, len, unsent_max, unacked_max))
     }
 
+    /// Queues a message with a priority (0 to 7, see [`ginnel_stack::priority`]; higher values count as 7).
+    /// Queued messages of lower priority of which no byte was sent leave after it. All or nothing: after
+    /// [`SendError::Full`] nothing was queued, and [`writable`](crate::Handler::writable) follows.
+    ///
+    /// The peer, whichever TCP it runs, receives a contiguous stream of whole messages. Within a priority
+    /// they keep their order. Bytes queued by other calls are no messages: messages queued later follow them.
+    /// Where the engine is in another thread, messages are sent in the order of the calls.
+    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], priority: u8) -> Result<(), SendError> {
+        self.core.stack.send_message(conn, bytes, priority)
+    }
+
     /// Queues `len` bytes of a source, beginning at `offset`, without copying them. All or nothing: after
     /// [`SendError::Full`] nothing was queued, and [`writable`](crate::Handler::writable) follows.
     pub fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError> {

@@ -63,6 +63,8 @@ errors! {
         InvalidSource => "no such source or range",
         /// The send queue accepts no more items now (`EAGAIN`): wait for `Writable`.
         Full => "send buffer is full",
+        /// The message is longer than the send buffer (`EMSGSIZE`).
+        TooLong => "message exceeds the send buffer",
     }
 }
 

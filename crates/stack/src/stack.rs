@@ -575,6 +575,19 @@ impl Stack {
         self.tcp.send_source(conn, source, offset, len)
     }
 
+    /// Queues a message with a priority (0 to 7; higher values count as 7) before queued messages of lower
+    /// priority, in the order of [`crate::priority`]. Messages of which a byte was sent, or of equal or
+    /// higher priority, remain before it. All or nothing; the peer receives a contiguous stream of whole
+    /// messages. Bytes queued by other calls are no messages: no message is queued before them.
+    ///
+    /// # Errors
+    /// [`SendError::TooLong`] if the message is longer than the send buffer; [`SendError::Full`] if there is
+    /// no room now, or [`MESSAGES_MAX`](crate::tcp::send_buffer::MESSAGES_MAX) messages are queued:
+    /// `Writable` follows; otherwise as [`Stack::send`].
+    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], priority: u8) -> Result<(), SendError> {
+        self.tcp.send_message(conn, bytes, priority)
+    }
+
     /// Queues up to `len` bytes of a source from `offset` on without copying them, as many as the send buffer
     /// has room for. Returns how many; if fewer than `len`, [`Event::Writable`] follows.
     ///

@@ -18,7 +18,7 @@ codec_enum!(ConnectError {
     0 => PortsExhausted, 1 => AddressNotAvailable, 2 => AddressInUse, 3 => NetUnreachable, 4 => InvalidAddress, 5 => TooMany,
     6 => InvalidOption,
 });
-codec_enum!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
+codec_enum!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full, 4 => TooLong });
 codec_enum!(RecvError { 0 => Stale, 1 => WouldBlock });
 codec_enum!(Stale { 0 => Handle });
 codec_enum!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });

@@ -284,6 +284,22 @@ impl RemoteEngine {
         Ok(count)
     }
 
+    /// Sends a message after all bytes that were sent before: bytes leave this thread in order.
+    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], _priority: u8) -> Result<(), SendError> {
+        let client = self.client.get_mut();
+        if bytes.len() > client.buffer_bytes() {
+            return Err(SendError::TooLong);
+        }
+        if !client.await_send_space(conn, bytes.len()).map_err(|_| SendError::Stale)? {
+            self.conn_mut(conn).ok_or(SendError::Stale)?.is_send_blocked = true;
+            return Err(SendError::Full);
+        }
+        match self.send(conn, bytes)? {
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(SendError::Full),
+        }
+    }
+
     pub fn send_source(
         &mut self,
         conn: Conn,

@@ -1,5 +1,4 @@
-//! Unordered receive of handlers and of tasks: a client sends messages of two priorities over a link that
-//! loses frames.
+//! Unordered receive and unordered send of handlers and of tasks.
 
 use crate::placement_suite::pair::ShardPair;
 use core::time::Duration;
@@ -213,4 +212,94 @@ fn option_is_refused_in_other_threads() {
         assert!(pair.run_until(SECOND, |_, client| client.0.is_some()));
         assert_eq!(pair.client.handler().0, Some(expected));
     }
+}
+
+/// Queues messages of 1,000 bytes of low priority, and then one of high priority.
+struct Sender {
+    as_messages: bool,
+}
+
+impl Handler for Sender {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).map(|_| ())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        for (bytes, priority) in [(b'1', 0), (b'2', 0), (b'3', 1), (b'4', HIGH), (b'5', 7)] {
+            let message = [bytes; 1000];
+            if self.as_messages {
+                assert_eq!(cx.send_message(conn, &message, priority), Ok(()));
+            } else {
+                assert_eq!(cx.send(conn, &message), Ok(1000));
+            }
+        }
+        let endless = vec![0; 64 << 20];
+        assert_eq!(cx.send_message(conn, &endless, 0), Err(ginnel::SendError::TooLong));
+        cx.shutdown_write(conn).unwrap();
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// Collects what arrives.
+#[derive(Default)]
+struct Collector {
+    received: Vec<u8>,
+    has_ended: bool,
+}
+
+impl Handler for Collector {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        self.received.extend(data);
+        data.len()
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.has_ended = true;
+        cx.close(conn).unwrap();
+    }
+}
+
+/// Returns the first byte of each message.
+fn order(received: &[u8]) -> String {
+    assert!(received.chunks(1000).all(|message| message.iter().all(|&byte| byte == message[0])));
+    received.chunks(1000).map(|message| char::from(message[0])).collect()
+}
+
+#[test]
+fn messages_of_handlers_leave_by_priority() {
+    for (placement, as_messages, expected) in [
+        (Placement::Inline, true, "54123"),
+        (Placement::Inline, false, "12345"),
+        // Where the engine is in another thread, messages leave in the order of the calls.
+        (Placement::Split, true, "12345"),
+    ] {
+        let set = |config: &mut Config| (config.shard.placement, config.shard.workers) = (placement, 0);
+        let mut pair = ShardPair::without_transcript(Collector::default(), Sender { as_messages }, set);
+        assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
+        assert_eq!(order(&pair.server.handler().received), expected, "{placement:?} {as_messages}");
+    }
+}
+
+#[test]
+fn messages_of_tasks_wait_for_room_and_leave_by_priority() {
+    let client = async || {
+        let stream = TcpStream::connect("10.0.0.1:80").await?;
+        stream.set_option(TcpOption::SendBuffer(5000))?;
+        for (bytes, priority) in [(b'1', 0), (b'2', 0), (b'3', 1), (b'4', HIGH), (b'5', 7), (b'6', 0)] {
+            stream.send_message(&[bytes; 1000], priority).await?;
+        }
+        let error = stream.send_message(&[0; 5001], 0).await.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+        io::Result::Ok(())
+    };
+    let mut pair = ShardPair::without_transcript(Collector::default(), Executor::new(client), inline);
+    assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
+    assert_eq!(order(&pair.server.handler().received), "541236");
 }

@@ -74,6 +74,19 @@ impl RecordMarks {
         }
     }
 
+    /// Moves what is after `at` by `len` bytes, which were inserted there.
+    pub fn on_inserted(&mut self, at: SeqNumber, len: u32) {
+        for mark in self.marks.iter_mut().filter(|mark| mark.end.gt(at)) {
+            mark.end += len;
+        }
+        if self.skb_start.gt(at) {
+            self.skb_start += len;
+        }
+        if let Some(pushed) = self.pushed_seq.as_mut().filter(|pushed| pushed.gt(at)) {
+            *pushed += len;
+        }
+    }
+
     /// Moves pushes inside of a packet that ends at `end` to its end, because a packet is filled from the
     /// buffers that follow (`tcp_grow_skb`).
     fn coalesce_pushes(&mut self, end: SeqNumber) {

@@ -16,12 +16,16 @@
 //! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its
 //! last byte.
 
+mod messages;
+
 use super::footprint::BufferMemory;
 use super::source::{SourceId, SourceTable};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
 use crate::device::PayloadPiece;
 use crate::ip::PayloadSum;
 use crate::wire::checksum::{Sum, copy_and_sum};
+use messages::QueuedMessages;
+pub use messages::{MESSAGES_MAX, NoMessageRoom};
 use std::collections::VecDeque;
 
 /// Slices of sources that one connection may queue: together with the copied items between them, 64 KiB of
@@ -103,9 +107,11 @@ pub struct SendBuffer {
     slices: usize,
     /// Slices whose bytes are not accessible in place.
     unshared_slices: usize,
-    /// True if slices were copied: chunks in the middle may be partly used, and two items may share one.
+    /// True if slices were copied or messages were inserted: chunks in the middle may be partly used, and two
+    /// items may share one.
     has_partial_chunks: bool,
     tail: Option<TailChunk>,
+    messages: QueuedMessages,
 }
 
 impl SendBuffer {
@@ -127,7 +133,7 @@ impl SendBuffer {
     /// Returns the memory of the buffer; bytes of sources do not count. Visits every item if there are
     /// slices, or were: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {
-        let list_bytes = self.items.capacity() * size_of::<StreamItem>();
+        let list_bytes = self.items.capacity() * size_of::<StreamItem>() + self.messages.list_bytes();
         if self.slices == 0 && !self.has_partial_chunks {
             // Two items share a chunk only if there is a slice between them.
             return BufferMemory {
@@ -384,11 +390,7 @@ impl SendBuffer {
                 let content = ItemContent::Slice { source, offset: offset + n, is_shared: true };
                 self.items.insert(index + 1, StreamItem { position: item.position + n, content });
                 // Items after the copied one have moved by one.
-                if let Some(tail) = &mut self.tail
-                    && tail.item > self.discarded + index as u64
-                {
-                    tail.item += 1;
-                }
+                self.on_items_inserted(index + 1, 1);
             } else {
                 sources.release_ref(source);
                 self.slices -= 1;
@@ -552,5 +554,7 @@ impl<'a> Iterator for GatherPieces<'a> {
     }
 }
 
+#[cfg(test)]
+mod message_tests;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use super::conn::{Flags, NONE, SlotState};
 use super::memory_waiters::BYTES_UNDER_PRESSURE_MAX;
 use super::receive::chunks_for;
 use super::rtt;
-use super::send_buffer::PushSourceError;
+use super::send_buffer::{NoMessageRoom, PushSourceError};
 use super::source::SourceId;
 use super::state::State;
 use super::urgent::ReadSpan;
@@ -18,7 +18,10 @@ use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption};
+use crate::priority;
+use crate::wire::tcp::SeqNumber;
 use core::net::SocketAddr;
+use core::ops::Range;
 use core::time::Duration;
 
 /// Bytes that may be queued at most: positions are compared as sequence numbers, so the queue must stay well
@@ -84,6 +87,63 @@ impl Tcp {
             self.want_transmit(idx);
         }
         Ok(taken)
+    }
+
+    /// Queues a message before those of lower classes of priority that were not begun, all or nothing.
+    #[cold]
+    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], priority: u8) -> Result<(), SendError> {
+        let idx = self.check_writable(conn)?;
+        let limit = u64::from(self.profile(idx).send_buffer_bytes);
+        if bytes.len() as u64 > limit {
+            return Err(SendError::TooLong);
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.ensure_active(idx);
+        let Some(sent) = self.begun_bytes(idx) else { return Err(SendError::Stale) };
+        let b = &mut self.active[self.conns[idx].active];
+        let queued = b.send.len();
+        let spare = self.chunks.spare() * CHUNK_BYTES;
+        let fair = (queued + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
+        let class = priority::class(priority);
+        match b.send.push_message(&mut self.chunks, bytes, class, sent, limit.min(fair)) {
+            Ok(place) => {
+                self.on_message_queued(idx, place);
+                self.want_transmit(idx);
+                Ok(())
+            }
+            Err(NoMessageRoom { is_memory }) => {
+                if is_memory || queued + bytes.len() as u64 <= limit {
+                    self.wait_for_memory(idx, queued);
+                }
+                self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+                Err(SendError::Full)
+            }
+        }
+    }
+
+    /// Returns how many of the queued bytes have a place that cannot change: those that were sent, and those
+    /// up to the urgent byte.
+    fn begun_bytes(&mut self, idx: u32) -> Option<u64> {
+        let (c, b) = self.tcb_and_active(idx)?;
+        // Before the handshake is complete, SYN precedes the first byte.
+        let syn = i32::from(!c.state.is_synchronized());
+        let offset = |seq: SeqNumber| u64::try_from(seq - c.snd_una - syn).unwrap_or(0);
+        Some(offset(c.snd_nxt).max(b.snd_up.map_or(0, offset)).min(b.send.len()))
+    }
+
+    /// Updates positions in the queued data after a message was queued at `place`, counted from `snd_una`.
+    fn on_message_queued(&mut self, idx: u32, place: Range<u64>) {
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
+        let len = (place.end - place.start) as u32;
+        if place.end < b.send.len() {
+            if b.slow_path.has(SlowPathFlags::RECORD_MARKS) {
+                b.record_marks.on_inserted(c.snd_una + place.start as u32, len);
+            }
+        } else if b.slow_path.has(SlowPathFlags::RECORD_MARKS) || len > b.max_window / 2 {
+            self.mark_write(idx, len, false);
+        }
     }
 
     /// Queues a slice of a source. The slice is queued completely, whatever the size of the send buffer,

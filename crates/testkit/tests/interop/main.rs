@@ -10,6 +10,7 @@ mod device_lost;
 mod endings;
 mod ginnel_end;
 mod kernel_end;
+mod messages;
 mod network;
 mod path;
 mod plan;

@@ -6,6 +6,7 @@ mod common;
 mod handshake;
 mod idle;
 mod listeners;
+mod messages;
 mod retransmission;
 mod unordered;
 mod urgent;

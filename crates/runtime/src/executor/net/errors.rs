@@ -92,6 +92,10 @@ pub(super) fn broken_pipe() -> io::Error {
     Errno::PIPE.into()
 }
 
+pub(super) fn message_too_long() -> io::Error {
+    Errno::MSGSIZE.into()
+}
+
 pub(super) fn would_block() -> io::Error {
     Errno::AGAIN.into()
 }

@@ -204,6 +204,19 @@ impl TcpStream {
         self.set_option(TcpOption::Unordered(on))
     }
 
+    /// Sends a message with a priority (0 to 7, see [`ginnel_stack::priority`]; higher values count as 7):
+    /// queued messages of lower priority of which no byte was sent leave after it. Waits until the send
+    /// buffer has room for all of it. What other methods write is no message: messages queued later follow
+    /// it. Where the stack runs in another thread, messages are sent in the order of the calls.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if the message is longer than the send buffer; otherwise as for writing.
+    pub fn send_message(&self, message: &[u8], priority: u8) -> impl Future<Output = io::Result<()>> {
+        Attempt::new(self.executor, WaitTarget::Write(self.socket), move |a| {
+            send_message(a, self.socket, message, priority)
+        })
+    }
+
     /// Writes as much as fits, without waiting.
     ///
     /// # Errors
@@ -426,6 +439,25 @@ fn send(a: &mut Access<'_>, socket_id: u32, bytes: &[u8]) -> Option<io::Result<u
             socket.send_buffer_full = n < bytes.len();
             (n > 0 || bytes.is_empty()).then_some(Ok(n))
         }
+        Err(_) if socket.write_shutdown => Some(Err(errors::broken_pipe())),
+        // The connection is over, and the event that tells why is about to be delivered.
+        Err(SendError::Closed) => None,
+        Err(_) => Some(Err(errors::broken_pipe())),
+    }
+}
+
+fn send_message(a: &mut Access<'_>, socket_id: u32, message: &[u8], priority: u8) -> Option<io::Result<()>> {
+    let socket = &mut a.state.net.sockets[socket_id];
+    if socket.phase == ConnPhase::Closed {
+        return Some(Err(socket.error.take().map_or_else(errors::broken_pipe, io::Error::from)));
+    }
+    match a.core.stack.send_message(socket.conn, message, priority) {
+        Ok(()) => Some(Ok(())),
+        Err(SendError::Full) => {
+            socket.send_buffer_full = true;
+            None
+        }
+        Err(SendError::TooLong) => Some(Err(errors::message_too_long())),
         Err(_) if socket.write_shutdown => Some(Err(errors::broken_pipe())),
         // The connection is over, and the event that tells why is about to be delivered.
         Err(SendError::Closed) => None,

@@ -5,34 +5,34 @@ use proptest::prelude::*;
 
 const NO_LIMIT: u64 = u64::MAX;
 
-struct Fixture {
-    pool: ChunkPool,
-    sources: SourceTable,
-    buffer: SendBuffer,
+pub(super) struct Fixture {
+    pub pool: ChunkPool,
+    pub sources: SourceTable,
+    pub buffer: SendBuffer,
 }
 
 impl Fixture {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { pool: ChunkPool::new(4 << 20), sources: SourceTable::new(), buffer: SendBuffer::new() }
     }
 
-    fn source(&mut self, bytes: &[u8]) -> SourceId {
+    pub fn source(&mut self, bytes: &[u8]) -> SourceId {
         self.sources.add(Box::new(PreloadedSource::new(bytes)))
     }
 
-    fn push(&mut self, bytes: &[u8]) -> usize {
+    pub fn push(&mut self, bytes: &[u8]) -> usize {
         self.buffer.push_bytes(&mut self.pool, bytes, NO_LIMIT)
     }
 
-    fn push_source(&mut self, id: SourceId, offset: u64, len: u64) -> Result<(), PushSourceError> {
+    pub fn push_source(&mut self, id: SourceId, offset: u64, len: u64) -> Result<(), PushSourceError> {
         self.buffer.push_source(&mut self.sources, id, offset, len)
     }
 
-    fn discard(&mut self, n: u64) {
+    pub fn discard(&mut self, n: u64) {
         self.buffer.discard_front(&mut self.pool, &mut self.sources, n);
     }
 
-    fn filled(&self, offset: u64, len: usize) -> Vec<u8> {
+    pub fn filled(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out, PayloadSum::Required);
         let mut again = vec![0; out.len()];
@@ -42,7 +42,7 @@ impl Fixture {
         out
     }
 
-    fn all(&self) -> Vec<u8> {
+    pub fn all(&self) -> Vec<u8> {
         self.filled(0, self.buffer.len() as usize)
     }
 }
