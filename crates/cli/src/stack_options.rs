@@ -230,10 +230,15 @@ impl OwnStackOptions {
 
     /// As [`to_config`](Self::to_config), with further changes.
     fn to_config_with(&self, change: impl FnOnce(&mut Config)) -> Result<Config, Failure> {
-        let mut config = match &self.config {
+        let config = match &self.config {
             Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,
             None => Config::default(),
         };
+        self.complete(config, change)
+    }
+
+    /// Returns a configuration that was read from the file, overridden by the options and then by `change`.
+    pub fn complete(&self, mut config: Config, change: impl FnOnce(&mut Config)) -> Result<Config, Failure> {
         config.loopback = match self.loopback {
             Some(LoopbackOwner::Kernel) => Loopback::Kernel,
             Some(LoopbackOwner::Stack) => Loopback::Stack,

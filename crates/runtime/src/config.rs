@@ -7,7 +7,7 @@ mod run;
 mod shards;
 mod values;
 
-pub use file::FileError;
+pub use file::{FileError, ProgramKey};
 pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
 pub use run::RunConfig;
 pub use shards::ShardsConfig;
@@ -352,6 +352,15 @@ impl Config {
     /// Reads and validates a file. The error is one line with the file, the line and the key.
     pub fn from_file(path: &std::path::Path) -> Result<Self, FileError> {
         file::read(path)
+    }
+
+    /// As [`from_file`](Self::from_file), for a file that may also have a table with options of a program.
+    /// Returns the keys of that table, which are not checked.
+    pub fn from_file_with_program(
+        path: &std::path::Path,
+        program: &str,
+    ) -> Result<(Self, Vec<ProgramKey>), FileError> {
+        file::read_with_program(path, program)
     }
 
     /// Parses and validates a text. `name` is the name of the file in errors.

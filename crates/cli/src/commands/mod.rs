@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod corpus;
 mod demo;
+mod iot;
 mod load;
 mod log;
 mod run;
@@ -11,6 +12,7 @@ mod serve;
 mod ss;
 mod stat;
 mod up;
+mod with_parent;
 
 use crate::failure::Failure;
 use clap::Subcommand;
@@ -22,6 +24,8 @@ pub enum Command {
     Echo(serve::EchoArgs),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdArgs),
+    /// Serve devices that send heartbeats and urgent requests, with Redis (QStack's iotepserver)
+    Iot(iot::IotArgs),
     /// Run an unmodified program on a stack of its own, or on a stack that "ginnel up" started
     Run(run::RunOptions),
     /// Start a stack that several programs can use
@@ -56,6 +60,9 @@ pub enum Command {
     /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
     /// http
     Corpus(ginnel_apps::corpus::CorpusOptions),
+    /// Run a program that ends with the process that started it
+    #[command(hide = true)]
+    WithParent(with_parent::WithParentOptions),
 }
 
 impl Command {
@@ -64,6 +71,7 @@ impl Command {
         match self {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
+            Self::Iot(options) => iot::run(options),
             Self::Run(options) => run::run(&options),
             Self::Up(options) => up::up(&options),
             Self::Down(options) => up::down(&options),
@@ -75,6 +83,7 @@ impl Command {
             Self::Stat(options) => stat::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
+            Self::WithParent(options) => with_parent::run(&options),
         }
     }
 }

@@ -37,11 +37,11 @@ pub struct HttpdArgs {
 /// Options of servers that can run on several shards.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Stack")]
-struct ShardsOptions {
+pub struct ShardsOptions {
     /// Number of shards, 1 to 64. Each shard is a thread with a queue of its own on every device and serves a
     /// part of the connections.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    shards: Option<u32>,
+    pub shards: Option<u32>,
 }
 
 /// Runs the echo server.
@@ -98,12 +98,18 @@ pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Ht
     parsed.map(|a| a.options).map_err(|e| Failure::usage(e.to_string()))
 }
 
-/// Returns the configuration of a server. Rejects a memory device, because nothing would be at its other end.
-fn server_config(options: &OwnStackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
+/// Rejects a memory device, because nothing would be at its other end.
+pub fn refuse_memory(options: &OwnStackOptions) -> Result<(), Failure> {
     if options.device == Some(DeviceName::Memory) {
         let problem = "--device memory has nothing at its other end: use another device, or ginnel load http --serve ROOT";
         return Err(Failure::usage(problem));
     }
+    Ok(())
+}
+
+/// Returns the configuration of a server. Rejects a memory device, because nothing would be at its other end.
+fn server_config(options: &OwnStackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
+    refuse_memory(options)?;
     let mut config = options.to_config()?;
     config.shards.count = shards.shards.unwrap_or(config.shards.count);
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
@@ -112,7 +118,7 @@ fn server_config(options: &OwnStackOptions, shards: &ShardsOptions) -> Result<Co
 
 /// Runs an application until a signal arrives, on as many shards and workers as are configured, and returns
 /// the result of `finish` for each.
-fn run<H: Handler, R: Send>(
+pub fn run<H: Handler, R: Send>(
     program: &str,
     config: Config,
     handler: impl Fn(usize) -> Result<H, Error> + Sync,
@@ -135,13 +141,13 @@ fn run<H: Handler, R: Send>(
     result
 }
 
-fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
+pub fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// Prints a column for each shard. The counters are per application; the `workers` applications of a shard
 /// share its counters.
-fn print_shards(applications: &[ShardStats], workers: u32) {
+pub fn print_shards(applications: &[ShardStats], workers: u32) {
     let shards: Vec<_> = applications.iter().step_by(workers.max(1) as usize).collect();
     let mut head = vec!["shard".to_string()];
     match &shards[..] {

@@ -1,7 +1,7 @@
 //! `ginnel stat`: shows the counters of a running stack. They are read from its published page, without a
 //! request to the stack.
 
-mod sample;
+pub mod sample;
 mod show;
 mod watch;
 
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use clap::Args;
 use core::time::Duration;
 use ginnel::run_dir::{self, RunningStack};
-use sample::StatSource;
+pub use sample::StatSource;
 pub use show::quoted;
 use std::io::{self, Write};
 

@@ -4,8 +4,10 @@ use super::Config;
 use core::fmt;
 use core::ops::Range;
 use ginnel_stack::error::ConfigError;
+use serde::Deserialize;
 use std::path::Path;
-use toml::de::{DeTable, DeValue};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
 
 /// An error in a configuration file. Formats as one line: `file:line: key: problem`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +46,38 @@ pub(super) fn read(path: &Path) -> Result<Config, FileError> {
     }
 }
 
+/// A key of a program's own table: its value as it would be an argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramKey {
+    /// The key, without its table.
+    pub name: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The values; several if it is an array. A boolean is `true` or `false`.
+    pub values: Vec<String>,
+    /// True for a boolean.
+    pub is_boolean: bool,
+}
+
+/// As [`read`], for a file that may have a table `program` besides those of [`Config`]. Returns its keys,
+/// too.
+pub(super) fn read_with_program(path: &Path, program: &str) -> Result<(Config, Vec<ProgramKey>), FileError> {
+    let file = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse_with_program(&file, &text, Some(program)),
+        Err(e) => Err(FileError { file, line: 0, key: String::new(), problem: e.to_string() }),
+    }
+}
+
 pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
+    parse_with_program(file, text, None).map(|(config, _)| config)
+}
+
+pub(super) fn parse_with_program(
+    file: &str,
+    text: &str,
+    program: Option<&str>,
+) -> Result<(Config, Vec<ProgramKey>), FileError> {
     let error = |offset: usize, key: String, problem: &str| FileError {
         file: file.into(),
         line: line_of(text, offset),
@@ -55,7 +88,16 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
         Ok(table) => table.into_inner(),
         Err(e) => return Err(error(e.span().map_or(0, |s| s.start), String::new(), e.message())),
     };
-    let config: Config = toml::from_str(text).map_err(|e| {
+    let mut shared = DeTable::parse(text).map_err(|e| error(0, String::new(), e.message()))?;
+    let mut keys = Vec::new();
+    if let Some(program) = program
+        && let Some(own) = shared.get_mut().remove(program)
+    {
+        let line = |offset| line_of(text, offset);
+        keys = program_keys(own.get_ref(), own.span(), line)
+            .map_err(|(offset, key, problem)| error(offset, format!("{program}{key}"), problem))?;
+    }
+    let config = Config::deserialize(toml::de::Deserializer::from(shared)).map_err(|e| {
         let span = e.span().unwrap_or(0..text.len());
         let key = path_at(&table, &span);
         error(span.start, key, e.message())
@@ -63,7 +105,42 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
     config
         .validate()
         .map_err(|ConfigError { key, problem }| error(offset_of(&table, &key), key, &problem))?;
-    Ok(config)
+    Ok((config, keys))
+}
+
+/// Returns the keys of a program's table; otherwise the offset, the key with a dot in front, and the problem.
+fn program_keys(
+    table: &DeValue<'_>,
+    span: Range<usize>,
+    line: impl Fn(usize) -> usize,
+) -> Result<Vec<ProgramKey>, (usize, String, &'static str)> {
+    let DeValue::Table(table) = table else { return Err((span.start, String::new(), "must be a table")) };
+    let key = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        let name: &str = key.get_ref();
+        let values = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| scalar(item.get_ref())).collect(),
+            value => scalar(value).map(|value| vec![value]),
+        };
+        let problem = "must be a number, a boolean, a text, or an array of them";
+        let values: Vec<String> = values.ok_or((key.span().start, format!(".{name}"), problem))?;
+        let is_boolean = matches!(value.get_ref(), DeValue::Boolean(_));
+        Ok(ProgramKey { name: name.into(), line: line(key.span().start), values, is_boolean })
+    };
+    table.iter().map(key).collect()
+}
+
+/// Returns a value that is neither an array nor a table as text.
+fn scalar(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        DeValue::Boolean(value) => Some(value.to_string()),
+        DeValue::Datetime(time) => Some(time.to_string()),
+        DeValue::Array(_) | DeValue::Table(_) => None,
+    }
 }
 
 /// Escapes control characters: a quoted key may contain any character, and must neither break the line nor
