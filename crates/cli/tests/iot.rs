@@ -145,7 +145,7 @@ fn kernel_client_is_answered_and_lines_are_printed() {
     if skipped("kernel_client_is_answered_and_lines_are_printed") {
         return;
     }
-    for options in [&[][..], &["--placement", "split"], &["-w", "2"]] {
+    for options in [&[][..], &["--placement", "split"], &["-w", "2", "--priorities"]] {
         let mut server = IotServer::start("iot", options);
         server.wait_for_line(&["iot on 0.0.0.0:80", "unix:"]);
         // The first line is printed after two seconds.

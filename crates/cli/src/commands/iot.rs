@@ -9,13 +9,18 @@ use crate::failure::Failure;
 use crate::stack_options::OwnStackOptions;
 use crate::table::{Table, with_thousands_separators};
 use clap::{Args, ValueEnum};
-use ginnel::config::Placement;
+use ginnel::config::{Placement, PriorityRule};
 use ginnel::{Config, Shard, ShardStats};
 use ginnel_apps::iot::counters::IotCounters;
+use ginnel_apps::iot::message::{ANSWER, URGENT};
 use ginnel_apps::iot::{Iot, IotOptions, RedisAddress};
 use servers::RedisServers;
 use stat_line::{PrinterCpu, StatPrinter};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+
+/// Priority of urgent messages and answers with `--priorities`.
+const LABEL_PRIORITY: u8 = 6;
 
 /// Options of `ginnel iot`.
 #[derive(Clone, Debug, Args)]
@@ -41,6 +46,12 @@ struct ProgramOptions {
     /// one is given: as in --stat-print=3.
     #[arg(long, value_name = "CPU", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     stat_print: Option<PrinterCpu>,
+
+    /// Give frames that begin with an urgent message, and answers, priority 6 in the whole stack: adds the
+    /// rules of docs/iot.md to those of [priority]. Without it, urgent messages overtake others only before
+    /// Redis.
+    #[arg(long)]
+    priorities: bool,
 }
 
 /// Options that say in which threads the application runs.
@@ -112,7 +123,25 @@ fn complete(options: &IotArgs, config: Config) -> Result<Config, Failure> {
             Some(PlaceName::Split) => Placement::Split,
             None => config.shard.placement,
         };
+        if options.program.priorities {
+            config.priority.rules.extend(label_rules(&options.program.iot));
+        }
     })
+}
+
+/// Returns rules that give urgent messages and answers a priority by their label, if a segment begins with
+/// them.
+fn label_rules(options: &IotOptions) -> Vec<PriorityRule> {
+    let ports: BTreeSet<String> = options.listen.iter().map(|address| address.port().to_string()).collect();
+    let ports = Vec::from_iter(ports).join(", ");
+    let rule = |side: &str, label: u8| {
+        format!(
+            "[[priority.rules]]\npriority = {LABEL_PRIORITY}\nprotocol = \"tcp\"\n{side}_ports = [{ports}]\n\
+             payload = {{ offset_bytes = 6, value = \"{label:02x}\" }}\n"
+        )
+    };
+    let text = rule("destination", URGENT) + &rule("source", ANSWER);
+    Config::from_toml("--priorities", &text).expect("the text is that of a configuration").priority.rules
 }
 
 fn join(redis: &[RedisAddress]) -> String {
@@ -145,4 +174,42 @@ fn print_counters(ended: &[(IotCounters, u64, ShardStats)], workers: u32) {
     }
     print!("\n{table}");
     serve::print_shards(&ended.iter().map(|(.., stats)| *stats).collect::<Vec<_>>(), workers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct IotCommand {
+        #[command(flatten)]
+        options: IotArgs,
+    }
+
+    fn config(more: &[&str]) -> Config {
+        let stack = ["iot", "--device", "tap:x", "--address", "10.0.0.1/24"];
+        let options = IotCommand::try_parse_from([&stack, more].concat()).unwrap().options;
+        complete(&options, Config::default()).unwrap()
+    }
+
+    #[test]
+    fn priorities_are_rules_for_the_listeners() {
+        assert!(config(&[]).priority.rules.is_empty());
+        let rules = config(&["--priorities", "--listen", "0.0.0.0:81", "--listen", "[::]:81"]).priority.rules;
+        let text = "[[priority.rules]]\npriority = 6\nprotocol = \"tcp\"\ndestination_ports = 81\n\
+                    payload = { offset_bytes = 6, value = \"02\" }\n\
+                    [[priority.rules]]\npriority = 6\nprotocol = \"tcp\"\nsource_ports = 81\n\
+                    payload = { offset_bytes = 6, value = \"03\" }\n";
+        assert_eq!(rules, Config::from_toml("x", text).unwrap().priority.rules);
+    }
+
+    #[test]
+    fn options_choose_threads() {
+        let config = config(&["--placement", "paired", "-w", "3", "--shards", "2"]);
+        assert_eq!(
+            (config.shard.placement, config.shard.workers, config.shards.count),
+            (Placement::Paired, 3, 2)
+        );
+    }
 }
