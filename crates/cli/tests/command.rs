@@ -65,6 +65,8 @@ fn wrong_arguments_give_one_line_and_code_2() {
             "device[0].capture_filter: applies only to a device with a `capture`",
         ),
         (&["echo", "--capture=x", "--capture-filter=tcp port http"], "\"http\" is not a port"),
+        (&["echo", "--priority-rule=8 tcp"], "\"8\" is not a priority from 0 to 7"),
+        (&["echo", "--priority-rule=6"], "the expression \"\": is empty"),
         (
             &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--gateway=10.2.0.1"],
             "route[0].gateway: 10.2.0.1 is in no network of link",
@@ -148,6 +150,25 @@ fn wrong_arguments_give_one_line_and_code_2() {
         assert!(text.contains(expected), "{arguments:?}: {text}");
         assert_eq!(code, 2, "{arguments:?}: {text}");
     }
+}
+
+#[test]
+fn wrong_expressions_are_refused() {
+    let site = TempSite::new("expression");
+    let file = site.0.join("stack.toml");
+    std::fs::write(&file, "[[priority.rules]]\npriority = 6\nexpression = \"tcp prot 80\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    let (code, text) = run_refused(&["echo", "--config", file]);
+    if text.contains("apt-get install libpcap0.8") {
+        return skip("wrong_expressions_are_refused", &text);
+    }
+    let problem = format!("{file}:3: priority.rules[0].expression: ");
+    assert!(code == 2 && text.starts_with(&problem) && text.contains("syntax error"), "{text}");
+    let (code, text) = run_refused(&["echo", "--priority-rule=6 tcp prot 80"]);
+    assert!(
+        code == 2 && text.contains("the expression \"tcp prot 80\": ") && text.contains("syntax error"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod paired;
 #[allow(dead_code)] // shared: this suite uses a part
 mod placement_suite;
 mod placements;
+mod priorities;
 mod running;
 mod unordered;
 
