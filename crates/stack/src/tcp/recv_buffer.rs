@@ -96,9 +96,9 @@ impl RecvBuffer {
     }
 
     /// Returns the bytes in order that were not read and not taken early.
+    #[inline]
     pub fn unread_bytes(&self) -> usize {
-        let taken = self.early.as_deref().map_or(0, |e| e.taken_bytes(&(self.base..self.contiguous_end)));
-        self.contiguous() - taken as usize
+        if self.early.is_some() { self.untaken_bytes() } else { self.contiguous() }
     }
 
     /// Returns whether no bytes are buffered, in order or out of order.
@@ -289,10 +289,15 @@ impl RecvBuffer {
     }
 
     /// Drops everything.
+    #[inline]
     pub fn clear(&mut self, pool: &mut ChunkPool) {
-        if self.is_empty() && self.chunks.is_empty() {
-            return;
+        if !(self.is_empty() && self.chunks.is_empty()) {
+            self.clear_contents(pool);
         }
+    }
+
+    #[inline(never)]
+    fn clear_contents(&mut self, pool: &mut ChunkPool) {
         self.base = self.contiguous_end;
         self.read_end = self.contiguous_end;
         self.ranges.clear();

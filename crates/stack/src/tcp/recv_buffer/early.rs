@@ -203,6 +203,13 @@ impl RecvBuffer {
         }
     }
 
+    /// Returns the bytes in order that were not read and not taken.
+    #[cold]
+    pub(super) fn untaken_bytes(&self) -> usize {
+        let taken = self.early.as_deref().map_or(0, |e| e.taken_bytes(&(self.base..self.contiguous_end)));
+        self.contiguous() - taken as usize
+    }
+
     /// Returns whether the byte `offset` bytes after the first unread one was taken.
     pub fn is_taken(&self, offset: usize) -> bool {
         let at = self.base + offset as u64;
