@@ -3,18 +3,26 @@
 //
 // fork_in_call FILE   makes calls on a connection to itself while a timer forks, until FILE is gone. Prints in which
 //                     kinds of children the memory of the stack was private, and whether any had it both ways.
+// fork_in_call FILE continue|limited
+//                     lets the children return from the handler, continue the call, and go on without the stack.
+//                     Another thread makes calls, too. With `limited` the kernel refuses the children memory.
+//                     Prints how many went on, and how many ended or hung.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { OUTSIDE = 1, ISOLATED = 2, PARTLY = 3 };
@@ -64,7 +72,98 @@ static void handler(int signal)
     errno = error;
 }
 
-static void install(void)
+// What children exit with that have gone on.
+enum { WENT_ON = 42 };
+
+// Longer handlers must not keep the calls from making progress.
+static const struct itimerval once = {{0, 0}, {0, 2000}};
+
+static volatile int is_child, in_child_of_call, is_limited;
+static int went_on, went_on_in_call, ended_or_hung;
+
+// Forks, and lets the child return into the call that was interrupted.
+static void continue_handler(int signal)
+{
+    (void)signal;
+    int error = errno, status = 0;
+    struct rlimit limit, low;
+    getrlimit(RLIMIT_DATA, &limit);
+    low = limit, low.rlim_cur = 4096; // 0 would not limit anything (`may_expand_vm`).
+    if (is_limited) setrlimit(RLIMIT_DATA, &low);
+    pid_t child = fork();
+    setrlimit(RLIMIT_DATA, &limit);
+    if (child == 0) {
+        is_child = 1;
+        static char maps[1 << 20];
+        int at = 0, got;
+        long fd = raw(SYS_open, (long)"/proc/self/maps", O_RDONLY, 0, 0);
+        while ((got = raw(SYS_read, fd, (long)maps + at, sizeof maps - 1 - at, 0)) > 0) at += got;
+        raw(SYS_close, fd, 0, 0, 0);
+        maps[at] = 0;
+        // The report of the parent is not mapped in children of calls, and has a mapping of its own in others.
+        in_child_of_call = !strstr(maps, "ginnel-descriptors");
+        int refused = 0;
+        for (char *line = maps, *end; (end = strchr(line, '\n')); line = end + 1) {
+            *end = 0;
+            refused += strstr(line, "memfd:ginnel-c") && strstr(line, " r--p ");
+        }
+        if (in_child_of_call && is_limited && !refused) raw(SYS_exit_group, 4, 0, 0, 0);
+        errno = error;
+        return;
+    }
+    int found = 0;
+    for (int i = 0; i < 10000 && (found = waitpid(child, &status, WNOHANG)) == 0; i++) {
+        struct timespec pause = {0, 1000000};
+        nanosleep(&pause, 0);
+    }
+    if (found == 0) kill(child, SIGKILL), waitpid(child, &status, 0);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == WENT_ON) went_on++;
+    else if (code == WENT_ON + 1) went_on_in_call++;
+    else fprintf(stderr, "a child: status %x\n", status), ended_or_hung++;
+    setitimer(ITIMER_REAL, &once, 0);
+    errno = error;
+}
+
+// In a child whose call has ended: everything but the stack works.
+static void go_on(void)
+{
+    int pair[2];
+    char byte = 'x', *memory = malloc(1 << 20);
+    if (!memory || socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) _exit(1);
+    memset(memory, 1, 1 << 20);
+    if (write(pair[0], &byte, 1) != 1 || read(pair[1], &byte, 1) != 1 || byte != 'x') _exit(2);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0) _exit(3);
+    close(fd);
+    exit(in_child_of_call ? WENT_ON + 1 : WENT_ON);
+}
+
+// Accepts a connection. A child that goes on may take the connection of its parent.
+static int accept_one(int listener)
+{
+    int to = accept(listener, 0, 0);
+    for (int i = 0; i < 50 && to < 0 && errno == EAGAIN && !is_child; i++) {
+        struct pollfd at = {listener, POLLIN, 0};
+        poll(&at, 1, 10);
+        to = accept(listener, 0, 0);
+    }
+    return to;
+}
+
+static void *other_thread(void *at)
+{
+    for (;;) {
+        int from = socket(AF_INET, SOCK_STREAM, 0);
+        char bytes[64];
+        bind(from, at, 0);
+        for (int i = 0; i < 100; i++) recv(from, bytes, sizeof bytes, MSG_DONTWAIT);
+        close(from);
+    }
+    return 0;
+}
+
+static void install(void (*handler)(int))
 {
     struct { void (*handler)(int); unsigned long flags; void (*restorer)(void); unsigned long mask; } action =
         {handler, 0x04000000ul | SA_RESTART, restorer, 0};
@@ -77,22 +176,44 @@ int main(int count, char **arguments)
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(7300), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(listener, (void *)&at, sizeof at) || listen(listener, 8)) return 1;
-    install();
+    install(count > 2 ? continue_handler : handler);
+    if (count > 2) {
+        is_limited = !strcmp(arguments[2], "limited");
+        sigset_t set;
+        pthread_t thread;
+        fcntl(listener, F_SETFL, O_NONBLOCK);
+        sigfillset(&set);
+        pthread_sigmask(SIG_SETMASK, &set, 0);
+        pthread_create(&thread, 0, other_thread, &at);
+        sigemptyset(&set);
+        pthread_sigmask(SIG_SETMASK, &set, 0);
+    }
     struct itimerval every = {{0, 2000}, {0, 2000}};
-    setitimer(ITIMER_REAL, &every, 0);
+    setitimer(ITIMER_REAL, count > 2 ? &once : &every, 0);
     fclose(fopen(arguments[1], "w"));
     while (access(arguments[1], F_OK) == 0) {
         int from = socket(AF_INET, SOCK_STREAM, 0), to = -1;
         char bytes[4096] = {0};
-        if (connect(from, (void *)&at, sizeof at) == 0 && (to = accept(listener, 0, 0)) >= 0) {
+        if (connect(from, (void *)&at, sizeof at) == 0 && (to = accept_one(listener)) >= 0) {
             // Until the connection is reset.
             for (; access(arguments[1], F_OK) == 0 && send(from, bytes, sizeof bytes, MSG_NOSIGNAL) > 0; sends++)
-                for (int i = 0; i < 50; i++) recv(to, bytes, sizeof bytes, MSG_DONTWAIT);
+                for (int i = 0; i < 50; i++) {
+                    recv(to, bytes, sizeof bytes, MSG_DONTWAIT);
+                    if (is_child) go_on();
+                }
         }
+        if (is_child) go_on();
         close(from), close(to);
+        if (is_child) go_on();
     }
+    if (is_child) go_on();
     every.it_value.tv_usec = every.it_interval.tv_usec = 0;
     setitimer(ITIMER_REAL, &every, 0);
+    if (count > 2) {
+        printf("went on: %s, in calls: %s, ended or hung: %d\n", went_on > 0 ? "some" : "none",
+               went_on_in_call > 5 ? "many" : "few", ended_or_hung);
+        return 0;
+    }
     printf("isolated: %s, partly: %d\n", seen[ISOLATED] > 5 ? "many" : "few", seen[PARTLY]);
     return 0;
 }

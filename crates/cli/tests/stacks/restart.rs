@@ -241,6 +241,32 @@ fn child_of_a_call_is_isolated_after_a_restart() {
     assert!(partly.is_some_and(|partly: u32| partly <= 3), "{printed} {:?}", output.status);
 }
 
+/// A child that a handler forks in the middle of a call goes on without the stack, whatever the other threads
+/// of its parent did, and even if the kernel refuses it the memory for a copy of what it shares.
+#[test]
+fn child_of_a_call_goes_on_without_the_stack() {
+    if skipped("child_of_a_call_goes_on_without_the_stack") {
+        return;
+    }
+    for kind in ["continue", "limited"] {
+        let fixture = Fixture::new(&format!("fork-{kind}"));
+        let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+        let program = fixture.compile_c("fork_in_call");
+        let runs = fixture.path().join("runs");
+        let command = ["run", "--stack", "lab", "--", &program, runs.to_str().unwrap(), kind];
+        let program = RunningProgram::new(fixture.ginnel(&command));
+        wait_until("the program runs", || runs.exists());
+        std::thread::sleep(Duration::from_millis(1500));
+        kill_shards(supervisor(&fixture));
+        std::thread::sleep(Duration::from_millis(1500));
+        fs::remove_file(runs).unwrap();
+        let output = program.wait_for_output();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(printed, "went on: some, in calls: many, ended or hung: 0\n", "{kind}: {stderr}");
+    }
+}
+
 #[test]
 fn programs_end_with_their_stack() {
     if skipped("programs_end_with_their_stack") {

@@ -5,17 +5,17 @@
 
 use crate::descriptor::HiddenFd;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
-use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use ginnel::channel::SharedMapping;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Name of the memfd.
 const MEMFD_NAME: &str = "ginnel-descriptors";
@@ -23,8 +23,6 @@ const MEMFD_NAME: &str = "ginnel-descriptors";
 const MAGIC: u64 = u64::from_le_bytes(*b"ginnelD\x02");
 const ENTRY_WORDS: usize = 8;
 const ENTRY_BYTES: usize = ENTRY_WORDS * size_of::<u64>();
-const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
-const MAP_FLAGS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 
 /// Why a socket of the program is a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,16 +59,11 @@ pub enum ReportEntry {
 
 /// The report of this process.
 pub(crate) struct DescriptorReport {
-    at: NonNull<[AtomicU64; ENTRY_WORDS]>,
+    mapping: Arc<SharedMapping>,
     entries: usize,
     /// The memfd, which other processes find in /proc.
     pub file: HiddenFd,
 }
-
-// SAFETY: the mapping consists of atomics.
-unsafe impl Send for DescriptorReport {}
-// SAFETY: the mapping consists of atomics.
-unsafe impl Sync for DescriptorReport {}
 
 impl DescriptorReport {
     /// Creates a report for this number of descriptors.
@@ -80,11 +73,8 @@ impl DescriptorReport {
     pub fn new(descriptors: usize) -> Result<Self, Errno> {
         let entries = descriptors + 1;
         let file = HiddenFd::new(empty_file(entries)?);
-        // SAFETY: a new mapping, which is unmapped when the value is dropped and no reference to it is left.
-        let at =
-            unsafe { mmap(core::ptr::null_mut(), entries * ENTRY_BYTES, PROTECTION, MAP_FLAGS, &file, 0)? };
-        let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { at, entries, file }.with_magic())
+        let mapping = SharedMapping::new(&file, entries * ENTRY_BYTES).map_err(errno)?;
+        Ok(Self { mapping: Arc::new(mapping), entries, file }.with_magic())
     }
 
     /// Replaces the report in a child by an empty one, under the same number. The old one is the parent's.
@@ -94,12 +84,13 @@ impl DescriptorReport {
     pub fn for_child(self) -> Result<Self, Errno> {
         let file = empty_file(self.entries)?;
         crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
-        // SAFETY: replaces the mapping that this value has made, to which no reference is left.
-        unsafe {
-            let flags = MAP_FLAGS | MapFlags::FIXED;
-            mmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES, PROTECTION, flags, &self.file, 0)?;
-        }
+        self.mapping.replace(&self.file).map_err(errno)?;
         Ok(self.with_magic())
+    }
+
+    /// Returns the memory of the report.
+    pub fn mapping(&self) -> Arc<SharedMapping> {
+        self.mapping.clone()
     }
 
     fn with_magic(self) -> Self {
@@ -113,9 +104,8 @@ impl DescriptorReport {
     #[inline(always)]
     fn entry(&self, fd: RawFd) -> Option<&[AtomicU64; ENTRY_WORDS]> {
         let index = usize::try_from(i64::from(fd) + 1).ok().filter(|index| *index < self.entries)?;
-        // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages
-        // are aligned.
-        Some(unsafe { self.at.add(index).as_ref() })
+        // SAFETY: atomics, inside of the mapping; any bits are valid, and pages are aligned.
+        Some(unsafe { &self.mapping.slice_unchecked(index * ENTRY_BYTES, 1)[0] })
     }
 
     pub fn write(&self, fd: RawFd, entry: ReportEntry) {
@@ -175,11 +165,8 @@ fn empty_file(entries: usize) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-impl Drop for DescriptorReport {
-    fn drop(&mut self) {
-        // SAFETY: `new` has made a mapping of this length, to which no reference is left.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES) };
-    }
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)
 }
 
 fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {

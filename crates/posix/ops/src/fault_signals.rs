@@ -7,7 +7,7 @@
 //! default action and of `SIG_IGN` stand two handlers of the library, which the program does not see.
 #![allow(unsafe_code)] // functions that the kernel calls
 
-use crate::{signal_handlers, syscall, user_memory};
+use crate::{isolation, signal_handlers, syscall, user_memory};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use libc::{SIG_DFL, SIG_IGN, sighandler_t, siginfo_t, ucontext_t};
@@ -154,12 +154,24 @@ fn is_fault(info: &siginfo_t) -> bool {
     info.si_code > 0 && !(info.si_signo == libc::SIGBUS && info.si_code == BUS_MCEERR_AO)
 }
 
+/// Handles a fault of the library. Returns true if the thread can continue.
+///
+/// # Safety
+/// The arguments must be those of a handler of a signal of [`is_fault_signal`].
+#[inline]
+pub(crate) unsafe fn fix_up(info: &siginfo_t, context: &mut ucontext_t) -> bool {
+    // SAFETY: faults have an address; for signals that were sent, any bytes are a number.
+    let address = unsafe { info.si_addr() }.addr();
+    is_fault(info) && isolation::make_page_writable(address) || user_memory::fix_up(context)
+}
+
 /// Stands for the default action: the process ends by the same fault.
 unsafe extern "C" fn default_action(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) {
     // SAFETY: the kernel passes valid pointers to a handler.
     let (info, context) = unsafe { (&*info, &mut *context) };
     if is_fault(info) {
-        fix_up_or_end(signal, context);
+        // SAFETY: as above.
+        unsafe { fix_up_or_end(signal, info, context) };
         return;
     }
     // Another process, or this one, has sent the signal.
@@ -176,15 +188,20 @@ unsafe extern "C" fn ignore(signal: c_int, info: *mut siginfo_t, context: *mut u
     // SAFETY: the kernel passes valid pointers to a handler.
     let (info, context) = unsafe { (&*info, &mut *context) };
     if is_fault(info) {
-        fix_up_or_end(signal, context);
+        // SAFETY: as above.
+        unsafe { fix_up_or_end(signal, info, context) };
     }
 }
 
 /// Handles a fault of a program that has no handler for it. If the fault is not in the copy routine, blocks
 /// the signal and lets the instruction fault again: a fault whose signal is blocked has the default action,
 /// with the same `siginfo_t` and registers (`force_sig_info`).
-fn fix_up_or_end(signal: c_int, context: &mut ucontext_t) {
-    if !user_memory::fix_up(context) {
+///
+/// # Safety
+/// As [`fix_up`].
+unsafe fn fix_up_or_end(signal: c_int, info: &siginfo_t, context: &mut ucontext_t) {
+    // SAFETY: the caller's promise.
+    if !unsafe { fix_up(info, context) } {
         let blocked = syscall::kernel_sigset(&context.uc_sigmask) | crate::signal::bit(signal);
         syscall::set_kernel_sigset(&mut context.uc_sigmask, blocked);
     }

@@ -58,9 +58,9 @@ impl Ops {
             Err(_) if state.client.is_stack_gone() => drop(state.reset_waits_in_child().map_err(of_errno)?),
             Err(error) => return Err(error),
         }
-        self.note_connection_fd(&state);
         // The inherited report is the parent's.
         self.rebuild_report(&mut state);
+        self.note_internal_fds(&state);
         Ok(())
     }
 }
@@ -81,11 +81,11 @@ impl ProcessState {
             return Err(error);
         }
         self.client.reset_in_child();
-        self.mappings.set(&self.client);
         self.client
             .internal_fds()
             .chain([attachment.connection_fd()])
             .for_each(descriptor::register_internal);
+        self.publish_shared_memory([]);
         // The child grants accept credit of its own where the parent did and no further call tells: to
         // listeners in epoll sets, and to the listener of a call that continues in the child. Other listeners
         // get it with the child's first call on them.

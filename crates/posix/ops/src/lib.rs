@@ -37,6 +37,7 @@ mod file;
 mod fork;
 pub mod interfaces;
 mod ioctl;
+mod isolation;
 mod kernel_socket;
 mod lifetime;
 mod listen;
@@ -44,6 +45,7 @@ mod lock;
 mod mmsg;
 pub mod not_attached;
 mod options;
+mod owned_mutex;
 mod poll;
 mod port_conflict;
 mod process;
@@ -74,7 +76,7 @@ pub use epoll::EpollEvent;
 pub use exec::Inheritance;
 pub use fd_passing::PassedFd;
 pub use fork::ForkGuard;
-pub use lock::SignalDeferred;
+pub use lock::{OtherCalls, SignalDeferred};
 pub use options::{OptionValue, table};
 pub use sleep::Timeout;
 pub use sockaddr::{Family, SockaddrBytes};
@@ -173,8 +175,8 @@ impl Ops {
             .for_each(descriptor::register_internal);
         state.client.set_listen_spawn(listen_spawn, attachment.stack_info().shard_cpus.clone());
         state.attachment = Some(attachment);
-        ops.note_connection_fd(&state);
         state.start_report(ops.fds.len());
+        ops.note_internal_fds(&state);
         drop(state);
         Ok(ops)
     }

@@ -7,19 +7,18 @@
 //! take: the call fails with `EAGAIN`, as on a non-blocking socket that has nothing at the moment; a `close`
 //! is deferred until the interrupted call releases the lock.
 
-use crate::channels::Channels;
+use crate::isolation::Isolation;
+use crate::owned_mutex::{OwnedMutex, OwnedMutexGuard};
 use crate::process::ProcessState;
 use crate::signal::SignalSet;
-use crate::{Ops, descriptor, syscall, urgent};
+use crate::{Ops, syscall, urgent};
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering, compiler_fence};
 use ginnel::broker::Attachment;
-use ginnel::channel::{ChannelMapping, Client};
 use rustix::fd::{AsRawFd, RawFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 /// How many closes handlers may request during one call.
 const DEFERRED_CLOSES_MAX: usize = 16;
@@ -184,51 +183,18 @@ pub(crate) fn clear_handlers_ran() {
 
 /// The lock, and what handlers must reach without it.
 pub(crate) struct ProcessLock {
-    state: Mutex<ProcessState>,
+    state: OwnedMutex<ProcessState>,
     /// Descriptors that handlers asked to close, or [`NO_FD`].
     deferred_closes: [AtomicI32; DEFERRED_CLOSES_MAX],
     deferred: Arc<DeferredWork>,
-    /// The descriptor of the control connection, or [`NO_FD`].
-    connection_fd: AtomicI32,
-    mappings: Arc<SharedMappings>,
+    isolation: Arc<Isolation>,
 }
 
 impl ProcessLock {
     pub fn new(state: ProcessState) -> Self {
-        let (deferred, mappings) = (state.deferred.clone(), state.mappings.clone());
+        let (deferred, isolation) = (state.deferred.clone(), state.isolation.clone());
         let deferred_closes = [const { AtomicI32::new(NO_FD) }; DEFERRED_CLOSES_MAX];
-        Self {
-            state: Mutex::new(state),
-            deferred_closes,
-            deferred,
-            connection_fd: AtomicI32::new(NO_FD),
-            mappings,
-        }
-    }
-}
-
-/// The mappings of the channels, which a child that a handler forks in the middle of a call makes private.
-#[derive(Default)]
-pub(crate) struct SharedMappings(Mutex<Vec<ChannelMapping>>);
-
-impl SharedMappings {
-    /// Replaces the mappings by those of `channels`.
-    pub fn set(&self, channels: &Channels) {
-        let mappings = channels.all().iter().map(Client::mapping).collect();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mappings;
-    }
-
-    /// Makes the later changes of this process, a child, invisible to others.
-    ///
-    /// # Errors
-    /// `ENOMEM`; `EAGAIN` if another thread of the parent replaced the mappings during the fork.
-    fn make_private(&self) -> Result<(), Errno> {
-        let mappings = match self.0.try_lock() {
-            Ok(mappings) => mappings,
-            Err(TryLockError::Poisoned(mappings)) => mappings.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(Errno::AGAIN),
-        };
-        mappings.iter().try_for_each(|mapping| mapping.make_private().map_err(|_| Errno::NOMEM))
+        Self { state: OwnedMutex::new(state), deferred_closes, deferred, isolation }
     }
 }
 
@@ -256,11 +222,16 @@ fn note_deferred_work() {
 pub(crate) struct LockGuard<'a> {
     // Fields are dropped in this order: the mutex is released, then handlers may take it, then deferred work
     // is done.
-    state: MutexGuard<'a, ProcessState>,
+    state: OwnedMutexGuard<'a, ProcessState>,
     _call: CallGuard<'a>,
 }
 
 struct CallGuard<'a>(&'a Ops);
+
+/// Keeps other threads from making calls while it lives.
+pub struct OtherCalls<'a> {
+    _state: OwnedMutexGuard<'a, ProcessState>,
+}
 
 /// Enters the critical section. Returns false in a handler that interrupted this thread inside of it.
 #[inline]
@@ -326,9 +297,7 @@ impl Ops {
             return Err(Errno::AGAIN);
         }
         let call = CallGuard(self);
-        // No code panics while it holds the lock; if it did, the state of other sockets would still be valid.
-        let state = self.lock.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(LockGuard { state, _call: call })
+        Ok(LockGuard { state: self.lock.state.lock(), _call: call })
     }
 
     /// Takes the lock where the caller cannot fail and no handler can have interrupted the thread.
@@ -362,34 +331,32 @@ impl Ops {
         deliver();
     }
 
-    /// Stores the descriptor of the control connection where a handler can read it.
-    pub(crate) fn note_connection_fd(&self, state: &ProcessState) {
-        let connection_fd = state.attachment.as_ref().map_or(NO_FD, Attachment::connection_fd);
-        self.lock.connection_fd.store(connection_fd, Ordering::Relaxed);
+    /// Waits until no other thread is in the middle of a call, before a handler that interrupted a call of
+    /// this thread forks. Otherwise the child would wait for a thread that does not exist in it. Returns
+    /// `None` if this thread itself holds the lock.
+    pub fn wait_for_other_calls(&self) -> Option<OtherCalls<'_>> {
+        let state = &self.lock.state;
+        (!state.is_held_by_this_thread()).then(|| OtherCalls { _state: state.lock() })
+    }
+
+    /// Stores the descriptors of the control connection and of the report where a handler can read them.
+    pub(crate) fn note_internal_fds(&self, state: &ProcessState) {
+        let connection = state.attachment.as_ref().map(Attachment::connection_fd);
+        let report = state.report.as_ref().map(|report| report.file.as_raw_fd());
+        self.lock.isolation.set_fds(connection, report);
     }
 
     /// Isolates a child that a handler forked in the middle of a call. When the handler returns, that call
     /// continues in the child, too: nothing that it does reaches the parent, the stack or other processes,
     /// and it ends as if the stack were gone.
-    ///
-    /// # Errors
-    /// `ENOMEM`, `EAGAIN`: the process must not continue.
-    pub fn fork_child_in_call(&self) -> Result<(), Errno> {
-        self.lock.mappings.make_private()?;
-        let connection_fd = self.lock.connection_fd.load(Ordering::Relaxed);
-        if connection_fd == NO_FD {
-            return Ok(());
-        }
-        // A connection whose other end is closed.
-        let replaced = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .and_then(|(closed_end, _)| {
-                syscall::dup3(closed_end.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
-            });
-        if replaced.is_err() {
-            // No number is free, or this one is above the limit: requests fail with `EBADF`.
-            descriptor::close(connection_fd);
-        }
-        Ok(())
+    pub fn fork_child_in_call(&self) {
+        self.lock.isolation.isolate();
+    }
+
+    /// Returns whether this process is such a child. Its call must not sleep: the descriptors on which it
+    /// would sleep are the parent's, too.
+    pub(crate) fn is_isolated(&self) -> bool {
+        self.lock.isolation.is_isolated()
     }
 
     /// Defers the close of a descriptor until this thread releases the lock. Returns `None` if the thread

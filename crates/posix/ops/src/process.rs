@@ -7,7 +7,8 @@ use crate::descriptor::{HiddenFd, ProxyFds};
 use crate::descriptor_report::{DescriptorReport, ReportEntry};
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
-use crate::lock::{DeferredWork, SharedMappings};
+use crate::isolation::Isolation;
+use crate::lock::DeferredWork;
 use crate::sleep::Waiters;
 use crate::wait_queue::{self, WaitEntry};
 use core::net::{IpAddr, SocketAddr};
@@ -46,8 +47,8 @@ pub(crate) struct ProcessState {
     pub report: Option<DescriptorReport>,
     /// Work to do when the lock is released.
     pub deferred: Arc<DeferredWork>,
-    /// The mappings of `client`.
-    pub mappings: Arc<SharedMappings>,
+    /// Lists what a child must not change that a handler forks in the middle of a call.
+    pub isolation: Arc<Isolation>,
     /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
     pub send_buffer: Option<[u32; 2]>,
     /// How often the process has continued after a restart of the shards.
@@ -66,8 +67,8 @@ pub(crate) struct ProcessState {
 
 impl ProcessState {
     pub fn new(client: Channels) -> Result<Self, Errno> {
-        let mappings = Arc::<SharedMappings>::default();
-        mappings.set(&client);
+        let isolation = Arc::<Isolation>::default();
+        isolation.set_shared([&client], None);
         Ok(Self {
             client,
             files: Files::default(),
@@ -79,7 +80,7 @@ impl ProcessState {
             passed_listeners: Vec::new(),
             report: None,
             deferred: Arc::default(),
-            mappings,
+            isolation,
             send_buffer: None,
             restarts: 0,
             is_end_noticed: false,
@@ -88,6 +89,13 @@ impl ProcessState {
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })
+    }
+
+    /// Publishes for handlers that fork what the process shares with others. `previous` are channels that
+    /// were replaced and are still in use.
+    pub fn publish_shared_memory<'a>(&'a self, previous: impl IntoIterator<Item = &'a Channels>) {
+        let report = self.report.as_ref().map(DescriptorReport::mapping);
+        self.isolation.set_shared(previous.into_iter().chain([&self.client]), report);
     }
 
     /// Directs events of a connection to this description.
@@ -196,6 +204,7 @@ impl ProcessState {
             None => DescriptorReport::new(descriptors),
         }
         .ok();
+        self.publish_shared_memory([]);
         let Some(report) = &self.report else { return };
         let attachment_fd = self.attachment.iter().map(Attachment::connection_fd);
         for fd in attachment_fd.chain(self.client.internal_fds()).chain([self.proxy_fds.template()]) {

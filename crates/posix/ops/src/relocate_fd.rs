@@ -24,7 +24,7 @@ impl Ops {
         let mut state = self.lock().map_err(|_| Errno::BUSY)?;
         if let Some(other) = state.relocate_fd(number)? {
             descriptor::renumber_internal(number, other);
-            self.note_connection_fd(&state);
+            self.note_internal_fds(&state);
             if let Some(report) = &state.report {
                 report.clear(number);
                 report.write(other, crate::descriptor_report::ReportEntry::Internal);

@@ -44,6 +44,7 @@ impl ProcessState {
             let channels = self.client.replace(clients)?;
             self.exchange_internal_fds(&channels);
             previous.insert(round, PreviousChannels { channels, resumes: 0 });
+            self.publish_shared_memory(previous.values().map(|before| &before.channels));
             previous.values_mut().for_each(|before| before.resumes += resumes);
             if self.open_again(attachment, &previous, &mut reopened).is_ok() {
                 break;
@@ -51,6 +52,7 @@ impl ProcessState {
             // Channels to which no number of a socket belongs are not needed any more.
             previous.retain(|round, _| *round == 0 || reopened.values().any(|of| of == round));
         }
+        self.publish_shared_memory([]);
         Some(())
     }
 
@@ -66,7 +68,6 @@ impl ProcessState {
                 report.write(fd, ReportEntry::Internal);
             }
         }
-        self.mappings.set(&self.client);
         self.restarts += 1;
         self.waiters.replace_wake_fd();
         self.passed_listeners.clear();

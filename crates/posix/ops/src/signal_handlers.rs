@@ -16,7 +16,7 @@
 #![allow(unsafe_code)] // functions that the kernel calls
 
 use crate::signal::{LIBC_SIGNALS, SIGNALS, SYNCHRONOUS_SIGNALS, SignalSet, bit};
-use crate::{fault_signals, lock, syscall, user_memory};
+use crate::{fault_signals, lock, syscall};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -111,7 +111,7 @@ unsafe extern "C-unwind" fn dispatch(
 ) {
     if fault_signals::is_fault_signal(signal) {
         // SAFETY: the kernel passes valid pointers to a handler.
-        if user_memory::fix_up(unsafe { &mut *context }) {
+        if unsafe { fault_signals::fix_up(&*info, &mut *context) } {
             rearm_one_shot(signal, index as usize);
             return;
         }

@@ -449,7 +449,8 @@ impl Ops {
         watched.extend_from_slice(kernel);
         drop(state);
         // Handlers of signals that the sleep has blocked run before this returns.
-        let sleep_end = match ppoll(watched, bounds) {
+        let sleep_end = match self.unless_isolated(|| ppoll(watched, bounds)) {
+            Err(Errno::INTR) if self.is_isolated() => Err(Errno::INTR),
             Ok(()) if watched[2].revents != 0 => Ok(SleepEnd::HandlerRan),
             Ok(()) => Ok(SleepEnd::Event),
             Err(Errno::INTR) => self.after_interruption(wait, handlers),
@@ -486,16 +487,19 @@ impl Ops {
         let index = waiter as usize;
         drop(state);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
-        let sleep_end = syscall::epoll_pwait2(
-            wait_set,
-            &mut events,
-            timeout_of(bounds.timeout),
-            bounds.mask,
-            bounds.interrupting,
-        );
+        let sleep_end = self.unless_isolated(|| {
+            syscall::epoll_pwait2(
+                wait_set,
+                &mut events,
+                timeout_of(bounds.timeout),
+                bounds.mask,
+                bounds.interrupting,
+            )
+        });
         let mut state = self.lock_or_panic();
         let (count, sleep_end) = match sleep_end {
             Ok(count) => (count, Ok(SleepEnd::Event)),
+            Err(Errno::INTR) if self.is_isolated() => (0, Err(Errno::INTR)),
             Err(Errno::INTR) => (0, self.after_interruption(wait, handlers)),
             Err(error) => (0, Err(error)),
         };
@@ -518,6 +522,14 @@ impl Ops {
 }
 
 impl Ops {
+    /// Sleeps, unless this process was forked in the middle of the call: then the call fails with `EINTR`,
+    /// after the handler that forked, because the descriptors belong to the parent. Must be called without
+    /// the lock: from there on a fork makes the child a process of its own.
+    #[inline]
+    fn unless_isolated<T>(&self, sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        if self.is_isolated() { Err(Errno::INTR) } else { sleep() }
+    }
+
     /// Decides how a call continues whose sleep the kernel reports as interrupted. `handlers` are the
     /// dispositions before the sleep.
     #[cold]

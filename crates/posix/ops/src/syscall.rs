@@ -5,6 +5,7 @@
 use crate::lock;
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::ffi::{c_int, c_long};
+use core::sync::atomic::AtomicUsize;
 use libc::{epoll_event, msghdr, pollfd, siginfo_t, sigset_t, timespec};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -48,6 +49,28 @@ fn fd(number: RawFd) -> usize {
 pub(crate) fn dup3(from: RawFd, to: RawFd, flags: c_int) -> Result<(), Errno> {
     // SAFETY: no pointer is passed.
     unsafe { syscall(libc::SYS_dup3, [fd(from), fd(to), flags as usize, 0, 0]) }.map(|_| ())
+}
+
+/// Returns the address of the half of a word that a futex compares, and the half of a value.
+fn futex(word: &AtomicUsize, value: usize) -> (usize, usize) {
+    const { assert!(cfg!(target_endian = "little")) };
+    (word.as_ptr().expose_provenance(), value as u32 as usize)
+}
+
+/// Sleeps until [`futex_wake`], if the lower half of the word is that of `value`. May return spuriously.
+pub(crate) fn futex_wait(word: &AtomicUsize, value: usize) {
+    let (address, value) = futex(word, value);
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: the kernel reads a word that lives through the call; there is no time-out.
+    let _ = unsafe { syscall(libc::SYS_futex, [address, operation, value, 0]) };
+}
+
+/// Wakes one thread that sleeps in [`futex_wait`].
+pub(crate) fn futex_wake(word: &AtomicUsize) {
+    let (address, count) = futex(word, 1);
+    let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: only the address of the word is used.
+    let _ = unsafe { syscall(libc::SYS_futex, [address, operation, count]) };
 }
 
 pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {

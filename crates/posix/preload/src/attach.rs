@@ -472,13 +472,6 @@ pub fn write_stderr(parts: &[&str]) {
     let _ = rustix::io::write(terminal, line.as_bytes());
 }
 
-/// Exits with a line that says why.
-pub fn fail(parts: &[&str]) -> ! {
-    write_stderr(&[&["ginnel: "], parts].concat());
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(EXIT_NO_STACK) }
-}
-
 /// Calls `close_range` of libc for all but internal descriptors.
 ///
 /// # Safety

@@ -4,7 +4,7 @@
 use crate::attach::{self, AttachLock};
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
-use ginnel_posix_ops::{ForkGuard, Ops, not_attached};
+use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
 use libc::pid_t;
 
 thread_local! {
@@ -14,6 +14,8 @@ thread_local! {
     static ATTACH_LOCK: RefCell<Option<AttachLock>> = const { RefCell::new(None) };
     /// True while a signal handler forks that has interrupted a call of this thread.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
+    /// Keeps other threads out of their calls during such a fork, if the interrupted call did not do so.
+    static OTHER_CALLS: RefCell<Option<OtherCalls<'static>>> = const { RefCell::new(None) };
 }
 
 /// Registers the fork handlers.
@@ -28,7 +30,10 @@ unsafe extern "C" fn prepare() {
     }
     let Some(ops) = attach::ops() else { return };
     if Ops::is_in_call() {
-        // The interrupted call may have left the state inconsistent, so that no child could use it.
+        // The interrupted call may have left the state inconsistent, so that no child could use it. But the
+        // call must be able to continue in the child.
+        let others = ops.wait_for_other_calls();
+        let _ = OTHER_CALLS.try_with(|slot| slot.replace(others));
         IN_CALL.set(true);
         return;
     }
@@ -45,6 +50,7 @@ fn take_guards() -> Option<ForkGuard<'static>> {
 
 unsafe extern "C" fn parent() {
     if IN_CALL.replace(false) {
+        let _ = OTHER_CALLS.try_with(RefCell::take);
         return;
     }
     if let (Some(guard), Some(ops)) = (take_guards(), attach::ops()) {
@@ -54,10 +60,9 @@ unsafe extern "C" fn parent() {
 
 unsafe extern "C" fn child() {
     if IN_CALL.replace(false) {
-        if attach::ops().is_some_and(|ops| ops.fork_child_in_call().is_err()) {
-            attach::fail(&[
-                "a child that was forked in the middle of a call could not be isolated from its parent",
-            ]);
+        let _ = OTHER_CALLS.try_with(RefCell::take);
+        if let Some(ops) = attach::ops() {
+            ops.fork_child_in_call();
         }
         // The child has none of the sockets: most such children execute another program, or exit.
         return attach::detach();
@@ -66,9 +71,7 @@ unsafe extern "C" fn child() {
         && let Err(error) = ops.fork_child(guard)
     {
         // The handler may have interrupted a blocked call, which continues in the child.
-        if ops.fork_child_in_call().is_err() {
-            attach::fail(&["a child could not be isolated from its parent"]);
-        }
+        ops.fork_child_in_call();
         attach::detach();
         let cause = attach::cause_of(&error);
         let cause = format!("cannot attach this child process to the stack: {cause}");

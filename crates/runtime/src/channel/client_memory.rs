@@ -111,12 +111,15 @@ impl ClientMemory {
     }
 
     /// Makes this process's later changes invisible to other processes, and forgets everything that is in the
-    /// memory: no notification, credit or offer. May be called in a signal handler.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel has no memory.
-    pub fn make_private(&self) -> io::Result<()> {
-        self.mapping.make_blank()
+    /// memory: no notification, credit or offer. Returns false if the memory can only be read now
+    /// ([`SharedMapping::make_private`]).
+    pub fn make_private(&self) -> bool {
+        self.mapping.make_private(None)
+    }
+
+    /// See [`SharedMapping::make_page_writable`].
+    pub fn make_page_writable(&self, address: usize) -> bool {
+        self.mapping.make_page_writable(address)
     }
 
     /// Returns how many bytes are mapped.
@@ -236,7 +239,7 @@ mod tests {
         assert_eq!(stack.credits(2).unwrap().load(Ordering::Relaxed), 7);
         assert!(stack.credits(3).is_none());
         assert_eq!([4, 5, 7, 8].map(|at| stack.listener_of_doorbell(at)), [None, Some(0), Some(2), None]);
-        client.make_private().unwrap();
+        assert!(client.make_private());
         assert_eq!(client.credits(2).unwrap().load(Ordering::Relaxed), 0);
         assert_eq!(stack.credits(2).unwrap().load(Ordering::Relaxed), 7);
     }

@@ -4,10 +4,13 @@
 //! pages are allocated on first use, and are zero then.
 #![allow(unsafe_code)] // maps memory that other processes write, and lends parts of it
 
+use core::ffi::c_void;
 use core::ptr::NonNull;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{
+    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap_fixed, munmap,
+};
 use std::io;
 
 /// Bytes of a page.
@@ -41,7 +44,7 @@ pub(super) fn sealed_size(file: impl AsFd) -> io::Result<usize> {
 
 /// A mapping of a memory file from its first byte on.
 #[derive(Debug)]
-pub(super) struct SharedMapping {
+pub struct SharedMapping {
     base: NonNull<u8>,
     bytes: usize,
 }
@@ -65,29 +68,70 @@ impl SharedMapping {
         Ok(Self { base, bytes })
     }
 
-    /// Replaces the mapping by a private copy of the file: later changes are invisible to other processes.
-    /// One system call; may be called in a signal handler.
+    /// Maps another file of at least the same size instead.
     ///
     /// # Errors
-    /// Returns an error if the kernel has no memory.
-    pub fn make_private(&self, file: impl AsFd) -> io::Result<()> {
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: replaces the whole mapping of `new` by a copy of the same bytes, so borrows of it stay
-        // valid.
+    /// Returns the kernel's error.
+    pub fn replace(&self, file: impl AsFd) -> io::Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: replaces the whole mapping of `new` by memory of the same size, so borrows of it, which
+        // are atomics, stay valid.
         unsafe { mmap(self.base.as_ptr().cast(), self.bytes, PROTECTION, flags, file, 0)? };
         Ok(())
     }
 
-    /// Replaces the mapping by private memory that is 0. One system call; may be called in a signal handler.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel has no memory.
-    pub fn make_blank(&self) -> io::Result<()> {
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: replaces the whole mapping of `new` by memory of the same size, so borrows of it, which
-        // are atomics, stay valid.
-        unsafe { mmap_anonymous(self.base.as_ptr().cast(), self.bytes, PROTECTION, flags)? };
-        Ok(())
+    /// Replaces the mapping by a private copy of `file`, which is the file of the mapping, or without a file
+    /// by private memory that is 0: later changes are invisible to other processes. Returns false if the
+    /// kernel refuses the memory for a copy. Then the mapping can only be read, and
+    /// [`make_page_writable`](Self::make_page_writable) must be called for each page that is written. May be
+    /// called in a signal handler.
+    pub fn make_private(&self, file: Option<&dyn AsFd>) -> bool {
+        let (base, flags) =
+            (self.base.as_ptr().cast(), MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
+        let map = |protection| {
+            // SAFETY: replaces the whole mapping of `new` by memory of the same size, so borrows of it stay
+            // valid.
+            unsafe {
+                match file {
+                    Some(file) => mmap(base, self.bytes, protection, flags, file.as_fd(), 0),
+                    None => mmap_anonymous(base, self.bytes, protection, flags),
+                }
+            }
+        };
+        if map(PROTECTION).is_ok() {
+            return true;
+        }
+        // The limits of memory count only what can be written.
+        if map(ProtFlags::READ).is_err() {
+            // SAFETY: as above; needs no memory.
+            let _ = unsafe { mprotect(base, self.bytes, MprotectFlags::READ) };
+        }
+        false
+    }
+
+    /// Replaces the page at an address by a private copy that can be written. Returns false if the address is
+    /// outside of the mapping, or the kernel refuses the memory. For a fault handler of a process with one
+    /// thread that uses the mapping.
+    pub fn make_page_writable(&self, address: usize) -> bool {
+        let base = self.base.as_ptr();
+        let Some(offset) = address.checked_sub(base.addr()).filter(|offset| *offset < self.bytes) else {
+            return false;
+        };
+        let page = base.wrapping_add(offset / PAGE * PAGE).cast::<c_void>();
+        // SAFETY: a new mapping.
+        let map = |kind| unsafe { mmap_anonymous(core::ptr::null_mut(), PAGE, PROTECTION, kind) };
+        // Shared memory does not count towards `RLIMIT_DATA`.
+        let Ok(copy) = map(MapFlags::PRIVATE).or_else(|_| map(MapFlags::SHARED)) else { return false };
+        // SAFETY: both pages are mapped. The copy has the bytes of the page that it replaces, so borrows of
+        // the mapping stay valid.
+        unsafe {
+            core::ptr::copy_nonoverlapping(page.cast::<u8>(), copy.cast(), PAGE);
+            let moved = mremap_fixed(copy, PAGE, PAGE, MremapFlags::MAYMOVE, page);
+            if moved.is_err() {
+                let _ = munmap(copy, PAGE);
+            }
+            moved.is_ok()
+        }
     }
 
     /// Returns how many bytes are mapped.
@@ -132,5 +176,35 @@ impl Drop for SharedMapping {
         // SAFETY: the whole mapping of `new`; nothing borrows from it any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert_eq!(unmapped, Ok(()));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use rustix::io::pwrite;
+
+    #[test]
+    fn copied_page_does_not_change_the_file() {
+        let file = create_sealed("test", 3 * PAGE).unwrap();
+        pwrite(&file, b"first", 0).unwrap();
+        pwrite(&file, b"second", PAGE as u64).unwrap();
+        let mapping = SharedMapping::new(&file, 3 * PAGE).unwrap();
+        let bytes = |offset| {
+            // SAFETY: inside the mapping, which nobody else writes.
+            unsafe { mapping.at(offset).cast::<[u8; 5]>().read() }
+        };
+        let base = mapping.at(0).as_ptr().addr();
+        assert!(!mapping.make_page_writable(base - 1) && !mapping.make_page_writable(base + 3 * PAGE));
+        // The kernel allows only reading.
+        // SAFETY: nobody writes to the mapping.
+        unsafe { mprotect(mapping.base.as_ptr().cast(), mapping.bytes, MprotectFlags::READ) }.unwrap();
+        assert!(mapping.make_page_writable(base + PAGE + 17));
+        assert_eq!([bytes(0), bytes(PAGE)], [*b"first", *b"secon"]);
+        // SAFETY: as above; the page is writable now.
+        unsafe { mapping.at(PAGE).cast::<[u8; 5]>().write(*b"third") };
+        pwrite(&file, b"later", PAGE as u64).unwrap();
+        pwrite(&file, b"other", 0).unwrap();
+        assert_eq!([bytes(0), bytes(PAGE)], [*b"other", *b"third"]);
     }
 }

@@ -47,6 +47,7 @@ pub use client::{
     SocketState, SocketStatus,
 };
 pub use control::{AddressSharing, LinkInfo, Reservation, SocketId};
+pub use mapping::SharedMapping;
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
 pub use urgent_mark::UrgentMark;

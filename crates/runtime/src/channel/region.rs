@@ -241,13 +241,15 @@ impl Region {
     }
 
     /// Replaces the mapping by a private copy: later changes are invisible to other processes. This is for a
-    /// process that was forked in the middle of a call which the parent continues. Makes one system call for
-    /// memory that is already mapped, and may be called in a signal handler.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel has no memory.
-    pub fn make_private(&self) -> io::Result<()> {
-        self.mapping.make_private(&self.file)
+    /// process that was forked in the middle of a call which the parent continues. Returns false if the copy
+    /// can only be read ([`SharedMapping::make_private`]).
+    pub fn make_private(&self) -> bool {
+        self.mapping.make_private(Some(&self.file))
+    }
+
+    /// See [`SharedMapping::make_page_writable`].
+    pub fn make_page_writable(&self, address: usize) -> bool {
+        self.mapping.make_page_writable(address)
     }
 
     /// Returns how many bytes are mapped.
@@ -502,7 +504,7 @@ mod tests {
         let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
         let word = |region: &Region| region.socket(1).requests.load(Ordering::Relaxed);
         region.socket(1).requests.store(7, Ordering::Relaxed);
-        other.make_private().unwrap();
+        assert!(other.make_private());
         assert_eq!(word(&other), 7);
         other.socket(1).requests.store(8, Ordering::Relaxed);
         assert_eq!((word(&region), word(&other)), (7, 8));

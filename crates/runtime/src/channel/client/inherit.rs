@@ -16,30 +16,46 @@ use std::sync::Arc;
 /// The memory of a child's client, mapped before the child takes over the parent's clients.
 pub(crate) struct ChildMemory(Arc<ClientMemory>);
 
-/// The mappings of a client, for a process that must not change what it shares with the stack any more.
-pub struct ChannelMapping(Arc<Region>, Arc<ClientMemory>);
+/// Memory and a descriptor that a client's process shares with the stack, for a process that must not change
+/// them any more.
+pub struct ChannelMapping {
+    region: Arc<Region>,
+    memory: Arc<ClientMemory>,
+    wake: Arc<EventFd>,
+}
 
 impl ChannelMapping {
-    /// Makes this process's later changes invisible to other processes. May be called in a signal handler.
-    ///
-    /// # Errors
-    /// Returns an error if the kernel has no memory.
-    pub fn make_private(&self) -> std::io::Result<()> {
-        self.1.make_private()?;
-        self.0.make_private()
+    /// Makes this process's later changes invisible to other processes. Returns false if the kernel refuses
+    /// the memory: then [`make_page_writable`](Self::make_page_writable) must be called for each page that
+    /// cannot be written. May be called in a signal handler.
+    pub fn make_private(&self) -> bool {
+        let is_memory_writable = self.memory.make_private();
+        self.region.make_private() && is_memory_writable
+    }
+
+    /// Makes the page at an address writable after [`make_private`](Self::make_private) has returned false.
+    /// Returns false if the address is outside of the mappings, or if the kernel has no memory. May be called
+    /// in a signal handler.
+    pub fn make_page_writable(&self, address: usize) -> bool {
+        self.memory.make_page_writable(address) || self.region.make_page_writable(address)
+    }
+
+    /// Returns the descriptor on which the stack wakes the process.
+    pub fn wake_fd(&self) -> &InternalFd {
+        self.wake.internal_fd()
     }
 
     /// Returns how many bytes of address space the mappings take.
     pub fn bytes(&self) -> u64 {
-        self.0.bytes() + self.1.bytes()
+        self.region.bytes() + self.memory.bytes()
     }
 }
 
 impl Client {
-    /// Returns the mappings of the region and of the client's memory, which forked children of this process
-    /// have, too.
+    /// Returns the mappings of the region and of the client's memory, and the descriptor on which the stack
+    /// wakes the client. Forked children of this process have them, too.
     pub fn mapping(&self) -> ChannelMapping {
-        ChannelMapping(self.region.clone(), self.memory.clone())
+        ChannelMapping { region: self.region.clone(), memory: self.memory.clone(), wake: self.wake.clone() }
     }
 
     /// Returns the client's number in its domain.
