@@ -67,6 +67,9 @@ impl EventDispatcher {
                     handler.accepted(&mut Context::new(core), conn, listener);
                 }
             }
+            Event::ListenerDestroyed { listener } => {
+                handler.listener_destroyed(&mut Context::new(core), listener);
+            }
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 // Only an engine in this thread has bursts.

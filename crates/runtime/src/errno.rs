@@ -22,6 +22,7 @@ pub fn udp(error: UdpError) -> Errno {
         UdpError::ConnectionRefused => Errno::CONNREFUSED,
         UdpError::NoBuffers => Errno::NOBUFS,
         UdpError::WouldBlock => Errno::AGAIN,
+        UdpError::Destroyed => Errno::CONNABORTED,
     }
 }
 

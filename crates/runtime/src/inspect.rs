@@ -71,7 +71,8 @@ pub(crate) struct DestroyRequest {
 }
 
 impl DestroyRequest {
-    /// Closes the sockets on the shard. The handler is told which listeners were closed.
+    /// Closes the sockets on the shard. The handler is told which listeners were closed, also by the request to
+    /// another shard.
     pub(crate) fn answer(self, core: &mut ShardCore, mut on_listener: impl FnMut(&mut ShardCore, Listener)) {
         let mut closed = Vec::with_capacity(self.sockets.len());
         for (handle, ends) in self.sockets {
@@ -82,7 +83,9 @@ impl DestroyRequest {
                 (SocketHandle::Listener(listener), Some(_)) => core.unlisten(listener),
                 (handle, Some(stack)) => stack.destroy_socket(now, handle, ends),
             };
-            if let (true, SocketHandle::Listener(listener)) = (was_there, handle) {
+            if let SocketHandle::Listener(listener) = handle
+                && (was_there || core.stack.local().is_some_and(|stack| !stack.has_listener(listener)))
+            {
                 on_listener(core, listener);
             }
             closed.push(was_there);

@@ -137,4 +137,10 @@ pub enum Event {
         /// The socket.
         socket: UdpHandle,
     },
+    /// An administrator has closed a listener, whose handle is stale. Only an engine in another thread
+    /// reports this.
+    ListenerDestroyed {
+        /// The listener.
+        listener: Listener,
+    },
 }

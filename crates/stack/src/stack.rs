@@ -494,6 +494,11 @@ impl Stack {
         self.tcp.set_backlog(listener, backlog, accepted_undelivered);
     }
 
+    /// Returns whether a listener is open.
+    pub fn has_listener(&self, listener: Listener) -> bool {
+        self.tcp.listeners.index(listener).is_some()
+    }
+
     /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed before.
     pub fn unlisten(&mut self, listener: Listener) -> bool {
         self.tcp.unlisten(&mut self.net, listener)

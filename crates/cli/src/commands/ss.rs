@@ -68,8 +68,10 @@ pub struct SsOptions {
     #[arg(long, short)]
     processes: bool,
 
-    /// Close the TCP sockets that are shown, and print those that were closed. The programs get ECONNABORTED,
-    /// and the peers RST. UDP sockets are left alone. Only the stack's own user and root may do that.
+    /// Close the sockets that are shown, and print those that were closed. The programs get ECONNABORTED, and
+    /// the peers of connections RST. As in ss, a UDP socket reports the error and is disconnected, but stays
+    /// bound. Without a filter this closes every connection of the stack! Only the stack's own user and root
+    /// may do that.
     #[arg(short = 'K', long, conflicts_with = "summary")]
     kill: bool,
 
@@ -103,11 +105,13 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
     let stream = inspect::list_sockets(&running.path)
         .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
-    if options.kill {
-        return kill(options, &filter, &running, BufReader::new(stream));
-    }
-    let users = options.processes.then(|| SocketUsers::read(&running));
-    let shown = show_all(options, &filter, users.as_ref(), BufReader::new(stream));
+    let answer = BufReader::new(stream);
+    let shown = if options.kill {
+        kill(options, &filter, &running, answer)
+    } else {
+        let users = options.processes.then(|| SocketUsers::read(&running));
+        show_all(options, &filter, users.as_ref(), answer)
+    };
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 
@@ -209,8 +213,7 @@ fn kill(
     let columns = lines.columns()?;
     let mut wanted = Vec::new();
     lines.for_each(&columns, |socket, line| {
-        // UDP sockets have no handle, and neither has any socket of a stack of an earlier version.
-        if is_wanted(options, filter, socket) && socket.netid == "tcp" {
+        if is_wanted(options, filter, socket) {
             wanted.push(line.to_owned());
         }
         Ok(())
@@ -219,14 +222,15 @@ fn kill(
     let failed = |e| Failure::running(format!("the stack \"{}\" closes no sockets: {e}", running.name));
     let mut closer = SocketCloser::connect(&running.path).map_err(failed)?;
     let mut out = BufWriter::new(io::stdout().lock());
+    let mut shown: Result<(), Failure> = Ok(());
     if !options.json && !options.no_header {
-        show::header(&mut out, users.is_some())?;
+        shown = show::header(&mut out, users.is_some()).map_err(Failure::from);
     }
     for line in &wanted {
         let Some(socket) = columns.socket(line) else { continue };
         let handle = socket.text("sk").ok_or_else(|| {
             Failure::running(format!(
-                "the stack \"{}\" is of an earlier version, which closes no sockets: start it again",
+                "the stack \"{}\" is of an earlier version, which does not close this socket: start it again",
                 running.name
             ))
         })?;
@@ -234,14 +238,17 @@ fn kill(
             // It has ended in the meantime.
             continue;
         }
-        if options.json {
-            show::json(&mut out, &columns, line, users.as_ref().map(|users| users.json(&socket)))?;
-        } else {
-            show::row(&mut out, &socket, options, users.as_ref())?;
+        // All of them are closed, even if nobody reads their list to its end.
+        if shown.is_ok() {
+            let users = users.as_ref();
+            shown = match options.json {
+                true => show::json(&mut out, &columns, line, users.map(|users| users.json(&socket))),
+                false => show::row(&mut out, &socket, options, users),
+            }
+            .map_err(Failure::from);
         }
     }
-    out.flush()?;
-    Ok(())
+    shown.and_then(|()| out.flush().map_err(Failure::from))
 }
 
 /// Returns whether a socket is to be shown. A filter for states replaces --all and --listening.

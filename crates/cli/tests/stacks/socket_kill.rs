@@ -78,6 +78,25 @@ if not child:
 os.wait(); print('forked', open('child').read())
 ";
 
+/// The rest of [`AFTERWARDS`]: UDP sockets, connected with and without an address of their own, and unconnected.
+const DATAGRAMS: &str = "
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); there = u.getsockname()[1]
+def connected(at):
+    c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); at and c.bind(at); c.connect(('127.0.0.1', there)); return c
+for at in [None, ('127.0.0.1', 0)]:
+    c = connected(at); mine = c.getsockname()[1]; said = []
+    thread = threading.Thread(target=lambda: said.append(result(c.recv, 9))); thread.start(); time.sleep(0.2)
+    print('closed', kill('-Hun', 'sport', '=', f':{mine}', 'dport', '=', f':{there}')); thread.join()
+    print('datagram', said, result(c.getpeername), c.getsockname()[1] == mine, result(c.send, b'x'))
+    c.sendto(b'still', ('127.0.0.1', there)); print('still', result(u.recvfrom, 9)[0])
+    c = connected(at)
+    print('closed', kill('-Hun', 'sport', '=', f':{c.getsockname()[1]}', 'dport', '=', f':{there}'))
+    print('events', events(c), c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), events(c))
+print('closed', kill('-Hunl', 'sport', '=', f':{there}'))
+print('unconnected', events(u), result(u.recv, 9), u.getsockname()[1] == there)
+u.settimeout(20); c = connected(None); c.send(b'again'); print('again', result(u.recv, 9))
+";
+
 /// Listeners that share an address: connections of the first must not move to the second, which is closed,
 /// too.
 const SHARED: &str = "
@@ -112,9 +131,9 @@ fn programs_notice_closed_sockets_as_on_linux() {
     }
     let fixture = Fixture::new("kill");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
-    let script = [SCRIPT, LISTENERS, AFTERWARDS].concat();
+    let script = [SCRIPT, LISTENERS, AFTERWARDS, DATAGRAMS].concat();
     let ours = stack_output(&fixture, &script);
-    assert_eq!(ours.matches("closed 1").count(), 6, "{ours}");
+    assert_eq!(ours.matches("closed 1").count(), 11, "{ours}");
     assert!(ours.contains("client b'unread' ECONNABORTED EPIPE b''\nserver ECONNRESET b''\n"), "{ours}");
     match kernel_output(&fixture, &script) {
         Some(theirs) => assert_eq!(ours, theirs),
@@ -122,6 +141,29 @@ fn programs_notice_closed_sockets_as_on_linux() {
     }
     let shared = stack_output(&fixture, &[SCRIPT, SHARED].concat());
     assert!(shared.ends_with("shared 2 {'ECONNRESET'}\n"), "{shared}");
+}
+
+#[test]
+fn closed_output_does_not_stop_closing() {
+    let name = "closed_output_does_not_stop_closing";
+    if skipped(name) {
+        return;
+    }
+    let fixture = Fixture::new("kill-head");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let script = "
+import subprocess, shlex, errno
+s = server('127.0.0.1', 7602); pairs = []
+for _ in range(300):
+    c = socket.create_connection(s.getsockname()); pairs.append((c, s.accept()[0]))
+command = os.environ['KILL'] + ' -Hn sport = :7602 | head -n 1'
+done = subprocess.run(['bash', '-o', 'pipefail', '-c', command], capture_output=True, text=True)
+aborted = 0
+for _, a in pairs:
+    try: a.recv(1)
+    except OSError as e: aborted += e.errno == errno.ECONNABORTED
+print(done.returncode, len(done.stdout.splitlines()), repr(done.stderr), aborted)";
+    assert_eq!(stack_output(&fixture, script), "0 1 '' 300\n");
 }
 
 #[test]

@@ -172,6 +172,7 @@ impl App {
         while let Some(event) = stack.next_event() {
             self.events += 1;
             match event {
+                Event::ListenerDestroyed { .. } => panic!("no administrator closed a listener"),
                 Event::Incoming { listener } => {
                     if self.auto_accept {
                         self.accept(stack, listener);

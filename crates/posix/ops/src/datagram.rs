@@ -545,8 +545,16 @@ impl ProcessState {
     /// Takes the error of an earlier datagram.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
         let SocketRole::Udp(udp) = &mut self.files.socket(file).ok()?.role else { return None };
-        let deferred_error = udp.deferred_error.take();
-        deferred_error.or_else(|| self.client.udp_error(udp.conn, true).map(errno::udp))
+        let (deferred_error, conn) = (udp.deferred_error.take(), udp.conn);
+        if deferred_error.is_some() {
+            return deferred_error;
+        }
+        let error = self.client.udp_error(conn, true)?;
+        if error == UdpError::Destroyed {
+            // The error is reported even if the socket cannot be bound again.
+            let _ = self.disconnect_udp(file);
+        }
+        Some(errno::udp(error))
     }
 
     fn recv_datagram(

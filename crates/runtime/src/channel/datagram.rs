@@ -99,7 +99,7 @@ impl DatagramHeader {
 }
 
 /// Errors that may be pending on a socket. An error's code in the socket's word is its index plus one.
-const PENDING_ERRORS: [UdpError; 10] = [
+const PENDING_ERRORS: [UdpError; 11] = [
     UdpError::ConnectionRefused,
     UdpError::Unreachable,
     UdpError::HostUnreachable,
@@ -110,6 +110,7 @@ const PENDING_ERRORS: [UdpError; 10] = [
     UdpError::ProtocolUnreachable,
     UdpError::Prohibited,
     UdpError::ProtocolError,
+    UdpError::Destroyed,
 ];
 
 /// Bit of a socket's error word: the error queue has entries.

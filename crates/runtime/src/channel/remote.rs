@@ -81,6 +81,8 @@ struct RemoteListener {
     queue: VecDeque<Conn>,
     /// It has no credits, because its queue is full.
     is_full: bool,
+    /// Its handler was told that an administrator has closed it.
+    is_destroyed: bool,
 }
 
 /// A handler's view of the engine at the other end of a channel.
@@ -202,7 +204,8 @@ impl RemoteEngine {
         if self.listeners.len() <= number {
             self.listeners.resize_with(number + 1, || None);
         }
-        self.listeners[number] = Some(RemoteListener { listener, queue: VecDeque::new(), is_full: false });
+        let (queue, is_full, is_destroyed) = (VecDeque::new(), false, false);
+        self.listeners[number] = Some(RemoteListener { listener, queue, is_full, is_destroyed });
         Ok(listener)
     }
 
@@ -692,9 +695,20 @@ impl RemoteEngine {
                     }
                 }
             }
-            // The first is only reported to clients that accept explicitly. The handler of a destroyed
-            // listener is not told.
-            ClientEvent::Offered { .. } | ClientEvent::ListenersDestroyed => {}
+            ClientEvent::ListenersDestroyed => {
+                let client = self.client.get_mut();
+                for (number, listening) in (0..).zip(&mut self.listeners) {
+                    if let Some(listening) = listening
+                        && client.is_listener_destroyed(number)
+                        && !core::mem::replace(&mut listening.is_destroyed, true)
+                    {
+                        let listener = listening.listener;
+                        self.events.push_back(Event::ListenerDestroyed { listener });
+                    }
+                }
+            }
+            // Only reported to clients that accept explicitly.
+            ClientEvent::Offered { .. } => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
             ClientEvent::Acked { conn, bytes } => self.push_event(conn, Event::Acked { conn, bytes }),

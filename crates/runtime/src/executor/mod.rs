@@ -196,6 +196,10 @@ where
         self.update_state(|state| state.incoming(listener));
     }
 
+    fn listener_destroyed(&mut self, _: &mut Context<'_>, listener: Listener) {
+        self.update_state(|state| state.listener_destroyed(listener));
+    }
+
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
         self.update_state(|state| state.connected(cx, conn));
     }

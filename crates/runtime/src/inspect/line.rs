@@ -2,7 +2,7 @@
 //! any version finds the fields that it knows.
 
 use core::fmt::{self, Write};
-use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::CaState;
 use ginnel_stack::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, TimerKind};
 use ginnel_stack::tcp::state::State;
@@ -100,6 +100,7 @@ fn write_memory(out: &mut String, memory: &SocketMemory, handle: Option<SocketHa
     match handle {
         Some(SocketHandle::Conn(conn)) => writeln!(out, "\tc{}.{}", conn.index(), conn.generation()),
         Some(SocketHandle::Listener(of)) => writeln!(out, "\tl{}.{}", of.index(), of.generation()),
+        Some(SocketHandle::Udp(of)) => writeln!(out, "\tu{}.{}", of.index(), of.generation()),
         Some(SocketHandle::TimeWait(index)) => writeln!(out, "\tt{index}.0"),
         None => out.write_str("\t-\n"),
     }
@@ -113,6 +114,7 @@ pub(super) fn parse_handle(text: &str) -> Option<SocketHandle> {
     match kind {
         "c" => Some(SocketHandle::Conn(Conn::new(index, generation))),
         "l" => Some(SocketHandle::Listener(Listener::new(index, generation))),
+        "u" => Some(SocketHandle::Udp(UdpHandle::new(index, generation))),
         "t" => Some(SocketHandle::TimeWait(index)),
         _ => None,
     }
@@ -143,7 +145,7 @@ fn state_name(state: State) -> &'static str {
 mod tests {
     use super::{FIELDS, parse_handle, write};
     use core::time::Duration;
-    use ginnel_stack::handle::{Conn, Listener};
+    use ginnel_stack::handle::{Conn, Listener, UdpHandle};
     use ginnel_stack::stack::{
         ListedSocket, ListedTimer, SocketHandle, SocketMemory, SocketProtocol, TimerKind,
     };
@@ -172,7 +174,9 @@ mod tests {
         assert!(text.contains("\tkeepalive\t7\t2\t"), "{text}");
         socket.memory.drops = Some(6);
         write(&mut text, "0", &socket).unwrap();
-        for handle in [Some(SocketHandle::Conn(Conn::new(9, 8))), Some(SocketHandle::TimeWait(7)), None] {
+        let conn = SocketHandle::Conn(Conn::new(9, 8));
+        let udp = SocketHandle::Udp(UdpHandle::new(6, 5));
+        for handle in [Some(conn), Some(SocketHandle::TimeWait(7)), Some(udp), None] {
             socket.handle = handle;
             let mut line = String::new();
             write(&mut line, "0", &socket).unwrap();

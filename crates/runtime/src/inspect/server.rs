@@ -248,8 +248,8 @@ impl SocketCloser {
         Ok(Self(BufReader::new(client)))
     }
 
-    /// Closes a TCP socket, which the fields `shard`, `sk`, `local` and `peer` of a listing name. The program
-    /// gets `ECONNABORTED`, and the peer RST. Returns false if the socket does not exist any more.
+    /// Closes a socket, which the fields `shard`, `sk`, `local` and `peer` of a listing name. The program
+    /// gets `ECONNABORTED`, and the peer of a connection RST. Returns false if the socket does not exist any more.
     ///
     /// # Errors
     /// The stack refuses the request, or does not answer.

@@ -1,14 +1,19 @@
 //! Clients that read and clients that do not, of a shard with many sockets.
 
-use super::server::{InspectServer, SOCKET};
-use crate::fixture::{SERVER_ADDRESS, ShardThreads, host};
-use crate::{Conn, Context, Error, Handler, UdpOptions};
+use super::server::{InspectServer, SOCKET, SocketCloser};
+use crate::config::Placement;
+use crate::fixture::{SERVER_ADDRESS, ShardThreads, config, host};
+use crate::net::{TcpListener, UdpSocket};
+use crate::time::timeout;
+use crate::{Conn, Context, Error, Executor, Handler, Shard, Shards, UdpOptions};
+use core::future::pending;
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -44,6 +49,10 @@ struct InspectFixture {
 
 impl InspectFixture {
     fn new(sockets: u16) -> Self {
+        Self::with_shard(|device| host(SERVER_ADDRESS, ManyListeners(sockets), device).build().unwrap())
+    }
+
+    fn with_shard<H: Handler + Send + 'static>(build: impl FnOnce(Device) -> Shard<H>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let temp_folder =
@@ -51,8 +60,10 @@ impl InspectFixture {
         std::fs::create_dir(&temp_folder).unwrap();
         let inspect_server = InspectServer::open(&temp_folder).unwrap();
         let (device, far) = pair(MemoryConfig::default());
-        let shard = host(SERVER_ADDRESS, ManyListeners(sockets), device).build().unwrap();
-        inspect_server.register("7", shard.commander());
+        let shard = build(device);
+        // The shard that has the engine.
+        let runner = shard.co_shard.as_ref().and_then(|co_shard| co_shard.runner());
+        inspect_server.register("7", runner.map_or_else(|| shard.commander(), |runner| runner.commander()));
         let (stats, mut threads) = (shard.stats_reader(), ShardThreads::new());
         threads.run(shard);
         let fixture = Self { temp_folder, inspect_server: Some(inspect_server), stats, threads, _far: far };
@@ -119,6 +130,52 @@ fn every_socket_is_listed_once_in_bounded_chunks() {
     assert_eq!(fixture.settled_chunks(), 1_001u64.div_ceil(super::SLOTS_PER_TURN as u64));
 }
 
+/// Waits until a listing has a line that begins so, and closes its socket.
+fn close_listed(fixture: &InspectFixture, begin: &str) {
+    let started = Instant::now();
+    let line = loop {
+        let lines = fixture.lines("list 1");
+        if let Some(line) = lines.into_iter().find(|line| line.starts_with(begin)) {
+            break line;
+        }
+        assert!(started.elapsed() < TEST_TIMEOUT, "{begin} is not listed");
+    };
+    let fields: Vec<&str> = line.split('\t').collect();
+    let mut closer = SocketCloser::connect(&fixture.temp_folder).unwrap();
+    let [local, peer] = [5, 6].map(|at| fields[at].parse().unwrap());
+    assert!(closer.close(fields[0], fields.last().unwrap(), local, peer).unwrap());
+}
+
+#[test]
+fn tasks_learn_that_their_sockets_were_closed() {
+    for placement in [Placement::Inline, Placement::Paired] {
+        let (sender, results) = channel();
+        let main = move || async move {
+            let listener = TcpListener::bind("10.0.0.1:80").await.unwrap();
+            let udp = UdpSocket::bind("10.0.0.1:53").await.unwrap();
+            for _ in 0..2 {
+                sender.send(listener.accept().await.map(drop).unwrap_err().kind()).unwrap();
+            }
+            sender.send(udp.recv_from(&mut [0]).await.unwrap_err().kind()).unwrap();
+            assert!(timeout(Duration::from_millis(10), udp.recv_from(&mut [0])).await.is_err());
+            sender.send(ErrorKind::Other).unwrap();
+            pending::<()>().await;
+        };
+        let fixture = InspectFixture::with_shard(|device| {
+            let mut config = config(&[SERVER_ADDRESS]);
+            config.shard.placement = placement;
+            let shards = Shards::new(config).device("cable", vec![device]).open().unwrap();
+            let mut handler = Some(Executor::new(main));
+            shards.build(|_| Ok(handler.take().unwrap())).unwrap().pop().unwrap()
+        });
+        close_listed(&fixture, "7\ttcp\tLISTEN");
+        let next = || results.recv_timeout(TEST_TIMEOUT).unwrap();
+        assert_eq!([next(), next()], [ErrorKind::ConnectionAborted; 2], "{placement:?}");
+        close_listed(&fixture, "7\tudp\tUNCONN");
+        assert_eq!([next(), next()], [ErrorKind::ConnectionAborted, ErrorKind::Other], "{placement:?}");
+    }
+}
+
 #[test]
 fn client_that_does_not_read_delays_no_other() {
     let mut fixture = InspectFixture::new(SOCKETS);
@@ -170,7 +227,7 @@ fn sockets_are_closed_once() {
     assert!(!fixture.lines("list 1").iter().any(|line| line.contains("\tLISTEN\t")));
     for (line, expected) in [
         ("7\tc0.0\t10.0.0.1:80", "!\tmalformed line: \"7\\tc0.0\\t10.0.0.1:80\""),
-        ("7\tu0.0\t10.0.0.1:80\t0.0.0.0:0", "!\tmalformed line: "),
+        ("7\tx0.0\t10.0.0.1:80\t0.0.0.0:0", "!\tmalformed line: "),
         ("7\tc0.0\there\t0.0.0.0:0", "!\tmalformed line: "),
         ("8\tc0.0\t10.0.0.1:80\t0.0.0.0:0", "!\tthere is no shard \"8\""),
         (&"x".repeat(5000), "!\tmalformed line: \"xxx"),
@@ -179,7 +236,7 @@ fn sockets_are_closed_once() {
         assert!(answer.len() == 1 && answer[0].starts_with(expected), "{answer:?}");
     }
     // Slots that exist in no table, and a connection that does not exist any more.
-    let others = ["c0.0", "c4294967295.4294967295", "l9.9", "t0.0", "t4294967295.0"];
+    let others = ["c0.0", "c4294967295.4294967295", "l9.9", "t0.0", "t4294967295.0", "u0.0", "u4294967295.0"];
     let lines: String = others.iter().map(|sk| format!("7\t{sk}\t10.0.0.1:80\t10.0.0.2:9\n")).collect();
-    assert_eq!(fixture.lines(&format!("kill 1\n{lines}.")), ["0", "0", "0", "0", "0", "."]);
+    assert_eq!(fixture.lines(&format!("kill 1\n{lines}.")), ["0", "0", "0", "0", "0", "0", "0", "."]);
 }

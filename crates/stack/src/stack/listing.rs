@@ -1,7 +1,7 @@
 //! Listing of sockets in bounded steps, so that a long list does not stop a shard.
 
 use super::Stack;
-use crate::handle::{Conn, Listener};
+use crate::handle::{Conn, Listener, UdpHandle};
 use crate::options::TcpInfo;
 use crate::tcp::Tcp;
 use crate::tcp::state::State;
@@ -31,11 +31,11 @@ pub struct ListedSocket {
     pub info: Option<TcpInfo>,
     /// Memory of the socket.
     pub memory: SocketMemory,
-    /// Names the socket for [`Stack::destroy_socket`]; `None` for UDP.
+    /// Names the socket for [`Stack::destroy_socket`].
     pub handle: Option<SocketHandle>,
 }
 
-/// Names a TCP socket in a listing.
+/// Names a socket in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketHandle {
     /// A connection.
@@ -44,6 +44,8 @@ pub enum SocketHandle {
     Listener(Listener),
     /// The slot of an entry in TIME-WAIT.
     TimeWait(u32),
+    /// A UDP socket.
+    Udp(UdpHandle),
 }
 
 /// Memory of a socket in bytes, named as in Linux's `INET_DIAG_SKMEMINFO` where Linux has the value.
@@ -169,7 +171,8 @@ impl Stack {
     /// Closes a socket on behalf of an administrator, as Linux's `SOCK_DESTROY` (`tcp_abort`): a connection
     /// ends with RST and [`CloseReason::Destroyed`](crate::events::CloseReason::Destroyed), an entry in
     /// TIME-WAIT is forgotten. A listener is closed, and connections that were not accepted are reset; there
-    /// is no event. `ends` are the local and the remote address that were listed. Returns false if the socket
+    /// is no event. A UDP socket stays open with the pending error [`UdpError::Destroyed`]; its owner
+    /// disconnects it (`udp_abort`). `ends` are the local and the remote address that were listed. Returns false if the socket
     /// does not exist any more.
     pub fn destroy_socket(&mut self, now: Instant, handle: SocketHandle, ends: [SocketAddr; 2]) -> bool {
         self.tcp.set_now(now);
@@ -195,6 +198,7 @@ impl Stack {
                 }
                 exists
             }
+            SocketHandle::Udp(socket) => self.udp.destroy(socket, ends),
         }
     }
 }

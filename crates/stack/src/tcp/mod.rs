@@ -362,7 +362,9 @@ impl Tcp {
                 | Event::Writable { conn }
                 | Event::Unordered { conn }
                 | Event::Acked { conn, .. } => conn,
-                Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
+                Event::Incoming { .. } | Event::UdpReadable { .. } | Event::ListenerDestroyed { .. } => {
+                    return Some(event);
+                }
             };
             let has_owner = self.conns.lookup(conn).is_some_and(|idx| {
                 let c = &self.conns[idx];

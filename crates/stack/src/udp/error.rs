@@ -42,6 +42,8 @@ pub enum UdpError {
     NoBuffers,
     /// There is nothing to read (`EAGAIN`).
     WouldBlock,
+    /// An administrator closed the socket (`SOCK_DESTROY`, `ECONNABORTED`).
+    Destroyed,
 }
 
 impl fmt::Display for UdpError {
@@ -65,6 +67,7 @@ impl fmt::Display for UdpError {
             Self::ProtocolError => "protocol error",
             Self::NoBuffers => "no buffer space available",
             Self::WouldBlock => "nothing to read yet",
+            Self::Destroyed => "closed by an administrator",
         })
     }
 }

@@ -23,7 +23,7 @@ use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::priority;
-use crate::stack::{ListedSocket, SocketMemory, SocketProtocol, unspecified_addr};
+use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::{protocol, udp};
@@ -216,8 +216,23 @@ impl Udp {
             timer: None,
             info: None,
             memory: self.memory_of(socket),
-            handle: None,
+            handle: Some(SocketHandle::Udp(UdpHandle {
+                index,
+                generation: self.slots[index as usize].generation,
+            })),
         })
+    }
+
+    /// Reports [`UdpError::Destroyed`] on a socket, if it has these ends. Returns whether it has.
+    pub(crate) fn destroy(&mut self, handle: UdpHandle, ends: [SocketAddr; 2]) -> bool {
+        let Ok(socket) = self.socket(handle) else { return false };
+        let remote = socket.remote.unwrap_or_else(|| unspecified_addr(socket.local));
+        let exists = [socket.local, remote] == ends;
+        if exists {
+            socket.error = Some(UdpError::Destroyed);
+            self.list_readable(handle.index);
+        }
+        exists
     }
 
     fn memory_of(&self, socket: &UdpSocket) -> SocketMemory {

@@ -84,6 +84,10 @@ pub(super) fn udp(error: UdpError) -> io::Error {
     crate::errno::udp(error).into()
 }
 
+pub(super) fn destroyed() -> io::Error {
+    Errno::CONNABORTED.into()
+}
+
 pub(super) fn not_connected() -> io::Error {
     Errno::NOTCONN.into()
 }

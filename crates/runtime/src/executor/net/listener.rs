@@ -61,7 +61,8 @@ impl TcpListener {
     /// Dropping the future loses nothing: a connection that has arrived is accepted by the next call.
     ///
     /// # Errors
-    /// Only if the listener belongs to another shard.
+    /// `ConnectionAborted` after an administrator has closed the listener (`ginnel ss -K`), and an error if the
+    /// listener belongs to another shard.
     pub fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> {
         Attempt::new(self.executor, WaitTarget::Accept(self.listener), |a| accept(a, self.listener))
     }
@@ -135,13 +136,17 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
     }
     let listener = result.map_err(errors::listen)?;
     let net = &mut a.state.net;
-    let listener_id = net.listeners.insert(ListenerState { listener, local, waiters: Waiters::NONE });
+    let listener_id =
+        net.listeners.insert(ListenerState { listener, local, waiters: Waiters::NONE, is_destroyed: false });
     net.listener_numbers.insert(listener, listener_id);
     Ok(listener_id)
 }
 
 fn accept(a: &mut Access<'_>, listener: u32) -> Option<io::Result<(TcpStream, SocketAddr)>> {
-    let listener = a.state.net.listeners[listener].listener;
+    let ListenerState { listener, is_destroyed, .. } = a.state.net.listeners[listener];
+    if is_destroyed {
+        return Some(Err(errors::destroyed()));
+    }
     let conn = a.core.stack.accept(listener)?;
     // The engine knows the endpoints of a connection that was just accepted, even if it is over already.
     let [_, peer] = a.core.stack.endpoints(conn)?;

@@ -50,6 +50,8 @@ pub(in crate::executor) struct ListenerState {
     pub(super) listener: Listener,
     pub(super) local: SocketAddr,
     pub(in crate::executor) waiters: Waiters,
+    /// An administrator has closed it.
+    pub(in crate::executor) is_destroyed: bool,
 }
 
 #[derive(Debug)]
@@ -155,6 +157,14 @@ impl ExecutorState {
     pub(in crate::executor) fn incoming(&mut self, listener: Listener) {
         if let Some(listener) = self.net.listener_numbers.get(&listener) {
             self.wake(WaitTarget::Accept(*listener));
+        }
+    }
+
+    pub(in crate::executor) fn listener_destroyed(&mut self, listener: Listener) {
+        if let Some(&listener) = self.net.listener_numbers.get(&listener) {
+            self.net.listeners[listener].is_destroyed = true;
+            let waiters = core::mem::replace(&mut self.net.listeners[listener].waiters, Waiters::NONE);
+            self.wake_all(waiters);
         }
     }
 

@@ -135,7 +135,8 @@ impl EngineSockets {
                 | Event::Acked { .. }
                 | Event::Urgent { .. }
                 | Event::Unordered { .. }
-                | Event::UdpReadable { .. } => {}
+                | Event::UdpReadable { .. }
+                | Event::ListenerDestroyed { .. } => {}
             }
         }
     }
