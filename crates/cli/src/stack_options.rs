@@ -279,10 +279,11 @@ impl OwnStackOptions {
         }
         let options = device.af_xdp.get_or_insert_default();
         let key = match options.take {
-            RedirectScope::Ports if !options.ports.is_empty() => "ports=",
-            RedirectScope::All => "take=all",
-            RedirectScope::Addresses | RedirectScope::Ports => {
-                options.take = RedirectScope::Ports;
+            Some(RedirectScope::Ports) if !options.ports.is_empty() => "ports=",
+            Some(RedirectScope::All) => "take=all",
+            Some(RedirectScope::Addresses) => "take=addresses",
+            None | Some(RedirectScope::Ports) => {
+                options.take = Some(RedirectScope::Ports);
                 options.ports.clone_from(&self.af_xdp_ports);
                 return Ok(());
             }
@@ -454,6 +455,10 @@ mod tests {
             (
                 "af_xdp:x,take=all",
                 "--af-xdp-ports cannot be combined with the key take=all of the device af_xdp:x: remove one of them",
+            ),
+            (
+                "af_xdp:x,queues=1,take=addresses",
+                "--af-xdp-ports cannot be combined with the key take=addresses of the device af_xdp:x: remove one of them",
             ),
             ("tap:x", "--af-xdp-ports needs an af_xdp device, and x is none: use --device af_xdp:NAME"),
         ] {

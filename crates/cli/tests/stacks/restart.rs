@@ -200,6 +200,9 @@ def ask_datagram(i):
         except OSError: pass
 print(sum(ask(i) for i in range(150)), sum(ask_datagram(i) for i in range(20)))";
     assert_eq!(fixture.script_output(&["--stack", "lab"], client), "150 20\n");
+    // At least one death was in the middle.
+    let log = fixture.run_ok(&["log", "lab"]);
+    assert!(log.contains("opened its sockets again; it begins anew"), "{log}");
     let child = fs::read_to_string(fixture.path().join("child")).unwrap();
     assert!(Command::new("kill").args(["-KILL", &child]).status().unwrap().success());
     servers.signal("KILL");

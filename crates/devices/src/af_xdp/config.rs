@@ -57,8 +57,9 @@ pub struct AfXdpOptions {
     /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`;
     /// default: see [`AfXdpConfig::queue_count`].
     pub queues: Option<Vec<u16>>,
-    /// Which frames are redirected. Text key `take`: `addresses` (the default), `ports` or `all`.
-    pub take: RedirectScope,
+    /// Which frames are redirected; `None` stands for [`RedirectScope::Addresses`]. Text key `take`:
+    /// `addresses` (the default), `ports` or `all`.
+    pub take: Option<RedirectScope>,
     /// Port ranges of the stack for [`RedirectScope::Ports`], in addition to its ephemeral ports. Text key
     /// `ports`, as `80+8000-8010`.
     pub ports: Vec<(u16, u16)>,
@@ -86,7 +87,7 @@ impl Default for AfXdpOptions {
     fn default() -> Self {
         Self {
             queues: None,
-            take: RedirectScope::Addresses,
+            take: None,
             ports: Vec::new(),
             mode: CopyMode::Auto,
             attach: Attach::Auto,
@@ -130,7 +131,7 @@ impl AfXdpConfig {
         if self.queue_count > QUEUES_MAX {
             return Err(format!("queues: {} are more than {QUEUES_MAX}", self.queue_count));
         }
-        if self.options.take != RedirectScope::All && self.addresses.is_empty() {
+        if *self.options.scope() != RedirectScope::All && self.addresses.is_empty() {
             return Err("take: no address is configured: configure one, or set take=all".into());
         }
         self.options.validate()
@@ -138,6 +139,11 @@ impl AfXdpConfig {
 }
 
 impl AfXdpOptions {
+    /// Returns which frames are redirected.
+    pub fn scope(&self) -> &RedirectScope {
+        self.take.as_ref().unwrap_or(&RedirectScope::Addresses)
+    }
+
     /// Checks every range.
     ///
     /// # Errors
@@ -166,7 +172,7 @@ impl AfXdpOptions {
         if self.busy_budget == 0 {
             return Err("busy_budget: must be 1 to 65535".into());
         }
-        if !self.ports.is_empty() && self.take != RedirectScope::Ports {
+        if !self.ports.is_empty() && *self.scope() != RedirectScope::Ports {
             return Err("ports: requires take=ports".into());
         }
         if self.mode == CopyMode::ZeroCopy && self.attach == Attach::Generic {
@@ -210,7 +216,7 @@ impl FromStr for AfXdpOptions {
                         ("ports", RedirectScope::Ports),
                         ("all", RedirectScope::All),
                     ];
-                    keys.take = one_of(key, value, all)?;
+                    keys.take = Some(one_of(key, value, all)?);
                 }
                 "ports" => keys.ports = parse_ranges(key, value)?,
                 "mode" => {
@@ -294,7 +300,7 @@ mod tests {
         let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on";
         let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
-            take: RedirectScope::Ports,
+            take: Some(RedirectScope::Ports),
             ports: vec![(80, 80), (8000, 8010)],
             mode: CopyMode::Copy,
             attach: Attach::Generic,

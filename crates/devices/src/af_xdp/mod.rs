@@ -167,7 +167,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
 
-    let filter = RedirectFilter::new(options.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
+    let filter =
+        RedirectFilter::new(options.scope().clone(), u32::from(highest) + 1, config.addresses.len())?;
     fill_maps(&filter, config)?;
     let program = filter.load(layout.multi_buffer)?;
     // Drivers with zero copy require that the program is attached before the socket is bound.
@@ -179,7 +180,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let interface = Arc::new(InterfaceState::new(&config.interface));
     let capabilities =
         Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
-    let mut neighbours = match options.take {
+    let mut neighbours = match options.scope() {
         RedirectScope::All => None,
         RedirectScope::Addresses | RedirectScope::Ports => {
             Some(NeighbourSocket::open(link.index, &config.addresses)?)
@@ -242,7 +243,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         queues = devices.len(),
         in_driver,
         zero_copy,
-        take = %options.take,
+        take = %options.scope(),
         "AF_XDP"
     );
     Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
@@ -264,7 +265,7 @@ fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
     }
     if config.options.queues.is_none()
         && queues.len() < available
-        && config.options.take != RedirectScope::All
+        && *config.options.scope() != RedirectScope::All
     {
         tracing::warn!(
             interface = config.interface,
@@ -299,7 +300,7 @@ fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     let host_addresses = Netlink::open()?.addresses()?;
     let is_host_address = |address: IpAddr| host_addresses.contains(&address);
     for &(address, vlan) in &config.addresses {
-        match config.options.take {
+        match config.options.scope() {
             RedirectScope::Addresses if is_host_address(address) => {
                 return Err(invalid(format!(
                     "{address} belongs to the host: configure another address, or share this one with take=ports"
@@ -326,7 +327,7 @@ fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
     for &(address, vlan) in &config.addresses {
         filter.add_address(address, vlan)?;
     }
-    if config.options.take != RedirectScope::Ports {
+    if *config.options.scope() != RedirectScope::Ports {
         return Ok(());
     }
     for (kind, (first, last)) in [PortKind::Tcp, PortKind::Udp].into_iter().zip(config.ephemeral) {

@@ -762,11 +762,20 @@ impl BrokerThread {
         // gone.
         let is_stale = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_some());
         if is_stale && !matches!(request, ControlRequest::Resume | ControlRequest::Successor) {
+            if matches!(request, ControlRequest::Restore(..)) {
+                self.note_death_during_restoration(id);
+            }
             return Err(Refusal::ShardEnded);
         }
         let reply = match request {
             ControlRequest::Resume => return self.resume(id),
-            ControlRequest::Restore(shard, before, request) => self.restore(id, shard, before, request)?,
+            ControlRequest::Restore(shard, before, request) => {
+                let restored = self.restore(id, shard, before, request);
+                if matches!(restored, Err(Refusal::ShardEnded)) {
+                    self.note_death_during_restoration(id);
+                }
+                restored?
+            }
             ControlRequest::Attach(shard) => {
                 let (_, region, client) = self.client_on_shard(id, shard)?;
                 let (region, wake) = (region.memory.try_clone(), region.wake.try_clone());

@@ -19,6 +19,18 @@ pub(super) fn ended(name: &str, pid: u32) {
     tracing::info!("{name:?} (process {pid}) ended");
 }
 
+/// Writes that the shards have ended while a program, or a forked child, opened its sockets again.
+pub(super) fn restoration_interrupted(program: Option<&(u32, Box<str>)>) {
+    match program {
+        Some((pid, name)) => tracing::warn!(
+            "the shards ended while {name:?} (process {pid}) opened its sockets again; it begins anew"
+        ),
+        None => {
+            tracing::warn!("the shards ended while a child process opened its sockets again; it begins anew")
+        }
+    }
+}
+
 /// Writes that a process was refused. Process 0 is an unknown one.
 pub(super) fn refused(pid: u32, uid: u32, refusal: Refusal) {
     match (pid, refusal) {

@@ -3,7 +3,7 @@
 
 use super::{
     BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, Refusal, ShardLink,
-    SocketId,
+    SocketId, process_log,
 };
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -13,8 +13,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Ids of sockets that were opened again, of all processes: more than a stack has listeners and UDP sockets.
-// limit: socket ids known across restarts
+/// Ids of sockets of one domain that were opened again: more than a domain has listeners and UDP sockets.
+// limit: socket ids of a domain known across restarts
 const IDENTITIES_MAX: usize = 1 << 20;
 /// Domains that a process is known to have had: an id of a socket that was valid before that is unknown.
 // limit: restarts that a socket is known across
@@ -76,6 +76,8 @@ impl PreviousDomains {
 #[derive(Default)]
 pub(super) struct RestoredSockets {
     identities: HashMap<SocketKey, u64>,
+    /// How many of the ids are those of a domain.
+    counts: HashMap<u64, usize>,
     /// The domain and the id that a socket has now, by its identity.
     current: HashMap<u64, (u64, SocketId)>,
     last_identity: u64,
@@ -90,23 +92,29 @@ impl RestoredSockets {
 
     /// Records that the socket `before` was opened again as `now`.
     fn insert(&mut self, before: SocketKey, now: SocketKey) {
-        // A process may name any number of sockets. Processes that share one that is not recorded get one
-        // each.
-        if self.identities.len() >= IDENTITIES_MAX {
+        // A process may name any number of sockets, and must not take the room of other users. Processes that
+        // share a socket that is not recorded get one each.
+        let is_full = |key: &SocketKey| {
+            !self.identities.contains_key(key)
+                && self.counts.get(&key.0).is_some_and(|count| *count >= IDENTITIES_MAX)
+        };
+        if is_full(&before) || is_full(&now) {
             return;
         }
-        let last_identity = &mut self.last_identity;
-        let identity = *self.identities.entry(before).or_insert_with(|| {
-            *last_identity += 1;
-            *last_identity
-        });
-        self.identities.insert(now, identity);
+        let identity = self.identities.get(&before).copied().unwrap_or(self.last_identity + 1);
+        self.last_identity = self.last_identity.max(identity);
+        for key in [before, now] {
+            if self.identities.insert(key, identity).is_none() {
+                *self.counts.entry(key.0).or_default() += 1;
+            }
+        }
         self.current.insert(identity, (now.0, now.2));
     }
 
     /// Forgets sockets of domains that no process knows any more.
     fn retain(&mut self, domains: &BTreeSet<u64>) {
         self.identities.retain(|(domain, ..), _| domains.contains(domain));
+        self.counts.retain(|domain, _| domains.contains(domain));
         let known: BTreeSet<u64> = self.identities.values().copied().collect();
         self.current.retain(|identity, _| known.contains(identity));
     }
@@ -219,7 +227,11 @@ impl BrokerThread {
 
     /// Removes a process that has no clients.
     fn forget(&mut self, id: u64) {
-        self.processes.remove(&id);
+        let entry = self.processes.remove(&id);
+        self.pending.remove(&id);
+        if let Some((pid, name)) = entry.and_then(|entry| entry.logged) {
+            process_log::ended(&name, pid);
+        }
         self.shared.attached.remove(id);
     }
 
@@ -245,6 +257,11 @@ impl BrokerThread {
             self.restart_shards();
         }
         is_gone
+    }
+
+    /// Records that the shards have ended while a process opened its sockets again.
+    pub(super) fn note_death_during_restoration(&self, id: u64) {
+        process_log::restoration_interrupted(self.processes.get(&id).and_then(|entry| entry.logged.as_ref()));
     }
 
     /// Opens a socket again, or makes the process an owner of it if another process has opened it.
@@ -307,19 +324,27 @@ mod tests {
         assert_eq!((domains.before(16), domains.before(17), domains.before(u32::MAX)), (Some(2), None, None));
     }
 
-    // limit: socket ids known across restarts
+    // limit: socket ids of a domain known across restarts
     #[test]
     fn sockets_beyond_the_limit_have_no_identity() {
         let mut restored = RestoredSockets::default();
         let of = |domain, number| (domain, 0, SocketId::Listener(number));
-        let sockets = IDENTITIES_MAX as u32 / 2;
+        let sockets = IDENTITIES_MAX as u32;
         (0..=sockets).for_each(|number| restored.insert(of(1, number), of(2, number)));
         assert_eq!(restored.find(of(1, sockets - 1), 2), Some(SocketId::Listener(sockets - 1)));
         assert_eq!(restored.find(of(1, sockets), 2), None);
-        // Numbers of processes that are gone make room.
-        restored.retain(&BTreeSet::from([3]));
+        // A known socket may be opened again, and other domains have room of their own.
+        restored.insert(of(1, 0), of(5, 7));
+        assert_eq!(restored.find(of(2, 0), 5), Some(SocketId::Listener(7)));
         restored.insert(of(3, sockets), of(4, sockets));
         assert_eq!(restored.find(of(3, sockets), 4), Some(SocketId::Listener(sockets)));
+        // So has a domain once the processes of its earlier domains are gone.
+        restored.insert(of(2, sockets), of(6, 1));
+        assert_eq!(restored.find(of(2, sockets), 6), None);
+        restored.retain(&BTreeSet::from([6]));
+        assert_eq!((restored.identities.len(), restored.counts.len()), (0, 0));
+        restored.insert(of(2, sockets), of(6, 1));
+        assert_eq!(restored.find(of(2, sockets), 6), Some(SocketId::Listener(1)));
     }
 
     #[test]
