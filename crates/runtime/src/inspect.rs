@@ -71,8 +71,8 @@ pub(crate) struct DestroyRequest {
 }
 
 impl DestroyRequest {
-    /// Closes the sockets on the shard. The handler is told which listeners were closed, also by the request to
-    /// another shard.
+    /// Closes the sockets on the shard. The handler is told which listeners were closed, also by the request
+    /// to another shard.
     pub(crate) fn answer(self, core: &mut ShardCore, mut on_listener: impl FnMut(&mut ShardCore, Listener)) {
         let mut closed = Vec::with_capacity(self.sockets.len());
         for (handle, ends) in self.sockets {

@@ -191,6 +191,7 @@ fn event_text(event: &Event) -> String {
         Event::PeerClosed { .. } => "peer closed".into(),
         Event::Closed { reason, .. } => format!("closed: {reason:?}"),
         Event::UdpReadable { .. } => "udp".into(),
+        Event::ListenerDestroyed { .. } => "listener destroyed".into(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Stacks whose shards run in a process of their own, which is killed.
 
-use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use crate::fixture::{Fixture, RunningProgram, run_to_end, skipped, wait_until};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -268,6 +268,63 @@ fn child_of_a_call_goes_on_without_the_stack() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(printed, "went on: some, in calls: many, ended or hung: 0\n", "{kind}: {stderr}");
     }
+}
+
+/// While the shards cannot be started, calls fail and the broker says why; once they can, programs go on by
+/// themselves, those that were started meanwhile, too.
+#[test]
+fn programs_go_on_after_a_long_outage() {
+    if skipped("programs_go_on_after_a_long_outage") {
+        return;
+    }
+    let fixture = Fixture::new("outage");
+    let config = fixture.path().join("shards.toml");
+    fs::write(&config, "[shards]\ncount = 1\n").unwrap();
+    let _up = fixture.start_stack("lab", &["--loopback", "stack", "--config", "shards.toml"]);
+    let script = "
+import errno
+s = server('127.0.0.1', 7001); u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7001))
+signal.alarm(0); u.setblocking(False)
+open('there', 'w').close()
+errors = 0
+while True:
+    try: c, _ = s.accept()
+    except OSError as e:
+        assert e.errno == errno.ENETDOWN, e
+        if not errors: open('outage', 'w').close()
+        errors += 1; continue
+    c.sendall(b'served'); c.close()";
+    let server = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("the server waits", || fixture.path().join("there").exists());
+    // Another program has nothing but a socket that it opens in the outage.
+    let other = "
+while not os.path.exists('outage'): time.sleep(0.01)
+waits = 0
+while True:
+    try:
+        with socket.create_connection(('127.0.0.1', 7001), timeout=5) as s:
+            if exactly(s, 6) == b'served': break
+    except OSError as e:
+        waits += 1
+        if waits == 1: open('tried', 'w').write(str(e))
+    time.sleep(0.05)
+print('served', waits > 0)";
+    let other = RunningProgram::new(fixture.script(&["--stack", "lab"], other));
+    fs::write(&config, "[shards]\ncount = nonsense\n").unwrap();
+    kill_shards(supervisor(&fixture));
+    wait_until("calls fail", || fixture.path().join("outage").exists());
+    wait_until("the other program has tried", || fixture.path().join("tried").exists());
+    let new = fixture.script(&["--stack", "lab"], "socket.socket()");
+    let refused = String::from_utf8(run_to_end(new).stderr).unwrap();
+    assert!(refused.contains("its shards have ended and are being started again, for "), "{refused}");
+    fs::write(&config, "[shards]\ncount = 1\n").unwrap();
+    let served = other.wait_for_output();
+    let text = String::from_utf8(served.stderr).unwrap();
+    assert_eq!(String::from_utf8(served.stdout).unwrap(), "served True\n", "{text}");
+    server.signal("KILL");
+    let text = String::from_utf8(server.wait_for_output().stderr).unwrap();
+    assert!(text.contains("cannot be started again yet"), "{text}");
+    assert!(text.contains("its listeners serve again"), "{text}");
 }
 
 #[test]

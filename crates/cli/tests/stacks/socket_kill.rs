@@ -78,7 +78,8 @@ if not child:
 os.wait(); print('forked', open('child').read())
 ";
 
-/// The rest of [`AFTERWARDS`]: UDP sockets, connected with and without an address of their own, and unconnected.
+/// The rest of [`AFTERWARDS`]: UDP sockets, connected with and without an address of their own, and
+/// unconnected.
 const DATAGRAMS: &str = "
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); there = u.getsockname()[1]
 def connected(at):

@@ -55,6 +55,9 @@ pub(crate) struct ProcessState {
     pub restarts: u32,
     /// True if all waits were ended because the stack is gone.
     pub is_end_noticed: bool,
+    /// When the process may try again to continue with shards that could not be started yet; `None` if there
+    /// will be none.
+    pub next_resume: Option<Instant>,
     /// When a call last failed because the stack is gone.
     pub last_netdown: Option<Instant>,
     /// Counts non-blocking calls that found nothing.
@@ -84,6 +87,7 @@ impl ProcessState {
             send_buffer: None,
             restarts: 0,
             is_end_noticed: false,
+            next_resume: None,
             last_netdown: None,
             empty_polls: 0,
             by_socket: Vec::new(),

@@ -25,23 +25,26 @@ const READY_POLL_INTERVAL: Duration = Duration::from_micros(200);
 struct ShardsEnded;
 
 impl ProcessState {
-    /// Continues with shards that were started again. Returns false if there are none: the stack is gone.
-    pub fn resume(&mut self) -> bool {
-        let Some(mut attachment) = self.attachment.take() else { return false };
-        let resumed = self.resume_with(&mut attachment);
+    /// Continues with shards that were started again, after waiting up to `timeout` for them.
+    ///
+    /// # Errors
+    /// There are none: the stack is gone. [`Refusal::Restarting`] if they may run later.
+    pub fn resume(&mut self, timeout: Duration) -> Result<(), Error> {
+        let mut attachment = self.attachment.take().ok_or(Error::StackGone)?;
+        let resumed = self.resume_with(&mut attachment, timeout);
         self.attachment = Some(attachment);
-        resumed.is_some()
+        resumed
     }
 
-    fn resume_with(&mut self, attachment: &mut Attachment) -> Option<()> {
+    fn resume_with(&mut self, attachment: &mut Attachment, timeout: Duration) -> Result<(), Error> {
         let mut previous: BTreeMap<usize, PreviousChannels> = BTreeMap::new();
         // Sockets that were opened again, by shards that have ended since: the index of their channels in
         // `previous`, which is 0 for all others.
         let mut reopened = HashMap::new();
         for round in 0.. {
             let mut resumes = 0;
-            let clients = attachment.resume(&mut resumes).ok()?;
-            let channels = self.client.replace(clients)?;
+            let clients = attachment.resume(&mut resumes, timeout)?;
+            let channels = self.client.replace(clients).ok_or(Error::StackGone)?;
             self.exchange_internal_fds(&channels);
             previous.insert(round, PreviousChannels { channels, resumes: 0 });
             self.publish_shared_memory(previous.values().map(|before| &before.channels));
@@ -53,7 +56,7 @@ impl ProcessState {
             previous.retain(|round, _| *round == 0 || reopened.values().any(|of| of == round));
         }
         self.publish_shared_memory([]);
-        Some(())
+        Ok(())
     }
 
     /// Replaces the descriptors of the channels `before` by those of the present ones.
@@ -123,14 +126,6 @@ impl ProcessState {
         }
         self.client.flush();
         Ok(())
-    }
-
-    /// Returns whether the shards of the present channels have ended.
-    fn have_shards_ended(&mut self) -> bool {
-        // The first check may find unread wake-ups.
-        self.client.check_stack_alive();
-        self.client.check_stack_alive();
-        self.client.is_stack_gone()
     }
 
     /// Makes a socket an unconnected one whose connection was reset.

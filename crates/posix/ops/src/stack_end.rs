@@ -4,6 +4,8 @@
 use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use core::time::Duration;
+use ginnel::Error;
+use ginnel::broker::Refusal;
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -13,6 +15,15 @@ use std::time::Instant;
 /// Shortest time between two calls that fail with `ENETDOWN`. Servers retry at once when `accept` fails, and
 /// many write a line to their log each time.
 const NETDOWN_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long a call waits for shards that are being started again. After that calls fail.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Shortest time between two attempts to continue with shards that were started again.
+const RESUME_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Line on standard error when the shards cannot be started again at once.
+const OUTAGE_MESSAGE: &str = "ginnel: the stack of this program has ended and cannot be started again yet: its connections are reset, other sockets fail with ENETDOWN until it runs\n";
 
 /// Line on standard error when the stack has ended.
 const MESSAGE: &str = "ginnel: the stack of this program has ended: its connections are reset, other sockets fail with ENETDOWN\n";
@@ -56,32 +67,55 @@ impl ProcessState {
         self.notice_stack_end();
     }
 
+    /// Returns whether the shards of the present channels have ended.
+    pub fn have_shards_ended(&mut self) -> bool {
+        // The first check may find unread wake-ups.
+        self.client.check_stack_alive();
+        self.client.check_stack_alive();
+        self.client.is_stack_gone()
+    }
+
     /// Returns whether the shards were started again, after a request that they could not carry out.
     pub fn has_restarted(&mut self) -> bool {
         let before = self.restarts;
-        // The first check may find unread wake-ups.
-        self.check_stack_alive();
-        self.check_stack_alive();
+        if self.have_shards_ended() {
+            self.notice_stack_end();
+        }
         self.restarts != before
     }
 
-    /// Ends all waits, once, if the stack was found to be gone.
+    /// If the stack was found to be gone, continues with shards that were started again. If there are none,
+    /// ends all waits, once.
     pub fn notice_stack_end(&mut self) {
-        if self.client.is_stack_gone() && !core::mem::replace(&mut self.is_end_noticed, true) {
+        if self.client.is_stack_gone() {
             self.handle_stack_end();
         }
     }
 
     #[cold]
     fn handle_stack_end(&mut self) {
-        if self.resume() {
-            self.is_end_noticed = false;
-            write_line(RESTART_MESSAGE);
-        } else {
-            write_line(MESSAGE);
-            self.process_events();
+        let is_first = !core::mem::replace(&mut self.is_end_noticed, true);
+        if !is_first && self.next_resume.is_none_or(|at| Instant::now() < at) {
+            return;
         }
-        self.wake_all();
+        match self.resume(if is_first { RESTART_TIMEOUT } else { Duration::ZERO }) {
+            Ok(()) => {
+                self.is_end_noticed = false;
+                write_line(RESTART_MESSAGE);
+                return self.wake_all();
+            }
+            Err(error) => {
+                let is_outage = matches!(error, Error::Refused(Refusal::Restarting(_)));
+                self.next_resume = is_outage.then(|| Instant::now() + RESUME_INTERVAL);
+                if is_first || !is_outage {
+                    write_line(if is_outage { OUTAGE_MESSAGE } else { MESSAGE });
+                }
+            }
+        }
+        self.process_events();
+        if is_first {
+            self.wake_all();
+        }
     }
 }
 
@@ -91,6 +125,7 @@ pub(crate) fn pause_after_netdown(mut state: LockGuard<'_>, error: Errno) {
     if error != Errno::NETDOWN {
         return;
     }
+    state.notice_stack_end();
     let now = Instant::now();
     let next = state.last_netdown.map_or(now, |last| (last + NETDOWN_INTERVAL).max(now));
     state.last_netdown = Some(next);

@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
-use runtime::broker::{Attachment, UnattachedProcess};
+use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
@@ -58,7 +58,7 @@ static PENDING: Mutex<Option<(UnattachedProcess, String)>> = Mutex::new(None);
 
 /// A stack that this program cannot use. Programs that use no network need none: the shell of a session, a
 /// compiler that a server starts. So the cause is reported only when the program makes a network socket.
-struct Refusal {
+struct UnusableStack {
     stack: String,
     cause: String,
     /// The error of each network socket.
@@ -66,7 +66,7 @@ struct Refusal {
     is_reported: bool,
 }
 
-static REFUSAL: Mutex<Option<Refusal>> = Mutex::new(None);
+static REFUSAL: Mutex<Option<UnusableStack>> = Mutex::new(None);
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether the program will use a stack if it uses any network.
@@ -116,7 +116,7 @@ pub fn ops_for_new_socket() -> Result<Option<&'static Ops>, Errno> {
 fn report_refusal() -> Result<(), Errno> {
     let _signals_blocked = SignalsBlocked::new();
     let mut refusal = REFUSAL.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(Refusal { stack, cause, error, is_reported }) = &mut *refusal else { return Ok(()) };
+    let Some(UnusableStack { stack, cause, error, is_reported }) = &mut *refusal else { return Ok(()) };
     let goes_on = if *is_reported { uses_kernel_instead() } else { report_missing_stack(stack, cause) };
     *is_reported = true;
     if goes_on {
@@ -139,7 +139,7 @@ fn publish_cause(stack: &str, cause: &str) {
 /// Postpones the report of a refusal until the program makes a network socket.
 fn set_refused(stack: &str, cause: &str, error: Errno) {
     publish_cause(stack, cause);
-    let known = Refusal { stack: stack.to_owned(), cause: cause.to_owned(), error, is_reported: false };
+    let known = UnusableStack { stack: stack.to_owned(), cause: cause.to_owned(), error, is_reported: false };
     *REFUSAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     IS_REFUSED.store(true, Ordering::Release);
 }
@@ -148,6 +148,8 @@ fn set_refused(stack: &str, cause: &str, error: Errno) {
 struct AttachError {
     cause: String,
     errno: Errno,
+    /// A later call may succeed.
+    is_temporary: bool,
 }
 
 impl From<Error> for AttachError {
@@ -160,7 +162,8 @@ impl From<Error> for AttachError {
             Error::Io(_, io) => shortage_or_netdown(io),
             _ => Errno::NETDOWN,
         };
-        Self { cause: cause_of(&error), errno }
+        let is_temporary = is_shortage(&errno) || matches!(error, Error::Refused(Refusal::Restarting(_)));
+        Self { cause: cause_of(&error), errno, is_temporary }
     }
 }
 
@@ -183,8 +186,8 @@ fn is_shortage(error: &Errno) -> bool {
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].contains(error)
 }
 
-/// Attaches the program. Without descriptors or memory the program stays unattached, and the next call tries
-/// again.
+/// Attaches the program. Without descriptors or memory, or while the shards are being started again, the
+/// program stays unattached, and the next call tries again.
 #[cold]
 fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     let _signals_blocked = SignalsBlocked::new();
@@ -205,9 +208,13 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
         })
     });
     let attached = process.map_err(AttachError::from).and_then(attach_process);
-    if let Err(AttachError { errno, .. }) = &attached
-        && is_shortage(errno)
+    if let Err(AttachError { errno, is_temporary: true, cause }) = &attached
+        && (is_shortage(errno) || !uses_kernel_instead())
     {
+        static IS_OUTAGE_REPORTED: AtomicBool = AtomicBool::new(false);
+        if !is_shortage(errno) && !IS_OUTAGE_REPORTED.swap(true, Ordering::Relaxed) {
+            report_missing_stack(&stack, cause);
+        }
         *pending = Some((unattached, stack));
         return Err(*errno);
     }
@@ -215,7 +222,7 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     drop(unattached);
     match attached {
         Ok(ops) => publish(ops),
-        Err(AttachError { cause, errno }) => set_refused(&stack, &cause, errno),
+        Err(AttachError { cause, errno, .. }) => set_refused(&stack, &cause, errno),
     }
     IS_PENDING.store(false, Ordering::Release);
     Ok(ops())
@@ -416,16 +423,22 @@ pub fn leave_connection(exec_guard: Option<&ExecGuard<'_>>) -> Option<InternalFd
 }
 
 fn attach_fd(stack: &str, number: &str) -> Result<Ops, AttachError> {
-    let number: c_int = number
-        .parse()
-        .map_err(|_| AttachError { cause: format!("{stack}: not a number"), errno: Errno::NETDOWN })?;
+    let number: c_int = number.parse().map_err(|_| AttachError {
+        cause: format!("{stack}: not a number"),
+        errno: Errno::NETDOWN,
+        is_temporary: false,
+    })?;
     // SAFETY: the parent has left the descriptor to this program.
     attach_process(Attachment::from_connection(unsafe { OwnedFd::from_raw_fd(number) })?)
 }
 
 fn attach_process(process: Attachment) -> Result<Ops, AttachError> {
     let config = config(&process);
-    Ops::from_process(process, config).map_err(|errno| AttachError { cause: errno.to_string(), errno })
+    Ops::from_process(process, config).map_err(|errno| AttachError {
+        cause: errno.to_string(),
+        errno,
+        is_temporary: is_shortage(&errno),
+    })
 }
 
 /// Returns the operations with the sockets that the previous program has left. Returns `None` if the

@@ -41,8 +41,6 @@ struct ControlConnection {
     fd: InternalFd,
     /// Id of the last request.
     last_request: u32,
-    /// How long a request waits for its reply.
-    reply_timeout: Duration,
     /// Receive buffer, allocated by the first request: most children never send one.
     buffer: Vec<u8>,
 }
@@ -53,7 +51,7 @@ impl ControlConnection {
     }
 
     fn from_internal_fd(fd: InternalFd) -> Self {
-        Self { fd, last_request: 0, reply_timeout: REPLY_TIMEOUT, buffer: Vec::new() }
+        Self { fd, last_request: 0, buffer: Vec::new() }
     }
 
     /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
@@ -65,7 +63,7 @@ impl ControlConnection {
         let welcome = self.request_welcome(&hello, &[pidfd.as_fd()])?;
         match self.attach_shards(welcome) {
             // The process is admitted to the shards that are started next.
-            Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0),
+            Err(Error::Refused(Refusal::ShardEnded)) if may_resume => self.resume(&mut 0, REPLY_TIMEOUT),
             attached => attached,
         }
     }
@@ -118,7 +116,7 @@ impl ControlConnection {
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
         self.send_request(message, descriptors)?;
-        let deadline = Instant::now() + self.reply_timeout;
+        let deadline = Instant::now() + REPLY_TIMEOUT;
         loop {
             // The reply comes from another thread, so it is never there yet.
             let remaining = deadline.saturating_duration_since(Instant::now());

@@ -178,6 +178,8 @@ pub enum Refusal {
     Malformed,
     /// The shard has ended.
     ShardEnded,
+    /// The shards have ended and are being started again, for this many seconds so far.
+    Restarting(u32),
     /// The process wants to resume on other shards, and those that it has were not seen to end yet.
     ShardsRun,
     /// The user may not bind ports below this one.
@@ -193,6 +195,7 @@ pub enum Refusal {
 codec_enum!(Refusal {
     0 => Version(version), 1 => User(uid), 2 => Clients(limit), 3 => Domains(limit), 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
     9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit), 12 => ShardsRun,
+    13 => Restarting(seconds),
 });
 
 impl fmt::Display for Refusal {
@@ -222,6 +225,10 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("no such socket exists, or this process does not own it"),
             Self::Malformed => f.write_str("the message is malformed"),
             Self::ShardEnded => f.write_str("the shard has ended"),
+            Self::Restarting(seconds) => write!(
+                f,
+                "its shards have ended and are being started again, for {seconds} s so far (ginnel log says why)"
+            ),
             Self::ShardsRun => f.write_str("its shards run"),
             Self::Unattached(limit) => write!(
                 f,

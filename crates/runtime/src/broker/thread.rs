@@ -6,7 +6,7 @@ mod restart;
 
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
-use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets};
+use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets, SupervisedShards};
 
 use super::BrokerCounters;
 use super::admission::{self, AdmissionLimits, PeerUser};
@@ -178,7 +178,7 @@ pub(super) struct BrokerShared {
 
 pub(super) struct BrokerThread {
     /// Present if the shards run in a process of their own.
-    supervision: Option<Supervision>,
+    supervised: Option<SupervisedShards>,
     /// Sockets that were opened again after a restart.
     restored: RestoredSockets,
     listener: Option<ControlListener>,
@@ -224,7 +224,7 @@ impl BrokerThread {
             add(listener.fd(), LISTENER_EVENT)?;
         }
         Ok(Self {
-            supervision: None,
+            supervised: None,
             restored: RestoredSockets::default(),
             listener,
             shards,
@@ -283,10 +283,11 @@ impl BrokerThread {
                                 BrokerCommand::Close => return,
                             }
                         }
+                        self.finish_restart();
                     }
                     LISTENER_EVENT => self.accept(),
                     // The process of the shards is gone.
-                    LINK_EVENT => self.restart_shards(),
+                    LINK_EVENT => _ = self.restart_ended_shards(std::time::Duration::ZERO),
                     data => self.handle_event(data),
                 }
             }
@@ -622,7 +623,10 @@ impl BrokerThread {
                 }
                 attached => attached,
             };
-            let (domain, clients, wake) = attached?;
+            let (domain, clients, wake) = attached.map_err(|refusal| match refusal {
+                Refusal::ShardEnded => self.ended_refusal(),
+                refusal => refusal,
+            })?;
             let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
             entry.attachment = Some(DomainClients { domain, clients: clients.numbers });
             (entry.wake_fd, entry.memories) = (Some(wake), clients.memories);

@@ -249,7 +249,8 @@ impl SocketCloser {
     }
 
     /// Closes a socket, which the fields `shard`, `sk`, `local` and `peer` of a listing name. The program
-    /// gets `ECONNABORTED`, and the peer of a connection RST. Returns false if the socket does not exist any more.
+    /// gets `ECONNABORTED`, and the peer of a connection RST. Returns false if the socket does not exist any
+    /// more.
     ///
     /// # Errors
     /// The stack refuses the request, or does not answer.

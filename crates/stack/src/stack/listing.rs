@@ -171,9 +171,10 @@ impl Stack {
     /// Closes a socket on behalf of an administrator, as Linux's `SOCK_DESTROY` (`tcp_abort`): a connection
     /// ends with RST and [`CloseReason::Destroyed`](crate::events::CloseReason::Destroyed), an entry in
     /// TIME-WAIT is forgotten. A listener is closed, and connections that were not accepted are reset; there
-    /// is no event. A UDP socket stays open with the pending error [`UdpError::Destroyed`]; its owner
-    /// disconnects it (`udp_abort`). `ends` are the local and the remote address that were listed. Returns false if the socket
-    /// does not exist any more.
+    /// is no event. A UDP socket stays open with the pending error
+    /// [`UdpError::Destroyed`](crate::udp::UdpError::Destroyed); its owner disconnects it (`udp_abort`).
+    /// `ends` are the local and the remote address that were listed. Returns false if the socket does not
+    /// exist any more.
     pub fn destroy_socket(&mut self, now: Instant, handle: SocketHandle, ends: [SocketAddr; 2]) -> bool {
         self.tcp.set_now(now);
         // A handle of another process of the shards may be that of another socket of this one.

@@ -1,7 +1,7 @@
 //! Continuation of a process after a restart of the shards (docs/adr/0021-restart-of-the-shards.md).
 
 use super::super::message::{ControlReply, ControlRequest, PreviousSocket, Refusal};
-use super::{AttachedShards, Attachment, ControlConnection, REPLY_TIMEOUT, lock_connection, open_clients};
+use super::{AttachedShards, Attachment, ControlConnection, lock_connection, open_clients};
 use crate::channel::control::{ChannelReply, ChannelRequest, UdpRequest};
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
@@ -12,8 +12,8 @@ use ginnel_stack::options::ListenOptions;
 use ginnel_stack::udp::UdpOptions;
 use std::time::Instant;
 
-/// How long a process waits for shards that are being started again, possibly after several attempts.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause before the next request while the shards are being started again.
+const RESTART_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the broker may need to see the end that the process has seen. Without an end, the process has
 /// only lost its wake-up descriptor.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,35 +22,36 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl ControlConnection {
     /// See [`Attachment::resume`].
-    pub(super) fn resume(&mut self, resumes: &mut u32) -> Result<AttachedShards, Error> {
-        self.reply_timeout = RESTART_TIMEOUT;
+    pub(super) fn resume(&mut self, resumes: &mut u32, timeout: Duration) -> Result<AttachedShards, Error> {
         let started = Instant::now();
-        let attached = loop {
+        loop {
             let welcome = self.request_welcome(&ControlRequest::Resume, &[]);
             *resumes += u32::from(welcome.is_ok());
             match welcome.and_then(|welcome| self.attach_shards(welcome)) {
                 // The next shards have ended, too.
-                Err(Error::Refused(Refusal::ShardEnded)) if started.elapsed() < RESTART_TIMEOUT => {}
+                Err(Error::Refused(Refusal::ShardEnded)) if started.elapsed() < END_TIMEOUT.max(timeout) => {}
+                Err(Error::Refused(Refusal::Restarting(_))) if started.elapsed() < timeout => {
+                    std::thread::sleep(RESTART_POLL_INTERVAL);
+                }
                 Err(Error::Refused(Refusal::ShardsRun)) if started.elapsed() < END_TIMEOUT => {
                     std::thread::sleep(END_POLL_INTERVAL);
                 }
-                attached => break attached,
+                attached => return attached,
             }
-        };
-        self.reply_timeout = REPLY_TIMEOUT;
-        attached
+        }
     }
 }
 
 impl Attachment {
-    /// Returns clients of the shards that were started again. Waits until the shards run. The process owns no
-    /// socket there yet. Adds to `resumes` how often the broker has admitted this process again; that is more
-    /// than once if shards ended soon after their start.
+    /// Returns clients of the shards that were started again. Waits up to `timeout` until the shards run,
+    /// which may take several attempts. The process owns no socket there yet. Adds to `resumes` how often the
+    /// broker has admitted this process again; that is more than once if shards ended soon after their start.
     ///
     /// # Errors
-    /// The broker is gone, too, or starts no shards again.
-    pub fn resume(&mut self, resumes: &mut u32) -> Result<Vec<Client>, Error> {
-        let attached = lock_connection(&self.connection).resume(resumes)?;
+    /// The broker is gone, too, or starts no shards again; [`Refusal::Restarting`] if they do not run in
+    /// time: then a later call may succeed.
+    pub fn resume(&mut self, resumes: &mut u32, timeout: Duration) -> Result<Vec<Client>, Error> {
+        let attached = lock_connection(&self.connection).resume(resumes, timeout)?;
         open_clients(&self.connection, &attached.wake, attached.shards)
     }
 

@@ -11,6 +11,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Signal, pidfd_send_signal};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Ids of sockets of one domain that were opened again: more than a domain has listeners and UDP sockets.
@@ -24,6 +25,8 @@ const TERM_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the kernel may take to close all descriptors of the shards' process. A process may see the end of
 /// one connection before this thread sees the end of another.
 pub(super) const END_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long requests wait for the next process of the shards. After that they are refused until it runs.
+const RESTART_WAIT: Duration = Duration::from_secs(1);
 
 /// The process that runs the shards, and how to start the next one.
 pub(in super::super) struct Supervision {
@@ -31,6 +34,17 @@ pub(in super::super) struct Supervision {
     pub link: Arc<ChildLink>,
     /// Starts the next process; blocks until it runs.
     pub restart: Box<dyn FnMut() -> AfterDeath + Send>,
+}
+
+/// The shards that run in a process of their own, and the thread that starts the next one: that may take many
+/// attempts, meanwhile the broker answers.
+pub(super) struct SupervisedShards {
+    link: Arc<ChildLink>,
+    /// Asks the thread to start the next process.
+    start: Sender<()>,
+    started: Receiver<AfterDeath>,
+    /// Since when the next process is being started.
+    restarting_since: Option<Instant>,
 }
 
 /// Decision after the death of the process that ran the shards.
@@ -123,34 +137,83 @@ impl RestoredSockets {
 impl BrokerThread {
     /// Sets the process that runs the shards.
     pub(super) fn supervise(&mut self, supervision: Supervision) {
-        let data = epoll::EventData::new_u64(LINK_EVENT);
-        // Reports only the hang-up; replies are received by the request that waits for them.
-        if epoll::add(&self.epoll, supervision.link.fd(), data, epoll::EventFlags::empty()).is_ok() {
-            self.supervision = Some(supervision);
+        let Supervision { link, mut restart } = supervision;
+        let (start, starts) = channel();
+        let (sender, started) = channel();
+        let wake = self.wake.clone();
+        let thread = std::thread::Builder::new().name("restart".into()).spawn(move || {
+            while starts.recv().is_ok() && sender.send(restart()).is_ok() {
+                wake.signal();
+            }
+        });
+        match thread {
+            Ok(_) => self.watch_shards(SupervisedShards { link, start, started, restarting_since: None }),
+            Err(error) => tracing::error!("the shards will not be started again if they end: {error}"),
         }
     }
 
-    /// Starts the process of the shards again and admits all attached processes there.
-    pub(super) fn restart_shards(&mut self) {
-        // The event may be that of a process whose successor runs already, because a program has asked first.
-        let is_gone = |of: &Supervision| of.link.is_gone_within(Duration::ZERO);
-        let Some(mut supervision) = self.supervision.take_if(|of| is_gone(of)) else { return };
-        // The descriptor may have a copy in a process that is being started.
-        let _ = epoll::delete(&self.epoll, supervision.link.fd());
-        let link = match (supervision.restart)() {
-            AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => link,
+    fn watch_shards(&mut self, supervised: SupervisedShards) {
+        let data = epoll::EventData::new_u64(LINK_EVENT);
+        // Reports only the hang-up; replies are received by the request that waits for them.
+        if epoll::add(&self.epoll, supervised.link.fd(), data, epoll::EventFlags::empty()).is_ok() {
+            self.supervised = Some(supervised);
+        }
+    }
+
+    /// Starts the process of the shards again if it is gone, or ends within `timeout`, and waits up to
+    /// [`RESTART_WAIT`] for the next one. Returns whether it was gone.
+    pub(super) fn restart_ended_shards(&mut self, timeout: Duration) -> bool {
+        let Some(supervised) = &mut self.supervised else { return false };
+        if supervised.restarting_since.is_none() {
+            // The event may be that of a process whose successor runs already, because a program has asked
+            // first.
+            if !supervised.link.is_gone_within(timeout) {
+                return false;
+            }
+            // The descriptor may have a copy in a process that is being started.
+            let _ = epoll::delete(&self.epoll, supervised.link.fd());
+            supervised.restarting_since = Some(Instant::now());
+            // Fails only if the thread is gone, which the next step finds.
+            let _ = supervised.start.send(());
+        }
+        self.finish_restart();
+        true
+    }
+
+    /// Admits all attached processes to the shards that were started again. If they do not run yet, waits
+    /// until [`RESTART_WAIT`] has passed since the end of the previous ones.
+    pub(super) fn finish_restart(&mut self) {
+        let Some(supervised) = &self.supervised else { return };
+        let Some(since) = supervised.restarting_since else { return };
+        let after = match supervised.started.recv_timeout(RESTART_WAIT.saturating_sub(since.elapsed())) {
+            Ok(after) => after,
+            // The thread wakes this one.
+            Err(RecvTimeoutError::Timeout) => return,
+            Err(RecvTimeoutError::Disconnected) => AfterDeath::Ended,
+        };
+        let Some(supervised) = self.supervised.take() else { return };
+        let link = match after {
+            AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => Arc::new(link),
             AfterDeath::EndPrograms => {
                 self.end_programs();
                 return self.end_shards();
             }
             AfterDeath::Restarted(_) | AfterDeath::Ended => return self.end_shards(),
         };
-        supervision.link = Arc::new(link);
-        let of = |shard| ShardLink::Child(supervision.link.clone(), shard);
-        self.shards = (0..supervision.link.shards()).map(of).collect();
-        self.supervise(supervision);
+        let of = |shard| ShardLink::Child(link.clone(), shard);
+        self.shards = (0..link.shards()).map(of).collect();
+        self.watch_shards(SupervisedShards { link, restarting_since: None, ..supervised });
         self.readmit();
         // If the new process is gone already, the next event says so.
+    }
+
+    /// Returns why a request is refused that the shards cannot carry out because they have ended.
+    pub(super) fn ended_refusal(&self) -> Refusal {
+        match self.supervised.as_ref().and_then(|supervised| supervised.restarting_since) {
+            // Cannot truncate: nobody waits for a century.
+            Some(since) => Refusal::Restarting(since.elapsed().as_secs() as u32),
+            None => Refusal::ShardEnded,
+        }
     }
 
     /// Ends all attached processes: by SIGTERM, and after [`TERM_TIMEOUT`] by SIGKILL.
@@ -240,23 +303,13 @@ impl BrokerThread {
         let is_current = self.processes.get(&id).is_some_and(|entry| entry.resume_fd.is_none());
         // The process has noticed the end before this thread, and may ask again if this thread cannot see it.
         if is_current && !self.restart_ended_shards(Duration::ZERO) {
-            return Err(if self.supervision.is_some() { Refusal::ShardsRun } else { Refusal::Unknown });
+            return Err(if self.supervised.is_some() { Refusal::ShardsRun } else { Refusal::Unknown });
         }
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
-        let wake = entry.resume_fd.take().ok_or(Refusal::ShardEnded)?;
+        let Some(wake) = entry.resume_fd.take() else { return Err(self.ended_refusal()) };
         // Cannot truncate: there are at most 64 shards.
         let welcome = ControlReply::Welcome(self.shards.len() as u16, self.shared.stack_info.clone());
         Ok((welcome, vec![wake]))
-    }
-
-    /// Starts the process of the shards again if it is gone, or ends within `timeout`. Returns whether it
-    /// was.
-    pub(super) fn restart_ended_shards(&mut self, timeout: Duration) -> bool {
-        let is_gone = self.supervision.as_ref().is_some_and(|of| of.link.is_gone_within(timeout));
-        if is_gone {
-            self.restart_shards();
-        }
-        is_gone
     }
 
     /// Records that the shards have ended while a process opened its sockets again.

@@ -61,8 +61,8 @@ impl TcpListener {
     /// Dropping the future loses nothing: a connection that has arrived is accepted by the next call.
     ///
     /// # Errors
-    /// `ConnectionAborted` after an administrator has closed the listener (`ginnel ss -K`), and an error if the
-    /// listener belongs to another shard.
+    /// `ConnectionAborted` after an administrator has closed the listener (`ginnel ss -K`), and an error if
+    /// the listener belongs to another shard.
     pub fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> {
         Attempt::new(self.executor, WaitTarget::Accept(self.listener), |a| accept(a, self.listener))
     }
