@@ -380,7 +380,7 @@ fn published_counters_are_documented() {
             .unwrap(),
     )
     .unwrap();
-    show(&presence, "3", Placement::Inline, ginnel_apps::iot::Iot::new(&iot, &iot.redis));
+    show(&presence, "3", Placement::Inline, ginnel_apps::iot::Iot::new(&iot, &iot.redis).unwrap());
     show(&presence, "2", Placement::Inline, Executor::new(|| async {}));
 
     let mut shown = BTreeSet::new();

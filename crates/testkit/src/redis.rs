@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// Upper limit of every wait, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Hash slots of a cluster.
+const SLOTS: usize = 16_384;
+
 /// Returns why no test can use redis-server here; `None` if it is installed.
 pub fn redis_unavailable() -> Option<String> {
     let found = Command::new("redis-server").arg("--version").stdout(Stdio::null()).status();
@@ -42,10 +45,43 @@ impl RedisServer {
 
     /// Starts a server on a free port of 127.0.0.1 and waits until it answers. `more` are further arguments.
     pub fn on_port(more: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free_port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // The server of a cluster also listens on a port that is higher by 10,000.
+        let port =
+            std::iter::repeat_with(free_port).find(|port| *port < 55_000).expect("there are lower ones");
         let mut arguments = vec!["--port".into(), port.to_string(), "--bind".into(), "127.0.0.1".into()];
         arguments.extend(more.iter().map(ToString::to_string));
         Self::start_at(Address::Tcp(port), arguments)
+    }
+
+    /// Starts the servers of a cluster, each with an equal part of the slots and its state in `folder`.
+    pub fn cluster(folder: &Path, count: usize) -> Vec<Self> {
+        let dir = folder.display().to_string();
+        let start = |number: usize| {
+            let nodes = format!("nodes-{number}.conf");
+            let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
+            Self::on_port(&[&cluster[..], &["--cluster-config-file", &nodes, "--dir", &dir]].concat())
+        };
+        let servers: Vec<Self> = (0..count).map(start).collect();
+        for (number, server) in servers.iter().enumerate() {
+            let slot = |number| number * SLOTS / count;
+            let (first, last) = (slot(number), slot(number + 1) - 1);
+            assert_eq!(server.command(&format!("CLUSTER ADDSLOTSRANGE {first} {last}")), "+OK");
+            assert_eq!(server.command(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)), "+OK");
+            let Address::Tcp(port) = servers[0].address else { continue };
+            assert_eq!(server.command(&format!("CLUSTER MEET 127.0.0.1 {port}")), "+OK");
+        }
+        let end = Instant::now() + TIMEOUT;
+        let known = format!("cluster_known_nodes:{count}");
+        let is_complete = |server: &Self| {
+            let info = server.command("CLUSTER INFO");
+            info.contains("cluster_state:ok") && info.contains(&known)
+        };
+        while !servers.iter().all(is_complete) {
+            assert!(Instant::now() < end, "the cluster is not complete");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        servers
     }
 
     fn start_at(address: Address, arguments: Vec<String>) -> Self {

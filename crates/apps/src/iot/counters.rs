@@ -42,6 +42,8 @@ pub struct IotCounters {
     pub redis_disconnects: u64,
     /// Messages that were sent to Redis once more, because the connection ended before all replies.
     pub redis_repeated: u64,
+    /// Messages that a server of Redis Cluster redirected to another one.
+    pub redis_redirected: u64,
 }
 
 impl IotCounters {
@@ -66,6 +68,7 @@ impl IotCounters {
             ("iot.redis_refused", self.redis_refused),
             ("iot.redis_disconnects", self.redis_disconnects),
             ("iot.redis_repeated", self.redis_repeated),
+            ("iot.redis_redirected", self.redis_redirected),
         ] {
             report(CounterKind::Counter, name, count);
         }
@@ -97,5 +100,6 @@ impl core::ops::AddAssign for IotCounters {
         self.redis_refused += other.redis_refused;
         self.redis_disconnects += other.redis_disconnects;
         self.redis_repeated += other.redis_repeated;
+        self.redis_redirected += other.redis_redirected;
     }
 }

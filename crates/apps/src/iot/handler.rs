@@ -1,10 +1,11 @@
 //! The server on a shard.
 
+use super::cluster::{Redirection, SERVERS_MAX, SlotMap};
 use super::counters::IotCounters;
 use super::link;
 use super::message::{ANSWER_BYTES, ANSWER_ERROR, ANSWER_OK, HEAD_BYTES, MessageHead};
 use super::options::{IotOptions, RedisAddress};
-use super::pipeline::{Ended, Message, MessageError, Pipeline};
+use super::pipeline::{Ended, KeyText, Message, MessageError, Pipeline};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel::stats::CounterKind;
@@ -84,11 +85,27 @@ struct Backend {
     is_failure_logged: bool,
 }
 
+impl Backend {
+    fn new(options: &IotOptions, address: RedisAddress) -> Self {
+        Self {
+            address,
+            pipeline: Pipeline::new(options.pipeline_limits()),
+            link: LinkState::Down { retry_at: Instant::ZERO },
+            out: Vec::new(),
+            out_sent: 0,
+            back_off: Duration::from_millis(options.reconnect_first_ms.into()),
+            is_failure_logged: false,
+        }
+    }
+}
+
 /// The server as a shard's application.
 #[derive(Debug)]
 pub struct Iot {
     options: IotOptions,
     backends: Vec<Backend>,
+    /// The owners of keys in Redis Cluster; otherwise the keys are distributed evenly.
+    slots: Option<SlotMap>,
     active: HashMap<Conn, ActiveConn>,
     counters: IotCounters,
     /// Connections open now.
@@ -103,19 +120,18 @@ pub struct Iot {
 
 impl Iot {
     /// Creates a server that uses these Redis servers.
-    pub fn new(options: &IotOptions, redis: &[RedisAddress]) -> Self {
-        let backend = |address: &RedisAddress| Backend {
-            address: address.clone(),
-            pipeline: Pipeline::new(options.pipeline_limits()),
-            link: LinkState::Down { retry_at: Instant::ZERO },
-            out: Vec::new(),
-            out_sent: 0,
-            back_off: Duration::from_millis(options.reconnect_first_ms.into()),
-            is_failure_logged: false,
+    ///
+    /// # Errors
+    /// If the name of a server cannot be looked up.
+    pub fn new(options: &IotOptions, redis: &[RedisAddress]) -> Result<Self, Error> {
+        let resolve = |address: &RedisAddress| {
+            let resolved = address.resolve().map_err(|e| Error::io(format!("redis {address}"), e))?;
+            Ok(Backend::new(options, resolved))
         };
-        Self {
+        Ok(Self {
             options: options.clone(),
-            backends: redis.iter().map(backend).collect(),
+            backends: redis.iter().map(resolve).collect::<Result<_, Error>>()?,
+            slots: options.redis_cluster.then(|| SlotMap::new(redis.len())),
             active: HashMap::new(),
             counters: IotCounters::default(),
             open: 0,
@@ -124,7 +140,7 @@ impl Iot {
             is_tick_set: false,
             is_stopping: false,
             listeners: Vec::new(),
-        }
+        })
     }
 
     /// Returns the counters.
@@ -161,9 +177,12 @@ impl Iot {
         }
         // The token of a connection is its key.
         let key = cx.token(conn).unwrap_or_default();
-        let backend = key as usize % self.backends.len();
+        let backend = match &self.slots {
+            Some(slots) => slots.owner(KeyText::new(key).as_bytes()),
+            None => key as usize % self.backends.len(),
+        };
         let deadline = cx.now() + self.options.deadline();
-        let message = Message { conn, key, counter, is_request, is_urgent, deadline };
+        let message = Message { conn, key, counter, is_request, is_urgent, deadline, is_asking: false };
         self.backends[backend].pipeline.push(message, &mut self.ended);
         true
     }
@@ -413,6 +432,52 @@ impl Iot {
         self.fail(cx.now(), index, error);
     }
 
+    /// Gives messages to the servers that own their keys.
+    fn redirect(&mut self, cx: &mut Context<'_>, index: usize) {
+        while let Some((message, redirection)) = self.backends[index].pipeline.take_redirected() {
+            let Some(server) = self.owner_of(cx, redirection) else {
+                self.ended.push((message, Err(MessageError::Redis)));
+                continue;
+            };
+            self.counters.redis_redirected += 1;
+            let message = Message { is_asking: redirection.is_ask, ..message };
+            self.backends[server].pipeline.push_front(message);
+        }
+    }
+
+    /// Returns the server of a redirection; `None` without a cluster, or if it has too many servers.
+    fn owner_of(&mut self, cx: &mut Context<'_>, redirection: Redirection) -> Option<usize> {
+        let Redirection { slot, server, is_ask } = redirection;
+        let slots = self.slots.as_mut()?;
+        let address = RedisAddress::Tcp(server);
+        let known = self.backends.iter().position(|backend| backend.address == address);
+        let index = known.unwrap_or(self.backends.len());
+        if index >= SERVERS_MAX {
+            return None;
+        }
+        if !is_ask {
+            slots.set_owner(slot, index);
+        }
+        if known.is_none() {
+            self.backends.push(Backend::new(&self.options, address));
+            self.connect(cx, index);
+        }
+        Some(index)
+    }
+
+    /// Asks another server of the cluster about the messages of a server that does not answer: it may have
+    /// been replaced. If it was not, they are redirected to it again.
+    fn ask_others(&mut self, index: usize) {
+        let Some(slots) = &mut self.slots else { return };
+        let is_up = |other: &usize| matches!(self.backends[*other].link, LinkState::Up { .. });
+        let count = self.backends.len();
+        let Some(other) = (1..count).map(|step| (index + step) % count).find(is_up) else { return };
+        slots.replace(index, other);
+        while let Some(message) = self.backends[index].pipeline.take_waiting() {
+            self.backends[other].pipeline.push_front(Message { is_asking: false, ..message });
+        }
+    }
+
     /// Plans the next attempt after an error.
     fn fail(&mut self, now: Instant, index: usize, error: &io::Error) {
         let max = Duration::from_millis(self.options.reconnect_max_ms.into());
@@ -423,6 +488,7 @@ impl Iot {
         if !core::mem::replace(&mut backend.is_failure_logged, true) {
             tracing::warn!("redis {}: {error}; its messages wait until it answers", backend.address);
         }
+        self.ask_others(index);
     }
 
     /// Checks deadlines and connections.
@@ -565,6 +631,7 @@ impl Handler for Iot {
         if readiness.writable && result.is_ok() {
             result = self.flush(cx, index);
         }
+        self.redirect(cx, index);
         if let Err(error) = result {
             self.disconnect(cx, index, &error);
         }

@@ -7,7 +7,6 @@ use rustix::net::{
     self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
 
 /// Begins to connect. Returns the socket, and whether it is connected already; otherwise it becomes writable
 /// when the attempt has ended, and [`connect_result`] returns how.
@@ -20,25 +19,21 @@ pub fn connect(address: &RedisAddress) -> io::Result<(OwnedFd, bool)> {
             let result = net::connect(&socket, &SocketAddrUnix::new(path)?);
             (socket, result)
         }
-        RedisAddress::Tcp(host) => {
-            // An address is not looked up; a name is, each time, because its address may change.
-            let address = host.to_socket_addrs()?.next().ok_or(Errno::NXIO)?;
+        RedisAddress::Tcp(address) => {
             let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
             let socket = new(family)?;
             sockopt::set_tcp_nodelay(&socket, true)?;
-            let result = connect_tcp(&socket, address);
+            let result = net::connect(&socket, address);
             (socket, result)
         }
+        // Names were looked up at the start, because that blocks.
+        RedisAddress::Name(_) => return Err(Errno::NXIO.into()),
     };
     match result {
         Ok(()) => Ok((socket, true)),
         Err(Errno::INPROGRESS) => Ok((socket, false)),
         Err(error) => Err(error.into()),
     }
-}
-
-fn connect_tcp(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
-    net::connect(socket, &address)
 }
 
 /// Returns how an attempt to connect has ended.

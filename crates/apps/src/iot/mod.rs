@@ -5,6 +5,7 @@
 //! [`pipeline`] decides, without I/O, which message goes to Redis next, and finds what became of it;
 //! `link.rs` connects it to a server, and [`handler`] to the clients.
 
+pub mod cluster;
 pub mod counters;
 pub mod handler;
 mod link;

@@ -5,6 +5,8 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::str::FromStr;
 use core::time::Duration;
+use std::io;
+use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 
 /// Address of a Redis server.
@@ -12,8 +14,10 @@ use std::path::PathBuf;
 pub enum RedisAddress {
     /// A Unix socket.
     Unix(PathBuf),
-    /// An address or a name, with a port.
-    Tcp(String),
+    /// An address.
+    Tcp(SocketAddr),
+    /// A name with a port, which is looked up once, at the start.
+    Name(String),
 }
 
 /// Redis' port.
@@ -30,21 +34,33 @@ impl FromStr for RedisAddress {
             return Ok(Self::Unix(path.into()));
         }
         if let Ok(address) = text.parse::<core::net::IpAddr>() {
-            return Ok(Self::Tcp(SocketAddr::new(address, REDIS_PORT).to_string()));
+            return Ok(Self::Tcp(SocketAddr::new(address, REDIS_PORT)));
         }
-        if text.parse::<SocketAddr>().is_ok() {
-            return Ok(Self::Tcp(text.to_owned()));
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Tcp(address));
         }
         let is_name = |name: &str| {
             !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
         };
         match text.rsplit_once(':') {
             Some((name, port)) if is_name(name) && port.parse::<u16>().is_ok() => {
-                Ok(Self::Tcp(text.to_owned()))
+                Ok(Self::Name(text.to_owned()))
             }
-            None if is_name(text) => Ok(Self::Tcp(format!("{text}:{REDIS_PORT}"))),
+            None if is_name(text) => Ok(Self::Name(format!("{text}:{REDIS_PORT}"))),
             _ => Err("must be unix:PATH, HOST or HOST:PORT".to_owned()),
         }
+    }
+}
+
+impl RedisAddress {
+    /// Looks up a name, which may take seconds. Other addresses are returned as they are.
+    ///
+    /// # Errors
+    /// If the name has no address.
+    pub fn resolve(&self) -> io::Result<Self> {
+        let Self::Name(name) = self else { return Ok(self.clone()) };
+        let address = name.to_socket_addrs()?.next();
+        address.map(Self::Tcp).ok_or_else(|| io::Error::other("the name has no address"))
     }
 }
 
@@ -52,7 +68,8 @@ impl fmt::Display for RedisAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(address) => f.write_str(address),
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Name(name) => f.write_str(name),
         }
     }
 }
@@ -75,6 +92,10 @@ pub struct IotOptions {
     /// stack (one for each shard, or each worker) has a connection to each server.
     #[arg(long, value_name = "SERVER", default_value = "127.0.0.1:6379", conflicts_with = "start_redis")]
     pub redis: Vec<RedisAddress>,
+
+    /// The servers form a Redis Cluster: --redis names some of them, by address, and the others are found.
+    #[arg(long, conflicts_with = "start_redis")]
+    pub redis_cluster: bool,
 
     /// Start this many Redis servers, with Unix sockets in a temporary directory and without persistence, and
     /// end them with this command, even if it is killed.

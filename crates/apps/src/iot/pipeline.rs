@@ -4,6 +4,7 @@
 //! Redis has no priorities: what it was given it executes in order. So no more than a few commands are in
 //! flight, and urgent messages overtake ordinary ones before them.
 
+use super::cluster::Redirection;
 use crate::resp::{BadReply, Reply, ReplyDecoder, encode_command};
 use core::time::Duration;
 use ginnel::Instant;
@@ -30,6 +31,8 @@ pub struct Message<C> {
     pub is_urgent: bool,
     /// When it fails unless Redis has executed its commands.
     pub deadline: Instant,
+    /// True if each command follows `ASKING`, because a slot of Redis Cluster is being migrated.
+    pub is_asking: bool,
 }
 
 /// Why a message failed.
@@ -53,6 +56,8 @@ pub enum LinkError {
     BadReply,
     /// It is loading its data set.
     Loading,
+    /// Its cluster is not complete.
+    ClusterDown,
 }
 
 impl core::fmt::Display for LinkError {
@@ -60,6 +65,7 @@ impl core::fmt::Display for LinkError {
         f.write_str(match self {
             Self::BadReply => "the server's reply is not one to the commands that were sent",
             Self::Loading => "the server is loading its data set",
+            Self::ClusterDown => "the cluster of the server is down",
         })
     }
 }
@@ -72,6 +78,8 @@ struct InFlight<C> {
     is_failed: bool,
     /// It has failed already because of its deadline.
     is_expired: bool,
+    /// Another server owns its key.
+    redirection: Option<Redirection>,
 }
 
 /// Limits of a pipeline.
@@ -97,6 +105,10 @@ pub struct Pipeline<C> {
     decoder: ReplyDecoder,
     /// Percentage points that ordinary messages are owed: at 100 one of them is next.
     low_credit: u32,
+    /// Messages of which another server owns the key.
+    redirected: Vec<(Message<C>, Redirection)>,
+    /// True if the deadlines of a queue may not ascend.
+    is_unsorted: bool,
     /// When the last reply arrived, or commands were sent while none were in flight.
     last_progress: Instant,
 }
@@ -111,6 +123,8 @@ impl<C: Copy> Pipeline<C> {
             in_flight: VecDeque::new(),
             decoder: ReplyDecoder::default(),
             low_credit: 0,
+            redirected: Vec::new(),
+            is_unsorted: false,
             last_progress: Instant::ZERO,
         }
     }
@@ -158,7 +172,13 @@ impl<C: Copy> Pipeline<C> {
             && let Some(message) = self.take_next()
         {
             encode(out, &message);
-            self.in_flight.push_back(InFlight { message, replies: 0, is_failed: false, is_expired: false });
+            self.in_flight.push_back(InFlight {
+                message,
+                replies: 0,
+                is_failed: false,
+                is_expired: false,
+                redirection: None,
+            });
             count += 1;
         }
         count
@@ -188,11 +208,11 @@ impl<C: Copy> Pipeline<C> {
         bytes: &[u8],
         ended: &mut Vec<Ended<C>>,
     ) -> Result<(), LinkError> {
-        let Self { decoder, in_flight, .. } = self;
+        let Self { decoder, in_flight, redirected, .. } = self;
         let mut result = Ok(());
         let decoded = decoder.decode(bytes, |reply| {
             if result.is_ok() {
-                result = accept_reply(in_flight, reply, ended);
+                result = accept_reply(in_flight, reply, ended, redirected);
             }
         });
         self.last_progress = now;
@@ -202,10 +222,21 @@ impl<C: Copy> Pipeline<C> {
     /// Ends the messages whose deadline is over.
     pub fn expire(&mut self, now: Instant, ended: &mut Vec<Ended<C>>) {
         for queue in [&mut self.urgent, &mut self.ordinary] {
+            if self.is_unsorted {
+                queue.retain(|message| {
+                    let is_over = message.deadline <= now;
+                    if is_over {
+                        ended.push((*message, Err(MessageError::Deadline)));
+                    }
+                    !is_over
+                });
+                continue;
+            }
             while let Some(message) = queue.pop_front_if(|message| message.deadline <= now) {
                 ended.push((message, Err(MessageError::Deadline)));
             }
         }
+        self.is_unsorted &= self.waiting() > 0;
         for sent in &mut self.in_flight {
             if !sent.is_expired && sent.message.deadline <= now {
                 sent.is_expired = true;
@@ -217,6 +248,24 @@ impl<C: Copy> Pipeline<C> {
     /// Returns whether Redis has not replied for too long.
     pub fn is_stalled(&self, now: Instant) -> bool {
         !self.in_flight.is_empty() && now.saturating_since(self.last_progress) >= self.limits.reply_timeout
+    }
+
+    /// Takes the next message whose key another server owns.
+    pub fn take_redirected(&mut self) -> Option<(Message<C>, Redirection)> {
+        self.redirected.pop()
+    }
+
+    /// Takes a message that waits, the last one first, in order to [put](Self::push_front) it into another
+    /// pipeline.
+    pub fn take_waiting(&mut self) -> Option<Message<C>> {
+        self.urgent.pop_back().or_else(|| self.ordinary.pop_back())
+    }
+
+    /// Adds a message of another pipeline in front of the others, whether there is space or not.
+    pub fn push_front(&mut self, message: Message<C>) {
+        self.is_unsorted = true;
+        let queue = if message.is_urgent { &mut self.urgent } else { &mut self.ordinary };
+        queue.push_front(message);
     }
 
     /// The connection to Redis has ended: the messages in flight wait again, in front of the others. Returns
@@ -242,38 +291,72 @@ fn accept_reply<C: Copy>(
     in_flight: &mut VecDeque<InFlight<C>>,
     reply: Reply<'_>,
     ended: &mut Vec<Ended<C>>,
+    redirected: &mut Vec<(Message<C>, Redirection)>,
 ) -> Result<(), LinkError> {
     let sent = in_flight.front_mut().ok_or(LinkError::BadReply)?;
-    let is_set = sent.replies == 1;
+    let is_asking = sent.message.is_asking;
+    // With ASKING, every second reply is the one to a command.
+    let command = if is_asking { sent.replies / 2 } else { sent.replies };
+    let is_to_asking = is_asking && sent.replies.is_multiple_of(2);
     match reply {
         Reply::Error(text) if text.starts_with(b"LOADING") => return Err(LinkError::Loading),
-        Reply::Error(_) => sent.is_failed = true,
-        Reply::Simple(_) if is_set => {}
-        Reply::Bulk(_) | Reply::Null if !is_set => {}
+        Reply::Error(text) if text.starts_with(b"CLUSTERDOWN") => return Err(LinkError::ClusterDown),
+        Reply::Error(text) => match Redirection::parse(text) {
+            Some(redirection) => sent.redirection = Some(redirection),
+            None => sent.is_failed = true,
+        },
+        Reply::Simple(_) if is_to_asking || command == 1 => {}
+        Reply::Bulk(_) | Reply::Null if !is_to_asking && command != 1 => {}
         _ => return Err(LinkError::BadReply),
     }
     sent.replies += 1;
-    if sent.replies == COMMANDS_PER_MESSAGE {
+    if sent.replies == if is_asking { 2 * COMMANDS_PER_MESSAGE } else { COMMANDS_PER_MESSAGE } {
         if !sent.is_expired {
-            let result = if sent.is_failed { Err(MessageError::Redis) } else { Ok(()) };
-            ended.push((sent.message, result));
+            match sent.redirection {
+                Some(redirection) if !sent.is_failed => redirected.push((sent.message, redirection)),
+                _ if sent.is_failed => ended.push((sent.message, Err(MessageError::Redis))),
+                _ => ended.push((sent.message, Ok(()))),
+            }
         }
         in_flight.pop_front();
     }
     Ok(())
 }
 
+/// The key of a number, as text.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyText {
+    bytes: [u8; KEY_BYTES_MAX],
+    len: usize,
+}
+
+impl KeyText {
+    /// Writes the key of a number.
+    pub fn new(key: u32) -> Self {
+        let mut bytes = [0; KEY_BYTES_MAX];
+        let mut rest = &mut bytes[..];
+        // Cannot fail: a number has at most ten digits.
+        let _ = write!(rest, "iot:{key}");
+        let unused = rest.len();
+        Self { bytes, len: KEY_BYTES_MAX - unused }
+    }
+
+    /// Returns the text.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 /// Appends the commands of a message.
 fn encode<C>(out: &mut Vec<u8>, message: &Message<C>) {
-    let mut key = [0; KEY_BYTES_MAX];
-    let mut rest = &mut key[..];
-    // Cannot fail: a number has at most ten digits.
-    let _ = write!(rest, "iot:{}", message.key);
-    let unused = rest.len();
-    let key = &key[..KEY_BYTES_MAX - unused];
-    encode_command(out, &[b"GET", key]);
-    encode_command(out, &[b"SET", key, &message.counter]);
-    encode_command(out, &[b"GET", key]);
+    let key = KeyText::new(message.key);
+    let key = key.as_bytes();
+    for words in [&[b"GET", key][..], &[b"SET", key, &message.counter], &[b"GET", key]] {
+        if message.is_asking {
+            encode_command(out, &[b"ASKING"]);
+        }
+        encode_command(out, words);
+    }
 }
 
 #[cfg(test)]
@@ -297,6 +380,7 @@ mod tests {
             is_request: is_urgent,
             is_urgent,
             deadline,
+            is_asking: false,
         }
     }
 
@@ -430,6 +514,7 @@ mod tests {
             (b"$-1\r\n-OOM full\r\n$-1\r\n", Ok(Err(MessageError::Redis))),
             (b"$1\r\nx\r\n+OK\r\n$-1\r\n", Ok(Ok(()))),
             (b"-LOADING Redis is loading\r\n", Err(LinkError::Loading)),
+            (b"-CLUSTERDOWN The cluster is down\r\n", Err(LinkError::ClusterDown)),
             (b"+OK\r\n", Err(LinkError::BadReply)),
             (b"$-1\r\n$-1\r\n", Err(LinkError::BadReply)),
             (b"*1\r\n$-1\r\n", Err(LinkError::BadReply)),
@@ -446,6 +531,41 @@ mod tests {
                 (found, expected) => assert_eq!(found.err(), expected.err(), "{text}"),
             }
         }
+    }
+
+    #[test]
+    fn message_of_another_server_is_redirected() {
+        let moved = b"-MOVED 12182 127.0.0.1:7001\r\n".repeat(3);
+        let ask = b"$-1\r\n-ASK 12182 127.0.0.1:7001\r\n$-1\r\n".to_vec();
+        for (replies, is_ask) in [(moved, false), (ask, true)] {
+            let (mut pipeline, mut ended) = (Pipeline::new(LIMITS), Vec::new());
+            pipeline.push(message(1, true, 9), &mut ended);
+            pipeline.send(START, &mut Vec::new());
+            pipeline.receive(START, &replies, &mut ended).unwrap();
+            assert!(ended.is_empty());
+            let (mut message, redirection) = pipeline.take_redirected().unwrap();
+            assert_eq!((redirection.slot, redirection.is_ask), (12_182, is_ask));
+            assert!(pipeline.is_idle() && pipeline.take_redirected().is_none());
+            message.is_asking = true;
+            pipeline.push_front(message);
+            let mut out = Vec::new();
+            pipeline.send(START, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap().matches("ASKING").count(), 3);
+            let answers = b"+OK\r\n$-1\r\n+OK\r\n+OK\r\n+OK\r\n$4\r\nabcd\r\n";
+            pipeline.receive(START, answers, &mut ended).unwrap();
+            assert_eq!(numbers(&mut ended), [(1, Ok(()))]);
+        }
+    }
+
+    #[test]
+    fn moved_messages_end_at_their_own_deadline() {
+        let (mut pipeline, mut ended) = (Pipeline::new(LIMITS), Vec::new());
+        pipeline.push(message(1, true, 20), &mut ended);
+        pipeline.push_front(message(2, true, 30));
+        pipeline.push(message(3, true, 10), &mut ended);
+        pipeline.expire(Instant::from_millis(20), &mut ended);
+        assert_eq!(numbers(&mut ended), [1, 3].map(|number| (number, Err(MessageError::Deadline))));
+        assert_eq!(pipeline.take_waiting().map(|message| message.conn), Some(2));
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub fn run(options: IotArgs) -> Result<(), Failure> {
         let server = shard.handler();
         (*server.counters(), server.waiting(), shard.stack_stats())
     };
-    let ended = serve::run("iot", config, |_| Ok(Iot::new(iot, &redis)), finish);
+    let ended = serve::run("iot", config, |_| Iot::new(iot, &redis), finish);
     drop(printer);
     print_counters(&ended?, workers);
     Ok(())

@@ -212,7 +212,7 @@ impl IotFixture {
         (ours.shard.placement, ours.shard.workers) = (placement, workers);
         let opened = Shards::new(ours).device("cable", queues).seed([1; 32]).now(now).open().unwrap();
         let redis: &[RedisAddress] = &options.redis;
-        let mut servers = opened.build(|_| Ok(Iot::new(options, redis))).unwrap();
+        let mut servers = opened.build(|_| Iot::new(options, redis)).unwrap();
         // All listen before the first client connects.
         for _ in 0..1000 {
             for server in &mut servers {
