@@ -4,7 +4,7 @@ use crate::channel::control::SameThread;
 use crate::channel::remote::RemoteEngine;
 use crate::channel::{ChannelServer, Client};
 use crate::classifier::{ClassifierFactory, FrameDirection, PriorityFunctionFactory};
-use crate::clock;
+use crate::clock::{self, SimulatedClock, TurnClock};
 use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
 use crate::context::{CoreSlot, ShardCore};
@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::huge_pages;
 use crate::placement::{Affinity, CoShard, Role};
+use crate::prioritized_rx::{DeviceCheck, Priorities};
 use crate::published_stack::PublishedStack;
 use crate::shard::{RxPort, Shard};
 use crate::shard_router::ShardRouter;
@@ -24,6 +25,7 @@ use crate::timers::Timers;
 use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
 use core::net::{Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
 use ginnel_devices::memory;
 use ginnel_devices::random::Random;
 use ginnel_matcher::Packet;
@@ -58,6 +60,7 @@ struct ShardParts {
     position: ThreadPosition,
     local_delivery: bool,
     priority_functions: Option<PriorityFunctionFactory>,
+    clock: Option<SimulatedClock>,
 }
 
 /// An engine, and what belongs to it.
@@ -201,6 +204,13 @@ impl<H> ShardBuilder<H> {
         self
     }
 
+    /// Sets the clock of a simulation, which shows the time while a turn lasts, so that handlers can take
+    /// time. Without it, a simulation's time stands still during a turn.
+    pub fn simulated_clock(mut self, clock: SimulatedClock) -> Self {
+        self.parts.clock = Some(clock);
+        self
+    }
+
     /// Sets the time at which a simulation starts. Without it, the machine's clock is used.
     pub fn now(mut self, now: Instant) -> Self {
         self.parts.now = Some(now);
@@ -246,6 +256,7 @@ impl<H: Handler> ShardBuilder<H> {
             position: ThreadPosition { shard: self.parts.position.shard, ..ThreadPosition::default() },
             local_delivery: self.parts.local_delivery,
             priority_functions: self.parts.priority_functions.take(),
+            clock: self.parts.clock.clone(),
             ..ShardParts::default()
         };
         let stack = ShardBuilder { handler: ChannelServer::new(&self.parts.config.channel)?, parts };
@@ -287,6 +298,16 @@ impl<H: Handler> ShardBuilder<H> {
             Role::Worker(number) => number,
             Role::Stack | Role::Application => 0,
         };
+        let priority = &self.parts.config.priority;
+        let has_priorities = priority.enabled.unwrap_or(classifiers.is_some()) && stack.local().is_some();
+        let clock = match (self.parts.now, self.parts.clock) {
+            (_, Some(clock)) => TurnClock::Simulated(clock),
+            (Some(now), None) => TurnClock::Simulated(SimulatedClock::new(now)),
+            (None, None) => TurnClock::Machine,
+        };
+        let device_check = has_priorities
+            .then(|| DeviceCheck::new(clock, Duration::from_micros(priority.check_interval_us.into()), now));
+        let priorities = has_priorities.then(|| Box::new(Priorities::new(priority)));
         let core = ShardCore {
             now,
             stack,
@@ -303,6 +324,8 @@ impl<H: Handler> ShardBuilder<H> {
             kernel_fds: None,
             priority_counters: classifiers.map(|classifiers| classifiers.counters),
             shard_and_worker: (shard, worker),
+            device_check,
+            lower_share_percent: self.parts.config.priority.lower_share_percent,
         };
         let mut shard = Shard {
             affinity: Affinity::new(&self.parts.config.shard, role),
@@ -324,6 +347,7 @@ impl<H: Handler> ShardBuilder<H> {
             publisher: None,
             watch: WaitSet::default(),
             yields: YieldPolicy::default(),
+            priorities,
         };
         if let Some((published, label)) = self.parts.published {
             shard.start_publishing(published, &label)?;

@@ -5,6 +5,7 @@ use crate::command::Commander;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::kernel_fds::{Interest, KernelFd, KernelFds};
+use crate::prioritized_rx::DeviceCheck;
 use crate::shard_router::ShardRouter;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
@@ -17,6 +18,7 @@ use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale}
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -51,6 +53,10 @@ pub(crate) struct ShardCore {
     pub(crate) priority_counters: Option<Arc<PriorityCounters>>,
     /// Index of this shard, and of this worker.
     pub(crate) shard_and_worker: (u8, u16),
+    /// When the devices must be looked at again, if `[priority]` is in use.
+    pub(crate) device_check: Option<DeviceCheck>,
+    /// Minimum share of the work of lower priorities in percent.
+    pub(crate) lower_share_percent: u32,
 }
 
 /// Operations that concern all shards, if there are several.
@@ -128,11 +134,30 @@ impl ShardCore {
         let Self { stack: Engine::Local(stack), router, stats, now, .. } = self else { return };
         let Some(router) = router else { return stack.receive(*now, port, burst) };
         router.route(stack.network().steering(), port, burst, stats);
+        self.receive_routed(port, burst);
+    }
+
+    /// Keeps the frames of a burst that belong to this shard, and sends the others to their shards.
+    pub(crate) fn route(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
+        self.with_router(|router, stack, stats| router.route(stack.network().steering(), port, burst, stats));
+    }
+
+    /// Processes frames that belong to this shard.
+    pub(crate) fn receive_routed(&mut self, port: PortId, burst: &RxBurst<'_>) {
+        let Self { stack: Engine::Local(stack), router, stats, now, .. } = self else { return };
         stack.receive(*now, port, burst);
+        let Some(router) = router else { return };
         let misrouted = stack.network_mut().take_misrouted();
         if misrouted != 0 {
             router.redirect(stack.network().steering(), port, burst, misrouted, stats);
         }
+    }
+
+    /// Returns whether the devices must be looked at before the application goes on: never without
+    /// priorities.
+    #[inline]
+    pub(crate) fn must_look_at_devices(&self) -> bool {
+        self.device_check.as_ref().is_some_and(DeviceCheck::is_due)
     }
 }
 
@@ -200,6 +225,18 @@ impl<'a> Context<'a> {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.defer_quick_acks(time);
         }
+    }
+
+    /// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) of the frames whose
+    /// events are being delivered; [`BEST_EFFORT`] for events that no frame has caused, and always without
+    /// `[priority]`.
+    pub fn event_class(&self) -> u8 {
+        self.core.stack.local().map_or(BEST_EFFORT, Stack::selected_class)
+    }
+
+    /// Returns `priority.lower_share_percent`.
+    pub(crate) fn lower_share_percent(&self) -> u32 {
+        self.core.lower_share_percent
     }
 
     /// Returns the time of the current burst.

@@ -4,7 +4,7 @@ use crate::context::ShardCore;
 use crate::cross_shard::{CrossShardReceiver, UPDATE_TAG};
 use crate::dispatch::EventDispatcher;
 use crate::handler::Handler;
-use ginnel_devices::memory::spsc::TaggedBurst;
+use ginnel_devices::memory::spsc::{TaggedBurst, TaggedFrame};
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::handle::PortId;
 use ginnel_stack::priority;
@@ -18,20 +18,39 @@ pub(crate) fn receive<H: Handler>(
     dispatch: &mut EventDispatcher,
     receiver: &mut CrossShardReceiver,
 ) -> usize {
-    let CrossShardReceiver { frames, broadcasts } = receiver;
     // Broadcasts first: frames that were sent after them may depend on them.
-    let burst = broadcasts.burst();
-    let mut work = burst.len();
+    let broadcasts = receive_broadcasts(core, handler, dispatch, receiver);
+    let burst = receiver.frames.burst();
+    let frames = burst.len();
+    core.stats.forwards_received += frames as u64;
     process(core, handler, dispatch, &burst);
     drop(burst);
-    broadcasts.release();
-    let burst = frames.burst();
-    work += burst.len();
-    core.stats.forwards_received += burst.len() as u64;
+    receiver.frames.release();
+    broadcasts + frames
+}
+
+/// Receives up to a burst of broadcasts from one queue. Returns how many there were.
+pub(crate) fn receive_broadcasts<H: Handler>(
+    core: &mut ShardCore,
+    handler: &mut H,
+    dispatch: &mut EventDispatcher,
+    receiver: &mut CrossShardReceiver,
+) -> usize {
+    let burst = receiver.broadcasts.burst();
+    let count = burst.len();
     process(core, handler, dispatch, &burst);
     drop(burst);
-    frames.release();
-    work
+    receiver.broadcasts.release();
+    count
+}
+
+/// Returns the device on which a forwarded frame arrived; `None` if the frame must not be processed.
+pub(crate) fn accepted_port(core: &mut ShardCore, tagged: &TaggedFrame<'_>) -> Option<PortId> {
+    // Cannot truncate: the sender wrote a `PortId` there.
+    let port = PortId(tagged.tag as u16);
+    let (router, stack) = (core.router.as_mut()?, core.stack.local()?);
+    let steering = stack.network().steering();
+    router.accepts(steering, port, &tagged.frame, &mut core.stats).then_some(port)
 }
 
 /// Processes the entries of a queue in order. Consecutive frames of one device are processed as a burst.
@@ -56,9 +75,7 @@ fn process<H: Handler>(
         let port = PortId(same_tag[0].tag as u16);
         let mut burst = RxBurst::new();
         for tagged in same_tag {
-            let (Some(router), Some(stack)) = (&mut core.router, core.stack.local()) else { continue };
-            let steering = stack.network().steering();
-            if router.accepts(steering, port, &tagged.frame, &mut core.stats) {
+            if accepted_port(core, tagged).is_some() {
                 burst.push(tagged.frame);
             }
         }

@@ -49,6 +49,38 @@ impl EventDispatcher {
         count
     }
 
+    /// Delivers the events that no frame has caused. With `[priority]` in use, those that are left when the
+    /// shard must look at its devices wait for the next turn.
+    #[inline]
+    pub(crate) fn deliver_caused<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
+        if core.device_check.is_some() {
+            let max = core.stack.events_waiting();
+            return self.deliver_some(core, handler, None, (0, max));
+        }
+        self.deliver_events(core, handler, None)
+    }
+
+    /// Delivers events of the engine's current class, from `min` to `max` of them, until the shard must look
+    /// at its devices. Returns how many.
+    pub(crate) fn deliver_some<H: Handler>(
+        &mut self,
+        core: &mut ShardCore,
+        handler: &mut H,
+        burst: Option<&RxBurst<'_>>,
+        (min, max): (usize, usize),
+    ) -> usize {
+        let mut count = 0;
+        while count < max
+            && (count < min || !core.must_look_at_devices())
+            && let Some(event) = core.stack.next_event()
+        {
+            count += 1;
+            self.deliver_event(core, handler, event, burst);
+        }
+        core.stats.events += count as u64;
+        count
+    }
+
     fn deliver_event<H: Handler>(
         &mut self,
         core: &mut ShardCore,

@@ -34,6 +34,7 @@ pub mod kernel_fds;
 mod listener_registry;
 mod pin;
 mod placement;
+mod prioritized_rx;
 mod publish;
 pub mod published_stack;
 pub mod raw;

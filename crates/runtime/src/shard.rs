@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::inspect;
 use crate::placement::{Affinity, CoShard};
+use crate::prioritized_rx::Priorities;
 use crate::publish::Publisher;
 use crate::shutdown::{BarrierMember, DrainedHandler};
 use crate::stats::{ShardActivity, ShardStats, StatsReader, StatsWriter};
@@ -88,6 +89,8 @@ pub struct Shard<H> {
     pub(crate) watch: WaitSet,
     /// Decides when the shard yields its CPU instead of sleeping.
     pub(crate) yields: YieldPolicy,
+    /// Present if `[priority]` is in use.
+    pub(crate) priorities: Option<Box<Priorities>>,
 }
 
 /// Result of one turn.
@@ -243,17 +246,21 @@ impl<H: Handler> Shard<H> {
 
     /// Performs a turn without the application. Returns the number of frames and events.
     fn relay_turn(&mut self, now: Instant) -> usize {
-        let Self { core, dispatch, ports, .. } = self;
+        let Self { core, dispatch, ports, cross_shard_receivers, priorities, .. } = self;
         core.now = now;
         let mut work = 0;
         for port in ports.iter_mut() {
             port.is_gone |= port.rx.is_gone();
         }
-        for port in ports.iter_mut().filter(|port| !port.is_gone) {
-            work += receive_burst(port, core, &mut DrainedHandler, dispatch, now);
-        }
-        for receiver in &mut self.cross_shard_receivers {
-            work += cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, receiver);
+        if let Some(priorities) = priorities {
+            work += priorities.turn(ports, cross_shard_receivers, core, &mut DrainedHandler, dispatch);
+        } else {
+            for port in ports.iter_mut().filter(|port| !port.is_gone) {
+                work += receive_burst(port, core, &mut DrainedHandler, dispatch, now);
+            }
+            for receiver in cross_shard_receivers {
+                work += cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, receiver);
+            }
         }
         core.stack.advance(now);
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
@@ -341,7 +348,9 @@ impl<H: Handler> Shard<H> {
     /// Performs a turn: receive, deliver events, advance timers, transmit. In this order, the response of a
     /// handler leaves together with the acknowledgement of the request. Each part is bounded.
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
-        let Self { core, handler, dispatch, ports, mailbox, co_shard, .. } = self;
+        let Self {
+            core, handler, dispatch, ports, mailbox, co_shard, cross_shard_receivers, priorities, ..
+        } = self;
         core.now = now;
         if let Some(stack) = core.stack.local_mut() {
             stack.set_now(now);
@@ -369,10 +378,16 @@ impl<H: Handler> Shard<H> {
                 tracing::error!("device {}: its interface is gone; the others go on", port.name);
                 continue;
             }
-            work += receive_burst(port, core, handler, dispatch, now);
+            if priorities.is_none() {
+                work += receive_burst(port, core, handler, dispatch, now);
+            }
         }
-        for receiver in &mut self.cross_shard_receivers {
-            work += cross_shard_rx::receive(core, handler, dispatch, receiver);
+        if let Some(priorities) = priorities {
+            work += priorities.turn(ports, cross_shard_receivers, core, handler, dispatch);
+        } else {
+            for receiver in cross_shard_receivers {
+                work += cross_shard_rx::receive(core, handler, dispatch, receiver);
+            }
         }
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
@@ -392,6 +407,9 @@ impl<H: Handler> Shard<H> {
             work += 1;
             core.stats.timers += 1;
             handler.timer(&mut Context::new(core), token);
+            if core.must_look_at_devices() {
+                break;
+            }
         }
         if core.kernel_fds.is_some() {
             work += kernel_fds::deliver(core, handler, now)?;
@@ -401,11 +419,11 @@ impl<H: Handler> Shard<H> {
             work += handler.work(&mut WorkContext { core })?;
         }
         core.stack.advance(now);
-        work += dispatch.deliver_events(core, handler, None);
+        work += dispatch.deliver_caused(core, handler);
         core.stack.transmit(now);
         // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
         // frame.
-        work += dispatch.deliver_events(core, handler, None);
+        work += dispatch.deliver_caused(core, handler);
         core.with_router(|router, stack, stats| router.exchange(stack, stats));
         // If addresses became usable during this turn, the handler starts in the next turn, which must not
         // wait for a frame. This comes last: the channel's notification of that may have been consumed with

@@ -96,6 +96,40 @@ counters! {
     broadcasts_sent,
     /// Frames for all shards that were not accepted from the wire because a queue to another shard was full.
     broadcasts_refused,
+    /// Received frames that waited in the queue of their priority (`[priority]`).
+    frames_queued,
+    /// Received frames by priority, counted while `[priority]` is in use: priority 0, the default.
+    priority0_frames,
+    /// Received frames of priority 1, which comes after the default priority.
+    priority1_frames,
+    /// Received frames of priority 2.
+    priority2_frames,
+    /// Received frames of priority 3.
+    priority3_frames,
+    /// Received frames of priority 4.
+    priority4_frames,
+    /// Received frames of priority 5.
+    priority5_frames,
+    /// Received frames of priority 6.
+    priority6_frames,
+    /// Received frames of priority 7, the highest one.
+    priority7_frames,
+    /// Received frames that were dropped because the queue of their priority was full: priority 0.
+    priority0_shed,
+    /// Dropped frames of priority 1.
+    priority1_shed,
+    /// Dropped frames of priority 2.
+    priority2_shed,
+    /// Dropped frames of priority 3.
+    priority3_shed,
+    /// Dropped frames of priority 4.
+    priority4_shed,
+    /// Dropped frames of priority 5.
+    priority5_shed,
+    /// Dropped frames of priority 6.
+    priority6_shed,
+    /// Dropped frames of priority 7.
+    priority7_shed,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,
     /// Priorities above 7 that the program's function returned. The frames kept the priority that they had.
@@ -111,6 +145,34 @@ impl ShardStats {
     /// Returns the share of the time without work: near 0 if the shard is saturated, near 1 if it is idle.
     pub fn idle_share(&self) -> f64 {
         self.idle_ns as f64 / self.running_ns.max(1) as f64
+    }
+
+    /// Counts a received frame of a priority.
+    pub(crate) fn count_priority(&mut self, priority: u8) {
+        *match priority {
+            0 => &mut self.priority0_frames,
+            1 => &mut self.priority1_frames,
+            2 => &mut self.priority2_frames,
+            3 => &mut self.priority3_frames,
+            4 => &mut self.priority4_frames,
+            5 => &mut self.priority5_frames,
+            6 => &mut self.priority6_frames,
+            _ => &mut self.priority7_frames,
+        } += 1;
+    }
+
+    /// Counts a frame of a priority that was dropped in front of a full queue.
+    pub(crate) fn count_shed(&mut self, priority: u8) {
+        *match priority {
+            0 => &mut self.priority0_shed,
+            1 => &mut self.priority1_shed,
+            2 => &mut self.priority2_shed,
+            3 => &mut self.priority3_shed,
+            4 => &mut self.priority4_shed,
+            5 => &mut self.priority5_shed,
+            6 => &mut self.priority6_shed,
+            _ => &mut self.priority7_shed,
+        } += 1;
     }
 
     pub(crate) fn count_burst(&mut self, frames: usize) {

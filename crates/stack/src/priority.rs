@@ -6,12 +6,13 @@
 //! Selection is strict (§8.6.8.1): a higher priority is never delayed by a lower one.
 
 use crate::device::{Label, RxBurst};
+use std::collections::VecDeque;
 
 /// Number of priorities, and of the classes in which they are processed.
-pub(crate) const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
+pub const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
 
-/// The class of best effort.
-const BEST_EFFORT: u8 = 1;
+/// The class of best effort, the default priority.
+pub const BEST_EFFORT: u8 = 1;
 
 /// Returns the class of a priority: the higher, the earlier. Values above the highest priority are treated as
 /// the highest.
@@ -61,10 +62,160 @@ pub fn sort(burst: &mut RxBurst<'_>) {
     }
 }
 
+/// A set of classes: bit `c` stands for class `c`.
+pub type ClassSet = u8;
+
+/// Chooses the class whose work is done next: the highest one with work, except that the classes below a
+/// class with work get a minimum share together, and among themselves likewise.
+#[derive(Clone, Debug)]
+pub struct ClassScheduler {
+    /// Units of lower classes for each unit of a class, in parts of [`UNIT`].
+    lower_units: u64,
+    /// For each class, what its work owes to the classes below it, in parts of [`UNIT`].
+    owed: [u64; CLASSES],
+}
+
+/// One unit of work, in the fixed-point numbers of [`ClassScheduler`].
+const UNIT: u64 = 1 << 16;
+
+/// Largest debt of a class, so that lower classes never take many units at a time.
+const OWED_MAX: u64 = 64 * UNIT;
+
+impl ClassScheduler {
+    /// Creates a scheduler in which the classes below a class with work get `lower_share_percent` of the
+    /// work: 0 to 50.
+    #[must_use]
+    pub const fn new(lower_share_percent: u32) -> Self {
+        let share = if lower_share_percent > 50 { 50 } else { lower_share_percent as u64 };
+        Self { lower_units: (share * UNIT).div_ceil(100 - share), owed: [0; CLASSES] }
+    }
+
+    /// Returns the class whose turn it is among the classes with work; `None` if the set is empty.
+    #[must_use]
+    pub fn pick(&self, with_work: ClassSet) -> Option<u8> {
+        let mut candidates = with_work;
+        loop {
+            let highest = candidates.checked_ilog2()? as u8;
+            let lower = candidates & !(1 << highest);
+            if lower == 0 || self.owed[usize::from(highest)] < UNIT {
+                return Some(highest);
+            }
+            candidates = lower;
+        }
+    }
+
+    /// Returns how many units of work of the picked class may be done before the next pick.
+    #[must_use]
+    pub fn units(&self, class: u8, with_work: ClassSet) -> usize {
+        let higher = (usize::from(class) + 1..CLASSES).filter(|higher| with_work >> higher & 1 != 0);
+        higher.map(|higher| (self.owed[higher] / UNIT) as usize).min().unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Accounts for `units` of work of a class, where `with_work` are the classes with work. The class owes a
+    /// share to the lower classes with work, and higher classes have paid a part of what they owed.
+    pub fn charge(&mut self, class: u8, with_work: ClassSet, units: usize) {
+        let class = usize::from(class);
+        let paid = (units as u64).saturating_mul(UNIT);
+        for owed in &mut self.owed[class + 1..] {
+            *owed = owed.saturating_sub(paid);
+        }
+        let has_lower_work = with_work & ((1 << class) - 1) as ClassSet != 0;
+        let owed = &mut self.owed[class];
+        let due = (units as u64).saturating_mul(self.lower_units);
+        *owed = if has_lower_work { owed.saturating_add(due).min(OWED_MAX) } else { 0 };
+    }
+}
+
+/// Queues for each class, of which one, the current class's, belongs to somebody who knows nothing of
+/// classes.
+#[derive(Debug)]
+pub(crate) struct ClassQueues<T> {
+    /// Queues of the other classes. The entry of the current class is empty.
+    waiting: [VecDeque<T>; CLASSES],
+    current: u8,
+}
+
+impl<T> Default for ClassQueues<T> {
+    fn default() -> Self {
+        Self { waiting: core::array::from_fn(|_| VecDeque::new()), current: BEST_EFFORT }
+    }
+}
+
+impl<T> ClassQueues<T> {
+    /// Exchanges the queue of the current class, which is `queue`, for that of another class.
+    pub fn select(&mut self, queue: &mut VecDeque<T>, class: u8) {
+        if class != self.current {
+            core::mem::swap(queue, &mut self.waiting[usize::from(self.current)]);
+            core::mem::swap(queue, &mut self.waiting[usize::from(class)]);
+            self.current = class;
+        }
+    }
+
+    /// Returns the current class.
+    pub const fn current(&self) -> u8 {
+        self.current
+    }
+
+    /// Returns the classes with entries, where `queue` is the queue of the current class.
+    pub fn with_entries(&self, queue: &VecDeque<T>) -> ClassSet {
+        let others = self.waiting.iter().enumerate().filter(|(_, waiting)| !waiting.is_empty());
+        others.fold(ClassSet::from(!queue.is_empty()) << self.current, |set, (class, _)| set | 1 << class)
+    }
+
+    /// Removes the entries of the other classes for which `keep` returns false.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        self.waiting.iter_mut().for_each(|waiting| waiting.retain(&mut keep));
+    }
+
+    /// Returns whether another class than the current one has entries.
+    pub fn others_wait(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.is_empty())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::{BURST_FRAMES_MAX, RxFrame};
+
+    /// Returns how many of `picks` units each class gets if all classes of the set always have work.
+    fn shares(percent: u32, with_work: ClassSet, picks: u32) -> [u32; CLASSES] {
+        let mut scheduler = ClassScheduler::new(percent);
+        let mut got = [0; CLASSES];
+        for _ in 0..picks {
+            let class = scheduler.pick(with_work).unwrap();
+            scheduler.charge(class, with_work, 1);
+            got[usize::from(class)] += 1;
+        }
+        got
+    }
+
+    #[test]
+    fn lower_classes_get_their_share() {
+        assert_eq!(shares(5, 0b1000_0010, 1000), [0, 50, 0, 0, 0, 0, 0, 950]);
+        assert_eq!(shares(50, 0b1000_0010, 1000), [0, 500, 0, 0, 0, 0, 0, 500]);
+        // The lowest class gets 10 % of the 10 % of both lower classes.
+        let [lowest, middle, .., highest] = shares(10, 0b1000_0011, 10_000);
+        assert!(highest.abs_diff(9000) < 10 && middle.abs_diff(900) < 10 && lowest.abs_diff(100) < 10);
+        assert_eq!(shares(5, 0b0100_0000, 100)[6], 100);
+        assert_eq!(ClassScheduler::new(5).pick(0), None);
+    }
+
+    /// Without work below, a class owes nothing later.
+    #[test]
+    fn share_is_not_saved_up() {
+        let mut scheduler = ClassScheduler::new(50);
+        scheduler.charge(7, 0b1000_0000, 1_000_000);
+        assert_eq!(scheduler.pick(0b1000_0010), Some(7));
+        // A large unit of work is paid back within a bound.
+        scheduler.charge(7, 0b1000_0010, 1_000_000);
+        let mut low = 0;
+        while scheduler.pick(0b1000_0010) == Some(1) {
+            scheduler.charge(1, 0b1000_0010, 1);
+            low += 1;
+        }
+        assert!((1..=64).contains(&low), "{low}");
+    }
 
     /// IEEE 802.1Q-2018, Table 8-5, eight traffic classes, and the names of Table I-2.
     #[test]

@@ -28,6 +28,7 @@ use crate::ip::rx_fast_path::{self, FastPathSegment};
 use crate::ip::{InputResult, L4, Network, NetworkConfig, ParsedFrame, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption, UrgentMark};
+use crate::priority::{BEST_EFFORT, ClassSet};
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
@@ -401,6 +402,11 @@ impl Stack {
         self.tcp.is_unordered(key)
     }
 
+    /// Returns whether a received frame belongs to a connection that asks for unordered receive.
+    pub fn wants_overtaking(&self, frame: &[u8]) -> bool {
+        rx_fast_path::peek_flow_key(frame).is_some_and(|key| self.is_unordered(&key))
+    }
+
     /// Says whether the frames given to [`Stack::receive`] from now on have overtaken earlier frames of their
     /// flows that wait in a queue of this host. A gap that they leave is reported to the peer neither by
     /// duplicate acknowledgements nor by SACK blocks. The blocks are reported when the connection receives a
@@ -413,6 +419,36 @@ impl Stack {
     /// the device.
     pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
         self.tcp.finish_burst(burst);
+    }
+
+    /// Moves the data of a burst whose events were not all taken to receive buffers, like
+    /// [`Stack::finish_burst`], and leaves the other events to later calls of [`Stack::next_event`]. They
+    /// stay in the queue of the current class.
+    pub fn finish_burst_early(&mut self, burst: &RxBurst<'_>) {
+        self.tcp.finish_burst(burst);
+        // A later burst may have data at an equal position.
+        self.tcp.events.retain(|event| !matches!(event, Event::Data { .. }));
+    }
+
+    /// Sets the class of priority ([`crate::priority`]) whose frames are received and whose events are taken
+    /// from now on: [`Stack::next_event`] returns events of this class only, and what connections of the
+    /// default priority send meanwhile is sent with it. Events that no frame causes belong to the class that
+    /// is current then. [`Stack::transmit`] may be called only while the class is
+    /// [`BEST_EFFORT`], as it is from the beginning.
+    pub fn select_class(&mut self, class: u8) {
+        self.tcp.event_classes.select(&mut self.tcp.events, class);
+        self.udp.select_class(class);
+        self.tcp.tx_list.select(class);
+    }
+
+    /// Returns the class that [`Stack::select_class`] set last.
+    pub fn selected_class(&self) -> u8 {
+        self.tcp.event_classes.current()
+    }
+
+    /// Returns the classes of the events that wait.
+    pub fn classes_with_events(&self) -> ClassSet {
+        self.tcp.event_classes.with_entries(&self.tcp.events) | self.udp.classes_with_readable()
     }
 
     /// Begins a turn: calls without a time of their own happen at `now`, until a later time is given.
@@ -433,6 +469,7 @@ impl Stack {
 
     /// Sends everything that may be sent, and passes it to the devices.
     pub fn transmit(&mut self, now: Instant) {
+        debug_assert_eq!(self.selected_class(), BEST_EFFORT, "transmitted inside of a class");
         self.tcp.set_now(now);
         self.tcp.transmit(&mut self.net);
         self.net.flush(now);

@@ -13,6 +13,23 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PriorityConfig {
+    /// Keep received frames in a queue for each priority when more arrive than are processed, and process
+    /// them, their events and the tasks that they wake by priority. Without that, priorities only order the
+    /// frames of a burst. Default: true if there are rules, or if the program has a function for priorities.
+    pub enabled: Option<bool>,
+    /// Part of the work that lower priorities get at least while a higher priority has work, in percent: 1 to
+    /// 50. Default 5.
+    pub lower_share_percent: u32,
+    /// Received frames of one priority that may wait: 64 to 1,048,576. Further frames are dropped and
+    /// counted, except for SYN, FIN, RST, segments without payload and what is neither TCP nor UDP: these may
+    /// be twice as many, and beyond that they are processed without waiting. Default 16,384.
+    pub queue_frames: u32,
+    /// Bytes of the queue of one priority: 262,144 to 1,073,741,824. Memory is used as far as the queue is.
+    /// Default 8 MiB.
+    pub queue_bytes: u32,
+    /// While the application works, received frames are looked at after this time, in microseconds, between
+    /// two calls of a handler or two tasks: 10 to 100,000. Default 200.
+    pub check_interval_us: u32,
     /// Flows for which each queue of a device remembers what the rules say, 64 bytes each: 16 to 1,048,576,
     /// rounded up to a power of two. Received frames and, on devices that carry labels, sent ones have as
     /// many each. Unused without rules. Default 4,096.
@@ -87,13 +104,25 @@ pub struct PayloadRule {
 
 impl Default for PriorityConfig {
     fn default() -> Self {
-        Self { flow_cache_entries: 4096, rules: Vec::new() }
+        Self {
+            enabled: None,
+            lower_share_percent: 5,
+            queue_frames: 16_384,
+            queue_bytes: 8 << 20,
+            check_interval_us: 200,
+            flow_cache_entries: 4096,
+            rules: Vec::new(),
+        }
     }
 }
 
 impl PriorityConfig {
     /// Validates ranges and combinations.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        within("priority.lower_share_percent", self.lower_share_percent, 1..=50)?;
+        within("priority.queue_frames", self.queue_frames, 64..=1 << 20)?;
+        within("priority.queue_bytes", self.queue_bytes, 256 << 10..=1 << 30)?;
+        within("priority.check_interval_us", self.check_interval_us, 10..=100_000)?;
         // Cannot truncate.
         let entries = FLOW_CACHE_ENTRIES_MIN as u32..=FLOW_CACHE_ENTRIES_MAX as u32;
         within("priority.flow_cache_entries", self.flow_cache_entries, entries)?;

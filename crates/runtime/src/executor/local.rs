@@ -59,6 +59,11 @@ impl<'a> ExecutorGuard<'a> {
         Self { outer: RUNNING.replace(Some(running)), core }
     }
 
+    /// Returns whether the shard must look at its devices before another task is polled.
+    pub(super) fn must_look_at_devices(&self) -> bool {
+        RUNNING.with_borrow(|running| running.as_ref().is_some_and(|r| r.core.must_look_at_devices()))
+    }
+
     /// Sets the task that is polled next.
     pub(super) fn set_task(&self, task: u32, waker: LocalWaker) {
         RUNNING.with_borrow_mut(|running| {

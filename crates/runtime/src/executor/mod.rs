@@ -36,6 +36,7 @@ pub mod async_fd;
 pub mod compat;
 mod local;
 pub mod net;
+mod run_queue;
 pub mod signal;
 mod slab;
 mod state;
@@ -58,6 +59,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use core::task::Poll;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::priority::BEST_EFFORT;
 use local::ExecutorGuard;
 use state::{ExecutorInner, ExecutorState, WaitTarget};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -153,6 +155,14 @@ impl<M> Executor<M> {
         local::find(self.id).expect("a shard with an executor stays on the thread on which it started")
     }
 
+    /// Changes the state because of an event; tasks that the change makes ready get the event's class.
+    fn on_event(&self, cx: &mut Context<'_>, update: impl FnOnce(&mut ExecutorState, &mut Context<'_>)) {
+        self.update_state(|state| {
+            state.tasks.set_class(cx.event_class());
+            update(state, cx);
+        });
+    }
+
     /// Changes the state, then calls the wakers that the change woke.
     fn update_state(&self, update: impl FnOnce(&mut ExecutorState)) {
         let inner = self.inner();
@@ -173,7 +183,7 @@ where
 {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let shared = Arc::new(RemoteWakeups::new(self.id, cx.commander()));
-        let state = RefCell::new(ExecutorState::new(&shared));
+        let state = RefCell::new(ExecutorState::new(&shared, cx.lower_share_percent()));
         let id = self.id;
         local::register(Rc::new(ExecutorInner { id, shared, state }));
         if let Some(main) = self.main.take() {
@@ -192,8 +202,8 @@ where
         true
     }
 
-    fn incoming(&mut self, _: &mut Context<'_>, listener: Listener) {
-        self.update_state(|state| state.incoming(listener));
+    fn incoming(&mut self, cx: &mut Context<'_>, listener: Listener) {
+        self.on_event(cx, |state, _| state.incoming(listener));
     }
 
     fn listener_destroyed(&mut self, _: &mut Context<'_>, listener: Listener) {
@@ -201,11 +211,11 @@ where
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.update_state(|state| state.connected(cx, conn));
+        self.on_event(cx, |state, cx| state.connected(cx, conn));
     }
 
     fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.update_state(|state| state.readable(cx, conn));
+        self.on_event(cx, |state, cx| state.readable(cx, conn));
     }
 
     fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
@@ -217,23 +227,24 @@ where
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.update_state(|state| state.writable(cx, conn));
+        self.on_event(cx, |state, cx| state.writable(cx, conn));
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.update_state(|state| state.peer_closed(cx, conn));
+        self.on_event(cx, |state, cx| state.peer_closed(cx, conn));
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        self.update_state(|state| state.closed(cx, conn, reason));
+        self.on_event(cx, |state, cx| state.closed(cx, conn, reason));
     }
 
-    fn datagrams(&mut self, _: &mut Context<'_>, socket: UdpHandle) {
-        self.update_state(|state| state.datagrams(socket));
+    fn datagrams(&mut self, cx: &mut Context<'_>, socket: UdpHandle) {
+        self.on_event(cx, |state, _| state.datagrams(socket));
     }
 
     fn timer(&mut self, _: &mut Context<'_>, token: u64) {
         self.update_state(|state| {
+            state.tasks.set_class(BEST_EFFORT);
             let waiters = state.sleeps.expire(token);
             state.wake_all(waiters);
         });
@@ -273,6 +284,7 @@ where
         let inner = self.inner();
         {
             let mut state = inner.state.borrow_mut();
+            state.tasks.set_class(BEST_EFFORT);
             state.take_woken(&inner.shared);
             state.tasks.begin_turn();
             let must_stop = state.stop.is_requested && !state.stop.is_observed;
@@ -292,6 +304,9 @@ where
         let mut polls = 0;
         while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &guard) {
             polls += 1;
+            if guard.must_look_at_devices() {
+                break;
+            }
         }
         let (outcome, must_stop) = {
             let mut state = inner.state.borrow_mut();

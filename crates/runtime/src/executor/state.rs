@@ -66,9 +66,9 @@ pub(super) struct StopState {
 }
 
 impl ExecutorState {
-    pub(super) fn new(shared: &Arc<RemoteWakeups>) -> Self {
+    pub(super) fn new(shared: &Arc<RemoteWakeups>, lower_share_percent: u32) -> Self {
         Self {
-            tasks: Tasks::new(Arc::clone(shared)),
+            tasks: Tasks::new(Arc::clone(shared), lower_share_percent),
             net: NetState::new(),
             sleeps: Sleeps::new(),
             kernel_fds: FdTable::new(),

@@ -42,6 +42,17 @@ pub async fn yield_now() {
     .await;
 }
 
+/// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) with which the current
+/// task runs: that of the frame, or of the task, that made it ready.
+///
+/// # Panics
+/// Outside of a shard's task.
+#[track_caller]
+pub fn class() -> u8 {
+    let class = local::state(local::current(), |state| state.tasks.class());
+    class.expect("a running executor is registered on its thread")
+}
+
 /// A handle to a task. Awaiting it returns the task's result.
 ///
 /// # Panics

@@ -1,11 +1,11 @@
 //! The tasks of an executor: their slots, the run queue, and the results of tasks that ended.
 
+use super::run_queue::RunQueue;
 use super::waiters::Waiters;
 use super::waker::{LocalWaker, RemoteWakeups};
 use core::any::Any;
 use core::pin::Pin;
 use core::task::{Context, Poll};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A type-erased future. It takes one allocation; its result is boxed only if a handle exists (boxing a `()`
@@ -50,13 +50,17 @@ struct TaskSlot {
     /// Waiters for the task's end.
     joiners: Waiters,
     generation: u32,
-    /// True if the task is in one of the queues.
-    is_queued: bool,
+    /// The class with which the task is in one of the queues, or [`NOT_QUEUED`]. Entries of other classes are
+    /// obsolete: a task that is made ready again with a higher class gets a second entry.
+    queued_with: u8,
     /// True if the task is dropped instead of its next poll.
     abort: bool,
     /// True if a handle to the task exists.
     joinable: bool,
 }
+
+/// Marks a task that is in no queue.
+const NOT_QUEUED: u8 = u8::MAX;
 
 /// A task that was taken out to be polled.
 pub(super) struct TakenTask {
@@ -71,9 +75,10 @@ pub(super) struct Tasks {
     slots: Vec<TaskSlot>,
     free: Vec<u32>,
     /// Tasks that are ready in this turn.
-    queue: VecDeque<u32>,
-    /// Tasks that woke themselves: they are ready in the next turn, after the network was served.
-    next_turn: Vec<u32>,
+    queue: RunQueue,
+    /// Tasks that woke themselves, with their classes: they are ready in the next turn, after the network was
+    /// served.
+    next_turn: Vec<(u32, u8)>,
     /// The waker for the next task without one; it belongs to the task once the task clones it.
     unclaimed_waker: LocalWaker,
     shared: Arc<RemoteWakeups>,
@@ -81,12 +86,12 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub(super) fn new(shared: Arc<RemoteWakeups>) -> Self {
+    pub(super) fn new(shared: Arc<RemoteWakeups>, lower_share_percent: u32) -> Self {
         let unclaimed_waker = LocalWaker::new(&shared);
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            queue: VecDeque::new(),
+            queue: RunQueue::new(lower_share_percent),
             next_turn: Vec::new(),
             unclaimed_waker,
             shared,
@@ -103,7 +108,7 @@ impl Tasks {
                 waker: None,
                 joiners: Waiters::NONE,
                 generation: 0,
-                is_queued: false,
+                queued_with: NOT_QUEUED,
                 abort: false,
                 joinable: false,
             });
@@ -122,20 +127,23 @@ impl Tasks {
     /// Makes a task ready. Does nothing if the task has ended, because a waker may outlive its task.
     pub(super) fn schedule(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if slot.is_queued {
+        let class = self.queue.class();
+        if slot.queued_with != NOT_QUEUED && slot.queued_with >= class {
             return;
         }
         match slot.stage {
-            Stage::Idle(_) => self.queue.push_back(index),
-            Stage::Running => self.next_turn.push(index),
+            Stage::Idle(_) => self.queue.push(index),
+            Stage::Running => self.next_turn.push((index, class)),
             Stage::Vacant | Stage::Ended(_) => return,
         }
-        slot.is_queued = true;
+        slot.queued_with = class;
     }
 
     /// Makes the tasks ready that woke themselves in the last turn.
     pub(super) fn begin_turn(&mut self) {
-        self.queue.extend(self.next_turn.drain(..));
+        for (index, class) in self.next_turn.drain(..) {
+            self.queue.push_to_class(index, class);
+        }
     }
 
     /// Returns whether no task is ready.
@@ -153,11 +161,25 @@ impl Tasks {
         self.slots.len() as u32
     }
 
-    /// Takes the next task from the run queue.
+    /// Sets the class of priority of what happens from now on: tasks that it makes ready get this class.
+    pub(super) fn set_class(&mut self, class: u8) {
+        self.queue.set_class(class);
+    }
+
+    /// Returns the class that was set last.
+    pub(super) fn class(&self) -> u8 {
+        self.queue.class()
+    }
+
+    /// Takes the next task from the run queue, and sets its class.
     pub(super) fn take_next(&mut self) -> Option<TakenTask> {
         loop {
-            let index = self.queue.pop_front()?;
-            self.slots[index as usize].is_queued = false;
+            let index = self.queue.pop()?;
+            let slot = &mut self.slots[index as usize];
+            if slot.queued_with != self.queue.class() {
+                continue;
+            }
+            slot.queued_with = NOT_QUEUED;
             let taken = self.take(index);
             if taken.is_some() {
                 return taken;

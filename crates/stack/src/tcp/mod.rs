@@ -59,6 +59,7 @@ use crate::events::{CloseReason, Event};
 use crate::flow_table::FlowTable;
 use crate::handle::Conn;
 use crate::prefetch::prefetch;
+use crate::priority::ClassQueues;
 use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::{TimerNode, TimerWheel};
@@ -102,7 +103,10 @@ pub(crate) struct Tcp {
     pub sources: SourceTable,
     pub saved_syns: SavedSyns,
     pub secrets: Secrets,
+    /// Events of the current class of priority.
     pub events: VecDeque<Event>,
+    /// Events of the other classes.
+    pub event_classes: ClassQueues<Event>,
     /// Data of the current burst that the owner has not consumed yet, or whose events it has not taken.
     pub pending: PendingQueue,
     /// Senders that found no memory; they are notified when memory is available.
@@ -156,6 +160,7 @@ impl Tcp {
             saved_syns: SavedSyns::default(),
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
+            event_classes: ClassQueues::default(),
             pending: PendingQueue::default(),
             memory_waiters: MemoryWaiters::default(),
             deferred_acks: DeferredAcks::default(),
@@ -347,6 +352,13 @@ impl Tcp {
                 Event::PeerClosed { conn } => {
                     let is_readable_queued = |idx: u32| self.conns[idx].has(Flags::READABLE_QUEUED);
                     if self.conns.lookup(conn).is_some_and(is_readable_queued) {
+                        if self.event_classes.others_wait() {
+                            // `Readable` may be an event of another class: it is reported here, and its own
+                            // event finds nothing new.
+                            self.events.push_front(event);
+                            self.events.push_front(Event::Readable { conn });
+                            continue;
+                        }
                         // The data of the burst were moved to the receive buffer, so that `Readable` is
                         // queued after this event.
                         self.events.push_back(event);

@@ -11,11 +11,15 @@ use std::collections::VecDeque;
 /// The transmit list.
 #[derive(Debug, Default)]
 pub(crate) struct TxList {
-    /// Connections of the default priority, whose class is not looked up.
+    /// Connections of the default priority, whose class is not looked up. While events of another class are
+    /// processed ([`TxList::select`]), these connections answer them and have that class.
     best_effort: VecDeque<u32>,
     /// Connections of other priorities, by class, and their number.
     classes: [VecDeque<u32>; CLASSES],
     classes_len: usize,
+    /// The class that connections of the default priority have now, if it is not [`priority::BEST_EFFORT`].
+    /// The queue of this class then is in `best_effort`, and that of best effort in its place.
+    raised_to: Option<u8>,
     /// For each class, the number of connections that are left in the current round.
     class_quota: [usize; CLASSES],
 }
@@ -29,6 +33,22 @@ pub(crate) struct TxRound {
 }
 
 impl TxList {
+    /// Sets the class of the events that are processed from now on. Before a round begins it must be
+    /// [`priority::BEST_EFFORT`].
+    pub fn select(&mut self, class: u8) {
+        if let Some(raised_to) = self.raised_to.take() {
+            let raised = &mut self.classes[usize::from(raised_to)];
+            core::mem::swap(&mut self.best_effort, raised);
+            self.classes_len = self.classes_len + raised.len() - self.best_effort.len();
+        }
+        if class != priority::BEST_EFFORT {
+            let raised = &mut self.classes[usize::from(class)];
+            self.classes_len = self.classes_len + self.best_effort.len() - raised.len();
+            core::mem::swap(&mut self.best_effort, raised);
+            self.raised_to = Some(class);
+        }
+    }
+
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.best_effort.is_empty() && self.classes_len == 0
@@ -93,12 +113,18 @@ impl TxList {
 
     #[inline(never)]
     fn push_to_class(&mut self, idx: u32, priority: u8) {
-        if priority == 0 {
+        if priority == 0 || self.raised_to == Some(priority::class(priority)) {
             self.best_effort.push_back(idx);
         } else {
-            self.classes[usize::from(priority::class(priority))].push_back(idx);
-            self.classes_len += 1;
+            self.push_with_priority(idx, priority);
         }
+    }
+}
+
+impl TxList {
+    fn push_with_priority(&mut self, idx: u32, priority: u8) {
+        self.classes[usize::from(priority::class(priority))].push_back(idx);
+        self.classes_len += 1;
     }
 }
 

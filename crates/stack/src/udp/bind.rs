@@ -86,7 +86,7 @@ impl Udp {
             queue: UdpReceiveQueue::default(),
             error: None,
             error_queue: None,
-            in_readable_list: false,
+            listed_in: 0,
             route: None,
             drops: 0,
         });

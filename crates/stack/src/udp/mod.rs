@@ -22,7 +22,7 @@ use crate::icmp::UnreachableReason;
 use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
-use crate::priority;
+use crate::priority::{self, ClassQueues, ClassSet};
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
@@ -122,8 +122,8 @@ struct UdpSocket {
     error: Option<UdpError>,
     /// The error queue, which exists from the first queued error on.
     error_queue: Option<Box<UdpErrorQueue>>,
-    /// True if the socket is in the list of readable sockets.
-    in_readable_list: bool,
+    /// The classes in whose lists of readable sockets the socket is.
+    listed_in: ClassSet,
     /// The cached route to `remote`.
     route: Option<CachedRoute>,
     /// Datagrams dropped because a queue had reached its limit.
@@ -152,8 +152,11 @@ pub struct Udp {
     free: Vec<u32>,
     /// Sockets by local port, in the order they were bound.
     ports: BTreeMap<u16, Vec<u32>>,
-    /// Sockets that have become readable and have not been returned by [`Udp::next_readable`] yet.
+    /// Sockets that have become readable by frames of the current class of priority and have not been
+    /// returned by [`Udp::next_readable`] yet.
     readable: VecDeque<u32>,
+    /// The readable sockets of the other classes.
+    readable_classes: ClassQueues<u32>,
     /// Bytes charged for queued datagrams, over all sockets.
     queued: usize,
     /// Peak of `queued`.
@@ -176,6 +179,7 @@ impl Udp {
             free: Vec::new(),
             ports: BTreeMap::new(),
             readable: VecDeque::new(),
+            readable_classes: ClassQueues::default(),
             queued: 0,
             queued_peak: 0,
             capacity: 0,
@@ -298,6 +302,7 @@ impl Udp {
             self.remove_from_port(socket.local.port(), handle.index);
         }
         self.readable.retain(|&index| index != handle.index);
+        self.readable_classes.retain(|&index| index != handle.index);
         self.free.push(handle.index);
         Ok(())
     }
@@ -497,21 +502,33 @@ impl Udp {
         let index = self.readable.pop_front()?;
         let slot = &mut self.slots[index as usize];
         if let Some(socket) = &mut slot.socket {
-            socket.in_readable_list = false;
+            socket.listed_in &= !(1 << self.readable_classes.current());
         }
         Some(UdpHandle { index, generation: slot.generation })
     }
 
-    /// Returns the number of sockets that [`Udp::next_readable`] has not returned yet.
+    /// Sets the class of priority whose frames are received, and whose sockets [`Udp::next_readable`]
+    /// returns.
+    pub fn select_class(&mut self, class: u8) {
+        self.readable_classes.select(&mut self.readable, class);
+    }
+
+    /// Returns the classes for which [`Udp::next_readable`] has sockets.
+    pub fn classes_with_readable(&self) -> ClassSet {
+        self.readable_classes.with_entries(&self.readable)
+    }
+
+    /// Returns the number of sockets of the current class that [`Udp::next_readable`] has not returned yet.
     pub fn readable_count(&self) -> usize {
         self.readable.len()
     }
 
     fn list_readable(&mut self, index: u32) {
+        let class = 1 << self.readable_classes.current();
         if let Some(socket) = &mut self.slots[index as usize].socket
-            && !socket.in_readable_list
+            && socket.listed_in & class == 0
         {
-            socket.in_readable_list = true;
+            socket.listed_in |= class;
             self.readable.push_back(index);
         }
     }
