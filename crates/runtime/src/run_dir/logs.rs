@@ -158,7 +158,13 @@ pub fn list_in(base: &Path) -> io::Result<Vec<LogFiles>> {
     for entry in entries {
         let entry = entry?;
         let file_name = entry.file_name();
-        let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(CURRENT)) else { continue };
+        let Some(file_name) = file_name.to_str() else { continue };
+        let name = match (file_name.strip_suffix(CURRENT), file_name.strip_suffix(PREVIOUS)) {
+            (Some(name), _) => name,
+            // The current file is created by the next entry, which may never come.
+            (None, Some(name)) if !LogFiles::of(&folder, name).current.exists() => name,
+            _ => continue,
+        };
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
         found.push((modified.unwrap_or(SystemTime::UNIX_EPOCH), LogFiles::of(&folder, name)));
     }
@@ -329,6 +335,23 @@ mod tests {
         stack(base.path(), "e").1.append(Level::INFO, "ran").unwrap();
         let names: Vec<String> = list_in(base.path()).unwrap().into_iter().map(|files| files.name).collect();
         assert!(!names.contains(&"run-4711".into()), "{names:?}");
+    }
+
+    // limit: run.logs_max
+    #[test]
+    fn log_without_a_current_file_is_listed_and_deleted() {
+        let base = tempfile::tempdir().unwrap();
+        let (dir, log) = stack(base.path(), "a");
+        log.append(Level::INFO, "ran").unwrap();
+        drop(dir);
+        let files = log.files();
+        fs::rename(&files.current, &files.previous).unwrap();
+        assert_eq!(list_in(base.path()).unwrap(), [files.clone()]);
+        for name in ["b", "c", "d"] {
+            stack(base.path(), name).1.append(Level::INFO, "ran").unwrap();
+        }
+        assert!(!files.previous.exists());
+        assert!(list_in(base.path()).unwrap().iter().all(|files| files.name != "a"));
     }
 
     #[test]
