@@ -234,6 +234,11 @@ impl<'a> Context<'a> {
         self.core.stack.local().map_or(BEST_EFFORT, Stack::selected_class)
     }
 
+    /// Returns whether events have classes of priority.
+    pub(crate) fn has_priorities(&self) -> bool {
+        self.core.device_check.is_some()
+    }
+
     /// Returns `priority.lower_share_percent`.
     pub(crate) fn lower_share_percent(&self) -> u32 {
         self.core.lower_share_percent

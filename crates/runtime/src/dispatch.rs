@@ -62,6 +62,8 @@ impl EventDispatcher {
 
     /// Delivers events of the engine's current class, from `min` to `max` of them, until the shard must look
     /// at its devices. Returns how many.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn deliver_some<H: Handler>(
         &mut self,
         core: &mut ShardCore,
@@ -81,6 +83,9 @@ impl EventDispatcher {
         count
     }
 
+    /// Delivers one event. Inlined into both loops, of which the one without priorities must not pay for the
+    /// other.
+    #[inline(always)]
     fn deliver_event<H: Handler>(
         &mut self,
         core: &mut ShardCore,

@@ -82,9 +82,24 @@ both! {
     fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError>;
     fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
     fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError>;
-    fn next_event(&mut self) -> Option<Event>;
     fn advance(&mut self, now: Instant);
     fn transmit(&mut self, now: Instant);
+}
+
+impl Engine {
+    /// See [`Stack::next_event`]. Inlined into each of its callers, of which one runs for each frame.
+    #[inline(always)]
+    pub fn next_event(&mut self) -> Option<Event> {
+        #[cold]
+        #[inline(never)]
+        fn call_remote(remote: &mut RemoteEngine) -> Option<Event> {
+            remote.next_event()
+        }
+        match self {
+            Self::Local(stack) => stack.next_event(),
+            Self::Channel(remote) => call_remote(remote),
+        }
+    }
 }
 
 /// Bytes that are copied at a time to an engine in another thread.

@@ -357,7 +357,7 @@ impl Stack {
     }
 
     /// Returns the next event. Slots of connections whose end was reported before are reused from here on.
-    #[inline]
+    #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {
         self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
     }

@@ -194,6 +194,12 @@ impl RemoteEngine {
     }
 
     fn listen_as(&mut self, request: ChannelRequest) -> Result<Listener, ListenError> {
+        if let ChannelRequest::Listen(_, options) | ChannelRequest::ListenExclusive(_, options) = &request
+            && options.socket.unordered
+        {
+            // The channel carries bytes in order.
+            return Err(ListenError::InvalidOption);
+        }
         let number = match self.client.get_mut().listen_as(request, OFFERS_MAX as u32) {
             Ok(number) => number as usize,
             Err(Error::Listen(_, error)) => return Err(error),
@@ -262,6 +268,9 @@ impl RemoteEngine {
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<Conn, ConnectError> {
+        if options.socket.unordered {
+            return Err(ConnectError::InvalidOption);
+        }
         let conn = match self.client.get_mut().connect(remote, *options) {
             Ok(conn) => conn,
             Err(Error::Connect(_, error)) => return Err(error),

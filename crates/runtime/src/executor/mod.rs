@@ -79,6 +79,8 @@ const POLLS_PER_TURN_MAX: usize = 256;
 pub struct Executor<M> {
     main: Option<M>,
     id: u32,
+    /// True if events have classes of priority.
+    has_priorities: bool,
 }
 
 impl<M> fmt::Debug for Executor<M> {
@@ -135,7 +137,7 @@ where
     /// thread when the shard starts.
     pub fn new(main: M) -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
-        Self { main: Some(main), id: LAST.fetch_add(1, Ordering::Relaxed) }
+        Self { main: Some(main), id: LAST.fetch_add(1, Ordering::Relaxed), has_priorities: false }
     }
 }
 
@@ -156,9 +158,12 @@ impl<M> Executor<M> {
     }
 
     /// Changes the state because of an event; tasks that the change makes ready get the event's class.
+    #[inline(always)]
     fn on_event(&self, cx: &mut Context<'_>, update: impl FnOnce(&mut ExecutorState, &mut Context<'_>)) {
         self.update_state(|state| {
-            state.tasks.set_class(cx.event_class());
+            if self.has_priorities {
+                state.tasks.set_class(cx.event_class());
+            }
             update(state, cx);
         });
     }
@@ -182,6 +187,7 @@ where
     F: Future<Output: MainOutput> + 'static,
 {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.has_priorities = cx.has_priorities();
         let shared = Arc::new(RemoteWakeups::new(self.id, cx.commander()));
         let state = RefCell::new(ExecutorState::new(&shared, cx.lower_share_percent()));
         let id = self.id;
@@ -244,7 +250,9 @@ where
 
     fn timer(&mut self, _: &mut Context<'_>, token: u64) {
         self.update_state(|state| {
-            state.tasks.set_class(BEST_EFFORT);
+            if self.has_priorities {
+                state.tasks.set_class(BEST_EFFORT);
+            }
             let waiters = state.sleeps.expire(token);
             state.wake_all(waiters);
         });
@@ -284,7 +292,9 @@ where
         let inner = self.inner();
         {
             let mut state = inner.state.borrow_mut();
-            state.tasks.set_class(BEST_EFFORT);
+            if self.has_priorities {
+                state.tasks.set_class(BEST_EFFORT);
+            }
             state.take_woken(&inner.shared);
             state.tasks.begin_turn();
             let must_stop = state.stop.is_requested && !state.stop.is_observed;
@@ -304,7 +314,7 @@ where
         let mut polls = 0;
         while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &guard) {
             polls += 1;
-            if guard.must_look_at_devices() {
+            if self.has_priorities && guard.must_look_at_devices() {
                 break;
             }
         }

@@ -42,34 +42,41 @@ impl RunQueue {
     }
 
     /// Appends a task, with the class of what happens now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, task: u32) {
         self.push_to_class(task, self.class);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_to_class(&mut self, task: u32, class: u8) {
         if class == BEST_EFFORT {
             self.best_effort.push_back(task);
         } else {
-            self.classes[usize::from(class)].push_back(task);
-            self.with_tasks |= 1 << class;
+            self.push_prioritized(task, class);
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn push_prioritized(&mut self, task: u32, class: u8) {
+        self.classes[usize::from(class)].push_back(task);
+        self.with_tasks |= 1 << class;
+    }
+
     /// Takes the next task, and sets its class.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
-        if self.with_tasks != 0 {
+        if self.with_tasks != 0 || self.class != BEST_EFFORT {
             return self.pop_by_class();
         }
-        self.class = BEST_EFFORT;
         self.best_effort.pop_front()
     }
 
     #[cold]
+    #[inline(never)]
     fn pop_by_class(&mut self) -> Option<u32> {
         let with_tasks = self.with_tasks | ClassSet::from(!self.best_effort.is_empty()) << BEST_EFFORT;
+        self.class = BEST_EFFORT;
         let class = self.scheduler.pick(with_tasks)?;
         self.scheduler.charge(class, with_tasks, 1);
         self.class = class;

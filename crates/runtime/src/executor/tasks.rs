@@ -50,17 +50,14 @@ struct TaskSlot {
     /// Waiters for the task's end.
     joiners: Waiters,
     generation: u32,
-    /// The class with which the task is in one of the queues, or [`NOT_QUEUED`]. Entries of other classes are
-    /// obsolete: a task that is made ready again with a higher class gets a second entry.
-    queued_with: u8,
+    /// One more than the class with which the task is in one of the queues; 0 if it is in none. Entries of
+    /// other classes are obsolete: a task that is made ready again with a higher class gets a second entry.
+    queued_above: u8,
     /// True if the task is dropped instead of its next poll.
     abort: bool,
     /// True if a handle to the task exists.
     joinable: bool,
 }
-
-/// Marks a task that is in no queue.
-const NOT_QUEUED: u8 = u8::MAX;
 
 /// A task that was taken out to be polled.
 pub(super) struct TakenTask {
@@ -108,7 +105,7 @@ impl Tasks {
                 waker: None,
                 joiners: Waiters::NONE,
                 generation: 0,
-                queued_with: NOT_QUEUED,
+                queued_above: 0,
                 abort: false,
                 joinable: false,
             });
@@ -128,7 +125,7 @@ impl Tasks {
     pub(super) fn schedule(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let class = self.queue.class();
-        if slot.queued_with != NOT_QUEUED && slot.queued_with >= class {
+        if slot.queued_above > class {
             return;
         }
         match slot.stage {
@@ -136,7 +133,7 @@ impl Tasks {
             Stage::Running => self.next_turn.push((index, class)),
             Stage::Vacant | Stage::Ended(_) => return,
         }
-        slot.queued_with = class;
+        slot.queued_above = class + 1;
     }
 
     /// Makes the tasks ready that woke themselves in the last turn.
@@ -176,10 +173,10 @@ impl Tasks {
         loop {
             let index = self.queue.pop()?;
             let slot = &mut self.slots[index as usize];
-            if slot.queued_with != self.queue.class() {
+            if slot.queued_above != self.queue.class() + 1 {
                 continue;
             }
-            slot.queued_with = NOT_QUEUED;
+            slot.queued_above = 0;
             let taken = self.take(index);
             if taken.is_some() {
                 return taken;

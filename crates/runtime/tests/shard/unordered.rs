@@ -182,14 +182,25 @@ fn task_receives_each_byte_once_with_its_offset() {
 /// A handler in a thread of its own receives in order, and is told so.
 #[test]
 fn option_is_refused_in_other_threads() {
-    struct Opener(Option<Result<(), ginnel::OptionError>>);
+    struct Opener {
+        result: Option<Result<(), ginnel::OptionError>>,
+        accepts_options: bool,
+    }
     impl Handler for Opener {
         fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+            let socket = SocketOptions { unordered: true, ..SocketOptions::default() };
+            let listening =
+                cx.listen("0.0.0.0:81".parse().unwrap(), ListenOptions { socket, ..Default::default() });
+            let connecting = cx.connect(
+                "10.0.0.1:81".parse().unwrap(),
+                ConnectOptions { socket, ..ConnectOptions::default() },
+            );
+            assert_eq!((listening.is_ok(), connecting.is_ok()), (self.accepts_options, self.accepts_options));
             cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).map(|_| ())
         }
 
         fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-            self.0 = Some(cx.set_option(conn, TcpOption::Unordered(true)));
+            self.result = Some(cx.set_option(conn, TcpOption::Unordered(true)));
             cx.close(conn).unwrap();
         }
 
@@ -208,9 +219,13 @@ fn option_is_refused_in_other_threads() {
             has_ended: false,
         };
         let set = |config: &mut Config| (config.shard.placement, config.shard.workers) = (placement, 0);
-        let mut pair = ShardPair::without_transcript(server, Opener(None), set);
-        assert!(pair.run_until(SECOND, |_, client| client.0.is_some()));
-        assert_eq!(pair.client.handler().0, Some(expected));
+        let mut pair = ShardPair::without_transcript(
+            server,
+            Opener { result: None, accepts_options: expected.is_ok() },
+            set,
+        );
+        assert!(pair.run_until(SECOND, |_, client| client.result.is_some()));
+        assert_eq!(pair.client.handler().result, Some(expected));
     }
 }
 
