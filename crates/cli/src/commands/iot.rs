@@ -48,7 +48,7 @@ struct ProgramOptions {
     stat_print: Option<PrinterCpu>,
 
     /// Give frames that begin with an urgent message, and answers, priority 6 in the whole stack: adds the
-    /// rules of docs/iot.md to those of [priority]. Without it, urgent messages overtake others only before
+    /// rules of docs/iot.md to those of `[priority]`. Without it, urgent messages overtake others only before
     /// Redis.
     #[arg(long)]
     priorities: bool,

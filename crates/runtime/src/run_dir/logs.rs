@@ -346,7 +346,7 @@ mod tests {
         drop(dir);
         let files = log.files();
         fs::rename(&files.current, &files.previous).unwrap();
-        assert_eq!(list_in(base.path()).unwrap(), [files.clone()]);
+        assert_eq!(list_in(base.path()).unwrap(), core::slice::from_ref(&files));
         for name in ["b", "c", "d"] {
             stack(base.path(), name).1.append(Level::INFO, "ran").unwrap();
         }
