@@ -22,6 +22,9 @@ struct Limit {
     keys: &'static str,
 }
 
+/// Keys of the queues of received frames.
+const PRIORITY_QUEUE_KEYS: &str = "priority.queue_frames, priority.queue_bytes";
+
 /// The limits in the order of docs/limits.md. Counters of limits that ordinary traffic reaches, and that only
 /// make it slower, are not here.
 const LIMITS: &[Limit] = &[
@@ -110,6 +113,46 @@ const LIMITS: &[Limit] = &[
         counter: "shard.broadcasts_refused",
         effect: "frames for all shards were dropped",
         keys: "shards.control_bytes",
+    },
+    Limit {
+        counter: "shard.priority0_shed",
+        effect: "received frames of priority 0 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority1_shed",
+        effect: "received frames of priority 1 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority2_shed",
+        effect: "received frames of priority 2 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority3_shed",
+        effect: "received frames of priority 3 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority4_shed",
+        effect: "received frames of priority 4 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority5_shed",
+        effect: "received frames of priority 5 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority6_shed",
+        effect: "received frames of priority 6 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
+    },
+    Limit {
+        counter: "shard.priority7_shed",
+        effect: "received frames of priority 7 were dropped under overload",
+        keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "channel.domains_refused",
