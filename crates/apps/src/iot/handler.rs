@@ -610,12 +610,13 @@ impl Handler for Iot {
         let _ = cx.close(conn);
     }
 
-    fn closed(&mut self, _: &mut Context<'_>, conn: Conn, _: CloseReason) {
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, _: CloseReason) {
         self.open -= 1;
         if let Some(active) = self.active.remove(&conn) {
             self.counters.truncated += u64::from(active.partial_bytes > 0);
             self.counters.answers_undeliverable += active.unsent.len() as u64;
         }
+        self.stop_if_done(cx);
     }
 
     fn kernel_ready(&mut self, cx: &mut Context<'_>, token: u64, readiness: Readiness) {

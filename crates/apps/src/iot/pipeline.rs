@@ -279,6 +279,7 @@ impl<C: Copy> Pipeline<C> {
                 continue;
             }
             count += 1;
+            self.is_unsorted = true;
             let queue = if sent.message.is_urgent { &mut self.urgent } else { &mut self.ordinary };
             queue.push_front(sent.message);
         }
