@@ -10,6 +10,7 @@ mod kernel;
 mod loss;
 mod memif;
 mod placement;
+mod priority;
 mod server_programs;
 mod short_100k;
 mod vs_smoltcp;
@@ -89,6 +90,12 @@ pub const ALL: &[Bench] = &[
         about: "response time of an idle stack that sleeps until the request, median (and p99), in each placement, against a thread without a stack",
         needs: Needs::Machine,
         run: placement::wake_latency,
+    },
+    Bench {
+        name: "priority-overload",
+        about: "99th percentile of urgent messages at 1.5 times the load that a server can answer, against the server without priorities",
+        needs: Needs::Machine,
+        run: priority::overload,
     },
     Bench {
         name: "memif-rate",
