@@ -50,12 +50,18 @@ impl EventDispatcher {
     }
 
     /// Delivers the events that no frame has caused. With `[priority]` in use, those that are left when the
-    /// shard must look at its devices wait for the next turn.
+    /// shard must look at its devices wait for the next turn, but for one if the turn has done no other
+    /// `work`: a turn in which nothing was done may be followed by a sleep.
     #[inline]
-    pub(crate) fn deliver_caused<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
+    pub(crate) fn deliver_caused<H: Handler>(
+        &mut self,
+        core: &mut ShardCore,
+        handler: &mut H,
+        work: usize,
+    ) -> usize {
         if core.device_check.is_some() {
             let max = core.stack.events_waiting();
-            return self.deliver_some(core, handler, None, (0, max));
+            return self.deliver_some(core, handler, None, (usize::from(work == 0), max));
         }
         self.deliver_events(core, handler, None)
     }
@@ -166,12 +172,17 @@ impl EventDispatcher {
     /// this ends.
     pub(crate) fn deliver_resumed<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
         let count = core.resume_reading.len();
-        for i in 0..count {
-            let conn = core.resume_reading[i];
+        let mut done = 0;
+        while done < count {
+            let conn = core.resume_reading[done];
             self.deliver_buffered(core, handler, conn);
+            done += 1;
+            if core.must_look_at_devices() {
+                break;
+            }
         }
-        core.resume_reading.drain(..count);
-        count
+        core.resume_reading.drain(..done);
+        done
     }
 
     /// Delivers buffered bytes until the handler consumes less than it gets, and then the FIN, if one follows
@@ -197,6 +208,11 @@ impl EventDispatcher {
                 return;
             }
             if core.stack.skip(conn, consumed).is_err() || consumed < len {
+                return;
+            }
+            if core.must_look_at_devices() {
+                // The rest, or the FIN, follows in the next turn.
+                core.resume_reading.push(conn);
                 return;
             }
         }
@@ -225,6 +241,12 @@ impl EventDispatcher {
                 Ok(datagram) => {
                     let data = &self.read_buffer[..datagram.len.min(READ_BUFFER_BYTES)];
                     handler.datagram(&mut Context::new(core), socket, &datagram, data);
+                    if core.must_look_at_devices()
+                        && let Some(stack) = core.stack.local_mut()
+                    {
+                        stack.udp_report_again(socket);
+                        return;
+                    }
                 }
                 Err(UdpError::WouldBlock | UdpError::Stale) => return,
                 Err(error) => handler.datagram_error(&mut Context::new(core), socket, error),

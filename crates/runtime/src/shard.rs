@@ -419,11 +419,11 @@ impl<H: Handler> Shard<H> {
             work += handler.work(&mut WorkContext { core })?;
         }
         core.stack.advance(now);
-        work += dispatch.deliver_caused(core, handler);
+        work += dispatch.deliver_caused(core, handler, work);
         core.stack.transmit(now);
         // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
         // frame.
-        work += dispatch.deliver_caused(core, handler);
+        work += dispatch.deliver_caused(core, handler, work);
         core.with_router(|router, stack, stats| router.exchange(stack, stats));
         // If addresses became usable during this turn, the handler starts in the next turn, which must not
         // wait for a frame. This comes last: the channel's notification of that may have been consumed with
@@ -485,6 +485,7 @@ impl<H: Handler> Shard<H> {
     /// Sleeps in the kernel until there is something to do. Returns at once if there is something already.
     fn sleep(&mut self, stop: &StopFlag, stop_deadline: Option<Instant>) -> Result<(), Error> {
         let mut can_sleep = self.mailbox.before_sleep()
+            && self.priorities.as_ref().is_none_or(|priorities| !priorities.has_work(&self.core))
             && !self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
             && self.core.stack.before_sleep()
             && self.handler.before_sleep();

@@ -108,7 +108,11 @@ impl ClassScheduler {
     #[must_use]
     pub fn units(&self, class: u8, with_work: ClassSet) -> usize {
         let higher = (usize::from(class) + 1..CLASSES).filter(|higher| with_work >> higher & 1 != 0);
-        higher.map(|higher| (self.owed[higher] / UNIT) as usize).min().unwrap_or(usize::MAX).max(1)
+        let owed = higher.map(|higher| self.owed[higher] / UNIT).min().unwrap_or(u64::MAX);
+        // The debt of this class stays below its bound.
+        let has_lower_work = with_work & ((1 << class) - 1) as ClassSet != 0;
+        let bound = if has_lower_work { OWED_MAX / self.lower_units.max(1) } else { u64::MAX };
+        usize::try_from(owed.min(bound).max(1)).unwrap_or(usize::MAX)
     }
 
     /// Accounts for `units` of work of a class, where `with_work` are the classes with work. The class owes a

@@ -425,7 +425,11 @@ impl Stack {
     /// [`Stack::finish_burst`], and leaves the other events to later calls of [`Stack::next_event`]. They
     /// stay in the queue of the current class.
     pub fn finish_burst_early(&mut self, burst: &RxBurst<'_>) {
+        let has_data_events = burst.len() > 1 || self.tcp.pending.iter().next().is_some();
         self.tcp.finish_burst(burst);
+        if !has_data_events {
+            return;
+        }
         // A later burst may have data at an equal position.
         self.tcp.events.retain(|event| !matches!(event, Event::Data { .. }));
     }
@@ -899,6 +903,11 @@ impl Stack {
         out: &mut [u8],
     ) -> Result<UdpExtendedError, UdpError> {
         self.udp.take_extended_error(socket, out)
+    }
+
+    /// Reports a UDP socket again as readable, for an owner that left datagrams in its queue.
+    pub fn udp_report_again(&mut self, socket: UdpHandle) {
+        self.udp.report_again(socket);
     }
 
     /// Takes the pending error of a UDP socket (`SO_ERROR`).

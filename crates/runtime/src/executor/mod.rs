@@ -225,7 +225,7 @@ where
     }
 
     fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.update_state(|state| state.readable(cx, conn));
+        self.on_event(cx, |state, cx| state.readable(cx, conn));
     }
 
     fn data(&mut self, _: &mut Context<'_>, _: Conn, _: &[u8]) -> usize {
@@ -259,7 +259,12 @@ where
     }
 
     fn kernel_ready(&mut self, _: &mut Context<'_>, token: u64, readiness: Readiness) {
-        self.update_state(|state| state.kernel_ready(token, readiness));
+        self.update_state(|state| {
+            if self.has_priorities {
+                state.tasks.set_class(BEST_EFFORT);
+            }
+            state.kernel_ready(token, readiness);
+        });
     }
 
     fn stopping(&mut self, _: &mut Context<'_>) {

@@ -23,6 +23,12 @@ impl DeviceCheck {
         self.looked_at = self.clock.begin_turn(now);
     }
 
+    /// Returns whether half of the interval is over: the part of a turn that receives frames and delivers
+    /// events ends then, so that tasks have the other half.
+    pub(crate) fn is_half_over(&self) -> bool {
+        (self.clock.now() - self.looked_at) * 2 >= self.interval
+    }
+
     /// Returns whether the interval is over. Takes about 20 ns.
     pub(crate) fn is_due(&self) -> bool {
         self.clock.now() - self.looked_at >= self.interval

@@ -13,6 +13,8 @@ pub(super) struct FrameKind {
     /// segments without payload, and everything that is neither TCP nor UDP. They are not dropped to make
     /// room for others.
     pub(super) is_control: bool,
+    /// True if the frames of the flow must stay in order: TCP segments.
+    pub(super) is_ordered: bool,
 }
 
 /// EtherType of IPv4.
@@ -26,9 +28,13 @@ const FIN_SYN_RST: u8 = 0b111;
 /// More-fragments flag and offset of IPv4.
 const FRAGMENT: u16 = 0x3fff;
 
+/// Next headers of IPv6 that another header follows: hop-by-hop options, routing, fragment, authentication
+/// and destination options.
+const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
+
 /// Returns what a queue must know of a frame. Malformed frames are control frames: the engine counts them.
 pub(super) fn inspect(frame: &[u8]) -> FrameKind {
-    const OTHER: FrameKind = FrameKind { flow: 0, is_control: true };
+    const OTHER: FrameKind = FrameKind { flow: 0, is_control: true, is_ordered: false };
     parse(frame).unwrap_or(OTHER)
 }
 
@@ -54,16 +60,17 @@ fn parse(frame: &[u8]) -> Option<FrameKind> {
         _ => return None,
     };
     let flow = hash(addresses.chunks_exact(4), u32::from(next));
-    let other = |is_control| FrameKind { flow, is_control };
     if is_fragment || !matches!(next, protocol::TCP | protocol::UDP) {
-        return Some(other(next != protocol::TCP && next != protocol::UDP));
+        let may_have_payload =
+            matches!(next, protocol::TCP | protocol::UDP) || ethertype == IPV6 && EXTENSIONS.contains(&next);
+        return Some(FrameKind { flow, is_control: !may_have_payload, is_ordered: false });
     }
     let flow = hash(transport.get(..4)?.chunks_exact(4), flow);
     let is_control = next == protocol::TCP && {
         let header = usize::from(transport.get(12)? >> 4) * 4;
         transport.get(13)? & FIN_SYN_RST != 0 || transport.len() <= header
     };
-    Some(FrameKind { flow, is_control })
+    Some(FrameKind { flow, is_control, is_ordered: next == protocol::TCP })
 }
 
 fn be16(bytes: &[u8], offset: usize) -> Option<u16> {
@@ -128,6 +135,7 @@ mod tests {
         for len in 0..frame.len() - 7 {
             assert!(inspect(&frame[..len]).is_control, "{len}");
         }
-        assert_eq!(inspect(&[0xff; 60]), FrameKind { flow: 0, is_control: true });
+        let expected = FrameKind { flow: 0, is_control: true, is_ordered: false };
+        assert_eq!(inspect(&[0xff; 60]), expected);
     }
 }

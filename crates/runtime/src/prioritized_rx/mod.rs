@@ -131,19 +131,25 @@ impl Priorities {
         handler: &mut H,
         dispatch: &mut EventDispatcher,
     ) -> usize {
-        let broadcasts = cross_shard_rx::receive_broadcasts(core, handler, dispatch, receiver);
-        let burst = receiver.frames.burst();
-        let frames = burst.len();
-        core.stats.forwards_received += frames as u64;
-        for tagged in &burst {
-            if let Some(port) = cross_shard_rx::accepted_port(core, tagged) {
-                core.stats.count_priority(tagged.frame.label.priority());
-                self.enqueue(port, &tagged.frame, core, handler, dispatch);
+        let mut received = cross_shard_rx::receive_broadcasts(core, handler, dispatch, receiver);
+        for _ in 0..BURSTS_PER_LOOK_MAX {
+            let burst = receiver.frames.burst();
+            let frames = burst.len();
+            core.stats.forwards_received += frames as u64;
+            for tagged in &burst {
+                if let Some(port) = cross_shard_rx::accepted_port(core, tagged) {
+                    core.stats.count_priority(tagged.frame.label.priority());
+                    self.enqueue(port, &tagged.frame, core, handler, dispatch);
+                }
+            }
+            drop(burst);
+            receiver.frames.release();
+            received += frames;
+            if frames < BURST_FRAMES_MAX {
+                break;
             }
         }
-        drop(burst);
-        receiver.frames.release();
-        broadcasts + frames
+        received
     }
 
     /// Copies a frame to the queue of its class, or drops it there. Frames that must not be dropped are given
@@ -164,16 +170,21 @@ impl Priorities {
             Queued::Waiting => core.stats.frames_queued += 1,
             Queued::Shed => core.stats.count_shed(frame.label.priority()),
             Queued::Refused { flow } => {
-                let mut process_one = |port, frame: RxFrame<'_>| {
+                let mut process_one = |port, frame: RxFrame<'_>, is_overtaking| {
                     let class = priority::class(frame.label.priority());
                     let frames = RxBurst::from_iter([frame]);
-                    let lent = LentFrames { class, port, frames: &frames, is_overtaking: false };
+                    let lent = LentFrames { class, port, frames: &frames, is_overtaking };
                     process(&lent, core, handler, dispatch, (0, 0));
                 };
                 self.queues.take_flow(flow, &mut process_one);
-                process_one(port, *frame);
+                process_one(port, *frame, false);
             }
         }
+    }
+
+    /// Returns whether frames or events wait.
+    pub(crate) fn has_work(&self, core: &ShardCore) -> bool {
+        self.with_work(core) != 0
     }
 
     /// Returns the classes with frames in the queues or with events.
@@ -190,7 +201,9 @@ impl Priorities {
         dispatch: &mut EventDispatcher,
         done: &mut usize,
     ) {
-        while *done < UNITS_PER_TURN_MAX && !(*done > 0 && core.must_look_at_devices()) {
+        while *done < UNITS_PER_TURN_MAX
+            && !(*done > 0 && core.device_check.as_ref().is_some_and(DeviceCheck::is_half_over))
+        {
             let with_work = self.with_work(core);
             let Some(class) = self.scheduler.pick(with_work) else { break };
             let max = self.scheduler.units(class, with_work);
@@ -202,7 +215,7 @@ impl Priorities {
                 let Some(burst) = self.queues.next_burst(class, max) else { break };
                 let QueuedBurst { class, port, is_overtaking, ref frames, .. } = burst;
                 let lent = LentFrames { class, port, frames, is_overtaking };
-                let units = process(&lent, core, handler, dispatch, (1, usize::MAX));
+                let units = process(&lent, core, handler, dispatch, (1, max.max(frames.len())));
                 let processed = burst.processed();
                 drop(burst);
                 self.queues.remove(processed);

@@ -18,6 +18,10 @@ const CONTROL_FACTOR: usize = 2;
 /// Part of the bytes of a queue that only control frames may use: one of so many.
 const CONTROL_BYTES_PART: usize = 8;
 
+/// Frames that others pulled along fill no more than one of so many parts of a queue, so that they do not push
+/// out the frames of this class.
+const PULLED_PART: usize = 2;
+
 /// The result of queuing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queued {
@@ -84,6 +88,8 @@ struct Entry {
     flow: u32,
     /// Distance to the next frame of the flow in this queue, in entries; 0 if there is none.
     to_next: u32,
+    /// True if the frame belongs to the flow's frames, whose order is kept.
+    is_ordered: bool,
     /// True if the frame has left for a higher class.
     is_moved: bool,
     /// True if the socket of the flow wants this frame before earlier ones.
@@ -136,6 +142,7 @@ impl ReceiveQueues {
         let lower = self.with_frames & ((1 << class) - 1) as ClassSet;
         let mut may_overtake = false;
         if lower != 0
+            && kind.is_ordered
             && let Some(lowest) = (0..class).find(|lower| self.classes[*lower].has_flow(kind.flow))
         {
             may_overtake = wants_overtaking(frame.bytes);
@@ -153,13 +160,15 @@ impl ReceiveQueues {
         pushed
     }
 
-    /// Takes the frames of a flow out of the queues and passes them to `process`, in their order.
-    pub(crate) fn take_flow(&mut self, flow: u32, process: &mut dyn FnMut(PortId, RxFrame<'_>)) {
+    /// Takes the frames of a flow out of the queues and passes them to `process`, in their order, and with the
+    /// information whether they have overtaken others that follow.
+    pub(crate) fn take_flow(&mut self, flow: u32, process: &mut dyn FnMut(PortId, RxFrame<'_>, bool)) {
         for class in (0..CLASSES).rev() {
+            let has_lower = self.classes[..class].iter().any(|queue| queue.has_flow(flow));
             let queue = &mut self.classes[class];
             while let Some(frames) = queue.flows.get(&flow) {
                 let entry = queue.entry(frames.first);
-                process(entry.port, queue.frame(entry));
+                process(entry.port, queue.frame(entry), entry.may_overtake && has_lower);
                 queue.move_first(flow);
             }
             self.settle(class);
@@ -182,9 +191,12 @@ impl ReceiveQueues {
         for lower in (0..class).rev() {
             let [queue, target] = self.classes.get_disjoint_mut([lower, class]).expect("two classes");
             while let Some(frames) = queue.flows.get(&flow) {
+                if target.entries.len() >= self.limits.frames / PULLED_PART {
+                    return false;
+                }
                 let entry = queue.entry(frames.first);
                 let frame = queue.frame(entry);
-                let kind = FrameKind { flow, is_control: true };
+                let kind = FrameKind { flow, is_control: true, is_ordered: true };
                 if target.push(self.limits, entry.port, &frame, kind, entry.may_overtake) == Queued::Shed {
                     return false;
                 }
@@ -202,7 +214,7 @@ impl ReceiveQueues {
         let mut class = class;
         let mut head = self.classes[usize::from(class)].next(0)?;
         // Each step leads to a higher class.
-        while let Some(higher) = self.higher_with_flow(class, head.1.flow) {
+        while let Some(higher) = self.higher_with_flow(class, head.1) {
             class = higher;
             head = self.classes[usize::from(class)].next(0)?;
         }
@@ -215,7 +227,7 @@ impl ReceiveQueues {
             && let Some((index, entry)) = queue.next(entries)
             && entry.port == port
             && self.overtakes(class, entry) == is_overtaking
-            && (index == head.0 || self.higher_with_flow(class, entry.flow).is_none())
+            && (index == head.0 || self.higher_with_flow(class, entry).is_none())
         {
             frames.push(queue.frame(entry));
             entries = index + 1;
@@ -223,13 +235,16 @@ impl ReceiveQueues {
         Some(QueuedBurst { class, port, is_overtaking, frames, entries })
     }
 
-    /// Returns the highest class above `class` that has a frame of this flow.
-    fn higher_with_flow(&self, class: u8, flow: u32) -> Option<u8> {
+    /// Returns the highest class above `class`, the class of this entry, that has a frame of the flow of the
+    /// entry.
+    fn higher_with_flow(&self, class: u8, entry: &Entry) -> Option<u8> {
         let higher = self.with_frames >> class >> 1;
-        if higher == 0 {
+        if higher == 0 || !entry.is_ordered {
             return None;
         }
-        (class + 1..CLASSES as u8).rev().find(|higher| self.classes[usize::from(*higher)].has_flow(flow))
+        (class + 1..CLASSES as u8)
+            .rev()
+            .find(|higher| self.classes[usize::from(*higher)].has_flow(entry.flow))
     }
 
     /// Returns whether earlier frames of the flow of a frame wait in lower classes.
@@ -271,7 +286,9 @@ impl FrameQueue {
         };
         self.ring[offset..offset + frame.bytes.len()].copy_from_slice(frame.bytes);
         let number = self.first + self.entries.len() as u64;
-        self.link(kind.flow, number);
+        if kind.is_ordered {
+            self.link(kind.flow, number);
+        }
         let RxFrame { bytes, checksum, gso, label } = *frame;
         self.entries.push_back(Entry {
             // Neither can truncate: the ring has at most 1 GiB.
@@ -283,6 +300,7 @@ impl FrameQueue {
             port,
             flow: kind.flow,
             to_next: 0,
+            is_ordered: kind.is_ordered,
             is_moved: false,
             may_overtake,
         });
@@ -339,12 +357,12 @@ impl FrameQueue {
         let entry = &mut self.entries[(frames.first - self.first) as usize];
         entry.is_moved = true;
         let to_next = entry.to_next;
+        self.frames -= 1;
         self.unlink_first(flow, to_next);
     }
 
     /// Removes the first frame of a flow, which the next one follows after `to_next` entries, from the flow.
     fn unlink_first(&mut self, flow: u32, to_next: u32) {
-        self.frames -= 1;
         if to_next == 0 {
             self.flows.remove(&flow);
         } else if let Some(frames) = self.flows.get_mut(&flow) {
@@ -368,7 +386,11 @@ impl FrameQueue {
         for _ in 0..count {
             let Some(entry) = self.entries.pop_front() else { return };
             self.first += 1;
-            if !entry.is_moved {
+            if entry.is_moved {
+                continue;
+            }
+            self.frames -= 1;
+            if entry.is_ordered {
                 // The first entry of a queue is the first of its flow.
                 self.unlink_first(entry.flow, entry.to_next);
             }

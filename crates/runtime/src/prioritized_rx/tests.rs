@@ -33,6 +33,7 @@ struct Server {
     /// Priority, or rather class, and number of the messages in the order in which they were handled.
     handled: Vec<(u8, u32)>,
     is_unordered: bool,
+    handled_when_closed: Vec<usize>,
 }
 
 impl Handler for Server {
@@ -51,6 +52,10 @@ impl Handler for Server {
             assert_eq!(cx.send(conn, &message[..4]), Ok(4));
         }
         whole * MESSAGE_BYTES
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, _: CloseReason) {
+        self.handled_when_closed.push(self.handled.len());
     }
 
     fn unordered(&mut self, cx: &mut Context<'_>, conn: Conn, _: UnorderedBytes, data: &[u8]) {
@@ -250,6 +255,7 @@ impl Hosts<Server> {
 fn server(cost_us: u64) -> impl FnOnce(SimulatedClock) -> Server {
     move |clock| Server {
         is_unordered: false,
+        handled_when_closed: Vec::new(),
         clock,
         cost: Duration::from_micros(cost_us),
         handled: Vec::new(),
@@ -486,4 +492,53 @@ fn unordered_socket_gets_high_message_first_without_duplicate_acks() {
         let tcp = *hosts.server.core.stack.local().unwrap().tcp_stats();
         assert_eq!(tcp.out_of_order > 0, is_unordered);
     }
+}
+
+/// A reset, which belongs to the default class, does not overtake urgent data of its connection that wait in
+/// the receive buffer.
+#[test]
+fn reset_does_not_overtake_delivered_data() {
+    let mut hosts = hosts(true, 16_384, (100, 0), server(150));
+    for connection in 0..100 {
+        hosts.send(connection, connection as u32);
+    }
+    let now = hosts.clock.now();
+    hosts.clients.with(now, |clients, cx| {
+        for conn in &clients.conns {
+            // Without its priority the segment is one of the default class.
+            cx.set_priority(*conn, 0).unwrap();
+            cx.abort(*conn).unwrap();
+        }
+    });
+    hosts.clients.poll_once(now).unwrap();
+    for _ in 0..10_000 {
+        hosts.server_turn();
+    }
+    let server = hosts.server.handler();
+    assert_eq!(server.handled_when_closed.len(), 100);
+    let mut numbers: Vec<u32> = server.handled.iter().map(|(_, number)| *number).collect();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..100), "{:?}", server.handled);
+}
+
+/// An urgent message comes first although an event about earlier bytes of its connection waits in a lower
+/// class.
+#[test]
+fn urgent_message_overtakes_the_event_of_a_usual_one() {
+    let mut hosts = hosts(true, 16_384, (64, 64), server(150));
+    for connection in 0..64 {
+        hosts.send(connection, connection as u32);
+    }
+    // All frames are processed in the first turn; the check interval leaves most events waiting.
+    hosts.server_turn();
+    let handled = hosts.server.handler().handled.len();
+    assert!(handled < 8, "{handled}");
+    hosts.set_priority(60, HIGH);
+    hosts.send(60, 1000);
+    while hosts.server.handler().handled.len() < 65 {
+        hosts.server_turn();
+    }
+    let order: Vec<u32> = hosts.server.handler().handled.iter().map(|(_, number)| *number).collect();
+    let position = order.iter().position(|number| *number == 1000).unwrap();
+    assert!(position <= handled + 4, "{order:?}");
 }

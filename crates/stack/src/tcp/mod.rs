@@ -340,6 +340,12 @@ impl Tcp {
                 }
                 Event::Closed { conn, reason, .. } => {
                     let Some(idx) = self.conns.lookup(conn) else { continue };
+                    if self.conns[idx].has(Flags::READABLE_QUEUED) && self.event_classes.others_wait() {
+                        // The data before the end are reported first, as below.
+                        self.events.push_front(event);
+                        self.events.push_front(Event::Readable { conn });
+                        continue;
+                    }
                     self.reap = Some(idx);
                     return Some(Event::Closed { conn, token: self.conns[idx].token, reason });
                 }

@@ -17,6 +17,7 @@ use crate::error::Stale;
 use crate::events::{CloseReason, Event, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
+use crate::priority::BEST_EFFORT;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
@@ -307,10 +308,25 @@ impl Tcp {
     /// Queues one `Readable` event until the owner takes it.
     pub fn report_readable(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
-        if c.has(Flags::ACCEPTED) && !c.has(Flags::READABLE_QUEUED) {
+        if !c.has(Flags::ACCEPTED) {
+            return;
+        }
+        if !c.has(Flags::READABLE_QUEUED) {
             c.flags.set(Flags::READABLE_QUEUED);
             let conn = self.conns.handle(idx);
             self.events.push_back(Event::Readable { conn });
+        } else if self.event_classes.current() > BEST_EFFORT {
+            self.report_readable_urgently(idx);
+        }
+    }
+
+    /// Queues another `Readable` event, in the current class, if the one that is queued may be of a lower
+    /// class. The event that is taken later finds nothing new.
+    #[cold]
+    fn report_readable_urgently(&mut self, idx: u32) {
+        let event = Event::Readable { conn: self.conns.handle(idx) };
+        if self.event_classes.others_wait() && self.events.back() != Some(&event) {
+            self.events.push_back(event);
         }
     }
 

@@ -523,6 +523,13 @@ impl Udp {
         self.readable.len()
     }
 
+    /// Lists a socket again as readable in the current class.
+    pub fn report_again(&mut self, socket: UdpHandle) {
+        if self.socket(socket).is_ok() {
+            self.list_readable(socket.index);
+        }
+    }
+
     fn list_readable(&mut self, index: u32) {
         let class = 1 << self.readable_classes.current();
         if let Some(socket) = &mut self.slots[index as usize].socket

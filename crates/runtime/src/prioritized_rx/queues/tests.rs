@@ -98,6 +98,28 @@ fn frames_of_a_flow_keep_their_order() {
     assert_eq!(all.iter().map(|(_, number)| *number).collect::<Vec<_>>(), expected);
 }
 
+/// Frames that are pulled along do not push out the frames of the higher class, and datagrams are not pulled.
+#[test]
+fn pulled_frames_leave_room_for_urgent_ones() {
+    let mut queues = queues(64, 1 << 20);
+    for number in 0..60 {
+        push(&mut queues, &frame(1, number, false), 0);
+    }
+    assert_eq!(push(&mut queues, &frame(1, 60, false), 6), Queued::Waiting);
+    for number in 0..32 {
+        assert_eq!(push(&mut queues, &frame(100 + number as u16, number, false), 6), Queued::Waiting);
+    }
+    let own: Vec<u32> =
+        take_all(&mut queues).iter().filter(|(flow, _)| *flow == 1).map(|(_, number)| *number).collect();
+    assert!(own.into_iter().eq(0..61), "the flow keeps its order");
+    let mut datagram = frame(7, 1, false);
+    datagram[23] = 17;
+    push(&mut queues, &datagram, 0);
+    push(&mut queues, &datagram, 6);
+    assert_eq!(take(&mut queues, 6, 64).len(), 1);
+    assert_eq!(take(&mut queues, BEST_EFFORT, 64).len(), 1);
+}
+
 /// A lower class that is served for its share does not overtake inside a flow either.
 #[test]
 fn lower_class_waits_for_earlier_frames_of_its_flow() {
@@ -148,7 +170,7 @@ fn full_queue_sheds_data_and_keeps_control_frames() {
     // One more control frame of a flow with a waiting frame: both are processed at once, in their order.
     let Queued::Refused { flow } = push(&mut queues, &frame(30, 200, true), 0) else { panic!("not refused") };
     let mut taken = Vec::new();
-    queues.take_flow(flow, &mut |port, frame| taken.push((port, number_of(frame.bytes))));
+    queues.take_flow(flow, &mut |port, frame, _| taken.push((port, number_of(frame.bytes))));
     assert_eq!(taken, [(PORT, 30)]);
     assert_eq!(take(&mut queues, BEST_EFFORT, 63).len(), 63);
     assert_eq!(push(&mut queues, &frame(201, 201, true), 0), Queued::Waiting);
