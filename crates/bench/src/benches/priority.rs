@@ -49,8 +49,9 @@ payload = { offset_bytes = 6, value = "02" }
 /// Measures the 99th percentile of urgent messages under overload, with priorities and without.
 pub fn overload(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let measure = Duration::from_secs_f64(options.seconds(3.0));
-    let ours: Arm<'_> = Box::new(|| run(true, measure));
-    let theirs: Arm<'_> = Box::new(|| run(false, measure));
+    let cpus = Cpus::choose()?;
+    let ours: Arm<'_> = Box::new(|| run(cpus, true, measure));
+    let theirs: Arm<'_> = Box::new(|| run(cpus, false, measure));
     let name = "priority-overload";
     pairs::run_for(Better::Lower, name, "µs, p99 of urgent", options, Bound::Machine, ours, Some(theirs))
         .map(|result| vec![result])
@@ -177,8 +178,7 @@ fn config(address: &str, rules: &str) -> Result<Config, MeasureError> {
     Ok(Config { priority, ..single })
 }
 
-fn run(has_priorities: bool, measure: Duration) -> Result<Measurement, MeasureError> {
-    let cpus = Cpus::choose()?;
+fn run(cpus: Cpus, has_priorities: bool, measure: Duration) -> Result<Measurement, MeasureError> {
     let (near, far) = pair(MemoryConfig { ring_bytes: 16 << 20, ..MemoryConfig::default() });
     let server_config = config("10.0.0.1/24", if has_priorities { RULES } else { "" })?;
     let stop = StopFlag::new().map_err(|e| MeasureError::Failed(e.to_string()))?;
@@ -195,10 +195,11 @@ fn run(has_priorities: bool, measure: Duration) -> Result<Measurement, MeasureEr
             Ok(*server.stats())
         });
         let reader = reader.recv().map_err(|_| MeasureError::Failed("the server did not start".into()));
-        let generated = reader.and_then(|reader| generate(cpus, far, measure, &reader));
+        let generator = scope.spawn(move || generate(cpus, far, measure, &reader?));
+        let generated = generator.join().map_err(|_| MeasureError::Failed("the generator panicked".into()));
         stop.stop();
         let server = server.join().map_err(|_| MeasureError::Failed("the server panicked".into()))??;
-        let mut measured = generated?;
+        let mut measured = generated??;
         let shed = server.priority0_shed as f64;
         measured.facts.insert("shed".into(), shed);
         measured.facts.insert("frames_queued".into(), server.frames_queued as f64);
@@ -206,7 +207,7 @@ fn run(has_priorities: bool, measure: Duration) -> Result<Measurement, MeasureEr
     })
 }
 
-/// Runs the generator on this thread.
+/// Runs the generator on this thread, which stays pinned.
 fn generate(
     cpus: Cpus,
     device: Device,
