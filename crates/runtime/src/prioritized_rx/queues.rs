@@ -18,8 +18,8 @@ const CONTROL_FACTOR: usize = 2;
 /// Part of the bytes of a queue that only control frames may use: one of so many.
 const CONTROL_BYTES_PART: usize = 8;
 
-/// Frames that others pulled along fill no more than one of so many parts of a queue, so that they do not push
-/// out the frames of this class.
+/// Frames that others pulled along fill no more than one of so many parts of a queue, so that they do not
+/// push out the frames of this class.
 const PULLED_PART: usize = 2;
 
 /// The result of queuing a frame.
@@ -160,8 +160,8 @@ impl ReceiveQueues {
         pushed
     }
 
-    /// Takes the frames of a flow out of the queues and passes them to `process`, in their order, and with the
-    /// information whether they have overtaken others that follow.
+    /// Takes the frames of a flow out of the queues and passes them to `process`, in their order, and with
+    /// the information whether they have overtaken others that follow.
     pub(crate) fn take_flow(&mut self, flow: u32, process: &mut dyn FnMut(PortId, RxFrame<'_>, bool)) {
         for class in (0..CLASSES).rev() {
             let has_lower = self.classes[..class].iter().any(|queue| queue.has_flow(flow));
