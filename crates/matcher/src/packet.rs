@@ -32,6 +32,7 @@ pub struct Packet<'a> {
     protocol: Option<u8>,
     ports: Option<(u16, u16)>,
     payload: Option<&'a [u8]>,
+    tcp_flags: Option<u8>,
     is_fragment: bool,
     /// True if the headers between Ethernet and the ports have the shape of [`FlowKey`].
     is_plain: bool,
@@ -58,6 +59,7 @@ impl<'a> Packet<'a> {
             protocol: None,
             ports: None,
             payload: None,
+            tcp_flags: None,
             is_fragment: false,
             is_plain: false,
         };
@@ -146,6 +148,9 @@ impl<'a> Packet<'a> {
     fn parse_transport(&mut self, ip: &'a [u8], at: usize) -> Option<()> {
         let protocol = self.protocol.filter(|protocol| [TCP, UDP].contains(protocol))?;
         self.ports = Some((be16(ip, at)?, be16(ip, at + 2)?));
+        if protocol == TCP {
+            self.tcp_flags = ip.get(at + 13).copied();
+        }
         self.payload = match protocol {
             TCP => ip
                 .get(at + 12)
@@ -210,6 +215,13 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn payload(&self) -> Option<&'a [u8]> {
         self.payload
+    }
+
+    /// Returns the byte of the TCP header with FIN, SYN, RST, PSH, ACK, URG, ECE and CWR, FIN in the lowest
+    /// bit (RFC 9293 §3.1).
+    #[must_use]
+    pub fn tcp_flags(&self) -> Option<u8> {
+        self.tcp_flags
     }
 
     /// Returns whether the packet is a fragment, the first one or another.

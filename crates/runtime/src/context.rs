@@ -696,8 +696,8 @@ impl<'a> Context<'a> {
     /// non-blocking. It stays the caller's, who deregisters it before closing it.
     ///
     /// # Errors
-    /// Those of `epoll_ctl(2)`: `EEXIST` if it is registered already, `EPERM` for regular files, `ENOSPC` and
-    /// `ENOMEM`; `EMFILE` if the first registration cannot create an epoll instance.
+    /// Returns those of `epoll_ctl(2)`: `EEXIST` if it is registered already, `EPERM` for regular files,
+    /// `ENOSPC` and `ENOMEM`; `EMFILE` if the first registration cannot create an epoll instance.
     pub fn register_kernel_fd(
         &mut self,
         fd: impl AsFd,

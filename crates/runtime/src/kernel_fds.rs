@@ -1,9 +1,9 @@
 //! Kernel descriptors of an application, such as pipes and Unix sockets: the shard watches them together with
 //! its devices.
 //!
-//! They have an epoll instance of their own, which the shard adds to what it sleeps on. A shard that does not
-//! sleep polls that instance at most once per `BUSY_POLL_INTERVAL`. A shard without registered descriptors
-//! does neither.
+//! The descriptors have an epoll instance of their own, which the shard adds to what it sleeps on. A shard
+//! that does not sleep polls that instance at most once per `BUSY_POLL_INTERVAL`. A shard without registered
+//! descriptors does neither.
 
 use crate::context::{Context, ShardCore};
 use crate::handler::Handler;

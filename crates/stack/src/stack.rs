@@ -402,11 +402,6 @@ impl Stack {
         self.tcp.is_unordered(key)
     }
 
-    /// Returns whether a received frame belongs to a connection that asks for unordered receive.
-    pub fn wants_overtaking(&self, frame: &[u8]) -> bool {
-        rx_fast_path::peek_flow_key(frame).is_some_and(|key| self.is_unordered(&key))
-    }
-
     /// Says whether the frames given to [`Stack::receive`] from now on have overtaken earlier frames of their
     /// flows that wait in a queue of this host. A gap that they leave is reported to the peer neither by
     /// duplicate acknowledgements nor by SACK blocks. The blocks are reported when the connection receives a

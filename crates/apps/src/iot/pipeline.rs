@@ -52,9 +52,9 @@ pub type Ended<C> = (Message<C>, Result<(), MessageError>);
 /// Why a connection to Redis must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkError {
-    /// It sent something that is not RESP2, or a reply to no command.
+    /// The server sent something that is not RESP2, or a reply to no command.
     BadReply,
-    /// It is loading its data set.
+    /// The server is loading its data set.
     Loading,
     /// Its cluster is not complete.
     ClusterDown,
@@ -76,7 +76,7 @@ struct InFlight<C> {
     message: Message<C>,
     replies: u32,
     is_failed: bool,
-    /// It has failed already because of its deadline.
+    /// True if the message has failed already because of its deadline.
     is_expired: bool,
     /// Another server owns its key.
     redirection: Option<Redirection>,

@@ -33,9 +33,9 @@ pub struct Program {
 /// Why a program cannot be executed. Instructions are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadProgram {
-    /// It has no instruction.
+    /// The program has no instruction.
     Empty,
-    /// It has this number of instructions, which is too large.
+    /// The program has this number of instructions, which is too large.
     TooLong(usize),
     /// The last instruction does not return.
     NoReturn,

@@ -120,8 +120,8 @@ impl<T: AsFd> AsyncFd<T> {
     /// Registers a descriptor with the shard of the running task.
     ///
     /// # Errors
-    /// Those of `epoll_ctl(2)`: `EEXIST` if the shard watches the descriptor already, `EPERM` for regular
-    /// files; an error if no task of a shard is running.
+    /// Returns those of `epoll_ctl(2)`: `EEXIST` if the shard watches the descriptor already, `EPERM` for
+    /// regular files; an error if no task of a shard is running.
     pub fn new(inner: T) -> io::Result<Self> {
         let executor = local::current_or_error()?;
         let index = local::access(executor, |a| {

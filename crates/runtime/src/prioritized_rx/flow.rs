@@ -1,7 +1,9 @@
 //! Reads from a frame what the receive queues must know: its flow, and whether it may be dropped.
 
-use ginnel_stack::device::ETHERNET_HEADER_BYTES;
+use core::hash::{Hash, Hasher};
+use ginnel_matcher::Packet;
 use ginnel_stack::wire::protocol;
+use std::hash::DefaultHasher;
 
 /// The properties of a frame that its queue knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,73 +19,34 @@ pub(super) struct FrameKind {
     pub(super) is_ordered: bool,
 }
 
-/// EtherType of IPv4.
-const IPV4: u16 = 0x0800;
-/// EtherType of IPv6.
-const IPV6: u16 = 0x86dd;
-/// EtherTypes of VLAN tags.
-const VLAN: [u16; 2] = [0x8100, 0x88a8];
 /// Flags FIN, SYN and RST of TCP.
 const FIN_SYN_RST: u8 = 0b111;
-/// More-fragments flag and offset of IPv4.
-const FRAGMENT: u16 = 0x3fff;
-
-/// Next headers of IPv6 that another header follows: hop-by-hop options, routing, fragment, authentication
-/// and destination options.
-const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 
 /// Returns what a queue must know of a frame. Malformed frames are control frames: the engine counts them.
 pub(super) fn inspect(frame: &[u8]) -> FrameKind {
-    const OTHER: FrameKind = FrameKind { flow: 0, is_control: true, is_ordered: false };
-    parse(frame).unwrap_or(OTHER)
-}
-
-fn parse(frame: &[u8]) -> Option<FrameKind> {
-    let mut offset = ETHERNET_HEADER_BYTES;
-    while VLAN.contains(&be16(frame, offset - 2)?) {
-        offset += 4;
-    }
-    let ethertype = be16(frame, offset - 2)?;
-    let packet = frame.get(offset..)?;
-    let (addresses, next, transport, is_fragment) = match ethertype {
-        IPV4 => {
-            let header = usize::from(packet.first()? & 15) * 4;
-            let end = usize::from(be16(packet, 2)?).min(packet.len());
-            let fragment = be16(packet, 6)? & FRAGMENT != 0;
-            (packet.get(12..20)?, *packet.get(9)?, packet.get(header..end)?, fragment)
-        }
-        // Behind an extension header the ports are not looked for: flows are pairs of addresses then.
-        IPV6 => {
-            let end = (40 + usize::from(be16(packet, 4)?)).min(packet.len());
-            (packet.get(8..40)?, *packet.get(6)?, packet.get(40..end)?, false)
-        }
-        _ => return None,
+    let packet = Packet::parse(frame);
+    let (Some(source), Some(destination)) = (packet.source(), packet.destination()) else {
+        return FrameKind { flow: 0, is_control: true, is_ordered: false };
     };
-    let flow = hash(addresses.chunks_exact(4), u32::from(next));
-    if is_fragment || !matches!(next, protocol::TCP | protocol::UDP) {
-        let may_have_payload =
-            matches!(next, protocol::TCP | protocol::UDP) || ethertype == IPV6 && EXTENSIONS.contains(&next);
-        return Some(FrameKind { flow, is_control: !may_have_payload, is_ordered: false });
-    }
-    let flow = hash(transport.get(..4)?.chunks_exact(4), flow);
-    let is_control = next == protocol::TCP && {
-        let header = usize::from(transport.get(12)? >> 4) * 4;
-        transport.get(13)? & FIN_SYN_RST != 0 || transport.len() <= header
+    // Fragments other than the first one have no ports, so no fragment counts them.
+    let ports = packet.ports().filter(|_| !packet.is_fragment());
+    // Its key need not be secret: flows with equal hashes only keep their order.
+    let mut hasher = DefaultHasher::new();
+    (source, destination, packet.protocol(), ports).hash(&mut hasher);
+    let is_control = match packet.protocol() {
+        Some(protocol::TCP | protocol::UDP) if packet.is_fragment() => false,
+        Some(protocol::TCP) => {
+            packet.tcp_flags().is_none_or(|flags| flags & FIN_SYN_RST != 0)
+                || packet.payload().is_none_or(<[u8]>::is_empty)
+        }
+        Some(protocol::UDP) => ports.is_none(),
+        Some(_) => true,
+        // Behind extension headers that were not followed to their end there may be payload.
+        None => false,
     };
-    Some(FrameKind { flow, is_control, is_ordered: next == protocol::TCP })
-}
-
-fn be16(bytes: &[u8], offset: usize) -> Option<u16> {
-    Some(u16::from_be_bytes([*bytes.get(offset)?, *bytes.get(offset + 1)?]))
-}
-
-/// Mixes words into a hash. Its buckets need not resist an attacker: colliding flows only keep their order.
-fn hash<'a>(words: impl Iterator<Item = &'a [u8]>, seed: u32) -> u32 {
-    words.fold(seed, |hash, word| {
-        let word = word.iter().fold(0, |word, byte| word << 8 | u32::from(*byte));
-        let mixed = (u64::from(hash ^ word) + 0x9e37_79b9).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        (mixed >> 32) as u32 ^ mixed as u32
-    })
+    let is_ordered = packet.protocol() == Some(protocol::TCP) && ports.is_some();
+    // The lower half of the hash is as good as the whole.
+    FrameKind { flow: hasher.finish() as u32, is_control, is_ordered }
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame};
 use ginnel_stack::handle::PortId;
 use ginnel_stack::priority::{self, BEST_EFFORT, ClassScheduler, ClassSet};
 use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::FlowKey;
 use queues::{Queued, QueuedBurst, ReceiveQueues};
 
 /// Bursts that are taken from a device at a time. A device rarely holds more.
@@ -163,10 +164,11 @@ impl Priorities {
         handler: &mut H,
         dispatch: &mut EventDispatcher,
     ) {
-        match self
-            .queues
-            .push(port, frame, |bytes| core.stack.local().is_some_and(|s| s.wants_overtaking(bytes)))
-        {
+        let wants_overtaking = |bytes: &[u8]| {
+            let flow = FlowKey::of_frame(bytes);
+            flow.zip(core.stack.local()).is_some_and(|(flow, stack)| stack.is_unordered(&flow))
+        };
+        match self.queues.push(port, frame, wants_overtaking) {
             Queued::Waiting => core.stats.frames_queued += 1,
             Queued::Shed => core.stats.count_shed(frame.label.priority()),
             Queued::Refused { flow } => {
