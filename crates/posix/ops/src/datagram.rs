@@ -414,7 +414,7 @@ impl ProcessState {
         let socket = self.files.socket(file)?;
         socket.role = SocketRole::Udp(UdpSocket {
             conn,
-            bound,
+            port_locked: bound && address.port() != 0,
             peer: None,
             kernel_fd: kernel,
             shut_read: false,
@@ -441,16 +441,16 @@ impl ProcessState {
         Ok(())
     }
 
-    /// Implements `connect` with `AF_UNSPEC` (`__udp_disconnect`). A socket that was bound stays bound.
+    /// Implements `connect` with `AF_UNSPEC` (`__udp_disconnect`). A port that the program chose stays bound.
     fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
         let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Ok(()) };
-        if udp.peer.is_none() {
+        if udp.peer.is_none() && udp.port_locked {
             return Ok(());
         }
         let local = self.client.endpoints(udp.conn).map(|[local, _]| local);
         self.close_udp(file);
         let family = self.files.socket(file)?.family;
-        if let (true, Ok(local)) = (udp.bound, local) {
+        if let (true, Ok(local)) = (udp.port_locked, local) {
             let at = SocketAddr::new(local_ip(local, family), local.port());
             self.open_udp(file, at, true, udp.kernel_fd)?;
         }

@@ -111,8 +111,9 @@ pub(crate) enum SocketRole {
 pub(crate) struct UdpSocket {
     /// The handle of the channel socket.
     pub conn: Conn,
-    /// True if the program has bound the socket.
-    pub bound: bool,
+    /// True if the program has bound the socket to a port that it chose, or if a kernel socket has the port,
+    /// too. Any other port is released by a disconnect (`SOCK_BINDPORT_LOCK`).
+    pub port_locked: bool,
     /// The address to which the socket is connected.
     pub peer: Option<SocketAddr>,
     /// The descriptor if a kernel socket behind it serves the socket, too.

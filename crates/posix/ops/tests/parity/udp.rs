@@ -101,6 +101,17 @@ pub fn connected_sockets(w: &mut Fixture<'_>) {
     w.log("disconnect", w.b.connect(b, &unspecified));
     w.log("no peer after disconnect", w.b.getpeername(b));
     w.log("no destination after disconnect", w.b.send(b, b"x", 0));
+    // A port that the program chose stays, one that was chosen for it does not.
+    for chosen in [0, 7_321] {
+        let bound = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
+        w.log("bind", w.b.bind(bound, &w.at_b(chosen)));
+        w.log("connect a bound socket", w.b.connect(bound, &to));
+        w.log("disconnect a bound socket", w.b.connect(bound, &unspecified));
+        w.log("port after disconnect", port(&w.b.getsockname(bound).unwrap()));
+        w.log("disconnect again", w.b.connect(bound, &unspecified));
+        w.log("port after it", port(&w.b.getsockname(bound).unwrap()));
+        w.log("close", w.b.close(bound));
+    }
     w.log("connect again", w.b.connect(b, &to));
     w.log("third connect", w.b.connect(b, &to));
     w.log("shutdown", w.b.shutdown(b, libc::SHUT_WR));
