@@ -7,7 +7,7 @@ use ginnel_stack::error::RecvError;
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::UdpError;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// Bytes of a receive buffer that are delivered at a time; also the length of the longest datagram.
 const READ_BUFFER_BYTES: usize = 1 << 16;
@@ -21,12 +21,12 @@ pub(crate) struct EventDispatcher {
     /// Copy of the buffered bytes that are being delivered.
     read_buffer: Box<[u8; READ_BUFFER_BYTES]>,
     /// Connections whose peer sent FIN after bytes that the handler has not consumed yet.
-    pending_fins: HashSet<Conn>,
+    pending_fins: FxHashSet<Conn>,
 }
 
 impl EventDispatcher {
     pub(crate) fn new() -> Self {
-        Self { read_buffer: Box::new([0; READ_BUFFER_BYTES]), pending_fins: HashSet::new() }
+        Self { read_buffer: Box::new([0; READ_BUFFER_BYTES]), pending_fins: FxHashSet::default() }
     }
 
     /// Delivers all pending events, and up to [`FOLLOW_UP_EVENTS_MAX`] that are caused meanwhile, and returns

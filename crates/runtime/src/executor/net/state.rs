@@ -8,7 +8,7 @@ use crate::executor::waiters::Waiters;
 use core::net::SocketAddr;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,13 +60,15 @@ pub(in crate::executor) struct UdpState {
     pub(in crate::executor) waiters: Waiters,
 }
 
+/// Keeps the sockets of an executor. The engine assigns the keys of the maps, so their hash need not withstand
+/// chosen keys.
 pub(in crate::executor) struct NetState {
     pub(in crate::executor) sockets: Slab<TaskSocket>,
-    pub(super) closed_streams: HashMap<u32, ClosedStream>,
+    pub(super) closed_streams: FxHashMap<u32, ClosedStream>,
     pub(in crate::executor) listeners: Slab<ListenerState>,
-    pub(super) listener_numbers: HashMap<Listener, u32>,
+    pub(super) listener_numbers: FxHashMap<Listener, u32>,
     pub(in crate::executor) udp: Slab<UdpState>,
-    pub(super) udp_numbers: HashMap<UdpHandle, u32>,
+    pub(super) udp_numbers: FxHashMap<UdpHandle, u32>,
     /// Buffer for data that is passed to a buffer type that the engine cannot write to.
     #[cfg(feature = "hyper")]
     pub(super) bounce_buffer: Vec<u8>,
@@ -86,11 +88,11 @@ impl NetState {
     pub(in crate::executor) fn new() -> Self {
         Self {
             sockets: Slab::new(),
-            closed_streams: HashMap::new(),
+            closed_streams: FxHashMap::default(),
             listeners: Slab::new(),
-            listener_numbers: HashMap::new(),
+            listener_numbers: FxHashMap::default(),
             udp: Slab::new(),
-            udp_numbers: HashMap::new(),
+            udp_numbers: FxHashMap::default(),
             #[cfg(feature = "hyper")]
             bounce_buffer: Vec::new(),
             dropped: Vec::new(),
