@@ -60,8 +60,8 @@ pub(in crate::executor) struct UdpState {
     pub(in crate::executor) waiters: Waiters,
 }
 
-/// Keeps the sockets of an executor. The engine assigns the keys of the maps, so their hash need not withstand
-/// chosen keys.
+/// Keeps the sockets of an executor. The engine assigns the keys of the maps, so their hash need not
+/// withstand chosen keys.
 pub(in crate::executor) struct NetState {
     pub(in crate::executor) sockets: Slab<TaskSocket>,
     pub(super) closed_streams: FxHashMap<u32, ClosedStream>,
