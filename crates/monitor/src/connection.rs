@@ -1,0 +1,487 @@
+//! Follows one connection: orders its segments, finds its messages, and matches responses to requests.
+
+use crate::counters::MonitorCounters;
+use crate::distribution::Distribution;
+use crate::flow_table::{NONE, Tracking};
+use crate::frame::{ACK, FIN, SYN};
+use crate::framing::{Framing, LostFraming, MessageKind, REQUEST, RESPONSE};
+use crate::outstanding::{OutstandingRequest, OutstandingRequests};
+use crate::rules::Rules;
+use crate::streams::{EarlyResult, EarlySegment, StreamPool};
+use ginnel_stack::time::Instant;
+
+/// Flags of a connection. Those in arrays belong to one direction.
+pub(crate) mod flag {
+    /// The sequence number of the next byte is known.
+    pub(crate) const KNOWN: [u16; 2] = [1 << 0, 1 << 1];
+    /// It is unknown where the next message begins.
+    pub(crate) const LOST: [u16; 2] = [1 << 2, 1 << 3];
+    /// FIN and all bytes before it were seen.
+    pub(crate) const FIN: [u16; 2] = [1 << 4, 1 << 5];
+    /// That FIN was acknowledged.
+    pub(crate) const FIN_ACKED: [u16; 2] = [1 << 6, 1 << 7];
+    /// Earlier requests may be outstanding that were not seen.
+    pub(crate) const MIDSTREAM: u16 = 1 << 8;
+    /// The connection is not examined any more.
+    pub(crate) const GIVEN_UP: u16 = 1 << 9;
+    /// The newest outstanding request is not complete.
+    pub(crate) const OPEN_REQUEST: u16 = 1 << 10;
+}
+
+/// Failures to find a message after which a connection is given up. A complete message resets their number.
+const FAILURES_MAX: u8 = 32;
+/// A sequence number that is further away than the largest window (RFC 7323 §2.3 allows 1 GiB, Linux uses at
+/// most 32 MiB unless configured) belongs to another connection with the same ports.
+const DISTANCE_MAX: u32 = 1 << 27;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Matching {
+    pub(crate) rules: Rules,
+    pub(crate) outstanding: OutstandingRequests,
+    pub(crate) streams: StreamPool,
+    pub(crate) counters: MonitorCounters,
+    /// Latencies of the current interval: low, high.
+    pub(crate) latencies: [Distribution; 2],
+}
+
+/// A segment on its way through [`Connection`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival<'a> {
+    pub(crate) now: Instant,
+    pub(crate) direction: usize,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: u8,
+    /// The captured beginning of the payload.
+    pub(crate) bytes: &'a [u8],
+    /// Length of the payload.
+    pub(crate) len: u32,
+}
+
+/// A connection, and what it shares with the others.
+pub(crate) struct Connection<'a> {
+    pub(crate) tracking: &'a mut Tracking,
+    pub(crate) matching: &'a mut Matching,
+}
+
+impl Connection<'_> {
+    fn has(&self, flag: u16) -> bool {
+        self.tracking.flags & flag != 0
+    }
+
+    fn set(&mut self, flag: u16) {
+        self.tracking.flags |= flag;
+    }
+
+    fn clear(&mut self, flag: u16) {
+        self.tracking.flags &= !flag;
+    }
+
+    /// Handles a segment without RST. Returns true if the connection has ended.
+    #[inline]
+    pub(crate) fn receive(&mut self, arrival: &Arrival<'_>) -> bool {
+        let Arrival { direction, ack, flags, .. } = *arrival;
+        let other = 1 - direction;
+        let mut arrival = *arrival;
+        if flags & SYN != 0 {
+            self.receive_syn(&arrival);
+            arrival.seq = arrival.seq.wrapping_add(1);
+        }
+        if self.has(flag::GIVEN_UP) {
+            if flags & FIN != 0 {
+                self.set(flag::FIN[direction]);
+            }
+            return self.has(flag::FIN[REQUEST]) && self.has(flag::FIN[RESPONSE]);
+        }
+        if flags & ACK != 0 {
+            self.receive_ack(other, &arrival);
+        }
+        if arrival.len > 0 || flags & FIN != 0 {
+            self.receive_data(&arrival);
+        }
+        if self.tracking.streams != NONE {
+            self.matching.streams.release_if_idle(&mut self.tracking.streams);
+        }
+        if flags & ACK != 0 && self.has(flag::FIN[other]) && ack == self.tracking.next[other] {
+            self.set(flag::FIN_ACKED[other]);
+        }
+        self.has(flag::FIN_ACKED[REQUEST]) && self.has(flag::FIN_ACKED[RESPONSE])
+    }
+
+    /// Takes the sequence numbers of a new connection from its SYN or SYN-ACK.
+    #[cold]
+    fn receive_syn(&mut self, arrival: &Arrival<'_>) {
+        let (direction, first) = (arrival.direction, arrival.seq.wrapping_add(1));
+        let is_known = self.has(flag::KNOWN[direction]);
+        if is_known && self.tracking.next[direction] == first {
+            return;
+        }
+        if is_known {
+            // The ports are used again.
+            self.end();
+            self.matching.counters.connections_ended += 1;
+            self.matching.counters.connections_seen += 1;
+            self.tracking.flags = 0;
+            self.tracking.failures = 0;
+        }
+        self.tracking.next[direction] = first;
+        self.set(flag::KNOWN[direction]);
+        self.clear(flag::LOST[direction] | flag::MIDSTREAM);
+        if direction == RESPONSE && arrival.flags & ACK != 0 && !self.has(flag::KNOWN[REQUEST]) {
+            self.tracking.next[REQUEST] = arrival.ack;
+            self.set(flag::KNOWN[REQUEST]);
+            self.clear(flag::LOST[REQUEST]);
+        }
+    }
+
+    /// Goes on after a gap that the receiver does not have: its bytes were not captured.
+    #[inline]
+    fn receive_ack(&mut self, acknowledged: usize, arrival: &Arrival<'_>) {
+        if self.tracking.streams == NONE {
+            return;
+        }
+        while let Some(first) = self.matching.streams.first_early(self.tracking.streams, acknowledged)
+            && is_at_or_after(arrival.ack, first)
+        {
+            self.skip_gap(acknowledged, arrival.now, arrival.seq);
+        }
+    }
+
+    /// Orders the bytes of a segment.
+    #[inline]
+    fn receive_data(&mut self, arrival: &Arrival<'_>) {
+        let direction = arrival.direction;
+        if !self.has(flag::KNOWN[direction]) {
+            self.tracking.next[direction] = arrival.seq;
+            self.set(flag::KNOWN[direction]);
+        }
+        if arrival.seq != self.tracking.next[direction] && !self.receive_unexpected(arrival) {
+            return;
+        }
+        self.examine_new(arrival);
+        if self.tracking.streams != NONE {
+            self.examine_early(direction, arrival.now, arrival.ack);
+        }
+    }
+
+    /// Handles a segment that does not begin with the next byte. Returns true if it has the next byte.
+    #[cold]
+    fn receive_unexpected(&mut self, arrival: &Arrival<'_>) -> bool {
+        let &Arrival { direction, seq, len, .. } = arrival;
+        let next = self.tracking.next[direction];
+        // The distance as a signed number, modulo 2^32.
+        let distance = seq.wrapping_sub(next) as i32;
+        if distance.unsigned_abs() > DISTANCE_MAX {
+            self.lose_framing(direction);
+            self.matching.streams.release(&mut self.tracking.streams);
+            self.tracking.next[direction] = seq;
+            return !self.has(flag::GIVEN_UP);
+        }
+        if distance < 0 {
+            let counters = &mut self.matching.counters;
+            // One byte before the next one is a keep-alive probe (RFC 9293 §3.8.4).
+            if len > 1 || len == 1 && distance != -1 {
+                match direction {
+                    REQUEST => counters.request_retransmissions += 1,
+                    _ => counters.response_retransmissions += 1,
+                }
+            }
+            let end = seq.wrapping_add(len + u32::from(arrival.flags & FIN != 0));
+            return end != next && is_at_or_after(end, next);
+        }
+        self.matching.counters.early_segments += 1;
+        let is_fin = arrival.flags & FIN != 0;
+        loop {
+            let segment = EarlySegment { seq, len, is_fin, bytes: arrival.bytes.to_vec() };
+            let next = self.tracking.next[direction];
+            match self.matching.streams.keep_early(&mut self.tracking.streams, direction, next, segment) {
+                EarlyResult::Kept => return false,
+                EarlyResult::Known => {
+                    match direction {
+                        REQUEST => self.matching.counters.request_retransmissions += 1,
+                        _ => self.matching.counters.response_retransmissions += 1,
+                    }
+                    return false;
+                }
+                EarlyResult::Full => {
+                    let first = self.matching.streams.first_early(self.tracking.streams, direction);
+                    match first.filter(|first| !is_at_or_after(*first, seq)) {
+                        Some(_) => self.skip_gap(direction, arrival.now, arrival.ack),
+                        // The bytes up to this segment are missing.
+                        None => {
+                            self.skip_bytes(direction, seq.wrapping_sub(next), arrival.now, arrival.ack);
+                            return !self.has(flag::GIVEN_UP);
+                        }
+                    }
+                    if self.has(flag::GIVEN_UP) {
+                        return false;
+                    }
+                    if is_at_or_after(self.tracking.next[direction], seq) {
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Examines the bytes of a segment from the next one on. The segment begins with it or before it.
+    #[inline]
+    fn examine_new(&mut self, arrival: &Arrival<'_>) {
+        let &Arrival { now, direction, seq, ack, flags, bytes, len } = arrival;
+        // The bytes that were seen before.
+        let old = self.tracking.next[direction].wrapping_sub(seq).min(len);
+        let (bytes, len) = (bytes.get(old as usize..).unwrap_or(&[]), len - old);
+        if len > 0 {
+            self.examine(direction, now, ack, bytes, len);
+            self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(len);
+        }
+        if flags & FIN != 0 && !self.has(flag::FIN[direction]) {
+            self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(1);
+            self.set(flag::FIN[direction]);
+            self.end_direction(direction, now, ack);
+        }
+    }
+
+    /// Examines early segments that have become the next ones.
+    fn examine_early(&mut self, direction: usize, now: Instant, ack: u32) {
+        while let Some(first) = self.matching.streams.first_early(self.tracking.streams, direction)
+            && is_at_or_after(self.tracking.next[direction], first)
+            && let Some(segment) = self.matching.streams.take_early(self.tracking.streams, direction)
+        {
+            let EarlySegment { seq, len, is_fin, bytes } = segment;
+            let end = seq.wrapping_add(len + u32::from(is_fin));
+            if end != self.tracking.next[direction] && is_at_or_after(end, self.tracking.next[direction]) {
+                let flags = if is_fin { FIN } else { 0 };
+                self.examine_new(&Arrival { now, direction, seq, ack, flags, bytes: &bytes, len });
+            }
+        }
+    }
+
+    /// Skips the gap before the first early segment.
+    fn skip_gap(&mut self, direction: usize, now: Instant, ack: u32) {
+        let Some(first) = self.matching.streams.first_early(self.tracking.streams, direction) else { return };
+        let gap = first.wrapping_sub(self.tracking.next[direction]);
+        if gap <= DISTANCE_MAX {
+            self.skip_bytes(direction, gap, now, ack);
+        }
+        self.examine_early(direction, now, ack);
+    }
+
+    /// Skips bytes that were not captured.
+    fn skip_bytes(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
+        self.matching.counters.missed_bytes += u64::from(len);
+        if !self.has(flag::LOST[direction]) {
+            self.skip_in_message(direction, len, now, ack);
+        }
+        self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(len);
+    }
+
+    /// Skips bytes of the current message.
+    fn skip_in_message(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
+        let framing = &mut self.matching.streams.of(&mut self.tracking.streams).framing[direction];
+        let kind = framing.kind();
+        match framing.skip(len.into()) {
+            Ok(false) => {}
+            Ok(true) => {
+                let end = self.tracking.next[direction].wrapping_add(len);
+                self.complete(kind, now, end, ack);
+            }
+            Err(LostFraming) => self.lose_framing(direction),
+        }
+    }
+
+    /// Finds the messages in the next bytes, `len` of which `bytes` were captured.
+    #[inline]
+    fn examine(&mut self, direction: usize, now: Instant, ack: u32, bytes: &[u8], len: u32) {
+        let rule = usize::from(self.tracking.rule);
+        if self.has(flag::LOST[direction]) {
+            if !self.matching.rules.protocols[rule].may_begin(direction, bytes, len) {
+                self.matching.counters.segments_skipped += 1;
+                return self.count_failure();
+            }
+            self.clear(flag::LOST[direction]);
+        }
+        let mut framing = match self.matching.streams.get(self.tracking.streams) {
+            None => Framing::default(),
+            Some(_) => self.take_framing(direction),
+        };
+        let first = self.tracking.next[direction];
+        let mut used = 0;
+        while used < bytes.len() {
+            let without_body = direction == RESPONSE
+                && self.matching.rules.protocols[rule].has_requests_without_body()
+                && self.oldest_has_no_body();
+            let protocol = &self.matching.rules.protocols[rule];
+            let Ok(step) = framing.advance(protocol, direction, &bytes[used..], without_body) else {
+                self.lose_framing(direction);
+                return;
+            };
+            used += step.used;
+            let at = first.wrapping_add(used as u32);
+            if step.has_begun {
+                self.begin(framing.kind(), now, at, step.is_complete);
+            }
+            if step.is_complete {
+                self.tracking.failures = 0;
+                self.complete(framing.kind(), now, at, ack);
+            }
+            if self.has(flag::GIVEN_UP) {
+                return;
+            }
+        }
+        if self.tracking.streams != NONE || !framing.is_at_start() {
+            self.matching.streams.of(&mut self.tracking.streams).framing[direction] = framing;
+        }
+        if bytes.len() < len as usize {
+            // The rest of the segment was not captured.
+            let missing = len - bytes.len() as u32;
+            self.tracking.next[direction] = first.wrapping_add(bytes.len() as u32);
+            self.skip_in_message(direction, missing, now, ack);
+            self.tracking.next[direction] = first;
+        }
+    }
+
+    fn take_framing(&mut self, direction: usize) -> Framing {
+        core::mem::take(&mut self.matching.streams.of(&mut self.tracking.streams).framing[direction])
+    }
+
+    fn oldest_has_no_body(&self) -> bool {
+        self.matching.outstanding.oldest(self.tracking.outstanding).is_some_and(|oldest| oldest.without_body)
+    }
+
+    /// Handles the head of a message. A response may come before the rest of its request.
+    #[inline]
+    fn begin(&mut self, kind: MessageKind, now: Instant, at: u32, is_complete: bool) {
+        match kind {
+            MessageKind::Request { is_high, without_body } => {
+                let counters = &mut self.matching.counters;
+                counters.requests += 1;
+                counters.requests_high += u64::from(is_high);
+                let request = OutstandingRequest { at: now, end: at, is_high, without_body };
+                if !self.matching.outstanding.push(&mut self.tracking.outstanding, &request) {
+                    self.matching.counters.abandoned += 1;
+                    return self.give_up();
+                }
+                if !is_complete {
+                    self.set(flag::OPEN_REQUEST);
+                }
+            }
+            MessageKind::OneWay { .. } => self.matching.counters.one_way += 1,
+            MessageKind::Response | MessageKind::Unsolicited | MessageKind::LastResponse => {}
+        }
+    }
+
+    /// Handles the end of a message.
+    #[inline]
+    fn complete(&mut self, kind: MessageKind, now: Instant, at: u32, ack: u32) {
+        match kind {
+            MessageKind::Request { .. } => {
+                if self.has(flag::OPEN_REQUEST) {
+                    self.clear(flag::OPEN_REQUEST);
+                    let newest = self.tracking.outstanding;
+                    if let Some(request) = self.matching.outstanding.newest(newest) {
+                        let request = OutstandingRequest { at: now, end: at, ..request };
+                        self.matching.outstanding.update_newest(newest, &request);
+                    }
+                }
+            }
+            MessageKind::Response => self.match_response(now, ack),
+            MessageKind::LastResponse => {
+                self.match_response(now, ack);
+                self.give_up();
+            }
+            MessageKind::OneWay { .. } | MessageKind::Unsolicited => {}
+        }
+    }
+
+    /// Matches a response to the oldest request.
+    #[inline]
+    fn match_response(&mut self, now: Instant, ack: u32) {
+        let queue = self.tracking.outstanding;
+        let Matching { outstanding, counters, latencies, rules, .. } = &mut *self.matching;
+        // A server answers what it has received. So a response that does not acknowledge a request answers an
+        // earlier one, which was not seen.
+        let is_midstream = self.tracking.flags & flag::MIDSTREAM != 0;
+        let oldest = outstanding.oldest(queue);
+        let Some(request) = oldest.filter(|oldest| !is_midstream || is_at_or_after(ack, oldest.end)) else {
+            counters.responses_unmatched += 1;
+            return;
+        };
+        if rules.protocols[usize::from(self.tracking.rule)].may_overtake() {
+            let newest = outstanding.newest(queue);
+            counters.responses_ambiguous +=
+                u64::from(newest.is_some_and(|newest| newest.is_high != request.is_high));
+        }
+        outstanding.pop(&mut self.tracking.outstanding);
+        if self.tracking.outstanding == NONE {
+            self.tracking.flags &= !flag::OPEN_REQUEST;
+        }
+        counters.responses += 1;
+        counters.responses_high += u64::from(request.is_high);
+        latencies[usize::from(request.is_high)].record(request.at, now);
+    }
+
+    /// Handles FIN after all bytes of a direction.
+    fn end_direction(&mut self, direction: usize, now: Instant, ack: u32) {
+        if self.tracking.streams != NONE {
+            let framing = &mut self.matching.streams.of(&mut self.tracking.streams).framing[direction];
+            let kind = framing.kind();
+            if framing.end() && !self.has(flag::LOST[direction]) {
+                self.complete(kind, now, self.tracking.next[direction], ack);
+            }
+        }
+        if direction == RESPONSE {
+            // No response can follow.
+            self.clear(flag::OPEN_REQUEST);
+            let unanswered = self.matching.outstanding.clear(&mut self.tracking.outstanding);
+            self.matching.counters.unanswered += unanswered;
+        }
+    }
+
+    /// Gives up the place in a stream. A message is looked for at the beginning of the next segments.
+    #[cold]
+    fn lose_framing(&mut self, direction: usize) {
+        self.matching.counters.framing_lost += 1;
+        if self.tracking.streams != NONE {
+            self.take_framing(direction);
+        }
+        self.set(flag::LOST[direction] | flag::MIDSTREAM);
+        self.clear(flag::OPEN_REQUEST);
+        let abandoned = self.matching.outstanding.clear(&mut self.tracking.outstanding);
+        self.matching.counters.abandoned += abandoned;
+        self.count_failure();
+    }
+
+    fn count_failure(&mut self) {
+        self.tracking.failures += 1;
+        if self.tracking.failures >= FAILURES_MAX {
+            self.give_up();
+        }
+    }
+
+    /// Stops to examine the connection.
+    #[cold]
+    fn give_up(&mut self) {
+        self.set(flag::GIVEN_UP);
+        self.tracking.failures = 0;
+        self.matching.counters.connections_given_up += 1;
+        let abandoned = self.matching.outstanding.clear(&mut self.tracking.outstanding);
+        self.matching.counters.abandoned += abandoned;
+        self.matching.streams.release(&mut self.tracking.streams);
+    }
+
+    /// Releases what the connection borrows. Its outstanding requests stay without response.
+    pub(crate) fn end(&mut self) {
+        let unanswered = self.matching.outstanding.clear(&mut self.tracking.outstanding);
+        self.matching.counters.unanswered += unanswered;
+        self.matching.streams.release(&mut self.tracking.streams);
+    }
+}
+
+/// Returns whether a sequence number is `other` or after it, modulo 2^32.
+#[inline(always)]
+fn is_at_or_after(seq: u32, other: u32) -> bool {
+    // The distance as a signed number.
+    seq.wrapping_sub(other) as i32 >= 0
+}

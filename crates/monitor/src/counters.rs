@@ -1,0 +1,85 @@
+//! The counters of the monitor.
+
+use serde::Serialize;
+
+/// Defines the counters, and the difference of two samples.
+macro_rules! counters {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {
+        /// Counters. They never decrease.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct MonitorCounters {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+
+        impl MonitorCounters {
+            /// Returns what was counted since `earlier`.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name - earlier.$name,)+ }
+            }
+
+            /// Calls `visit` with the name and the value of each counter.
+            pub fn visit(&self, visit: &mut dyn FnMut(&'static str, u64)) {
+                $(visit(stringify!($name), self.$name);)+
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets examined.
+    packets,
+    /// Their bytes, as far as they were captured.
+    bytes,
+    /// Packets that are not TCP, or fragments.
+    other_packets,
+    /// TCP segments between ports without a rule.
+    unmonitored_packets,
+    /// Packets whose headers contradict themselves, or that were cut off within them.
+    malformed_packets,
+    /// Segments of unknown connections that begin nothing: late acknowledgements and resets.
+    stray_packets,
+    /// Segments of connections that are not tracked because there are too many.
+    untracked_packets,
+    /// Connections of which a first segment was seen.
+    connections_seen,
+    /// Connections of these that were seen from their middle on.
+    connections_midstream,
+    /// Connections that ended: by FIN of both sides or RST, or because their ports were used again.
+    connections_ended,
+    /// Connections that were forgotten because no packet was seen for too long.
+    connections_idle,
+    /// Connections that are not examined any more because their bytes are not those of the protocol.
+    connections_given_up,
+    /// Requests, those of high priority included.
+    requests,
+    /// Requests of high priority.
+    requests_high,
+    /// Messages that need no response, such as heartbeats.
+    one_way,
+    /// Responses that were matched to their requests.
+    responses,
+    /// Responses of these to requests of high priority.
+    responses_high,
+    /// Responses whose requests were not seen.
+    responses_unmatched,
+    /// Responses of `responses` that arrived while requests of both priorities were outstanding on their
+    /// connection, whose server may answer them in another order.
+    responses_ambiguous,
+    /// Requests that got no response before their connection ended.
+    unanswered,
+    /// Requests whose responses could not be found because bytes were missing or were nonsense.
+    abandoned,
+    /// Segments with bytes of requests that were seen before.
+    request_retransmissions,
+    /// Segments with bytes of responses that were seen before.
+    response_retransmissions,
+    /// Segments that arrived before earlier ones.
+    early_segments,
+    /// Bytes that the receiver has acknowledged and that were not captured.
+    missed_bytes,
+    /// How often the beginning of the next message became unknown.
+    framing_lost,
+    /// Segments that were skipped because no message begins with them, after the framing was lost.
+    segments_skipped,
+}

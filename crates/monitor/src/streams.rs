@@ -1,0 +1,141 @@
+//! What connections need only now and then: a message of which a part was seen, and segments that arrived
+//! before earlier ones. Connections borrow a record for that from a pool.
+
+use crate::flow_table::NONE;
+use crate::framing::Framing;
+
+/// Segments that wait for earlier ones in one direction of a connection.
+// limit: early segments of a monitored stream
+const EARLY_SEGMENTS_MAX: usize = 64;
+
+/// A segment that arrived before earlier ones.
+#[derive(Debug)]
+pub(crate) struct EarlySegment {
+    pub(crate) seq: u32,
+    pub(crate) len: u32,
+    pub(crate) is_fin: bool,
+    /// The captured beginning of the payload.
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The streams of both directions of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) framing: [Framing; 2],
+    /// Ordered by sequence number.
+    pub(crate) early: [Vec<EarlySegment>; 2],
+}
+
+impl Streams {
+    fn is_idle(&self) -> bool {
+        self.framing.iter().all(Framing::is_at_start) && self.early.iter().all(Vec::is_empty)
+    }
+}
+
+/// The records of all connections.
+#[derive(Debug)]
+pub(crate) struct StreamPool {
+    records: Vec<Streams>,
+    free: Vec<u32>,
+    /// Payload bytes of early segments, and their limit.
+    early_bytes: usize,
+    early_bytes_max: usize,
+}
+
+/// Result of [`StreamPool::keep_early`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EarlyResult {
+    /// The segment was kept.
+    Kept,
+    /// A segment with these bytes had been kept already.
+    Known,
+    /// There is no room.
+    Full,
+}
+
+impl StreamPool {
+    pub(crate) fn new(early_bytes_max: usize) -> Self {
+        Self { records: Vec::new(), free: Vec::new(), early_bytes: 0, early_bytes_max }
+    }
+
+    /// Returns the record of a connection, which gets one if it has none.
+    pub(crate) fn of(&mut self, index: &mut u32) -> &mut Streams {
+        if *index == NONE {
+            *index = self.free.pop().unwrap_or_else(|| {
+                self.records.push(Streams::default());
+                self.records.len() as u32 - 1
+            });
+        }
+        &mut self.records[*index as usize]
+    }
+
+    /// Returns the record of a connection if it has one.
+    pub(crate) fn get(&self, index: u32) -> Option<&Streams> {
+        self.records.get(index as usize)
+    }
+
+    /// Takes the record back if the connection does not need it any more.
+    pub(crate) fn release_if_idle(&mut self, index: &mut u32) {
+        if self.get(*index).is_some_and(Streams::is_idle) {
+            self.free.push(core::mem::replace(index, NONE));
+        }
+    }
+
+    /// Takes the record back.
+    pub(crate) fn release(&mut self, index: &mut u32) {
+        let Some(record) = self.records.get_mut(*index as usize) else { return };
+        record.framing.iter_mut().for_each(Framing::reset);
+        for segments in &mut record.early {
+            self.early_bytes -= segments.drain(..).map(|segment| segment.bytes.len()).sum::<usize>();
+        }
+        self.free.push(core::mem::replace(index, NONE));
+    }
+
+    /// Keeps a segment that begins after `next`, the sequence number of the next byte.
+    pub(crate) fn keep_early(
+        &mut self,
+        index: &mut u32,
+        direction: usize,
+        next: u32,
+        segment: EarlySegment,
+    ) -> EarlyResult {
+        let has_room = self.early_bytes + segment.bytes.len() <= self.early_bytes_max;
+        let bytes = segment.bytes.len();
+        let segments = &mut self.of(index).early[direction];
+        let distance = |seq: u32| seq.wrapping_sub(next);
+        let at = segments.partition_point(|other| distance(other.seq) < distance(segment.seq));
+        if let Some(same) = segments.get(at).filter(|other| other.seq == segment.seq)
+            && same.len >= segment.len
+        {
+            return EarlyResult::Known;
+        }
+        if segments.len() >= EARLY_SEGMENTS_MAX || !has_room {
+            return EarlyResult::Full;
+        }
+        segments.insert(at, segment);
+        self.early_bytes += bytes;
+        EarlyResult::Kept
+    }
+
+    /// Returns the sequence number of the first early segment of a direction.
+    pub(crate) fn first_early(&self, index: u32, direction: usize) -> Option<u32> {
+        self.get(index)?.early[direction].first().map(|segment| segment.seq)
+    }
+
+    /// Removes the first early segment of a direction.
+    pub(crate) fn take_early(&mut self, index: u32, direction: usize) -> Option<EarlySegment> {
+        let segments = &mut self.records.get_mut(index as usize)?.early[direction];
+        if segments.is_empty() {
+            return None;
+        }
+        let first = segments.remove(0);
+        self.early_bytes -= first.bytes.len();
+        Some(first)
+    }
+
+    /// Returns the number of records in use.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> usize {
+        self.records.len() - self.free.len()
+    }
+}
