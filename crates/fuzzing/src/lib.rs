@@ -9,6 +9,7 @@ pub mod inputs;
 pub mod link_spec;
 pub mod matcher;
 pub mod memif;
+pub mod monitor;
 pub mod reassembly;
 pub mod tcp_options;
 
@@ -23,7 +24,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
     Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },
     Target { name: "ip_reassembly", run: reassembly::run, seeds: reassembly::seeds },
@@ -33,4 +34,5 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "link_spec", run: link_spec::run, seeds: link_spec::seeds },
     Target { name: "matcher", run: matcher::run, seeds: matcher::seeds },
     Target { name: "memif", run: |data| _ = memif::run(data), seeds: memif::seeds },
+    Target { name: "monitor", run: monitor::run, seeds: monitor::seeds },
 ];

@@ -75,6 +75,11 @@ fn random_memif_peers() {
 }
 
 #[test]
+fn random_segments_and_captures() {
+    target("monitor", 5000);
+}
+
+#[test]
 #[ignore = "long: many seeds of every target; part of `make suites`"]
 fn random_inputs_for_long() {
     for target in &TARGETS {

@@ -18,7 +18,7 @@ pub const QUANTILES: [f64; 14] =
 #[derive(Clone, Debug)]
 pub struct Distribution {
     latency: Latency,
-    /// Latencies by 0.1 ms.
+    /// Latencies by 0.1 ms, up to a power of two of bins after the longest one.
     sketch: Vec<u64>,
     count: u64,
     sum_nanos: u128,
@@ -30,7 +30,7 @@ impl Default for Distribution {
     fn default() -> Self {
         Self {
             latency: Latency::default(),
-            sketch: vec![0; SKETCH_BINS],
+            sketch: Vec::new(),
             count: 0,
             sum_nanos: 0,
             min_nanos: u64::MAX,
@@ -45,17 +45,30 @@ impl Distribution {
     pub fn record(&mut self, from: Instant, to: Instant) {
         self.latency.record(from, to);
         let nanos = to.as_nanos().saturating_sub(from.as_nanos());
-        // Cannot be out of bounds: the index is limited to the last bin.
-        self.sketch[((nanos / SKETCH_BIN_NANOS) as usize).min(SKETCH_BINS - 1)] += 1;
+        let bin = ((nanos / SKETCH_BIN_NANOS) as usize).min(SKETCH_BINS - 1);
+        match self.sketch.get_mut(bin) {
+            Some(count) => *count += 1,
+            None => self.add_bins(bin),
+        }
         self.count += 1;
         self.sum_nanos += u128::from(nanos);
         self.min_nanos = self.min_nanos.min(nanos);
         self.max_nanos = self.max_nanos.max(nanos);
     }
 
+    /// Records a latency that is longer than the others.
+    #[cold]
+    fn add_bins(&mut self, bin: usize) {
+        self.sketch.resize((bin + 1).next_power_of_two(), 0);
+        self.sketch[bin] = 1;
+    }
+
     /// Adds the latencies of another distribution.
     pub fn add(&mut self, other: &Self) {
         self.latency.add(&other.latency);
+        if self.sketch.len() < other.sketch.len() {
+            self.sketch.resize(other.sketch.len(), 0);
+        }
         self.sketch.iter_mut().zip(&other.sketch).for_each(|(mine, theirs)| *mine += theirs);
         self.count += other.count;
         self.sum_nanos += other.sum_nanos;

@@ -9,6 +9,7 @@ pub mod instructions;
 mod kernel;
 mod loss;
 mod memif;
+mod monitor;
 mod placement;
 mod priority;
 mod server_programs;
@@ -204,6 +205,12 @@ pub const ALL: &[Bench] = &[
         about: "percent of a core that ginnel httpd uses while a million connections are open and idle",
         needs: Needs::Nothing,
         run: idle_cpu::run,
+    },
+    Bench {
+        name: "monitor-rate",
+        about: "packets/s that ginnel monitor examines on one core, with a million connections",
+        needs: Needs::Machine,
+        run: monitor::rate,
     },
     Bench {
         name: "instructions",

@@ -7,6 +7,7 @@ mod demo;
 mod iot;
 mod load;
 mod log;
+mod monitor;
 mod run;
 mod serve;
 mod ss;
@@ -38,6 +39,8 @@ pub enum Command {
     /// Generate load for a server and measure its throughput and latency
     #[command(subcommand)]
     Load(load::LoadCommand),
+    /// Measure how long servers take to answer, from their traffic alone (QStack's HCMonitor)
+    Monitor(monitor::MonitorOptions),
     /// Compare a server program on Ginnel and on the kernel
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -77,6 +80,7 @@ impl Command {
             Self::Down(options) => up::down(&options),
             Self::Check(options) => check::run(&options),
             Self::Load(command) => command.run(),
+            Self::Monitor(options) => monitor::run(&options),
             Self::Bench(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),

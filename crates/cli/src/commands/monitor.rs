@@ -1,0 +1,154 @@
+//! `ginnel monitor`: measures how long servers take to answer, from their traffic alone.
+
+mod output;
+mod protocol;
+
+use crate::failure::Failure;
+use crate::signals;
+use clap::Args;
+use core::time::Duration;
+use ginnel::StopFlag;
+use ginnel_apps::units::parse_duration;
+use ginnel_monitor::engine::{Engine, EngineConfig};
+use ginnel_monitor::session::Session;
+use ginnel_monitor::sources::capture_file::CaptureFile;
+use ginnel_monitor::sources::interface::Interface;
+use ginnel_monitor::sources::{PacketSource, SourceError, SourceState};
+use output::Output;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// How long to wait for packets before the clock is looked at.
+const WAIT: Duration = Duration::from_millis(20);
+/// Interval of reports from a live source unless stated otherwise.
+const LIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Options of `ginnel monitor`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Formats and definitions: docs/monitor.md")]
+pub struct MonitorOptions {
+    /// Read a capture, pcap or pcapng; "-" is standard input.
+    #[arg(long, short, value_name = "FILE", help_heading = "Source", conflicts_with = "interface")]
+    read: Option<PathBuf>,
+
+    /// Listen at an interface of the kernel, in both directions. Needs CAP_NET_RAW.
+    #[arg(long, short, value_name = "INTERFACE", help_heading = "Source")]
+    interface: Option<String>,
+
+    #[command(flatten)]
+    protocol: protocol::ProtocolOptions,
+
+    /// Report every SECONDS. Default: 10s from a live source; only the total of a capture.
+    #[arg(long, value_name = "SECONDS", value_parser = interval)]
+    interval: Option<Duration>,
+
+    /// Stop after SECONDS. Default: at the end of the source, or at Ctrl-C.
+    #[arg(long, short, value_name = "SECONDS", value_parser = parse_duration)]
+    duration: Option<Duration>,
+
+    /// Print JSON: a line for each interval and one for the total.
+    #[arg(long)]
+    json: bool,
+
+    /// Write cdf.txt, sketch.txt and cdf.svg into this directory.
+    #[arg(long, short, value_name = "DIRECTORY")]
+    output: Option<PathBuf>,
+
+    /// Most connections to follow. One over IPv4 takes at most 64 bytes while it is idle.
+    #[arg(long, value_name = "N", default_value_t = 16_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    connections_max: u32,
+
+    /// Forget connections without packets for this time.
+    #[arg(long, value_name = "SECONDS", default_value = "1h", value_parser = parse_duration)]
+    idle_timeout: Duration,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    let is_valid = (Duration::from_millis(10)..=Duration::from_secs(86_400)).contains(&interval);
+    if is_valid { Ok(interval) } else { Err("not 10ms to 24h".into()) }
+}
+
+/// Runs the monitor.
+pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
+    let rules = options.protocol.rules()?;
+    let config = EngineConfig {
+        connections_max: options.connections_max as usize,
+        idle_timeout: options.idle_timeout,
+        // Keyed at random, once for each process.
+        seed: RandomState::new().build_hasher().finish(),
+        ..EngineConfig::new(rules)
+    };
+    let engine = Engine::new(&config).map_err(Failure::usage)?;
+    let (name, mut source) = open_source(options)?;
+    let interval = match source.now() {
+        Some(_) => Some(options.interval.unwrap_or(LIVE_INTERVAL)),
+        None => options.interval,
+    };
+    let mut output = Output::new(&name, options.json, options.output.as_deref())?;
+    let stop = signals::stop_on_signal()?;
+    let mut session = Session::new(engine, interval);
+    let result = measure(&mut session, &mut *source, &mut output, &stop, options.duration);
+    let lost = source.lost();
+    let total = session.finish(lost, &mut |interval| output.interval(interval));
+    output.total(&total, session.total())?;
+    result.map_err(|e| {
+        let packets = total.counters.packets;
+        Failure::running(format!("{name}: {e}; the report covers the {packets} packets before that"))
+    })
+}
+
+/// Passes packets from the source to the session until the source ends, a signal, or the end of `duration`.
+fn measure(
+    session: &mut Session,
+    source: &mut dyn PacketSource,
+    output: &mut Output,
+    stop: &StopFlag,
+    duration: Option<Duration>,
+) -> Result<(), SourceError> {
+    let started = Instant::now();
+    let mut lost = 0;
+    while !stop.is_set()
+        && duration.is_none_or(|duration| started.elapsed() < duration)
+        && !output.is_closed()
+    {
+        let state = source.poll(&mut |link, packets| {
+            session.process(link, packets, lost, &mut |interval| output.interval(interval));
+        })?;
+        match state {
+            SourceState::More => {}
+            SourceState::End => break,
+            SourceState::Idle => {
+                lost = source.lost();
+                if let Some(now) = source.now() {
+                    session.advance(now, lost, &mut |interval| output.interval(interval));
+                }
+                source.wait(WAIT)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens the source, and returns its name for messages.
+fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource>), Failure> {
+    if let Some(interface) = &options.interface {
+        let source = Interface::open(interface).map_err(|e| Failure::running(e.to_string()))?;
+        return Ok((format!("interface {interface}"), Box::new(source)));
+    }
+    let Some(path) = &options.read else {
+        return Err(Failure::usage("a source is missing: --read FILE or --interface INTERFACE"));
+    };
+    let is_stdin = path.as_os_str() == "-";
+    let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
+    let failed = |e: SourceError| Failure::running(format!("{name}: {e}"));
+    let input: Box<dyn Read> = match is_stdin {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path).map_err(|e| failed(e.into()))?),
+    };
+    let source = CaptureFile::open(input).map_err(failed)?;
+    Ok((name, Box::new(source)))
+}

@@ -1,0 +1,235 @@
+//! `ginnel monitor` with captures and an interface.
+
+use ginnel_monitor::frame::{ACK, SYN};
+use ginnel_monitor::scripted::{Side, segment};
+use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::skip;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab";
+
+fn monitor(arguments: &[&str]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_ginnel")).arg("monitor").args(arguments).output();
+    output.expect("the command runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Returns a capture of ten requests, of which the last one has no response. Each of the others is answered
+/// after a millisecond.
+fn capture() -> Vec<u8> {
+    let (client, server) = (GET.len() as u32, OK.len() as u32);
+    let mut frames = vec![(0u32, segment(Side::Client, 0, 0, SYN, &[]))];
+    for n in 0..10 {
+        let (at, seq, ack) = (n * 100_000 + 5, 1 + n * client, 1 + n * server);
+        frames.push((at, segment(Side::Client, seq, ack, ACK, GET)));
+        if n < 9 {
+            frames.push((at + 1000, segment(Side::Server, ack, seq + client, ACK, OK)));
+        }
+    }
+    let mut bytes = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+    for (micros, frame) in frames {
+        let len = frame.len() as u32;
+        [1_700_000_000, micros, len, len].iter().for_each(|word: &u32| bytes.extend(word.to_le_bytes()));
+        bytes.extend(frame);
+    }
+    bytes
+}
+
+fn write_capture(folder: &Path, bytes: &[u8]) -> String {
+    let path = folder.join("traffic.pcap");
+    std::fs::write(&path, bytes).unwrap();
+    path.display().to_string()
+}
+
+fn total(output: &Output) -> serde_json::Value {
+    let lines = text(&output.stdout);
+    let last = lines.lines().last().unwrap_or_else(|| panic!("{}", text(&output.stderr)));
+    let total: serde_json::Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!(total["kind"], "total");
+    total
+}
+
+#[test]
+fn a_capture_is_reported_as_text_json_and_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_capture(folder.path(), &capture());
+    let report = folder.path().join("report");
+    let report_name = report.display().to_string();
+    let arguments = ["--read", &path, "--protocol", "http", "--interval", "500ms", "--output", &report_name];
+    let plain = monitor(&arguments);
+    let plain_text = text(&plain.stdout);
+    assert!(plain.status.success(), "{}", text(&plain.stderr));
+    for part in ["interval 1\n", "interval 2\n", "total\n", "p99.99 ", "1.00 ms"] {
+        assert!(plain_text.contains(part), "{part}: {plain_text}");
+    }
+    let json = monitor(&[&arguments[..], &["--json"]].concat());
+    assert_eq!(text(&json.stdout).lines().count(), 3);
+    let total = total(&json);
+    let counters = &total["counters"];
+    assert_eq!((&counters["requests"], &counters["responses"]), (&10.into(), &9.into()));
+    assert_eq!((&counters["unanswered"], &total["outstanding"]), (&1.into(), &1.into()));
+    for name in ["mean_ns", "min_ns", "max_ns"] {
+        assert_eq!(total["latency"]["total"][name], 1_000_000, "{name}");
+    }
+    let read = |name: &str| std::fs::read_to_string(report.join(name)).unwrap();
+    let cdf = read("cdf.txt");
+    assert_eq!(cdf.lines().filter(|line| line.starts_with("connections\t1\t")).count(), 2, "{cdf}");
+    assert_eq!(cdf.lines().filter(|line| *line == "1.0000\t1.0000\t-\t1.0000").count(), 2, "{cdf}");
+    assert_eq!(read("sketch.txt").lines().last(), Some("1.1\t4\t0\t4"));
+    assert!(read("cdf.svg").contains("all requests (9)"));
+}
+
+#[test]
+fn standard_input_is_a_source() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    command.args(["monitor", "--read", "-", "--protocol", "http", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&capture()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(total(&output)["counters"]["responses"], 9);
+}
+
+#[test]
+fn a_cut_capture_is_reported_and_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = capture();
+    let path = write_capture(folder.path(), &whole[..whole.len() - 5]);
+    let output = monitor(&["--read", &path, "--protocol", "http", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(total(&output)["counters"]["responses"], 9);
+    let problem = text(&output.stderr);
+    assert!(problem.contains(&path) && problem.contains("is cut short"), "{problem}");
+    assert!(problem.contains("covers the 19 packets before"), "{problem}");
+}
+
+#[test]
+fn problems_are_named_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = write_capture(folder.path(), b"#!/bin/sh\necho hello, this is no capture\n");
+    let rules = folder.path().join("rules.toml");
+    std::fs::write(&rules, "[[rules]]\nports = [80]\nprotocol = \"smtp\"\n").unwrap();
+    let rules = rules.display().to_string();
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["--protocol", "http"], 2, "a source is missing"),
+        (&["--read", "x"], 2, "--protocol"),
+        (&["--read", "no/such.pcap", "--protocol", "http"], 1, "no/such.pcap: No such file"),
+        (&["--read", &script, "--protocol", "http"], 1, "neither a pcap nor a pcapng capture"),
+        (&["--read", "x", "--protocol", "http", "--interval", "0"], 2, "not 10ms to 24h"),
+        (&["--read", "x", "--protocol", "http", "--interface", "lo"], 2, "cannot be used with"),
+        (&["--interface", "no-such-if", "--protocol", "http"], 1, "interface no-such-if: No such device"),
+        (&["--read", "x", "--rules", &rules], 2, "unknown variant `smtp`"),
+    ];
+    for (arguments, code, expected) in cases {
+        let output = monitor(arguments);
+        let problem = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {problem}");
+        assert!(problem.contains(expected), "{arguments:?}: {problem}");
+        assert_eq!(problem.lines().count(), 1, "{problem}");
+    }
+}
+
+/// Reads one request at a time, and answers a millisecond later. Returns the time from each request to its
+/// answer.
+fn serve_slowly(mut stream: TcpStream, count: usize) -> Duration {
+    let mut own_time = Duration::ZERO;
+    let mut request = [0; GET.len()];
+    for _ in 0..count {
+        stream.read_exact(&mut request).unwrap();
+        let received = Instant::now();
+        std::thread::sleep(Duration::from_millis(1));
+        own_time += received.elapsed();
+        stream.write_all(OK).unwrap();
+    }
+    own_time
+}
+
+/// Makes requests one after the other. Returns the time from each request to its answer.
+fn ask(mut stream: TcpStream, count: usize) -> Duration {
+    let mut own_time = Duration::ZERO;
+    let mut response = [0; OK.len()];
+    for _ in 0..count {
+        let sent = Instant::now();
+        stream.write_all(GET).unwrap();
+        stream.read_exact(&mut response).unwrap();
+        own_time += sent.elapsed();
+    }
+    own_time
+}
+
+/// Waits until a process in the namespace of the calling thread gets packets by a packet socket.
+fn wait_for_packet_socket() {
+    let is_bound = |line: &str| {
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        // Interface, and whether the socket is in use.
+        matches!(cells[..], [_, _, _, _, interface, "1", ..] if interface != "0")
+    };
+    let begun = Instant::now();
+    while !std::fs::read_to_string("/proc/thread-self/net/packet").unwrap().lines().any(is_bound) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the monitor opens no packet socket");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Each time of the server lies within that of the monitor, and that within the client's.
+#[test]
+fn an_interface_shows_times_between_server_and_client() {
+    const COUNT: usize = 50;
+    if let Some(reason) = unavailable() {
+        return skip("an_interface_shows_times_between_server_and_client", &reason);
+    }
+    let namespace = Namespace::new().unwrap();
+    let run = namespace.run(|| {
+        let status = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+        assert!(status.success());
+        let listener = TcpListener::bind("127.0.0.1:80").unwrap();
+        let mut monitor = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        monitor.args(["monitor", "--interface", "lo", "--protocol", "http", "--json", "--interval", "1h"]);
+        let monitor = monitor.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for_packet_socket();
+        let server = std::thread::spawn(move || serve_slowly(listener.accept().unwrap().0, COUNT));
+        let client_time = ask(TcpStream::connect("127.0.0.1:80").unwrap(), COUNT);
+        let server_time = server.join().unwrap();
+        // The kernel passes on a block that is not full after some milliseconds.
+        std::thread::sleep(Duration::from_millis(200));
+        let id = rustix::process::Pid::from_child(&monitor);
+        rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+        Ok((monitor.wait_with_output()?, server_time, client_time))
+    });
+    let (output, server_time, client_time) = run.unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let total = total(&output);
+    let counters = &total["counters"];
+    assert_eq!((&counters["requests"], &counters["responses"]), (&COUNT.into(), &COUNT.into()), "{counters}");
+    assert_eq!((&counters["request_retransmissions"], &counters["missed_bytes"]), (&0.into(), &0.into()));
+    let mean = |time: Duration| time.as_nanos() as u64 / COUNT as u64;
+    let monitored = total["latency"]["total"]["mean_ns"].as_u64().unwrap();
+    // The kernel's clock and that of the processes may differ by its correction, 500 ppm at most.
+    let (least, most) = (mean(server_time), mean(client_time));
+    assert!(
+        monitored + least / 1000 >= least && monitored <= most + most / 1000,
+        "{least} {monitored} {most}"
+    );
+    assert!(total["latency"]["total"]["min_ns"].as_u64() >= Some(1_000_000));
+}
+
+#[test]
+fn an_interface_needs_a_capability() {
+    if let Some(reason) = unavailable() {
+        return skip("an_interface_needs_a_capability", &reason);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-net_raw", "--inh-caps=-net_raw", env!("CARGO_BIN_EXE_ginnel")]);
+    let output = command.args(["monitor", "--interface", "lo", "--protocol", "http"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let problem = text(&output.stderr);
+    assert!(problem.contains("interface lo") && problem.contains("CAP_NET_RAW"), "{problem}");
+}
