@@ -1,5 +1,5 @@
-//! The files of HCMonitor: `cdf.txt`, which grows by a block per interval, and `sketch.txt` with the latencies
-//! of the last interval (docs/monitor.md). Cells are separated by tabs, times are in milliseconds.
+//! The files of HCMonitor: `cdf.txt`, which grows by a block per interval, and `sketch.txt` with the
+//! latencies of the last interval (docs/monitor.md). Cells are separated by tabs, times are in milliseconds.
 
 use crate::distribution::{Distribution, LatencySummary, QUANTILES, SKETCH_BIN_NANOS};
 use crate::report::Report;

@@ -18,7 +18,7 @@ pub(crate) mod flag {
     pub(crate) const LOST: [u16; 2] = [1 << 2, 1 << 3];
     /// FIN and all bytes before it were seen.
     pub(crate) const FIN: [u16; 2] = [1 << 4, 1 << 5];
-    /// That FIN was acknowledged.
+    /// The receiver has acknowledged that FIN.
     pub(crate) const FIN_ACKED: [u16; 2] = [1 << 6, 1 << 7];
     /// Earlier requests may be outstanding that were not seen.
     pub(crate) const MIDSTREAM: u16 = 1 << 8;
@@ -34,7 +34,7 @@ const FAILURES_MAX: u8 = 32;
 /// most 32 MiB unless configured) belongs to another connection with the same ports.
 const DISTANCE_MAX: u32 = 1 << 27;
 
-/// What all connections share.
+/// State that all connections share.
 #[derive(Debug)]
 pub(crate) struct Matching {
     pub(crate) rules: Rules,

@@ -18,7 +18,7 @@ use ginnel_stack::time::Instant;
 pub const BURST_PACKETS_MAX: usize = 32;
 /// Connections that are examined for idleness when one is added.
 const SWEPT_PER_CONNECTION: usize = 2;
-/// The same if there is no room for it.
+/// Connections that are examined for idleness if there is no room for another one.
 const SWEPT_IF_FULL: usize = 16;
 
 /// Parameters of the engine.

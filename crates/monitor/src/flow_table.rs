@@ -62,7 +62,7 @@ impl FlowKey for KeyV6 {
     }
 }
 
-/// What is known about a connection: 28 bytes. Indexes of arrays select the direction: 0 for requests, 1 for
+/// The state of a connection: 28 bytes. Indexes of arrays select the direction: 0 for requests, 1 for
 /// responses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tracking {

@@ -19,7 +19,7 @@ pub const RST: u8 = 0x04;
 /// Flag ACK of a TCP segment.
 pub const ACK: u8 = 0x10;
 
-/// What precedes the IP header of a packet, by the names of the capture formats.
+/// Kind of the header before the IP header of a packet, by the names of the capture formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// An Ethernet header, with up to two VLAN tags.
@@ -74,7 +74,7 @@ pub struct TcpSegment<'a> {
     pub payload_len: u32,
 }
 
-/// What a packet is.
+/// A parsed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// TCP in IPv4 or IPv6.

@@ -23,7 +23,7 @@ pub struct Report {
     pub outstanding: u64,
     /// Packets that the source lost because the monitor was too slow.
     pub source_lost: u64,
-    /// What was counted.
+    /// Counters of the interval or of the run.
     pub counters: MonitorCounters,
     /// Latencies by priority.
     pub latency: Latencies,

@@ -1,5 +1,5 @@
-//! What connections need only now and then: a message of which a part was seen, and segments that arrived
-//! before earlier ones. Connections borrow a record for that from a pool.
+//! State that connections need only now and then: a message of which a part was seen, and segments that
+//! arrived before earlier ones. Connections borrow a record for that from a pool.
 
 use crate::flow_table::NONE;
 use crate::framing::Framing;

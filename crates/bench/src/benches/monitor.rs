@@ -1,5 +1,5 @@
-//! Packets per second that the engine of `ginnel monitor` examines on one core: a million connections with one
-//! request each, whose packets lie in memory in the order of their arrival, as in a ring.
+//! Packets per second that the engine of `ginnel monitor` examines on one core: a million connections with
+//! one request each, whose packets lie in memory in the order of their arrival, as in a ring.
 
 use crate::harness::machine::{Cpus, pin};
 use crate::harness::pairs::{self, Arm, Better, Bound, Measurement};

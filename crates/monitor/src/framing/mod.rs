@@ -37,7 +37,7 @@ pub(crate) enum Protocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LostFraming;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MessageKind {
     /// A message that is answered once.
@@ -53,7 +53,7 @@ pub(crate) enum MessageKind {
     LastResponse,
 }
 
-/// What follows the head of a message.
+/// Form of the bytes after the head of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     /// This many bytes.

@@ -6,7 +6,7 @@ use ginnel_apps::resp::{VALUE_BYTES_MAX, decimal};
 /// Most elements of an array.
 const ITEMS_MAX: u64 = 1 << 32;
 
-/// What follows the line of a value.
+/// Number of values and bytes after the line of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ValueLine {
     /// Values that belong to this one.

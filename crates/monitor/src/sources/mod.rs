@@ -10,7 +10,7 @@ use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::io;
 
-/// What a source has at the moment.
+/// State of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceState {
     /// There may be more packets.

@@ -1,5 +1,5 @@
-//! The ring that a packet socket shares with the kernel (`TPACKET_V3`): the kernel fills a block with packets,
-//! passes it on, and gets it back.
+//! The ring that a packet socket shares with the kernel (`TPACKET_V3`): the kernel fills a block with
+//! packets, passes it on, and gets it back.
 #![allow(unsafe_code)] // options that no crate names, and a ring in shared memory
 
 use super::TimedPacket;
