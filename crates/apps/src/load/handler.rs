@@ -1,7 +1,9 @@
 //! Runs the generator on a shard.
 
 use super::options::Job;
-use super::session::{Network, Session};
+use super::plan::WorkerShare;
+use super::run::{self, LoadJob, LoadSession};
+use super::session::Network;
 use super::stats::{Failure, LiveProgress, Stats};
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -20,17 +22,16 @@ const LINGER: Duration = Duration::from_millis(100);
 const NO_SLOT: u32 = u32::MAX;
 
 /// Results of a generator, shared with its creator.
-pub type SharedStats = Arc<Mutex<Option<Stats>>>;
+pub type SharedStats<S = Stats> = Arc<Mutex<Option<S>>>;
 
-/// The generator as a shard's application: worker `worker` of `workers`.
-pub struct LoadHandler {
-    job: Job,
-    worker: u32,
-    workers: u32,
+/// The generator as a shard's application: one worker of a job.
+pub struct LoadHandler<J: LoadJob = Job> {
+    job: J,
+    share: WorkerShare,
     progress: Arc<LiveProgress>,
-    outcome: SharedStats,
+    outcome: SharedStats<J::Stats>,
     /// Set when the shard starts.
-    session: Option<Session>,
+    session: Option<J::Session>,
     links: Links,
     timer: Option<(Timer, Instant)>,
     ended: bool,
@@ -73,20 +74,19 @@ impl Links {
     }
 }
 
-impl LoadHandler {
-    /// Creates a generator that stores its results in `outcome`.
+impl<J: LoadJob> LoadHandler<J> {
+    /// Creates the generator for worker `worker` of `workers`, which stores its results in `outcome`.
     pub fn new(
-        job: Job,
+        job: J,
         worker: u32,
         workers: u32,
         progress: Arc<LiveProgress>,
-        outcome: SharedStats,
+        outcome: SharedStats<J::Stats>,
     ) -> Self {
         let links = Links::default();
         Self {
             job,
-            worker,
-            workers,
+            share: WorkerShare { worker, workers },
             progress,
             outcome,
             session: None,
@@ -107,7 +107,7 @@ impl LoadHandler {
     }
 
     /// Returns the results once the run is over.
-    pub(super) fn measured(&self) -> Option<Stats> {
+    pub(super) fn measured(&self) -> Option<J::Stats> {
         self.outcome.lock().ok()?.clone()
     }
 
@@ -120,11 +120,12 @@ impl LoadHandler {
     fn act(
         &mut self,
         cx: &mut Context<'_>,
-        act: impl FnOnce(&mut Session, Instant, &mut ShardNetwork<'_, '_>),
+        act: impl FnOnce(&mut J::Session, Instant, &mut ShardNetwork<'_, '_>),
     ) {
         let Some(session) = &mut self.session else { return };
         let now = cx.now();
         act(session, now, &mut ShardNetwork { cx, links: &mut self.links });
+        run::think(session.take_think_time());
         // The session's own deadlines are handled when the timer expires; only a request that is due earlier
         // needs another timer.
         if let (Some((_, at)), Some(due)) = (self.timer, session.next_arrival())
@@ -139,7 +140,7 @@ impl LoadHandler {
             cx.cancel_timer(timer);
         }
         // Only the requests of an open loop need an exact timer.
-        let is_exact = self.session.as_ref().and_then(Session::next_arrival).is_some();
+        let is_exact = self.session.as_ref().and_then(LoadSession::next_arrival).is_some();
         let timer = match is_exact {
             true => cx.set_exact_timer(at, POLL),
             false => cx.set_timer(at.saturating_since(cx.now()), POLL),
@@ -179,13 +180,9 @@ impl LoadHandler {
     }
 }
 
-impl Handler for LoadHandler {
+impl<J: LoadJob> Handler for LoadHandler<J> {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        let plan = self.job.plan.share(self.worker, self.workers);
-        let sources = self.job.sources(self.worker, self.workers);
-        let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
-        self.session =
-            Some(Session::new(plan, requests, self.job.targets.clone(), sources, progress, cx.now()));
+        self.session = Some(self.job.session(self.share, Arc::clone(&self.progress), cx.now()));
         self.poll(cx);
         Ok(())
     }
@@ -205,7 +202,7 @@ impl Handler for LoadHandler {
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some(slot) = self.links.slot(conn) {
-            self.act(cx, |session, _, net| session.writable(slot, net));
+            self.act(cx, |session, now, net| session.writable(slot, now, net));
         }
     }
 

@@ -1,9 +1,10 @@
 //! The generator on the kernel's sockets: non-blocking, with edge-triggered epoll and one session per thread.
 
 use super::busy_time::BusyTime;
-use super::options::Job;
-use super::session::{Network, Session};
-use super::stats::{Failure, LiveProgress, Stats};
+use super::plan::WorkerShare;
+use super::run::{self, LoadJob, LoadSession, WorkerStats};
+use super::session::Network;
+use super::stats::{Failure, LiveProgress};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -19,8 +20,6 @@ use std::sync::Arc;
 const READ_BYTES: usize = 64 << 10;
 /// Most events of one `epoll_wait`.
 const EVENTS_MAX: usize = 1024;
-/// A request that is due within this time is awaited by polling, because a sleep would end too late.
-const SPIN: Duration = Duration::from_micros(60);
 /// Descriptors that a worker needs besides its connections.
 const SPARE_DESCRIPTORS: u64 = 64;
 
@@ -120,15 +119,14 @@ const fn failure(error: Errno) -> Failure {
     }
 }
 
-/// Runs the share of worker `worker` of `workers` on this thread and returns its results.
-pub fn run(
-    job: &Job,
-    worker: u32,
-    workers: u32,
+/// Runs a worker's share on this thread and returns its results.
+pub fn run<J: LoadJob>(
+    job: &J,
+    share: WorkerShare,
     progress: Arc<LiveProgress>,
     stop: &StopFlag,
-) -> Result<Stats, Error> {
-    KernelWorker::new(job, worker, workers, progress)?.run(stop)
+) -> Result<J::Stats, Error> {
+    KernelWorker::new(job, share, progress)?.run(stop)
 }
 
 /// Raises the limit on open descriptors to its maximum. Fails if that is not enough for `connections`.
@@ -141,32 +139,38 @@ pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     }
     match limit.maximum {
         Some(maximum) if connections + SPARE_DESCRIPTORS > maximum => Err(Error::application(format!(
-            "--connections {connections} is too many: this process may have {maximum} open descriptors (raise RLIMIT_NOFILE)"
+            "--connections {connections} is too many: this process may have {maximum} open descriptors (raise RLIMIT_NOFILE, or use --stack light)"
         ))),
         _ => Ok(()),
     }
 }
 
-struct KernelWorker {
-    session: Session,
+struct KernelWorker<S> {
+    session: S,
     net: KernelNetwork,
     buffer: Box<[u8]>,
     busy: BusyTime,
+    /// Something that is due within this time is awaited by polling, because a sleep would end too late.
+    spin: Duration,
 }
 
-impl KernelWorker {
-    fn new(job: &Job, worker: u32, workers: u32, progress: Arc<LiveProgress>) -> Result<Self, Error> {
+impl<S: LoadSession> KernelWorker<S> {
+    fn new<J: LoadJob<Session = S>>(
+        job: &J,
+        share: WorkerShare,
+        progress: Arc<LiveProgress>,
+    ) -> Result<Self, Error> {
         // Timer slack delays wake-ups, and the delay would be measured as latency. A failure is ignored.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::io("epoll", e))?;
-        let plan = job.plan.share(worker, workers);
-        let (requests, sources) = (Arc::clone(&job.requests), job.sources(worker, workers));
-        let session = Session::new(plan, requests, job.targets.clone(), sources, progress, clock::now());
-        let net = KernelNetwork { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: !plan.is_short() };
-        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into(), busy: BusyTime::default() })
+        let session = job.session(share, progress, clock::now());
+        let net =
+            KernelNetwork { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: job.needs_nodelay() };
+        let buffer = vec![0; READ_BYTES].into();
+        Ok(Self { session, net, buffer, busy: BusyTime::default(), spin: job.kernel_spin() })
     }
 
-    fn run(mut self, stop: &StopFlag) -> Result<Stats, Error> {
+    fn run(mut self, stop: &StopFlag) -> Result<S::Stats, Error> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut woken_at = clock::now();
         loop {
@@ -177,7 +181,7 @@ impl KernelWorker {
             let Some(next) = self.session.poll(now, &mut self.net) else { break };
             self.end_broken(now);
             let before = clock::now();
-            let wait = timeout(next, before);
+            let wait = timeout(next, before, self.spin);
             events.clear();
             match epoll::wait(&self.net.epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -194,8 +198,11 @@ impl KernelWorker {
                 self.event(data as u32, (data >> 32) as u32, flags, now);
             }
             self.end_broken(now);
+            run::think(self.session.take_think_time());
         }
-        Ok(Stats { busy: self.busy.share(), ..self.session.stats().clone() })
+        let mut stats = self.session.stats().clone();
+        stats.set_busy(self.busy.share());
+        Ok(stats)
     }
 
     fn event(&mut self, slot: u32, generation: u32, flags: epoll::EventFlags, now: Instant) {
@@ -214,7 +221,7 @@ impl KernelWorker {
                 Ok(Err(error)) | Err(error) => return self.end(slot, failure(error), now),
             }
         } else if flags.contains(epoll::EventFlags::OUT) {
-            self.session.writable(slot, &mut self.net);
+            self.session.writable(slot, now, &mut self.net);
         }
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(epoll::EventFlags::IN | end) {
@@ -256,10 +263,10 @@ impl KernelWorker {
     }
 }
 
-/// Returns how long to sleep for an event that is due at `next`.
-fn timeout(next: Instant, now: Instant) -> Timespec {
+/// Returns how long to sleep for an event that is due at `next`: not at all if that is within `spin`.
+fn timeout(next: Instant, now: Instant, spin: Duration) -> Timespec {
     let wait = next.saturating_since(now);
-    let wait = if wait < SPIN { Duration::ZERO } else { wait };
+    let wait = if wait < spin { Duration::ZERO } else { wait };
     Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() }
 }
 

@@ -1,5 +1,5 @@
-//! `ginnel load`: requests pages (`http`) or values (`redis`, `memcached`) from a server, and measures
-//! latency and throughput.
+//! `ginnel load`: requests pages (`http`) or values (`redis`, `memcached`) from a server, or sends it
+//! messages by a calendar (`iot`, `echo`), and measures latency and throughput.
 //!
 //! ```text
 //! options ─► plan, requests, sources                ┌─► kernel (epoll, threads)
@@ -10,11 +10,13 @@
 //!                        └─► stats ─► report
 //! ```
 //!
-//! The same session drives all three stacks, so two runs differ in nothing but the stack. Workers share
-//! nothing, except that they may be shards of one stack. Each has a thread, a session, its share of the plan
-//! and, unless the TCP is the kernel's, a stack and a device of its own; only the results are added up. A
-//! connection takes 48 bytes, 16 bytes for each request that it may have in flight, and 8 to 20 bytes of the
-//! network. Requests are written once, and in steady state nothing is allocated.
+//! A session does not know on which stack it runs, so two runs differ in nothing but the stack. Requests have
+//! one kind of session, and messages another ([`messages`]); [`run::LoadSession`] is what a stack sees of
+//! both. Workers share nothing, except that they may be shards of one stack. Each has a thread, a session,
+//! its share of the plan and, unless the TCP is the kernel's, a stack and a device of its own; only the
+//! results are added up. With requests a connection takes 48 bytes, 16 bytes for each request that it may
+//! have in flight, and 8 to 20 bytes of the network. Requests are written once, and in steady state nothing
+//! is allocated.
 
 pub mod arrivals;
 pub mod busy_time;
@@ -22,10 +24,12 @@ mod handler;
 mod kernel;
 pub mod latency;
 pub mod light;
+pub mod messages;
 pub mod options;
 pub mod plan;
 pub mod report;
 pub mod response;
+pub mod run;
 pub mod session;
 pub mod sources;
 pub mod stats;
@@ -39,11 +43,11 @@ pub use values::{MemcachedOptions, RedisOptions};
 
 use crate::RunHandler;
 use core::sync::atomic::AtomicU32;
-use core::time::Duration;
 use ginnel::shards::OpenedShards;
 use ginnel::{Error, StopFlag};
 use plan::WorkerShare;
-use stats::{LiveProgress, ProgressSnapshot, Stats};
+use run::{LoadJob, WorkerStats};
+use stats::{LiveProgress, ProgressSnapshot};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Runs the generator on Ginnel's TCP and returns its report. `stacks` has one stack for each of
@@ -51,7 +55,11 @@ use std::sync::{Arc, Condvar, Mutex};
 ///
 /// # Errors
 /// An error in the options, or the error of the first worker that failed; the other workers are stopped then.
-pub fn measure<S: RunHandler + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
+pub fn measure<J: LoadJob, S: RunHandler + Send>(
+    job: &J,
+    stop: &StopFlag,
+    stacks: Vec<S>,
+) -> Result<J::Report, Error> {
     run_workers(job, stop, stacks, |job, share, progress, stack| run_on_shard(job, share, progress, stack))
 }
 
@@ -60,8 +68,12 @@ pub fn measure<S: RunHandler + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>)
 ///
 /// # Errors
 /// The errors of [`measure`]; or the number of shards differs from [`CommonOptions::workers`].
-pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Result<Report, Error> {
-    let options = &job.common;
+pub fn measure_on_shards<J: LoadJob>(
+    job: &J,
+    stop: &StopFlag,
+    shards: OpenedShards,
+) -> Result<J::Report, Error> {
+    let options = job.common();
     let workers = options.workers();
     if shards.count() != workers as usize {
         return Err(Error::application(format!("{} shards for {workers} workers", shards.count())));
@@ -75,7 +87,7 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
     }
     let progress: Vec<Arc<LiveProgress>> = (0..workers).map(|_| Arc::default()).collect();
     let running = Arc::new(AtomicU32::new(workers));
-    let measured = with_progress_lines(options, &progress, || {
+    let measured = with_progress_lines(job, &progress, || {
         let handler = |index: usize| {
             // Cannot truncate: there are at most 64 shards.
             let worker = LoadHandler::new(
@@ -89,21 +101,27 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
         };
         shards.run(stop, handler, |_, shard| {
             let busy = Some(1.0 - shard.stats().idle_share());
-            shard.handler().measured().map(|stats| Stats { busy, ..stats })
+            let mut stats = shard.handler().measured()?;
+            stats.set_busy(busy);
+            Some(stats)
         })
     })?;
-    let mut total = Stats::default();
+    let mut total = J::Stats::default();
     for stats in measured {
         total.add(&stats.ok_or_else(nothing_measured)?);
     }
-    Ok(Report::new(job, &total))
+    Ok(job.report(&total))
 }
 
 /// Runs [`measure`] on the TCP in [`light`], with one stack for each worker.
 ///
 /// # Errors
 /// The errors of [`measure`].
-pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>) -> Result<Report, Error> {
+pub fn measure_light<J: LoadJob>(
+    job: &J,
+    stop: &StopFlag,
+    stacks: Vec<light::WorkerStack>,
+) -> Result<J::Report, Error> {
     run_workers(job, stop, stacks, |job, share, progress, stack| {
         light::run(job, share, progress, stack, stop)
     })
@@ -113,41 +131,40 @@ pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>
 ///
 /// # Errors
 /// The errors of [`measure`].
-pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
-    kernel::raise_descriptor_limit(job.common.connections.into())?;
-    let sockets = vec![(); job.common.workers() as usize];
-    run_workers(job, stop, sockets, |job, WorkerShare { worker, workers }, progress, ()| {
-        kernel::run(job, worker, workers, progress, stop)
-    })
+pub fn measure_on_kernel<J: LoadJob>(job: &J, stop: &StopFlag) -> Result<J::Report, Error> {
+    kernel::raise_descriptor_limit(job.common().connections.into())?;
+    let sockets = vec![(); job.common().workers() as usize];
+    run_workers(job, stop, sockets, |job, share, progress, ()| kernel::run(job, share, progress, stop))
 }
 
 /// Runs `work` for each worker with its stack.
-fn run_workers<T: Send>(
-    job: &Job,
+fn run_workers<J: LoadJob, T: Send>(
+    job: &J,
     stop: &StopFlag,
     stacks: Vec<T>,
-    work: impl Fn(&Job, WorkerShare, Arc<LiveProgress>, T) -> Result<Stats, Error> + Sync,
-) -> Result<Report, Error> {
-    let workers = job.common.workers();
+    work: impl Fn(&J, WorkerShare, Arc<LiveProgress>, T) -> Result<J::Stats, Error> + Sync,
+) -> Result<J::Report, Error> {
+    let workers = job.common().workers();
     if stacks.len() != workers as usize {
         return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
     }
     let progress: Vec<Arc<LiveProgress>> = (0..workers).map(|_| Arc::default()).collect();
-    let stats = with_progress_lines(&job.common, &progress, || {
+    let stats = with_progress_lines(job, &progress, || {
         let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
             let (work, progress) = (&work, Arc::clone(progress));
             move || work(job, WorkerShare { worker, workers }, progress, stack)
         });
         run_in_parallel(works.collect(), stop)
     })?;
-    Ok(Report::new(job, &stats))
+    Ok(job.report(&stats))
 }
 
 /// Runs all workers in parallel, each on a thread of its own, and adds up their results. Returns the error
 /// that occurred first, if any.
-fn run_in_parallel<W>(works: Vec<W>, stop: &StopFlag) -> Result<Stats, Error>
+fn run_in_parallel<S, W>(works: Vec<W>, stop: &StopFlag) -> Result<S, Error>
 where
-    W: FnOnce() -> Result<Stats, Error> + Send,
+    S: WorkerStats,
+    W: FnOnce() -> Result<S, Error> + Send,
 {
     let first_error = Mutex::new(None);
     let fail = |error: Error| {
@@ -156,9 +173,9 @@ where
         }
         // Without a report the other workers need not finish.
         stop.stop();
-        Stats::default()
+        S::default()
     };
-    let mut total = Stats::default();
+    let mut total = S::default();
     std::thread::scope(|scope| {
         let work = |work: W| scope.spawn(|| work().unwrap_or_else(fail));
         let threads: Vec<_> = works.into_iter().map(work).collect();
@@ -173,45 +190,47 @@ where
     }
 }
 
-fn run_on_shard(
-    job: &Job,
+fn run_on_shard<J: LoadJob>(
+    job: &J,
     WorkerShare { worker, workers }: WorkerShare,
     progress: Arc<LiveProgress>,
     stack: impl RunHandler,
-) -> Result<Stats, Error> {
+) -> Result<J::Stats, Error> {
     let outcome = SharedStats::default();
     let shard =
         stack.run_handler(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
-    let stats = stats.ok_or_else(nothing_measured)?;
-    Ok(Stats { busy: Some(1.0 - shard.idle_share()), ..stats })
+    let mut stats = stats.ok_or_else(nothing_measured)?;
+    stats.set_busy(Some(1.0 - shard.idle_share()));
+    Ok(stats)
 }
 
 fn nothing_measured() -> Error {
     Error::application("the run ended before anything was measured")
 }
 
-/// Runs `work` while another thread prints a progress line every second.
-fn with_progress_lines<R>(
-    options: &CommonOptions,
+/// Runs `work` while another thread prints a progress line at each interval of the job.
+fn with_progress_lines<J: LoadJob, R>(
+    job: &J,
     progress: &[Arc<LiveProgress>],
     work: impl FnOnce() -> R,
 ) -> R {
-    if options.quiet {
+    if job.common().quiet {
         return work();
     }
     let (ended, wake) = (Mutex::new(false), Condvar::new());
+    let interval = job.progress_interval();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut before = ProgressSnapshot::default();
             let Ok(mut guard) = ended.lock() else { return };
-            for second in 1u64.. {
-                match wake.wait_timeout(guard, Duration::from_secs(1)) {
+            for count in 1u32.. {
+                match wake.wait_timeout(guard, interval) {
                     Ok((g, _)) if !*g => guard = g,
                     _ => return,
                 }
                 let now = LiveProgress::sum(progress.iter().map(|p| &**p));
-                eprintln!("{}", progress_line(second, &before, &now));
+                eprintln!("{}", job.progress_line(interval * count, &before, &now));
                 before = now;
             }
         });
@@ -222,18 +241,4 @@ fn with_progress_lines<R>(
         wake.notify_all();
         result
     })
-}
-
-/// Formats the progress of the last second.
-fn progress_line(second: u64, before: &ProgressSnapshot, now: &ProgressSnapshot) -> String {
-    const STAGES: [&str; 5] = ["set-up", "warm-up", "measuring", "draining", "done"];
-    let stage = STAGES.get(now.stage as usize).unwrap_or(&"");
-    format!(
-        "{second:>4} s  {stage:<9}  {:>9} requests/s  {:>9} connections/s  {:>8.1} MB/s  {:>8} open  {} failed",
-        now.completed - before.completed,
-        now.connected - before.connected,
-        (now.bytes - before.bytes) as f64 / 1e6,
-        now.open,
-        now.failed
-    )
 }

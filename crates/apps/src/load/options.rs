@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub enum StackKind {
     /// Ginnel's TCP, on the given device.
     #[default]
+    #[value(alias = "mtcp")]
     Ginnel,
     /// A minimal client TCP on the given device: cheapest, for finding the limit of a server.
     Light,
@@ -183,13 +184,6 @@ pub struct Job {
     pub server: String,
     /// Options of the generator.
     pub common: CommonOptions,
-}
-
-impl Job {
-    /// Returns the source addresses of one worker.
-    pub fn sources(&self, worker: u32, workers: u32) -> Sources {
-        Sources::new(&self.common.source, worker.into(), workers.into())
-    }
 }
 
 /// Options of a generator for one protocol.

@@ -33,6 +33,23 @@ impl SourceRange {
         }
     }
 
+    /// Creates a range of `count` addresses that begins with `first`.
+    ///
+    /// # Errors
+    /// No address is that high.
+    pub fn consecutive(first: IpAddr, count: u32) -> Result<Self, String> {
+        let more = count.saturating_sub(1);
+        let last = match first {
+            IpAddr::V4(first) => {
+                first.to_bits().checked_add(more).map(|bits| Ipv4Addr::from_bits(bits).into())
+            }
+            IpAddr::V6(first) => {
+                first.to_bits().checked_add(more.into()).map(|bits| Ipv6Addr::from_bits(bits).into())
+            }
+        };
+        Self::between(first, last.ok_or_else(|| format!("there are no {count} addresses from {first} on"))?)
+    }
+
     fn between(first: IpAddr, last: IpAddr) -> Result<Self, String> {
         let span = match (first, last) {
             (IpAddr::V4(a), IpAddr::V4(b)) => b.to_bits().checked_sub(a.to_bits()).map(u128::from),

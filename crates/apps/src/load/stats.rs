@@ -154,6 +154,8 @@ impl Stats {
 pub struct LiveProgress {
     /// Connections established since the start.
     pub connected: AtomicU64,
+    /// Messages sent since the start, if the run sends messages.
+    pub sent: AtomicU64,
     /// Responses completed since the start.
     pub completed: AtomicU64,
     /// Bytes received since the start.
@@ -171,6 +173,8 @@ pub struct LiveProgress {
 pub struct ProgressSnapshot {
     /// Connections established since the start.
     pub connected: u64,
+    /// Messages sent since the start, if the run sends messages.
+    pub sent: u64,
     /// Responses completed since the start.
     pub completed: u64,
     /// Bytes received since the start.
@@ -187,6 +191,7 @@ impl LiveProgress {
     /// Publishes `now`. The numbers need not be consistent with each other, so relaxed ordering suffices.
     pub fn publish(&self, now: &ProgressSnapshot) {
         self.connected.store(now.connected, Ordering::Relaxed);
+        self.sent.store(now.sent, Ordering::Relaxed);
         self.completed.store(now.completed, Ordering::Relaxed);
         self.bytes.store(now.bytes, Ordering::Relaxed);
         self.failed.store(now.failed, Ordering::Relaxed);
@@ -199,6 +204,7 @@ impl LiveProgress {
         let mut sum = ProgressSnapshot { stage: u64::MAX, ..ProgressSnapshot::default() };
         for worker in workers {
             sum.connected += worker.connected.load(Ordering::Relaxed);
+            sum.sent += worker.sent.load(Ordering::Relaxed);
             sum.completed += worker.completed.load(Ordering::Relaxed);
             sum.bytes += worker.bytes.load(Ordering::Relaxed);
             sum.failed += worker.failed.load(Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! `ginnel load`.
 
+mod messages;
 mod workers;
 
 use self::workers::CableEnds;
@@ -17,9 +18,12 @@ use ginnel::{Config, Error, Handler, PublishedStack, Shard, ShardStats, Shards, 
 use ginnel_apps::RunHandler;
 use ginnel_apps::httpd::Httpd;
 use ginnel_apps::load::light::WorkerStack;
-use ginnel_apps::load::{self, CommonOptions, Job, LoadOptions, Report, StackKind};
+use ginnel_apps::load::messages::{EchoLoadOptions, IotLoadOptions};
+use ginnel_apps::load::run::LoadJob;
+use ginnel_apps::load::{self, CommonOptions, LoadOptions, Report, StackKind};
 use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue, pair};
 use ginnel_stack::device::Device;
+use messages::MessageArgs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -55,6 +59,24 @@ pub enum LoadCommand {
     /// Each connection first stores the value; these requests are not counted. The stacks are described in
     /// "ginnel load http --help".
     Memcached(Box<ValueArgs<load::MemcachedOptions>>),
+
+    /// Send messages of many devices to "ginnel iot", and measure the latency of its answers
+    ///
+    /// Every connection stands for a device and sends one message in each epoch. Messages have due times,
+    /// which do not depend on the server, and latency counts from them. Few messages are urgent requests;
+    /// most are heartbeats without an answer. At the end every message is accounted for: those sent are the
+    /// answered ones, the heartbeats and the unanswered ones. The exit status is 1 if the connections or the
+    /// rate that were asked for were not reached. docs/load.md explains the modes.
+    ///
+    /// The short options are those of MCC, QStack's generator. Of these, -r and -t mean something else in
+    /// "load http": a rate, and a timeout; -w is its warm-up.
+    Iot(Box<MessageArgs<IotLoadOptions>>),
+
+    /// Send messages of many devices to an echo service, and measure and compare what comes back
+    ///
+    /// As "load iot", but every message is answered, with its own bytes, and messages may have random
+    /// lengths.
+    Echo(Box<MessageArgs<EchoLoadOptions>>),
 }
 
 /// Options of `ginnel load http`.
@@ -100,6 +122,8 @@ impl LoadCommand {
                 options.load.common().json,
                 (measure_without_server(&options.load, &options.stack, &stop)?, None),
             ),
+            Self::Iot(options) => return messages::run(&options, &stop),
+            Self::Echo(options) => return messages::run(&options, &stop),
         };
         if json {
             println!("{}", report.to_json());
@@ -159,18 +183,21 @@ fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<Server
 
 /// With the kernel's TCP, options of Ginnel's stack are an error.
 fn check_kernel_options(common: &CommonOptions, stack: &OwnStackOptions) -> Result<(), Failure> {
-    if common.stack != StackKind::Kernel {
-        return Ok(());
-    }
-    if let Some(option) = stack.first_given() {
-        return Err(Failure::usage(format!(
-            "{option} cannot be combined with --stack kernel: it configures the stack of --stack ginnel and --stack light"
-        )));
-    }
-    if common.shards.is_some() {
+    refuse_stack_options(common.stack, stack)?;
+    if common.stack == StackKind::Kernel && common.shards.is_some() {
         return Err(Failure::usage("--shards needs --stack ginnel: use --workers instead"));
     }
     Ok(())
+}
+
+/// With the kernel's TCP, options of Ginnel's stack are an error.
+fn refuse_stack_options(kind: StackKind, stack: &OwnStackOptions) -> Result<(), Failure> {
+    match stack.first_given().filter(|_| kind == StackKind::Kernel) {
+        Some(option) => Err(Failure::usage(format!(
+            "{option} cannot be combined with --stack kernel: it configures the stack of --stack ginnel and --stack light"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Runs the generator against a server outside of this process.
@@ -189,15 +216,20 @@ fn measure_without_server(
             "--device memory needs --serve ROOT, the files for a server at the other end of the cable",
         ));
     }
-    let config = stack.to_config()?;
+    run_on_stacks(&options.job()?, stack.to_config()?, stop)
+}
+
+/// Runs a job on the stacks of a configuration.
+fn run_on_stacks<J: LoadJob>(job: &J, config: Config, stop: &StopFlag) -> Result<J::Report, Failure> {
+    let common = job.common();
     let published = publish::publish_stack(&config.run, "load")?;
     if let Some(count) = shard_count(common, &config)? {
-        return run_on_shards(&options.job()?, count, config, None, published, stop);
+        return run_on_shards(job, count, config, None, published, stop);
     }
     let shares = workers::split_config(&config, common.workers())?;
     let stacks =
         add_source_addresses(shares, common)?.into_iter().map(|config| WorkerStack { config, device: None });
-    Ok(run_on_devices(&options.job()?, stop, stacks.collect(), published)?)
+    Ok(run_on_devices(job, stop, stacks.collect(), published)?)
 }
 
 /// Runs the generator's workers and the server, each on a thread, with a memory cable from each worker to the
@@ -366,18 +398,18 @@ fn shard_count(options: &CommonOptions, config: &Config) -> Result<Option<u32>, 
 
 /// Runs the generator on `count` shards of one stack. `queues` replaces the device that the configuration
 /// would open.
-fn run_on_shards(
-    job: &Job,
+fn run_on_shards<J: LoadJob>(
+    job: &J,
     count: u32,
     config: Config,
     queues: Option<Vec<Device>>,
     published: Option<Arc<PublishedStack>>,
     stop: &StopFlag,
-) -> Result<Report, Failure> {
+) -> Result<J::Report, Failure> {
     let mut job = job.clone();
-    job.common.shards = Some(count);
+    job.common_mut().shards = Some(count);
     // Every shard has all addresses of the stack, and opens connections from its share of them.
-    let alone = CommonOptions { shards: None, workers: 1, ..job.common.clone() };
+    let alone = CommonOptions { shards: None, workers: 1, ..job.common().clone() };
     let mut config = add_source_addresses(vec![config], &alone)?.remove(0);
     config.shards.count = count;
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
@@ -390,13 +422,13 @@ fn run_on_shards(
 }
 
 /// Runs the generator on Ginnel's TCP or on the light TCP.
-fn run_on_devices(
-    job: &Job,
+fn run_on_devices<J: LoadJob>(
+    job: &J,
     stop: &StopFlag,
     stacks: Vec<WorkerStack>,
     published: Option<Arc<PublishedStack>>,
-) -> Result<Report, Error> {
-    if job.common.stack == StackKind::Light {
+) -> Result<J::Report, Error> {
+    if job.common().stack == StackKind::Light {
         return load::measure_light(job, stop, stacks);
     }
     let stack = |(index, stack)| ShardRunner { stack, stop, index, published: published.clone() };

@@ -43,8 +43,8 @@ use self::network::{FrameSender, LightNetwork};
 use super::busy_time::BusyTime;
 use super::options::Job;
 use super::plan::WorkerShare;
-use super::session::Session;
-use super::stats::{LiveProgress, Stats};
+use super::run::{self, LoadJob, LoadSession, WorkerStats};
+use super::stats::LiveProgress;
 use core::time::Duration;
 use ginnel::config::DeviceKind;
 use ginnel::{Config, Error, Instant, StopFlag, clock, raw};
@@ -89,33 +89,33 @@ enum WorkerPhase {
 }
 
 /// A worker of the generator on the light TCP.
-pub struct LightWorker {
+pub struct LightWorker<J: LoadJob = Job> {
     rx: Box<dyn RxQueue + Send>,
     net: LightNetwork,
-    job: Job,
+    job: J,
     share: WorkerShare,
     progress: Arc<LiveProgress>,
-    session: Option<Session>,
+    session: Option<J::Session>,
     /// Time of the next call of the session.
     due: Instant,
     phase: WorkerPhase,
     busy: BusyTime,
 }
 
-impl LightWorker {
+impl<J: LoadJob> LightWorker<J> {
     /// Creates worker `worker` of `workers` at time `now`.
     ///
     /// # Errors
     /// The configuration needs a feature that only Ginnel's TCP has, a target is unreachable, or the device
     /// cannot be opened.
     pub fn new(
-        job: &Job,
+        job: &J,
         share: WorkerShare,
         progress: Arc<LiveProgress>,
         stack: WorkerStack,
         now: Instant,
     ) -> Result<Self, Error> {
-        let WorkerShare { worker, workers } = share;
+        let worker = share.worker;
         let WorkerStack { config, device } = stack;
         config.validate()?;
         let ([device_config], [link]) = (config.devices.as_slice(), config.links.as_slice()) else {
@@ -128,7 +128,7 @@ impl LightWorker {
                 "link.vlan cannot be combined with --stack light, which sends no VLAN tags: use --stack ginnel",
             ));
         }
-        let sources = job.sources(worker, workers);
+        let sources = job.sources(share);
         let locals = link.addresses.iter().map(|p| p.address).chain(sources.all());
         let locals: Vec<_> = locals.take(LOCALS_MAX + 1).collect();
         if locals.len() > LOCALS_MAX {
@@ -142,11 +142,11 @@ impl LightWorker {
         let Device { rx, tx } = raw::open(device_config, &config, device)?;
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
         let (destinations, neighbours) =
-            destination::resolve_destinations(&job.targets, link, &config.routes, &locals, mtu as u32)?;
+            destination::resolve_destinations(job.targets(), link, &config.routes, &locals, mtu as u32)?;
         // With timestamps a server can measure the round-trip time from retransmitted segments. Without loss
         // they have no use.
         let is_lossy = device_config.kind != DeviceKind::Memory || device_config.faults.is_some();
-        let seed = job.plan.seed.wrapping_add(worker.into());
+        let seed = job.seed().wrapping_add(worker.into());
         Ok(Self {
             rx,
             net: LightNetwork::new(
@@ -190,7 +190,7 @@ impl LightWorker {
             }
         }
         net.solicit_neighbours();
-        let due = match session.as_ref().and_then(Session::next_arrival) {
+        let due = match session.as_ref().and_then(LoadSession::next_arrival) {
             Some(arrival) => arrival.min(self.due),
             None => self.due,
         };
@@ -228,11 +228,7 @@ impl LightWorker {
     }
 
     fn begin(&mut self, now: Instant) {
-        let WorkerShare { worker, workers } = self.share;
-        let plan = self.job.plan.share(worker, workers);
-        let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
-        let (targets, sources) = (self.job.targets.clone(), self.job.sources(worker, workers));
-        self.session = Some(Session::new(plan, requests, targets, sources, progress, now));
+        self.session = Some(self.job.session(self.share, Arc::clone(&self.progress), now));
         (self.phase, self.due) = (WorkerPhase::Running, now);
         self.poll(now);
     }
@@ -242,7 +238,7 @@ impl LightWorker {
     }
 
     fn next_deadline(&self) -> Instant {
-        let arrival = self.session.as_ref().and_then(Session::next_arrival);
+        let arrival = self.session.as_ref().and_then(LoadSession::next_arrival);
         let others = [arrival, self.net.next_deadline(), self.rx.next_deadline()];
         others.into_iter().flatten().min().map_or(self.due, |at| at.min(self.due))
     }
@@ -259,9 +255,11 @@ impl LightWorker {
     }
 
     /// Returns the results.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> J::Stats {
         let stats = self.session.as_ref().map(|session| session.stats().clone());
-        Stats { busy: self.busy.share(), ..stats.unwrap_or_default() }
+        let mut stats = stats.unwrap_or_default();
+        stats.set_busy(self.busy.share());
+        stats
     }
 
     /// Returns the number of connections that are not closed, including those that the session has closed.
@@ -270,7 +268,7 @@ impl LightWorker {
     }
 
     fn is_measuring(&self) -> bool {
-        self.session.as_ref().is_some_and(Session::is_measuring)
+        self.session.as_ref().is_some_and(LoadSession::is_measuring)
     }
 
     /// Runs turns until the run is over.
@@ -298,6 +296,9 @@ impl LightWorker {
                 let until = self.wake_at(turn.next_deadline);
                 raw::sleep(&mut *self.rx, stop, until)?;
             }
+            if let Some(session) = &mut self.session {
+                run::think(session.take_think_time());
+            }
             let after = clock::now();
             if self.is_measuring() {
                 self.busy.count(after - now, is_idle);
@@ -309,7 +310,7 @@ impl LightWorker {
     /// Returns when a sleep must end for a deadline at `at`: early for a due request, whose delay is
     /// measured.
     fn wake_at(&self, at: Instant) -> Instant {
-        match self.session.as_ref().and_then(Session::next_arrival) {
+        match self.session.as_ref().and_then(LoadSession::next_arrival) {
             Some(arrival) if arrival <= at => {
                 Instant::ZERO + (arrival - Instant::ZERO).saturating_sub(WAKE_EARLY)
             }
@@ -320,14 +321,14 @@ impl LightWorker {
 
 /// Reports the effect of a frame to the session.
 #[inline]
-fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_>, now: Instant) {
+fn deliver(session: &mut impl LoadSession, net: &mut LightNetwork, outcome: InputEvent<'_>, now: Instant) {
     match outcome {
         InputEvent::Nothing => {}
         InputEvent::Connected(slot) => session.connected(slot, now, net),
         InputEvent::Ended(slot, failure) => session.ended(slot, failure, now, net),
         InputEvent::Progress(p) => {
             if p.writable {
-                session.writable(p.slot, net);
+                session.writable(p.slot, now, net);
             }
             if !p.data.is_empty() {
                 session.data(p.slot, p.data, now, net);
@@ -340,14 +341,14 @@ fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_
     }
 }
 
-/// Runs the share of worker `worker` of `workers` on this thread and returns its results.
-pub(super) fn run(
-    job: &Job,
+/// Runs a worker's share on this thread and returns its results.
+pub(super) fn run<J: LoadJob>(
+    job: &J,
     share: WorkerShare,
     progress: Arc<LiveProgress>,
     stack: WorkerStack,
     stop: &StopFlag,
-) -> Result<Stats, Error> {
+) -> Result<J::Stats, Error> {
     let shard = stack.config.shard.clone();
     if let Some(cpu) = shard.cpu {
         raw::pin(cpu)?;
