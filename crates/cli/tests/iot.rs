@@ -1,4 +1,5 @@
-//! `ginnel iot` over TAP, with redis-servers that it starts itself and a client on the kernel.
+//! `ginnel iot` over TAP, with redis-servers that it starts itself, a client on the kernel, and `ginnel load
+//! iot` on all its stacks.
 
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::redis::redis_unavailable;
@@ -170,6 +171,120 @@ fn kernel_client_is_answered_and_lines_are_printed() {
         let left = std::fs::read_dir(&server.folder).unwrap().flatten();
         let left: Vec<_> = left.filter(|e| e.file_name().to_string_lossy().contains("redis")).collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Runs `ginnel load` in the namespace of a server. Returns its exit status, its report and its errors.
+fn load(server: &IotServer, options: &[&str]) -> (Option<i32>, serde_json::Value, String) {
+    let mut command = Command::new(GINNEL);
+    command.arg("load").args(options).args(["--json", "--quiet"]);
+    command.env("GINNEL_RUN_DIR", server.folder.join("run"));
+    let output = server.namespace.run(|| command.output()).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {errors}"));
+    (output.status.code(), report, errors)
+}
+
+#[test]
+fn load_iot_accounts_for_every_message() {
+    if skipped("load_iot_accounts_for_every_message") {
+        return;
+    }
+    let mut server = IotServer::start("iot-load", &["--gateway", "10.9.0.1", "--priorities"]);
+    server.wait_for_line(&["iot on"]);
+    drop(server.connect());
+    server.namespace.sysctl("net.ipv4.ip_forward", "1").unwrap();
+    let svg = server.folder.join("load.svg");
+    let device = ["--device", "tap:load0", "--address", "10.8.0.2/24", "--gateway", "10.8.0.1"];
+    let own = [&device[..], &["--kernel-address", "10.8.0.1/24", "--ips", "4"]].concat();
+    let stacks: [(&str, &[&str]); 3] =
+        [("kernel", &["--source", "10.9.0.1"]), ("light", &own), ("ginnel", &own)];
+    let mut sent = 0;
+    for (stack, own) in stacks {
+        // 2,000 connections send 2.5 messages each.
+        let common = ["iot", "--dest", "10.9.0.2", "-c", "2000", "-b", "50", "-e", "1", "-s", "1", "-w", "0"];
+        let more = ["-l", "64", "-r", "0.05", "--low-share", "0.05", "-d", "2.5", "--timeout", "60"];
+        let picture = ["--svg", svg.to_str().unwrap(), "--network-stack", stack];
+        let (status, report, errors) = load(&server, &[&common[..], &more, &picture, own].concat());
+        let messages = &report["messages"];
+        assert_eq!(report["achieved"]["connections"], 2_000, "{stack}: {report}");
+        assert_eq!(
+            (&messages["due"], &messages["sent"]),
+            (&5_000.into(), &5_000.into()),
+            "{stack}: {report}"
+        );
+        assert_eq!((&messages["heartbeats"], &messages["unanswered"]), (&4_500.into(), &0.into()), "{stack}");
+        for kind in ["high", "low"] {
+            assert_eq!(messages[kind]["answered"], 250, "{stack}: {report}");
+            assert_eq!(report["latency_ns"][kind]["count"], 250);
+        }
+        assert_eq!((&messages["is_complete"], &messages["answered_error"]), (&true.into(), &0.into()));
+        // Only the rate may be missed, on a busy machine.
+        let missed: Vec<_> = report["missed"].as_array().unwrap().iter().map(ToString::to_string).collect();
+        assert!(missed.iter().all(|m| m.contains("messages/s were achieved")), "{stack}: {missed:?}");
+        assert_eq!(status, Some(i32::from(!missed.is_empty())), "{stack}: {errors}");
+        assert!(std::fs::read_to_string(&svg).unwrap().contains("urgent requests (p99"));
+        sent += 5_000;
+    }
+    server.signal("-TERM");
+    assert!(server.child.wait().unwrap().success());
+    // The server has counted what the generators sent.
+    for (line, count) in [
+        ("| messages", sent),
+        ("| of these urgent", 750),
+        ("| of these requests", 1_500),
+        ("| answers", 1_500),
+    ] {
+        let text = server.wait_for_line(&[line]);
+        let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+        assert_eq!(digits, count.to_string(), "{text}");
+    }
+}
+
+#[test]
+fn load_says_what_was_not_reached() {
+    if skipped("load_says_what_was_not_reached") {
+        return;
+    }
+    let server = IotServer::start("iot-load-refused", &[]);
+    drop(server.connect());
+    // Nobody listens on this port.
+    let options = ["iot", "10.9.0.2:81", "-c", "5", "-s", "0", "-w", "0", "-d", "0.5", "--timeout", "1"];
+    let (status, report, errors) = load(&server, &[&options[..], &["--stack", "kernel"]].concat());
+    let expected = "0 of 5 connections were open when the first message was due";
+    assert_eq!((status, report["missed"][0].as_str()), (Some(1), Some(expected)), "{report}");
+    assert!(errors.contains(&format!("ginnel: load iot: {expected}; ")), "{errors}");
+    assert!(report["failures"]["connect refused"].as_u64() > Some(4), "{report}");
+}
+
+#[test]
+fn load_refuses_what_it_cannot_do() {
+    let device = ["--device", "tap:x", "--address", "10.9.0.2/24"];
+    let kernel = ["--stack", "kernel"];
+    for (options, stack, expected) in [
+        (&["iot", "10.0.0.1", "-c", "100000000"][..], &kernel[..], "--connections 100000000 is too many"),
+        (&["iot", "10.0.0.1", "--ips", "3"], &kernel, "--source 3 needs the address of a stack"),
+        (
+            &["iot", "10.0.0.1", "--stack", "kernel"],
+            &device,
+            "--device cannot be combined with --stack kernel",
+        ),
+        (&["iot", "10.0.0.1"], &["--device", "memory"], "--device memory has no server at its other end"),
+        (&["iot", "10.0.0.1", "--smp", "2", "--stack", "light"], &device, "--workers 2 needs"),
+        (&["echo", "10.0.0.1", "--low-share", "0.1"], &device, "--low-share"),
+        (&["iot"], &device, "SERVER"),
+    ] {
+        let output = Command::new(GINNEL).arg("load").args(options).args(stack).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(expected) && !output.status.success(), "{options:?}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    let output = Command::new(GINNEL).args(["load", "iot", "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    for text in
+        ["-r and -t mean something else in", "\"load http -t\" is its timeout", "\"load http -r\" is a rate"]
+    {
+        assert!(help.replace('\n', " ").contains(text), "{text}");
     }
 }
 
