@@ -135,6 +135,7 @@ impl<'a> ProgramComparison<'a> {
             polls,
             address: ADDRESS,
             folder,
+            process_group: None,
         }
     }
 

@@ -8,7 +8,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 /// An ordinary user: `nobody`.
@@ -55,18 +56,26 @@ impl Folder {
         command
     }
 
-    /// Asserts that neither files nor processes are left.
-    fn assert_nothing_is_left(&self) {
-        let files: Vec<_> = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(files.is_empty(), "{files:?}");
+    /// Returns the paths of the files and the command lines of the processes that are left.
+    fn leftovers(&self) -> Vec<String> {
+        let files = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path().display().to_string());
+        let mut found: Vec<String> = files.collect();
         let mark = format!("TMPDIR={}\0", self.0.display());
         for process in fs::read_dir("/proc").unwrap() {
             let process = process.unwrap().path();
             // Processes of other users, and those that have ended, cannot be read.
             let environment = fs::read(process.join("environ")).unwrap_or_default();
-            let is_marked = String::from_utf8_lossy(&environment).contains(&mark);
-            assert!(!is_marked, "{:?}", fs::read_to_string(process.join("cmdline")));
+            if String::from_utf8_lossy(&environment).contains(&mark) {
+                found.push(fs::read_to_string(process.join("cmdline")).unwrap_or_default());
+            }
         }
+        found
+    }
+
+    /// Asserts that neither files nor processes are left.
+    #[track_caller]
+    fn assert_nothing_is_left(&self) {
+        assert_eq!(self.leftovers(), [""; 0]);
     }
 }
 
@@ -188,18 +197,43 @@ fn demo_names_a_server_that_fails() {
     folder.assert_nothing_is_left();
 }
 
-#[test]
-fn interrupted_demo_leaves_nothing() {
-    if !can_run("interrupted_demo_leaves_nothing", &["nginx"]) {
-        return;
-    }
-    let folder = Folder::new("interrupted");
+/// Starts a long demonstration, and waits until the servers run. Returns its process and its further output.
+fn start_demo(folder: &Folder) -> (Child, impl Iterator<Item = String>) {
     let mut command = folder.command(&[GINNEL], "100");
     let mut demo = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut errors = BufReader::new(demo.stderr.take().unwrap()).lines().map(Result::unwrap);
     // Both servers run when the first step is done.
     let first = errors.find(|line| line.starts_with("[1/"));
     assert!(first.is_some(), "{:?}", demo.wait());
+    (demo, errors)
+}
+
+#[test]
+fn killed_demo_leaves_nothing() {
+    if !can_run("killed_demo_leaves_nothing", &["nginx"]) {
+        return;
+    }
+    let folder = Folder::new("killed");
+    let (mut demo, _errors) = start_demo(&folder);
+    let servers = folder.leftovers();
+    let is_nginx = |words: &&String| words.split('\0').next().is_some_and(|word| word.ends_with("/nginx"));
+    assert_eq!(servers.iter().filter(is_nginx).count(), 2, "{servers:?}");
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !folder.leftovers().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    folder.assert_nothing_is_left();
+}
+
+#[test]
+fn interrupted_demo_leaves_nothing() {
+    if !can_run("interrupted_demo_leaves_nothing", &["nginx"]) {
+        return;
+    }
+    let folder = Folder::new("interrupted");
+    let (mut demo, errors) = start_demo(&folder);
     kill_process(Pid::from_child(&demo), Signal::INT).unwrap();
     let last = errors.last();
     assert_eq!(demo.wait().unwrap().code(), Some(1), "{last:?}");

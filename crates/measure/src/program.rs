@@ -8,6 +8,7 @@ use crate::testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -126,6 +127,9 @@ impl RunningPrograms {
         command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         // Stacks are found by their run directories, so a private one is used.
         command.env("GINNEL_RUN_DIR", testbed.folder.join("stacks"));
+        if let Some(group) = testbed.process_group {
+            command.process_group(group.as_raw_pid());
+        }
         let cpu = testbed.cpus.server;
         let spawn = || -> Result<Child, MeasureError> {
             // A child inherits the affinity of the thread that starts it.
@@ -245,7 +249,15 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let cpus = Cpus::choose().unwrap_or(Cpus { server: 0, client: 0 });
         let address = "10.77.0.1".parse().unwrap();
-        Testbed { medium: Medium::Veth, cpus, layout: CoreLayout::Charged, polls: false, address, folder }
+        Testbed {
+            medium: Medium::Veth,
+            cpus,
+            layout: CoreLayout::Charged,
+            polls: false,
+            address,
+            folder,
+            process_group: None,
+        }
     }
 
     fn start(name: &str, script: &str) -> (RunningPrograms, Testbed) {

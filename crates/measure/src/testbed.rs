@@ -6,6 +6,7 @@ use crate::{CoreLayout, MeasureError};
 use ginnel::config::{AfXdpOptions, Config, DeviceConfig, DeviceKind};
 use ginnel_apps::load::light::WorkerStack;
 use ginnel_stack::tcp::config::TcpConfig;
+use rustix::process::Pid;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,8 @@ pub struct Testbed {
     pub address: Ipv4Addr,
     /// A directory for sockets and configurations. It must outlive the value.
     pub folder: PathBuf,
+    /// The process group of the programs; that of this process if there is none.
+    pub process_group: Option<Pid>,
 }
 
 impl Testbed {
@@ -214,6 +217,7 @@ mod tests {
             polls: false,
             address: address.parse().unwrap(),
             folder: std::env::temp_dir(),
+            process_group: None,
         }
     }
 

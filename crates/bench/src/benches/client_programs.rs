@@ -57,6 +57,7 @@ impl<'a> ClientComparison<'a> {
             polls: false,
             address: ADDRESS,
             folder,
+            process_group: None,
         }
     }
 

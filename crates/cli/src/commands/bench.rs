@@ -4,6 +4,7 @@ mod summary;
 
 pub use self::summary::OTHER_PROGRAMS_SHARE_MAX;
 use self::summary::{ComparisonSummary, MeasuredRun};
+use crate::commands::watch_group::WatchedGroup;
 use crate::failure::Failure;
 use crate::signals;
 use clap::{Args, Subcommand, ValueEnum};
@@ -246,6 +247,7 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
         cpus.client = cpus.server;
     }
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
+    let group = WatchedGroup::start(folder.path())?;
     let of = |wire| Testbed {
         medium: wire,
         cpus,
@@ -256,6 +258,7 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
         polls: false,
         address: options.url.address,
         folder: folder.path().to_owned(),
+        process_group: Some(group.id()),
     };
     let (wire, kernel_wire) = (options.medium(), options.kernel_medium());
     let media = [kernel_wire, wire];

@@ -5,6 +5,7 @@ mod progress;
 mod server;
 mod summary;
 
+use crate::commands::watch_group::WatchedGroup;
 use crate::failure::Failure;
 use crate::signals;
 use clap::Args;
@@ -66,7 +67,15 @@ fn measure(
 ) -> Result<DemoSummary, Failure> {
     let cpus = Cpus::choose().map_err(to_failure)?;
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
-    let testbed = DemoTestbed { kernel_address, cpus, folder: folder.path(), seconds: options.seconds, stop };
+    let group = WatchedGroup::start(folder.path())?;
+    let testbed = DemoTestbed {
+        kernel_address,
+        cpus,
+        folder: folder.path(),
+        group: group.id(),
+        seconds: options.seconds,
+        stop,
+    };
     let mut servers = Vec::new();
     let mut missing = Vec::new();
     for server in Server::ALL {

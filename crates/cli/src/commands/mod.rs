@@ -13,6 +13,7 @@ mod serve;
 mod ss;
 mod stat;
 mod up;
+mod watch_group;
 mod with_parent;
 
 use crate::failure::Failure;
@@ -66,6 +67,9 @@ pub enum Command {
     /// Run a program that ends with the process that started it
     #[command(hide = true)]
     WithParent(with_parent::WithParentOptions),
+    /// Lead a process group that is killed when the process that started this one dies
+    #[command(hide = true)]
+    WatchGroup(watch_group::WatchGroupOptions),
 }
 
 impl Command {
@@ -88,6 +92,7 @@ impl Command {
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
             Self::WithParent(options) => with_parent::run(&options),
+            Self::WatchGroup(options) => watch_group::run(&options),
         }
     }
 }

@@ -10,6 +10,7 @@ use ginnel_measure::machine::Cpus;
 use ginnel_measure::program::{NetworkStack, OUTPUT_INTRODUCTION, RunningPrograms};
 use ginnel_measure::testbed::{Medium, Testbed};
 use ginnel_measure::{CoreLayout, MeasureError, servers};
+use rustix::process::Pid;
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::Path;
@@ -140,6 +141,8 @@ pub struct DemoTestbed<'a> {
     pub cpus: Cpus,
     /// A directory for the files of the servers.
     pub folder: &'a Path,
+    /// The process group of the servers.
+    pub group: Pid,
     /// Length of a measurement.
     pub seconds: f64,
     pub stop: &'a StopFlag,
@@ -207,7 +210,15 @@ impl DemoTestbed<'_> {
     ) -> Result<Testbed, Failure> {
         let folder = self.folder.join(format!("{}-{stack}", server.name()));
         std::fs::create_dir(&folder).map_err(|e| Failure::running(format!("{}: {e}", folder.display())))?;
-        Ok(Testbed { medium, cpus: self.cpus, layout: CoreLayout::Sender, polls: false, address, folder })
+        Ok(Testbed {
+            medium,
+            cpus: self.cpus,
+            layout: CoreLayout::Sender,
+            polls: false,
+            address,
+            folder,
+            process_group: Some(self.group),
+        })
     }
 }
 
