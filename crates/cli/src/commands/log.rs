@@ -6,7 +6,7 @@ use clap::Args;
 use ginnel::run_dir::{self, logs};
 use rustix::fs::OFlags;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -56,19 +56,31 @@ fn show(options: &LogOptions) -> Result<(), Failure> {
     // Records the death of stacks that were killed. If that fails, there may still be a log.
     let running = run_dir::running().unwrap_or_default();
     let files = find(options.stack_name.as_deref(), &running)?;
-    let mut current = open(&files.current).map_err(|e| failed(&files.current, &e))?;
     let mut text = Vec::new();
-    // The file that is open may have become the previous one meanwhile.
-    if let Ok(mut previous) = open(&files.previous)
-        && inode(&previous) != inode(&current)
-    {
-        previous.read_to_end(&mut text).map_err(|e| failed(&files.previous, &e))?;
-    }
-    current.read_to_end(&mut text).map_err(|e| failed(&files.current, &e))?;
+    let last = read(&files, &mut text)?;
     let start = options.lines.map_or(0, |lines| start_of_last_lines(&text, lines));
     let mut out = io::stdout().lock();
     out.write_all(&text[start..])?;
-    if options.follow { follow(&files.current, current, &mut out) } else { Ok(()) }
+    if options.follow { follow(&files, last, &mut out) } else { Ok(()) }
+}
+
+/// Reads both files of a log, of which one may be missing: from a rotation until the next entry there is no
+/// current one. Returns the file with the last entry.
+fn read(files: &logs::LogFiles, text: &mut Vec<u8>) -> Result<File, Failure> {
+    let current = open(&files.current);
+    // The file that is open as the current one may have become the previous one meanwhile.
+    let is_other = |file: &File| current.as_ref().is_ok_and(|current| inode(current) != inode(file));
+    let previous = open(&files.previous).ok().filter(|file| current.is_err() || is_other(file));
+    let mut read_one = |mut file: File, path| {
+        file.read_to_end(text).map_err(|e| failed(path, &e))?;
+        Ok(file)
+    };
+    let previous = previous.map(|file| read_one(file, &files.previous)).transpose()?;
+    match (current, previous) {
+        (Ok(file), _) => read_one(file, &files.current),
+        (Err(error), Some(previous)) if error.kind() == ErrorKind::NotFound => Ok(previous),
+        (Err(error), _) => Err(failed(&files.current, &error)),
+    }
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
@@ -116,18 +128,26 @@ fn start_of_last_lines(text: &[u8], lines: usize) -> usize {
     ends.map(|(at, _)| at + 1).nth(lines - 1).unwrap_or(0)
 }
 
-/// Copies what is appended to the file at `path`, which is open as `current` and may be replaced by another.
-fn follow(path: &Path, mut current: File, out: &mut impl Write) -> Result<(), Failure> {
+/// Copies what is appended to a log, whose file with the last entry is open as `last` and has been read.
+fn follow(files: &logs::LogFiles, mut last: File, out: &mut impl Write) -> Result<(), Failure> {
     loop {
         // Opened before the rest of the old file is read: whoever replaced the file writes to the new one.
-        let next = open(path).ok().filter(|next| inode(next) != inode(&current));
-        let copied = io::copy(&mut current, out).map_err(Failure::from)?;
+        let next = open(&files.current).ok().filter(|next| inode(next) != inode(&last));
+        let mut copied = io::copy(&mut last, out)?;
+        match next {
+            Some(next) => {
+                // The log may have been rotated twice: one file is neither the old nor the new one.
+                let between = open(&files.previous).ok();
+                let is_new = |file: &File| inode(file) != inode(&last) && inode(file) != inode(&next);
+                if let Some(mut between) = between.filter(is_new) {
+                    copied += io::copy(&mut between, out)?;
+                }
+                last = next;
+            }
+            None => std::thread::sleep(POLL_INTERVAL),
+        }
         if copied > 0 {
             out.flush()?;
-        }
-        match next {
-            Some(next) => current = next,
-            None => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }

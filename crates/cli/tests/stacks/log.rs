@@ -1,11 +1,13 @@
 //! The log of a stack, which outlives it.
 
 use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use ginnel::run_dir::logs::StackLog;
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use tracing::Level;
 
 fn log(fixture: &Fixture, name: &str) -> String {
     fixture.run_ok(&["log", name])
@@ -117,6 +119,44 @@ fn log_is_followed_across_stacks() {
     // Blocks until the entry is there; the time limit of the test run ends it otherwise.
     let all: Vec<String> = lines.by_ref().take_while(|line| !line.ends_with("the stack has ended")).collect();
     assert_in_order(&all.join("\n"), &["starts the stack", "programs can attach", "SIGTERM"]);
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
+
+/// Opens a log whose files take one entry each, and has one entry in its previous file.
+fn rotated_log(fixture: &Fixture) -> StackLog {
+    fs::create_dir(fixture.path().join("run")).unwrap();
+    let log = StackLog::open(&fixture.path().join("run/lab"), 1, 3).unwrap();
+    log.append(Level::INFO, "entry 0").unwrap();
+    fs::rename(log.files().current, log.files().previous).unwrap();
+    log
+}
+
+#[test]
+fn log_without_a_current_file_is_shown() {
+    let fixture = Fixture::new("log-previous");
+    let _log = rotated_log(&fixture);
+    assert!(log(&fixture, "lab").ends_with("INFO  entry 0\n"));
+    assert!(fixture.run_ok(&["log"]).ends_with("INFO  entry 0\n"));
+}
+
+#[test]
+fn log_is_followed_through_rotations() {
+    let fixture = Fixture::new("log-rotations");
+    let log = rotated_log(&fixture);
+    let mut follower = fixture.ginnel(&["log", "lab", "-f"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().ends_with("entry 0"));
+    // Each entry is in a file of its own, so two rotations may fall between two looks of the follower.
+    for entry in (1..40).step_by(2) {
+        for entry in [entry, entry + 1] {
+            log.append(Level::INFO, &format!("entry {entry}")).unwrap();
+        }
+        for entry in [entry, entry + 1] {
+            let line = lines.next().unwrap();
+            assert!(line.ends_with(&format!("entry {entry}")), "{entry}: {line}");
+        }
+    }
     follower.kill().unwrap();
     follower.wait().unwrap();
 }

@@ -138,7 +138,8 @@ pub(super) fn record_death(base: &Path, name: &str, pid: u32) {
         "the stack has ended without a word: its process {pid} was killed (kill -9, lack of memory) or crashed"
     );
     let log = StackLog { folder: base.join(FOLDER), name: name.into(), bytes_max: DEATH_BYTES_MAX };
-    if open_log(&log.folder, name, OFlags::empty()).is_ok() {
+    // A log that was rotated for the stack's last entry has no current file.
+    if log.files().previous.exists() || open_log(&log.folder, name, OFlags::empty()).is_ok() {
         // The stack's directory is gone; without this entry, only its log is less complete.
         let _ = log.append(Level::ERROR, &text);
     }
@@ -245,24 +246,33 @@ mod tests {
         }
     }
 
-    #[test]
-    fn sweep_records_the_death_of_a_stack() {
-        let base = tempfile::tempdir().unwrap();
-        let (dir, log) = stack(base.path(), "web");
-        log.append(Level::INFO, "start").unwrap();
-        // As after a `kill -9`: the directory is there, and nobody holds its lock.
+    /// Ends a stack as `kill -9` does: its directory stays, and nobody holds the lock.
+    fn kill(base: &Path, dir: RunDir) {
         let path = dir.path().to_owned();
-        let copy = base.path().join("copy");
+        let copy = base.join("copy");
         fs::create_dir(&copy).unwrap();
         fs::copy(path.join("lock"), copy.join("lock")).unwrap();
         drop(dir);
         fs::rename(copy, &path).unwrap();
-        assert_eq!(running_in(base.path()).unwrap(), []);
-        assert_eq!(running_in(base.path()).unwrap(), []);
-        let text = text(&log);
-        let pid = std::process::id();
-        assert!(text.contains(&format!("ended without a word: its process {pid} was killed")), "{text}");
-        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+
+    #[test]
+    fn sweep_records_the_death_of_a_stack() {
+        for is_rotated in [false, true] {
+            let base = tempfile::tempdir().unwrap();
+            let (dir, log) = stack(base.path(), "web");
+            log.append(Level::INFO, "start").unwrap();
+            if is_rotated {
+                fs::rename(log.files().current, log.files().previous).unwrap();
+            }
+            kill(base.path(), dir);
+            assert_eq!(running_in(base.path()).unwrap(), []);
+            assert_eq!(running_in(base.path()).unwrap(), []);
+            let text = text(&log);
+            let pid = std::process::id();
+            assert!(text.contains(&format!("ended without a word: its process {pid} was killed")), "{text}");
+            assert_eq!(text.lines().count(), 2, "{text}");
+        }
     }
 
     // limit: run.log_bytes
