@@ -483,6 +483,138 @@ static void program(void)
     close(ours), close(theirs);
 }
 
+static int here, there;
+
+// Calls with bad pointers and with good ones.
+static void calls(const char *how)
+{
+    char room[16] = "";
+    struct iovec parts[] = {{room, 2}, {edge, 10}};
+    sigset_t before, after;
+    sigprocmask(0, 0, &before);
+    printf("%s: blocked %d %d\n", how, sigismember(&before, SIGSEGV), sigismember(&before, SIGBUS));
+    say("send", "bad", send(here, edge, 10, 0));
+    say("send", "partly", send(here, edge - 6, 10, 0));
+    say("writev inside", "bad", writev(here, parts, 2));
+    say("writev", "bad", writev(here, (void *)edge, 2));
+    say("send", "good", send(here, "0123456789", 10, 0));
+    await(there);
+    say("recv", "bad", recv(there, edge, 10, 0));
+    say("getsockname", "bad", getsockname(there, (void *)edge, (void *)edge));
+    say("setsockopt", "bad", setsockopt(there, IPPROTO_TCP, TCP_NODELAY, edge, 4));
+    say("recv", "good", recv(there, room, sizeof room, 0));
+    printf("%.10s\n", room);
+    sigprocmask(0, 0, &after);
+    printf("mask %s\n", memcmp(&before, &after, 8) ? "changed" : "stays");
+}
+
+static void *calls_in_a_thread(void *how)
+{
+    calls(how);
+    return 0;
+}
+
+static void thread(const char *how, const sigset_t *mask)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    if (mask) pthread_attr_setsigmask_np(&attributes, mask);
+    pthread_create(&thread, &attributes, calls_in_a_thread, (void *)how);
+    pthread_join(thread, 0);
+}
+
+static void calls_in_a_handler(int number)
+{
+    caught = number;
+    calls("handler");
+}
+
+static void leaves(int number)
+{
+    calls("handler that jumps");
+    siglongjmp(out, number);
+}
+
+static void faults_while_blocked(void)
+{
+    sigset_t all;
+    sigfillset(&all), sigprocmask(SIG_SETMASK, &all, 0);
+    calls("child");
+    signal(SIGSEGV, plain);
+    fflush(stdout);
+    if (!sigsetjmp(out, 1)) *edge = 1;
+    puts("not reached");
+}
+
+static void executes_itself(void)
+{
+    sigset_t all;
+    sigfillset(&all), sigprocmask(SIG_SETMASK, &all, 0);
+    execl("/proc/self/exe", "bad_pointers", "inherits", NULL);
+}
+
+static void connects(void)
+{
+    here = connected(&there);
+}
+
+static void blocks_faults(void)
+{
+    sigset_t none, all, faults, bus;
+    sigemptyset(&none), sigfillset(&all), sigemptyset(&faults), sigemptyset(&bus);
+    sigaddset(&faults, SIGSEGV), sigaddset(&faults, SIGBUS), sigaddset(&bus, SIGBUS);
+    connects();
+    calls("usual");
+    sigprocmask(SIG_SETMASK, &all, 0), calls("all"), calls("all again");
+    thread("thread that inherits", 0);
+    thread("thread with a mask", &none);
+    sigprocmask(SIG_UNBLOCK, &faults, 0), calls("unblocked");
+    thread("thread with faults blocked", &faults);
+    pthread_sigmask(SIG_BLOCK, &bus, 0), calls("only SIGBUS");
+    sigprocmask(SIG_SETMASK, &none, 0), calls("none");
+    sighold(SIGSEGV), calls("sighold"), sigrelse(SIGSEGV);
+    sigset(SIGSEGV, SIG_HOLD), calls("sigset"), sigset(SIGSEGV, SIG_DFL);
+    sigblock(1 << (SIGSEGV - 1)), calls("sigblock"), sigsetmask(0);
+    sigsetmask(1 << (SIGSEGV - 1)), calls("sigsetmask"), sigsetmask(0);
+    syscall(SYS_rt_sigprocmask, SIG_BLOCK, &faults, 0, 8), calls("system call");
+    syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &faults, 0, 8), calls("system call to unblock");
+    struct sigaction action = {.sa_handler = calls_in_a_handler, .sa_mask = all};
+    sigaction(SIGUSR1, &action, 0), raise(SIGUSR1), calls("after the handler");
+    sigprocmask(SIG_BLOCK, &faults, 0);
+    raise(SIGUSR1), calls("after the handler, blocked");
+    sigprocmask(SIG_SETMASK, &none, 0);
+    action.sa_handler = leaves, sigaction(SIGUSR1, &action, 0);
+    if (!sigsetjmp(out, 1)) raise(SIGUSR1);
+    calls("after the jump");
+    sigaction(SIGSEGV, &(struct sigaction){.sa_handler = leaves}, 0);
+    if (!sigsetjmp(out, 1)) *edge = 1;
+    calls("after a handler of the fault");
+    signal(SIGSEGV, SIG_DFL);
+
+    // A signal that was sent stays pending.
+    for (int round = 0; round < 2; round++) {
+        sigprocmask(SIG_BLOCK, &faults, 0);
+        sigaction(SIGSEGV, &(struct sigaction){.sa_handler = round ? plain : SIG_DFL}, 0);
+        caught = 0;
+        kill(getpid(), SIGSEGV);
+        char room[16];
+        say("send", "pending", send(here, "0123456789", 10, 0));
+        await(there);
+        say("recv", "pending", recv(there, room, 16, 0));
+        sigset_t pending;
+        sigpending(&pending);
+        printf("pending %d caught %d\n", sigismember(&pending, SIGSEGV), caught);
+        signal(SIGSEGV, plain);
+        if (!sigsetjmp(out, 0)) sigprocmask(SIG_UNBLOCK, &faults, 0);
+        printf("caught %d\n", caught);
+        sigprocmask(SIG_SETMASK, &none, 0);
+    }
+    signal(SIGSEGV, SIG_DFL);
+    child("faults while blocked", faults_while_blocked);
+    child("executes itself", executes_itself);
+}
+
 // For a program that a sanitizer watches: its handler reports the second fault.
 static void sanitized(void)
 {
@@ -503,6 +635,8 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "others")) others();
     if (!strcmp(argv[1], "waits")) waits();
     if (!strcmp(argv[1], "program")) program();
+    if (!strcmp(argv[1], "blocked")) blocks_faults();
+    if (!strcmp(argv[1], "inherits")) connects(), calls("inherited");
     if (!strcmp(argv[1], "sanitized")) sanitized();
     puts("end");
 }

@@ -47,6 +47,11 @@ fn faults_of_the_program_arrive_unchanged() {
     assert_like_kernel("faults_of_the_program_arrive_unchanged", "program");
 }
 
+#[test]
+fn bad_pointers_are_efault_with_blocked_signals() {
+    assert_like_kernel("bad_pointers_are_efault_with_blocked_signals", "blocked");
+}
+
 /// Compiles the program with a sanitizer, and returns its path. Returns `None` if the compiler has none.
 fn compile_sanitized(fixture: &Fixture, options: &[&str]) -> Option<String> {
     let program = fixture.path().join("sanitized");

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// Functions that take or create descriptors which may be sockets, that start programs which inherit them, or
-/// that install signal handlers. The names are without the underscores and the suffixes `_chk` and `64` of
-/// their variants.
+/// that install signal handlers or block signals. The names are without the underscores and the suffixes
+/// `_chk` and `64` of their variants.
 const FAMILIES: &[&str] = &[
     "accept",
     "accept4",
@@ -68,6 +68,7 @@ const FAMILIES: &[&str] = &[
     "preadv2",
     "preadv64v2",
     "pselect",
+    "pthread_sigmask",
     "pwrite",
     "pwritev",
     "pwritev2",
@@ -88,9 +89,13 @@ const FAMILIES: &[&str] = &[
     "setsockopt",
     "shutdown",
     "sigaction",
+    "sigblock",
+    "sighold",
     "siginterrupt",
     "signal",
+    "sigprocmask",
     "sigset",
+    "sigsetmask",
     "sigvec",
     "sockatmark",
     "socket",

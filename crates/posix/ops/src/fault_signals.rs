@@ -7,7 +7,7 @@
 //! default action and of `SIG_IGN` stand two handlers of the library, which the program does not see.
 #![allow(unsafe_code)] // functions that the kernel calls
 
-use crate::{isolation, signal_handlers, syscall, user_memory};
+use crate::{fault_mask, isolation, signal_handlers, syscall, user_memory};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use libc::{SIG_DFL, SIG_IGN, sighandler_t, siginfo_t, ucontext_t};
@@ -154,15 +154,19 @@ fn is_fault(info: &siginfo_t) -> bool {
     info.si_code > 0 && !(info.si_signo == libc::SIGBUS && info.si_code == BUS_MCEERR_AO)
 }
 
-/// Handles a fault of the library. Returns true if the thread can continue.
+/// Handles a fault of the library, or postpones a signal that was sent. Returns true if the thread can
+/// continue.
 ///
 /// # Safety
 /// The arguments must be those of a handler of a signal of [`is_fault_signal`].
 #[inline]
 pub(crate) unsafe fn fix_up(info: &siginfo_t, context: &mut ucontext_t) -> bool {
-    // SAFETY: faults have an address; for signals that were sent, any bytes are a number.
+    if !is_fault(info) {
+        return fault_mask::postpone(info.si_signo, info, context);
+    }
+    // SAFETY: faults have an address.
     let address = unsafe { info.si_addr() }.addr();
-    is_fault(info) && isolation::make_page_writable(address) || user_memory::fix_up(context)
+    isolation::make_page_writable(address) || user_memory::fix_up(context)
 }
 
 /// Stands for the default action: the process ends by the same fault.
@@ -175,6 +179,9 @@ unsafe extern "C" fn default_action(signal: c_int, info: *mut siginfo_t, context
         return;
     }
     // Another process, or this one, has sent the signal.
+    if fault_mask::postpone(signal, info, context) {
+        return;
+    }
     if let Ok(mut action) = syscall::sigaction(signal) {
         (action.handler, action.flags) = (SIG_DFL, action.flags & !(libc::SA_SIGINFO as u64));
         // SAFETY: the default action is valid.

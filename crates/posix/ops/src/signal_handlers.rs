@@ -15,6 +15,7 @@
 //! call are a few instructions (`syscall`), and a handler that interrupts them returns to the first one.
 #![allow(unsafe_code)] // functions that the kernel calls
 
+use crate::fault_mask::Interrupted;
 use crate::signal::{LIBC_SIGNALS, SIGNALS, SYNCHRONOUS_SIGNALS, SignalSet, bit};
 use crate::{fault_signals, lock, syscall};
 use core::ffi::{c_int, c_void};
@@ -126,14 +127,16 @@ unsafe extern "C-unwind" fn dispatch(
     // SAFETY: the program has installed it as a handler. The kernel passes three arguments to handlers with
     // one, too.
     let handler = unsafe { core::mem::transmute::<*const c_void, Handler>(handler) };
-    let others = lock::handlers_ran();
+    let (others, interrupted) = (lock::handlers_ran(), Interrupted::enter());
     // SAFETY: the arguments are those of the kernel.
     unsafe { handler(signal, info, context) };
     // Handlers that ran in the handler's own calls, or that interrupted it, do not concern the interrupted
     // call.
     lock::set_handlers_ran(others | bit(signal));
     // SAFETY: the context is the kernel's, and the handler has returned.
-    restart_sleep(unsafe { &mut *context });
+    let context = unsafe { &mut *context };
+    interrupted.leave(context);
+    restart_sleep(context);
 }
 
 /// Returns the signals that deferral blocks: all but synchronous ones, which are delivered all the same,

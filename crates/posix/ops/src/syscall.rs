@@ -431,6 +431,16 @@ pub(crate) fn set_signal_mask(set: u64) {
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) };
 }
 
+/// Sets the signal mask of this thread as [`set_signal_mask`], and returns the mask before.
+pub(crate) fn replace_signal_mask(set: u64) -> Result<u64, Errno> {
+    let mut before = 0u64;
+    let [new, old] = [(&raw const set).expose_provenance(), (&raw mut before).expose_provenance()];
+    let arguments = [libc::SIG_SETMASK as usize, new, old, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: both sets live through the call.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) }?;
+    Ok(before)
+}
+
 /// Queues a signal that was delivered to this thread to it again, with the same `siginfo_t`.
 pub(crate) fn requeue_signal(signal: c_int, info: &siginfo_t) -> Result<(), Errno> {
     // SAFETY: no pointer is passed.

@@ -3,10 +3,12 @@
 //!
 //! Every access goes through one copy routine. A fault in the routine continues at its fix-up address, which
 //! returns that the copy failed: handlers of `SIGSEGV` and `SIGBUS` ask [`fix_up`] first (`fault_signals`).
-//! So an access needs no check in advance, and a copy that succeeds costs as much as `memcpy`.
+//! So an access needs no check in advance, and a copy that succeeds costs as much as `memcpy`. Threads that
+//! block these signals: `fault_mask`.
 #![allow(unsafe_code)] // accesses memory at the program's addresses
 #![allow(clippy::not_unsafe_ptr_arg_deref)] // reading any address returns bytes or an error
 
+use crate::fault_mask;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -29,6 +31,8 @@ unsafe extern "C" {
     /// Copies `len` bytes. Returns 0, or 1 if memory could not be accessed; any of the bytes may have been
     /// copied then.
     fn ginnel_copy(to: *mut u8, from: *const u8, len: usize) -> u64;
+    /// Copies without asking whether the signals of faults are blocked.
+    fn ginnel_copy_unchecked(to: *mut u8, from: *const u8, len: usize) -> u64;
     /// The instruction after the last one that accesses memory, and the first one after a fault.
     static ginnel_copy_fault: u8;
     /// Says what the routine may use on this CPU. With 0 it runs everywhere.
@@ -40,12 +44,17 @@ unsafe extern "C" {
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".pushsection .text.ginnel_copy, \"ax\", @progbits",
-    ".globl ginnel_copy, ginnel_copy_fault",
-    ".hidden ginnel_copy, ginnel_copy_fault",
+    ".globl ginnel_copy, ginnel_copy_unchecked, ginnel_copy_fault",
+    ".hidden ginnel_copy, ginnel_copy_unchecked, ginnel_copy_fault",
     ".type ginnel_copy, @function",
+    ".type ginnel_copy_unchecked, @function",
     ".balign 64",
     "ginnel_copy:",
     ".cfi_startproc",
+    "mov rax, qword ptr [rip + ginnel_fault_mask@GOTTPOFF]",
+    "cmp byte ptr fs:[rax], {unblocked}",
+    "jne {unblock}",
+    "ginnel_copy_unchecked:",
     "cmp rdx, 16",
     "jb 2f",
     "cmp rdx, 32",
@@ -236,17 +245,27 @@ core::arch::global_asm!(
     erms = const HAS_ERMS,
     // As in glibc: shorter copies are faster without.
     rep_min = const 4096,
+    unblocked = const fault_mask::UNBLOCKED,
+    unblock = sym copy_with_faults_unblocked,
 );
 
 #[cfg(target_arch = "aarch64")]
 core::arch::global_asm!(
     ".pushsection .text.ginnel_copy, \"ax\", @progbits",
-    ".globl ginnel_copy, ginnel_copy_fault",
-    ".hidden ginnel_copy, ginnel_copy_fault",
+    ".globl ginnel_copy, ginnel_copy_unchecked, ginnel_copy_fault",
+    ".hidden ginnel_copy, ginnel_copy_unchecked, ginnel_copy_fault",
     ".type ginnel_copy, @function",
+    ".type ginnel_copy_unchecked, @function",
     ".balign 64",
     "ginnel_copy:",
     ".cfi_startproc",
+    "mrs x3, tpidr_el0",
+    "adrp x4, :gottprel:ginnel_fault_mask",
+    "ldr x4, [x4, :gottprel_lo12:ginnel_fault_mask]",
+    "ldrb w3, [x3, x4]",
+    "cmp w3, #{unblocked}",
+    "b.ne {unblock}",
+    "ginnel_copy_unchecked:",
     "subs x2, x2, #32",
     "b.lo 3f",
     "2:",
@@ -284,7 +303,15 @@ core::arch::global_asm!(
     ".cfi_endproc",
     ".size ginnel_copy, . - ginnel_copy",
     ".popsection",
+    unblocked = const fault_mask::UNBLOCKED,
+    unblock = sym copy_with_faults_unblocked,
 );
+
+/// Copies in a thread that may block the signals of faults. Called by the copy routine in its own place.
+unsafe extern "C" fn copy_with_faults_unblocked(to: *mut u8, from: *const u8, len: usize) -> u64 {
+    // SAFETY: the arguments are those of the copy routine.
+    fault_mask::unblock_during(|| unsafe { ginnel_copy_unchecked(to, from, len) })
+}
 
 /// Chooses the fastest instructions that this CPU has.
 pub(crate) fn detect_cpu() {

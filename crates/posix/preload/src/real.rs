@@ -109,6 +109,11 @@ real! {
     fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn sigset(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
+    fn pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
+    fn sighold(signal: c_int) -> c_int;
+    fn sigblock(mask: c_int) -> c_int;
+    fn sigsetmask(mask: c_int) -> c_int;
     fn siginterrupt(signal: c_int, on: c_int) -> c_int;
     fn bindresvport(fd: c_int, address: *mut sockaddr_in) -> c_int;
     fn preadv2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;

@@ -9,6 +9,7 @@ mod poll;
 mod sandbox;
 mod scm_rights;
 mod send_recv;
+mod signal_masks;
 mod signals;
 mod sockets;
 mod spawn_actions;

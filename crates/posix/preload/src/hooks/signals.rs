@@ -198,7 +198,9 @@ unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sigh
 unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !needs_install(number, handler) || handler == SIG_HOLD {
         // SAFETY: the program's arguments, unchanged.
-        return to_program(number, false, after_change(unsafe { real::sigset(number, handler) }), 0).0;
+        let old = after_change(unsafe { real::sigset(number, handler) });
+        super::signal_masks::after_hold(number);
+        return to_program(number, false, old, 0).0;
     }
     let old = install(number, handler, 0, None);
     if old == SIG_ERR {

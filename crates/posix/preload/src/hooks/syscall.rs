@@ -85,6 +85,10 @@ unsafe extern "C" fn syscall(
     {
         return result;
     }
+    if number == libc::SYS_rt_sigprocmask {
+        // SAFETY: the program's arguments are those of the system call.
+        return unsafe { super::signal_masks::rt_sigprocmask(a, b, c, d) };
+    }
     if !attach::is_on_a_stack() {
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };
