@@ -148,7 +148,7 @@ impl<'a> ProgramComparison<'a> {
     pub fn on_stack(&self, programs: &[Vec<OsString>], wire: Medium) -> Result<Measurement, MeasureError> {
         // Fails before anything is measured if the executable is missing.
         ginnel_path()?;
-        self.programs("ours", programs, NetworkStack::Stack, wire)
+        self.programs("ours", programs, NetworkStack::Ginnel, wire)
     }
 
     fn programs(

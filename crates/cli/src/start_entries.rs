@@ -101,7 +101,7 @@ fn describe_device(config: &Config, device: &DeviceConfig) -> String {
     }
     for link in config.links.iter().filter(|link| link.device == device.name) {
         let vlan = link.vlan.map_or_else(String::new, |vlan| format!(" (VLAN {vlan})"));
-        let prefixes = link.addresses.iter().chain(&link.own_networks);
+        let prefixes = link.addresses.iter().chain(&link.local_networks);
         let addresses: Vec<String> = prefixes.map(ToString::to_string).collect();
         let addresses = if addresses.is_empty() { "no address".into() } else { addresses.join(" ") };
         text += &format!(", link {}{vlan}: {addresses}", link.name);

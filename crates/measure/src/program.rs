@@ -52,7 +52,7 @@ pub enum NetworkStack {
     /// The kernel's.
     Kernel,
     /// Ginnel's.
-    Stack,
+    Ginnel,
 }
 
 /// Running server programs. Dropping the value terminates them.
@@ -96,13 +96,13 @@ impl RunningPrograms {
                     running.add(program, false, testbed)?;
                 }
             }
-            (NetworkStack::Stack, [program]) => {
+            (NetworkStack::Ginnel, [program]) => {
                 let options = testbed.stack_options()?;
                 let arguments: Vec<&str> =
                     ["run"].into_iter().chain(options.iter().map(String::as_str)).collect();
                 running.add(&with_stack(&arguments, program)?, true, testbed)?;
             }
-            (NetworkStack::Stack, _) => {
+            (NetworkStack::Ginnel, _) => {
                 let mut line: Vec<OsString> =
                     vec![ginnel_path()?.into(), "up".into(), SHARED_STACK_NAME.into()];
                 line.extend(testbed.stack_options()?.into_iter().map(Into::into));

@@ -483,7 +483,7 @@ fn stack_link_config(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
     ginnel_stack::link::LinkConfig {
         name: link.name.clone(),
         addresses: link.addresses.iter().map(|p| (p.address, p.len)).collect(),
-        local_networks: link.own_networks.iter().map(|p| (p.address, p.len)).collect(),
+        local_networks: link.local_networks.iter().map(|p| (p.address, p.len)).collect(),
         mtu: link.mtu.map(|mtu| mtu as usize),
         vlan: link.vlan,
         accept_ra: link.accept_ra,

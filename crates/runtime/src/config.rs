@@ -280,7 +280,7 @@ pub struct LinkConfig {
     /// Networks all of whose addresses belong to the stack, as with Linux's `local` routes. Routers must
     /// route them to the stack. Default: none.
     #[serde(default)]
-    pub own_networks: Vec<Prefix>,
+    pub local_networks: Vec<Prefix>,
     /// Accept IPv6 addresses and routes from router advertisements. Default true.
     #[serde(default = "default_true")]
     pub accept_ra: bool,
@@ -298,7 +298,7 @@ impl LinkConfig {
             vlan: None,
             mtu: None,
             addresses,
-            own_networks: Vec::new(),
+            local_networks: Vec::new(),
             accept_ra: true,
             neighbours: Vec::new(),
         }

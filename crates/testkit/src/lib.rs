@@ -6,6 +6,7 @@ pub mod alloc_counter;
 pub mod checks;
 pub mod interop;
 mod namespace;
+pub mod processes;
 pub mod redis;
 pub mod script;
 pub mod scripted_peer;

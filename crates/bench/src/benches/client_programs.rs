@@ -161,7 +161,7 @@ pub fn http(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
             continue;
         }
         servers::find(part)?;
-        let ours = || measure_against_httpd(&comparison, NetworkStack::Stack, &site, &words(line), read);
+        let ours = || measure_against_httpd(&comparison, NetworkStack::Ginnel, &site, &words(line), read);
         let theirs = || measure_against_httpd(&comparison, NetworkStack::Kernel, &site, &words(line), read);
         let theirs: pairs::Arm<'_> = Box::new(theirs);
         results.push(pairs::run(&name, "requests/s", options, Bound::Machine, Box::new(ours), Some(theirs))?);
@@ -179,11 +179,11 @@ fn measure_against_httpd(
     read: fn(&str) -> Option<(f64, u64)>,
 ) -> Result<Measurement, MeasureError> {
     let (arm, wire) =
-        if host == NetworkStack::Stack { ("ours", Medium::Memif) } else { ("theirs", Medium::Veth) };
+        if host == NetworkStack::Ginnel { ("ours", Medium::Memif) } else { ("theirs", Medium::Veth) };
     let testbed = comparison.testbed(wire);
     testbed.set_up(false)?;
     let line = match host {
-        NetworkStack::Stack => comparison.on_stack(&testbed, client)?,
+        NetworkStack::Ginnel => comparison.on_stack(&testbed, client)?,
         NetworkStack::Kernel => {
             veth::assign_kernel_address(veth::generator(), testbed.client_address(), "")?;
             client.iter().map(Into::into).collect()
@@ -258,7 +258,7 @@ fn iperf_client(comparison: &ClientComparison<'_>) -> Vec<String> {
 fn iperf_on_stacks(comparison: &ClientComparison<'_>) -> Result<Measurement, MeasureError> {
     let testbed = comparison.testbed(Medium::Memif);
     testbed.set_up(false)?;
-    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Stack, &testbed)?;
+    let mut running = RunningPrograms::start(&[iperf_server()], NetworkStack::Ginnel, &testbed)?;
     let line = comparison.on_stack(&testbed, &iperf_client(comparison))?;
     transfer(
         comparison,

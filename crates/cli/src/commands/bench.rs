@@ -277,7 +277,7 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
             Ok(run)
         };
         let kernel = measure(NetworkStack::Kernel, &of(kernel_wire))?;
-        summary.add(kernel, measure(NetworkStack::Stack, &of(wire))?);
+        summary.add(kernel, measure(NetworkStack::Ginnel, &of(wire))?);
     }
     Ok(summary)
 }

@@ -25,7 +25,7 @@ const LABEL_PRIORITY: u8 = 6;
 /// Options of `ginnel iot`.
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("config", |config| config.short('f')))]
-pub struct IotArgs {
+pub struct IotCommandOptions {
     #[command(flatten)]
     program: ProgramOptions,
     #[command(flatten)]
@@ -79,7 +79,7 @@ enum PlaceName {
 }
 
 /// Runs the server.
-pub fn run(options: IotArgs) -> Result<(), Failure> {
+pub fn run(options: IotCommandOptions) -> Result<(), Failure> {
     let (options, config) = match &options.stack.config {
         None => (options, Config::default()),
         Some(path) => {
@@ -112,7 +112,7 @@ pub fn run(options: IotArgs) -> Result<(), Failure> {
 }
 
 /// Returns the configuration of the stack: a file's, overridden by the options.
-fn complete(options: &IotArgs, config: Config) -> Result<Config, Failure> {
+fn complete(options: &IotCommandOptions, config: Config) -> Result<Config, Failure> {
     serve::refuse_memory(&options.stack)?;
     options.stack.complete(config, |config| {
         config.shards.count = options.shards.shards.unwrap_or(config.shards.count);
@@ -184,7 +184,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct IotCommand {
         #[command(flatten)]
-        options: IotArgs,
+        options: IotCommandOptions,
     }
 
     fn config(more: &[&str]) -> Config {

@@ -23,7 +23,7 @@ use ginnel_apps::load::run::LoadJob;
 use ginnel_apps::load::{self, CommonOptions, LoadOptions, Report, StackKind};
 use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue, pair};
 use ginnel_stack::device::Device;
-use messages::MessageArgs;
+use messages::MessageCommandOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -46,19 +46,19 @@ pub enum LoadCommand {
     /// for realistic clients. One core of it generates about as many requests as one core of Ginnel serves,
     /// so it needs two or more cores (--workers) for each core of the server. "kernel" uses the kernel's
     /// sockets and makes some ten thousand connections per second on a core.
-    Http(Box<HttpArgs>),
+    Http(Box<HttpCommandOptions>),
 
     /// Request a value from a Redis server on persistent connections, and measure throughput and latency
     ///
     /// Each connection first stores the value; these requests are not counted. The stacks are described in
     /// "ginnel load http --help".
-    Redis(Box<ValueArgs<load::RedisOptions>>),
+    Redis(Box<ValueCommandOptions<load::RedisOptions>>),
 
     /// Request a value from a memcached server on persistent connections, and measure throughput and latency
     ///
     /// Each connection first stores the value; these requests are not counted. The stacks are described in
     /// "ginnel load http --help".
-    Memcached(Box<ValueArgs<load::MemcachedOptions>>),
+    Memcached(Box<ValueCommandOptions<load::MemcachedOptions>>),
 
     /// Send messages of many devices to "ginnel iot", and measure the latency of its answers
     ///
@@ -70,18 +70,18 @@ pub enum LoadCommand {
     ///
     /// The short options are those of MCC, QStack's generator. Of these, -r and -t mean something else in
     /// "load http": a rate, and a timeout; -w is its warm-up.
-    Iot(Box<MessageArgs<IotLoadOptions>>),
+    Iot(Box<MessageCommandOptions<IotLoadOptions>>),
 
     /// Send messages of many devices to an echo service, and measure and compare what comes back
     ///
     /// As "load iot", but every message is answered, with its own bytes, and messages may have random
     /// lengths.
-    Echo(Box<MessageArgs<EchoLoadOptions>>),
+    Echo(Box<MessageCommandOptions<EchoLoadOptions>>),
 }
 
 /// Options of `ginnel load http`.
 #[derive(Clone, Debug, Args)]
-pub struct HttpArgs {
+pub struct HttpCommandOptions {
     /// Options of the generator.
     #[command(flatten)]
     pub load: load::HttpOptions,
@@ -99,7 +99,7 @@ pub struct HttpArgs {
 
 /// Options of `ginnel load redis` and `ginnel load memcached`.
 #[derive(Clone, Debug, Args)]
-pub struct ValueArgs<A: Args> {
+pub struct ValueCommandOptions<A: Args> {
     /// Options of the generator.
     #[command(flatten)]
     pub load: A,
@@ -165,7 +165,10 @@ struct ServerSummary {
 }
 
 /// Runs the generator, and the server of `--serve`.
-fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<ServerSummary>), Failure> {
+fn measure(
+    options: &HttpCommandOptions,
+    stop: &StopFlag,
+) -> Result<(Report, Option<ServerSummary>), Failure> {
     let Some(root) = &options.serve else {
         return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
     };
@@ -235,7 +238,7 @@ fn run_on_stacks<J: LoadJob>(job: &J, config: Config, stop: &StopFlag) -> Result
 /// Runs the generator's workers and the server, each on a thread, with a memory cable from each worker to the
 /// server.
 fn measure_with_server(
-    options: &HttpArgs,
+    options: &HttpCommandOptions,
     root: &Path,
     stop: &StopFlag,
 ) -> Result<(Report, Option<ServerSummary>), Failure> {
@@ -266,7 +269,7 @@ fn measure_with_server(
 
 /// Runs a generator whose shards share one cable to the server.
 fn measure_shards_with_server(
-    options: &HttpArgs,
+    options: &HttpCommandOptions,
     root: &Path,
     stop: &StopFlag,
     end: CableEnds,

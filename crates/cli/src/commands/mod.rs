@@ -23,11 +23,11 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Echo TCP data (and UDP datagrams) back to the sender
-    Echo(serve::EchoArgs),
+    Echo(serve::EchoCommandOptions),
     /// Serve the files of a directory over HTTP
-    Httpd(serve::HttpdArgs),
+    Httpd(serve::HttpdCommandOptions),
     /// Serve devices that send heartbeats and urgent requests, with Redis (QStack's iotepserver)
-    Iot(iot::IotArgs),
+    Iot(iot::IotCommandOptions),
     /// Run an unmodified program on a stack of its own, or on a stack that "ginnel up" started
     Run(run::RunOptions),
     /// Start a stack that several programs can use

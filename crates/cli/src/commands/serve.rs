@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Options of `ginnel echo`.
 #[derive(Clone, Debug, Args)]
-pub struct EchoArgs {
+pub struct EchoCommandOptions {
     #[command(flatten)]
     echo: ginnel_apps::echo::EchoOptions,
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub struct EchoArgs {
 
 /// Options of `ginnel httpd`.
 #[derive(Clone, Debug, Args)]
-pub struct HttpdArgs {
+pub struct HttpdCommandOptions {
     #[command(flatten)]
     httpd: ginnel_apps::httpd::HttpdOptions,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub struct ShardsOptions {
 }
 
 /// Runs the echo server.
-pub fn echo(options: &EchoArgs) -> Result<(), Failure> {
+pub fn echo(options: &EchoCommandOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
     println!("echo on {}", join_addresses(&options.echo.listen));
     let workers = config.shard.workers;
@@ -55,7 +55,7 @@ pub fn echo(options: &EchoArgs) -> Result<(), Failure> {
 }
 
 /// Runs the web server.
-pub fn httpd(options: &HttpdArgs) -> Result<(), Failure> {
+pub fn httpd(options: &HttpdCommandOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
     let workers = config.shard.workers;
     // Each application keeps its own copy of the pages in memory.

@@ -1,26 +1,10 @@
 //! Processes of the programs: their ids, children and signals.
 
+pub use ginnel_testkit::processes::{signal, wait_until};
+
 use ginnel_testkit::interop::ProgramFixture;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Sends a signal, given by its name without "SIG".
-#[track_caller]
-pub fn signal(pid: &str, name: &str) {
-    assert!(Command::new("kill").args([&format!("-{name}"), pid]).status().unwrap().success(), "{pid}");
-}
-
-/// Waits until `so` returns true; `what` names the condition.
-#[track_caller]
-pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + TIMEOUT;
-    while !so() {
-        assert!(Instant::now() < end, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// Repeats a signal until it has an effect: some programs lose signals before they are ready.
 #[track_caller]

@@ -191,7 +191,7 @@ fn a_process_without_a_stack_gets_the_reason() {
     let fixture = Fixture::new("without");
     let script = format!("{PRELUDE}\ns = server('127.0.0.1', 0); open('there', 'w').close(); time.sleep(50)");
     let there = fixture.path().join("there");
-    let said_of = |mut command: Command| {
+    let reason_of = |mut command: Command| {
         let _ = std::fs::remove_file(&there);
         command.args(["-c", &script]).current_dir(fixture.path());
         let program = RunningProgram::new(command);
@@ -203,10 +203,10 @@ fn a_process_without_a_stack_gets_the_reason() {
         why
     };
     let plain = || Command::new(python().unwrap());
-    assert_eq!(said_of(plain()), "not started with ginnel run");
+    assert_eq!(reason_of(plain()), "not started with ginnel run");
     let mut removed = plain();
     removed.env("GINNEL_STACK", "/nowhere");
-    assert_eq!(said_of(removed), "LD_PRELOAD was removed from its environment");
+    assert_eq!(reason_of(removed), "LD_PRELOAD was removed from its environment");
     // A program whose stack ends.
     let up = fixture.start_stack("lab", &["--loopback", "stack"]);
     let program =

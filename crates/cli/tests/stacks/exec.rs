@@ -1,7 +1,6 @@
 //! Programs with open sockets that exec or start other programs.
 
-use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
-use std::process::Command;
+use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
@@ -226,10 +225,8 @@ fn nginx_is_replaced_while_it_serves() {
     let get =
         || fixture.run(&["run", "--stack", "web", "--", "curl", "-sg", "-m", "5", "http://127.0.0.1:8000/"]);
     wait_until("it serves", || get().stdout == b"ok");
-    let signal =
-        |name: &str, pid: &str| assert!(Command::new("kill").args([name, pid]).status().unwrap().success());
     let old = pid("pid");
-    signal("-USR2", &old);
+    signal(&old, "USR2");
     wait_until("the new one is there", || {
         let (before, now) = (pid("pid.oldbin"), pid("pid"));
         before == old && !now.is_empty() && now != old
@@ -240,11 +237,11 @@ fn nginx_is_replaced_while_it_serves() {
             assert_eq!(get().stdout, b"ok", "{step} {n}: {}", pid("error.log"));
         }
         if step == "both" {
-            signal("-QUIT", &old);
+            signal(&old, "QUIT");
             wait_until("the old one is gone", || pid("pid.oldbin").is_empty());
         }
     }
-    signal("-QUIT", &new);
+    signal(&new, "QUIT");
     let output = nginx.wait_for_output();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let log = pid("error.log");

@@ -1,5 +1,7 @@
 //! Stacks and programs in a directory of the test's own.
 
+pub use ginnel_testkit::processes::{signal, wait_until};
+
 use ginnel_testkit::interop::build_preload_library;
 use ginnel_testkit::skip;
 use std::path::{Path, PathBuf};
@@ -162,8 +164,7 @@ impl RunningProgram {
     }
 
     pub fn signal(&self, name: &str) {
-        let done = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
-        assert!(done.unwrap().success());
+        signal(self.pid(), name);
     }
 
     /// Waits for the end of the program and returns its output.
@@ -197,15 +198,5 @@ impl Drop for RunningProgram {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + TIMEOUT;
-    while !so() {
-        assert!(Instant::now() < end, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }

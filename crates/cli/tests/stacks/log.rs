@@ -1,6 +1,6 @@
 //! The log of a stack, which outlives it.
 
-use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
 use ginnel::run_dir::logs::StackLog;
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
@@ -23,10 +23,6 @@ fn assert_in_order(log: &str, expected: &[&str]) {
     for line in log.lines() {
         assert!(line.starts_with("20") || line.starts_with("    "), "{line}");
     }
-}
-
-fn kill(pid: u32) {
-    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
 }
 
 fn pid_of_stack(fixture: &Fixture, name: &str) -> u32 {
@@ -79,7 +75,7 @@ fn death_is_in_the_log_after_the_next_start() {
     let fixture = Fixture::new("log-death");
     let first = fixture.start_stack("lab", &["--loopback", "stack"]);
     let pid = pid_of_stack(&fixture, "lab");
-    kill(pid);
+    signal(pid, "KILL");
     wait_until("it is gone", || fixture.run_ok(&["stat", "--list"]).is_empty());
     let death = format!("the stack has ended without a word: its process {pid} was killed");
     assert_in_order(&log(&fixture, "lab"), &["starts the stack", "programs can attach", &death]);

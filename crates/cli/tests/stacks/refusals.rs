@@ -1,6 +1,6 @@
 //! Errors that a user reads if a program does not get onto a stack, or a command does not reach one.
 
-use crate::fixture::{Fixture, GINNEL, RunningProgram, python, run_to_end, skipped, wait_until};
+use crate::fixture::{Fixture, GINNEL, RunningProgram, python, run_to_end, signal, skipped, wait_until};
 use ginnel_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -38,10 +38,6 @@ fn pid_of_stack(fixture: &Fixture, name: &str) -> u32 {
     std::fs::read_to_string(lock).unwrap().trim().parse().unwrap()
 }
 
-fn signal(name: &str, pid: u32) {
-    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
-}
-
 // limit: channel.clients_max
 #[test]
 fn a_full_stack_names_its_limit() {
@@ -77,18 +73,18 @@ os.execv('/bin/sleep', ['sleep', '0.01'])";
     let report = check(&fixture, refused.pid());
     assert!(report.ends_with(&format!(" is not accelerated: {reason}")), "{report}");
     refused.signal("TERM");
-    let said = stderr(&refused.wait_for_output());
-    assert_eq!(said, format!("ginnel: cannot attach to the stack {}: {FULL}\n", control.display()));
+    let message = stderr(&refused.wait_for_output());
+    assert_eq!(message, format!("ginnel: cannot attach to the stack {}: {FULL}\n", control.display()));
 
     std::fs::write(fixture.path().join("go"), "").unwrap();
     let until_exec = || check(&fixture, program.pid()).contains("no process has the id");
     wait_until("the next program has ended", || {
         until_exec() || check(&fixture, program.pid()).contains("(sleep)")
     });
-    children.iter().for_each(|pid| signal("KILL", *pid));
-    let said = stderr(&program.wait_for_output());
-    let lines: Vec<&str> = said.lines().collect();
-    let [child, sockets] = lines[..] else { panic!("{said}") };
+    children.iter().for_each(|pid| signal(pid, "KILL"));
+    let message = stderr(&program.wait_for_output());
+    let lines: Vec<&str> = message.lines().collect();
+    let [child, sockets] = lines[..] else { panic!("{message}") };
     assert_eq!(
         child,
         format!(
@@ -131,9 +127,9 @@ fn a_stack_without_descriptors_says_so() {
             program.signal("TERM");
         }
         for program in refused {
-            let said = stderr(&program.wait_for_output());
+            let message = stderr(&program.wait_for_output());
             let reason = "its process has no descriptor left: raise its hard limit (ulimit -Hn, or LimitNOFILE= of its unit)\n";
-            assert!(said.ends_with(reason) && said.lines().count() == 1, "{options:?}: {said}");
+            assert!(message.ends_with(reason) && message.lines().count() == 1, "{options:?}: {message}");
         }
         // Nobody is attached any more.
         assert_eq!(
@@ -157,7 +153,7 @@ fn dead_and_ended_stacks_are_distinguished() {
     let attached = RunningProgram::new(fixture.script(&["--stack", "lab"], USE_STACK));
     assert_eq!(result_of(&fixture, attached.pid()), "attached");
     let stack = pid_of_stack(&fixture, "lab");
-    signal("KILL", stack);
+    signal(stack, "KILL");
     let is_dead = || std::fs::read_to_string(format!("/proc/{stack}/stat")).is_err();
     wait_until("the stack is dead", is_dead);
     let control = fixture.path().join("run/lab/control");
@@ -210,14 +206,14 @@ fn a_stopped_stack_is_said_not_to_answer() {
     let attached = RunningProgram::new(fixture.script(&["--stack", "lab"], USE_STACK));
     assert_eq!(result_of(&fixture, attached.pid()), "attached");
     let stack = pid_of_stack(&fixture, "lab");
-    signal("STOP", stack);
+    signal(stack, "STOP");
     let pid = attached.pid().to_string();
     let late = RunningProgram::new(fixture.script(&["--stack", "lab"], "socket.socket()"));
     let [down, check] =
         [&["down", "lab"][..], &["check", &pid]].map(|words| RunningProgram::new(fixture.ginnel(words)));
     let silent = "no answer within 10 s: the stack's process is stopped or overloaded";
     let (down, check, late) = (down.wait_for_output(), check.wait_for_output(), late.wait_for_output());
-    signal("CONT", stack);
+    signal(stack, "CONT");
     assert_eq!(
         stderr(&down),
         format!(
@@ -281,13 +277,13 @@ fn another_user_is_told_whose_stack_it_is() {
     let mut program = Command::new("bash");
     program.args(["-c", "echo > /dev/tcp/127.0.0.1/1"]).uid(NOBODY).gid(NOBODY).env("LD_PRELOAD", &library);
     program.env("GINNEL_STACK", run.join("lab/control"));
-    let said = stderr(&run_to_end_with(&mut program));
+    let message = stderr(&run_to_end_with(&mut program));
     let control = run.join("lab/control");
     let expected = format!(
         "ginnel: cannot attach to the stack {}: it belongs to user 0: Permission denied (os error 13)\n",
         control.display()
     );
-    assert!(said.starts_with(&expected), "{said}");
+    assert!(message.starts_with(&expected), "{message}");
     // Root finds the stack wherever it is.
     let mut elsewhere = fixture.ginnel(&["check", &pid.to_string()]);
     elsewhere.env("GINNEL_RUN_DIR", &nowhere);
@@ -357,17 +353,17 @@ except OSError as e: print(os.strerror(e.errno))"
             assert!(output.status.success(), "{output:?}");
             (String::from_utf8_lossy(&output.stdout).trim_end().to_string(), stderr(&output))
         };
-        let (result, said) = run(&["--stack", "second"]);
+        let (result, message) = run(&["--stack", "second"]);
         assert_eq!(result, "Address already in use", "{kind}");
         let expected = format!(
             " (process {}) on the stack \"first\" has port {port} on the kernel, which a socket on a wildcard address takes, too: start one of the programs with \"ginnel run --kernel-listen off\" to have the port on both stacks",
             owner.pid()
         );
-        assert!(said.trim_end().ends_with(&expected) && said.lines().count() == 1, "{kind}: {said}");
-        let (result, said) = run(&["--stack", "second", "--kernel-listen", "off"]);
-        assert_eq!((&*result, &*said), ("bound", ""), "{kind}");
+        assert!(message.trim_end().ends_with(&expected) && message.lines().count() == 1, "{kind}: {message}");
+        let (result, message) = run(&["--stack", "second", "--kernel-listen", "off"]);
+        assert_eq!((&*result, &*message), ("bound", ""), "{kind}");
         // The port is in use on the program's own stack: there is no other way out.
-        let (result, said) = run(&["--stack", "first"]);
-        assert_eq!((&*result, &*said), ("Address already in use", ""), "{kind}");
+        let (result, message) = run(&["--stack", "first"]);
+        assert_eq!((&*result, &*message), ("Address already in use", ""), "{kind}");
     }
 }

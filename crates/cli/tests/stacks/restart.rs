@@ -1,9 +1,8 @@
 //! Stacks whose shards run in a process of their own, which is killed.
 
-use crate::fixture::{Fixture, RunningProgram, run_to_end, skipped, wait_until};
+use crate::fixture::{Fixture, RunningProgram, run_to_end, signal, skipped, wait_until};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// Returns the process ids of the children of a process.
@@ -31,8 +30,7 @@ fn shard_process(supervisor: u32) -> Option<u32> {
 /// Kills the process of the shards and waits until there is another one.
 pub fn kill_shards(supervisor: u32) {
     let pid = shard_process(supervisor).unwrap();
-    let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
-    assert!(killed.success());
+    signal(pid, "KILL");
     wait_until("the shards run again", || shard_process(supervisor).is_some_and(|next| next != pid));
 }
 
@@ -204,7 +202,7 @@ print(sum(ask(i) for i in range(150)), sum(ask_datagram(i) for i in range(20)))"
     let log = fixture.run_ok(&["log", "lab"]);
     assert!(log.contains("opened its sockets again; it begins anew"), "{log}");
     let child = fs::read_to_string(fixture.path().join("child")).unwrap();
-    assert!(Command::new("kill").args(["-KILL", &child]).status().unwrap().success());
+    signal(&child, "KILL");
     servers.signal("KILL");
     let output = servers.wait_for_output();
     let text = String::from_utf8(output.stderr).unwrap();
@@ -338,7 +336,7 @@ fn programs_end_with_their_stack() {
     let program = RunningProgram::new(fixture.script(&options, script));
     wait_until("the program waits", || fixture.path().join("there").exists());
     let shards = shard_process(program.pid()).unwrap();
-    assert!(Command::new("kill").args(["-KILL", &shards.to_string()]).status().unwrap().success());
+    signal(shards, "KILL");
     let output = program.wait_for_output();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(125), "{stderr}");

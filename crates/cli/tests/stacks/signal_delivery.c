@@ -406,7 +406,7 @@ static void set(int number, void *handler, int flags, int blocks)
     tell("  now", number);
 }
 
-static void test_said(void)
+static void test_as_installed(void)
 {
     setvbuf(stdout, 0, _IONBF, 0);
     pair();
@@ -701,7 +701,7 @@ static void test_stops(void)
 int main(int count, char **arguments)
 {
     struct { const char *name; void (*run)(void); } all[] = {{"jumps", test_jumps}, {"uses", test_uses}, {"queue", test_queue},
-        {"threads", test_threads}, {"once", test_once}, {"said", test_said}, {"starts", test_starts}, {"stops", test_stops}, {"several", test_several}, {"parks", test_parks}};
+        {"threads", test_threads}, {"once", test_once}, {"as_installed", test_as_installed}, {"starts", test_starts}, {"stops", test_stops}, {"several", test_several}, {"parks", test_parks}};
     listens();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!strcmp(all[i].name, arguments[1])) all[i].run();

@@ -47,7 +47,7 @@ fn one_shot_handlers_run_once() {
 
 #[test]
 fn sigaction_returns_the_installed_action() {
-    assert_output("sigaction_returns_the_installed_action", "said", "SigBlk:\t0000000000000000\n");
+    assert_output("sigaction_returns_the_installed_action", "as_installed", "SigBlk:\t0000000000000000\n");
 }
 
 #[test]

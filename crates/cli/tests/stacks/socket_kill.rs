@@ -33,10 +33,10 @@ print('client', result(c.recv, 9), result(c.recv, 9), result(c.send, b'x'), resu
 print('server', result(a.recv, 9), result(a.recv, 9))
 print('again', kill('-Htn', 'sport', '=', f':{local}', 'dport', '=', f':{port}'))
 # A call that waits.
-c, a = pair(); said = []
-thread = threading.Thread(target=lambda: said.append(result(c.recv, 9))); thread.start(); time.sleep(0.2)
+c, a = pair(); results = []
+thread = threading.Thread(target=lambda: results.append(result(c.recv, 9))); thread.start(); time.sleep(0.2)
 print('closed', kill('-Htn', 'sport', '=', f':{c.getsockname()[1]}', 'dport', '=', f':{port}')); thread.join()
-print('waiting', said, result(c.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR))
+print('waiting', results, result(c.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR))
 # In other states.
 c, a = pair(); a.shutdown(socket.SHUT_WR); select.select([c], [], [])
 print('closed', kill('-Htn', 'state', 'close-wait', 'sport', '=', f':{c.getsockname()[1]}'))
@@ -53,11 +53,11 @@ if not child:
     poll = select.epoll(); poll.register(s, select.EPOLLIN)
     ready = poll.poll(20)
     open('child', 'w').write(f'{[e for _, e in ready]} {result(s.accept)}'); os._exit(0)
-t = server('127.0.0.1', 0); said = []
-thread = threading.Thread(target=lambda: said.append(result(s.accept))); thread.start(); time.sleep(0.3)
+t = server('127.0.0.1', 0); results = []
+thread = threading.Thread(target=lambda: results.append(result(s.accept))); thread.start(); time.sleep(0.3)
 waiting = socket.create_connection(t.getsockname())
 print('closed', kill('-Htnl', 'sport', '=', f':{port}'), kill('-Htnl', 'sport', '=', f':{t.getsockname()[1]}')); thread.join(); os.wait()
-print('accept', said, open('child').read())
+print('accept', results, open('child').read())
 print('events', events(s, t), result(waiting.recv, 1))
 print('error', s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), result(s.accept))
 print('refused', result(socket.create_connection, ('127.0.0.1', port)), s.getsockname()[1] == port)
@@ -85,10 +85,10 @@ u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); 
 def connected(at):
     c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); at and c.bind(at); c.connect(('127.0.0.1', there)); return c
 for at in [None, ('127.0.0.1', 0)]:
-    c = connected(at); mine = c.getsockname()[1]; said = []
-    thread = threading.Thread(target=lambda: said.append(result(c.recv, 9))); thread.start(); time.sleep(0.2)
+    c = connected(at); mine = c.getsockname()[1]; results = []
+    thread = threading.Thread(target=lambda: results.append(result(c.recv, 9))); thread.start(); time.sleep(0.2)
     print('closed', kill('-Hun', 'sport', '=', f':{mine}', 'dport', '=', f':{there}')); thread.join()
-    print('datagram', said, result(c.getpeername), c.getsockname()[1] == mine, result(c.send, b'x'))
+    print('datagram', results, result(c.getpeername), c.getsockname()[1] == mine, result(c.send, b'x'))
     c.sendto(b'still', ('127.0.0.1', there)); print('still', result(u.recvfrom, 9)[0])
     c = connected(at)
     print('closed', kill('-Hun', 'sport', '=', f':{c.getsockname()[1]}', 'dport', '=', f':{there}'))

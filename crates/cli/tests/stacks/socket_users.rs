@@ -1,7 +1,6 @@
 //! `ginnel ss -p`: the processes of each socket.
 
-use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
-use std::process::Command;
+use crate::fixture::{Fixture, RunningProgram, signal, skipped, wait_until};
 
 #[test]
 fn sockets_show_their_processes() {
@@ -64,7 +63,7 @@ open('facts', 'w').write(f'{child} {u.fileno()} {a.fileno()} ' + open('connected
     let value: serde_json::Value = serde_json::from_str(json.trim_end()).unwrap();
     let user = &value["users"][0];
     assert_eq!((user["pid"].to_string(), user["fd"].to_string()), (child.to_string(), connected.to_string()));
-    assert!(Command::new("kill").args(["-9", child]).status().unwrap().success());
+    signal(child, "KILL");
     wait_until("the child is gone", || {
         !fixture.run_ok(&["ss", "lab", "-ap"]).contains(&format!("pid={child},"))
     });

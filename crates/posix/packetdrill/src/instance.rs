@@ -130,7 +130,7 @@ fn config_of(flags: &SoFlags, tcp: &TcpConfig) -> Config {
     let gateways: Vec<IpAddr> = GATEWAY_ADDRESSES.iter().filter(is_local_family).copied().collect();
     let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
     config.links[0].accept_ra = false;
-    config.links[0].own_networks = flags.networks.clone();
+    config.links[0].local_networks = flags.networks.clone();
     // The first routes state that the gateways are on the link, although the stack has no address of their
     // networks.
     let on_link = |ip: &IpAddr| RouteConfig {

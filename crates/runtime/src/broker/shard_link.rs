@@ -209,8 +209,8 @@ enum RequestMessage {
 }
 codec_enum!(RequestMessage {
     0 => OpenDomain, 1 => Admit(domain), 2 => Fork(domain, parent, kept), 3 => Call(domain, client, request),
-    4 => AddProxy(domain, client, things), 5 => ResolveProxy(domain, client, things), 6 => ReleaseProxy(domain, things),
-    7 => Reap(domain, client), 8 => Own(domain, client, things),
+    4 => AddProxy(domain, client, sockets), 5 => ResolveProxy(domain, client, sockets), 6 => ReleaseProxy(domain, sockets),
+    7 => Reap(domain, client), 8 => Own(domain, client, sockets),
 });
 
 /// Returns a request as a message, and its descriptor.
@@ -224,18 +224,18 @@ fn request_message(id: u32, shard: u16, request: &BrokerRequest) -> (Vec<u8>, Op
         BrokerRequest::Call { domain, client, request } => {
             (RequestMessage::Call(*domain, *client, request.clone()), None)
         }
-        BrokerRequest::AddProxy { domain, client, things } => {
-            (RequestMessage::AddProxy(*domain, *client, things.clone()), None)
+        BrokerRequest::AddProxy { domain, client, sockets } => {
+            (RequestMessage::AddProxy(*domain, *client, sockets.clone()), None)
         }
-        BrokerRequest::ResolveProxy { domain, client, things } => {
-            (RequestMessage::ResolveProxy(*domain, *client, things.clone()), None)
+        BrokerRequest::ResolveProxy { domain, client, sockets } => {
+            (RequestMessage::ResolveProxy(*domain, *client, sockets.clone()), None)
         }
-        BrokerRequest::ReleaseProxy { domain, things } => {
-            (RequestMessage::ReleaseProxy(*domain, things.clone()), None)
+        BrokerRequest::ReleaseProxy { domain, sockets } => {
+            (RequestMessage::ReleaseProxy(*domain, sockets.clone()), None)
         }
         BrokerRequest::Reap { domain, client } => (RequestMessage::Reap(*domain, *client), None),
-        BrokerRequest::Own { domain, client, things } => {
-            (RequestMessage::Own(*domain, *client, things.clone()), None)
+        BrokerRequest::Own { domain, client, sockets } => {
+            (RequestMessage::Own(*domain, *client, sockets.clone()), None)
         }
     };
     (encode(id, &(shard, message)), wake.map(AsFd::as_fd))
@@ -251,13 +251,13 @@ impl RequestMessage {
                 BrokerRequest::Fork { domain, parent, kept, wake: descriptors.pop()? }
             }
             Self::Call(domain, client, request) => BrokerRequest::Call { domain, client, request },
-            Self::AddProxy(domain, client, things) => BrokerRequest::AddProxy { domain, client, things },
-            Self::ResolveProxy(domain, client, things) => {
-                BrokerRequest::ResolveProxy { domain, client, things }
+            Self::AddProxy(domain, client, sockets) => BrokerRequest::AddProxy { domain, client, sockets },
+            Self::ResolveProxy(domain, client, sockets) => {
+                BrokerRequest::ResolveProxy { domain, client, sockets }
             }
-            Self::ReleaseProxy(domain, things) => BrokerRequest::ReleaseProxy { domain, things },
+            Self::ReleaseProxy(domain, sockets) => BrokerRequest::ReleaseProxy { domain, sockets },
             Self::Reap(domain, client) => BrokerRequest::Reap { domain, client },
-            Self::Own(domain, client, things) => BrokerRequest::Own { domain, client, things },
+            Self::Own(domain, client, sockets) => BrokerRequest::Own { domain, client, sockets },
         })
     }
 }
@@ -377,14 +377,14 @@ mod tests {
     #[test]
     fn requests_pass_through_the_connection() {
         let wake = || -> OwnedFd { std::fs::File::open("/dev/null").unwrap().into() };
-        let things = || vec![SocketId::Listener(7), SocketId::Socket { socket: 1, generation: 2 }];
+        let sockets = || vec![SocketId::Listener(7), SocketId::Socket { socket: 1, generation: 2 }];
         let reserve = ChannelRequest::Reserve("10.0.0.1:80".parse().unwrap(), AddressSharing::default());
         let requests = [
             BrokerRequest::OpenDomain { wake: wake() },
             BrokerRequest::Admit { domain: 3, wake: wake() },
-            BrokerRequest::Fork { domain: 3, parent: 4, kept: Some(things()), wake: wake() },
+            BrokerRequest::Fork { domain: 3, parent: 4, kept: Some(sockets()), wake: wake() },
             BrokerRequest::Call { domain: 3, client: 4, request: reserve },
-            BrokerRequest::Own { domain: 3, client: 4, things: things() },
+            BrokerRequest::Own { domain: 3, client: 4, sockets: sockets() },
             BrokerRequest::Reap { domain: 3, client: 4 },
         ];
         for request in &requests {

@@ -909,7 +909,7 @@ impl BrokerThread {
         // A program that does not use the library sees a connection whose other end has sent all its data.
         let _ = shutdown(&end, Shutdown::Write);
         let end = self.watch(end, proxy, EventSource::ProxyFd)?;
-        let request = |domain, client, sockets| BrokerRequest::AddProxy { domain, client, things: sockets };
+        let request = |domain, client, sockets| BrokerRequest::AddProxy { domain, client, sockets };
         if let Err((refusal, done)) = self.for_each_shard(id, sockets, request) {
             self.release_refs(domain, sockets, done);
             return Err(refusal);
@@ -932,8 +932,7 @@ impl BrokerThread {
             return Err(Refusal::Unknown);
         }
         let contents = proxy.contents.clone();
-        let request =
-            |domain, client, sockets| BrokerRequest::ResolveProxy { domain, client, things: sockets };
+        let request = |domain, client, sockets| BrokerRequest::ResolveProxy { domain, client, sockets };
         self.for_each_shard(id, &contents.sockets, request).map_err(|(refusal, _)| refusal)?;
         Ok(ControlReply::Resolved(contents))
     }
@@ -972,7 +971,7 @@ impl BrokerThread {
             let sockets = sockets_on(sockets, index);
             if !sockets.is_empty() {
                 // Fails only if the shard has ended.
-                let _ = shard.call(BrokerRequest::ReleaseProxy { domain: region.domain, things: sockets });
+                let _ = shard.call(BrokerRequest::ReleaseProxy { domain: region.domain, sockets });
             }
         }
     }

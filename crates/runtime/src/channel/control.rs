@@ -313,14 +313,14 @@ pub(crate) enum BrokerRequest {
     /// Carries a client's request.
     Call { domain: u8, client: u32, request: ChannelRequest },
     /// Records that a proxy descriptor owns these sockets, all of which the client has to own.
-    AddProxy { domain: u8, client: u32, things: Vec<SocketId> },
+    AddProxy { domain: u8, client: u32, sockets: Vec<SocketId> },
     /// Makes the client, which received a proxy descriptor, an owner of the descriptor's sockets.
-    ResolveProxy { domain: u8, client: u32, things: Vec<SocketId> },
+    ResolveProxy { domain: u8, client: u32, sockets: Vec<SocketId> },
     /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
-    ReleaseProxy { domain: u8, things: Vec<SocketId> },
+    ReleaseProxy { domain: u8, sockets: Vec<SocketId> },
     /// Makes the client an owner of these sockets, which another client of the domain has opened again after
     /// a restart of the shards.
-    Own { domain: u8, client: u32, things: Vec<SocketId> },
+    Own { domain: u8, client: u32, sockets: Vec<SocketId> },
     /// Reaps a client that is gone.
     Reap { domain: u8, client: u32 },
 }

@@ -295,15 +295,16 @@ impl ChannelServer {
             BrokerRequest::Fork { domain, parent, kept, wake } => self.with_process_domain(domain, |d| {
                 d.fork(cx, parent as usize, kept.as_deref(), ClientWaker::Process(wake)).into()
             }),
-            BrokerRequest::AddProxy { domain, client, things } => self
-                .with_process_domain(domain, |d| done_or_unknown(d.add_proxy(cx, client as usize, &things))),
-            BrokerRequest::ResolveProxy { domain, client, things } => self.with_process_domain(domain, |d| {
-                done_or_unknown(d.own_via_proxy(cx, client as usize, &things))
-            }),
-            BrokerRequest::Own { domain, client, things } => self
-                .with_process_domain(domain, |d| done_or_unknown(d.own_restored(client as usize, &things))),
-            BrokerRequest::ReleaseProxy { domain, things } => self.with_process_domain(domain, |d| {
-                d.release_proxy(cx, &things);
+            BrokerRequest::AddProxy { domain, client, sockets } => self
+                .with_process_domain(domain, |d| done_or_unknown(d.add_proxy(cx, client as usize, &sockets))),
+            BrokerRequest::ResolveProxy { domain, client, sockets } => self
+                .with_process_domain(domain, |d| {
+                    done_or_unknown(d.own_via_proxy(cx, client as usize, &sockets))
+                }),
+            BrokerRequest::Own { domain, client, sockets } => self
+                .with_process_domain(domain, |d| done_or_unknown(d.own_restored(client as usize, &sockets))),
+            BrokerRequest::ReleaseProxy { domain, sockets } => self.with_process_domain(domain, |d| {
+                d.release_proxy(cx, &sockets);
                 BrokerReply::Done
             }),
             BrokerRequest::Reap { domain, client } => {

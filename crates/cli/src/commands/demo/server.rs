@@ -172,7 +172,7 @@ impl DemoTestbed<'_> {
         let mut pair = ServerPair {
             port,
             kernel: ServerOnStack::start(server, NetworkStack::Kernel, kernel, port)?,
-            ginnel: ServerOnStack::start(server, NetworkStack::Stack, ginnel, port)?,
+            ginnel: ServerOnStack::start(server, NetworkStack::Ginnel, ginnel, port)?,
         };
         for on in [&mut pair.kernel, &mut pair.ginnel] {
             let spec = server.loads()[0].spec(on.testbed.address, port, self.stop);

@@ -1,7 +1,7 @@
 //! The table `[iot]` of the configuration file: each key is an option of the command, with `_` in place of
 //! `-`. Options on the command line override keys.
 
-use super::{IotArgs, ProgramOptions};
+use super::{IotCommandOptions, ProgramOptions};
 use crate::failure::Failure;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -14,11 +14,15 @@ const ALTERNATIVES: &[&[&str]] = &[&["redis", "start_redis"]];
 
 /// Applies the keys of a file to the options that were parsed from `command_line`, which begins with the name
 /// of the subcommand.
-pub fn apply(command_line: &[OsString], file: &Path, keys: &[ProgramKey]) -> Result<IotArgs, Failure> {
+pub fn apply(
+    command_line: &[OsString],
+    file: &Path,
+    keys: &[ProgramKey],
+) -> Result<IotCommandOptions, Failure> {
     let failed = |key: &ProgramKey, problem: &str| {
         Failure::usage(format!("{}:{}: iot.{}: {problem}", file.display(), key.line, key.name))
     };
-    let given = matches_of(IotArgs::augment_args(command()), command_line.iter().cloned());
+    let given = matches_of(IotCommandOptions::augment_args(command()), command_line.iter().cloned());
     let given = given.map_err(|error| Failure::usage(one_line(&error)))?;
     let mut arguments = vec![command_line[0].clone()];
     for key in keys {
@@ -39,8 +43,8 @@ pub fn apply(command_line: &[OsString], file: &Path, keys: &[ProgramKey]) -> Res
         }
     }
     arguments.extend_from_slice(&command_line[1..]);
-    let matches = matches_of(IotArgs::augment_args(command()), arguments);
-    let options = matches.and_then(|matches| IotArgs::from_arg_matches(&matches));
+    let matches = matches_of(IotCommandOptions::augment_args(command()), arguments);
+    let options = matches.and_then(|matches| IotCommandOptions::from_arg_matches(&matches));
     options.map_err(|error| Failure::usage(format!("{}: {}", file.display(), one_line(&error))))
 }
 
@@ -79,7 +83,7 @@ mod tests {
         ProgramKey { name: name.into(), line: 7, values, is_boolean }
     }
 
-    fn apply_to(line: &str, keys: &[ProgramKey]) -> Result<IotArgs, String> {
+    fn apply_to(line: &str, keys: &[ProgramKey]) -> Result<IotCommandOptions, String> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         apply(&words, Path::new("x.toml"), keys).map_err(|failure| failure.to_string())
     }

@@ -12,7 +12,7 @@ use ginnel_apps::load::{self, StackKind};
 
 /// Options of `ginnel load iot` and `ginnel load echo`.
 #[derive(Clone, Debug, Args)]
-pub struct MessageArgs<A: Args> {
+pub struct MessageCommandOptions<A: Args> {
     /// Options of the generator.
     #[command(flatten)]
     load: A,
@@ -22,7 +22,10 @@ pub struct MessageArgs<A: Args> {
 }
 
 /// Runs the generator, prints its report and draws its picture. Returns an error if a goal was not reached.
-pub fn run<A: Args + MessageLoadOptions>(options: &MessageArgs<A>, stop: &StopFlag) -> Result<(), Failure> {
+pub fn run<A: Args + MessageLoadOptions>(
+    options: &MessageCommandOptions<A>,
+    stop: &StopFlag,
+) -> Result<(), Failure> {
     let messages = options.load.messages();
     let report = measure(options, stop)?;
     if messages.json {
@@ -41,7 +44,7 @@ pub fn run<A: Args + MessageLoadOptions>(options: &MessageArgs<A>, stop: &StopFl
 }
 
 fn measure<A: Args + MessageLoadOptions>(
-    options: &MessageArgs<A>,
+    options: &MessageCommandOptions<A>,
     stop: &StopFlag,
 ) -> Result<MessageReport, Failure> {
     let (messages, stack) = (options.load.messages(), &options.stack);

@@ -335,7 +335,7 @@ impl BrokerThread {
         }
         if let Some(now) = before.and_then(|before| self.restored.find(before, domain)) {
             let (link, region, client) = self.client_on_shard(id, shard)?;
-            let own = BrokerRequest::Own { domain: region.domain, client, things: vec![now] };
+            let own = BrokerRequest::Own { domain: region.domain, client, sockets: vec![now] };
             match (link.call(own), now) {
                 (Ok(BrokerReply::Done), SocketId::Listener(number)) => {
                     return Ok(ControlReply::Reply(ChannelReply::Listen(Ok(number))));

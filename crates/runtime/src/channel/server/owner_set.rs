@@ -66,7 +66,7 @@ impl OwnerSet {
     /// Adds an owner whose list `owned` gets `id`. Returns false if it was an owner already.
     #[inline]
     pub fn insert(&mut self, client: usize, owned: &mut Vec<u32>, id: u32) -> bool {
-        // Cannot truncate: client numbers have 16 bits, and a client owns less than 2^32 things.
+        // Cannot truncate: client numbers have 16 bits, and a client owns less than 2^32 sockets.
         let owner = Owner { client: client as u16, position: owned.len() as u32 };
         if self.is_empty() {
             *self = Self::One(owner);
