@@ -213,13 +213,17 @@ impl Pipeline {
 
     /// Queues a frame for transmission. Returns the time at which its last bit has left.
     fn transmit(&mut self, now: Instant, len: usize) -> Instant {
-        let Some(rate) = self.impairment.rate else { return now };
-        let nanos = (len as u128 * 8 * 1_000_000_000).div_ceil(u128::from(rate));
+        let (rate, gap) = (self.impairment.rate, self.impairment.gap);
+        if rate.is_none() && gap.is_zero() {
+            return now;
+        }
+        let nanos = rate.map_or(0, |rate| (len as u128 * 8 * 1_000_000_000).div_ceil(u128::from(rate)));
         let start = self.link_free_at.max(now);
-        self.link_free_at = start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        self.queue.push_back((self.link_free_at, len));
+        let sent = start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.link_free_at = sent.max(start + gap);
+        self.queue.push_back((sent, len));
         self.queued_bytes += len as u64;
-        self.link_free_at
+        sent
     }
 
     fn arrival(&mut self, sent: Instant, sample: &FaultSample) -> Instant {
@@ -282,6 +286,30 @@ mod tests {
         (0..3).for_each(|number| link.offer(at(0), &frame(number, 1000)));
         link.offer(at(50_000), &frame(3, 500));
         assert_eq!(drain(&mut link), [(11_000, 0), (12_000, 1), (13_000, 2), (60_500, 3)]);
+    }
+
+    #[test]
+    fn a_gap_keeps_frames_apart() {
+        let mut link = pipeline("gap=2ms delay=10ms", 1);
+        (0..3).for_each(|number| link.offer(at(0), &frame(number, 1000)));
+        link.offer(at(5_000), &frame(3, 1000));
+        link.offer(at(50_000), &frame(4, 1000));
+        let expected = [(10_000, 0), (12_000, 1), (14_000, 2), (16_000, 3), (60_000, 4)];
+        assert_eq!(drain(&mut link), expected);
+        // The rate is slower than the gap for long frames, and faster for short ones.
+        let mut link = pipeline("gap=2ms rate=8mbit", 1);
+        for (number, len) in [(0, 500), (1, 3_000), (2, 500), (3, 500)] {
+            link.offer(at(0), &frame(number, len));
+        }
+        assert_eq!(drain(&mut link), [(500, 0), (5_000, 1), (5_500, 2), (7_500, 3)]);
+    }
+
+    // limit: frames in front of a slow link
+    #[test]
+    fn a_gap_makes_frames_wait_in_the_queue() {
+        let mut link = pipeline("gap=1ms limit=10", 1);
+        (0..20).for_each(|number| link.offer(at(0), &frame(number, 100)));
+        assert_eq!((link.stats.queue_full.load(Relaxed), drain(&mut link).len()), (9, 11));
     }
 
     // limit: frames in front of a slow link

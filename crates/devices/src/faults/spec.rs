@@ -48,6 +48,10 @@ pub struct Impairment {
     /// `rate`: bits per second; `None` is unlimited. A frame counts from its destination MAC address to its
     /// last byte, without FCS, preamble and gap.
     pub rate: Option<u64>,
+    /// `gap`: shortest time from the beginning of a frame's transmission to that of the next one; zero is no
+    /// limit. A link with frames in front of it sends them at this distance, or at the distance of `rate` if
+    /// that is longer.
+    pub gap: Duration,
     /// `loss`: share of frames that are lost.
     pub loss: Probability,
     /// `loss-burst`: mean number of consecutive losses, in thousandths (Gilbert's model); `None` gives
@@ -64,7 +68,7 @@ pub struct Impairment {
     /// `corrupt-from`: first byte of a frame that may be corrupted. 14 spares the Ethernet header.
     pub corrupt_from: u32,
     /// `limit`: maximum number of frames in front of the link, including the one in transmission. Without
-    /// `rate`, no frame waits.
+    /// `rate` and `gap`, no frame waits.
     // limit: frames in front of a slow link
     pub limit: u32,
     /// `limit-bytes`: maximum number of bytes in front of the link.
@@ -82,6 +86,7 @@ impl Default for Impairment {
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
             rate: None,
+            gap: Duration::ZERO,
             loss: Probability::NEVER,
             loss_burst: None,
             duplicate: Probability::NEVER,
@@ -208,10 +213,11 @@ const fn key(
 
 /// The keys, in the order in which they are printed.
 #[rustfmt::skip] // a table
-const KEYS: [SpecKey; 13] = [
+const KEYS: [SpecKey; 14] = [
     key("delay",         TIME,        (0, HOUR),               |i| nanos(i.delay),                         |i, v| i.delay = Duration::from_nanos(v)),
     key("jitter",        TIME,        (0, HOUR),               |i| nanos(i.jitter),                        |i, v| i.jitter = Duration::from_nanos(v)),
     key("rate",          RATE,        (1, 10_000_000_000_000), |i| i.rate.unwrap_or(ABSENT),               |i, v| i.rate = Some(v)),
+    key("gap",           TIME,        (0, HOUR),               |i| nanos(i.gap),                           |i, v| i.gap = Duration::from_nanos(v)),
     key("loss",          SHARE,       SHARES,                  |i| i.loss.0.into(),                        |i, v| i.loss = Probability(v as u32)),
     key("loss-burst",    THOUSANDTHS, (1000, 1_000_000_000),   |i| i.loss_burst.map_or(ABSENT, u64::from), |i, v| i.loss_burst = Some(v as u32)),
     key("duplicate",     SHARE,       SHARES,                  |i| i.duplicate.0.into(),                   |i, v| i.duplicate = Probability(v as u32)),
