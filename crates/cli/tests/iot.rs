@@ -2,7 +2,7 @@
 //! iot` on all its stacks.
 
 use ginnel_testkit::interop::{Namespace, unavailable};
-use ginnel_testkit::redis::redis_unavailable;
+use ginnel_testkit::redis::{RedisServer, redis_unavailable};
 use ginnel_testkit::skip;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -255,6 +255,109 @@ fn load_says_what_was_not_reached() {
     assert_eq!((status, report["missed"][0].as_str()), (Some(1), Some(expected)), "{report}");
     assert!(errors.contains(&format!("ginnel: load iot: {expected}; ")), "{errors}");
     assert!(report["failures"]["connect refused"].as_u64() > Some(4), "{report}");
+}
+
+/// An agent of a run, in a namespace of its own behind that of the server.
+struct LoadAgent {
+    child: Child,
+    /// Lines of its standard error.
+    lines: mpsc::Receiver<String>,
+    _namespace: Namespace,
+}
+
+impl LoadAgent {
+    /// Starts agent `number` and waits until it has joined its group.
+    fn start(server: &IotServer, number: u32, redis: &str, options: &[&str]) -> Self {
+        let namespace = Namespace::new().unwrap();
+        let far = format!("to-agent{number}");
+        namespace.connect("eth0", &server.namespace, &far, 1500).unwrap();
+        namespace.ip(&format!("addr add 10.10.{number}.2/24 dev eth0")).unwrap();
+        server.namespace.ip(&format!("addr add 10.10.{number}.1/24 dev {far}")).unwrap();
+        namespace.ip(&format!("route add default via 10.10.{number}.1")).unwrap();
+        let mut command = Command::new(GINNEL);
+        command.args(["load", "iot", "10.9.0.2", "--stack", "kernel", "--json", "-l", "64"]);
+        command.args(["--agents", "2", "--redis", redis]).args(options);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = namespace.run(|| command.spawn()).unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (to, lines) = mpsc::channel();
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| to.send(line)));
+        let agent = Self { child, lines, _namespace: namespace };
+        agent.wait_for_line(&format!("agent {number} of 2 has joined"));
+        agent
+    }
+
+    fn wait_for_line(&self, text: &str) {
+        while !self
+            .lines
+            .recv_timeout(TIMEOUT)
+            .unwrap_or_else(|_| panic!("no line with {text}"))
+            .contains(text)
+        {}
+    }
+
+    /// Waits for the end. Returns the exit status and the standard output.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut output = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        (self.child.wait().unwrap().code(), output)
+    }
+}
+
+impl Drop for LoadAgent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn load_agents_in_namespaces_share_one_plan() {
+    if skipped("load_agents_in_namespaces_share_one_plan") {
+        return;
+    }
+    let server = IotServer::start("iot-agents", &["--gateway", "10.9.0.1"]);
+    drop(server.connect());
+    server.namespace.sysctl("net.ipv4.ip_forward", "1").unwrap();
+    let _redis = RedisServer::on_unix_socket(&server.folder, "agents.sock");
+    let redis = format!("unix:{}", server.folder.join("agents.sock").display());
+    let options = ["-c", "501", "-e", "1", "-s", "1", "-w", "0", "-d", "2", "-r", "0.1", "--timeout", "60"];
+    let agents = [1, 2].map(|number| LoadAgent::start(&server, number, &redis, &options));
+    let [(status, output), (second, nothing)] = agents.map(LoadAgent::end);
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let (messages, missed) = (&report["messages"], report["missed"].to_string());
+    // Both sent their shares: half of the connections, and 10 % of all messages.
+    assert_eq!((&messages["due"], &messages["sent"]), (&1_002.into(), &1_002.into()), "{report}");
+    assert_eq!((&messages["high"]["answered"], &messages["is_complete"]), (&100.into(), &true.into()));
+    assert_eq!(report["latency_ns"]["high"]["count"], 100);
+    assert_eq!(report["achieved"]["connections"], 501);
+    assert!(missed == "[]" || missed.contains("messages/s were achieved"), "{missed}");
+    assert_eq!((status, second), (Some(i32::from(missed != "[]")), Some(0)));
+    assert_eq!(nothing, "", "the first agent prints the report");
+}
+
+#[test]
+fn a_dead_load_agent_is_named() {
+    if skipped("a_dead_load_agent_is_named") {
+        return;
+    }
+    let server = IotServer::start("iot-dead-agent", &["--gateway", "10.9.0.1"]);
+    drop(server.connect());
+    server.namespace.sysctl("net.ipv4.ip_forward", "1").unwrap();
+    let _redis = RedisServer::on_unix_socket(&server.folder, "agents.sock");
+    let redis = format!("unix:{}", server.folder.join("agents.sock").display());
+    let options = ["-c", "10", "-e", "1", "-s", "0", "-w", "0", "-d", "1", "-r", "1", "--run", "fatal"];
+    let [first, mut second] = [1, 2].map(|number| LoadAgent::start(&server, number, &redis, &options));
+    // It has fixed the start, and dies before the first message or after some.
+    second.child.kill().unwrap();
+    let pid = second.child.id();
+    second.child.wait().unwrap();
+    let (status, output) = first.end();
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let dead = report["missed"][0].as_str().unwrap();
+    assert!(dead.starts_with("agent 2 (") && dead.contains(&format!(", process {pid})")), "{dead}");
+    assert!(report["missed"].to_string().contains("5 of 10 messages became due"), "{report}");
+    assert_eq!((status, &report["messages"]["is_complete"]), (Some(1), &true.into()));
 }
 
 #[test]

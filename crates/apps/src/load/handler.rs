@@ -83,10 +83,20 @@ impl<J: LoadJob> LoadHandler<J> {
         progress: Arc<LiveProgress>,
         outcome: SharedStats<J::Stats>,
     ) -> Self {
+        Self::of_share(job, WorkerShare { worker, workers }, progress, outcome)
+    }
+
+    /// Creates the generator for this share of a job, which stores its results in `outcome`.
+    pub fn of_share(
+        job: J,
+        share: WorkerShare,
+        progress: Arc<LiveProgress>,
+        outcome: SharedStats<J::Stats>,
+    ) -> Self {
         let links = Links::default();
         Self {
             job,
-            share: WorkerShare { worker, workers },
+            share,
             progress,
             outcome,
             session: None,

@@ -15,8 +15,9 @@ const DIGITS: u8 = 3;
 const EXACT: u64 = 2048;
 const HALF_BITS: u32 = (EXACT / 2).ilog2();
 
-/// Recorded latencies in nanoseconds.
-#[derive(Clone, Debug)]
+/// Recorded latencies in nanoseconds. They are serialized as pairs of a bucket and its count.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(into = "Vec<(u32, u64)>", try_from = "Vec<(u32, u64)>")]
 pub struct Latency {
     /// Number of values in each bucket. 270 KB, of which a run touches the buckets between its fastest and
     /// its slowest response.
@@ -26,6 +27,25 @@ pub struct Latency {
 impl Default for Latency {
     fn default() -> Self {
         Self { counts: vec![0; bucket(NANOS_MAX) + 1].into_boxed_slice() }
+    }
+}
+
+impl From<Latency> for Vec<(u32, u64)> {
+    fn from(latency: Latency) -> Self {
+        (0..).zip(latency.counts).filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+impl TryFrom<Vec<(u32, u64)>> for Latency {
+    type Error = String;
+
+    fn try_from(pairs: Vec<(u32, u64)>) -> Result<Self, String> {
+        let mut latency = Self::default();
+        for (bucket, count) in pairs {
+            let of_bucket = latency.counts.get_mut(bucket as usize);
+            *of_bucket.ok_or_else(|| format!("{bucket} is no bucket of a histogram"))? += count;
+        }
+        Ok(latency)
     }
 }
 
@@ -83,6 +103,12 @@ mod tests {
     }
 
     #[test]
+    fn unknown_buckets_are_refused() {
+        let error = serde_json::from_str::<Latency>("[[4000000, 1]]").unwrap_err().to_string();
+        assert!(error.contains("4000000 is no bucket"), "{error}");
+    }
+
+    #[test]
     fn buckets_are_contiguous() {
         for n in 0..=bucket(NANOS_MAX) {
             assert_eq!(bucket(value(n)), n);
@@ -113,6 +139,8 @@ mod tests {
                 prop_assert_eq!(read.value_at_quantile(quantile), expected.value_at_quantile(quantile));
             }
             prop_assert_eq!(read.mean(), expected.mean());
+            let json = serde_json::to_string(&all).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Latency>(&json).unwrap().counts, all.counts);
         }
     }
 }

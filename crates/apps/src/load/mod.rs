@@ -18,6 +18,7 @@
 //! have in flight, and 8 to 20 bytes of the network. Requests are written once, and in steady state nothing
 //! is allocated.
 
+pub mod agents;
 pub mod arrivals;
 pub mod busy_time;
 mod handler;
@@ -90,10 +91,9 @@ pub fn measure_on_shards<J: LoadJob>(
     let measured = with_progress_lines(job, &progress, || {
         let handler = |index: usize| {
             // Cannot truncate: there are at most 64 shards.
-            let worker = LoadHandler::new(
+            let worker = LoadHandler::of_share(
                 job.clone(),
-                index as u32,
-                workers,
+                job.share(index as u32, workers),
                 Arc::clone(&progress[index]),
                 SharedStats::default(),
             );
@@ -152,7 +152,7 @@ fn run_workers<J: LoadJob, T: Send>(
     let stats = with_progress_lines(job, &progress, || {
         let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
             let (work, progress) = (&work, Arc::clone(progress));
-            move || work(job, WorkerShare { worker, workers }, progress, stack)
+            move || work(job, job.share(worker, workers), progress, stack)
         });
         run_in_parallel(works.collect(), stop)
     })?;
@@ -192,13 +192,13 @@ where
 
 fn run_on_shard<J: LoadJob>(
     job: &J,
-    WorkerShare { worker, workers }: WorkerShare,
+    share: WorkerShare,
     progress: Arc<LiveProgress>,
     stack: impl RunHandler,
 ) -> Result<J::Stats, Error> {
     let outcome = SharedStats::default();
     let shard =
-        stack.run_handler(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
+        stack.run_handler(LoadHandler::of_share(job.clone(), share, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
     let mut stats = stats.ok_or_else(nothing_measured)?;
     stats.set_busy(Some(1.0 - shard.idle_share()));

@@ -60,6 +60,11 @@ pub trait LoadJob: Clone + Send + Sync + 'static {
         KERNEL_SPIN
     }
 
+    /// Returns the share of worker `worker` of `workers` in this process.
+    fn share(&self, worker: u32, workers: u32) -> WorkerShare {
+        WorkerShare { worker, workers }
+    }
+
     /// Returns the source addresses of a worker.
     fn sources(&self, share: WorkerShare) -> Sources {
         Sources::new(&self.common().source, share.worker.into(), share.workers.into())

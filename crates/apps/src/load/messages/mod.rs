@@ -32,9 +32,11 @@ pub use report::MessageReport;
 use self::plan::{MessagePlan, SendMode};
 use self::session::MessageSession;
 use self::stats::MessageStats;
+use super::agents::Agent;
 use super::options::CommonOptions;
 use super::plan::WorkerShare;
-use super::run::LoadJob;
+use super::run::{LoadJob, WorkerStats};
+use super::sources::Sources;
 use super::stats::{LiveProgress, ProgressSnapshot};
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -61,6 +63,38 @@ pub struct MessageJob {
     pub report_interval: Duration,
     /// Options that all kinds of load have.
     pub common: CommonOptions,
+    /// Number of agents that send the plan together, and number of this one among them.
+    pub agents: u32,
+    /// Number of this agent, from 0 on.
+    pub agent: u32,
+    /// Start of the run, or `None` if it starts at once.
+    pub start: Option<Instant>,
+}
+
+impl MessageJob {
+    /// Makes the job the share of an agent.
+    pub fn set_agent(&mut self, agent: &Agent) {
+        (self.agent, self.start) = (agent.index(), Some(agent.start()));
+    }
+
+    /// Describes what all agents must do alike.
+    pub fn description(&self) -> String {
+        format!("{:?} for {:?} with {} workers", self.plan, self.duration, self.common.workers())
+    }
+
+    /// Adds the results of other agents to those of this one, and makes the report on all.
+    pub fn report_on_agents(
+        &self,
+        own: &MessageStats,
+        others: &[MessageStats],
+        dead: &[String],
+    ) -> MessageReport {
+        let mut total = own.clone();
+        others.iter().for_each(|stats| total.add(stats));
+        let mut report = self.report(&total);
+        report.missed.splice(0..0, dead.iter().cloned());
+        report
+    }
 }
 
 impl LoadJob for MessageJob {
@@ -86,7 +120,19 @@ impl LoadJob for MessageJob {
 
     fn session(&self, share: WorkerShare, progress: Arc<LiveProgress>, now: Instant) -> MessageSession {
         let (plan, targets) = (Arc::clone(&self.plan), self.targets.clone());
-        MessageSession::new(plan, share, targets, self.sources(share), progress, now)
+        // What is due before now is late.
+        let start = self.start.unwrap_or(now);
+        MessageSession::new(plan, share, targets, self.sources(share), progress, start)
+    }
+
+    fn share(&self, worker: u32, workers: u32) -> WorkerShare {
+        WorkerShare { worker: self.agent * workers + worker, workers: self.agents * workers }
+    }
+
+    fn sources(&self, share: WorkerShare) -> Sources {
+        // Every agent has addresses of its own, which its workers share.
+        let workers = u64::from(share.workers / self.agents);
+        Sources::new(&self.common.source, u64::from(share.worker) % workers, workers)
     }
 
     fn report(&self, stats: &MessageStats) -> MessageReport {

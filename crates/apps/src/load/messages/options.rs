@@ -3,6 +3,8 @@
 
 use super::MessageJob;
 use super::plan::{Gaps, MessagePlan, OnOff, PriorityGrain, SendMode, Service};
+use crate::iot::RedisAddress;
+use crate::load::agents::Meeting;
 use crate::load::options::{CommonOptions, StackKind};
 use crate::load::sources::{SOURCES_MAX, SourceRange};
 use crate::units::parse_duration;
@@ -136,6 +138,21 @@ pub struct MessageOptions {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_period)]
     pub timeout: Duration,
 
+    /// Send the load together with other generators: N agents in all, which may run on different machines.
+    /// Each is started with the same load and its own stack and source addresses. They meet in --redis, and
+    /// the first one prints the report on all.
+    #[arg(long, value_name = "N", requires = "redis", value_parser = clap::value_parser!(u32).range(2..=1_024))]
+    pub agents: Option<u32>,
+
+    /// With --agents: Redis server through which they agree on the start and collect results, as in
+    /// unix:/run/redis.sock, 10.0.0.9:6379 or a name with a port. The kernel reaches it.
+    #[arg(long, value_name = "SERVER", requires = "agents")]
+    pub redis: Option<RedisAddress>,
+
+    /// With --agents: name of the run, for several runs with one Redis server.
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_run)]
+    pub run: String,
+
     /// Seed of all random choices.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -176,6 +193,14 @@ pub struct EchoLoadOptions {
     /// Options of both services.
     #[command(flatten)]
     pub messages: MessageOptions,
+}
+
+fn parse_run(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("must not be empty".to_owned()),
+        name if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) => Ok(name.to_owned()),
+        _ => Err("must have letters, digits, \"-\", \"_\" and \".\" only".to_owned()),
+    }
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
@@ -256,13 +281,20 @@ impl MessageOptions {
         Ok(ranges)
     }
 
+    /// Returns where the agents of a run meet, if it has several.
+    pub fn meeting(&self) -> Option<Meeting> {
+        let (agents, redis) = (self.agents?, self.redis.clone()?);
+        Some(Meeting { redis, run: self.run.clone(), agents })
+    }
+
     /// Returns the options that all kinds of load have.
     fn common(&self, source: Vec<SourceRange>) -> CommonOptions {
         CommonOptions {
             stack: self.stack,
             dest: Vec::new(),
             source,
-            connections: self.connections,
+            // Those of this agent.
+            connections: self.connections.div_ceil(self.agents.unwrap_or(1)),
             rate: None,
             poisson: false,
             duration: Some(self.duration),
@@ -291,6 +323,13 @@ impl MessageOptions {
             return Err(Error::application(format!(
                 "--length {}-{}: all messages to an IoT server have one length: give one, or use load echo",
                 self.length.0, self.length.1
+            )));
+        }
+        let workers = u64::from(self.agents.unwrap_or(1)) * u64::from(self.workers);
+        if u64::from(self.connections) < workers {
+            return Err(Error::application(format!(
+                "--connections {} is less than one connection for each of {workers} workers",
+                self.connections
             )));
         }
         let on_off = OnOff { on: self.burst_on, off: self.burst_off };
@@ -336,6 +375,9 @@ impl MessageOptions {
             server: servers.iter().map(|s| s.as_str()).collect::<Vec<_>>().join(", "),
             report_interval: self.report_interval,
             common,
+            agents: self.agents.unwrap_or(1),
+            agent: 0,
+            start: None,
         })
     }
 }
@@ -461,6 +503,10 @@ mod tests {
             ("10.0.0.1 -e 60 -d 100ms", "no message is due"),
             ("10.0.0.1 --log-duration 1ms", "--report-interval"),
             ("10.0.0.1:x", "10.0.0.1:x"),
+            ("10.0.0.1 --agents 2", "--redis"),
+            ("10.0.0.1 --redis 10.0.0.9", "--agents"),
+            ("10.0.0.1 --agents 2 --redis 10.0.0.9 --run a:b", "--run"),
+            ("10.0.0.1 -c 5 --smp 2 --agents 3 --redis 10.0.0.9", "--connections 5 is less than one"),
         ] {
             let error = job(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

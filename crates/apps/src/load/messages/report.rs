@@ -4,7 +4,6 @@ use super::MessageJob;
 use super::picture::{Curve, Picture};
 use super::plan::{Gaps, Kind, PriorityGrain, SendMode, Service};
 use super::stats::{KindCounts, MessageStats};
-use crate::load::latency::Latency;
 use crate::load::report::Quantiles;
 use crate::load::stats::Failure;
 use crate::units::show_nanos;
@@ -45,7 +44,7 @@ pub struct MessageReport {
     /// Reasons why the result may be wrong.
     pub warnings: Vec<String>,
     #[serde(skip)]
-    curves: [Latency; 3],
+    stats: MessageStats,
 }
 
 /// The requested load.
@@ -258,7 +257,7 @@ impl MessageReport {
             },
             missed: Vec::new(),
             warnings: Vec::new(),
-            curves: [stats.high.clone(), stats.low.clone(), stats.send_error.clone()],
+            stats: stats.clone(),
         };
         report.missed = report.find_missed(stats.is_interrupted);
         report.warnings = report.find_warnings(stats.is_interrupted);
@@ -336,6 +335,11 @@ impl MessageReport {
         warnings
     }
 
+    /// Returns the results on which the report is based.
+    pub const fn stats(&self) -> &MessageStats {
+        &self.stats
+    }
+
     /// Returns true if the generator polled all the time by request.
     fn is_polling(&self) -> bool {
         self.requested.mode == "precision"
@@ -348,7 +352,7 @@ impl MessageReport {
 
     /// Draws the distributions of latencies and of the send-time error.
     pub fn to_svg(&self) -> String {
-        let [high, low, error] = &self.curves;
+        let MessageStats { high, low, send_error: error, .. } = &self.stats;
         let curves = [
             Curve { name: "urgent requests", color: "#c0392b", values: high },
             Curve { name: "ordinary requests", color: "#2471a3", values: low },

@@ -5,12 +5,13 @@ use crate::load::latency::Latency;
 use crate::load::run::WorkerStats;
 use crate::load::stats::Failure;
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// Counts of messages, indexed by [`Kind`].
 pub type KindCounts = [u64; Kind::ALL.len()];
 
 /// Counters of one worker for the whole run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageCounters {
     /// Messages that became due.
     pub due: KindCounts,
@@ -87,7 +88,7 @@ impl MessageCounters {
 }
 
 /// Results of one worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct MessageStats {
     /// Counters.
     pub counters: MessageCounters,

@@ -258,6 +258,9 @@ impl Ended {
             server: "10.0.0.1".into(),
             report_interval: Duration::from_secs(1),
             common: line.common,
+            agents: 1,
+            agent: 0,
+            start: None,
         };
         job.report(self.stats())
     }

@@ -6,8 +6,11 @@ use crate::stack_options::{DeviceName, OwnStackOptions};
 use clap::Args;
 use core::net::IpAddr;
 use ginnel::{Config, StopFlag};
+use ginnel_apps::load::agents::AgentResult;
 use ginnel_apps::load::messages::plan::SendMode;
-use ginnel_apps::load::messages::{MessageLoadOptions, MessageOptions, MessageReport, PRECISE_SPIN};
+use ginnel_apps::load::messages::{
+    MessageJob, MessageLoadOptions, MessageOptions, MessageReport, PRECISE_SPIN,
+};
 use ginnel_apps::load::{self, StackKind};
 
 /// Options of `ginnel load iot` and `ginnel load echo`.
@@ -27,7 +30,12 @@ pub fn run<A: Args + MessageLoadOptions>(
     stop: &StopFlag,
 ) -> Result<(), Failure> {
     let messages = options.load.messages();
-    let report = measure(options, stop)?;
+    let Some(report) = measure(options, stop)? else {
+        if !messages.quiet {
+            eprintln!("the first agent prints the report");
+        }
+        return Ok(());
+    };
     if messages.json {
         println!("{}", report.to_json());
     } else {
@@ -43,15 +51,16 @@ pub fn run<A: Args + MessageLoadOptions>(
     }
 }
 
+/// Runs the generator, alone or as an agent. Returns no report if another agent makes it.
 fn measure<A: Args + MessageLoadOptions>(
     options: &MessageCommandOptions<A>,
     stop: &StopFlag,
-) -> Result<MessageReport, Failure> {
+) -> Result<Option<MessageReport>, Failure> {
     let (messages, stack) = (options.load.messages(), &options.stack);
     refuse_stack_options(messages.stack, stack)?;
     let job = |own| options.load.job(own).map_err(|e| Failure::usage(e.to_string()));
     if messages.stack == StackKind::Kernel {
-        return Ok(load::measure_on_kernel(&job(None)?, stop)?);
+        return as_agent(messages, job(None)?, stop, |job| Ok(load::measure_on_kernel(job, stop)?));
     }
     if stack.device == Some(DeviceName::Memory) {
         return Err(Failure::usage(
@@ -64,7 +73,30 @@ fn measure<A: Args + MessageLoadOptions>(
         config.shard.spin_us = PRECISE_SPIN.as_micros() as u32;
     }
     let job = job(own_address(&config, messages))?;
-    run_on_stacks(&job, config, stop)
+    as_agent(messages, job, stop, |job| run_on_stacks(job, config, stop))
+}
+
+/// Runs `measure`. If the run has several agents, waits for the others first, and collects the results last.
+fn as_agent(
+    messages: &MessageOptions,
+    mut job: MessageJob,
+    stop: &StopFlag,
+    measure: impl FnOnce(&MessageJob) -> Result<MessageReport, Failure>,
+) -> Result<Option<MessageReport>, Failure> {
+    let Some(meeting) = messages.meeting() else { return measure(&job).map(Some) };
+    let agent = meeting.join(&job.description(), stop, |number| {
+        if !messages.quiet {
+            eprintln!("agent {number} of {} has joined the run \"{}\"", meeting.agents, meeting.run);
+        }
+    })?;
+    job.set_agent(&agent);
+    let report = measure(&job)?;
+    match agent.finish(report.stats())? {
+        AgentResult::Collected { others, dead } => {
+            Ok(Some(job.report_on_agents(report.stats(), &others, &dead)))
+        }
+        AgentResult::Delivered => Ok(None),
+    }
 }
 
 /// Returns the stack's first address of the family of the server, if that is given as an address.
