@@ -274,6 +274,7 @@ impl MessageSession {
             PriorityGrain::Flow => self.flow_kinds[slot as usize],
         };
         self.stats.counters.due[kind as usize] += 1;
+        self.stats.due_for = at - self.send_from;
         let is_open = self.devices.get(slot as usize).is_some_and(|d| d.state == DeviceState::Open);
         if !is_open {
             self.stats.counters.not_sent_closed += 1;

@@ -105,6 +105,9 @@ pub struct MessageStats {
     pub setup: Duration,
     /// Time from the planned start of the first epoch until the last message was sent.
     pub sending: Duration,
+    /// Time from the planned start of the first epoch until the last message was due. With random gaps it
+    /// differs from the planned duration.
+    pub due_for: Duration,
     /// True if the run was ended before its time.
     pub is_interrupted: bool,
     /// Share of the time that the worker was busy; with several workers, that of the busiest.
@@ -116,6 +119,7 @@ impl WorkerStats for MessageStats {
         self.counters.add(&other.counters);
         self.setup = self.setup.max(other.setup);
         self.sending = self.sending.max(other.sending);
+        self.due_for = self.due_for.max(other.due_for);
         self.is_interrupted |= other.is_interrupted;
         self.busy = [self.busy, other.busy].into_iter().flatten().reduce(f64::max);
         for (mine, theirs) in [
