@@ -99,7 +99,7 @@ impl fmt::Display for Picture<'_> {
         draw_grid(f, &axis)?;
         for (number, (curve, values)) in curves.iter().enumerate() {
             draw_curve(f, &axis, curve, values)?;
-            let (x, y) = (LEFT + 12.0 + 250.0 * number as f64, TOP - 16.0);
+            let (x, y) = (LEFT + 8.0 + 265.0 * number as f64, TOP - 16.0);
             writeln!(
                 f,
                 "<line x1=\"{x}\" y1=\"{y}\" x2=\"{:.0}\" y2=\"{y}\" stroke=\"{}\" stroke-width=\"3\"/>\

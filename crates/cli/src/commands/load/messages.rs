@@ -12,6 +12,7 @@ use ginnel_apps::load::messages::{
     MessageJob, MessageLoadOptions, MessageOptions, MessageReport, PRECISE_SPIN,
 };
 use ginnel_apps::load::{self, StackKind};
+use std::io::{ErrorKind, Write};
 
 /// Options of `ginnel load iot` and `ginnel load echo`.
 #[derive(Clone, Debug, Args)]
@@ -36,14 +37,15 @@ pub fn run<A: Args + MessageLoadOptions>(
         }
         return Ok(());
     };
-    if messages.json {
-        println!("{}", report.to_json());
-    } else {
-        print!("{report}");
-    }
     if let Some(file) = &messages.svg {
         std::fs::write(file, report.to_svg())
             .map_err(|e| Failure::running(format!("--svg: write {}: {e}", file.display())))?;
+    }
+    let text = if messages.json { format!("{}\n", report.to_json()) } else { report.to_string() };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // A reader that has seen enough of the report.
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
+        printed => printed?,
     }
     match report.missed.as_slice() {
         [] => Ok(()),
