@@ -118,13 +118,14 @@ fn problems_are_named_in_one_line() {
     let rules = folder.path().join("rules.toml");
     std::fs::write(&rules, "[[rules]]\nports = [80]\nprotocol = \"smtp\"\n").unwrap();
     let rules = rules.display().to_string();
-    let cases: [(&[&str], i32, &str); 8] = [
-        (&["--protocol", "http"], 2, "a source is missing"),
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["no-such-stack", "--protocol", "http"], 1, "no stack named \"no-such-stack\" runs"),
         (&["--read", "x"], 2, "--protocol"),
         (&["--read", "no/such.pcap", "--protocol", "http"], 1, "no/such.pcap: No such file"),
         (&["--read", &script, "--protocol", "http"], 1, "neither a pcap nor a pcapng capture"),
         (&["--read", "x", "--protocol", "http", "--interval", "0"], 2, "not 10ms to 24h"),
         (&["--read", "x", "--protocol", "http", "--interface", "lo"], 2, "cannot be used with"),
+        (&["web", "--protocol", "http", "--interface", "lo"], 2, "cannot be used with"),
         (&["--interface", "no-such-if", "--protocol", "http"], 1, "interface no-such-if: No such device"),
         (&["--read", "x", "--rules", &rules], 2, "unknown variant `smtp`"),
     ];

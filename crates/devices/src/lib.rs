@@ -14,6 +14,7 @@ mod netlink;
 pub mod offload;
 pub mod random;
 pub mod relabel;
+mod shared_region;
 mod staged;
 pub mod switch;
 pub mod tap;

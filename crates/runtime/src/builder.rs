@@ -379,6 +379,8 @@ impl<H> ShardBuilder<H> {
                 name: device.name.clone(),
                 rx,
                 is_gone: false,
+                is_loopback: false,
+                is_mirrored: false,
                 rx_frames: 0,
                 rx_bytes: 0,
             });
@@ -463,7 +465,16 @@ fn add_loopback_link(
         ..ginnel_stack::link::LinkConfig::default()
     };
     stack.add_link(id, &link)?;
-    Ok(RxPort { id, name: LOOPBACK_LINK.into(), rx, is_gone: false, rx_frames: 0, rx_bytes: 0 })
+    Ok(RxPort {
+        id,
+        name: LOOPBACK_LINK.into(),
+        rx,
+        is_gone: false,
+        is_loopback: true,
+        is_mirrored: false,
+        rx_frames: 0,
+        rx_bytes: 0,
+    })
 }
 
 /// Capacity of the loopback link: some 30 of the longest packets.

@@ -7,14 +7,17 @@
 //! ```
 //!
 //! The thread also lists the attached processes (`ginnel down`, `ginnel check`), and closes sockets for the
-//! stack's user and root (`ginnel ss -K`).
+//! stack's user and root (`ginnel ss -K`), and passes copies of frames to a monitor.
 //!
 //! The shard keeps no state of a listing between two chunks. If a client does not read, no more chunks are
 //! requested for it, and it is disconnected after a timeout.
 
 mod line;
+mod mirror;
 mod server;
 
+pub(crate) use mirror::MirrorRequest;
+pub use mirror::{MirrorDirection, MirrorRing, StackMirror};
 pub(crate) use server::{InspectServer, SOCKET};
 pub use server::{SocketCloser, explain_timeout, list_processes, list_sockets};
 

@@ -54,10 +54,41 @@ pub(crate) struct RxPort {
     pub(crate) name: String,
     /// True if the device is gone and is not polled any more.
     pub(crate) is_gone: bool,
+    /// True for what the stack sends to itself.
+    pub(crate) is_loopback: bool,
+    /// True if copies of the frames go to a monitor.
+    pub(crate) is_mirrored: bool,
     pub(crate) rx: Box<dyn RxQueue + Send>,
     /// Frames and bytes received.
     pub(crate) rx_frames: u64,
     pub(crate) rx_bytes: u64,
+}
+
+impl RxPort {
+    /// Replaces the queue by what `replace` makes of it.
+    pub(crate) fn replace_rx(
+        &mut self,
+        replace: impl FnOnce(Box<dyn RxQueue + Send>) -> Box<dyn RxQueue + Send>,
+    ) {
+        let rx = core::mem::replace(&mut self.rx, Box::new(NoRx));
+        self.rx = replace(rx);
+    }
+}
+
+/// Returns the queue below a layer.
+pub(crate) fn without_layer(rx: Box<dyn RxQueue + Send>) -> Box<dyn RxQueue + Send> {
+    rx.remove_layer().unwrap_or(Box::new(NoRx))
+}
+
+/// A device that is gone.
+struct NoRx;
+
+impl RxQueue for NoRx {
+    fn rx_burst<'a>(&'a mut self, _: Instant, _: &mut RxBurst<'a>) {}
+
+    fn is_gone(&self) -> bool {
+        true
+    }
 }
 
 /// A shard with its application.
@@ -398,7 +429,10 @@ impl<H: Handler> Shard<H> {
                     Ok(request) => request.answer(core, |core, listener| {
                         handler.listener_destroyed(&mut Context::new(core), listener);
                     }),
-                    Err(command) => handler.command(&mut Context::new(core), command),
+                    Err(command) => match command.downcast::<inspect::MirrorRequest>() {
+                        Ok(request) => request.answer(ports, core),
+                        Err(command) => handler.command(&mut Context::new(core), command),
+                    },
                 },
             }
         }

@@ -238,6 +238,12 @@ pub trait RxQueue {
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let _ = report;
     }
+
+    /// Returns the queue below this layer, if the layer was made to be put around a queue and to be removed
+    /// while the queue is in use.
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn RxQueue + Send>> {
+        None
+    }
 }
 
 /// The sending half of a device.
@@ -266,6 +272,12 @@ pub trait TxQueue {
     /// Returns when `flush` must be called again although nothing was committed (a layer delays frames);
     /// `None` if no frame is delayed.
     fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Returns the queue below this layer, if the layer was made to be put around a queue and to be removed
+    /// while the queue is in use.
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
         None
     }
 }
@@ -363,6 +375,9 @@ impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         (**self).counters(report);
     }
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn RxQueue + Send>> {
+        (*self).remove_layer()
+    }
 }
 
 impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
@@ -383,6 +398,9 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
     fn next_deadline(&self) -> Option<Instant> {
         (**self).next_deadline()
+    }
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
+        (*self).remove_layer()
     }
 }
 

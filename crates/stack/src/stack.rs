@@ -135,6 +135,16 @@ impl Stack {
         self.net.add_port(tx)
     }
 
+    /// Replaces the sending half of a device by what `replace` makes of it: the half within a layer, or without
+    /// one. The capabilities must stay the same. If `replace` returns `None`, the device sends nothing more.
+    pub fn replace_tx(
+        &mut self,
+        port: PortId,
+        replace: impl FnOnce(Box<dyn TxQueue + Send>) -> Option<Box<dyn TxQueue + Send>>,
+    ) {
+        self.net.replace_tx(port, replace);
+    }
+
     /// Adds a link with its addresses to a device.
     ///
     /// # Errors

@@ -3,8 +3,9 @@
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use ginnel_devices::mirror;
-use ginnel_stack::device::{Capabilities, Device, TxMeta, TxQueue};
+use ginnel_devices::mirror::{self, FrameSink};
+use ginnel_devices::offload::WireFrames;
+use ginnel_stack::device::{Device, TxMeta};
 use ginnel_stack::time::Instant;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -102,12 +103,8 @@ impl WireRecorder {
     #[must_use]
     pub fn wrap(device: Device) -> (Device, Self) {
         let recorder = Self::default();
-        let mirror_tx = MirrorTx {
-            recorder: recorder.clone(),
-            capabilities: device.tx.capabilities(),
-            frame: Vec::new(),
-        };
-        (mirror::wrap(device, Box::new(mirror_tx)), recorder)
+        let sink = || Box::new(RecordingSink { recorder: recorder.clone(), frames: WireFrames::new() });
+        (mirror::wrap(device, sink(), sink()), recorder)
     }
 
     /// Returns the data recorded so far.
@@ -131,30 +128,21 @@ impl WireRecorder {
     }
 }
 
-/// The device that receives the mirror's copies.
-struct MirrorTx {
+/// Gets the copies of one direction. Both directions are recorded together, in the order of their frames.
+struct RecordingSink {
     recorder: WireRecorder,
-    capabilities: Capabilities,
-    frame: Vec<u8>,
+    frames: WireFrames,
 }
 
-impl TxQueue for MirrorTx {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { tx_checksum: true, gso_bytes_max: 0, uso: false, ..self.capabilities }
-    }
-
-    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.frame.resize(len, 0);
-        Some(&mut self.frame)
-    }
-
-    fn commit(&mut self, len: usize, _: TxMeta) {
+impl FrameSink for RecordingSink {
+    fn put(&mut self, frame: &[u8], meta: TxMeta) {
         let mut conversations = self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Other protocols and truncated packets carry no application data.
-        let _ = conversations.record_frame(&self.frame[..len]);
+        // A frame that contradicts its metadata, other protocols and truncated packets carry no application
+        // data.
+        let _ = self.frames.for_each(frame, meta, |frame| _ = conversations.record_frame(frame));
     }
 
-    fn flush(&mut self, _: Instant) {}
+    fn end_burst(&mut self, _: Instant) {}
 }
 
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {

@@ -8,11 +8,14 @@ use crate::signals;
 use clap::Args;
 use core::time::Duration;
 use ginnel::StopFlag;
-use ginnel_apps::units::parse_duration;
+use ginnel::run_dir;
+use ginnel_apps::units::{parse_bytes, parse_duration};
+use ginnel_devices::mirror::ring::{RING_BYTES_MAX, RING_BYTES_MIN};
 use ginnel_monitor::engine::{Engine, EngineConfig};
 use ginnel_monitor::session::Session;
 use ginnel_monitor::sources::capture_file::CaptureFile;
 use ginnel_monitor::sources::interface::Interface;
+use ginnel_monitor::sources::stack::RunningStackSource;
 use ginnel_monitor::sources::{PacketSource, SourceError, SourceState};
 use output::Output;
 use std::fs::File;
@@ -26,10 +29,17 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Interval of reports from a live source unless stated otherwise.
 const LIVE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Bytes of the longest frame: the largest IP packet, an Ethernet header and a VLAN tag.
+const FRAME_BYTES_MAX: u32 = 65_535 + 18;
+
 /// Options of `ginnel monitor`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Formats and definitions: docs/monitor.md")]
 pub struct MonitorOptions {
+    /// Name of a running stack (see "ginnel stat --list"). May be left out if only one runs.
+    #[arg(help_heading = "Source", conflicts_with_all = ["read", "interface"])]
+    name: Option<String>,
+
     /// Read a capture, pcap or pcapng; "-" is standard input.
     #[arg(long, short, value_name = "FILE", help_heading = "Source", conflicts_with = "interface")]
     read: Option<PathBuf>,
@@ -37,6 +47,14 @@ pub struct MonitorOptions {
     /// Listen at an interface of the kernel, in both directions. Needs CAP_NET_RAW.
     #[arg(long, short, value_name = "INTERFACE", help_heading = "Source")]
     interface: Option<String>,
+
+    /// Copy only the first BYTES of each frame of a stack. The heads of all messages must be in them.
+    #[arg(long, value_name = "BYTES", help_heading = "Source", default_value_t = FRAME_BYTES_MAX, value_parser = clap::value_parser!(u32).range(64..), conflicts_with_all = ["read", "interface"])]
+    snaplen: u32,
+
+    /// Memory for the copies of frames, for each device and direction of a stack.
+    #[arg(long, value_name = "SIZE", help_heading = "Source", default_value = "8MiB", value_parser = ring_bytes, conflicts_with_all = ["read", "interface"])]
+    ring_bytes: u64,
 
     #[command(flatten)]
     protocol: protocol::ProtocolOptions,
@@ -64,6 +82,12 @@ pub struct MonitorOptions {
     /// Forget connections without packets for this time.
     #[arg(long, value_name = "SECONDS", default_value = "1h", value_parser = parse_duration)]
     idle_timeout: Duration,
+}
+
+fn ring_bytes(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    let is_valid = (RING_BYTES_MIN as u64..=RING_BYTES_MAX as u64).contains(&bytes);
+    if is_valid { Ok(bytes) } else { Err("not 64KiB to 1GiB".into()) }
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -139,9 +163,7 @@ fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource
         let source = Interface::open(interface).map_err(|e| Failure::running(e.to_string()))?;
         return Ok((format!("interface {interface}"), Box::new(source)));
     }
-    let Some(path) = &options.read else {
-        return Err(Failure::usage("a source is missing: --read FILE or --interface INTERFACE"));
-    };
+    let Some(path) = &options.read else { return open_stack(options) };
     let is_stdin = path.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let failed = |e: SourceError| Failure::running(format!("{name}: {e}"));
@@ -150,5 +172,21 @@ fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource
         false => Box::new(File::open(path).map_err(|e| failed(e.into()))?),
     };
     let source = CaptureFile::open(input).map_err(failed)?;
+    Ok((name, Box::new(source)))
+}
+
+/// Starts to observe a running stack.
+fn open_stack(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource>), Failure> {
+    let running = run_dir::find(options.name.as_deref()).map_err(|e| {
+        let hint = if options.name.is_none() { "; other sources: --read, --interface" } else { "" };
+        Failure::running(format!("{e}{hint}"))
+    })?;
+    let name = format!("stack \"{}\"", running.name);
+    let source =
+        RunningStackSource::attach(&running.path, options.ring_bytes as usize, options.snaplen as usize);
+    let source = source.map_err(|e| Failure::running(format!("{name}: {e}")))?;
+    if !source.has_rings() {
+        return Err(Failure::running(format!("{name}: the stack has no devices (yet)")));
+    }
     Ok((name, Box::new(source)))
 }

@@ -18,10 +18,10 @@
 use super::config::MemifConfig;
 use super::extension::Features;
 use super::message::{AddRing, ControlMessage, Hello, Init, MODE_ETHERNET, SECRET_BYTES, VERSION};
-use super::region::Region;
 use super::ring::{LOG2_MAX, MemifRing, ring_bytes};
 use super::ring_slot::InterruptFd;
 use super::rx::RingBuffers;
+use crate::shared_region::Region;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -301,7 +301,7 @@ fn allocate_link(
     let buffer_bytes = config.buffer_bytes;
     let ring_buffers = (buffer_bytes as usize) << log2;
     let size = buffers_at + rings * ring_buffers;
-    let (region, memfd) = Region::create(size)?;
+    let (region, memfd) = Region::create("ginnel-memif", size)?;
     let region = Arc::new(region);
     // Frames have headers only if the largest frame with its header fits into the buffers of a ring.
     let features =

@@ -18,7 +18,6 @@ mod extension;
 pub mod fuzzing;
 mod handshake;
 mod message;
-mod region;
 mod ring;
 mod ring_slot;
 mod rx;

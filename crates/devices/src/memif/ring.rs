@@ -18,7 +18,7 @@
 //! to the client, the client offers empty buffers by advancing the head, and the server sends frames by
 //! filling them and advancing the tail.
 
-use super::region::Region;
+use crate::shared_region::Region;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn fields_have_the_offsets_of_the_protocol() {
-        let region = Arc::new(Region::create(4096).expect("memory").0);
+        let region = Arc::new(Region::create("ginnel-memif", 4096).expect("memory").0);
         let ring = MemifRing::new(&region, 64, 2).expect("it fits");
         ring.initialise();
         ring.set_interrupts_enabled(true);
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn ring_outside_its_region_is_refused() {
-        let region = Arc::new(Region::create(128 + 64).expect("memory").0);
+        let region = Arc::new(Region::create("ginnel-memif", 128 + 64).expect("memory").0);
         assert!(MemifRing::new(&region, 0, 2).is_some());
         for (at, log2) in [(8, 2), (0, 3), (0, 0), (0, 15), (0, 255), (4, 1), (usize::MAX - 7, 1)] {
             assert!(MemifRing::new(&region, at, log2).is_none(), "{at} {log2}");

@@ -1,11 +1,11 @@
 //! The receiving half of a memif device.
 
 use super::extension::{self, HEADER_BYTES};
-use super::region::Region;
 use super::ring::{MemifDescriptor, MemifRing};
 use super::ring_slot::{RegisteredInterrupt, RingSlot, SlotReader, ViolationFlag, Waker};
 use super::{ControlThreadGuard, MemifStats, increment};
 use crate::memif::FRAME_BYTES_MAX;
+use crate::shared_region::Region;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, Gso, Label, RxBurst, RxChecksum, RxFrame, RxQueue};
 use ginnel_stack::time::Instant;

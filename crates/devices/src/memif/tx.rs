@@ -1,13 +1,13 @@
 //! The sending half of a memif device.
 
 use super::extension::{self, HEADER_BYTES};
-use super::region::{Region, copy_shared};
 use super::ring::{MemifDescriptor, MemifRing};
 use super::ring_slot::{InterruptFd, RingSlot, SlotReader, ViolationFlag};
 use super::rx::{RingBuffers, Violation};
 use super::signal::Signaller;
 use super::{ControlThreadGuard, FRAME_BYTES_MAX, MemifStats, increment};
 use crate::offload::WireFrames;
+use crate::shared_region::{Region, copy_shared};
 use ginnel_stack::device::{Capabilities, GatherTx, PayloadPiece, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 pub mod capture_file;
 pub mod interface;
 mod packet_ring;
+pub mod stack;
 
 use crate::frame::LinkType;
 use core::fmt;

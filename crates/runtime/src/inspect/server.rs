@@ -1,11 +1,12 @@
 //! The thread that answers requests of other processes.
 
 use super::line::{self, FIELDS};
-use super::list;
+use super::mirror::MIRROR;
+use super::{list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use ginnel_stack::stack::SocketHandle;
 use rustix::net::sockopt;
@@ -67,7 +68,9 @@ struct ServerState {
     /// Set if the stack has a broker.
     attached: Mutex<Option<Arc<AttachedQuery>>>,
     clients: AtomicUsize,
-    is_closing: core::sync::atomic::AtomicBool,
+    is_closing: AtomicBool,
+    /// True while a monitor observes the stack.
+    is_mirrored: AtomicBool,
 }
 
 impl InspectServer {
@@ -164,6 +167,10 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
         LIST => {}
         PROCESSES => return client.write_all(format_processes(state).as_bytes()),
         KILL => return kill(client, lines, state),
+        request if request.starts_with(MIRROR) => {
+            let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return mirror::serve(client, &request[MIRROR.len()..], &shards, &state.is_mirrored);
+        }
         _ => return writeln!(client, "!\tthe requests are \"{LIST}\", \"{PROCESSES}\" and \"{KILL}\""),
     }
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -324,6 +324,17 @@ impl Network {
         }
         PortId(id)
     }
+
+    /// See [`crate::stack::Stack::replace_tx`].
+    pub(crate) fn replace_tx(
+        &mut self,
+        port: PortId,
+        replace: impl FnOnce(Box<dyn TxQueue + Send>) -> Option<Box<dyn TxQueue + Send>>,
+    ) {
+        if let Some(port) = self.ports.get_mut(usize::from(port.0)) {
+            port.replace_tx(replace);
+        }
+    }
 }
 
 #[cfg(test)]

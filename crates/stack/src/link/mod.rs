@@ -106,6 +106,23 @@ impl InterfaceAddress {
     }
 }
 
+/// A device that accepts no frames.
+struct NoTx(Capabilities);
+
+impl TxQueue for NoTx {
+    fn capabilities(&self) -> Capabilities {
+        self.0
+    }
+
+    fn reserve(&mut self, _: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn commit(&mut self, _: usize, _: TxMeta) {}
+
+    fn flush(&mut self, _: Instant) {}
+}
+
 /// The transmit half of a device, and the links on the device.
 pub(crate) struct TxPort {
     pub tx: Box<dyn TxQueue + Send>,
@@ -128,6 +145,20 @@ impl TxPort {
         let (capabilities, can_gather) = (tx.capabilities(), tx.gather().is_some());
         let (untagged, tagged) = (None, Vec::new());
         Self { tx, capabilities, can_gather, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
+    }
+
+    /// Replaces the device: see [`crate::stack::Stack::replace_tx`].
+    pub(crate) fn replace_tx(
+        &mut self,
+        replace: impl FnOnce(Box<dyn TxQueue + Send>) -> Option<Box<dyn TxQueue + Send>>,
+    ) {
+        let tx = core::mem::replace(&mut self.tx, Box::new(NoTx(self.capabilities)));
+        if let Some(mut tx) = replace(tx) {
+            self.can_gather = tx.gather().is_some();
+            self.tx = tx;
+        } else {
+            self.can_gather = false;
+        }
     }
 
     /// Returns the link that a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).

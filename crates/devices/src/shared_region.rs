@@ -24,7 +24,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// A mapping of a memfd that lasts as long as this value.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
 }
@@ -36,7 +36,7 @@ unsafe impl Sync for Region {}
 
 /// Reason why a region of the peer was not mapped.
 #[derive(Debug)]
-pub(super) enum RegionError {
+pub(crate) enum RegionError {
     /// The file can shrink, or is no memfd.
     NotSealed,
     /// The file has huge pages, or is on another file system.
@@ -59,16 +59,17 @@ impl std::fmt::Display for RegionError {
 }
 
 impl Region {
-    /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed.
-    pub(super) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = memfd_create("ginnel-memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed. The system
+    /// shows the file by `name`.
+    pub(crate) fn create(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((Self::map(&fd, len)?, fd))
     }
 
     /// Maps the first `len` bytes of a peer's file.
-    pub(super) fn from_peer(fd: &OwnedFd, len: usize) -> Result<Self, RegionError> {
+    pub(crate) fn from_peer(fd: &OwnedFd, len: usize) -> Result<Self, RegionError> {
         // The seals are checked first, because only the kernel answers this call. A file of a FUSE file
         // system, whose server could block the other calls, has no seals.
         let seals = fcntl_get_seals(fd).map_err(|_| RegionError::NotSealed)?;
@@ -97,12 +98,12 @@ impl Region {
     }
 
     /// Returns whether `len` bytes from `offset` on are inside the region.
-    pub(super) fn contains(&self, offset: usize, len: usize) -> bool {
+    pub(crate) fn contains(&self, offset: usize, len: usize) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
     /// Prefetches the cache line of an offset that will be read soon. Does nothing outside the mapping.
-    pub(super) fn prefetch(&self, offset: usize) {
+    pub(crate) fn prefetch(&self, offset: usize) {
         if offset < self.len {
             // SAFETY: inside the mapping; atomics tolerate concurrent writes.
             prefetch(unsafe { self.base.add(offset).cast::<AtomicU8>().as_ref() });
@@ -113,7 +114,7 @@ impl Region {
     /// does not change any more. Returns false, and copies nothing, if the bytes are not all inside the
     /// region.
     #[must_use]
-    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
         if !self.contains(offset, to.len()) {
             return false;
         }
@@ -126,7 +127,7 @@ impl Region {
 
     /// Copies bytes in. Returns false, and copies nothing, if they are not all inside the region.
     #[must_use]
-    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> bool {
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> bool {
         if !self.contains(offset, from.len()) {
             return false;
         }
@@ -138,7 +139,7 @@ impl Region {
     /// Copies bytes in from memory that others may write concurrently, too. Returns false, and copies
     /// nothing, if they are not all inside the region.
     #[must_use]
-    pub(super) fn copy_in_shared(&self, offset: usize, from: &[AtomicU8]) -> bool {
+    pub(crate) fn copy_in_shared(&self, offset: usize, from: &[AtomicU8]) -> bool {
         if !self.contains(offset, from.len()) {
             return false;
         }
@@ -159,7 +160,7 @@ impl Region {
     ///
     /// Panics if the word is outside the region or not aligned, which is a bug of the caller; a peer cannot
     /// cause it.
-    pub(super) fn u16(&self, offset: usize) -> &AtomicU16 {
+    pub(crate) fn u16(&self, offset: usize) -> &AtomicU16 {
         assert!(self.contains(offset, 2) && offset.is_multiple_of(2));
         // SAFETY: inside the mapping and aligned, because the mapping starts at a page; atomics tolerate
         // concurrent writes.
@@ -167,14 +168,14 @@ impl Region {
     }
 
     /// Returns the 32-bit word at an offset, as [`Region::u16`].
-    pub(super) fn u32(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) fn u32(&self, offset: usize) -> &AtomicU32 {
         assert!(self.contains(offset, 4) && offset.is_multiple_of(4));
         // SAFETY: as in `u16`.
         unsafe { self.base.add(offset).cast::<AtomicU32>().as_ref() }
     }
 
     /// Returns the 64-bit word at an offset, as [`Region::u16`].
-    pub(super) fn u64(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.contains(offset, 8) && offset.is_multiple_of(8));
         // SAFETY: as in `u16`.
         unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
@@ -184,7 +185,7 @@ impl Region {
 /// Copies bytes that others may write concurrently to private memory of equal length, once.
 ///
 /// Panics if the lengths differ.
-pub(super) fn copy_shared(from: &[AtomicU8], to: &mut [u8]) {
+pub(crate) fn copy_shared(from: &[AtomicU8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len());
     // SAFETY: both have the same length, and `to` is borrowed exclusively. As in `Region::copy_out`, no
     // conclusion is drawn from a byte that changes during the copy.
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn two_mappings_share_memory() {
-        let (ours, fd) = Region::create(5000).expect("memory");
+        let (ours, fd) = Region::create("ginnel-memif", 5000).expect("memory");
         let theirs = Region::from_peer(&fd, 5000).expect("sealed");
         assert!(ours.copy_in(4990, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
         let mut bytes = [0; 4];
@@ -224,7 +225,7 @@ mod tests {
 
     #[test]
     fn accesses_outside_the_region_are_refused() {
-        let (region, _fd) = Region::create(100).expect("memory");
+        let (region, _fd) = Region::create("ginnel-memif", 100).expect("memory");
         let mut bytes = [7; 8];
         for offset in [93, 100, 4096, usize::MAX - 3, usize::MAX] {
             assert!(!region.copy_out(offset, &mut bytes), "{offset}");

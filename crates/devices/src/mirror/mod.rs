@@ -1,0 +1,122 @@
+//! Copies the frames that pass a device, for a monitor or a recorder that observes the traffic.
+//!
+//! The layers are put around the halves of a device while somebody observes it, and removed afterwards: a
+//! device that nobody observes costs nothing. Each half has a sink of its own, so no lock is needed.
+
+pub mod ring;
+
+use crate::offload::meta_of;
+use crate::staged::StagedTx;
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+
+/// Gets copies of the frames of one direction.
+pub trait FrameSink: Send {
+    /// Gets a frame, with what was left to the device.
+    fn put(&mut self, frame: &[u8], meta: TxMeta);
+
+    /// Ends a burst: frames were received, or have been passed to the device, in the turn that began at `now`.
+    fn end_burst(&mut self, now: Instant);
+}
+
+/// Copies both directions of a device: what it receives to the first sink, what it sends to the second one.
+#[must_use]
+pub fn wrap(device: Device, received: Box<dyn FrameSink>, sent: Box<dyn FrameSink>) -> Device {
+    Device { rx: wrap_rx(device.rx, received), tx: wrap_tx(device.tx, sent) }
+}
+
+/// Copies received frames. [`RxQueue::remove_layer`] returns `inner`.
+#[must_use]
+pub fn wrap_rx(inner: Box<dyn RxQueue + Send>, sink: Box<dyn FrameSink>) -> Box<dyn RxQueue + Send> {
+    Box::new(MirrorRx { inner, sink })
+}
+
+/// Copies sent frames. [`TxQueue::remove_layer`] returns `inner`.
+#[must_use]
+pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, sink: Box<dyn FrameSink>) -> Box<dyn TxQueue + Send> {
+    Box::new(MirrorTx { staged: StagedTx::new(inner), sink, has_copied: false })
+}
+
+struct MirrorRx {
+    inner: Box<dyn RxQueue + Send>,
+    sink: Box<dyn FrameSink>,
+}
+
+impl RxQueue for MirrorRx {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        let before = burst.len();
+        self.inner.rx_burst(now, burst);
+        if burst.len() > before {
+            for frame in &burst[before..] {
+                self.sink.put(frame.bytes, meta_of(frame));
+            }
+            self.sink.end_burst(now);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(report);
+    }
+
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn RxQueue + Send>> {
+        Some(self.inner)
+    }
+}
+
+struct MirrorTx {
+    staged: StagedTx,
+    sink: Box<dyn FrameSink>,
+    has_copied: bool,
+}
+
+impl TxQueue for MirrorTx {
+    fn capabilities(&self) -> Capabilities {
+        self.staged.inner.capabilities()
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.staged.reserve(len)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        if let Some(frame) = self.staged.commit(len, meta) {
+            self.sink.put(frame, meta);
+            self.has_copied = true;
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.staged.inner.flush(now);
+        if core::mem::take(&mut self.has_copied) {
+            self.sink.end_burst(now);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.staged.inner.next_deadline()
+    }
+
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
+        Some(self.staged.inner)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,126 @@
+use super::*;
+use proptest::prelude::*;
+
+/// Time that the clock of these tests adds to that of the turn.
+const LATER: core::time::Duration = core::time::Duration::from_nanos(7);
+
+fn pair(bytes: usize, snaplen: usize) -> (MirrorWriter, MirrorReader) {
+    let (writer, file) = create(bytes, snaplen, |now| now + LATER).expect("memory");
+    (writer, MirrorReader::open(&file).expect("a ring"))
+}
+
+/// Reads all frames that are there.
+fn read_all(reader: &mut MirrorReader) -> Vec<(MirroredFrame, Vec<u8>)> {
+    let end = reader.written().unwrap();
+    let mut all = Vec::new();
+    loop {
+        let mut bytes = Vec::new();
+        let Some(frame) = reader.read(end, &mut bytes).unwrap() else { break };
+        all.push((frame, bytes));
+    }
+    reader.release();
+    all
+}
+
+#[test]
+fn frames_arrive_with_time_and_metadata() {
+    let (mut writer, mut reader) = pair(0, 100);
+    let gso = Gso { kind: GsoKind::Tcp6, size: 1400, header_len: 74, ecn: true };
+    let super_frame = TxMeta { partial_checksum: Some((54, 16)), gso: Some(gso), ..TxMeta::NONE };
+    writer.put(&[1; 60], TxMeta::NONE);
+    writer.put(&[2; 3000], super_frame);
+    assert_eq!(read_all(&mut reader), [], "the burst has not ended");
+    writer.end_burst(Instant::from_millis(5));
+    writer.put(&[3; 100], TxMeta::NONE);
+    writer.end_burst(Instant::from_millis(6));
+    let frame = |at, frame_len, copied_len, meta| MirroredFrame {
+        at: Instant::from_millis(at) + LATER,
+        frame_len,
+        copied_len,
+        meta,
+    };
+    let expected = [
+        (frame(5, 60, 60, TxMeta::NONE), vec![1; 60]),
+        (frame(5, 3000, 100, super_frame), vec![2; 100]),
+        (frame(6, 100, 100, TxMeta::NONE), vec![3; 100]),
+    ];
+    assert_eq!(read_all(&mut reader), expected);
+}
+
+// limit: bytes in the ring of a mirror
+#[test]
+fn full_ring_loses_frames_and_counts_them() {
+    let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
+    for number in 0..100u8 {
+        writer.put(&[number; 1000], TxMeta::NONE);
+        writer.end_burst(Instant::ZERO);
+    }
+    let seen = read_all(&mut reader);
+    assert_eq!(seen.len() as u64 + reader.lost(), 100);
+    assert!(seen.len() > 50 && reader.lost() > 0, "{}", seen.len());
+    assert!(seen.iter().zip(0..).all(|((_, bytes), number)| *bytes == [number; 1000]));
+    // Service resumes.
+    writer.put(&[200; 1000], TxMeta::NONE);
+    writer.end_burst(Instant::ZERO);
+    assert_eq!(read_all(&mut reader)[0].1, [200; 1000]);
+    writer.put(&vec![0; 2 * RING_BYTES_MIN], TxMeta::NONE);
+    writer.end_burst(Instant::ZERO);
+    assert_eq!(read_all(&mut reader).len(), 1, "only the beginning is copied");
+}
+
+#[test]
+fn a_reader_that_writes_nonsense_harms_only_itself() {
+    for head in [1, 64, 1 << 40, u64::MAX] {
+        let (mut writer, reader) = pair(RING_BYTES_MIN, 2000);
+        for _ in 0..200 {
+            reader.region.u64(HEAD_AT).store(head, Release);
+            writer.put(&[0; 1000], TxMeta::NONE);
+            writer.end_burst(Instant::ZERO);
+        }
+        assert!(writer.lost > 0 || head == 64, "{head}");
+    }
+}
+
+#[test]
+fn a_corrupt_ring_is_an_error() {
+    let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
+    writer.put(&[0; 100], TxMeta::NONE);
+    writer.end_burst(Instant::ZERO);
+    for (at, value) in [(TAIL_AT, 1 << 40), (RECORDS_AT, u64::MAX), (RECORDS_AT, 99)] {
+        let before = reader.region.u64(at).load(Relaxed);
+        reader.region.u64(at).store(value, Relaxed);
+        let result = reader.written().and_then(|end| reader.read(end, &mut Vec::new()));
+        assert!(result.is_err(), "{at}");
+        reader.region.u64(at).store(before, Relaxed);
+    }
+    assert_eq!(read_all(&mut reader).len(), 1);
+    assert!(
+        MirrorReader::open(&rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap())
+            .is_err()
+    );
+}
+
+proptest! {
+    #[test]
+    fn frames_keep_their_order(steps in proptest::collection::vec((0usize..3000, 0u8..4), 1..300)) {
+        let (mut writer, mut reader) = pair(RING_BYTES_MIN, 1500);
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for (number, (len, action)) in steps.into_iter().enumerate() {
+            let frame = vec![number as u8; len];
+            let lost = writer.lost;
+            writer.put(&frame, TxMeta::NONE);
+            if writer.lost == lost {
+                sent.push((len, frame[..len.min(1500)].to_vec()));
+            }
+            if action > 0 {
+                writer.end_burst(Instant::ZERO);
+            }
+            if action == 3 {
+                received.extend(read_all(&mut reader).into_iter().map(|(frame, bytes)| (frame.frame_len, bytes)));
+            }
+        }
+        writer.end_burst(Instant::ZERO);
+        received.extend(read_all(&mut reader).into_iter().map(|(frame, bytes)| (frame.frame_len, bytes)));
+        prop_assert_eq!(received, sent);
+    }
+}

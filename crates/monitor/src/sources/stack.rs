@@ -1,0 +1,133 @@
+//! The frames of a running stack, in the order of their times.
+
+use super::{PacketSource, PacketVisitor, SourceError, SourceState, TimedPacket};
+use crate::frame::LinkType;
+use arrayvec::ArrayVec;
+use core::time::Duration;
+use ginnel::inspect::{MirrorDirection, MirrorRing, StackMirror};
+use ginnel::{Instant, clock};
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+
+/// Frames that are taken from a ring at a time.
+const FRAMES_MAX: usize = 1024;
+/// Packets that are passed on together.
+const PACKETS_MAX: usize = 64;
+/// A shard publishes a burst at most this long after it has read the clock for it, unless it loses its CPU.
+const PUBLICATION_TIME: Duration = Duration::from_millis(1);
+
+/// Time and place of a frame in the bytes of its ring.
+type FramePlace = (Instant, usize, usize);
+
+/// The frames of all devices and shards of a stack.
+pub struct RunningStackSource {
+    mirror: StackMirror,
+    /// For each ring the frames that were taken from it and not passed on, and the bytes of them.
+    frames: Vec<VecDeque<FramePlace>>,
+    bytes: Vec<Vec<u8>>,
+    has_ended: bool,
+}
+
+/// Takes frames from a ring if there are none of it. Returns the time up to which all frames of the ring are
+/// there; `None` if all are.
+fn refill(
+    ring: &mut MirrorRing,
+    frames: &mut VecDeque<FramePlace>,
+    bytes: &mut Vec<u8>,
+) -> io::Result<Option<Instant>> {
+    let is_refilled = frames.is_empty();
+    if is_refilled {
+        bytes.clear();
+        let end = ring.reader.written()?;
+        while frames.len() < FRAMES_MAX {
+            let start = bytes.len();
+            let Some(frame) = ring.reader.read(end, bytes)? else { break };
+            frames.push_back((frame.at, start, frame.copied_len));
+        }
+        ring.reader.release();
+    }
+    let is_complete = is_refilled && frames.len() < FRAMES_MAX;
+    Ok(frames.back().filter(|_| !is_complete).map(|(at, ..)| *at))
+}
+
+impl RunningStackSource {
+    /// Starts to observe the stack with this directory: see [`StackMirror::attach`].
+    ///
+    /// # Errors
+    /// As of [`StackMirror::attach`].
+    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize) -> io::Result<Self> {
+        let mut mirror = StackMirror::attach(dir, ring_bytes, snaplen)?;
+        // What a shard has received comes before what it sends in the same turn.
+        mirror.rings.sort_by_key(|ring| ring.direction == MirrorDirection::Sent);
+        let count = mirror.rings.len();
+        Ok(Self {
+            mirror,
+            frames: vec![VecDeque::new(); count],
+            bytes: vec![Vec::new(); count],
+            has_ended: false,
+        })
+    }
+
+    /// Returns whether the stack has devices, which it has as soon as its shards are built.
+    #[must_use]
+    pub fn has_rings(&self) -> bool {
+        !self.mirror.rings.is_empty()
+    }
+}
+
+impl PacketSource for RunningStackSource {
+    fn poll(&mut self, visit: &mut PacketVisitor<'_>) -> Result<SourceState, SourceError> {
+        // Before the rings are read: a burst that is published later has a later time.
+        let now = clock::now();
+        self.has_ended |= self.mirror.has_ended();
+        let mut limit = match self.has_ended {
+            true => Instant::MAX,
+            false => Instant::from_nanos(now.as_nanos().saturating_sub(PUBLICATION_TIME.as_nanos() as u64)),
+        };
+        // Sent frames first: whatever caused them is in the rings of received frames by then.
+        for number in (0..self.frames.len()).rev() {
+            let ring = &mut self.mirror.rings[number];
+            if let Some(until) = refill(ring, &mut self.frames[number], &mut self.bytes[number])? {
+                limit = limit.min(until);
+            }
+        }
+        let (mut packets, mut count) = (ArrayVec::<TimedPacket<'_>, PACKETS_MAX>::new(), 0);
+        loop {
+            let firsts = self.frames.iter().enumerate();
+            let first = firsts.filter_map(|(number, frames)| Some((frames.front()?.0, number))).min();
+            let Some((at, number)) = first.filter(|(at, _)| *at <= limit) else { break };
+            let Some((_, start, len)) = self.frames[number].pop_front() else { break };
+            packets.push((at, &self.bytes[number][start..start + len]));
+            count += 1;
+            if packets.is_full() {
+                visit(LinkType::Ethernet, &packets);
+                packets.clear();
+            }
+        }
+        if !packets.is_empty() {
+            visit(LinkType::Ethernet, &packets);
+        }
+        Ok(match (count, self.has_ended) {
+            (0, false) => SourceState::Idle,
+            // The rings were read after the stack had ended.
+            (0, true) => SourceState::End,
+            _ => SourceState::More,
+        })
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        // The shards wake nobody for a monitor.
+        std::thread::sleep(timeout.min(PUBLICATION_TIME));
+        Ok(())
+    }
+
+    fn now(&self) -> Option<Instant> {
+        let nanos = clock::now().as_nanos().saturating_sub(2 * PUBLICATION_TIME.as_nanos() as u64);
+        Some(Instant::from_nanos(nanos))
+    }
+
+    fn lost(&mut self) -> u64 {
+        self.mirror.rings.iter().map(|ring| ring.reader.lost()).sum()
+    }
+}
