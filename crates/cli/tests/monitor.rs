@@ -4,7 +4,7 @@ use ginnel_monitor::frame::{ACK, SYN};
 use ginnel_monitor::scripted::{Side, segment};
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -233,4 +233,68 @@ fn an_interface_needs_a_capability() {
     assert_eq!(output.status.code(), Some(1));
     let problem = text(&output.stderr);
     assert!(problem.contains("interface lo") && problem.contains("CAP_NET_RAW"), "{problem}");
+}
+
+/// Waits until `is_done` returns true.
+fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_done() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_running_stack_is_observed_by_name() {
+    const COUNT: usize = 30;
+    if let Some(reason) = unavailable() {
+        return skip("a_running_stack_is_observed_by_name", &reason);
+    }
+    let namespace = Namespace::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("page"), "hello").unwrap();
+    let run_dir = folder.path().join("run");
+    let ginnel = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.args(arguments).env("GINNEL_RUN_DIR", &run_dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let root = folder.path().display().to_string();
+    let run = namespace.run(|| {
+        let addresses = ["--address", "10.1.0.2/24", "--kernel-address", "10.1.0.1/24"];
+        let options = ["httpd", &root, "--device", "tap:m0", "--name", "web"];
+        let mut server = ginnel(&[&options[..], &addresses].concat()).spawn()?;
+        wait_until("the server does not listen", || TcpStream::connect("10.1.0.2:80").is_ok());
+        let mut monitor =
+            ginnel(&["monitor", "web", "--protocol", "http", "--json", "--interval", "1h"]).spawn()?;
+        let mut first_line = String::new();
+        BufReader::new(monitor.stderr.take().expect("a pipe")).read_line(&mut first_line)?;
+        assert_eq!(first_line, "observing stack \"web\"; Ctrl-C ends\n");
+        let second = ginnel(&["monitor", "web", "--protocol", "http"]).output()?;
+        assert!(text(&second.stderr).contains("another monitor observes this stack"));
+        let mut client = TcpStream::connect("10.1.0.2:80")?;
+        let mut response = vec![0; 4096];
+        for _ in 0..COUNT {
+            client.write_all(b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n")?;
+            let mut received = 0;
+            while !response[..received].ends_with(b"hello") {
+                received += client.read(&mut response[received..])?;
+            }
+        }
+        let stop = |child: &std::process::Child| {
+            let id = rustix::process::Pid::from_child(child);
+            rustix::process::kill_process(id, rustix::process::Signal::INT)
+        };
+        // The end of the stack ends the monitor, too.
+        stop(&server)?;
+        let output = monitor.wait_with_output()?;
+        assert!(server.wait()?.success());
+        Ok(output)
+    });
+    let output = run.unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let total = total(&output);
+    let counters = &total["counters"];
+    assert_eq!((&counters["requests"], &counters["responses"]), (&COUNT.into(), &COUNT.into()), "{counters}");
+    assert_eq!((&total["source_lost"], &counters["connections_midstream"]), (&0.into(), &0.into()));
 }

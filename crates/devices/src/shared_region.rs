@@ -59,8 +59,8 @@ impl std::fmt::Display for RegionError {
 }
 
 impl Region {
-    /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed. The system
-    /// shows the file by `name`.
+    /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed. The
+    /// system shows the file by `name`.
     pub(crate) fn create(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 480.0;
 const LEFT: f64 = 80.0;
-const RIGHT: f64 = 24.0;
+const RIGHT: f64 = 36.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 64.0;
 

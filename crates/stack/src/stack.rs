@@ -135,8 +135,9 @@ impl Stack {
         self.net.add_port(tx)
     }
 
-    /// Replaces the sending half of a device by what `replace` makes of it: the half within a layer, or without
-    /// one. The capabilities must stay the same. If `replace` returns `None`, the device sends nothing more.
+    /// Replaces the sending half of a device by what `replace` makes of it: the half within a layer, or
+    /// without one. The capabilities must stay the same. If `replace` returns `None`, the device sends
+    /// nothing more.
     pub fn replace_tx(
         &mut self,
         port: PortId,

@@ -112,6 +112,9 @@ pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
         Some(_) => Some(options.interval.unwrap_or(LIVE_INTERVAL)),
         None => options.interval,
     };
+    if source.now().is_some() {
+        eprintln!("observing {name}; Ctrl-C ends");
+    }
     let mut output = Output::new(&name, options.json, options.output.as_deref())?;
     let stop = signals::stop_on_signal()?;
     let mut session = Session::new(engine, interval);

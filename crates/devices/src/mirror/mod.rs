@@ -16,7 +16,8 @@ pub trait FrameSink: Send {
     /// Gets a frame, with what was left to the device.
     fn put(&mut self, frame: &[u8], meta: TxMeta);
 
-    /// Ends a burst: frames were received, or have been passed to the device, in the turn that began at `now`.
+    /// Ends a burst: frames were received, or have been passed to the device, in the turn that began at
+    /// `now`.
     fn end_burst(&mut self, now: Instant);
 }
 

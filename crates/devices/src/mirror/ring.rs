@@ -77,12 +77,12 @@ pub struct MirroredFrame {
     pub frame_len: usize,
     /// Length of the copy: the beginning of the frame.
     pub copied_len: usize,
-    /// What was left to the device.
+    /// Checksum and segmentation that are left to the device.
     pub meta: TxMeta,
 }
 
-/// Creates a ring of `bytes` bytes, rounded up to a power of two, for the first `snaplen` bytes of each frame.
-/// Returns the writing end, and the file to pass to the reader.
+/// Creates a ring of `bytes` bytes, rounded up to a power of two, for the first `snaplen` bytes of each
+/// frame. Returns the writing end, and the file to pass to the reader.
 ///
 /// # Errors
 /// There is no memory.

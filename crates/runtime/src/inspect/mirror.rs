@@ -5,8 +5,8 @@
 //!                  ◄─a ring in shared memory for each device and direction─                 around its devices
 //! ```
 //!
-//! The layers exist while the monitor is connected: otherwise frames take the way that they would take without
-//! this module. A ring has one writer, the shard, and one reader, the monitor.
+//! The layers exist while the monitor is connected: otherwise frames take the way that they would take
+//! without this module. A ring has one writer, the shard, and one reader, the monitor.
 
 use super::{send_request, wait_for_reply};
 use crate::clock;
@@ -34,8 +34,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 /// of each frame follow.
 pub(super) const MIRROR: &str = "mirror 1 ";
 
-/// Bytes of each message of the answer: `shard`, `device` and direction of a ring, separated by tabs, with the
-/// file of the ring; `.` as the last one; or `!` and an error.
+/// Bytes of each message of the answer: `shard`, `device` and direction of a ring, separated by tabs, with
+/// the file of the ring; `.` as the last one; or `!` and an error.
 const MESSAGE_BYTES: usize = 256;
 /// Interval at which the stack looks whether its shards still run.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
