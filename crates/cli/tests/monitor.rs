@@ -3,6 +3,7 @@
 use ginnel_monitor::frame::{ACK, SYN};
 use ginnel_monitor::scripted::{Side, segment};
 use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::processes::wait_until;
 use ginnel_testkit::skip;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -233,15 +234,6 @@ fn an_interface_needs_a_capability() {
     assert_eq!(output.status.code(), Some(1));
     let problem = text(&output.stderr);
     assert!(problem.contains("interface lo") && problem.contains("CAP_NET_RAW"), "{problem}");
-}
-
-/// Waits until `is_done` returns true.
-fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_done() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
