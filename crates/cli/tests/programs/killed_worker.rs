@@ -1,8 +1,10 @@
-//! Workers of nginx are killed (SIGKILL): what they serve at that moment fails, what waits does not.
+//! Workers of nginx and HAProxy are killed (SIGKILL): what they serve at that moment fails, what waits does
+//! not, as long as another process has the listener.
 
 use crate::open_loop::{Answers, Client, requests_during};
-use crate::processes::{children, signal, wait_until};
+use crate::processes::{children, pid, pid_in_time, signal, wait_until};
 use crate::server::{ADDRESS, Nginx, Side};
+use ginnel_testkit::interop::ProgramFixture;
 use std::io::{Read, Write};
 
 const WORKERS: u32 = 2;
@@ -10,6 +12,8 @@ const WORKERS: u32 = 2;
 const RATE: u32 = 2000;
 /// Number of workers that are killed on each side.
 const KILLS: u32 = 40;
+/// Number of kills of HAProxy on each side.
+const PROXY_KILLS: u32 = 20;
 /// Number of connections that wait to be accepted.
 const WAITING: usize = 40;
 /// The test fails if its result has a smaller probability than this, provided that both sides are alike.
@@ -95,5 +99,50 @@ fn connections_that_wait_survive_a_killed_worker() {
         }
         signal(&workers[1], "CONT");
         nginx.finish(true);
+    }
+}
+
+/// Kills the worker of HAProxy, and waits until there is another one. The master ends with its worker, and a
+/// shell starts it again, as a service manager does. Nobody listens meanwhile.
+#[track_caller]
+fn kill_proxy(fixture: &ProgramFixture) {
+    let master = pid_in_time(fixture, "haproxy.pid");
+    // The master listens before it has a worker.
+    wait_until("there is a worker", || !children(&master).is_empty());
+    children(&master).iter().for_each(|worker| signal(worker, "KILL"));
+    wait_until("there is a new worker", || {
+        pid(fixture, "haproxy.pid").is_some_and(|now| now != master && !children(&now).is_empty())
+    });
+    wait_until("the new worker serves", || fixture.connect(ADDRESS).is_ok());
+}
+
+/// How many requests fail depends on how fast HAProxy starts, so the numbers are only printed.
+#[test]
+fn a_killed_haproxy_leaves_no_connection_unanswered() {
+    let test = "a_killed_haproxy_leaves_no_connection_unanswered";
+    for side in [Side::Kernel, Side::Stack, Side::TwoShards] {
+        let Some(fixture) = side.fixture(test, &["haproxy", "pgrep"]) else { return };
+        let conf = fixture.write(
+            "haproxy.cfg",
+            format!(
+                "global\n nbthread 1\n maxconn 1000\n\
+                 defaults\n mode http\n timeout connect 10s\n timeout client 60s\n timeout server 60s\n\
+                 listen own\n bind {ADDRESS}\n http-request return status 200 content-type text/plain string ok\n"
+            ),
+        );
+        let pid_file = fixture.folder().join("haproxy.pid").display().to_string();
+        let script = format!(
+            "trap 'kill $!; wait $!; exit' TERM
+            while true; do haproxy -W -p {pid_file} -f {conf} & wait $!; done"
+        );
+        let running = side.start(&fixture, &["sh", "-c", &script]);
+        let url = format!("http://{ADDRESS}/");
+        let answers = requests_during(&fixture, Client::Routed, &url, RATE, PROXY_KILLS, |_| {
+            kill_proxy(&fixture);
+        });
+        println!("{side:?}, {PROXY_KILLS} kills of HAProxy: {answers}");
+        let kinds: Vec<&str> = answers.kinds.keys().map(String::as_str).collect();
+        assert!(kinds.iter().all(|kind| ["connect refused", "reset"].contains(kind)), "{side:?}: {answers}");
+        drop(running);
     }
 }

@@ -3,6 +3,7 @@
 
 use ginnel_testkit::interop::ProgramFixture;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ pub struct Answers {
     /// Number of requests that failed: reset, refused, closed early, timed out, or answered with another
     /// status.
     pub failed: u64,
+    /// Number of failures without an answer, by kind.
+    pub kinds: BTreeMap<String, u64>,
     /// The reports of rounds with failures.
     reports: Vec<String>,
 }
@@ -64,6 +67,9 @@ impl Answers {
         };
         let good = report["statuses"]["2xx"].as_u64().unwrap_or_default();
         let failed = sum(&report["failures"]) + sum(&report["statuses"]) - good;
+        for (kind, count) in report["failures"].as_object().unwrap() {
+            *self.kinds.entry(kind.clone()).or_default() += count.as_u64().unwrap();
+        }
         if failed > 0 {
             self.reports.push(format!("{} {}", report["failures"], report["statuses"]));
         }
