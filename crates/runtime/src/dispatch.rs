@@ -185,8 +185,8 @@ impl EventDispatcher {
         done
     }
 
-    /// Delivers buffered bytes until the handler consumes less than it gets, and then the FIN, if one follows
-    /// them.
+    /// Delivers buffered bytes until the handler consumes less than there are, and then the FIN, if one
+    /// follows them.
     fn deliver_buffered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
         loop {
             // The handler may change the engine while it reads, so it gets a copy.
@@ -207,8 +207,15 @@ impl EventDispatcher {
                 // The handler closed the connection: the bytes count as read, and nothing more is delivered.
                 return;
             }
-            if core.stack.skip(conn, consumed).is_err() || consumed < len {
+            if core.stack.skip(conn, consumed).is_err() {
                 return;
+            }
+            if consumed < len {
+                // After what fitted into the copy there may be the end of the message that was not consumed.
+                let is_cut = len == READ_BUFFER_BYTES && core.stack.buffered(conn) > len - consumed;
+                if consumed == 0 || !is_cut {
+                    return;
+                }
             }
             if core.must_look_at_devices() {
                 // The rest, or the FIN, follows in the next turn.

@@ -63,6 +63,9 @@ pub trait Handler {
     /// Returns how many bytes were consumed, from the front. Returning less than all is back-pressure: the
     /// rest is kept, the window advertised to the peer shrinks, and the rest is delivered again, with more
     /// after it, when more arrives or after [`Context::resume_reading`].
+    ///
+    /// Kept bytes are delivered up to 64 KiB at a time, and the next ones at once if any were consumed. So a
+    /// handler that waits for a complete message must take longer messages in parts.
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
 
     /// Bytes of a segment with a priority above best effort arrived while bytes before them are missing. Only

@@ -703,8 +703,8 @@ impl Stack {
         self.tcp.recv(conn, out)
     }
 
-    /// Copies buffered bytes without consuming them: perhaps fewer than are buffered, and none beyond an
-    /// urgent byte before which [`Stack::recv`] would stop. Returns `Ok(0)` at the end of the stream.
+    /// Copies buffered bytes without consuming them, as many as fit into `out`, but none beyond an urgent
+    /// byte before which [`Stack::recv`] would stop. Returns `Ok(0)` at the end of the stream.
     ///
     /// # Errors
     /// See [`RecvError`].

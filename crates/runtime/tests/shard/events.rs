@@ -186,6 +186,40 @@ fn end_of_stream_follows_unread_data() {
     assert_eq!(pair.client.handler().received, pair.client.handler().to_send);
 }
 
+/// Consumes complete messages only.
+#[derive(Default)]
+struct MessageServer {
+    messages: usize,
+}
+
+impl MessageServer {
+    const BYTES: usize = 700;
+}
+
+impl Handler for MessageServer {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        let messages = data.len() / Self::BYTES;
+        self.messages += messages;
+        messages * Self::BYTES
+    }
+}
+
+/// Messages begin and end anywhere in the memory of the receive buffer.
+#[test]
+fn kept_bytes_are_delivered_with_those_after_them() {
+    let client = Client::new(1000 * MessageServer::BYTES);
+    let mut pair = ShardPair::new(MessageServer::default(), client);
+    assert!(
+        pair.run_until(10 * SECOND, |server, _| server.messages == 1000),
+        "{} messages",
+        pair.server.handler().messages
+    );
+}
+
 #[test]
 fn handler_that_reads_nothing_stops_the_peer() {
     let mut pair = ShardPair::with(Server::new(0), Client::new(10 << 20), |config| {

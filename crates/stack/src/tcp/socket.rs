@@ -310,14 +310,23 @@ impl Tcp {
         if c.active == NONE {
             return self.empty_read_result(idx);
         }
-        let span = ReadSpan::of(c, &self.active[c.active]);
-        let bytes = self.active[c.active].recv.peek_at(&self.chunks, span.skip);
-        let n = bytes.len().min(out.len()).min(span.max);
-        if n == 0 {
+        let b = &self.active[c.active];
+        let span = ReadSpan::of(c, b);
+        let out_len = out.len().min(span.max);
+        let mut filled = 0;
+        while filled < out_len {
+            let piece = b.recv.peek_at(&self.chunks, span.skip + filled);
+            let n = piece.len().min(out_len - filled);
+            if n == 0 {
+                break;
+            }
+            out[filled..filled + n].copy_from_slice(&piece[..n]);
+            filled += n;
+        }
+        if filled == 0 {
             return self.empty_read_result(idx);
         }
-        out[..n].copy_from_slice(&bytes[..n]);
-        Ok(n)
+        Ok(filled)
     }
 
     /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
