@@ -451,6 +451,13 @@ impl Stack {
         self.tcp.tx_list.select(class);
     }
 
+    /// Limits the receive windows, in bytes, that connections offer while they answer events of a class;
+    /// `u32::MAX` lifts the limit. A window admits two segments in any case, and its right edge never moves
+    /// back (RFC 9293 §3.8.6).
+    pub fn set_window_limit(&mut self, class: u8, bytes: u32) {
+        self.tcp.window_limits.set(class, bytes);
+    }
+
     /// Returns the class that [`Stack::select_class`] set last.
     pub fn selected_class(&self) -> u8 {
         self.tcp.event_classes.current()

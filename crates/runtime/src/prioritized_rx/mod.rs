@@ -29,7 +29,7 @@ use crate::handler::Handler;
 use crate::shard::RxPort;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame};
 use ginnel_stack::handle::PortId;
-use ginnel_stack::priority::{self, BEST_EFFORT, ClassScheduler, ClassSet};
+use ginnel_stack::priority::{self, BEST_EFFORT, CLASSES, ClassScheduler, ClassSet};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::FlowKey;
 use queues::{Queued, QueuedBurst, ReceiveQueues};
@@ -44,6 +44,8 @@ const UNITS_PER_TURN_MAX: usize = 256;
 pub(crate) struct Priorities {
     queues: ReceiveQueues,
     scheduler: ClassScheduler,
+    /// Classes whose windows are limited.
+    limited: ClassSet,
 }
 
 impl Priorities {
@@ -51,6 +53,7 @@ impl Priorities {
         Self {
             queues: ReceiveQueues::new(config),
             scheduler: ClassScheduler::new(config.lower_share_percent),
+            limited: 0,
         }
     }
 
@@ -77,7 +80,18 @@ impl Priorities {
             work += self.receive_forwarded(receiver, core, handler, dispatch);
         }
         self.serve(core, handler, dispatch, &mut done);
+        self.limit_windows(core);
         work + done
+    }
+
+    /// Limits the receive windows of classes whose frames wait, before the answers of this turn are sent.
+    fn limit_windows(&mut self, core: &mut ShardCore) {
+        let with_frames = self.queues.with_frames();
+        let Some(stack) = core.stack.local_mut().filter(|_| with_frames | self.limited != 0) else { return };
+        for class in (0..CLASSES as u8).filter(|class| (with_frames | self.limited) >> class & 1 != 0) {
+            stack.set_window_limit(class, self.queues.window_limit(class));
+        }
+        self.limited = with_frames;
     }
 
     /// Takes the frames that a device has received. They are processed at once if nothing else waits and all

@@ -22,6 +22,9 @@ const CONTROL_BYTES_PART: usize = 8;
 /// push out the frames of this class.
 const PULLED_PART: usize = 2;
 
+/// The windows of the flows that wait in a queue admit one of so many parts of the queue.
+const WINDOWS_PART: usize = 4;
+
 /// The result of queuing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queued {
@@ -252,6 +255,12 @@ impl ReceiveQueues {
         entry.may_overtake && (0..usize::from(class)).any(|lower| self.classes[lower].has_flow(entry.flow))
     }
 
+    /// Returns how many bytes each peer of a class may send ahead, so that the frames of those that wait now
+    /// fill a part of the queue; `u32::MAX` if none waits.
+    pub(crate) fn window_limit(&self, class: u8) -> u32 {
+        self.classes[usize::from(class)].window_limit(self.limits)
+    }
+
     /// Removes the frames of a burst, which was the last one that was lent.
     pub(crate) fn remove(&mut self, processed: Processed) {
         let queue = &mut self.classes[usize::from(processed.class)];
@@ -315,8 +324,7 @@ impl FrameQueue {
         };
         let (start, end) = (oldest.offset as usize, (newest.offset + newest.len) as usize);
         let is_wrapped = newest.offset < oldest.offset;
-        let used = if is_wrapped { self.ring.len() - start + end } else { end - start };
-        if used + len > bytes_max {
+        if self.used() + len > bytes_max {
             return None;
         }
         if is_wrapped {
@@ -327,6 +335,24 @@ impl FrameQueue {
             return Some(end);
         }
         (len < start).then_some(0)
+    }
+
+    /// Returns the number of bytes of the ring in use.
+    fn used(&self) -> usize {
+        let (Some(oldest), Some(newest)) = (self.entries.front(), self.entries.back()) else { return 0 };
+        let (start, end) = (oldest.offset as usize, (newest.offset + newest.len) as usize);
+        if newest.offset < oldest.offset { self.ring.len() - start + end } else { end - start }
+    }
+
+    fn window_limit(&self, limits: Limits) -> u32 {
+        if self.flows.is_empty() {
+            return u32::MAX;
+        }
+        // Many small frames reach the limit of frames first.
+        let frame_bytes = self.used() / self.entries.len().max(1);
+        let bytes = limits.bytes.min(limits.frames * frame_bytes) / WINDOWS_PART;
+        // Cannot truncate: the ring has at most 1 GiB.
+        (bytes / self.flows.len()) as u32
     }
 
     /// Appends the entry with this number, which is about to be pushed, to the frames of its flow.

@@ -542,3 +542,44 @@ fn urgent_message_overtakes_the_event_of_a_usual_one() {
     let position = order.iter().position(|number| *number == 1000).unwrap();
     assert!(position <= handled + 4, "{order:?}");
 }
+
+/// Peers that send 1.5 times what the server can handle are slowed down by their windows. After the first
+/// second nothing has to be dropped, although each peer sends without a break, and the server is never idle.
+#[test]
+fn sustained_overload_is_limited_by_windows() {
+    const CONNECTIONS: usize = 400;
+    const FIRST_HIGH: usize = 380;
+    /// Messages of a segment, which takes the server 12 µs.
+    const TOGETHER: usize = 12;
+    let mut hosts = hosts(true, 16_384, (CONNECTIONS, FIRST_HIGH), server(1));
+    let begin = hosts.clock.now();
+    let (mut sent, mut idle, mut shed_at_first) = (0, Duration::ZERO, None);
+    while hosts.clock.now() - begin < Duration::from_secs(3) {
+        let now = hosts.clock.now();
+        if now - begin >= Duration::from_millis(1500) && shed_at_first.is_none() {
+            shed_at_first = Some(hosts.server.stats().priority0_shed);
+        }
+        let due = (now - begin).as_micros() as usize / 8;
+        hosts.clients.with(now, |clients, cx| {
+            for number in sent..due {
+                let bytes = [message(number as u32); TOGETHER].concat();
+                assert_eq!(cx.send(clients.conns[number % CONNECTIONS], &bytes), Ok(bytes.len()));
+            }
+        });
+        sent = due;
+        hosts.clients.poll_once(now).unwrap();
+        let handled = hosts.server.handler().handled.len();
+        hosts.server_turn();
+        if hosts.server.handler().handled.len() == handled {
+            hosts.clock.advance(Duration::from_micros(10));
+            idle += Duration::from_micros(10);
+        }
+    }
+    let stats = *hosts.server.stats();
+    assert_eq!(Some(stats.priority0_shed), shed_at_first, "{stats:?}");
+    assert!(idle < Duration::from_millis(10), "{idle:?}");
+    let handled = &hosts.server.handler().handled;
+    let high = handled.iter().filter(|(class, _)| *class == 6).count() / TOGETHER;
+    let high_sent = sent * (CONNECTIONS - FIRST_HIGH) / CONNECTIONS;
+    assert!(high_sent - high < CONNECTIONS - FIRST_HIGH, "{high} of {high_sent} urgent segments");
+}

@@ -50,6 +50,7 @@ mod timers;
 mod tx_list;
 mod unordered;
 mod urgent;
+mod window_limit;
 
 pub use stats::TcpStats;
 pub use unordered::UnorderedBytes;
@@ -81,6 +82,7 @@ use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
 use tx_list::TxList;
+use window_limit::WindowLimits;
 
 /// Bytes that the second-level cache of a core is expected to hold for this state; other data share the
 /// cache.
@@ -114,6 +116,7 @@ pub(crate) struct Tcp {
     pub deferred_acks: DeferredAcks,
     /// Connections that have something to send.
     pub tx_list: TxList,
+    pub window_limits: WindowLimits,
     /// A connection whose end was reported; its slot is freed when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
@@ -165,6 +168,7 @@ impl Tcp {
             memory_waiters: MemoryWaiters::default(),
             deferred_acks: DeferredAcks::default(),
             tx_list: TxList::default(),
+            window_limits: WindowLimits::default(),
             reap: None,
             half_open: 0,
             half_open_high_water: 0,

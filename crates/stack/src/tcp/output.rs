@@ -13,6 +13,7 @@ use super::rtx_queue::{EndKind, RtxEntry};
 use super::state::State;
 use crate::events::Event;
 use crate::ip::{Network, TxError};
+use crate::priority::BEST_EFFORT;
 use crate::wire::tcp::TcpFlags;
 use core::time::Duration;
 
@@ -40,6 +41,9 @@ impl Tcp {
         self.release_deferred_acks();
         let mut round = self.tx_list.begin();
         while let Some(idx) = self.tx_list.next(&mut round) {
+            if let Some(class) = round.class() {
+                self.window_limits.select(class);
+            }
             if !self.conns[idx].has(Flags::TX_LISTED) {
                 // The connection ended while it was on the list.
                 continue;
@@ -62,6 +66,9 @@ impl Tcp {
             if result == Err(TxError::Full) && net.port_count() == 1 {
                 break;
             }
+        }
+        if round.class().is_some() {
+            self.window_limits.select(BEST_EFFORT);
         }
         self.drop_sent_deferred_acks();
     }

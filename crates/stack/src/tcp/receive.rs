@@ -446,7 +446,10 @@ impl Tcp {
     pub fn select_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let profile = self.profiles.get(c.profile);
-        let capacity = rcv_ssthresh(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
+        let mut capacity = rcv_ssthresh(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
+        if self.window_limits.excludes(capacity) {
+            capacity = capacity.min(self.limited_window(c));
+        }
         let is_empty = |b: &ActiveConn| b.recv.readable() == 0 && b.delivered_unread == 0;
         let idle = !c.has(Flags::INLINE) && (c.active == NONE || is_empty(&self.active[c.active]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {

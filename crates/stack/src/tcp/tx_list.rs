@@ -29,7 +29,17 @@ pub(crate) struct TxList {
 #[derive(Debug)]
 pub(crate) struct TxRound {
     best_effort_left: usize,
-    has_classes: bool,
+    /// The class of the connection that was taken last, if connections of several classes wait.
+    class: Option<u8>,
+}
+
+impl TxRound {
+    /// Returns the class of the connection that was taken last; `None` if all connections of the round are of
+    /// the default class.
+    #[inline(always)]
+    pub const fn class(&self) -> Option<u8> {
+        self.class
+    }
 }
 
 impl TxList {
@@ -60,7 +70,10 @@ impl TxList {
         if has_classes {
             self.begin_classes();
         }
-        TxRound { best_effort_left: self.best_effort.len(), has_classes }
+        TxRound {
+            best_effort_left: self.best_effort.len(),
+            class: has_classes.then_some(priority::BEST_EFFORT),
+        }
     }
 
     #[cold]
@@ -71,7 +84,7 @@ impl TxList {
     /// Takes the next connection.
     #[inline(always)]
     pub fn next(&mut self, round: &mut TxRound) -> Option<u32> {
-        if round.has_classes {
+        if round.class.is_some() {
             return self.next_of_classes(round);
         }
         if round.best_effort_left == 0 {
@@ -85,6 +98,7 @@ impl TxList {
     #[inline(never)]
     fn next_of_classes(&mut self, round: &mut TxRound) -> Option<u32> {
         for class in (0..CLASSES).rev() {
+            round.class = Some(class as u8);
             if class == usize::from(priority::class(0)) && round.best_effort_left > 0 {
                 round.best_effort_left -= 1;
                 return self.best_effort.pop_front();
