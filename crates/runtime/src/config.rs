@@ -209,7 +209,11 @@ pub struct DeviceConfig {
     /// Use checksum and segmentation offloads of the device. Default true.
     #[serde(default = "default_true")]
     pub offload: bool,
-    /// Faults in both directions: `"delay=20ms loss=1%"`. Default: none.
+    /// Faults in both directions: `"delay=20ms loss=1%"`; `up.` or `down.` before a key restricts it to one.
+    /// `delay`, `jitter` and `reorder-delay` are times, `rate` is in bits per second, `gap` is the shortest
+    /// time from one frame to the next, `loss`, `duplicate`, `reorder` and `corrupt` are shares,
+    /// `loss-burst` is the mean number of consecutive losses, `limit` (frames) and `limit-bytes` bound the
+    /// queue in front of the link. Default: none.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub faults: Option<LinkSpec>,
     /// Seed of the faults; equal seeds produce equal faults: 0 to 2^64-1. Default 1.
