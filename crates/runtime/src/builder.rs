@@ -246,6 +246,9 @@ impl<H: Handler> ShardBuilder<H> {
 
     /// Builds the stack's shard, which this one reaches through a channel.
     fn add_co_shard(&mut self) -> Result<(), Error> {
+        // Also tells the application's shard, which has no function.
+        let priority = &mut self.parts.config.priority;
+        priority.enabled = Some(priority.is_enabled(self.parts.priority_functions.is_some()));
         let parts = ShardParts {
             config: self.parts.config.clone(),
             devices: core::mem::take(&mut self.parts.devices),
@@ -299,7 +302,7 @@ impl<H: Handler> ShardBuilder<H> {
             Role::Stack | Role::Application => 0,
         };
         let priority = &self.parts.config.priority;
-        let has_priorities = priority.enabled.unwrap_or(classifiers.is_some()) && stack.local().is_some();
+        let has_priorities = priority.is_enabled(classifiers.is_some());
         let clock = match (self.parts.now, self.parts.clock) {
             (_, Some(clock)) => TurnClock::Simulated(clock),
             (Some(now), None) => TurnClock::Simulated(SimulatedClock::new(now)),
@@ -307,7 +310,9 @@ impl<H: Handler> ShardBuilder<H> {
         };
         let device_check = has_priorities
             .then(|| DeviceCheck::new(clock, Duration::from_micros(priority.check_interval_us.into()), now));
-        let priorities = has_priorities.then(|| Box::new(Priorities::new(priority)));
+        // Where the engine is reached through a channel, the shard at its other end has the receive queues.
+        let is_local = stack.local().is_some();
+        let priorities = (has_priorities && is_local).then(|| Box::new(Priorities::new(priority)));
         let core = ShardCore {
             now,
             stack,

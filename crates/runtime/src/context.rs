@@ -18,7 +18,6 @@ use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale}
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
-use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -228,10 +227,10 @@ impl<'a> Context<'a> {
     }
 
     /// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) of the frames whose
-    /// events are being delivered; [`BEST_EFFORT`] for events that no frame has caused, and always without
-    /// `[priority]`.
+    /// events are being delivered; [`BEST_EFFORT`](ginnel_stack::priority::BEST_EFFORT) for events that no
+    /// frame has caused, and always without `[priority]`.
     pub fn event_class(&self) -> u8 {
-        self.core.stack.local().map_or(BEST_EFFORT, Stack::selected_class)
+        self.core.stack.event_class()
     }
 
     /// Returns whether events have classes of priority.
@@ -323,6 +322,11 @@ impl<'a> Context<'a> {
     /// [pull](crate::Handler::is_pulling), and for bytes that arrive while the handler runs.
     pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
         self.core.stack.recv_unordered(conn, out)
+    }
+
+    /// Returns whether [`Context::recv_unordered`] could take bytes.
+    pub(crate) fn has_unordered(&self, conn: Conn) -> bool {
+        self.core.stack.local().is_some_and(|stack| stack.next_unordered(conn).is_some())
     }
 
     /// Returns how many bytes [`Context::recv`] could read.

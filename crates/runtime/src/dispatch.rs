@@ -2,6 +2,7 @@
 
 use crate::context::{Context, ShardCore};
 use crate::handler::{Handler, UrgentData};
+use crate::prioritized_rx::DeviceCheck;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::RecvError;
 use ginnel_stack::events::Event;
@@ -60,10 +61,41 @@ impl EventDispatcher {
         work: usize,
     ) -> usize {
         if core.device_check.is_some() {
-            let max = core.stack.events_waiting();
-            return self.deliver_some(core, handler, None, (usize::from(work == 0), max));
+            let max = match core.stack.local() {
+                Some(stack) => stack.events_waiting(),
+                None => FOLLOW_UP_EVENTS_MAX,
+            };
+            let count = self.deliver_some(core, handler, None, (usize::from(work == 0), max));
+            core.stack.end_events();
+            return count;
         }
         self.deliver_events(core, handler, None)
+    }
+
+    /// Begins the turn of a shard that reaches its engine through a channel, with `[priority]` in use: looks
+    /// at the channel as another shard does at its devices. Delivers events, at least one, by priority, until
+    /// half of the time is over after which the shard looks again; tasks have the other half. Returns how
+    /// many.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn begin_remote_turn<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
+        let now = core.now;
+        if let Some(device_check) = &mut core.device_check {
+            device_check.begin_turn(now);
+        }
+        let is_half_over =
+            |core: &ShardCore| core.device_check.as_ref().is_some_and(DeviceCheck::is_half_over);
+        let mut count = 0;
+        while count < FOLLOW_UP_EVENTS_MAX
+            && !(count > 0 && is_half_over(core))
+            && let Some(event) = core.stack.next_event()
+        {
+            count += 1;
+            self.deliver_event(core, handler, event, None);
+        }
+        core.stack.end_events();
+        core.stats.events += count as u64;
+        count
     }
 
     /// Delivers events of the engine's current class, from `min` to `max` of them, until the shard must look
@@ -108,6 +140,11 @@ impl EventDispatcher {
                     && let Some(conn) = core.stack.accept(listener)
                 {
                     handler.accepted(&mut Context::new(core), conn, listener);
+                    if core.must_look_at_devices() {
+                        // The other connections in the queue follow later.
+                        core.stack.report_incoming_again(listener);
+                        break;
+                    }
                 }
             }
             Event::ListenerDestroyed { listener } => {
@@ -138,7 +175,7 @@ impl EventDispatcher {
                 handler.readable(&mut Context::new(core), conn)
             }
             Event::Readable { conn } => self.deliver_buffered(core, handler, conn),
-            Event::Unordered { conn } if handler.is_pulling() => {
+            Event::Unordered { conn } if handler.pulls_unordered() => {
                 handler.unordered_readable(&mut Context::new(core), conn);
             }
             Event::Unordered { conn } => self.deliver_unordered(core, handler, conn),

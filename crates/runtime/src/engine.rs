@@ -155,6 +155,32 @@ impl Engine {
         }
     }
 
+    /// Returns the class of priority of the events that are being delivered.
+    #[inline]
+    pub fn event_class(&self) -> u8 {
+        match self {
+            Self::Local(stack) => stack.selected_class(),
+            Self::Channel(remote) => remote.event_class(),
+        }
+    }
+
+    /// Reports a listener again that may have more connections in its accept queue.
+    pub fn report_incoming_again(&mut self, listener: Listener) {
+        match self {
+            Self::Local(stack) => stack.report_incoming_again(listener),
+            Self::Channel(remote) => remote.report_incoming_again(listener),
+        }
+    }
+
+    /// Ends the delivery of events: what follows is of best effort.
+    pub fn end_events(&mut self) {
+        match self {
+            // The receive queues select the class of their events.
+            Self::Local(_) => {}
+            Self::Channel(remote) => remote.end_events(),
+        }
+    }
+
     /// Returns the local and the peer's address of a connection.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         match self {

@@ -142,8 +142,15 @@ pub trait Handler {
         let _ = (cx, conn);
     }
 
-    /// [`Context::recv_unordered`] can take bytes. Only called for handlers that [pull](Self::is_pulling),
-    /// and for connections with unordered receive.
+    /// Returns whether this handler pulls bytes that arrived before bytes which precede them, though it may
+    /// not pull others: [`unordered_readable`](Self::unordered_readable) is called instead of
+    /// [`unordered`](Self::unordered). Must always return the same value.
+    fn pulls_unordered(&self) -> bool {
+        self.is_pulling()
+    }
+
+    /// [`Context::recv_unordered`] can take bytes. Only called for handlers that
+    /// [pull them](Self::pulls_unordered), and for connections with unordered receive.
     fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let _ = (cx, conn);
     }

@@ -187,6 +187,10 @@ impl KernelFds {
 
     /// Asks the kernel which descriptors are ready, unless it was asked a moment ago.
     fn poll(&mut self, now: Instant) -> Result<(), Errno> {
+        if self.next < self.ready.len() {
+            // The last call has left some.
+            return Ok(());
+        }
         let is_due = self.is_ready || now.saturating_since(self.last_poll) >= BUSY_POLL_INTERVAL;
         if self.entries.is_empty() || !is_due {
             return Ok(());
@@ -237,6 +241,10 @@ pub(crate) fn deliver<H: Handler>(
     while let Some((token, readiness)) = core.kernel_fds.as_mut().and_then(|fds| fds.next_ready()) {
         count += 1;
         handler.kernel_ready(&mut Context::new(core), token, readiness);
+        if core.must_look_at_devices() {
+            // The others follow in the next turn.
+            break;
+        }
     }
     Ok(count)
 }

@@ -415,6 +415,8 @@ impl<H: Handler> Shard<H> {
         }
         if let Some(priorities) = priorities {
             work += priorities.turn(ports, cross_shard_receivers, core, handler, dispatch);
+        } else if core.device_check.is_some() {
+            work += dispatch.begin_remote_turn(core, handler);
         } else {
             for receiver in cross_shard_receivers {
                 work += cross_shard_rx::receive(core, handler, dispatch, receiver);

@@ -5,6 +5,10 @@
 //! default, is best effort, and only 1, background, comes after it; 2 to 7 come before, the highest first.
 //! Selection is strict (§8.6.8.1): a higher priority is never delayed by a lower one.
 
+mod numbers;
+
+pub use numbers::PrioritizedNumbers;
+
 use crate::device::{Label, RxBurst};
 use std::collections::VecDeque;
 
@@ -22,6 +26,17 @@ pub const fn class(priority: u8) -> u8 {
         0 => BEST_EFFORT,
         1 => 0,
         2..=Label::PRIORITY_MAX => priority,
+        _ => Label::PRIORITY_MAX,
+    }
+}
+
+/// Returns the priority of a class, the inverse of [`class`].
+#[must_use]
+pub const fn of_class(class: u8) -> u8 {
+    match class {
+        BEST_EFFORT => 0,
+        0 => 1,
+        2..=Label::PRIORITY_MAX => class,
         _ => Label::PRIORITY_MAX,
     }
 }
@@ -236,6 +251,7 @@ mod tests {
         ];
         for (priority, expected) in table {
             assert_eq!(class(priority), expected, "{priority}");
+            assert_eq!(of_class(expected), priority);
             assert!(usize::from(class(priority)) < CLASSES);
         }
         assert_eq!(class(u8::MAX), 7);

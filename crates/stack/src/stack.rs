@@ -918,6 +918,11 @@ impl Stack {
         self.udp.take_extended_error(socket, out)
     }
 
+    /// Reports a listener again, for an owner that left connections in its accept queue.
+    pub fn report_incoming_again(&mut self, listener: Listener) {
+        self.tcp.events.push_back(Event::Incoming { listener });
+    }
+
     /// Reports a UDP socket again as readable, for an owner that left datagrams in its queue.
     pub fn udp_report_again(&mut self, socket: UdpHandle) {
         self.udp.report_again(socket);

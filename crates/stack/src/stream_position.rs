@@ -26,6 +26,12 @@ impl StreamPosition {
         Self { next: 0, early: Vec::new() }
     }
 
+    /// Returns the position at the byte with this offset, when none after it was received.
+    #[must_use]
+    pub const fn starting_at(offset: u64) -> Self {
+        Self { next: offset, early: Vec::new() }
+    }
+
     /// Returns the offset of the next byte that will be received in order.
     #[must_use]
     pub const fn next(&self) -> u64 {

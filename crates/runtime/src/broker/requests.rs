@@ -4,6 +4,7 @@ use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
 use crate::channel::control::{
     AddressSharing, ChannelReply, ChannelRequest, LinkInfo, Reservation, ReserveError, UdpRequest,
+    UnorderedReply,
 };
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
@@ -129,6 +130,7 @@ codec_struct!(TcpInfo {
     send_queued,
     recv_queued,
 });
+codec_enum!(UnorderedReply { 0 => Early { offset, bytes }, 1 => InOrder { offset, len } });
 codec_enum!(SocketId { 0 => Socket { socket, generation }, 1 => Listener(number) });
 
 impl Codec for UdpHandle {
@@ -176,6 +178,11 @@ impl Codec for ChannelRequest {
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
             Self::IsShared(socket) => (19u8, *socket).encode(out),
+            Self::SendMessage(socket, bytes, priority) => {
+                (20u8, (*socket, *priority)).encode(out);
+                bytes.encode(out);
+            }
+            Self::RecvUnordered(socket, read, max) => (21u8, (*socket, (*read, *max))).encode(out),
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -200,6 +207,11 @@ impl Codec for ChannelRequest {
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
             19 => Self::IsShared(Codec::decode(from)?),
+            20 => {
+                let (socket, priority) = Codec::decode(from)?;
+                Self::SendMessage(socket, Codec::decode(from)?, priority)
+            }
+            21 => Self::RecvUnordered(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             _ => return None,
         })
     }
@@ -242,6 +254,8 @@ impl Codec for ChannelReply {
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
             Self::IsShared(is_shared) => tagged(out, 18, is_shared),
+            Self::SendMessage(result) => tagged(out, 19, result),
+            Self::RecvUnordered(result) => tagged(out, 20, result),
             Self::Links(links) => tagged(out, 17, links),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
@@ -267,6 +281,8 @@ impl Codec for ChannelReply {
             16 => Self::SendableWithin(Codec::decode(from)?),
             18 => Self::IsShared(Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
+            19 => Self::SendMessage(Codec::decode(from)?),
+            20 => Self::RecvUnordered(Codec::decode(from)?),
             _ => return None,
         })
     }

@@ -4,9 +4,11 @@ mod description;
 mod inherit;
 mod offers;
 mod preallocated;
+mod prioritized;
 mod readiness;
 mod send_blocked;
 mod shared_streams;
+mod unordered;
 mod urgent_and_udp;
 
 pub use super::socket_ref::{SocketState, SocketStatus};
@@ -35,6 +37,7 @@ use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use offers::ReceivedOffers;
+use prioritized::PrioritizedEvents;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use send_blocked::SendBlockedFlags;
 use std::collections::VecDeque;
@@ -67,7 +70,7 @@ pub enum ClientEvent {
         /// The connection.
         conn: Conn,
     },
-    /// Bytes can be read.
+    /// Bytes can be read, or taken before bytes which precede them: see [`Client::has_unordered`].
     Readable {
         /// The connection.
         conn: Conn,
@@ -175,6 +178,8 @@ pub struct Client {
     must_rescan: bool,
     /// Number of destroyed listeners of the domain that were reported.
     reported_destroyed: u32,
+    /// Notifications by class, once a stack with priorities has sent one.
+    prioritized: Option<Box<PrioritizedEvents>>,
 }
 
 impl Client {
@@ -207,6 +212,7 @@ impl Client {
             is_detached: false,
             must_rescan: false,
             reported_destroyed: 0,
+            prioritized: None,
         }
     }
 
@@ -768,8 +774,11 @@ impl Client {
             if let Some(event) = self.events.pop_front() {
                 return Some(event);
             }
+            if self.prioritized.is_some() {
+                return self.next_event_by_class();
+            }
             // The stack does not corrupt its rings.
-            let Some((socket, _)) = self.from_stack.pop(self.memory.to_client()).ok().flatten() else {
+            let Some((socket, reasons)) = self.from_stack.pop(self.memory.to_client()).ok().flatten() else {
                 if self.from_stack.is_scanning() {
                     self.report_destroyed_listeners();
                     continue;
@@ -780,6 +789,10 @@ impl Client {
                 self.rescan();
                 continue;
             };
+            if reasons > NOTIFIED {
+                self.start_priorities(socket, reasons);
+                continue;
+            }
             match self.sockets.get(socket as usize).and_then(|entry| entry.generation) {
                 Some(generation) => {
                     let conn = Conn::new(socket, generation);
@@ -860,6 +873,9 @@ impl Client {
                 false => ClientEvent::Urgent { conn },
             });
         }
+        if area.unordered.load(Ordering::Relaxed) != 0 {
+            self.events.push_back(ClientEvent::Readable { conn });
+        }
         if new & state::FIN != 0 {
             self.events.push_back(ClientEvent::PeerClosed { conn });
         }
@@ -882,7 +898,8 @@ impl Client {
         // Covers other threads that have notified and not yet flushed.
         self.has_notified = true;
         self.flush();
-        let sleeps = self.events.is_empty() && !self.must_rescan && {
+        let are_queues_empty = self.prioritized.as_ref().is_none_or(|prioritized| prioritized.is_empty());
+        let sleeps = self.events.is_empty() && are_queues_empty && !self.must_rescan && {
             self.memory.sleep().begin_sleep();
             self.from_stack.is_empty(self.memory.to_client())
         };

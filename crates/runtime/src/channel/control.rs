@@ -61,6 +61,11 @@ pub enum ChannelRequest {
     SendableWithin(u32, u32, (u32, u32)),
     /// Sends bytes of which the last is urgent.
     SendUrgent(u32, Vec<u8>),
+    /// Queues a message with a priority, which may overtake queued ones of lower priority.
+    SendMessage(u32, Vec<u8>, u8),
+    /// Takes bytes of a socket that arrived before bytes which precede them, up to the third value. Without
+    /// any, returns the offset in the stream of the byte at a position of the region, the second value.
+    RecvUnordered(u32, u64, u32),
     /// A request about UDP sockets.
     Udp(UdpRequest),
     /// Returns the links from this index on, as many as fit into one reply.
@@ -261,6 +266,10 @@ pub enum ChannelReply {
     IsShared(bool),
     /// Reply to [`ChannelRequest::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
+    /// Reply to [`ChannelRequest::SendMessage`].
+    SendMessage(Result<(), SendError>),
+    /// Reply to [`ChannelRequest::RecvUnordered`].
+    RecvUnordered(Result<UnorderedReply, Stale>),
     /// Reply to [`UdpRequest::Bind`] and [`UdpRequest::Open`]: the socket's number and generation.
     UdpBind(Result<(u32, u32), UdpError>),
     /// Reply to [`UdpRequest::Recv`] and [`UdpRequest::RecvOversize`].
@@ -279,6 +288,25 @@ pub enum ChannelReply {
     Counters(Box<StackCounters>),
     /// Reply to requests that cannot fail.
     Done,
+}
+
+/// The bytes that a connection with unordered receive can be read next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnorderedReply {
+    /// Bytes that arrived before bytes which precede them in the stream.
+    Early {
+        /// Offset of the first byte in the stream.
+        offset: u64,
+        /// The bytes, of one segment at most.
+        bytes: Vec<u8>,
+    },
+    /// Bytes in order, which can be read from the region.
+    InOrder {
+        /// Offset of the next byte in the stream.
+        offset: u64,
+        /// How many bytes from there on can be read that have consecutive offsets.
+        len: u32,
+    },
 }
 
 /// A request in the shard's mailbox, with the sender of its reply.

@@ -6,16 +6,38 @@
 //! stands for it, and a word says that the ring has overflowed. The receiving side then looks at all flags.
 //! Neither side ever waits for the other.
 //!
+//! If `[priority]` is in use, the flag of a ring to a client says of which classes of priority the events of
+//! the socket are. A client then empties the ring, and looks at all flags after an overflow, before it
+//! chooses the socket that comes next: so an urgent event overtakes what is in the ring, full or not, and the
+//! ring itself needs no order.
+//!
 //! The receiving side clears a number's flag before it looks at the socket. Whatever the notifier did before
 //! it notified is either seen by that look, or the notifier finds the flag clear and enters the number again.
 
 use super::sleep_state::CachePadded;
 use super::sync::{AtomicU8, AtomicU32, Ordering};
+use ginnel_stack::priority::{self, BEST_EFFORT, CLASSES};
 
 /// Reason of a notification: the socket has something to process.
 pub(crate) const NOTIFIED: u8 = 1;
-/// Reason of a notification: the client no longer owns the socket.
+/// Reason of a notification of the stack: the client no longer owns the socket. Clients get other reasons:
+/// [`reasons_of_class`].
 pub(crate) const RELEASED: u8 = 2;
+
+/// Returns the reasons of a notification of a client about an event of this class of priority, if
+/// `[priority]` is in use: the bit of the class's priority. [`NOTIFIED`] is that of best effort, which has
+/// the bit of the class below, too: so a client learns from the first notification whether events have
+/// classes.
+pub(crate) const fn reasons_of_class(class: u8) -> u8 {
+    1 << priority::of_class(class) | if class == BEST_EFFORT { 1 << priority::of_class(0) } else { 0 }
+}
+
+/// Returns the highest class for which a client was notified with these reasons; best effort if there are
+/// none, as of a number that was also found by a look at all flags.
+pub(crate) fn highest_class(reasons: u8) -> u8 {
+    let classes = (0..CLASSES as u8).rev();
+    classes.into_iter().find(|class| reasons >> priority::of_class(*class) & 1 != 0).unwrap_or(BEST_EFFORT)
+}
 
 /// Flags that one call of [`NotifyQueue::pop`] looks at after an overflow.
 const FLAGS_PER_POP: usize = 4096;

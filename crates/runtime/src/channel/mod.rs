@@ -16,6 +16,7 @@
 
 mod buffers;
 mod client_memory;
+mod data_class;
 mod datagram;
 mod description;
 mod doorbells;

@@ -29,7 +29,7 @@ use std::io;
 use std::sync::Arc;
 
 /// "ginnelch" and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_630a;
+const MAGIC: u64 = 0x6869_6e6e_656c_630b;
 
 /// The start of the region. Written once, by the stack.
 #[repr(C)]
@@ -47,6 +47,9 @@ struct RegionHeader {
     cpu: AtomicU32,
     /// Number of listeners that an administrator has closed.
     destroyed_listeners: AtomicU32,
+    /// Minimum share of lower priorities in percent; 0 if the stack reports sockets in the order in which
+    /// they became ready.
+    lower_share_percent: AtomicU32,
 }
 
 /// State of the notifications of all clients of the domain.
@@ -89,6 +92,11 @@ pub(super) struct SocketArea {
     /// and earlier urgent bytes that are skipped in the stream.
     pub urgent_mark: AtomicU64,
     pub urgent_hole: AtomicU64,
+    /// See [`super::data_class`]: the priority of the bytes that were received.
+    pub data_class: AtomicU64,
+    /// Bytes can be taken before bytes which precede them: one more than the class of priority of the last
+    /// ones, 0 if there are none.
+    pub unordered: AtomicU32,
     // Written by clients.
     /// See [`super::socket::request`].
     pub requests: AtomicU32,
@@ -305,6 +313,18 @@ impl Region {
         &self.header().destroyed_listeners
     }
 
+    /// Returns the minimum share of lower priorities in percent; `None` if the stack reports sockets in the
+    /// order in which they became ready.
+    pub fn lower_share_percent(&self) -> Option<u32> {
+        // Another process of the domain may have written any value there.
+        Some(self.header().lower_share_percent.load(Ordering::Relaxed).min(50)).filter(|share| *share != 0)
+    }
+
+    /// Declares that the stack reports sockets by priority from now on.
+    pub fn set_lower_share_percent(&self, share: u32) {
+        self.header().lower_share_percent.store(share, Ordering::Relaxed);
+    }
+
     /// Returns the number of large buffers, and the bytes of each.
     pub fn large(&self) -> (u32, usize) {
         (self.layout.large_count, self.layout.large_bytes)
@@ -426,6 +446,8 @@ impl SocketArea {
         self.option_values[pending_options::NOTSENT_LOWAT].store(0, Ordering::Relaxed);
         self.oob_events.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
+        self.data_class.store(0, Ordering::Relaxed);
+        self.unordered.store(0, Ordering::Relaxed);
         self.incoming.clear();
         self.outgoing.clear();
         self.generation.store(generation, Ordering::Relaxed);

@@ -15,6 +15,7 @@ use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, Sen
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId, SourceTable};
@@ -106,6 +107,8 @@ pub(crate) struct RemoteEngine {
     counters_at: Instant,
     now: Instant,
     scratch: Box<[u8; COPY_BYTES]>,
+    /// Class of priority of the event that was returned last.
+    event_class: u8,
 }
 
 impl RemoteEngine {
@@ -125,6 +128,7 @@ impl RemoteEngine {
             counters_at: now,
             now,
             scratch: Box::new([0; COPY_BYTES]),
+            event_class: BEST_EFFORT,
         }
     }
 
@@ -665,8 +669,10 @@ impl RemoteEngine {
             let _ = self.client.get_mut().release(conn);
         }
         while self.events.is_empty() {
-            let event = self.client.get_mut().next_event()?;
-            self.handle_event(event);
+            let client = self.client.get_mut();
+            let event = client.next_event();
+            self.event_class = client.event_class();
+            self.handle_event(event?);
         }
         let mut event = self.events.pop_front();
         if let Some(Event::Closed { conn, token, .. }) = &mut event {
@@ -675,6 +681,21 @@ impl RemoteEngine {
             *token = self.token(*conn).unwrap_or(0);
         }
         event
+    }
+
+    /// Returns the class of priority of the event that was returned last; best effort before the next one.
+    pub fn event_class(&self) -> u8 {
+        self.event_class
+    }
+
+    /// Reports a listener again that may have more connections in its queue.
+    pub fn report_incoming_again(&mut self, listener: Listener) {
+        self.events.push_back(Event::Incoming { listener });
+    }
+
+    /// Ends the delivery of events: what follows is of best effort.
+    pub fn end_events(&mut self) {
+        self.event_class = BEST_EFFORT;
     }
 
     pub fn events_waiting(&self) -> usize {

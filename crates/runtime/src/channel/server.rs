@@ -17,6 +17,7 @@ mod preallocated;
 mod requests;
 mod slot_allocator;
 mod udp_requests;
+mod unordered;
 mod waker;
 mod zero_copy;
 
@@ -39,6 +40,7 @@ use core::time::Duration;
 use domain::{Domain, split_token};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::udp::{Datagram, UdpError};
 use owners::NotAdmitted;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -206,7 +208,18 @@ impl ChannelServer {
         let (domain, socket) = split_token(cx.token(conn).ok()?);
         let domain = self.domains.get_mut(domain)?.as_deref_mut()?;
         let socket = domain.socket_of(socket, conn)?;
+        if cx.has_priorities() {
+            domain.begin_event(cx.event_class());
+        }
         Some((domain, socket))
+    }
+
+    /// Begins to handle something of this class of priority that may concern any domain, if `[priority]` is
+    /// in use.
+    fn begin_event(&mut self, cx: &Context<'_>, class: u8) {
+        if cx.has_priorities() {
+            self.domains.iter_mut().flatten().for_each(|domain| domain.begin_event(class));
+        }
     }
 
     /// Returns the domain of a listener, and the listener's number in the domain.
@@ -235,6 +248,7 @@ impl ChannelServer {
         number: usize,
         request: ChannelRequest,
     ) -> Option<ChannelReply> {
+        self.begin_event(cx, BEST_EFFORT);
         let owner = port_reservations::owner_id(index, number);
         match request {
             ChannelRequest::Reserve(at, sharing) => {
@@ -269,6 +283,7 @@ impl ChannelServer {
         cx: &mut Context<'_>,
         request: BrokerRequest,
     ) -> BrokerReply {
+        self.begin_event(cx, BEST_EFFORT);
         let broker_reply = self.dispatch_broker_request(cx, request);
         self.reap_domains();
         broker_reply
@@ -278,7 +293,7 @@ impl ChannelServer {
         match request {
             BrokerRequest::OpenDomain { wake } => match self.domains.iter().position(Option::is_none) {
                 Some(index) => self
-                    .open_domain(index, wake)
+                    .open_domain(index, wake, cx.has_priorities().then(|| cx.lower_share_percent()))
                     .unwrap_or_else(|e| BrokerReply::NoResources(errno::of_io(&e))),
                 None => {
                     self.closed_stats.domains_refused += 1;
@@ -332,7 +347,12 @@ impl ChannelServer {
     ///
     /// # Errors
     /// The kernel is short of something.
-    fn open_domain(&mut self, index: usize, client: OwnedFd) -> io::Result<BrokerReply> {
+    fn open_domain(
+        &mut self,
+        index: usize,
+        client: OwnedFd,
+        lower_share_percent: Option<u32>,
+    ) -> io::Result<BrokerReply> {
         // Cannot truncate: at most 64.
         let mut domain = Domain::new(index as u8, &self.config, true)?;
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
@@ -348,6 +368,9 @@ impl ChannelServer {
             epoll.add(&domain.wake, index as u8)?;
         }
         domain.region.set_cpu(rustix::thread::sched_getcpu());
+        if let Some(share) = lower_share_percent {
+            domain.region.set_lower_share_percent(share);
+        }
         if self.is_ready {
             domain.region.set_ready();
         }
@@ -383,6 +406,9 @@ impl Handler for ChannelServer {
         cx.defer_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
         self.is_ready = true;
         for domain in self.domains.iter_mut().flatten() {
+            if cx.has_priorities() {
+                domain.region.set_lower_share_percent(cx.lower_share_percent());
+            }
             domain.region.set_ready();
             domain.clients.notify_all();
         }
@@ -395,7 +421,12 @@ impl Handler for ChannelServer {
 
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
         match self.listener_of(listener) {
-            Some((domain, number)) => domain.accepted(cx, conn, number),
+            Some((domain, number)) => {
+                if cx.has_priorities() {
+                    domain.begin_event(cx.event_class());
+                }
+                domain.accepted(cx, conn, number);
+            }
             None => {
                 let _ = cx.abort(conn);
             }
@@ -449,6 +480,7 @@ impl Handler for ChannelServer {
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        self.begin_event(cx, BEST_EFFORT);
         // Cannot truncate: the lower half is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
             if token & defer_accept::DEFER_TIMER != 0 {
@@ -500,24 +532,37 @@ impl Handler for ChannelServer {
         }
     }
 
+    fn pulls_unordered(&self) -> bool {
+        true
+    }
+
+    fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
+            domain.unordered_readable(socket);
+        }
+    }
+
     fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, urgent: UrgentData) {
         if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.urgent(cx, conn, socket, urgent);
         }
     }
 
-    fn datagram(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+    fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        self.begin_event(cx, cx.event_class());
         let mut domains = self.domains.iter_mut().flatten();
         // Only the domains know to which of them the socket belongs.
         let _ = domains.any(|domain| domain.deliver_datagram(socket, Ok((*datagram, data))));
     }
 
-    fn datagram_error(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
+    fn datagram_error(&mut self, cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
+        self.begin_event(cx, cx.event_class());
         let _ = self.domains.iter_mut().flatten().any(|domain| domain.deliver_datagram(socket, Err(error)));
     }
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
         let cx = &mut cx.context();
+        self.begin_event(cx, BEST_EFFORT);
         let (mut done, mut any_unused) = (0, false);
         for domain in self.domains.iter_mut().flatten() {
             let work = domain.work(cx);

@@ -23,6 +23,7 @@ mod many;
 mod notsent;
 mod options;
 mod preallocated;
+mod prioritized;
 mod shared;
 mod zero_copy;
 

@@ -132,6 +132,12 @@ impl PriorityConfig {
         self.matcher_rules().map(|_| ())
     }
 
+    /// Returns whether frames wait in queues by priority. `has_function`: the program has a function for
+    /// priorities.
+    pub(crate) fn is_enabled(&self, has_function: bool) -> bool {
+        self.enabled.unwrap_or(has_function || !self.rules.is_empty())
+    }
+
     /// Returns the rules as the matcher takes them.
     ///
     /// # Errors

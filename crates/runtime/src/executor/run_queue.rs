@@ -14,6 +14,9 @@ pub(super) struct RunQueue {
     classes: [VecDeque<u32>; CLASSES],
     with_tasks: ClassSet,
     scheduler: ClassScheduler,
+    /// The class of the task that was taken last and the classes with tasks then, until the scheduler is
+    /// told.
+    uncharged: Option<(u8, ClassSet)>,
     /// Class of what happens now.
     class: u8,
 }
@@ -25,6 +28,7 @@ impl RunQueue {
             classes: core::array::from_fn(|_| VecDeque::new()),
             with_tasks: 0,
             scheduler: ClassScheduler::new(lower_share_percent),
+            uncharged: None,
             class: BEST_EFFORT,
         }
     }
@@ -72,13 +76,22 @@ impl RunQueue {
         self.best_effort.pop_front()
     }
 
+    /// Takes no account of the task that was taken last, which does not run.
+    #[cold]
+    pub(super) fn discard(&mut self) {
+        self.uncharged = None;
+    }
+
     #[cold]
     #[inline(never)]
     fn pop_by_class(&mut self) -> Option<u32> {
         let with_tasks = self.with_tasks | ClassSet::from(!self.best_effort.is_empty()) << BEST_EFFORT;
         self.class = BEST_EFFORT;
+        if let Some((class, with_tasks)) = self.uncharged.take() {
+            self.scheduler.charge(class, with_tasks, 1);
+        }
         let class = self.scheduler.pick(with_tasks)?;
-        self.scheduler.charge(class, with_tasks, 1);
+        self.uncharged = Some((class, with_tasks));
         self.class = class;
         if class == BEST_EFFORT {
             return self.best_effort.pop_front();
@@ -107,6 +120,24 @@ mod tests {
         let order: Vec<u32> = core::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [100, 101, 102, 0, 103, 104, 105, 1, 2, 3, 4, 5, 6, 7]);
         assert!(queue.is_empty() && queue.class() == BEST_EFFORT);
+    }
+
+    /// Entries of tasks that moved up to a higher class cost their old class nothing.
+    #[test]
+    fn discarded_entries_take_no_share() {
+        let mut queue = RunQueue::new(50);
+        (0..4).for_each(|task| queue.push(task));
+        queue.set_class(6);
+        (100..104).for_each(|task| queue.push(task));
+        let order: Vec<u32> = core::iter::from_fn(|| {
+            let task = queue.pop()?;
+            if task < 2 {
+                queue.discard();
+            }
+            Some(task)
+        })
+        .collect();
+        assert_eq!(order, [100, 0, 1, 2, 101, 3, 102, 103]);
     }
 
     #[test]

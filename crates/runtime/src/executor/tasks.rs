@@ -174,6 +174,7 @@ impl Tasks {
             let index = self.queue.pop()?;
             let slot = &mut self.slots[index as usize];
             if slot.queued_above != self.queue.class() + 1 {
+                self.queue.discard();
                 continue;
             }
             slot.queued_above = 0;

@@ -1,8 +1,11 @@
 //! Receiving by priority, each time beside a run without it. Two hosts in simulated time; a server whose
 //! handlers take time.
 
+mod channel;
+
 use crate::UnorderedBytes;
 use crate::clock::SimulatedClock;
+use crate::config::Config;
 use crate::context::Context;
 use crate::error::Error;
 use crate::executor::{Executor, net, task};
@@ -163,6 +166,17 @@ struct Hosts<S> {
 fn hosts<S: Handler>(
     has_priorities: bool,
     queue_frames: u32,
+    connections: (usize, usize),
+    server: impl FnOnce(SimulatedClock) -> S,
+) -> Hosts<S> {
+    hosts_with(|_| (), has_priorities, queue_frames, connections, server)
+}
+
+/// As [`hosts`], with other changes of the server's configuration.
+fn hosts_with<S: Handler>(
+    configure: impl FnOnce(&mut Config),
+    has_priorities: bool,
+    queue_frames: u32,
     (count, first_high): (usize, usize),
     server: impl FnOnce(SimulatedClock) -> S,
 ) -> Hosts<S> {
@@ -178,6 +192,7 @@ fn hosts<S: Handler>(
     let mut server_config = config(&[SERVER_ADDRESS]);
     server_config.priority.enabled = Some(has_priorities);
     server_config.priority.queue_frames = queue_frames;
+    configure(&mut server_config);
     let server =
         Shard::builder(server_config).handler(server(clock.clone())).device("cable", near).seed([1; 32]);
     let server = server.now(START).simulated_clock(clock.clone()).build().unwrap();

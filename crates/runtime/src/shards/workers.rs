@@ -49,7 +49,9 @@ impl WorkerPart {
 pub(super) fn build_hub(mut part: ShardPart) -> Result<(Shard<ChannelServer>, Vec<WorkerPart>), Error> {
     let ShardPart { config, seed, now, index, .. } = &part;
     let channel = ChannelConfig { clients_max: config.shard.workers, ..config.channel.clone() };
-    let (config, seed, now, shard) = (config.clone(), *seed, *now, *index);
+    let (mut config, seed, now, shard) = (config.clone(), *seed, *now, *index);
+    // The workers' shards have no function.
+    config.priority.enabled = Some(config.priority.is_enabled(part.priority_functions.is_some()));
     let published = part.published.clone();
     let worker = |(number, mailbox)| {
         let placement = ThreadPosition { role: Role::Worker(number), shard, commands: Some(mailbox) };

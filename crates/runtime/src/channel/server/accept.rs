@@ -32,7 +32,11 @@ impl Domain {
         self.add_owner(socket, number);
         self.stats.accepted += 1;
         // Reports whatever happened since the connection was offered.
-        self.notify_owners(socket);
+        if self.event_class.is_some() {
+            self.with_data_class(socket, |domain| domain.notify_owners(socket));
+        } else {
+            self.notify_owners(socket);
+        }
     }
 
     /// Revokes an offer. Returns false if the client had accepted it.
@@ -133,7 +137,11 @@ impl Domain {
         entry.offer = Some(ClientSlot { client: number as u16, slot: slot as u8 });
         offer_slots::offer(&client.memory.offers()[slot], offer.listener, socket);
         self.clients.add_offering(number);
-        self.clients.notify(number, socket);
+        if self.event_class.is_some() {
+            self.with_data_class(socket, |domain| domain.clients.notify(number, socket));
+        } else {
+            self.clients.notify(number, socket);
+        }
         if !self.is_offer_timer_set {
             self.is_offer_timer_set = cx.set_timer(self.offer_timeout, self.token()).is_some();
         }

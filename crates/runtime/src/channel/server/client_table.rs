@@ -2,7 +2,7 @@
 //! that a turn costs by the activity of clients, not by their number.
 
 use super::super::client_memory::ClientMemory;
-use super::super::doorbells::NOTIFIED;
+use super::super::doorbells::{NOTIFIED, reasons_of_class};
 use super::super::region::Region;
 use super::super::sleep_state::{YieldOutcome, try_yield};
 use super::super::sync::{Ordering, fence};
@@ -29,6 +29,8 @@ pub(super) struct ClientTable {
     yielded: Vec<u16>,
     /// Clients that may have outstanding offers.
     offering: Vec<u16>,
+    /// Reasons of notifications: the class of priority of the event that is being handled.
+    reasons: u8,
 }
 
 impl ClientTable {
@@ -45,7 +47,13 @@ impl ClientTable {
             active: Vec::new(),
             yielded: Vec::new(),
             offering: Vec::new(),
+            reasons: NOTIFIED,
         }
+    }
+
+    /// Sets the class of priority of the notifications that follow.
+    pub fn set_class(&mut self, class: u8) {
+        self.reasons = reasons_of_class(class);
     }
 
     /// Returns the number of clients that there may be.
@@ -109,7 +117,7 @@ impl ClientTable {
                 self.active.push(number as u16);
             }
         }
-        client.to_client.notify(client.memory.to_client(), socket, NOTIFIED);
+        client.to_client.notify(client.memory.to_client(), socket, self.reasons);
     }
 
     /// Makes a client look at everything.

@@ -58,6 +58,9 @@ impl Domain {
             && self.write_datagram(socket, &self.datagram_header(socket, &datagram, false), data)
         {
             self.sockets[socket as usize].datagram_queue = Some(queue);
+            if let Some(class) = self.event_class {
+                self.record_data_class(socket, class);
+            }
             self.notify_owners(socket);
             return;
         }

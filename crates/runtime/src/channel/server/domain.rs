@@ -2,6 +2,7 @@
 //! but its turn budget.
 
 use super::super::control::AddressSharing;
+use super::super::data_class;
 use super::super::pending_options::{self, OptionOrder};
 use super::super::region::{Direction, Region, SocketArea};
 use super::super::socket::{closed_bits, request, state};
@@ -14,6 +15,7 @@ use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
 use super::slot_allocator::SlotAllocator;
+use super::unordered::UnorderedStream;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
 use crate::context::Context;
 use crate::handler::UrgentData;
@@ -146,6 +148,8 @@ pub(super) struct DomainSocket {
     pub large_buffers: [Option<u32>; 2],
     /// Bytes that the engine sends directly from the large buffer.
     pub loan: Option<ZeroCopyLoan>,
+    /// Offsets in the stream, once bytes could be taken before bytes which precede them.
+    pub unordered: Option<Box<UnorderedStream>>,
 }
 
 /// Datagrams of a socket that are not in the region.
@@ -216,6 +220,8 @@ pub(super) struct Domain {
     pub is_penalised: bool,
     /// Buffer for one datagram, once there are UDP sockets.
     pub datagram_buffer: Box<[u8]>,
+    /// Class of priority of the event that is being handled, if `[priority]` is in use.
+    pub event_class: Option<u8>,
     pub stats: ChannelStats,
 }
 
@@ -290,6 +296,7 @@ impl Domain {
             shares_listeners: false,
             is_penalised: false,
             datagram_buffer: Box::default(),
+            event_class: None,
             stats: ChannelStats::default(),
             region,
         })
@@ -317,6 +324,35 @@ impl Domain {
             && self.sockets_in_use() == 0
             && self.clients.count() == 0
             && self.listener_slots.free_count() == self.region.listeners()
+    }
+
+    /// Begins to handle an event of this class of priority, with which clients are notified. Called only if
+    /// `[priority]` is in use.
+    #[cold]
+    pub fn begin_event(&mut self, class: u8) {
+        self.event_class = Some(class);
+        self.clients.set_class(class);
+    }
+
+    /// Records the class of bytes that were put into the region for clients.
+    #[cold]
+    pub(super) fn record_data_class(&self, socket: u32, class: u8) {
+        let area = self.region.socket(socket);
+        let read = area.positions(Direction::Incoming).read();
+        data_class::record(&area.data_class, class, self.sockets[socket as usize].received, read);
+    }
+
+    /// Calls `notify` so that the notifications in it have the class of a socket's unread bytes or, without
+    /// any, that of the event that established its connection.
+    #[cold]
+    pub(super) fn with_data_class(&mut self, socket: u32, notify: impl FnOnce(&mut Self)) {
+        let area = self.region.socket(socket);
+        let read = area.positions(Direction::Incoming).read();
+        self.clients.set_class(data_class::of_unread(&area.data_class, read));
+        notify(self);
+        if let Some(class) = self.event_class {
+            self.clients.set_class(class);
+        }
     }
 
     pub fn socket(&mut self, socket: u32) -> &mut DomainSocket {
@@ -794,6 +830,9 @@ impl Domain {
             let _ = cx.abort(conn);
             return;
         };
+        if let Some(class) = self.event_class {
+            self.record_data_class(socket, class);
+        }
         let defers = self.defer_connection(cx, number, socket);
         match self.listeners.get_mut(number).and_then(Option::as_mut) {
             Some(listening) => {
@@ -854,6 +893,12 @@ impl Domain {
         }
         match count {
             Ok(count) => {
+                if self.sockets[socket as usize].unordered.is_some() {
+                    self.count_ordered(cx, conn, socket, count);
+                }
+                if let Some(class) = self.event_class {
+                    self.record_data_class(socket, class);
+                }
                 self.notify_owners(socket);
                 count
             }

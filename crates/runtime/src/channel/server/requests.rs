@@ -189,6 +189,19 @@ impl Domain {
                     None => Err(SendError::Stale),
                 })
             }
+            ChannelRequest::SendMessage(socket, bytes, priority) => {
+                ChannelReply::SendMessage(match owned_conn(self, socket) {
+                    Some(conn) => self.send_message(cx, conn, socket, (&bytes, priority)),
+                    None => Err(SendError::Stale),
+                })
+            }
+            ChannelRequest::RecvUnordered(socket, read, max) => {
+                let is_owner = self.sockets.get(socket as usize).is_some_and(|s| s.owners.contains(number));
+                ChannelReply::RecvUnordered(match is_owner {
+                    true => self.recv_unordered(cx, (socket, read, max)),
+                    false => Err(Stale::Handle),
+                })
+            }
             ChannelRequest::Udp(request) => self.handle_udp_request(cx, number, request),
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {

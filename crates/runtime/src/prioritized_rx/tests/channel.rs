@@ -1,0 +1,96 @@
+//! Applications that reach the stack through a channel: in shards of their own, and as workers.
+
+use super::*;
+use crate::config::Placement;
+
+const PLACEMENTS: [Placement; 2] = [Placement::Paired, Placement::Split];
+
+fn place(placement: Placement) -> impl FnOnce(&mut Config) {
+    move |config| config.shard.placement = placement
+}
+
+/// Sends 10,000 heartbeats on 1,000 connections and then one request, while the stack works and the
+/// application does not. Returns how many messages were handled, and answered, before the request.
+fn request_after_heartbeats(placement: Placement, has_priorities: bool) -> (usize, usize) {
+    let mut hosts = hosts_with(place(placement), has_priorities, 16_384, (1001, 1000), server(20));
+    for round in 0..10 {
+        for connection in 0..1000 {
+            hosts.send(connection, round * 1000 + connection as u32);
+        }
+    }
+    hosts.send(1000, 1_000_000);
+    hosts.run_until_handled(10_001);
+    (0..1000).for_each(|_| hosts.both_turn(Duration::from_micros(10)));
+    let handled = &hosts.server.handler().handled;
+    let answered = &hosts.clients.handler().answered;
+    assert_eq!((handled.len(), answered.len()), (10_001, 10_001));
+    (
+        handled.iter().position(|(_, number)| *number == 1_000_000).unwrap(),
+        answered.iter().position(|number| *number == 1_000_000).unwrap(),
+    )
+}
+
+#[test]
+fn request_reaches_the_application_before_heartbeats() {
+    for placement in PLACEMENTS {
+        let (handled_before, answered_before) = request_after_heartbeats(placement, true);
+        assert!(handled_before < 100 && answered_before < 100, "{handled_before} {answered_before}");
+        let (handled_before, answered_before) = request_after_heartbeats(placement, false);
+        assert!(handled_before > 9900 && answered_before > 5000, "{handled_before} {answered_before}");
+    }
+}
+
+/// Low messages get their share while high ones wait.
+#[test]
+fn low_keeps_its_share_of_the_application() {
+    let mut hosts = hosts_with(place(Placement::Split), true, 16_384, (1000, 500), server(20));
+    for round in 0..10 {
+        for connection in 0..1000 {
+            hosts.send(connection, round * 1000 + connection as u32);
+        }
+        // Each connection has an event at most: the application handles some before the next messages.
+        if round == 0 {
+            (0..40).for_each(|_| {
+                hosts.server_turn();
+            });
+        }
+    }
+    hosts.run_until_handled(10_000);
+    let handled = &hosts.server.handler().handled;
+    let is_high = |(_, number): &(u8, u32)| number % 1000 >= 500;
+    let last_high = handled.iter().rposition(is_high).unwrap();
+    let low = handled[..last_high].iter().filter(|message| !is_high(message)).count();
+    assert!(low * 100 >= 4 * last_high && low * 100 <= 12 * last_high, "{low} of {last_high}");
+}
+
+/// Tasks of 5 ms that yield each 100 µs: the channel is looked at between them, and the task of an urgent
+/// message runs first.
+#[test]
+fn tasks_behind_a_channel_run_by_priority() {
+    for has_priorities in [true, false] {
+        let handled = Rc::new(RefCell::new(Vec::new()));
+        let for_server = handled.clone();
+        let place = place(Placement::Split);
+        let mut hosts = hosts_with(place, has_priorities, 16_384, (110, 100), move |clock| {
+            task_server(clock, 50, for_server)
+        });
+        for connection in 0..100 {
+            hosts.send(connection, connection as u32);
+        }
+        for _ in 0..20 {
+            hosts.server_turn();
+        }
+        let before = handled.borrow().len();
+        for connection in 100..110 {
+            hosts.send(connection, connection as u32);
+        }
+        while handled.borrow().len() < 110 {
+            assert!(hosts.server_turn() > 0, "a turn with waiting messages does some work");
+        }
+        let order: Vec<u32> = handled.borrow().iter().map(|(_, number)| *number).collect();
+        let last_high = order.iter().rposition(|number| *number >= 100).unwrap();
+        assert_eq!(last_high < before + 20, has_priorities, "{before} {order:?}");
+        let is_high = |number: u32| number >= 100;
+        assert!(!has_priorities || handled.borrow().iter().all(|(class, n)| (*class == 6) == is_high(*n)));
+    }
+}
