@@ -95,13 +95,15 @@ impl Fixture {
         self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c", text]].concat())
     }
 
-    /// Compiles a C program, whose source is in the directory of the tests, and returns its path.
+    /// Compiles a C program, whose source is in the directory of the tests, and returns its path. The source
+    /// may include files of the fixture's directory.
     pub fn compile_c(&self, name: &str) -> String {
         let program = self.0.join(name);
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stacks").join(name).with_extension("c");
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Wno-deprecated-declarations", "-O1", "-pthread", "-o"]).arg(&program).arg(source);
+        cc.arg("-I").arg(&self.0);
         assert!(cc.status().expect("cc, a C compiler, runs").success());
         program.to_str().unwrap().to_string()
     }

@@ -16,6 +16,7 @@ mod linger;
 mod log;
 mod loopback;
 mod many_processes;
+mod priorities;
 mod refusals;
 mod restart;
 mod restart_devices;

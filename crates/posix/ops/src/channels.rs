@@ -6,7 +6,7 @@ use core::net::SocketAddr;
 use core::ops::Range;
 use core::time::Duration;
 use ginnel::broker::{Attachment, GlobalSocketId};
-use ginnel::channel::control::ReserveError;
+use ginnel::channel::control::{ReserveError, UnorderedReply};
 use ginnel::channel::{
     AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
     SocketState, SocketStatus, UrgentMark,
@@ -531,6 +531,34 @@ impl Channels {
         None
     }
 
+    /// Returns whether the shard of the last event has priorities.
+    #[inline]
+    pub fn has_priorities(&self) -> bool {
+        self.clients[self.next_event_shard].has_priorities()
+    }
+
+    /// Returns the class of priority of the last event.
+    pub fn event_class(&self) -> u8 {
+        self.clients[self.next_event_shard].event_class()
+    }
+
+    /// Returns the minimum share of lower priorities in percent; `None` if the stack has no priorities.
+    pub fn lower_share_percent(&self) -> Option<u32> {
+        self.clients.iter().find_map(Client::lower_share_percent)
+    }
+
+    /// Returns the highest class of priority of a socket's unread bytes or datagrams, if there are some.
+    pub fn data_class(&self, conn: Conn) -> Option<u8> {
+        let (client, conn) = self.client_of(conn).ok()?;
+        client.data_class(conn).ok().flatten()
+    }
+
+    /// Returns the highest class of priority of the connections of a listener that could be accepted now.
+    pub fn offer_class(&self, listener: u32) -> Option<u8> {
+        let shards = self.clients.iter().enumerate();
+        shards.filter_map(|(shard, client)| client.offer_class(self.number_on_shard(listener, shard)?)).max()
+    }
+
     fn translate_event(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
         let local_number = |this: &mut Self, number: u32| {
             let local =
@@ -812,6 +840,20 @@ impl Channels {
     pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.info(conn)
+    }
+
+    pub fn has_unordered(&self, conn: Conn) -> bool {
+        self.client_of(conn).is_ok_and(|(client, conn)| client.has_unordered(conn) == Ok(true))
+    }
+
+    pub fn recv_unordered(&mut self, conn: Conn, max: u32) -> Result<UnorderedReply, RecvError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| RecvError::Stale)?;
+        client.recv_unordered(conn, max)
+    }
+
+    pub fn send_message(&mut self, conn: Conn, bytes: Vec<u8>, priority: u8) -> Result<(), SendError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
+        client.send_message(conn, bytes, priority)
     }
 
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {

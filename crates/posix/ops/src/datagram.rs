@@ -10,6 +10,7 @@ mod cork;
 mod error_queue;
 mod via_kernel;
 
+pub(crate) use ancillary::cmsgs_of;
 pub use ancillary::{ControlMessages, ReceivedMessage};
 pub(crate) use cork::CorkedDatagram;
 
@@ -62,7 +63,8 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         if !state.files.socket(file)?.is_udp {
             drop(state);
-            return self.send(fd, buffers, args.flags);
+            let prioritized = self.send_prioritized(fd, buffers, args);
+            return prioritized.unwrap_or_else(|| self.send(fd, buffers, args.flags));
         }
         let socket = state.files.socket(file)?;
         let family = socket.family;
@@ -182,7 +184,11 @@ impl Ops {
         let socket = state.files.socket(file)?;
         if !socket.is_udp {
             let inq = socket.options.flag(BoolOption::Inq);
+            let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
             drop(state);
+            if is_unordered && let Some(result) = self.recv_unordered(fd, buffers, flags, control_space) {
+                return result;
+            }
             let mut received = self.recv(fd, buffers, flags).map(ReceivedMessage::from_stream)?;
             if flags & libc::MSG_OOB != 0 && received.count > 0 {
                 received.flags |= libc::MSG_OOB;

@@ -2,6 +2,8 @@
 //! ready, in order. Kernel descriptors in a set are in an epoll instance of the kernel, which is also what
 //! the program's descriptor refers to.
 
+mod by_class;
+
 use crate::Ops;
 use crate::descriptor::{HiddenFd, borrow, is_pooled};
 use crate::fd_table::FileId;
@@ -12,6 +14,7 @@ use crate::wait_queue::WaitEntry;
 use crate::wait_set::KernelEpoll;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
+use ginnel::priority::{ClassSet, PrioritizedNumbers};
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
@@ -53,6 +56,10 @@ struct EpollItem {
     queued: bool,
     /// True if the item was not removed.
     live: bool,
+    /// The class in whose queue the item is, if it is in one.
+    class: Option<u8>,
+    /// Classes of events other than data since the item was last reported.
+    event_classes: ClassSet,
 }
 
 /// An epoll set.
@@ -62,7 +69,14 @@ pub(crate) struct EpollSet {
     kernel: HiddenFd,
     items: Vec<EpollItem>,
     free: Vec<u32>,
+    /// Items that may be ready; those that are not in `by_class`, if that exists.
     ready: VecDeque<u32>,
+    /// Items that may be ready, by class, once the order of classes matters.
+    by_class: Option<Box<PrioritizedNumbers>>,
+    /// True if the last event of best effort was one of the kernel; those of the stack have the next turn.
+    was_kernel_turn: bool,
+    /// Empty between calls; its memory is used again.
+    reported: Vec<(u32, u8)>,
     /// How many kernel descriptors were added and not removed; some may be closed meanwhile.
     kernel_items: usize,
     /// How often `epoll_wait` ran since the kernel's part was polled.
@@ -82,7 +96,19 @@ impl EpollSet {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (items, free, ready) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { kernel, items, free, ready, kernel_items, rounds_without_kernel: 0, number }
+        let (by_class, reported, rounds_without_kernel, was_kernel_turn) = (None, Vec::new(), 0, false);
+        Self {
+            kernel,
+            items,
+            free,
+            ready,
+            by_class,
+            was_kernel_turn,
+            reported,
+            kernel_items,
+            rounds_without_kernel,
+            number,
+        }
     }
 
     /// Moves the kernel's epoll instance to another number if it has this one.
@@ -98,7 +124,8 @@ impl EpollSet {
     }
 
     pub fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
-        let item = EpollItem { fd, file, event, queued: false, live: true };
+        let (queued, live, class, event_classes) = (false, true, None, 0);
+        let item = EpollItem { fd, file, event, queued, live, class, event_classes };
         match self.free.pop() {
             Some(number) => {
                 self.items[number as usize] = item;
@@ -113,8 +140,7 @@ impl EpollSet {
 
     /// Removes an item. Its slot becomes free once it has left the ready list.
     pub fn remove(&mut self, number: u32) {
-        let item = &mut self.items[number as usize];
-        if core::mem::replace(&mut item.live, false) && !item.queued {
+        if core::mem::replace(&mut self.items[number as usize].live, false) && !self.has_entries(number) {
             self.free.push(number);
         }
     }
@@ -124,13 +150,14 @@ impl EpollSet {
     }
 
     /// Puts an item in the ready list if it waits for an event in `key`; 0 matches all. Returns whether it
-    /// does (`ep_poll_callback`).
-    pub fn queue_ready(&mut self, number: u32, key: i16) -> bool {
+    /// does (`ep_poll_callback`). `event_classes` has the class of the event, unless that is about data.
+    pub fn queue_ready(&mut self, number: u32, key: i16, event_classes: ClassSet) -> bool {
         let item = &mut self.items[number as usize];
         let wanted = item.event.events;
         if !item.live || wanted & !PRIVATE_BITS == 0 || key != 0 && wanted & poll_to_epoll(key) == 0 {
             return false;
         }
+        item.event_classes |= event_classes;
         if !item.queued {
             item.queued = true;
             self.ready.push_back(number);
@@ -141,10 +168,11 @@ impl EpollSet {
     /// Iterates over all items: descriptor, description, events, and whether it is in the ready list. Items
     /// of the ready list come first, in its order.
     pub fn entries(&self) -> impl Iterator<Item = (RawFd, FileId, EpollEvent, bool)> + '_ {
-        let queued = self.ready.iter().map(|number| &self.items[*number as usize]);
-        let others = self.items.iter().filter(|item| !item.queued);
+        let is_queued = |item: &EpollItem| item.queued || item.class.is_some();
+        let queued = self.ready_items().map(|number| &self.items[number as usize]);
+        let others = self.items.iter().filter(move |item| !is_queued(item));
         let live = queued.chain(others).filter(|item| item.live);
-        live.map(|item| (item.fd, item.file, item.event, item.queued))
+        live.map(move |item| (item.fd, item.file, item.event, is_queued(item)))
     }
 
     /// Returns how many kernel descriptors are in the set.
@@ -159,7 +187,7 @@ impl EpollSet {
 
     /// Returns the descriptions and events of the items in the ready list.
     pub fn candidates(&self) -> Vec<(FileId, u32)> {
-        let items = self.ready.iter().map(|number| &self.items[*number as usize]);
+        let items = self.ready_items().map(|number| &self.items[number as usize]);
         items.filter(|item| item.live).map(|item| (item.file, item.event.events)).collect()
     }
 
@@ -171,13 +199,14 @@ impl EpollSet {
     }
 
     /// Takes events of kernel descriptors, after `count` others. Returns how many.
-    fn kernel_events(
+    fn take_kernel_events(
         &mut self,
         count: usize,
         events_max: usize,
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
         let mut buffer = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
+        self.rounds_without_kernel = 0;
         let room = (events_max - count).min(buffer.len());
         let no_wait = rustix::event::Timespec::default();
         let (events, _) = epoll::wait(&self.kernel, &mut buffer[..room], Some(&no_wait))?;
@@ -356,7 +385,7 @@ impl Ops {
         });
         if result.is_ok()
             && let Ok(epoll) = state.files.epoll(set)
-            && !epoll.ready.is_empty()
+            && epoll.has_candidates()
         {
             // Another thread may take the remaining events; to sets that contain this one they are not new
             // (`ep_done_scan`).
@@ -463,13 +492,13 @@ impl ProcessState {
     /// Puts a new or changed item in the ready list if it is ready (`ep_insert`, `ep_modify`).
     fn queue_if_ready(&mut self, set: FileId, item: u32) {
         let Ok(epoll) = self.files.epoll(set) else { return };
-        let EpollItem { file, event, queued, .. } = epoll.items[item as usize];
+        let EpollItem { file, event, queued, class, .. } = epoll.items[item as usize];
         // An item that is in the ready list is not new to the waiters.
-        if queued || poll_to_epoll(self.readiness(file)) & event.events == 0 {
+        if queued || class.is_some() || poll_to_epoll(self.readiness(file)) & event.events == 0 {
             return;
         }
         if let Ok(epoll) = self.files.epoll(set)
-            && epoll.queue_ready(item, 0)
+            && epoll.queue_ready(item, 0, 0)
         {
             self.wake(set, POLLIN);
         }
@@ -492,8 +521,15 @@ impl ProcessState {
         poll_kernel: bool,
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let mut count = 0;
-        let mut left = self.files.epoll(set)?.ready.len();
+        if self.files.has_priorities {
+            return self.send_events_by_class(set, events_max, poll_kernel, put);
+        }
+        let epoll = self.files.epoll(set)?;
+        epoll.rounds_without_kernel += 1;
+        let mut left = epoll.ready.len();
+        // Before items of the stack, which may fill the program's array each time.
+        let is_kernel_due = epoll.kernel_items > 0 && epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
+        let mut count = if is_kernel_due { epoll.take_kernel_events(0, events_max, put)? } else { 0 };
         while left > 0 && count < events_max {
             left -= 1;
             let epoll = self.files.epoll(set)?;
@@ -525,11 +561,8 @@ impl ProcessState {
             }
         }
         let epoll = self.files.epoll(set)?;
-        epoll.rounds_without_kernel += 1;
-        let poll_kernel = poll_kernel && count == 0 || epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
-        if epoll.kernel_items > 0 && count < events_max && poll_kernel {
-            epoll.rounds_without_kernel = 0;
-            count += epoll.kernel_events(count, events_max, put)?;
+        if poll_kernel && count == 0 && epoll.kernel_items > 0 && !is_kernel_due {
+            count += epoll.take_kernel_events(count, events_max, put)?;
         }
         if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
     }

@@ -405,7 +405,7 @@ impl Ops {
                 let number = state.files.epoll(set)?.add(item.fd, file, event);
                 state.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item: number });
                 if item.queued {
-                    state.files.epoll(set)?.queue_ready(number, 0);
+                    state.files.epoll(set)?.queue_ready(number, 0, 0);
                 }
             }
         }
@@ -552,6 +552,7 @@ impl ProcessState {
                 nospace_acked: None,
                 bound: serialized.bound.map(bound_of),
                 incomplete_report_fd: None,
+                message_blocked: false,
             }),
             SerializedRole::Udp(serialized) => SocketRole::Udp(UdpSocket {
                 conn: self

@@ -10,6 +10,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use ginnel::Conn;
 use ginnel::channel::Reservation;
+use ginnel::priority::ClassSet;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -227,12 +228,14 @@ pub(crate) struct Stream {
     pub bound: Option<BoundAddress>,
     /// The descriptor whose report entry lacks the local address, until that address is known.
     pub incomplete_report_fd: Option<RawFd>,
+    /// True if the last message of unordered send found no room: see [`crate::unordered`].
+    pub message_blocked: bool,
 }
 
 impl Stream {
     pub fn new(conn: Conn, connecting: bool, bound: Option<BoundAddress>) -> Self {
         let (error, incomplete_report_fd, nospace_acked) = (None, None, None);
-        let (disconnecting, end_seen, msg_more) = (false, false, false);
+        let (disconnecting, end_seen, msg_more, message_blocked) = (false, false, false, false);
         Self {
             conn,
             connecting,
@@ -243,6 +246,7 @@ impl Stream {
             nospace_acked,
             bound,
             incomplete_report_fd,
+            message_blocked,
         }
     }
 }
@@ -257,6 +261,12 @@ pub(crate) struct Files {
     free: Vec<FileId>,
     #[allow(clippy::vec_box)] // recycled sockets keep their boxes
     spare: Vec<Box<Socket>>,
+    /// True once the order of ready descriptors may matter: the stack has priorities, and has reported an
+    /// event, or a socket has a priority.
+    pub has_priorities: bool,
+    /// Class of the event of the stack that is being handled, unless that is about data, whose class the
+    /// socket has.
+    pub event_classes: ClassSet,
 }
 
 impl Files {

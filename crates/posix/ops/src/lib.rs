@@ -65,6 +65,7 @@ mod splice;
 mod stack_end;
 mod stream;
 mod syscall;
+pub mod unordered;
 mod urgent;
 pub mod user_memory;
 mod wait_queue;

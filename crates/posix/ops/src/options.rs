@@ -37,6 +37,8 @@ pub(crate) enum BoolOption {
     NoDelay,
     Cork,
     Inq,
+    UnorderedReceive,
+    UnorderedSend,
 }
 
 /// Options that are passed on to the stack. For each a bit records that the program has set it.
@@ -65,6 +67,7 @@ enum StackOption {
     Priority,
     NotsentLowat,
     LingerZero,
+    Unordered,
 }
 
 /// Options that new connections have from the start.
@@ -77,7 +80,8 @@ const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
     | bit(StackOption::RtoMin)
     | bit(StackOption::RtoMax)
     | bit(StackOption::DelayedAckMax)
-    | bit(StackOption::Priority);
+    | bit(StackOption::Priority)
+    | bit(StackOption::Unordered);
 
 const fn bit(option: StackOption) -> u32 {
     1 << option as u32
@@ -354,7 +358,7 @@ impl SocketOptionState {
             delayed_ack_max: set(StackOption::DelayedAckMax, 0).map(|_| self.duration_of(times::DELACK_MAX)),
             save_syn: self.save_syn(),
             priority: self.link_priority(),
-            unordered: false,
+            unordered: self.flag(BoolOption::UnorderedReceive),
         }
     }
 
@@ -393,7 +397,7 @@ impl SocketOptionState {
 
     /// Returns the priority for the stack, which has eight; higher values become the highest. A negative
     /// priority counts as high, since Linux compares priorities as unsigned.
-    fn link_priority(&self) -> u8 {
+    pub(crate) fn link_priority(&self) -> u8 {
         u8::try_from(self.priority).map_or(PRIORITY_MAX, |priority| priority.min(PRIORITY_MAX))
     }
 
@@ -457,6 +461,7 @@ impl SocketOptionState {
             (StackOption::Priority, TcpOption::Priority(self.link_priority())),
             (StackOption::NotsentLowat, TcpOption::NotSentLowat(self.notsent_lowat().unwrap_or(0))),
             (StackOption::LingerZero, TcpOption::LingerZero(self.resets_at_close())),
+            (StackOption::Unordered, TcpOption::Unordered(self.flag(BoolOption::UnorderedReceive))),
         ];
         all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }

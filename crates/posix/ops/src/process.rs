@@ -219,6 +219,9 @@ impl ProcessState {
     /// Processes all events of the channel and wakes the waiters that they concern.
     pub fn process_events(&mut self) {
         while let Some(event) = self.client.next_event() {
+            if self.client.has_priorities() {
+                self.note_event_class(&event);
+            }
             match event {
                 ClientEvent::Offered { listener } => {
                     if let Some(file) = get_slot(&self.by_listener, listener) {
@@ -246,12 +249,31 @@ impl ProcessState {
                         self.wake(file, DATA_READY);
                     }
                 }
-                ClientEvent::Writable { conn } => self.wake_conn(conn, WRITE_SPACE),
+                ClientEvent::Writable { conn } => {
+                    if let Some(file) = self.file_of(conn) {
+                        self.set_message_blocked(file, false);
+                        self.wake(file, WRITE_SPACE);
+                    }
+                }
                 ClientEvent::Acked { conn, .. }
                 | ClientEvent::PeerClosed { conn }
                 | ClientEvent::Closed { conn, .. } => self.wake_conn(conn, STATE_CHANGE),
             }
         }
+        self.files.event_classes = 0;
+    }
+
+    /// Notes the class of an event of the stack, unless that is about data, whose class the socket has.
+    #[cold]
+    fn note_event_class(&mut self, event: &ClientEvent) {
+        self.files.has_priorities = true;
+        self.files.event_classes = match event {
+            ClientEvent::Connected { .. }
+            | ClientEvent::Urgent { .. }
+            | ClientEvent::PeerClosed { .. }
+            | ClientEvent::Closed { .. } => 1 << self.client.event_class(),
+            _ => 0,
+        };
     }
 
     /// Returns the description of a connection or UDP socket.

@@ -2,6 +2,7 @@
 
 use crate::fd_table::FileId;
 use crate::file::{FileKind, SocketRole, UdpSocket};
+use crate::options::BoolOption;
 use crate::process::ProcessState;
 use ginnel::Conn;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
@@ -107,6 +108,8 @@ impl ProcessState {
         let (rcvlowat, shutdown) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);
         let notsent_lowat = socket.options.notsent_lowat();
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
+        let is_message_blocked = matches!(socket.role, SocketRole::Stream(stream) if stream.message_blocked);
+        let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
         let ended = status.state.is_closed();
         let no_more_input = status.state.has_fin() || ended || shutdown.read;
         let no_more_output = ended || shutdown.write;
@@ -124,7 +127,7 @@ impl ProcessState {
         // A skipped urgent byte does not count as readable (`tcp_poll`).
         let rcvlowat = rcvlowat + usize::from(mark.is_some() && self.is_at_skipped_byte(file, mark));
         if status.state.is_connected() || ended {
-            if status.readable >= rcvlowat {
+            if status.readable >= rcvlowat || is_unordered && self.client.has_unordered(conn) {
                 ready |= READABLE;
             }
             // Half as much space as what is queued (`sk_stream_is_writeable`).
@@ -142,6 +145,10 @@ impl ProcessState {
             {
                 ready |= WRITABLE;
             }
+        }
+        if is_message_blocked && !no_more_output {
+            // Until the stack has reported that there is room again.
+            ready &= !WRITABLE;
         }
         if failed {
             ready |= POLLERR;

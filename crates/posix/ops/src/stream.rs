@@ -202,24 +202,24 @@ impl Ops {
 }
 
 /// Arguments of a receive call.
-struct RecvArgs<'a> {
+pub(crate) struct RecvArgs<'a> {
     /// Space in the buffers, in bytes.
-    total: usize,
+    pub total: usize,
     /// How many bytes end the call (`sock_rcvlowat`).
-    target: usize,
-    flags: c_int,
+    pub target: usize,
+    pub flags: c_int,
     /// How many bytes `MSG_PEEK` skips (`SO_PEEK_OFF`).
-    offset: usize,
+    pub offset: usize,
     /// True if the data goes to a pipe.
-    for_pipe: bool,
+    pub for_pipe: bool,
     /// How many bytes were copied or discarded.
-    copied: &'a Cell<usize>,
+    pub copied: &'a Cell<usize>,
 }
 
 impl ProcessState {
     /// Receives what has arrived. Returns the total number of bytes once it reaches the target, or no more
     /// will arrive.
-    fn recv_step(
+    pub(crate) fn recv_step(
         &mut self,
         file: FileId,
         buffers: &mut [UserSliceMut<'_>],
@@ -306,7 +306,7 @@ impl ProcessState {
     /// Consumes, discards or peeks at `count` of the bytes that have arrived, starting `offset` bytes after
     /// the read position.
     #[inline]
-    fn recv_chunk(
+    pub(crate) fn recv_chunk(
         &mut self,
         conn: Conn,
         buffers: &mut [UserSliceMut<'_>],

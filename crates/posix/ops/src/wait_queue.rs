@@ -34,9 +34,10 @@ pub(crate) fn wake(files: &mut Files, waiters: &mut Waiters, file: FileId, key: 
         [] => {}
         // The common case is one epoll set alone in the queue, so exclusive wake-ups need no bookkeeping.
         [WaitEntry::EpollItem { set, item }] => {
+            let event_classes = files.event_classes;
             let outer = files.get(set);
             if let FileKind::Epoll(epoll) = &mut outer.kind
-                && epoll.queue_ready(item, key)
+                && epoll.queue_ready(item, key, event_classes)
                 && !outer.wait_queue.is_empty()
             {
                 wake_all(files, waiters, set, POLLIN);
@@ -49,6 +50,7 @@ pub(crate) fn wake(files: &mut Files, waiters: &mut Waiters, file: FileId, key: 
 /// Wakes a queue with several entries, or with threads.
 fn wake_all(files: &mut Files, waiters: &mut Waiters, file: FileId, key: i16) {
     let entries = core::mem::take(&mut files.get(file).wait_queue);
+    let event_classes = files.event_classes;
     let (mut thread_done, mut item_done) = (false, false);
     for entry in &entries {
         match *entry {
@@ -61,7 +63,7 @@ fn wake_all(files: &mut Files, waiters: &mut Waiters, file: FileId, key: i16) {
             WaitEntry::EpollItem { set, item } => {
                 let FileKind::Epoll(epoll) = &mut files.get(set).kind else { continue };
                 let exclusive = epoll.is_exclusive(item);
-                if exclusive && item_done || !epoll.queue_ready(item, key) {
+                if exclusive && item_done || !epoll.queue_ready(item, key, event_classes) {
                     continue;
                 }
                 // An epoll set on which no thread waits does not use up the exclusive wake-up

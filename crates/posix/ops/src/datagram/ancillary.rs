@@ -3,6 +3,7 @@
 
 use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
+use crate::unordered::{GINNEL_STREAM_OFFSET, SOL_GINNEL};
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel::channel::ReceivedDatagram;
@@ -104,6 +105,11 @@ impl ReceivedMessage {
         self.control_with_room(space).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
     }
 
+    /// Appends the offset of the first byte in the stream.
+    pub(crate) fn put_stream_offset(&mut self, offset: u64, space: usize) {
+        self.control_with_room(space).put(SOL_GINNEL, GINNEL_STREAM_OFFSET, &offset.to_ne_bytes());
+    }
+
     /// Returns the control messages, for which the program has `space` bytes.
     pub(super) fn control_with_room(&mut self, space: usize) -> &mut ControlMessages {
         self.control.space = space;
@@ -175,6 +181,25 @@ impl SocketOptionState {
     }
 }
 
+/// Iterates over the control messages of `sendmsg`: level, type and value. Ends after `EINVAL`, for a message
+/// whose length cannot be.
+pub(crate) fn cmsgs_of(mut control: &[u8]) -> impl Iterator<Item = Result<(c_int, c_int, &[u8]), Errno>> {
+    core::iter::from_fn(move || {
+        if control.len() < CMSG_HEADER_BYTES {
+            return None;
+        }
+        let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
+        let len = usize::from_ne_bytes(control[..8].try_into().expect("eight bytes"));
+        if len < CMSG_HEADER_BYTES || len > control.len() {
+            control = &[];
+            return Some(Err(Errno::INVAL));
+        }
+        let cmsg = (word(8), word(12), &control[CMSG_HEADER_BYTES..len]);
+        control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
+        Some(Ok(cmsg))
+    })
+}
+
 /// Control messages of `sendmsg`, for one datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendCmsgs {
@@ -193,16 +218,11 @@ impl SendCmsgs {
     /// # Errors
     /// `EINVAL` if a control message is malformed or unknown. Those for the other version of IP are ignored,
     /// except for the source address.
-    pub fn read(mut control: &[u8], v4: bool) -> Result<Self, Errno> {
+    pub fn read(control: &[u8], v4: bool) -> Result<Self, Errno> {
         let mut cmsgs = Self::default();
-        while control.len() >= CMSG_HEADER_BYTES {
-            let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
-            let len = usize::from_ne_bytes(control[..8].try_into().expect("eight bytes"));
-            if len < CMSG_HEADER_BYTES || len > control.len() {
-                return Err(Errno::INVAL);
-            }
-            let value = &control[CMSG_HEADER_BYTES..len];
-            match (word(8), word(12)) {
+        for cmsg in cmsgs_of(control) {
+            let (level, kind, value) = cmsg?;
+            match (level, kind) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: [u8; 12] = value.try_into().map_err(|_| Errno::INVAL)?;
                     let source = Ipv4Addr::new(info[4], info[5], info[6], info[7]);
@@ -239,7 +259,6 @@ impl SendCmsgs {
                 }
                 _ => return Err(Errno::INVAL),
             }
-            control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
         }
         Ok(cmsgs)
     }

@@ -9,6 +9,7 @@ use super::{
 use crate::Ops;
 use crate::file::SocketRole;
 use crate::sockaddr::Family;
+use crate::unordered::{GINNEL_UNORDERED_RECV, GINNEL_UNORDERED_SEND, SOL_GINNEL};
 use core::ffi::c_int;
 use core::time::Duration;
 use rustix::fd::RawFd;
@@ -127,6 +128,8 @@ impl Ops {
                 (clamp, _) => clamp,
             }),
             (libc::IPPROTO_TCP, TCP_INQ) => flag(BoolOption::Inq),
+            (SOL_GINNEL, GINNEL_UNORDERED_RECV) if !is_udp => flag(BoolOption::UnorderedReceive),
+            (SOL_GINNEL, GINNEL_UNORDERED_SEND) if !is_udp => flag(BoolOption::UnorderedSend),
             // Neither `cubic` nor `reno` reports anything.
             (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {

@@ -13,6 +13,7 @@ use crate::file::SocketRole;
 use crate::lock::LockGuard;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
+use crate::unordered::{GINNEL_UNORDERED_RECV, GINNEL_UNORDERED_SEND, SOL_GINNEL};
 use crate::{kernel_socket, syscall};
 use core::ffi::c_int;
 use core::time::Duration;
@@ -231,6 +232,10 @@ impl Ops {
                     return result;
                 }
             }
+            (SOL_GINNEL, GINNEL_UNORDERED_RECV) if !is_udp => {
+                flag(BoolOption::UnorderedReceive, Some(StackOption::Unordered))?
+            }
+            (SOL_GINNEL, GINNEL_UNORDERED_SEND) if !is_udp => flag(BoolOption::UnorderedSend, None)?,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
                 if !matches!(shape, SocketRole::Unconnected { bound: None }) {
                     return Err(Errno::INVAL);
@@ -244,6 +249,9 @@ impl Ops {
                 return self.bind_to_device(state, fd, file, name, value);
             }
             _ => options.set_int(family, level, name, value)?,
+        }
+        if options.link_priority() != 0 {
+            state.begin_priorities();
         }
         if matches!(shape, SocketRole::Unconnected { .. }) {
             let as_set = &mut state.files.socket(file)?.options.settings_log;

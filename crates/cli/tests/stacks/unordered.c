@@ -1,0 +1,71 @@
+// Unordered receive and unordered send of a program, with the functions of docs/unordered.md, which the test
+// copies to unordered_example.c. Prints the order in which messages are in the stream.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "unordered_example.c"
+
+#define MESSAGES 12
+#define MESSAGE_BYTES 200
+
+static void check(int is_good, const char *what)
+{
+    if (!is_good) {
+        printf("%s: %s\n", what, strerror(errno));
+        exit(1);
+    }
+}
+
+int main(void)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(7100) };
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int on = 1, off = 0;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), sender = socket(AF_INET, SOCK_STREAM, 0);
+    check(setsockopt(listener, SOL_GINNEL, GINNEL_UNORDERED_RECV, &on, sizeof(on)) == 0, "unordered receive");
+    check(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0, "SO_REUSEADDR");
+    check(bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0, "bind");
+    check(listen(listener, 1) == 0, "listen");
+    check(connect(sender, (struct sockaddr *)&at, sizeof(at)) == 0, "connect");
+    int receiver = accept(listener, NULL, NULL);
+    check(receiver >= 0, "accept");
+    int value = 0;
+    socklen_t len = sizeof(value);
+    check(getsockopt(receiver, SOL_GINNEL, GINNEL_UNORDERED_RECV, &value, &len) == 0 && value == 1, "inherited");
+    check(setsockopt(sender, SOL_GINNEL, GINNEL_UNORDERED_SEND, &on, sizeof(on)) == 0, "unordered send");
+
+    // Queued and not begun, so that the last one can overtake the others.
+    check(setsockopt(sender, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)) == 0, "TCP_CORK");
+    char message[MESSAGE_BYTES];
+    for (int number = 0; number < MESSAGES; number++) {
+        memset(message, number, sizeof(message));
+        int priority = number == MESSAGES - 1 ? 6 : 0;
+        check(send_message(sender, message, sizeof(message), priority) == sizeof(message), "send_message");
+    }
+    check(setsockopt(sender, IPPROTO_TCP, TCP_CORK, &off, sizeof(off)) == 0, "no TCP_CORK");
+    check(shutdown(sender, SHUT_WR) == 0, "shutdown");
+
+    static char stream[MESSAGES * MESSAGE_BYTES];
+    static int times[MESSAGES * MESSAGE_BYTES];
+    uint64_t offset = 0;
+    ssize_t count;
+    char part[777];
+    while ((count = recv_at(receiver, part, sizeof(part), &offset)) > 0) {
+        check(offset + count <= sizeof(stream), "offset");
+        memcpy(stream + offset, part, count);
+        for (ssize_t i = 0; i < count; i++) times[offset + i]++;
+    }
+    check(count == 0, "recv_at");
+    for (size_t i = 0; i < sizeof(stream); i++) {
+        check(times[i] == 1, "each byte once");
+        check(stream[i] == stream[i / MESSAGE_BYTES * MESSAGE_BYTES], "whole messages");
+        if (i % MESSAGE_BYTES == 0) printf("%d ", stream[i]);
+    }
+    printf("\n");
+    return 0;
+}

@@ -1,0 +1,232 @@
+//! Unordered receive and unordered send (docs/unordered.md): two socket options of Ginnel's own, and the
+//! control messages that come with them. The kernel knows neither: on a kernel socket the options fail with
+//! `ENOPROTOOPT`.
+
+use crate::Ops;
+use crate::datagram::{ReceivedMessage, SendArgs, cmsgs_of};
+use crate::fd_table::FileId;
+use crate::file::SocketRole;
+use crate::lock::LockGuard;
+use crate::options::BoolOption;
+use crate::process::ProcessState;
+use crate::signal;
+use crate::sleep::{Timeout, Wait};
+use crate::stream::RecvArgs;
+use crate::user_memory::{UserSlice, UserSliceMut, efault};
+use core::cell::Cell;
+use core::ffi::c_int;
+use ginnel::SendError;
+use ginnel::channel::control::UnorderedReply;
+use ginnel::channel::{RecvBuffer, gather, scatter};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// Level of the options and of the control message.
+pub const SOL_GINNEL: c_int = 18_254;
+/// Option: bytes of high priority are received before bytes that are missing before them.
+pub const GINNEL_UNORDERED_RECV: c_int = 1;
+/// Option: messages with a priority overtake queued ones of lower priority.
+pub const GINNEL_UNORDERED_SEND: c_int = 2;
+/// Control message of `recvmsg`: the offset in the stream of the first received byte, 64 bits.
+pub const GINNEL_STREAM_OFFSET: c_int = 1;
+
+/// Space that the control message with the offset needs (`CMSG_SPACE(8)`).
+const OFFSET_SPACE: usize = 24;
+/// Flags of `recvmsg` with which bytes are received in order and without an offset.
+const IN_ORDER_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_TRUNC;
+
+/// The result of `recvmsg`.
+struct Received {
+    count: usize,
+    /// `None` at the end of the stream.
+    offset: Option<u64>,
+}
+
+impl Ops {
+    /// Implements `recvmsg` of a socket with unordered receive, if the program has space for the offset.
+    /// Returns `None` if it has none, or if the flags ask for bytes in order.
+    pub(crate) fn recv_unordered(
+        &self,
+        fd: RawFd,
+        buffers: &mut [UserSliceMut<'_>],
+        flags: c_int,
+        control_space: usize,
+    ) -> Option<Result<ReceivedMessage, Errno>> {
+        (flags & IN_ORDER_FLAGS == 0 && control_space >= OFFSET_SPACE)
+            .then(|| self.recv_with_offset(fd, buffers, flags, control_space))
+    }
+
+    fn recv_with_offset(
+        &self,
+        fd: RawFd,
+        buffers: &mut [UserSliceMut<'_>],
+        flags: c_int,
+        control_space: usize,
+    ) -> Result<ReceivedMessage, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let done = Cell::new(0);
+        let wait = Wait::restarting(timeout, &done);
+        let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            state.recv_unordered_step(file, buffers, flags)
+        });
+        state.client.flush();
+        let Received { count, offset } = result?;
+        let mut message = ReceivedMessage::from_stream(count);
+        if let Some(offset) = offset {
+            message.put_stream_offset(offset, control_space);
+        }
+        Ok(message)
+    }
+
+    /// Implements `sendmsg` with a priority (`SO_PRIORITY` as a control message) of a socket with unordered
+    /// send. Returns `None` if the socket is another one, or has no such control message.
+    pub(crate) fn send_prioritized(
+        &self,
+        fd: RawFd,
+        buffers: &[UserSlice<'_>],
+        args: &SendArgs<'_>,
+    ) -> Option<Result<usize, Errno>> {
+        if args.control.is_empty() {
+            return None;
+        }
+        let is_on = |state: &mut ProcessState| {
+            let file = self.file_of(state, fd)?;
+            Ok::<_, Errno>(state.files.socket(file)?.options.flag(BoolOption::UnorderedSend))
+        };
+        match self.lock().and_then(|mut state| is_on(&mut state)) {
+            Ok(true) => match priority_of(args.control) {
+                Ok(None) => None,
+                Ok(Some(priority)) => Some(self.send_message(fd, buffers, args.flags, priority)),
+                Err(error) => Some(Err(error)),
+            },
+            Ok(false) | Err(_) => None,
+        }
+    }
+
+    fn send_message(
+        &self,
+        fd: RawFd,
+        buffers: &[UserSlice<'_>],
+        flags: c_int,
+        priority: u8,
+    ) -> Result<usize, Errno> {
+        if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_EOR) != 0 {
+            // A message is sent whole, and at once.
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
+        let mut bytes = Vec::new();
+        gather(buffers, usize::MAX, &mut bytes).map_err(efault)?;
+        let result = self.send_message_bytes(state, file, &bytes, (priority, timeout));
+        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+            signal::raise_sigpipe();
+        }
+        result
+    }
+
+    fn send_message_bytes(
+        &self,
+        state: LockGuard<'_>,
+        file: FileId,
+        bytes: &[u8],
+        (priority, timeout): (u8, Timeout),
+    ) -> Result<usize, Errno> {
+        let done = Cell::new(0);
+        let wait = Wait::restarting(timeout, &done);
+        let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            let (conn, _) = state.sendable(file)?;
+            match state.client.send_message(conn, bytes.to_vec(), priority) {
+                Ok(()) => Ok(bytes.len()),
+                Err(SendError::Full) => {
+                    state.set_message_blocked(file, true);
+                    Err(Errno::AGAIN)
+                }
+                Err(SendError::TooLong) => Err(Errno::MSGSIZE),
+                Err(_) => Err(Errno::PIPE),
+            }
+        });
+        state.client.flush();
+        result
+    }
+}
+
+impl ProcessState {
+    /// Receives bytes that arrived early, or else bytes in order.
+    fn recv_unordered_step(
+        &mut self,
+        file: FileId,
+        buffers: &mut [UserSliceMut<'_>],
+        flags: c_int,
+    ) -> Result<Received, Errno> {
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        loop {
+            let SocketRole::Stream(stream) = self.files.socket(file)?.role else {
+                return Err(Errno::NOTCONN);
+            };
+            let max = u32::try_from(total).unwrap_or(u32::MAX);
+            // A connection that is gone has neither early bytes nor offsets.
+            let reply = self.client.recv_unordered(stream.conn, max);
+            let (offset, len) = match reply {
+                Ok(UnorderedReply::Early { offset, bytes }) => {
+                    let count = scatter(&bytes, buffers).map_err(efault)?;
+                    return Ok(Received { count, offset: Some(offset) });
+                }
+                Ok(UnorderedReply::InOrder { offset, len }) => (offset, len as usize),
+                Err(_) => (0, 0),
+            };
+            let copied = Cell::new(0);
+            let mut args = RecvArgs { total, target: 1, flags, offset: 0, for_pipe: false, copied: &copied };
+            if len > 0 && total > 0 {
+                self.recv_chunk(stream.conn, buffers, &args, 0, len.min(total))?;
+                return Ok(Received { count: copied.get(), offset: Some(offset) });
+            }
+            // Nothing is consumed without its offset: bytes that have arrived since the reply are asked for
+            // again.
+            args.flags |= libc::MSG_PEEK;
+            let is_known = reply.is_ok();
+            match self.recv_step(file, buffers, &args) {
+                Ok(count) if count > 0 && is_known => {}
+                result => return result.map(|count| Received { count, offset: None }),
+            }
+        }
+    }
+
+    /// Records whether the last message found no room: the socket is not writable then.
+    pub(crate) fn set_message_blocked(&mut self, file: FileId, is_blocked: bool) {
+        if let Some(stream) = self.files.stream(file) {
+            stream.message_blocked = is_blocked;
+        }
+    }
+}
+
+/// Returns the priority in the control messages of `sendmsg` (`SO_PRIORITY`, as Linux has it since 6.14).
+///
+/// # Errors
+/// `EINVAL` for a malformed control message, and for one of the level `SOL_SOCKET` that a stream does not
+/// have.
+fn priority_of(control: &[u8]) -> Result<Option<u8>, Errno> {
+    let mut priority = None;
+    for cmsg in cmsgs_of(control) {
+        let (level, kind, value) = cmsg?;
+        match (level, kind) {
+            (libc::SOL_SOCKET, libc::SO_PRIORITY) => {
+                let bytes: [u8; 4] = value.try_into().map_err(|_| Errno::INVAL)?;
+                // As for the socket option: larger values count as the highest, and so do negative ones.
+                let number = u32::from_ne_bytes(bytes);
+                priority = Some(u8::try_from(number).unwrap_or(u8::MAX).min(7));
+            }
+            (libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
+            // Other levels are not looked at (`__sock_cmsg_send`).
+            _ => {}
+        }
+    }
+    Ok(priority)
+}
