@@ -76,7 +76,7 @@ fn random_memif_peers() {
 
 #[test]
 fn random_segments_and_captures() {
-    target("monitor", 5000);
+    target("monitor", 500);
 }
 
 #[test]
