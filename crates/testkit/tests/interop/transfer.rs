@@ -127,17 +127,17 @@ fn both_ways(bytes: u64) -> Vec<Case> {
 
 #[test]
 fn transfers_over_links_of_every_size() {
-    suite::run("transfers_over_links_of_every_size", 2, all_sizes(64 * MIB, true));
+    suite::run("transfers_over_links_of_every_size", 2, all_sizes(16 * MIB, true));
 }
 
 #[test]
 fn transfers_without_offload() {
-    suite::run("transfers_without_offload", 2, all_sizes(16 * MIB, false));
+    suite::run("transfers_without_offload", 2, all_sizes(4 * MIB, false));
 }
 
 #[test]
 fn transfers_over_bad_links() {
-    suite::run("transfers_over_bad_links", 4, all_faults(64 * MIB));
+    suite::run("transfers_over_bad_links", 4, all_faults(16 * MIB));
 }
 
 #[test]
