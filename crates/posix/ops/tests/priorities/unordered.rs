@@ -153,6 +153,7 @@ fn messages_overtake_queued_ones_of_lower_priority() {
 }
 
 /// A message that finds no room fails whole, and the socket is writable again when there is room.
+// limit: bytes of a message with GINNEL_UNORDERED_SEND
 #[test]
 fn full_queue_refuses_whole_messages() {
     let mut hosts = Hosts::new(true);
@@ -174,6 +175,7 @@ fn full_queue_refuses_whole_messages() {
     assert_eq!(hosts.wait(1), [0]);
     assert_eq!(hosts.clients.handler().received.len(), sent * message.len());
     assert_eq!(hosts.send_message(&message, 7), Ok(message.len()));
+    assert_eq!(hosts.send_message(&vec![1; 65_536], 7), Err(Errno::AGAIN));
     assert_eq!(hosts.send_message(&vec![1; 65_537], 7), Err(Errno::MSGSIZE));
     let send = |flags, control: &[u8]| {
         let args = SendArgs { flags, to: None, control };

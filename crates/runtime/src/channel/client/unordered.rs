@@ -7,6 +7,7 @@ use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::Conn;
 
 /// Longest message of [`Client::send_message`], which has to fit into a message of the broker.
+// limit: bytes of a message with GINNEL_UNORDERED_SEND
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 impl Client {
