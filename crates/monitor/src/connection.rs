@@ -161,7 +161,7 @@ impl Connection<'_> {
         }
         self.examine_new(arrival);
         if self.tracking.streams != NONE {
-            self.examine_early(direction, arrival.now, arrival.ack);
+            self.examine_early(direction, arrival.now);
         }
     }
 
@@ -193,7 +193,8 @@ impl Connection<'_> {
         self.matching.counters.early_segments += 1;
         let is_fin = arrival.flags & FIN != 0;
         loop {
-            let segment = EarlySegment { seq, len, is_fin, bytes: arrival.bytes.to_vec() };
+            let (at, ack) = (arrival.now, arrival.ack);
+            let segment = EarlySegment { at, seq, ack, len, is_fin, bytes: arrival.bytes.to_vec() };
             let next = self.tracking.next[direction];
             match self.matching.streams.keep_early(&mut self.tracking.streams, direction, next, segment) {
                 EarlyResult::Kept => return false,
@@ -243,13 +244,15 @@ impl Connection<'_> {
         }
     }
 
-    /// Examines early segments that have become the next ones.
-    fn examine_early(&mut self, direction: usize, now: Instant, ack: u32) {
+    /// Examines early segments that have become the next ones. Their bytes count as received at `now`, when
+    /// the gap before them was filled, or when they arrived, if that was later.
+    fn examine_early(&mut self, direction: usize, mut now: Instant) {
         while let Some(first) = self.matching.streams.first_early(self.tracking.streams, direction)
             && is_at_or_after(self.tracking.next[direction], first)
             && let Some(segment) = self.matching.streams.take_early(self.tracking.streams, direction)
         {
-            let EarlySegment { seq, len, is_fin, bytes } = segment;
+            let EarlySegment { at, seq, ack, len, is_fin, bytes } = segment;
+            now = now.max(at);
             let end = seq.wrapping_add(len + u32::from(is_fin));
             if end != self.tracking.next[direction] && is_at_or_after(end, self.tracking.next[direction]) {
                 let flags = if is_fin { FIN } else { 0 };
@@ -265,7 +268,8 @@ impl Connection<'_> {
         if gap <= DISTANCE_MAX {
             self.skip_bytes(direction, gap, now, ack);
         }
-        self.examine_early(direction, now, ack);
+        // The gap was filled before the capture saw it: the segments after it count from their own arrival.
+        self.examine_early(direction, Instant::ZERO);
     }
 
     /// Skips bytes that were not captured.

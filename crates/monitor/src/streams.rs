@@ -3,6 +3,7 @@
 
 use crate::flow_table::NONE;
 use crate::framing::Framing;
+use ginnel_stack::time::Instant;
 
 /// Segments that wait for earlier ones in one direction of a connection.
 // limit: early segments of a monitored stream
@@ -11,7 +12,11 @@ const EARLY_SEGMENTS_MAX: usize = 64;
 /// A segment that arrived before earlier ones.
 #[derive(Debug)]
 pub(crate) struct EarlySegment {
+    /// When the segment arrived.
+    pub(crate) at: Instant,
     pub(crate) seq: u32,
+    /// Acknowledgement number of the segment.
+    pub(crate) ack: u32,
     pub(crate) len: u32,
     pub(crate) is_fin: bool,
     /// The captured beginning of the payload.

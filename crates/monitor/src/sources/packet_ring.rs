@@ -139,8 +139,12 @@ impl PacketRing {
     pub(super) fn wait(&self, timeout: Duration) -> io::Result<()> {
         let timeout =
             Timespec::try_from(timeout).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&timeout)) {
-            // The interface is gone, or down.
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            // The interface is gone, or down. Until its error is taken, `poll` does not wait.
+            Ok(_) if fds[0].revents().contains(PollFlags::ERR) => {
+                Ok(rustix::net::sockopt::socket_error(&self.fd)??)
+            }
             Err(rustix::io::Errno::INTR) | Ok(_) => Ok(()),
             Err(e) => Err(e.into()),
         }

@@ -118,7 +118,9 @@ pub(super) fn serve(
     if is_mirrored.swap(true, Ordering::AcqRel) {
         return send_message(client, "!\tanother monitor observes this stack", None);
     }
-    let result = attach(client, ring_bytes, snaplen, shards).and_then(|()| {
+    // The files outlive the shards' mappings, so that no shard frees their memory.
+    let mut files = Vec::new();
+    let result = attach(client, ring_bytes, snaplen, shards, &mut files).and_then(|()| {
         client.set_read_timeout(Some(LIVENESS_INTERVAL))?;
         // The client sends nothing more.
         loop {
@@ -135,22 +137,30 @@ pub(super) fn serve(
     for (_, shard) in shards {
         let (reply, replies) = sync_channel(1);
         // A shard that has ended has no layers any more.
-        if send_request(shard, Box::new(MirrorRequest::Detach(reply))).is_ok() {
-            let _ = wait_for_reply(shard, &replies);
+        while !shard.has_ended() {
+            if send_request(shard, Box::new(MirrorRequest::Detach(reply.clone()))).is_ok() {
+                let _ = wait_for_reply(shard, &replies);
+                break;
+            }
         }
     }
+    drop(files);
     is_mirrored.store(false, Ordering::Release);
+    if let Err(error) = &result {
+        // Fails if the client is gone, which is the usual reason.
+        let _ = send_message(client, &format!("!\t{error}"), None);
+    }
     result
 }
 
-/// Creates the rings, passes them to the shards and their files to the client.
+/// Creates the rings, passes them to the shards and their files to the client. Adds the files to `files`.
 fn attach(
     client: &UnixStream,
     ring_bytes: usize,
     snaplen: usize,
     shards: &[(String, Commander)],
+    files: &mut Vec<(String, OwnedFd)>,
 ) -> io::Result<()> {
-    let mut files: Vec<(String, OwnedFd)> = Vec::new();
     for (label, shard) in shards {
         let failed = |problem: &str| io::Error::other(format!("shard {label} {problem}"));
         let (reply, replies) = sync_channel(1);
@@ -168,7 +178,7 @@ fn attach(
         send_request(shard, Box::new(MirrorRequest::Attach(writers, reply))).map_err(failed)?;
         wait_for_reply(shard, &replies).map_err(failed)?;
     }
-    for (text, file) in &files {
+    for (text, file) in &*files {
         send_message(client, text, Some(file))?;
     }
     send_message(client, ".", None)

@@ -52,6 +52,9 @@ pub struct Meeting {
 /// An agent that has joined a group.
 pub struct Agent {
     client: RedisClient,
+    redis: RedisAddress,
+    /// Key of the group that agents join now.
+    base: String,
     /// Prefix of the group's keys.
     prefix: String,
     index: u32,
@@ -105,11 +108,13 @@ fn own_name() -> String {
 }
 
 /// Shows that the agent lives until the channel is closed.
-fn show_life(mut client: RedisClient, key: &str, ended: &mpsc::Receiver<()>) {
+fn show_life(mut client: RedisClient, redis: &RedisAddress, key: &str, ended: &mpsc::Receiver<()>) {
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(Duration::from_secs(1)) {
-        // If Redis is gone, the agent finds out when it stores its results.
-        if client.command(&["SET", key, "1", "EX", ALIVE_SECONDS]).is_err() {
-            return;
+        // If Redis is gone for good, the agent finds out when it stores its results.
+        if client.command(&["SET", key, "1", "EX", ALIVE_SECONDS]).is_err()
+            && let Ok(new) = RedisClient::connect(redis)
+        {
+            client = new;
         }
     }
 }
@@ -126,22 +131,15 @@ impl Meeting {
         let mut client = RedisClient::connect(&self.redis)?;
         let base = format!("ginnel:load:{}", self.run);
         let deadline = clock::now() + JOIN_TIMEOUT;
-        let (prefix, number) = self.number(&mut client, &base, deadline)?;
+        let plan = format!("{plan} by {} agents", self.agents);
+        let (prefix, number) = self.number(&mut client, &base, &plan, deadline)?;
         let key = |name: &str| format!("{prefix}:{name}");
-        client.command(&["SET", &key("plan"), plan, "NX", "EX", KEPT_SECONDS])?;
-        if text(client.command(&["GET", &key("plan")])?).as_deref() != Some(plan) {
-            return Err(failed(format!(
-                "--agents {}: the options of this agent differ from those of the first one: give all agents the \
-                 same load, workers and seed",
-                self.agents
-            )));
-        }
         client.command(&["SET", &key(&format!("name:{number}")), &own_name(), "EX", KEPT_SECONDS])?;
         let alive = key(&format!("alive:{number}"));
         client.command(&["SET", &alive, "1", "EX", ALIVE_SECONDS])?;
-        let second = RedisClient::connect(&self.redis)?;
+        let (second, redis) = (RedisClient::connect(&self.redis)?, self.redis.clone());
         let (end, ended) = mpsc::channel();
-        let thread = std::thread::spawn(move || show_life(second, &alive, &ended));
+        let thread = std::thread::spawn(move || show_life(second, &redis, &alive, &ended));
         if number == self.agents {
             client.command(&["DEL", &base])?;
             let start = redis_time(&mut client)? + START_DELAY_MICROS;
@@ -150,6 +148,8 @@ impl Meeting {
         on_joined(number);
         let mut agent = Agent {
             client,
+            redis: self.redis.clone(),
+            base,
             prefix: prefix.clone(),
             index: number - 1,
             count: self.agents,
@@ -160,12 +160,13 @@ impl Meeting {
         Ok(agent)
     }
 
-    /// Finds the group that agents join now. Returns the prefix of its keys and the agent's number, from 1
-    /// on.
+    /// Finds the group that agents join now, and compares its plan. Returns the prefix of its keys and the
+    /// agent's number, from 1 on.
     fn number(
         &self,
         client: &mut RedisClient,
         base: &str,
+        plan: &str,
         deadline: Instant,
     ) -> Result<(String, u32), Error> {
         loop {
@@ -174,6 +175,15 @@ impl Meeting {
             client.command(&["SET", base, &own, "NX", "EX", &seconds])?;
             if let Some(id) = text(client.command(&["GET", base])?) {
                 let prefix = format!("{base}:{id}");
+                let plan_key = format!("{prefix}:plan");
+                client.command(&["SET", &plan_key, plan, "NX", "EX", KEPT_SECONDS])?;
+                if text(client.command(&["GET", &plan_key])?).as_deref() != Some(plan) {
+                    return Err(failed(format!(
+                        "--agents {}: the options of this agent differ from those of the first one: give all \
+                         the same load, workers, seed and number of agents",
+                        self.agents
+                    )));
+                }
                 let joined = format!("{prefix}:joined");
                 let number = client.command(&["INCR", &joined])?;
                 client.command(&["EXPIRE", &joined, KEPT_SECONDS])?;
@@ -224,6 +234,12 @@ impl Agent {
             }
             if clock::now() >= deadline || stop.is_set() {
                 let joined = self.get("joined")?.unwrap_or_default();
+                // Agents that are started again begin a new group.
+                let is_current = text(self.client.command(&["GET", &self.base])?)
+                    .is_some_and(|id| self.prefix.ends_with(&id));
+                if is_current {
+                    self.client.command(&["DEL", &self.base])?;
+                }
                 return Err(failed(format!("--agents {}: only {joined} have joined", self.count)));
             }
             std::thread::sleep(POLL);
@@ -231,11 +247,17 @@ impl Agent {
     }
 
     /// Stores the agent's results. The first agent waits for the results of the others and returns them; the
-    /// others wait until it has them.
+    /// others wait until it has them. Nobody waits once `stop` is set.
     ///
     /// # Errors
-    /// Redis fails, results of another agent cannot be read, or the first agent has died.
-    pub fn finish<S: Serialize + DeserializeOwned>(mut self, own: &S) -> Result<AgentResult<S>, Error> {
+    /// Redis fails, results of another agent cannot be read, the first agent has died, or `stop` is set.
+    pub fn finish<S: Serialize + DeserializeOwned>(
+        mut self,
+        own: &S,
+        stop: &StopFlag,
+    ) -> Result<AgentResult<S>, Error> {
+        // Redis or the network may have ended the connection, which was idle during the run.
+        self.client = RedisClient::connect(&self.redis)?;
         if self.index > 0 {
             let json = serde_json::to_string(own).map_err(|e| failed(format!("the results: {e}")))?;
             let key = format!("{}:result:{}", self.prefix, self.index + 1);
@@ -244,6 +266,9 @@ impl Agent {
                 if self.get("alive:1")?.is_none() {
                     let name = self.get("name:1")?.unwrap_or_default();
                     return Err(failed(format!("agent 1 ({name}), which makes the report, has died")));
+                }
+                if stop.is_set() {
+                    return Err(failed("interrupted: agent 1 makes the report"));
                 }
                 std::thread::sleep(POLL);
             }
@@ -264,6 +289,10 @@ impl Agent {
                 }
                 if !is_alive {
                     dead.push(format!("agent {number} ({name}) has died and left no results"));
+                    break;
+                }
+                if stop.is_set() {
+                    dead.push(format!("agent {number} ({name}) was not awaited: this agent was interrupted"));
                     break;
                 }
                 std::thread::sleep(POLL);

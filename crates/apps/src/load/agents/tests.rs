@@ -28,7 +28,7 @@ fn agents_share_numbers_start_and_results() {
                 let work = || {
                     let agent = meeting(redis, 3).join("plan", &stop, |_| ()).unwrap();
                     let (index, start) = (agent.index(), agent.start());
-                    (index, start, agent.finish(&vec![u64::from(index) + 10]).unwrap())
+                    (index, start, agent.finish(&vec![u64::from(index) + 10], &stop).unwrap())
                 };
                 let threads: Vec<_> = (0..3).map(|_| scope.spawn(work)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -63,7 +63,7 @@ fn an_agent_that_dies_is_named() {
         });
         // Its key is no longer renewed, and expires.
         drop(second);
-        match first.finish(&1u64).unwrap() {
+        match first.finish(&1u64, &stop).unwrap() {
             AgentResult::Collected { others, dead } => {
                 assert!(others.is_empty());
                 let name = format!("agent 2 ({}) has died and left no results", own_name());
@@ -78,11 +78,22 @@ fn an_agent_that_dies_is_named() {
 fn agents_with_other_plans_are_refused() {
     with_redis("agents_with_other_plans_are_refused", |redis| {
         let stop = StopFlag::new().unwrap();
-        stop.stop();
-        let error = meeting(redis, 3).join("plan", &stop, |_| ()).err().unwrap().to_string();
-        assert!(error.contains("--agents 3: only 1 have joined"), "{error}");
+        let (joined, has_joined) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                meeting(redis, 3).join("plan", &stop, |number| joined.send(number).unwrap()).err().unwrap()
+            });
+            assert_eq!(has_joined.recv(), Ok(1));
+            let error = meeting(redis, 3).join("another", &stop, |_| ()).err().unwrap().to_string();
+            assert!(error.contains("the options of this agent differ"), "{error}");
+            stop.stop();
+            // The refused agent has no number.
+            let error = first.join().unwrap().to_string();
+            assert!(error.contains("--agents 3: only 1 have joined"), "{error}");
+        });
+        // The group that did not come about is forgotten.
         let error = meeting(redis, 3).join("another", &stop, |_| ()).err().unwrap().to_string();
-        assert!(error.contains("the options of this agent differ"), "{error}");
+        assert!(error.contains("--agents 3: only 1 have joined"), "{error}");
     });
     let nowhere = meeting(&"unix:/nowhere/redis.sock".parse().unwrap(), 2);
     let error = nowhere.join("plan", &StopFlag::new().unwrap(), |_| ()).err().unwrap().to_string();

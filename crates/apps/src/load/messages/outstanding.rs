@@ -6,6 +6,9 @@ use ginnel::Instant;
 /// Stands for no request.
 pub const NONE: u32 = u32::MAX;
 
+/// Messages of a connection that [`Outstanding::is_mixed`] looks at.
+const MIXED_LOOKED_AT_MAX: usize = 64;
+
 /// A message whose answer has not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMessage {
@@ -74,11 +77,15 @@ impl Outstanding {
         Some(message)
     }
 
-    /// Returns true if a connection has messages of more than one kind.
+    /// Returns true if the oldest messages of a connection and the newest one are of more than one kind. Looks
+    /// at no more than [`MIXED_LOOKED_AT_MAX`], so that many outstanding messages do not slow the generator.
     pub fn is_mixed(&self, last: u32) -> bool {
         let Some((message, first)) = self.entries.get(last as usize) else { return false };
         let mut index = *first;
-        while index != last {
+        for _ in 0..MIXED_LOOKED_AT_MAX {
+            if index == last {
+                break;
+            }
             let (other, next) = self.entries[index as usize];
             if other.kind != message.kind {
                 return true;

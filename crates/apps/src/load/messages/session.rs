@@ -213,7 +213,8 @@ impl MessageSession {
                 break;
             }
             self.attempts.pop_front();
-            if is_connecting {
+            // An attempt that began later has a deadline of its own.
+            if is_connecting && !self.attempts.iter().any(|(_, other)| *other == slot) {
                 net.abort(slot);
                 self.close_device(slot);
                 self.count_failure(slot, Failure::ConnectTimeout, now);

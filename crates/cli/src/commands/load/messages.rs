@@ -93,7 +93,7 @@ fn as_agent(
     })?;
     job.set_agent(&agent);
     let report = measure(&job)?;
-    match agent.finish(report.stats())? {
+    match agent.finish(report.stats(), stop)? {
         AgentResult::Collected { others, dead } => {
             Ok(Some(job.report_on_agents(report.stats(), &others, &dead)))
         }
