@@ -10,6 +10,9 @@ use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::UdpError;
 use rustc_hash::FxHashSet;
 
+/// Bytes of a receive buffer that are delivered at a time to handlers that take any bytes.
+const SMALL_READ_BYTES: usize = 2048;
+
 /// Bytes of a receive buffer that are delivered at a time; also the length of the longest datagram.
 const READ_BUFFER_BYTES: usize = 1 << 16;
 
@@ -225,9 +228,10 @@ impl EventDispatcher {
     /// Delivers buffered bytes until the handler consumes less than there are, and then the FIN, if one
     /// follows them.
     fn deliver_buffered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
+        let most = if handler.takes_any_bytes() { SMALL_READ_BYTES } else { READ_BUFFER_BYTES };
         loop {
             // The handler may change the engine while it reads, so it gets a copy.
-            let len = match core.stack.peek(conn, &mut self.read_buffer[..]) {
+            let len = match core.stack.peek(conn, &mut self.read_buffer[..most]) {
                 Ok(0) | Err(RecvError::WouldBlock) => {
                     if core.stack.buffered(conn) > 0 {
                         // The next byte is urgent, which is not delivered as data.
@@ -250,9 +254,10 @@ impl EventDispatcher {
             if consumed < len {
                 // After what fitted into the copy there may be the end of the message that was not consumed.
                 let is_cut = len == READ_BUFFER_BYTES && core.stack.buffered(conn) > len - consumed;
-                if consumed == 0 || !is_cut {
-                    return;
+                if consumed > 0 && is_cut {
+                    core.resume_reading.push(conn);
                 }
+                return;
             }
             if core.must_look_at_devices() {
                 // The rest, or the FIN, follows in the next turn.

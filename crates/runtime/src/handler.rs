@@ -64,8 +64,8 @@ pub trait Handler {
     /// rest is kept, the window advertised to the peer shrinks, and the rest is delivered again, with more
     /// after it, when more arrives or after [`Context::resume_reading`].
     ///
-    /// Kept bytes are delivered up to 64 KiB at a time, and the next ones at once if any were consumed. So a
-    /// handler that waits for a complete message must take longer messages in parts.
+    /// Kept bytes are delivered up to 64 KiB at a time, and the next ones in the next turn if any were
+    /// consumed. So a handler that waits for a complete message must take longer messages in parts.
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
 
     /// Bytes of a segment with a priority above best effort arrived while bytes before them are missing. Only
@@ -129,6 +129,13 @@ pub trait Handler {
     /// and [`peer_closed`](Self::peer_closed) is called when FIN arrives, whether there are unread bytes
     /// before it or not. Must always return the same value.
     fn is_pulling(&self) -> bool {
+        false
+    }
+
+    /// Returns whether [`data`](Self::data) consumes all bytes that it has room for, and never waits for the
+    /// rest of a message. Kept bytes are then delivered in pieces of 2 KiB, so that less is copied if the
+    /// handler stops in between. Must always return the same value.
+    fn takes_any_bytes(&self) -> bool {
         false
     }
 

@@ -52,8 +52,8 @@ pub struct MonitorOptions {
     #[arg(long, value_name = "BYTES", help_heading = "Source", default_value_t = FRAME_BYTES_MAX, value_parser = clap::value_parser!(u32).range(64..), conflicts_with_all = ["read", "interface"])]
     snaplen: u32,
 
-    /// Memory for the copies of frames, for each device and direction of each shard. The stack's process uses it
-    /// while it is observed.
+    /// Memory for the copies of frames, for each device and direction of each shard. The stack's process uses
+    /// it while it is observed.
     #[arg(long, value_name = "SIZE", help_heading = "Source", default_value = "8MiB", value_parser = ring_bytes, conflicts_with_all = ["read", "interface"])]
     ring_bytes: u64,
 

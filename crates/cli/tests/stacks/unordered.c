@@ -31,6 +31,12 @@ int main(void)
     check(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0, "SO_REUSEADDR");
     check(bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0, "bind");
     check(listen(listener, 1) == 0, "listen");
+    // The kernel, which has part of a wildcard address, does not know the option.
+    struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7101) };
+    int wildcard = socket(AF_INET, SOCK_STREAM, 0);
+    check(setsockopt(wildcard, SOL_GINNEL, GINNEL_UNORDERED_RECV, &on, sizeof(on)) == 0, "wildcard option");
+    check(bind(wildcard, (struct sockaddr *)&any, sizeof(any)) == 0, "bind to a wildcard address");
+    check(listen(wildcard, 1) == 0, "listen on a wildcard address");
     check(connect(sender, (struct sockaddr *)&at, sizeof(at)) == 0, "connect");
     int receiver = accept(listener, NULL, NULL);
     check(receiver >= 0, "accept");

@@ -168,8 +168,12 @@ impl ProcessState {
     ) -> Result<Received, Errno> {
         let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         loop {
-            let SocketRole::Stream(stream) = self.files.socket(file)?.role else {
-                return Err(Errno::NOTCONN);
+            let socket = self.files.socket(file)?;
+            let SocketRole::Stream(stream) = socket.role else {
+                // The connection ended with an earlier stack.
+                let is_lost = matches!(socket.role, SocketRole::Unconnected { .. }) && socket.shutdown.read;
+                let error = if is_lost { socket.shutdown.error.take() } else { Some(Errno::NOTCONN) };
+                return error.map_or(Ok(Received { count: 0, offset: None }), Err);
             };
             let max = u32::try_from(total).unwrap_or(u32::MAX);
             // A connection that is gone has neither early bytes nor offsets.
@@ -185,13 +189,20 @@ impl ProcessState {
             let copied = Cell::new(0);
             let mut args = RecvArgs { total, target: 1, flags, offset: 0, for_pipe: false, copied: &copied };
             if len > 0 && total > 0 {
-                self.recv_chunk(stream.conn, buffers, &args, 0, len.min(total))?;
-                return Ok(Received { count: copied.get(), offset: Some(offset) });
+                let result = self.recv_chunk(stream.conn, buffers, &args, 0, len.min(total));
+                match (copied.get(), result) {
+                    (0, Err(error)) => return Err(error),
+                    // Another thread has read the bytes.
+                    (0, _) => continue,
+                    (count, _) => return Ok(Received { count, offset: Some(offset) }),
+                }
             }
             // Nothing is consumed without its offset: bytes that have arrived since the reply are asked for
-            // again.
-            args.flags |= libc::MSG_PEEK;
+            // again. After the end of the stack there are no offsets.
             let is_known = reply.is_ok();
+            if is_known {
+                args.flags |= libc::MSG_PEEK;
+            }
             match self.recv_step(file, buffers, &args) {
                 Ok(count) if count > 0 && is_known => {}
                 result => return result.map(|count| Received { count, offset: None }),
@@ -223,6 +234,8 @@ fn priority_of(control: &[u8]) -> Result<Option<u8>, Errno> {
                 let number = u32::from_ne_bytes(bytes);
                 priority = Some(u8::try_from(number).unwrap_or(u8::MAX).min(7));
             }
+            // Linux accepts them on a stream and does nothing.
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
             (libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
             // Other levels are not looked at (`__sock_cmsg_send`).
             _ => {}

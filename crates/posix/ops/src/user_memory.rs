@@ -264,7 +264,10 @@ core::arch::global_asm!(
     "ldr x4, [x4, :gottprel_lo12:ginnel_fault_mask]",
     "ldrb w3, [x3, x4]",
     "cmp w3, #{unblocked}",
-    "b.ne {unblock}",
+    // A conditional branch may not reach the function.
+    "b.eq 9f",
+    "b {unblock}",
+    "9:",
     "ginnel_copy_unchecked:",
     "subs x2, x2, #32",
     "b.lo 3f",

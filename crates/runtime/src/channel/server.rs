@@ -439,6 +439,10 @@ impl Handler for ChannelServer {
         }
     }
 
+    fn takes_any_bytes(&self) -> bool {
+        true
+    }
+
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
         match self.socket_of(cx, conn) {
             Some((domain, socket)) => domain.data(cx, conn, socket, data),
@@ -537,7 +541,10 @@ impl Handler for ChannelServer {
     }
 
     fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        if let Some((domain, socket)) = self.socket_of(cx, conn) {
+        // The gap may have been filled since the event was queued.
+        if cx.has_unordered(conn)
+            && let Some((domain, socket)) = self.socket_of(cx, conn)
+        {
             domain.unordered_readable(socket);
         }
     }

@@ -446,21 +446,15 @@ impl Tcp {
     pub fn select_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let profile = self.profiles.get(c.profile);
-        let mut capacity = rcv_ssthresh(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
-        if self.window_limits.excludes(capacity) {
-            capacity = capacity.min(self.limited_window(c));
-        }
+        let capacity = rcv_ssthresh(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
         let is_empty = |b: &ActiveConn| b.recv.readable() == 0 && b.delivered_unread == 0;
         let idle = !c.has(Flags::INLINE) && (c.active == NONE || is_empty(&self.active[c.active]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
             // Nothing is unread and memory is available: the complete window is offered.
-            return capacity.max(c.rcv_wnd());
+            return self.window_limits.limit(c, capacity.max(c.rcv_wnd()));
         }
-        self.select_window_slow(
-            idx,
-            capacity,
-            if idle { 0 } else { self.unread(idx) + self.delivered_unread(idx) },
-        )
+        let unread = if idle { 0 } else { self.unread(idx) + self.delivered_unread(idx) };
+        self.window_limits.limit(c, self.select_window_slow(idx, capacity, unread))
     }
 
     /// Returns the window to advertise when bytes are unread or memory is scarce.

@@ -5,7 +5,6 @@
 //! sending what this host would have to drop. Linux does likewise when memory is short
 //! (`tcp_under_memory_pressure`).
 
-use super::Tcp;
 use super::conn::Tcb;
 use crate::priority::{BEST_EFFORT, CLASSES};
 
@@ -39,17 +38,15 @@ impl WindowLimits {
         self.current = self.by_class[usize::from(class)];
     }
 
-    /// Returns whether a window of `bytes` bytes is above the limit.
+    /// Returns the window that a connection offers, which has room for `window` bytes.
     #[inline(always)]
-    pub const fn excludes(&self, bytes: u32) -> bool {
-        bytes > self.current
+    pub fn limit(&self, c: &Tcb, window: u32) -> u32 {
+        if window > self.current { self.reduce(c, window) } else { window }
     }
-}
 
-impl Tcp {
-    /// Returns the limit of the window of a connection.
+    /// The right edge of the window does not move back (RFC 9293 §3.8.6).
     #[cold]
-    pub fn limited_window(&self, c: &Tcb) -> u32 {
-        self.window_limits.current.max(SEGMENTS_MIN * u32::from(c.rcv_mss))
+    fn reduce(&self, c: &Tcb, window: u32) -> u32 {
+        window.min(self.current.max(SEGMENTS_MIN * u32::from(c.rcv_mss))).max(c.rcv_wnd())
     }
 }

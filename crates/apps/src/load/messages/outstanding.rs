@@ -77,8 +77,8 @@ impl Outstanding {
         Some(message)
     }
 
-    /// Returns true if the oldest messages of a connection and the newest one are of more than one kind. Looks
-    /// at no more than [`MIXED_LOOKED_AT_MAX`], so that many outstanding messages do not slow the generator.
+    /// Returns true if the oldest messages of a connection and the newest one are of more than one kind.
+    /// Looks at no more than [`MIXED_LOOKED_AT_MAX`], so that many messages do not slow the generator.
     pub fn is_mixed(&self, last: u32) -> bool {
         let Some((message, first)) = self.entries.get(last as usize) else { return false };
         let mut index = *first;

@@ -253,7 +253,8 @@ impl Ops {
         if options.link_priority() != 0 {
             state.begin_priorities();
         }
-        if matches!(shape, SocketRole::Unconnected { .. }) {
+        // The kernel does not know Ginnel's own options.
+        if matches!(shape, SocketRole::Unconnected { .. }) && level != SOL_GINNEL {
             let as_set = &mut state.files.socket(file)?.options.settings_log;
             as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
             as_set.push((level, name, value.into()));

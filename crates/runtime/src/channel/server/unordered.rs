@@ -15,6 +15,11 @@ use std::collections::VecDeque;
 /// Most bytes of one reply, which has to fit into a message of the broker.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
+/// Places in the unread bytes of a stream before which bytes were taken early. If there are so many, bytes are
+/// received in order.
+// limit: places of a program's stream where bytes were taken early
+const SEGMENTS_MAX: usize = 4096;
+
 /// The offsets of the bytes of a stream of which clients take some early.
 #[derive(Clone, Debug)]
 pub(super) struct UnorderedStream {
@@ -48,12 +53,22 @@ impl UnorderedStream {
     /// Returns the offset of the byte at position `at`, and how many bytes from there on have consecutive
     /// offsets if `received` is the end of what was received.
     fn offset_at(&mut self, at: u64, received: u64) -> (u64, u64) {
+        self.forget_before(at);
+        let (start, offset) = self.segments.front().copied().unwrap_or((0, 0));
+        let end = self.segments.get(1).map_or(received, |(start, _)| *start);
+        (offset.saturating_add(at.saturating_sub(start)), end.saturating_sub(at))
+    }
+
+    /// Returns whether bytes can be taken early, and their place remembered.
+    fn may_take_early(&self) -> bool {
+        self.is_announced && self.segments.len() < SEGMENTS_MAX
+    }
+
+    /// Forgets the offsets before position `at`, which clients have read.
+    fn forget_before(&mut self, at: u64) {
         while self.segments.get(1).is_some_and(|(start, _)| *start <= at) {
             self.segments.pop_front();
         }
-        let (start, offset) = self.segments.front().copied().unwrap_or((0, 0));
-        let end = self.segments.get(1).map_or(received, |(start, _)| *start);
-        (offset + at.saturating_sub(start), end.saturating_sub(at))
     }
 }
 
@@ -97,8 +112,9 @@ impl Domain {
             let len = entry.received.saturating_sub(read);
             return Ok(UnorderedReply::InOrder { offset: read, len: u32::try_from(len).unwrap_or(u32::MAX) });
         };
+        unordered.forget_before(read);
         // Without a connection there are only bytes in the region.
-        if let Some(conn) = entry.conn.filter(|_| unordered.is_announced) {
+        if let Some(conn) = entry.conn.filter(|_| unordered.may_take_early()) {
             let mut bytes = vec![0; (max as usize).min(REPLY_BYTES_MAX)];
             let taken = cx.recv_unordered(conn, &mut bytes)?;
             if !cx.has_unordered(conn) {
@@ -140,6 +156,26 @@ impl Domain {
 mod tests {
     use super::*;
     use ginnel_stack::tcp::UnorderedBytes;
+
+    // limit: places of a program's stream where bytes were taken early
+    #[test]
+    fn places_of_bytes_taken_early_are_limited() {
+        let mut stream = UnorderedStream { is_announced: true, ..UnorderedStream::new(0) };
+        let mut received = 0;
+        while stream.may_take_early() {
+            stream.position.on_unordered(UnorderedBytes { ahead: 1, len: 1 });
+            stream.on_data(received, 1);
+            stream.on_data(received + 1, 1);
+            received += 2;
+            assert!(stream.segments.len() <= SEGMENTS_MAX);
+        }
+        assert_eq!(stream.segments.len(), SEGMENTS_MAX);
+        // A program that has read them may take bytes early again.
+        stream.forget_before(received);
+        assert!(stream.may_take_early());
+        // Positions are numbers of the client.
+        stream.offset_at(u64::MAX, received);
+    }
 
     #[test]
     fn offsets_continue_after_bytes_taken_early() {
