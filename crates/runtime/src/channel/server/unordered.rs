@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 /// Most bytes of one reply, which has to fit into a message of the broker.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
-/// Places in the unread bytes of a stream before which bytes were taken early. If there are so many, bytes are
+/// Places in the unread bytes of a stream before which bytes were taken early. At the limit, bytes are
 /// received in order.
 // limit: places of a program's stream where bytes were taken early
 const SEGMENTS_MAX: usize = 4096;
