@@ -204,6 +204,7 @@ impl ChannelServer {
     }
 
     /// Returns the domain and the socket of a connection.
+    #[inline(always)]
     fn socket_of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<(&mut Domain, u32)> {
         let (domain, socket) = split_token(cx.token(conn).ok()?);
         let domain = self.domains.get_mut(domain)?.as_deref_mut()?;

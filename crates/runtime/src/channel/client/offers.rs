@@ -36,6 +36,7 @@ impl Client {
 
     /// Handles a notification of a socket that this client does not own: if the socket is offered, the offer
     /// is accepted or reported.
+    #[inline(always)]
     pub(super) fn check_offer(&mut self, socket: u32) {
         // Another process of the domain may have written any number there.
         let slot = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
