@@ -24,7 +24,9 @@ const GOAL: f64 = 5e6;
 /// Measures packets per second.
 pub fn rate(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let connections = if options.smoke { CONNECTIONS / 20 } else { CONNECTIONS };
-    let ours: Arm<'_> = Box::new(move || measure(connections));
+    // Chosen once: this thread stays pinned.
+    let cpus = Cpus::choose()?;
+    let ours: Arm<'_> = Box::new(move || measure(cpus, connections));
     let name = "monitor-rate";
     pairs::run_for(Better::Higher, name, "packets/s", options, Bound::Machine, ours, None)
         .map(|result| vec![result])
@@ -81,8 +83,8 @@ fn round(number: u32, order: &[u32]) -> Packets {
     packets
 }
 
-fn measure(connections: usize) -> Result<Measurement, MeasureError> {
-    pin(Cpus::choose()?.server)?;
+fn measure(cpus: Cpus, connections: usize) -> Result<Measurement, MeasureError> {
+    pin(cpus.server)?;
     let mut order: Vec<u32> = (0..connections as u32).collect();
     let mut random = Random::new(7);
     for last in (1..order.len()).rev() {
