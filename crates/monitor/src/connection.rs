@@ -14,7 +14,7 @@ use ginnel_stack::time::Instant;
 pub(crate) mod flag {
     /// The sequence number of the next byte is known.
     pub(crate) const KNOWN: [u16; 2] = [1 << 0, 1 << 1];
-    /// It is unknown where the next message begins.
+    /// The framing is lost: the start of the next message is unknown.
     pub(crate) const LOST: [u16; 2] = [1 << 2, 1 << 3];
     /// FIN and all bytes before it were seen.
     pub(crate) const FIN: [u16; 2] = [1 << 4, 1 << 5];

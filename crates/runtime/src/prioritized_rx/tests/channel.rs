@@ -9,33 +9,12 @@ fn place(placement: Placement) -> impl FnOnce(&mut Config) {
     move |config| config.shard.placement = placement
 }
 
-/// Sends 10,000 heartbeats on 1,000 connections and then one request, while the stack works and the
-/// application does not. Returns how many messages were handled, and answered, before the request.
-fn request_after_heartbeats(placement: Placement, has_priorities: bool) -> (usize, usize) {
-    let mut hosts = hosts_with(place(placement), has_priorities, 16_384, (1001, 1000), server(20));
-    for round in 0..10 {
-        for connection in 0..1000 {
-            hosts.send(connection, round * 1000 + connection as u32);
-        }
-    }
-    hosts.send(1000, 1_000_000);
-    hosts.run_until_handled(10_001);
-    (0..1000).for_each(|_| hosts.both_turn(Duration::from_micros(10)));
-    let handled = &hosts.server.handler().handled;
-    let answered = &hosts.clients.handler().answered;
-    assert_eq!((handled.len(), answered.len()), (10_001, 10_001));
-    (
-        handled.iter().position(|(_, number)| *number == 1_000_000).unwrap(),
-        answered.iter().position(|number| *number == 1_000_000).unwrap(),
-    )
-}
-
 #[test]
 fn request_reaches_the_application_before_heartbeats() {
     for placement in PLACEMENTS {
-        let (handled_before, answered_before) = request_after_heartbeats(placement, true);
+        let (handled_before, answered_before) = request_after_heartbeats(place(placement), true);
         assert!(handled_before < 100 && answered_before < 100, "{handled_before} {answered_before}");
-        let (handled_before, answered_before) = request_after_heartbeats(placement, false);
+        let (handled_before, answered_before) = request_after_heartbeats(place(placement), false);
         assert!(handled_before > 9900 && answered_before > 5000, "{handled_before} {answered_before}");
     }
 }
