@@ -116,7 +116,8 @@ fn kill_proxy(fixture: &ProgramFixture) {
     wait_until("the new worker serves", || fixture.connect(ADDRESS).is_ok());
 }
 
-/// How many requests fail depends on how fast HAProxy starts, so the numbers are only printed.
+/// How many requests fail depends on how fast HAProxy starts, so the numbers are only printed. A worker that
+/// has read a request when it is killed closes its connection without an answer, on the kernel too.
 #[test]
 fn a_killed_haproxy_leaves_no_connection_unanswered() {
     let test = "a_killed_haproxy_leaves_no_connection_unanswered";
@@ -142,7 +143,8 @@ fn a_killed_haproxy_leaves_no_connection_unanswered() {
         });
         println!("{side:?}, {PROXY_KILLS} kills of HAProxy: {answers}");
         let kinds: Vec<&str> = answers.kinds.keys().map(String::as_str).collect();
-        assert!(kinds.iter().all(|kind| ["connect refused", "reset"].contains(kind)), "{side:?}: {answers}");
+        let expected = ["connect refused", "reset", "closed early"];
+        assert!(kinds.iter().all(|kind| expected.contains(kind)), "{side:?}: {answers}");
         drop(running);
     }
 }

@@ -66,7 +66,9 @@ fn the_example_of_unordered_sockets_works() {
     let program = fixture.compile_c("unordered");
     let output = run_to_end(fixture.ginnel(&["run", "--loopback", "stack", "--", &program]));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(text, "11 0 1 2 3 4 5 6 7 8 9 10 \n", "{output:?}");
+    let place: usize = text.trim().parse().unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    // What was sent before it fits into the window, 16 KiB or somewhat more.
+    assert!((1..200).contains(&place), "{place} of 1,000 messages came before the urgent one");
     let output = run_to_end(Command::new(&program));
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text, "unordered receive: Protocol not available\n", "{output:?}");

@@ -128,6 +128,15 @@ fn malformed_packets_lack_fields() {
     }
 }
 
+/// etherparse skips tags with a type that is none of IEEE 802.1Q and that Linux does not know, 0x9100. It also
+/// takes an IPv6 payload length of 0, which has a meaning only with the option of a jumbogram, for the length
+/// of the rest of the frame.
+fn is_read_differently_by_etherparse(bytes: &[u8], sliced: &SlicedPacket<'_>) -> bool {
+    let is_jumbogram = matches!(&sliced.net, Some(NetSlice::Ipv6(ip)) if ip.header().payload_length() == 0);
+    // The types of the first and the second tag.
+    is_jumbogram || [12, 16].iter().any(|at| bytes.get(*at..at + 2) == Some(&[0x91, 0x00]))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -149,6 +158,9 @@ proptest! {
         bytes.truncate(cut);
         let found = Packet::parse(&bytes);
         let Ok(sliced) = SlicedPacket::from_ethernet(&bytes) else { return Ok(()) };
+        if is_read_differently_by_etherparse(&bytes, &sliced) {
+            return Ok(());
+        }
         let (addresses, dscp) = match &sliced.net {
             Some(NetSlice::Ipv4(ip)) => {
                 let header = ip.header();
