@@ -283,9 +283,12 @@ impl Connection<'_> {
 
     /// Skips bytes of the current message.
     fn skip_in_message(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
-        let framing = &mut self.matching.streams.of(&mut self.tracking.streams).framing[direction];
-        let kind = framing.kind();
-        match framing.skip(len.into()) {
+        let mut framing = self.take_framing(direction);
+        let (kind, skipped) = (framing.kind(), framing.skip(len.into()));
+        if !self.put_framing(direction, framing) {
+            return;
+        }
+        match skipped {
             Ok(false) => {}
             Ok(true) => {
                 let end = self.tracking.next[direction].wrapping_add(len);
@@ -306,9 +309,9 @@ impl Connection<'_> {
             }
             self.clear(flag::LOST[direction]);
         }
-        let mut framing = match self.matching.streams.get(self.tracking.streams) {
-            None => Framing::default(),
-            Some(_) => self.take_framing(direction),
+        let mut framing = match self.tracking.streams {
+            NONE => Framing::default(),
+            _ => self.take_framing(direction),
         };
         let first = self.tracking.next[direction];
         let mut used = 0;
@@ -334,8 +337,9 @@ impl Connection<'_> {
                 return;
             }
         }
-        if self.tracking.streams != NONE || !framing.is_at_start() {
-            self.matching.streams.of(&mut self.tracking.streams).framing[direction] = framing;
+        let is_kept = self.tracking.streams != NONE || !framing.is_at_start();
+        if is_kept && !self.put_framing(direction, framing) {
+            return;
         }
         if bytes.len() < len as usize {
             // The rest of the segment was not captured.
@@ -347,7 +351,18 @@ impl Connection<'_> {
     }
 
     fn take_framing(&mut self, direction: usize) -> Framing {
-        core::mem::take(&mut self.matching.streams.of(&mut self.tracking.streams).framing[direction])
+        self.matching.streams.take_framing(self.tracking.streams, direction)
+    }
+
+    /// Keeps the current message of a direction. Returns false if there is no room for its head; the framing
+    /// is lost then.
+    fn put_framing(&mut self, direction: usize, framing: Framing) -> bool {
+        let is_kept = self.matching.streams.put_framing(&mut self.tracking.streams, direction, framing);
+        if !is_kept {
+            self.matching.counters.heads_dropped += 1;
+            self.lose_framing(direction);
+        }
+        is_kept
     }
 
     fn oldest_has_no_body(&self) -> bool {
@@ -429,7 +444,8 @@ impl Connection<'_> {
     /// Handles FIN after all bytes of a direction.
     fn end_direction(&mut self, direction: usize, now: Instant, ack: u32) {
         if self.tracking.streams != NONE {
-            let framing = &mut self.matching.streams.of(&mut self.tracking.streams).framing[direction];
+            // The message ends here, so that nothing is kept.
+            let mut framing = self.take_framing(direction);
             let kind = framing.kind();
             if framing.end() && !self.has(flag::LOST[direction]) {
                 self.complete(kind, now, self.tracking.next[direction], ack);

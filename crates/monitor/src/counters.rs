@@ -80,6 +80,8 @@ counters! {
     missed_bytes,
     /// How often the beginning of the next message became unknown.
     framing_lost,
+    /// How often it became unknown because the partial heads of all connections took too many bytes.
+    heads_dropped,
     /// Segments that were skipped because no message begins with them, after the framing was lost.
     segments_skipped,
 }

@@ -37,6 +37,9 @@ pub struct EngineConfig {
     /// Most bytes of segments that wait for earlier ones.
     // limit: early bytes of a monitor
     pub early_bytes_max: usize,
+    /// Most bytes of buffers for heads of messages that were seen in part.
+    // limit: partial heads of a monitor
+    pub head_bytes_max: usize,
     /// A connection without packets for this time is forgotten.
     pub idle_timeout: Duration,
     /// Key of the hash of addresses and ports. It should be random if the traffic is not trusted.
@@ -52,6 +55,7 @@ impl EngineConfig {
             connections_max: 16_000_000,
             outstanding_max: 16_000_000,
             early_bytes_max: 64 << 20,
+            head_bytes_max: 64 << 20,
             idle_timeout: Duration::from_secs(3600),
             seed: 0,
         }
@@ -94,7 +98,7 @@ impl Engine {
             matching: Matching {
                 rules: Rules::new(&config.rules)?,
                 outstanding: OutstandingRequests::new(config.outstanding_max),
-                streams: StreamPool::new(config.early_bytes_max),
+                streams: StreamPool::new(config.early_bytes_max, config.head_bytes_max),
                 counters: MonitorCounters::default(),
                 latencies: [Distribution::default(), Distribution::default()],
             },

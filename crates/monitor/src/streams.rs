@@ -26,7 +26,8 @@ pub(crate) struct EarlySegment {
 /// The streams of both directions of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    pub(crate) framing: [Framing; 2],
+    /// Changed only through [`StreamPool`], which counts its bytes.
+    framing: [Framing; 2],
     /// Ordered by sequence number.
     pub(crate) early: [Vec<EarlySegment>; 2],
 }
@@ -45,6 +46,9 @@ pub(crate) struct StreamPool {
     /// Payload bytes of early segments, and their limit.
     early_bytes: usize,
     early_bytes_max: usize,
+    /// Bytes of the buffers for partial heads, and their limit.
+    head_bytes: usize,
+    head_bytes_max: usize,
 }
 
 /// Result of [`StreamPool::keep_early`].
@@ -59,8 +63,9 @@ pub(crate) enum EarlyResult {
 }
 
 impl StreamPool {
-    pub(crate) fn new(early_bytes_max: usize) -> Self {
-        Self { records: Vec::new(), free: Vec::new(), early_bytes: 0, early_bytes_max }
+    pub(crate) fn new(early_bytes_max: usize, head_bytes_max: usize) -> Self {
+        let (records, free) = (Vec::new(), Vec::new());
+        Self { records, free, early_bytes: 0, early_bytes_max, head_bytes: 0, head_bytes_max }
     }
 
     /// Returns the record of a connection, which gets one if it has none.
@@ -79,17 +84,44 @@ impl StreamPool {
         self.records.get(index as usize)
     }
 
+    /// Takes the current message of a direction out of the record of a connection. A connection without a
+    /// record is at the start of a message.
+    pub(crate) fn take_framing(&mut self, index: u32, direction: usize) -> Framing {
+        let Some(record) = self.records.get_mut(index as usize) else { return Framing::default() };
+        let framing = core::mem::take(&mut record.framing[direction]);
+        self.head_bytes -= framing.buffer_bytes();
+        framing
+    }
+
+    /// Puts the current message of a direction into the record of a connection, which gets one if it has
+    /// none. Returns false if the message was dropped because all partial heads together would take too many
+    /// bytes.
+    #[must_use]
+    pub(crate) fn put_framing(&mut self, index: &mut u32, direction: usize, mut framing: Framing) -> bool {
+        if self.head_bytes + framing.buffer_bytes() > self.head_bytes_max {
+            framing.shrink_buffer();
+            if self.head_bytes + framing.buffer_bytes() > self.head_bytes_max {
+                return false;
+            }
+        }
+        self.head_bytes += framing.buffer_bytes();
+        self.of(index).framing[direction] = framing;
+        true
+    }
+
     /// Takes the record back if the connection does not need it any more.
     pub(crate) fn release_if_idle(&mut self, index: &mut u32) {
         if self.get(*index).is_some_and(Streams::is_idle) {
-            self.free.push(core::mem::replace(index, NONE));
+            self.release(index);
         }
     }
 
     /// Takes the record back.
     pub(crate) fn release(&mut self, index: &mut u32) {
         let Some(record) = self.records.get_mut(*index as usize) else { return };
-        record.framing.iter_mut().for_each(Framing::reset);
+        for framing in &mut record.framing {
+            self.head_bytes -= core::mem::take(framing).buffer_bytes();
+        }
         for segments in &mut record.early {
             self.early_bytes -= segments.drain(..).map(|segment| segment.bytes.len()).sum::<usize>();
         }
@@ -136,6 +168,13 @@ impl StreamPool {
         let first = segments.remove(0);
         self.early_bytes -= first.bytes.len();
         Some(first)
+    }
+
+    /// Returns the bytes of the buffers for partial heads, as counted and as allocated.
+    #[cfg(test)]
+    pub(crate) fn head_bytes(&self) -> (usize, usize) {
+        let framings = self.records.iter().flat_map(|record| &record.framing);
+        (self.head_bytes, framings.map(Framing::buffer_bytes).sum())
     }
 
     /// Returns the number of records in use.

@@ -80,6 +80,10 @@ pub struct MonitorOptions {
     #[arg(long, value_name = "N", default_value_t = 16_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
     connections_max: u32,
 
+    /// Memory for the heads of messages of which a part was seen, of all connections together.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_bytes)]
+    head_bytes_max: u64,
+
     /// Forget connections without packets for this time.
     #[arg(long, value_name = "SECONDS", default_value = "1h", value_parser = parse_duration)]
     idle_timeout: Duration,
@@ -102,6 +106,7 @@ pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
     let rules = options.protocol.rules()?;
     let config = EngineConfig {
         connections_max: options.connections_max as usize,
+        head_bytes_max: usize::try_from(options.head_bytes_max).unwrap_or(usize::MAX),
         idle_timeout: options.idle_timeout,
         // Keyed at random, once for each process.
         seed: RandomState::new().build_hasher().finish(),

@@ -475,6 +475,41 @@ fn early_segments_are_bounded() {
     }
 }
 
+// limit: partial heads of a monitor
+#[test]
+fn partial_heads_are_bounded() {
+    const MAX: usize = 64 << 10;
+    let rule = PortRule::new(ProtocolName::Http, vec![80]);
+    let config = EngineConfig { head_bytes_max: MAX, ..EngineConfig::new(vec![rule]) };
+    let mut engine = Engine::new(&config).unwrap();
+    let head = [&b"GET / HTTP/1.1\r\nA: "[..], &[b'x'; 1000]].concat();
+    let now = Instant::from_millis(1);
+    let mut send = |engine: &mut Engine, port: u16, seq: u32, flags: u8, payload: &[u8]| {
+        let frame = segment_of(([10, 0, 0, 2], port), Side::Client, seq, 1, flags, payload);
+        engine.process(now, LinkType::Ethernet, &frame);
+        let (counted, allocated) = engine.matching.streams.head_bytes();
+        assert!(counted == allocated && counted <= MAX, "{counted} {allocated}");
+    };
+    for port in 1000..1100 {
+        send(&mut engine, port, 0, SYN, &[]);
+        send(&mut engine, port, 1, PSH_ACK, &head);
+    }
+    let dropped = engine.counters().heads_dropped;
+    assert!((30..=60).contains(&dropped), "{dropped}");
+    assert_eq!(engine.counters().framing_lost, dropped);
+    // The heads that were kept are completed, and others find room afterwards.
+    for port in 1000..1100 {
+        send(&mut engine, port, 1 + head.len() as u32, PSH_ACK, b"\r\n\r\n");
+    }
+    assert_eq!(engine.counters().requests, 100 - dropped);
+    for port in 2000..2050 {
+        send(&mut engine, port, 0, SYN, &[]);
+        send(&mut engine, port, 1, PSH_ACK, &head);
+        send(&mut engine, port, 1 + head.len() as u32, PSH_ACK, b"\r\n\r\n");
+    }
+    assert_eq!((engine.counters().requests, engine.counters().heads_dropped), (150 - dropped, dropped));
+}
+
 #[test]
 fn both_ports_may_have_rules() {
     let config =

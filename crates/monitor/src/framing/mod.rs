@@ -181,6 +181,16 @@ impl Framing {
         self.kind
     }
 
+    /// Returns the bytes that the buffer takes.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// Returns the unused bytes of the buffer to the allocator.
+    pub(crate) fn shrink_buffer(&mut self) {
+        self.buffer.shrink_to_fit();
+    }
+
     /// Forgets the current message.
     pub(crate) fn reset(&mut self) {
         self.state = FramingState::Start;
