@@ -1,18 +1,22 @@
 //! The monitor observes a running stack: its times lie between those of the server and of the client.
 
-use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig};
+use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Loopback};
+use ginnel::inspect::MirrorDirection;
 use ginnel::published_stack::PublishedStack;
 use ginnel::{
-    Config, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Shard, StopFlag, clock,
+    CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Shard,
+    StopFlag, clock,
 };
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_monitor::engine::{Engine, EngineConfig};
+use ginnel_monitor::frame::{ACK, Frame, LinkType, SYN};
 use ginnel_monitor::report::Report;
 use ginnel_monitor::rules::{PortRule, ProtocolName};
 use ginnel_monitor::session::Session;
-use ginnel_monitor::sources::stack::RunningStackSource;
+use ginnel_monitor::sources::stack::{RunningStackSource, StackFrames};
 use ginnel_monitor::sources::{PacketSource, SourceState};
 use ginnel_stack::device::Device;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -173,4 +177,97 @@ fn times_lie_between_server_and_client() {
     let monitored = report.latency.total.mean_ns;
     assert!(least <= monitored && monitored <= most, "{least} {monitored} {most}");
     assert!(report.latency.total.min_ns >= COST.as_nanos() as u64);
+}
+
+/// Connects to itself over the loopback link, again and again: the client sends a request and closes.
+#[derive(Default)]
+struct SelfTalk {
+    client: Option<Conn>,
+}
+
+impl SelfTalk {
+    fn connect(&mut self, cx: &mut Context<'_>) {
+        self.client = Some(cx.connect("127.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap());
+    }
+}
+
+impl Handler for SelfTalk {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("127.0.0.1:80".parse().unwrap(), ListenOptions::default())?;
+        self.connect(cx);
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        assert_eq!(cx.send(conn, GET).unwrap(), GET.len());
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        match self.client {
+            Some(client) if client == conn => cx.abort(conn).unwrap(),
+            _ => assert_eq!(cx.send(conn, OK).unwrap(), OK.len()),
+        }
+        data.len()
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, _: CloseReason) {
+        if self.client == Some(conn) {
+            self.connect(cx);
+        }
+    }
+}
+
+#[test]
+fn loopback_frames_are_copied_once() {
+    let base = tempfile::tempdir().unwrap();
+    let mut config = config("10.0.0.1/24");
+    config.loopback = Loopback::Stack;
+    let published = PublishedStack::new_in(&base.path().join("run"), &config.run, "test").unwrap().unwrap();
+    let stop = StopFlag::new().unwrap();
+    let directory = published.dir().path();
+    thread::scope(|scope| {
+        let shard_stop = stop.clone();
+        let published = published.clone();
+        let shard = scope.spawn(move || {
+            let (device, _other) = pair(MemoryConfig::default());
+            let shard = Shard::builder(config).handler(SelfTalk::default()).device("cable", device);
+            shard.published(Some(published), "0").build().unwrap().run(&shard_stop).unwrap();
+        });
+        // The shard is registered when it is built.
+        let mut frames = loop {
+            match StackFrames::attach(directory, 1 << 20, 65_550, true) {
+                Ok(frames) if !frames.rings().is_empty() => break frames,
+                _ => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let rings: Vec<_> = frames.rings().iter().map(|r| (r.device.clone(), r.direction)).collect();
+        let loopback = rings.iter().position(|(device, _)| device == "lo").unwrap();
+        assert_eq!((rings.len(), rings[loopback].1), (3, MirrorDirection::Received));
+        let (mut starts, mut payloads) = (HashSet::new(), 0);
+        while payloads < 200 {
+            let state = frames.poll(|frame| {
+                assert_eq!((frame.ring, frame.bytes.len()), (loopback, frame.frame.frame_len));
+                let Frame::Tcp(segment) = Frame::parse(LinkType::Ethernet, frame.bytes) else { panic!() };
+                if segment.flags & (SYN | ACK) == SYN {
+                    assert!(starts.insert((segment.source_port, segment.seq)), "a SYN was copied twice");
+                }
+                payloads += usize::from(segment.payload == GET || segment.payload == OK);
+            });
+            if state.unwrap() == SourceState::Idle {
+                frames.wait(Duration::from_millis(1));
+            }
+        }
+        assert!(starts.len() >= 90, "{}", starts.len());
+        drop(frames);
+        // A monitor does not see the loopback link, and the layer is gone: the shard goes on.
+        let source = loop {
+            match StackFrames::attach(directory, 1 << 20, 65_550, false) {
+                Ok(source) => break source,
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert!(source.rings().iter().all(|ring| ring.device == "cable") && source.rings().len() == 2);
+        stop.stop();
+        shard.join().unwrap();
+    });
 }

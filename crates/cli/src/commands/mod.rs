@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod bench;
+mod capture;
 mod check;
 mod corpus;
 mod demo;
@@ -42,6 +43,8 @@ pub enum Command {
     Load(load::LoadCommand),
     /// Measure how long servers take to answer, from their traffic alone (QStack's HCMonitor)
     Monitor(monitor::MonitorOptions),
+    /// Write the frames of a running stack, also those of its loopback, to a pcapng file or a pipe
+    Capture(capture::CaptureOptions),
     /// Compare a server program on Ginnel and on the kernel
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -85,6 +88,7 @@ impl Command {
             Self::Check(options) => check::run(&options),
             Self::Load(command) => command.run(),
             Self::Monitor(options) => monitor::run(&options),
+            Self::Capture(options) => capture::run(&options),
             Self::Bench(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),

@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_millis(20);
 const LIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Bytes of the longest frame: the largest IP packet, an Ethernet header and a VLAN tag.
-const FRAME_BYTES_MAX: u32 = 65_535 + 18;
+pub const FRAME_BYTES_MAX: u32 = 65_535 + 18;
 
 /// Options of `ginnel monitor`.
 #[derive(Clone, Debug, Args)]
@@ -89,7 +89,8 @@ pub struct MonitorOptions {
     idle_timeout: Duration,
 }
 
-fn ring_bytes(text: &str) -> Result<u64, String> {
+/// Parses the size of a ring for copies of frames.
+pub fn ring_bytes(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text)?;
     let is_valid = (RING_BYTES_MIN as u64..=RING_BYTES_MAX as u64).contains(&bytes);
     if is_valid { Ok(bytes) } else { Err("not 64KiB to 1GiB".into()) }

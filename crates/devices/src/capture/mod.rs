@@ -6,6 +6,7 @@
 //! burst, sent frames the time of their flush.
 
 mod filter;
+pub mod pcapng;
 mod writer;
 
 pub use filter::{Filter, FilterError, FilterErrorKind};
@@ -16,13 +17,14 @@ use crate::staged::StagedTx;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::gso::complete_checksum;
+use pcapng::{CapturedPacket, Direction};
 use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use writer::{CaptureWriter, CapturedPacket, Direction};
+use writer::CaptureWriter;
 
 /// Default number of bytes of a frame that are kept: all.
 pub const SNAPLEN_MAX: u32 = 262_144;

@@ -1,14 +1,8 @@
 //! Writes frames to a pcapng file or a ring of pcapng files.
 
 use super::CaptureStats;
+use super::pcapng::{CapturedInterface, CapturedPacket, PcapngStream};
 use ginnel_stack::time::Instant;
-use pcap_file::pcapng::PcapNgWriter;
-use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
-use pcap_file::pcapng::blocks::interface_description::{
-    InterfaceDescriptionBlock, InterfaceDescriptionOption,
-};
-use pcap_file::{DataLink, PcapError};
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -22,8 +16,6 @@ const BUFFER_BYTES: usize = 512 << 10;
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// Maximum bytes of a packet block beside its data: header, flags and comment.
 const BLOCK_BYTES: u64 = 100;
-/// Value of pcapng's `if_tsresol` for nanoseconds (negative power of ten).
-const NANOSECONDS: u8 = 9;
 
 /// A limited number of files of limited size; a new file replaces the oldest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,23 +24,6 @@ pub struct FileRing {
     pub file_bytes: u64,
     /// Number of files that are kept, at least 2.
     pub files: u32,
-}
-
-/// Direction of a frame, from the engine's point of view. The values are those of pcapng's `epb_flags`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Received = 1,
-    Sent = 2,
-}
-
-/// A frame to write.
-pub(super) struct CapturedPacket<'a> {
-    pub(super) direction: Direction,
-    pub(super) bytes: &'a [u8],
-    /// Length in bytes before truncation.
-    pub(super) original_len: usize,
-    /// Segment size in bytes of a super-frame.
-    pub(super) segment_bytes: Option<u16>,
 }
 
 /// A file that counts the bytes written to it.
@@ -72,11 +47,11 @@ impl Write for CountingFile {
 /// Writes to one file at a time. Stops after the first error.
 pub(super) struct CaptureWriter {
     path: PathBuf,
-    interface: InterfaceDescriptionBlock<'static>,
+    interface: CapturedInterface,
     ring: Option<FileRing>,
     /// UNIX time of the shard's time 0; determined at the first frame if it was not configured.
     epoch: Option<Duration>,
-    out: PcapNgWriter<CountingFile>,
+    out: PcapngStream<CountingFile>,
     /// Number of the current file, from 1.
     file_number: u64,
     flushed_at: Instant,
@@ -87,17 +62,11 @@ pub(super) struct CaptureWriter {
 
 impl CaptureWriter {
     pub(super) fn create(config: &super::CaptureConfig, stats: Arc<CaptureStats>) -> io::Result<Self> {
-        let mut options = vec![
-            InterfaceDescriptionOption::IfName(Cow::Owned(config.interface.clone())),
-            InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
-        ];
-        if let Some(text) = &config.filter {
-            // The first byte states that text follows.
-            let bytes = [&[0], text.as_bytes()].concat();
-            options.push(InterfaceDescriptionOption::IfFilter(Cow::Owned(bytes)));
-        }
-        let interface =
-            InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: config.snaplen, options };
+        let interface = CapturedInterface {
+            name: config.interface.clone(),
+            snaplen: config.snaplen,
+            filter: config.filter.clone(),
+        };
         let out = open(&file_path(&config.path, config.ring, 1), &interface)?;
         Ok(Self {
             path: config.path.clone(),
@@ -148,7 +117,7 @@ impl CaptureWriter {
     pub(super) fn flush(&mut self) {
         self.dirty = false;
         if !self.failed
-            && let Err(error) = self.out.get_mut().flush()
+            && let Err(error) = self.out.flush()
         {
             self.fail(&error);
         }
@@ -167,28 +136,16 @@ impl CaptureWriter {
             wall.saturating_sub(since_start)
         });
         let full = |ring: FileRing| {
-            self.out.get_ref().bytes + packet.bytes.len() as u64 + BLOCK_BYTES > ring.file_bytes
+            self.out.inner().bytes + packet.bytes.len() as u64 + BLOCK_BYTES > ring.file_bytes
         };
         if self.ring.is_some_and(full) {
             self.rotate()?;
         }
-        let mut options = vec![EnhancedPacketOption::Flags(packet.direction as u32)];
-        if let Some(size) = packet.segment_bytes {
-            let comment = format!("super-frame, sent as segments of {size} bytes of payload");
-            options.push(EnhancedPacketOption::Comment(Cow::Owned(comment)));
-        }
-        let block = EnhancedPacketBlock {
-            interface_id: 0,
-            timestamp: epoch + since_start,
-            original_len: packet.original_len as u32,
-            data: Cow::Borrowed(packet.bytes),
-            options,
-        };
-        self.out.write_pcapng_block(block).map(drop).map_err(io_error)
+        self.out.write(0, epoch + since_start, packet)
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        self.out.get_mut().flush()?;
+        self.out.flush()?;
         self.file_number += 1;
         self.out = open(&file_path(&self.path, self.ring, self.file_number), &self.interface)?;
         let files = self.ring.map_or(u64::MAX, |ring| ring.files.into());
@@ -205,16 +162,11 @@ impl Drop for CaptureWriter {
     }
 }
 
-fn open(
-    path: &Path,
-    interface: &InterfaceDescriptionBlock<'static>,
-) -> io::Result<PcapNgWriter<CountingFile>> {
+fn open(path: &Path, interface: &CapturedInterface) -> io::Result<PcapngStream<CountingFile>> {
     let file =
         File::create(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
     let counting = CountingFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), bytes: 0 };
-    let mut out = PcapNgWriter::new(counting).map_err(io_error)?;
-    out.write_pcapng_block(interface.clone()).map_err(io_error)?;
-    Ok(out)
+    PcapngStream::create(counting, core::slice::from_ref(interface))
 }
 
 /// Returns the path of a file: `trace.pcapng`, or `trace-00001.pcapng` in a ring.
@@ -225,11 +177,4 @@ fn file_path(path: &Path, ring: Option<FileRing>, number: u64) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
     path.with_file_name(format!("{stem}-{number:05}{extension}"))
-}
-
-fn io_error(error: PcapError) -> io::Error {
-    match error {
-        PcapError::IoError(error) => error,
-        other => io::Error::other(other.to_string()),
-    }
 }

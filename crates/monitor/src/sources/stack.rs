@@ -6,6 +6,7 @@ use arrayvec::ArrayVec;
 use core::time::Duration;
 use ginnel::inspect::{MirrorDirection, MirrorRing, StackMirror};
 use ginnel::{Instant, clock};
+use ginnel_devices::mirror::ring::MirroredFrame;
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
@@ -17,14 +18,25 @@ const PACKETS_MAX: usize = 64;
 /// A shard publishes a burst at most this long after it has read the clock for it, unless it loses its CPU.
 const PUBLICATION_TIME: Duration = Duration::from_millis(1);
 
-/// Time and place of a frame in the bytes of its ring.
-type FramePlace = (Instant, usize, usize);
+/// A frame that was taken from a ring, and where its bytes begin.
+type TakenFrame = (MirroredFrame, usize);
+
+/// A frame of a stack.
+#[derive(Clone, Copy, Debug)]
+pub struct StackFrame<'a> {
+    /// Index of the ring in [`StackFrames::rings`].
+    pub ring: usize,
+    /// Time, length, and what is left to the device.
+    pub frame: MirroredFrame,
+    /// The bytes that were copied: the beginning of the frame.
+    pub bytes: &'a [u8],
+}
 
 /// The frames of all devices and shards of a stack.
-pub struct RunningStackSource {
+pub struct StackFrames {
     mirror: StackMirror,
     /// For each ring the frames that were taken from it and not passed on, and the bytes of them.
-    frames: Vec<VecDeque<FramePlace>>,
+    frames: Vec<VecDeque<TakenFrame>>,
     bytes: Vec<Vec<u8>>,
     has_ended: bool,
 }
@@ -33,7 +45,7 @@ pub struct RunningStackSource {
 /// there; `None` if all are.
 fn refill(
     ring: &mut MirrorRing,
-    frames: &mut VecDeque<FramePlace>,
+    frames: &mut VecDeque<TakenFrame>,
     bytes: &mut Vec<u8>,
 ) -> io::Result<Option<Instant>> {
     let is_refilled = frames.is_empty();
@@ -43,21 +55,21 @@ fn refill(
         while frames.len() < FRAMES_MAX {
             let start = bytes.len();
             let Some(frame) = ring.reader.read(end, bytes)? else { break };
-            frames.push_back((frame.at, start, frame.copied_len));
+            frames.push_back((frame, start));
         }
         ring.reader.release();
     }
     let is_complete = is_refilled && frames.len() < FRAMES_MAX;
-    Ok(frames.back().filter(|_| !is_complete).map(|(at, ..)| *at))
+    Ok(frames.back().filter(|_| !is_complete).map(|(frame, _)| frame.at))
 }
 
-impl RunningStackSource {
+impl StackFrames {
     /// Starts to observe the stack with this directory: see [`StackMirror::attach`].
     ///
     /// # Errors
     /// As of [`StackMirror::attach`].
-    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize) -> io::Result<Self> {
-        let mut mirror = StackMirror::attach(dir, ring_bytes, snaplen)?;
+    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize, with_loopback: bool) -> io::Result<Self> {
+        let mut mirror = StackMirror::attach(dir, ring_bytes, snaplen, with_loopback)?;
         // What a shard has received comes before what it sends in the same turn.
         mirror.rings.sort_by_key(|ring| ring.direction == MirrorDirection::Sent);
         let count = mirror.rings.len();
@@ -69,15 +81,18 @@ impl RunningStackSource {
         })
     }
 
-    /// Returns whether the stack has devices, which it has as soon as its shards are built.
+    /// Returns the rings, of which there are none until the shards of the stack are built.
     #[must_use]
-    pub fn has_rings(&self) -> bool {
-        !self.mirror.rings.is_empty()
+    pub fn rings(&self) -> &[MirrorRing] {
+        &self.mirror.rings
     }
-}
 
-impl PacketSource for RunningStackSource {
-    fn poll(&mut self, visit: &mut PacketVisitor<'_>) -> Result<SourceState, SourceError> {
+    /// Passes the next frames to `visit`, in the order of their times. Frames of the last millisecond stay,
+    /// because earlier ones may still be published.
+    ///
+    /// # Errors
+    /// A ring is corrupt.
+    pub fn poll<'a>(&'a mut self, mut visit: impl FnMut(StackFrame<'a>)) -> io::Result<SourceState> {
         // Before the rings are read: a burst that is published later has a later time.
         let now = clock::now();
         self.has_ended |= self.mirror.has_ended();
@@ -85,30 +100,24 @@ impl PacketSource for RunningStackSource {
             true => Instant::MAX,
             false => Instant::from_nanos(now.as_nanos().saturating_sub(PUBLICATION_TIME.as_nanos() as u64)),
         };
+        let Self { mirror, frames, bytes, has_ended } = self;
         // Sent frames first: whatever caused them is in the rings of received frames by then.
-        for number in (0..self.frames.len()).rev() {
-            let ring = &mut self.mirror.rings[number];
-            if let Some(until) = refill(ring, &mut self.frames[number], &mut self.bytes[number])? {
+        for number in (0..frames.len()).rev() {
+            let ring = &mut mirror.rings[number];
+            if let Some(until) = refill(ring, &mut frames[number], &mut bytes[number])? {
                 limit = limit.min(until);
             }
         }
-        let (mut packets, mut count) = (ArrayVec::<TimedPacket<'_>, PACKETS_MAX>::new(), 0);
+        let (bytes, mut count): (&'a [Vec<u8>], _) = (bytes, 0);
         loop {
-            let firsts = self.frames.iter().enumerate();
-            let first = firsts.filter_map(|(number, frames)| Some((frames.front()?.0, number))).min();
-            let Some((at, number)) = first.filter(|(at, _)| *at <= limit) else { break };
-            let Some((_, start, len)) = self.frames[number].pop_front() else { break };
-            packets.push((at, &self.bytes[number][start..start + len]));
+            let firsts = frames.iter().enumerate();
+            let first = firsts.filter_map(|(number, frames)| Some((frames.front()?.0.at, number))).min();
+            let Some((_, ring)) = first.filter(|(at, _)| *at <= limit) else { break };
+            let Some((frame, start)) = frames[ring].pop_front() else { break };
+            visit(StackFrame { ring, frame, bytes: &bytes[ring][start..start + frame.copied_len] });
             count += 1;
-            if packets.is_full() {
-                visit(LinkType::Ethernet, &packets);
-                packets.clear();
-            }
         }
-        if !packets.is_empty() {
-            visit(LinkType::Ethernet, &packets);
-        }
-        Ok(match (count, self.has_ended) {
+        Ok(match (count, *has_ended) {
             (0, false) => SourceState::Idle,
             // The rings were read after the stack had ended.
             (0, true) => SourceState::End,
@@ -116,9 +125,53 @@ impl PacketSource for RunningStackSource {
         })
     }
 
-    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+    /// Waits for frames after [`SourceState::Idle`], `timeout` at most.
+    pub fn wait(&self, timeout: Duration) {
         // The shards wake nobody for a monitor.
         std::thread::sleep(timeout.min(PUBLICATION_TIME));
+    }
+}
+
+/// The frames of a stack as packets for the monitor.
+pub struct RunningStackSource {
+    frames: StackFrames,
+}
+
+impl RunningStackSource {
+    /// Starts to observe the devices of the stack with this directory: see [`StackMirror::attach`].
+    ///
+    /// # Errors
+    /// As of [`StackMirror::attach`].
+    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize) -> io::Result<Self> {
+        // What the stack sends to itself is on no wire.
+        Ok(Self { frames: StackFrames::attach(dir, ring_bytes, snaplen, false)? })
+    }
+
+    /// Returns whether the stack has devices, which it has as soon as its shards are built.
+    #[must_use]
+    pub fn has_rings(&self) -> bool {
+        !self.frames.rings().is_empty()
+    }
+}
+
+impl PacketSource for RunningStackSource {
+    fn poll(&mut self, visit: &mut PacketVisitor<'_>) -> Result<SourceState, SourceError> {
+        let mut packets = ArrayVec::<TimedPacket<'_>, PACKETS_MAX>::new();
+        let state = self.frames.poll(|StackFrame { frame, bytes, .. }| {
+            packets.push((frame.at, bytes));
+            if packets.is_full() {
+                visit(LinkType::Ethernet, &packets);
+                packets.clear();
+            }
+        })?;
+        if !packets.is_empty() {
+            visit(LinkType::Ethernet, &packets);
+        }
+        Ok(state)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        self.frames.wait(timeout);
         Ok(())
     }
 
@@ -128,6 +181,6 @@ impl PacketSource for RunningStackSource {
     }
 
     fn lost(&mut self) -> u64 {
-        self.mirror.rings.iter().map(|ring| ring.reader.lost()).sum()
+        self.frames.rings().iter().map(|ring| ring.reader.lost()).sum()
     }
 }

@@ -31,9 +31,11 @@ use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 /// Request for copies of frames, with the version of the answer. The bytes of each ring and the bytes to copy
-/// of each frame follow.
+/// of each frame follow, and [`LOOPBACK`] for the frames that the stack sends to itself, too.
 pub(super) const MIRROR: &str = "mirror 1 ";
 
+/// Last word of a request that includes the loopback link.
+const LOOPBACK: &str = " loopback";
 /// Bytes of each message of the answer: `shard`, `device` and direction of a ring, separated by tabs, with
 /// the file of the ring; `.` as the last one; or `!` and an error.
 const MESSAGE_BYTES: usize = 256;
@@ -51,14 +53,21 @@ pub enum MirrorDirection {
     Sent,
 }
 
-/// The writing ends of a device: for received and for sent frames.
-type DeviceWriters = (MirrorWriter, MirrorWriter);
+/// The writing ends of a device: for received and for sent frames. What is sent on the loopback link is
+/// received there, and copied once.
+type DeviceWriters = (MirrorWriter, Option<MirrorWriter>);
+
+/// A device of a shard.
+pub(crate) struct DeviceName {
+    name: String,
+    is_loopback: bool,
+}
 
 /// A request in the shard's mailbox.
 pub(crate) enum MirrorRequest {
-    /// Asks for the names of the devices.
-    Names(SyncSender<Vec<String>>),
-    /// Puts layers around the devices, in the order of their names.
+    /// Asks for the names of all devices. The loopback link is the last one.
+    Names(SyncSender<Vec<DeviceName>>),
+    /// Puts layers around the first devices, in the order of their names.
     Attach(Vec<DeviceWriters>, SyncSender<()>),
     /// Removes the layers.
     Detach(SyncSender<()>),
@@ -69,25 +78,29 @@ impl MirrorRequest {
     #[cold]
     pub(crate) fn answer(self, ports: &mut [RxPort], core: &mut ShardCore) {
         let Some(stack) = core.stack.local_mut() else { return };
-        // What the stack sends to itself is on no wire.
-        let devices = ports.iter_mut().filter(|port| !port.is_loopback);
         // Sending fails only if the requester is gone.
         match self {
             Self::Names(reply) => {
-                let _ = reply.try_send(devices.map(|port| port.name.clone()).collect());
+                let name =
+                    |port: &RxPort| DeviceName { name: port.name.clone(), is_loopback: port.is_loopback };
+                let _ = reply.try_send(ports.iter().map(name).collect());
             }
             Self::Attach(writers, reply) => {
-                for (port, (received, sent)) in devices.zip(writers) {
+                for (port, (received, sent)) in ports.iter_mut().zip(writers) {
                     port.replace_rx(|rx| wrap_rx(rx, Box::new(received)));
-                    stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, Box::new(sent))));
+                    if let Some(sent) = sent {
+                        stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, Box::new(sent))));
+                    }
                     port.is_mirrored = true;
                 }
                 let _ = reply.try_send(());
             }
             Self::Detach(reply) => {
-                for port in devices.filter(|port| port.is_mirrored) {
+                for port in ports.iter_mut().filter(|port| port.is_mirrored) {
                     port.replace_rx(crate::shard::without_layer);
-                    stack.replace_tx(port.id, |tx| tx.remove_layer());
+                    if !port.is_loopback {
+                        stack.replace_tx(port.id, |tx| tx.remove_layer());
+                    }
                     port.is_mirrored = false;
                 }
                 let _ = reply.try_send(());
@@ -109,7 +122,9 @@ pub(super) fn serve(
         let problem = format!("only user {} and root may see the traffic of this stack", own_uid.as_raw());
         return send_message(client, &format!("!\t{problem}"), None);
     }
+    let with_loopback = arguments.ends_with(LOOPBACK);
     let parsed = arguments
+        .trim_end_matches(LOOPBACK)
         .split_once(' ')
         .and_then(|(bytes, snaplen)| Some((bytes.parse().ok()?, snaplen.parse().ok()?)));
     let Some((ring_bytes, snaplen)) = parsed else {
@@ -120,7 +135,7 @@ pub(super) fn serve(
     }
     // The files outlive the shards' mappings, so that no shard frees their memory.
     let mut files = Vec::new();
-    let result = attach(client, ring_bytes, snaplen, shards, &mut files).and_then(|()| {
+    let result = attach(client, (ring_bytes, snaplen), with_loopback, shards, &mut files).and_then(|()| {
         client.set_read_timeout(Some(LIVENESS_INTERVAL))?;
         // The client sends nothing more.
         loop {
@@ -156,8 +171,8 @@ pub(super) fn serve(
 /// Creates the rings, passes them to the shards and their files to the client. Adds the files to `files`.
 fn attach(
     client: &UnixStream,
-    ring_bytes: usize,
-    snaplen: usize,
+    (ring_bytes, snaplen): (usize, usize),
+    with_loopback: bool,
     shards: &[(String, Commander)],
     files: &mut Vec<(String, OwnedFd)>,
 ) -> io::Result<()> {
@@ -167,12 +182,17 @@ fn attach(
         send_request(shard, Box::new(MirrorRequest::Names(reply))).map_err(failed)?;
         let names = wait_for_reply(shard, &replies).map_err(failed)?;
         let mut writers = Vec::new();
-        for name in names {
-            let create = || ring::create(ring_bytes, snaplen, |_| clock::now());
-            let ((received, received_file), (sent, sent_file)) = (create()?, create()?);
-            files.push((format!("{label}\t{name}\treceived"), received_file));
-            files.push((format!("{label}\t{name}\tsent"), sent_file));
-            writers.push((received, sent));
+        for DeviceName { name, is_loopback } in names {
+            if is_loopback && !with_loopback {
+                continue;
+            }
+            let mut create = |direction: &str| {
+                let (writer, file) = ring::create(ring_bytes, snaplen, |_| clock::now())?;
+                files.push((format!("{label}\t{name}\t{direction}"), file));
+                io::Result::Ok(writer)
+            };
+            let received = create("received")?;
+            writers.push((received, if is_loopback { None } else { Some(create("sent")?) }));
         }
         let (reply, replies) = sync_channel(1);
         send_request(shard, Box::new(MirrorRequest::Attach(writers, reply))).map_err(failed)?;
@@ -248,14 +268,16 @@ pub struct StackMirror {
 
 impl StackMirror {
     /// Connects to the stack with this directory. From then on the first `snaplen` bytes of each frame are
-    /// copied into rings of `ring_bytes` bytes.
+    /// copied into rings of `ring_bytes` bytes; frames that the stack sends to itself only `with_loopback`,
+    /// and once.
     ///
     /// # Errors
     /// The stack refuses the request, or does not answer.
-    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize) -> io::Result<Self> {
+    pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize, with_loopback: bool) -> io::Result<Self> {
         let mut connection = UnixStream::connect(dir.join(super::SOCKET))?;
         connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        writeln!(connection, "{MIRROR}{ring_bytes} {snaplen}")?;
+        let loopback = if with_loopback { LOOPBACK } else { "" };
+        writeln!(connection, "{MIRROR}{ring_bytes} {snaplen}{loopback}")?;
         let mut rings = Vec::new();
         loop {
             let Some((text, file)) = receive_message(&connection)? else {

@@ -1,0 +1,176 @@
+//! `ginnel capture` with a running stack.
+
+use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::processes::wait_until;
+use ginnel_testkit::skip;
+use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Contents of a capture.
+#[derive(Debug, Default)]
+struct Captured {
+    interfaces: Vec<String>,
+    /// Interface, original length and bytes of each frame.
+    frames: Vec<(u32, u32, Vec<u8>)>,
+    /// Frames that passed each interface, and those that were lost.
+    statistics: Vec<(u64, u64)>,
+}
+
+fn read(bytes: &[u8]) -> Captured {
+    let mut reader = PcapNgReader::new(bytes).unwrap();
+    let mut captured = Captured::default();
+    while let Some(block) = reader.next_block() {
+        match block.unwrap() {
+            Block::InterfaceDescription(interface) => {
+                captured.interfaces.push(format!("{:?}", interface.options))
+            }
+            Block::EnhancedPacket(packet) => {
+                captured.frames.push((packet.interface_id, packet.original_len, packet.data.to_vec()));
+            }
+            Block::InterfaceStatistics(statistics) => match statistics.options[..] {
+                [
+                    InterfaceStatisticsOption::IsbIfRecv(passed),
+                    InterfaceStatisticsOption::IsbIfDrop(lost),
+                ] => {
+                    captured.statistics.push((passed, lost));
+                }
+                _ => panic!("{statistics:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+    captured
+}
+
+fn get(path: &str) {
+    let mut client = TcpStream::connect("10.1.0.2:80").unwrap();
+    client
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+        .unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert!(answer.ends_with(b"hello"), "{}", String::from_utf8_lossy(&answer));
+}
+
+fn interrupt(child: &Child) {
+    let id = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+}
+
+/// Runs `test` in a namespace with a web server on a stack, and passes it a function that creates commands.
+fn with_server(name: &str, test: impl FnOnce(&dyn Fn(&[&str]) -> Command, &Path) + Send) {
+    if let Some(reason) = unavailable() {
+        return skip(name, &reason);
+    }
+    let namespace = Namespace::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("page"), "hello").unwrap();
+    let run_dir = folder.path().join("run");
+    let ginnel = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.args(arguments).env("GINNEL_RUN_DIR", &run_dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let root = folder.path().display().to_string();
+    let run = namespace.run(|| {
+        let addresses = ["--address", "10.1.0.2/24", "--kernel-address", "10.1.0.1/24"];
+        let options = ["httpd", &root, "--device", "tap:m0", "--name", "web"];
+        let mut server = ginnel(&[&options[..], &addresses].concat()).spawn()?;
+        wait_until("the server does not listen", || TcpStream::connect("10.1.0.2:80").is_ok());
+        test(&ginnel, folder.path());
+        interrupt(&server);
+        assert!(server.wait()?.success());
+        Ok(())
+    });
+    run.unwrap();
+}
+
+/// Starts a capture, and waits until the frames are copied.
+fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStderr>) {
+    let mut capture = command.spawn().unwrap();
+    let mut lines = BufReader::new(capture.stderr.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    assert_eq!(first, "capturing from stack \"web\"; Ctrl-C ends\n");
+    (capture, lines)
+}
+
+#[test]
+fn a_filter_selects_frames_of_whole_connections() {
+    with_server("a_filter_selects_frames_of_whole_connections", |ginnel, folder| {
+        let path = folder.join("trace.pcapng");
+        let file = path.display().to_string();
+        let arguments = ["capture", "web", "tcp", "port", "80", "--write", &file, "--snaplen", "64"];
+        let (mut capture, mut lines) = start(ginnel(&arguments));
+        get("/page");
+        UdpSocket::bind("10.1.0.1:0").unwrap().send_to(b"x", "10.1.0.2:9").unwrap();
+        get("/page");
+        interrupt(&capture);
+        assert!(capture.wait().unwrap().success());
+        let mut summary = String::new();
+        lines.read_to_string(&mut summary).unwrap();
+        let captured = read(&std::fs::read(&path).unwrap());
+        assert_eq!(captured.interfaces.len(), 1);
+        let about = &captured.interfaces[0];
+        assert!(about.contains("\"m0\"") && about.contains("IfFilter"), "{about}");
+        // Ethernet, IPv4 and the flags of TCP.
+        let is_syn = |bytes: &[u8]| bytes[47] & 0x12 == 2;
+        let syns = captured.frames.iter().filter(|(_, _, bytes)| is_syn(bytes)).count();
+        assert_eq!(syns, 2, "{captured:?}");
+        assert!(captured.frames.iter().all(|(_, _, bytes)| bytes[23] == 6 && bytes.len() <= 64));
+        assert!(captured.frames.iter().any(|(_, len, _)| *len > 100));
+        let [(passed, lost)] = captured.statistics[..] else { panic!("{captured:?}") };
+        assert!(lost == 0 && passed > captured.frames.len() as u64, "{captured:?}");
+        let rejected = passed - captured.frames.len() as u64;
+        let expected =
+            format!("{} frames written, {rejected} not accepted by the filter\n", captured.frames.len());
+        assert_eq!(summary, expected);
+    });
+}
+
+#[test]
+fn a_pipe_gets_frames_at_once() {
+    with_server("a_pipe_gets_frames_at_once", |ginnel, _| {
+        let (mut capture, _lines) = start(ginnel(&["capture", "web", "--count", "4"]));
+        get("/page");
+        let mut bytes = Vec::new();
+        capture.stdout.take().unwrap().read_to_end(&mut bytes).unwrap();
+        assert!(capture.wait().unwrap().success());
+        let captured = read(&bytes);
+        assert_eq!(captured.frames.len(), 4);
+        // The end of the stack's observer is known to the stack soon: another capture may begin.
+        let (mut capture, _lines) = loop {
+            let mut next = ginnel(&["capture", "web", "--duration", "100ms"]).spawn().unwrap();
+            let mut lines = BufReader::new(next.stderr.take().unwrap());
+            let mut first = String::new();
+            lines.read_line(&mut first).unwrap();
+            if first.starts_with("capturing") {
+                break (next, lines);
+            }
+            next.wait().unwrap();
+        };
+        assert!(capture.wait().unwrap().success());
+    });
+}
+
+#[test]
+fn unusable_arguments_are_named() {
+    for (arguments, code, expected) in [
+        (&["web", "tcp", "prt", "80"][..], 2, "filter \"tcp prt 80\": "),
+        (&["no-such-stack"], 1, "no stack named \"no-such-stack\" runs"),
+        (&["web", "--snaplen", "10"], 2, "--snaplen"),
+        (&["web", "--count", "0"], 2, "--count"),
+        (&["web", "--ring-bytes", "1"], 2, "not 64KiB to 1GiB"),
+    ] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_ginnel")).arg("capture").args(arguments).output().unwrap();
+        let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {problem}");
+        assert!(problem.contains(expected), "{arguments:?}: {problem}");
+        assert_eq!(problem.lines().count(), 1, "{problem}");
+    }
+}
