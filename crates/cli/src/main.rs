@@ -11,6 +11,7 @@ mod executable;
 mod failure;
 mod limit_watch;
 mod log;
+mod metrics;
 mod programs;
 mod publish;
 mod sd_notify;

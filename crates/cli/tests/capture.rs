@@ -1,14 +1,16 @@
 //! `ginnel capture` with a running stack.
 
-use ginnel_testkit::interop::{Namespace, unavailable};
-use ginnel_testkit::processes::wait_until;
-use ginnel_testkit::skip;
+mod web_stack;
+
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, UdpSocket};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::Read;
+use std::net::UdpSocket;
+use std::process::Command;
+use web_stack::{interrupt, with_web_stack};
+
+/// What a capture prints first.
+const FIRST_LINE: &str = "capturing from stack \"web\"; Ctrl-C ends\n";
 
 /// Contents of a capture.
 #[derive(Debug, Default)]
@@ -46,69 +48,17 @@ fn read(bytes: &[u8]) -> Captured {
     captured
 }
 
-fn get(path: &str) {
-    let mut client = TcpStream::connect("10.1.0.2:80").unwrap();
-    client
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
-        .unwrap();
-    let mut answer = Vec::new();
-    client.read_to_end(&mut answer).unwrap();
-    assert!(answer.ends_with(b"hello"), "{}", String::from_utf8_lossy(&answer));
-}
-
-fn interrupt(child: &Child) {
-    let id = rustix::process::Pid::from_child(child);
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
-}
-
-/// Runs `test` in a namespace with a web server on a stack, and passes it a function that creates commands.
-fn with_server(name: &str, test: impl FnOnce(&dyn Fn(&[&str]) -> Command, &Path) + Send) {
-    if let Some(reason) = unavailable() {
-        return skip(name, &reason);
-    }
-    let namespace = Namespace::new().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("page"), "hello").unwrap();
-    let run_dir = folder.path().join("run");
-    let ginnel = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
-        command.args(arguments).env("GINNEL_RUN_DIR", &run_dir).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
-    let root = folder.path().display().to_string();
-    let run = namespace.run(|| {
-        let addresses = ["--address", "10.1.0.2/24", "--kernel-address", "10.1.0.1/24"];
-        let options = ["httpd", &root, "--device", "tap:m0", "--name", "web"];
-        let mut server = ginnel(&[&options[..], &addresses].concat()).spawn()?;
-        wait_until("the server does not listen", || TcpStream::connect("10.1.0.2:80").is_ok());
-        test(&ginnel, folder.path());
-        interrupt(&server);
-        assert!(server.wait()?.success());
-        Ok(())
-    });
-    run.unwrap();
-}
-
-/// Starts a capture, and waits until the frames are copied.
-fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStderr>) {
-    let mut capture = command.spawn().unwrap();
-    let mut lines = BufReader::new(capture.stderr.take().unwrap());
-    let mut first = String::new();
-    lines.read_line(&mut first).unwrap();
-    assert_eq!(first, "capturing from stack \"web\"; Ctrl-C ends\n");
-    (capture, lines)
-}
-
 #[test]
 fn a_filter_selects_frames_of_whole_connections() {
-    with_server("a_filter_selects_frames_of_whole_connections", |ginnel, folder| {
-        let path = folder.join("trace.pcapng");
+    with_web_stack("a_filter_selects_frames_of_whole_connections", |stack| {
+        let path = stack.folder.join("trace.pcapng");
         let file = path.display().to_string();
         let arguments = ["capture", "web", "tcp", "port", "80", "--write", &file, "--snaplen", "64"];
-        let (mut capture, mut lines) = start(ginnel(&arguments));
-        get("/page");
+        let (mut capture, mut lines, first) = stack.start(&arguments);
+        assert_eq!(first, FIRST_LINE);
+        stack.get_page();
         UdpSocket::bind("10.1.0.1:0").unwrap().send_to(b"x", "10.1.0.2:9").unwrap();
-        get("/page");
+        stack.get_page();
         interrupt(&capture);
         assert!(capture.wait().unwrap().success());
         let mut summary = String::new();
@@ -134,9 +84,10 @@ fn a_filter_selects_frames_of_whole_connections() {
 
 #[test]
 fn a_pipe_gets_frames_at_once() {
-    with_server("a_pipe_gets_frames_at_once", |ginnel, _| {
-        let (mut capture, _lines) = start(ginnel(&["capture", "web", "--count", "4"]));
-        get("/page");
+    with_web_stack("a_pipe_gets_frames_at_once", |stack| {
+        let (mut capture, _lines, first) = stack.start(&["capture", "web", "--count", "4"]);
+        assert_eq!(first, FIRST_LINE);
+        stack.get_page();
         let mut bytes = Vec::new();
         capture.stdout.take().unwrap().read_to_end(&mut bytes).unwrap();
         assert!(capture.wait().unwrap().success());
@@ -144,11 +95,8 @@ fn a_pipe_gets_frames_at_once() {
         assert_eq!(captured.frames.len(), 4);
         // The end of the stack's observer is known to the stack soon: another capture may begin.
         let (mut capture, _lines) = loop {
-            let mut next = ginnel(&["capture", "web", "--duration", "100ms"]).spawn().unwrap();
-            let mut lines = BufReader::new(next.stderr.take().unwrap());
-            let mut first = String::new();
-            lines.read_line(&mut first).unwrap();
-            if first.starts_with("capturing") {
+            let (mut next, lines, first) = stack.start(&["capture", "web", "--duration", "100ms"]);
+            if first == FIRST_LINE {
                 break (next, lines);
             }
             next.wait().unwrap();

@@ -1,5 +1,5 @@
-//! `docs/statistics.md` is generated from the sources, so it lists every counter with its meaning. The
-//! counters that a shard publishes are compared with it. After a change: `GINNEL_BLESS=1 cargo test -p
+//! `docs/statistics.md` and the help texts of `ginnel metrics` are generated from the sources, so they have
+//! every counter with its meaning. The counters that a shard publishes are compared with it. After a change: `GINNEL_BLESS=1 cargo test -p
 //! ginnel-cli --test statistics_page`.
 
 use ginnel::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Placement, RunConfig};
@@ -320,18 +320,29 @@ fn render_document() -> String {
     out
 }
 
-#[test]
-fn every_counter_is_documented() {
-    let path = root().join("docs/statistics.md");
-    let expected = render_document();
+/// Returns the table that "ginnel metrics" contains: a line with name and meaning for each counter.
+fn render_table() -> String {
+    let counters = documented_counters().into_iter().flat_map(|(_, counters)| counters);
+    counters.map(|(name, text)| format!("{name}\t{}\n", text.replace('`', ""))).collect()
+}
+
+/// Compares a generated file with what it should be.
+fn check_generated(name: &str, expected: &str) {
+    let path = root().join(name);
     if std::env::var_os("GINNEL_BLESS").is_some() {
-        std::fs::write(&path, &expected).unwrap();
+        std::fs::write(&path, expected).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     for (i, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
-        assert_eq!(found, expected, "docs/statistics.md:{} (GINNEL_BLESS=1 writes it anew)", i + 1);
+        assert_eq!(found, expected, "{name}:{} (GINNEL_BLESS=1 writes it anew)", i + 1);
     }
-    assert_eq!(found, expected, "docs/statistics.md (GINNEL_BLESS=1 writes it anew)");
+    assert_eq!(found, expected, "{name} (GINNEL_BLESS=1 writes it anew)");
+}
+
+#[test]
+fn every_counter_is_documented() {
+    check_generated("docs/statistics.md", &render_document());
+    check_generated("crates/cli/src/metrics/counters.tsv", &render_table());
 }
 
 /// Publishes a shard with this application. It need not run: the names are published at its start.

@@ -4,11 +4,11 @@ use serde::Serialize;
 
 /// Defines the counters, and the difference of two samples.
 macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident,)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Counters. They never decrease.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct MonitorCounters {
-            $($(#[$doc])+ pub $name: u64,)+
+            $($(#[doc = $doc])+ pub $name: u64,)+
         }
 
         impl MonitorCounters {
@@ -18,9 +18,9 @@ macro_rules! counters {
                 Self { $($name: self.$name - earlier.$name,)+ }
             }
 
-            /// Calls `visit` with the name and the value of each counter.
-            pub fn visit(&self, visit: &mut dyn FnMut(&'static str, u64)) {
-                $(visit(stringify!($name), self.$name);)+
+            /// Calls `visit` with the name, the meaning and the value of each counter.
+            pub fn visit(&self, visit: &mut dyn FnMut(&'static str, &'static str, u64)) {
+                $(visit(stringify!($name), concat!($($doc),+).trim_ascii(), self.$name);)+
             }
         }
     };

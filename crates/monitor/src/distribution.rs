@@ -89,6 +89,27 @@ impl Distribution {
         self.count
     }
 
+    /// Returns the sum of the latencies in nanoseconds.
+    #[must_use]
+    pub fn sum_nanos(&self) -> u128 {
+        self.sum_nanos
+    }
+
+    /// Returns for each of the ascending bounds, in nanoseconds, how many latencies are not longer. Bounds
+    /// have three significant digits.
+    #[must_use]
+    pub fn counts_up_to<const N: usize>(&self, bounds: &[u64; N]) -> [u64; N] {
+        let histogram = self.histogram();
+        let (mut values, mut count) = (histogram.iter_recorded().peekable(), 0);
+        bounds.map(|bound| {
+            let last = histogram.highest_equivalent(bound);
+            while let Some(value) = values.next_if(|value| value.value_iterated_to() <= last) {
+                count += value.count_at_value();
+            }
+            count
+        })
+    }
+
     /// Returns the bins of 0.1 ms up to the last one that is not empty.
     #[must_use]
     pub fn sketch(&self) -> &[u64] {
@@ -158,6 +179,14 @@ mod tests {
             assert!((nanos as f64 / expected - 1.0).abs() < 2e-3, "{quantile}: {nanos}");
         }
         assert_eq!(recorded([]).summary(), LatencySummary::default());
+    }
+
+    #[test]
+    fn counts_are_cumulative_up_to_each_bound() {
+        let distribution = recorded([1, 2, 2, 3, 900]);
+        let bounds = [500_000, 1_000_000, 2_000_000, 10_000_000, 1_000_000_000];
+        assert_eq!(distribution.counts_up_to(&bounds), [0, 1, 3, 4, 5]);
+        assert_eq!(recorded([]).counts_up_to(&[1]), [0]);
     }
 
     #[test]

@@ -166,6 +166,12 @@ impl Engine {
         self.matching.outstanding.len()
     }
 
+    /// Returns the latencies since the last call of [`Engine::swap_latencies`], of low and of high priority.
+    #[must_use]
+    pub fn latencies(&self) -> &[Distribution; 2] {
+        &self.matching.latencies
+    }
+
     /// Returns the latencies since the last call, of low and of high priority, in memory that the caller
     /// supplies empty.
     pub fn swap_latencies(&mut self, empty: &mut [Distribution; 2]) {

@@ -8,6 +8,7 @@ mod demo;
 mod iot;
 mod load;
 mod log;
+mod metrics;
 mod monitor;
 mod run;
 mod serve;
@@ -16,6 +17,8 @@ mod stat;
 mod up;
 mod watch_group;
 mod with_parent;
+
+pub use stat::StatSource;
 
 use crate::failure::Failure;
 use clap::Subcommand;
@@ -48,6 +51,8 @@ pub enum Command {
     /// Compare a server program on Ginnel and on the kernel
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Export the counters of running stacks to Prometheus, over HTTP
+    Metrics(metrics::MetricsOptions),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
     /// Show the log of a stack, which may have ended
@@ -90,6 +95,7 @@ impl Command {
             Self::Monitor(options) => monitor::run(&options),
             Self::Capture(options) => capture::run(&options),
             Self::Bench(command) => command.run(),
+            Self::Metrics(options) => metrics::run(&options),
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),
             Self::Stat(options) => stat::run(&options),

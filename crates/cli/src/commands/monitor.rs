@@ -3,9 +3,12 @@
 mod output;
 mod protocol;
 
+use super::metrics;
 use crate::failure::Failure;
+use crate::metrics::monitor::channel;
 use crate::signals;
 use clap::Args;
+use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::StopFlag;
 use ginnel::run_dir;
@@ -76,6 +79,10 @@ pub struct MonitorOptions {
     #[arg(long, short, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
 
+    /// Export the measurements to Prometheus at this address, as "ginnel metrics" does.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+
     /// Most connections to follow. One over IPv4 takes at most 64 bytes while it is idle.
     #[arg(long, value_name = "N", default_value_t = 16_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
     connections_max: u32,
@@ -125,7 +132,18 @@ pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
     let mut output = Output::new(&name, options.json, options.output.as_deref())?;
     let stop = signals::stop_on_signal()?;
     let mut session = Session::new(engine, interval);
-    let result = measure(&mut session, &mut *source, &mut output, &stop, options.duration);
+    let mut publisher = match options.metrics {
+        None => None,
+        Some(listen) => {
+            let (publisher, published) = channel(&name);
+            eprintln!("metrics at http://{}/metrics", metrics::serve(listen, published)?);
+            Some(publisher)
+        }
+    };
+    let mut publish = |session: &Session, lost| {
+        publisher.iter_mut().for_each(|publisher| publisher.publish_if_due(session, lost));
+    };
+    let result = measure(&mut session, &mut *source, &mut output, &stop, options.duration, &mut publish);
     let lost = source.lost();
     let total = session.finish(lost, &mut |interval| output.interval(interval));
     output.total(&total, session.total())?;
@@ -136,12 +154,14 @@ pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
 }
 
 /// Passes packets from the source to the session until the source ends, a signal, or the end of `duration`.
+/// Calls `publish` again and again with the number of packets that the source has lost.
 fn measure(
     session: &mut Session,
     source: &mut dyn PacketSource,
     output: &mut Output,
     stop: &StopFlag,
     duration: Option<Duration>,
+    publish: &mut dyn FnMut(&Session, u64),
 ) -> Result<(), SourceError> {
     let started = Instant::now();
     let mut lost = 0;
@@ -153,6 +173,7 @@ fn measure(
             session.process(link, packets, lost, &mut |interval| output.interval(interval));
         })?;
         lost = source.lost();
+        publish(session, lost);
         match state {
             SourceState::More => {}
             SourceState::End => break,
