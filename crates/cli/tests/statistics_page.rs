@@ -1,6 +1,6 @@
 //! `docs/statistics.md` and the help texts of `ginnel metrics` are generated from the sources, so they have
-//! every counter with its meaning. The counters that a shard publishes are compared with it. After a change: `GINNEL_BLESS=1 cargo test -p
-//! ginnel-cli --test statistics_page`.
+//! every counter with its meaning. The counters that a shard publishes are compared with the page. After a
+//! change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test statistics_page`.
 
 use ginnel::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Placement, RunConfig};
 use ginnel::stats::pages;

@@ -111,7 +111,7 @@ pub fn run(options: &CaptureOptions) -> Result<(), Failure> {
     }
 }
 
-/// What is written, and its counts.
+/// A capture that is being written, and its counts.
 struct CaptureOutput {
     stream: PcapngStream<BufWriter<Box<dyn Write>>>,
     filter: Option<Expression>,

@@ -45,7 +45,7 @@ pub struct ExporterCounters {
     pub refused: AtomicU64,
 }
 
-/// What the connections of an exporter share.
+/// State that the connections of an exporter share.
 struct ExporterState {
     source: Box<dyn MetricSource>,
     counters: ExporterCounters,

@@ -7,8 +7,8 @@ use ginnel::stats::CounterKind;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// What each counter counts, generated from the definitions of the counters together with
-/// `docs/statistics.md`.
+/// Names and meanings of all counters. The table is generated from the definitions of the counters, together
+/// with `docs/statistics.md`.
 const COUNTERS: &str = include_str!("counters.tsv");
 
 static HELP: LazyLock<HashMap<&str, &str>> =

@@ -128,7 +128,7 @@ fn malformed_packets_lack_fields() {
     }
 }
 
-/// etherparse skips tags with a type that is none of IEEE 802.1Q and that Linux does not know, 0x9100. It also
+/// etherparse skips tags with a type that is none of IEEE 802.1Q and that Linux does not know, 0x9100. It
 /// takes an IPv6 payload length of 0, which has a meaning only with the option of a jumbogram, for the length
 /// of the rest of the frame.
 fn is_read_differently_by_etherparse(bytes: &[u8], sliced: &SlicedPacket<'_>) -> bool {

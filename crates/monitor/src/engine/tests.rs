@@ -484,7 +484,7 @@ fn partial_heads_are_bounded() {
     let mut engine = Engine::new(&config).unwrap();
     let head = [&b"GET / HTTP/1.1\r\nA: "[..], &[b'x'; 1000]].concat();
     let now = Instant::from_millis(1);
-    let mut send = |engine: &mut Engine, port: u16, seq: u32, flags: u8, payload: &[u8]| {
+    let send = |engine: &mut Engine, port: u16, seq: u32, flags: u8, payload: &[u8]| {
         let frame = segment_of(([10, 0, 0, 2], port), Side::Client, seq, 1, flags, payload);
         engine.process(now, LinkType::Ethernet, &frame);
         let (counted, allocated) = engine.matching.streams.head_bytes();

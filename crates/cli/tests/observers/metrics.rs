@@ -1,13 +1,11 @@
 //! `ginnel metrics` and `ginnel monitor --metrics`, scraped and parsed as Prometheus does.
 
-mod web_stack;
-
+use crate::web_stack::{WebStack, interrupt, with_web_stack};
 use prometheus_parse::{Scrape, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use web_stack::{WebStack, interrupt, with_web_stack};
 
 /// Returns the body of an answer of an exporter.
 fn scrape(address: &str) -> String {

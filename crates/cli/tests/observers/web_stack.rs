@@ -40,7 +40,6 @@ impl WebStack<'_> {
     }
 
     /// Kills the server's process.
-    #[allow(dead_code)] // not every test does
     pub fn kill(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();

@@ -1,15 +1,13 @@
 //! `ginnel capture` with a running stack.
 
-mod web_stack;
-
+use crate::web_stack::{interrupt, with_web_stack};
 use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::io::Read;
 use std::net::UdpSocket;
 use std::process::Command;
-use web_stack::{interrupt, with_web_stack};
 
-/// What a capture prints first.
+/// The line that a capture prints first.
 const FIRST_LINE: &str = "capturing from stack \"web\"; Ctrl-C ends\n";
 
 /// Contents of a capture.
