@@ -851,6 +851,11 @@ impl Channels {
         client.recv_unordered(conn, max)
     }
 
+    pub fn return_unordered(&mut self, conn: Conn, offset: u64, bytes: Vec<u8>) -> Result<(), Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.return_unordered(conn, offset, bytes)
+    }
+
     pub fn send_message(&mut self, conn: Conn, bytes: Vec<u8>, priority: u8) -> Result<(), SendError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
         client.send_message(conn, bytes, priority)

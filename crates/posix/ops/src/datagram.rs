@@ -53,7 +53,7 @@ fn udp_errno(error: &Error) -> Errno {
 
 impl Ops {
     /// Implements `sendto` and `sendmsg` of a UDP socket. On a TCP socket calls [`Ops::send`], ignoring
-    /// address and control messages.
+    /// the address, and control messages that Linux accepts.
     ///
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
@@ -63,8 +63,7 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         if !state.files.socket(file)?.is_udp {
             drop(state);
-            let prioritized = self.send_prioritized(fd, buffers, args);
-            return prioritized.unwrap_or_else(|| self.send(fd, buffers, args.flags));
+            return self.send_with_cmsgs(fd, buffers, args);
         }
         let socket = state.files.socket(file)?;
         let family = socket.family;

@@ -112,6 +112,8 @@ const LINGER2_DEFAULT: i32 = 60;
 const LINGER2_MAX: i32 = 120;
 /// Highest priority of a packet (IEEE 802.1Q).
 const PRIORITY_MAX: u8 = 7;
+/// Highest `SO_PRIORITY` that needs no capability.
+pub(crate) const PRIORITY_FREE_MAX: c_int = 6;
 /// Default of `IP_TTL` and `IPV6_UNICAST_HOPS`.
 const TTL_DEFAULT: u32 = 64;
 /// Option numbers for which libc has no names.

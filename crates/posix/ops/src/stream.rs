@@ -18,7 +18,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 /// Flags of `send` that have an effect here, or none in the kernel either. Others are refused.
-const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
+pub(crate) const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE
     | libc::MSG_OOB
@@ -556,7 +556,7 @@ fn peek_to_buffers(
 }
 
 /// Consumes bytes without copying them (`MSG_TRUNC`).
-fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) {
+pub(crate) fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) {
     let _ = client.consume(conn, count);
     client.flush();
 }

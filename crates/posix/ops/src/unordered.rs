@@ -6,18 +6,20 @@ use crate::Ops;
 use crate::datagram::{ReceivedMessage, SendArgs, cmsgs_of};
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
+use crate::kernel_socket;
 use crate::lock::LockGuard;
-use crate::options::BoolOption;
+use crate::options::{BoolOption, PRIORITY_FREE_MAX};
 use crate::process::ProcessState;
 use crate::signal;
 use crate::sleep::{Timeout, Wait};
-use crate::stream::RecvArgs;
+use crate::sockaddr::Family;
+use crate::stream::{self, RecvArgs};
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use core::cell::Cell;
 use core::ffi::c_int;
-use ginnel::SendError;
 use ginnel::channel::control::UnorderedReply;
 use ginnel::channel::{RecvBuffer, gather, scatter};
+use ginnel::{Conn, SendError};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -34,6 +36,14 @@ pub const GINNEL_STREAM_OFFSET: c_int = 1;
 const OFFSET_SPACE: usize = 24;
 /// Flags of `recvmsg` with which bytes are received in order and without an offset.
 const IN_ORDER_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEEK | libc::MSG_TRUNC;
+/// Flags of `sendmsg` that a message with a priority may have. `MSG_MORE` is none of them, because a message
+/// is sent whole and at once, nor is `MSG_OOB`.
+const MESSAGE_FLAGS: c_int = stream::SEND_FLAGS & !(libc::MSG_MORE | libc::MSG_OOB);
+/// `SO_TIMESTAMPING_NEW`.
+const TIMESTAMPING_NEW: c_int = 65;
+/// Flags of `SO_TIMESTAMPING` that a message may have (`SOF_TIMESTAMPING_TX_RECORD_MASK`): when it is
+/// scheduled, sent by software and hardware, and acknowledged.
+const TX_RECORD_MASK: u32 = 1 | 1 << 1 | 1 << 8 | 1 << 9;
 
 /// The result of `recvmsg`.
 struct Received {
@@ -82,28 +92,33 @@ impl Ops {
         Ok(message)
     }
 
-    /// Implements `sendmsg` with a priority (`SO_PRIORITY` as a control message) of a socket with unordered
-    /// send. Returns `None` if the socket is another one, or has no such control message.
-    pub(crate) fn send_prioritized(
+    /// Implements `sendmsg` of a TCP socket with control messages: with a priority (`SO_PRIORITY`) if the
+    /// socket has unordered send, and otherwise without effect.
+    ///
+    /// # Errors
+    /// As [`Ops::send`]; `EINVAL` for control messages that Linux refuses.
+    pub(crate) fn send_with_cmsgs(
         &self,
         fd: RawFd,
         buffers: &[UserSlice<'_>],
         args: &SendArgs<'_>,
-    ) -> Option<Result<usize, Errno>> {
-        if args.control.is_empty() {
-            return None;
+    ) -> Result<usize, Errno> {
+        if args.control.is_empty() || args.flags & !stream::SEND_FLAGS != 0 {
+            return self.send(fd, buffers, args.flags);
         }
-        let is_on = |state: &mut ProcessState| {
-            let file = self.file_of(state, fd)?;
-            Ok::<_, Errno>(state.files.socket(file)?.options.flag(BoolOption::UnorderedSend))
-        };
-        match self.lock().and_then(|mut state| is_on(&mut state)) {
-            Ok(true) => match priority_of(args.control) {
-                Ok(None) => None,
-                Ok(Some(priority)) => Some(self.send_message(fd, buffers, args.flags, priority)),
-                Err(error) => Some(Err(error)),
-            },
-            Ok(false) | Err(_) => None,
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let (family, is_unordered) = (socket.family, socket.options.flag(BoolOption::UnorderedSend));
+        drop(state);
+        match priority_of(args.control, family) {
+            Ok(Some(priority)) if is_unordered => self.send_message(fd, buffers, args.flags, priority),
+            Ok(_) => self.send(fd, buffers, args.flags),
+            Err(error) => {
+                // The state of the connection is looked at first (`tcp_sendmsg_locked`).
+                self.send(fd, &[], args.flags & (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))?;
+                Err(error)
+            }
         }
     }
 
@@ -114,8 +129,7 @@ impl Ops {
         flags: c_int,
         priority: u8,
     ) -> Result<usize, Errno> {
-        if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_EOR) != 0 {
-            // A message is sent whole, and at once.
+        if flags & !MESSAGE_FLAGS != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         let mut state = self.lock()?;
@@ -180,7 +194,12 @@ impl ProcessState {
             let reply = self.client.recv_unordered(stream.conn, max);
             let (offset, len) = match reply {
                 Ok(UnorderedReply::Early { offset, bytes }) => {
-                    let count = scatter(&bytes, buffers).map_err(efault)?;
+                    let Ok(count) = scatter(&bytes, buffers) else {
+                        // As on Linux, bytes that could not be copied stay readable. A stack that is gone
+                        // has none.
+                        let _ = self.client.return_unordered(stream.conn, offset, bytes);
+                        return Err(Errno::FAULT);
+                    };
                     return Ok(Received { count, offset: Some(offset) });
                 }
                 Ok(UnorderedReply::InOrder { offset, len }) => (offset, len as usize),
@@ -189,7 +208,8 @@ impl ProcessState {
             let copied = Cell::new(0);
             let mut args = RecvArgs { total, target: 1, flags, offset: 0, for_pipe: false, copied: &copied };
             if len > 0 && total > 0 {
-                let result = self.recv_chunk(stream.conn, buffers, &args, 0, len.min(total));
+                let Some(len) = self.len_to_mark(file, stream.conn, len.min(total)) else { continue };
+                let result = self.recv_chunk(stream.conn, buffers, &args, 0, len);
                 match (copied.get(), result) {
                     (0, Err(error)) => return Err(error),
                     // Another thread has read the bytes.
@@ -210,6 +230,21 @@ impl ProcessState {
         }
     }
 
+    /// Returns how many of the next `len` bytes of a connection a read may consume: none beyond the urgent
+    /// mark. Returns `None` if the next byte was an urgent one that reads skip: the byte after it has another
+    /// offset.
+    fn len_to_mark(&mut self, file: FileId, conn: Conn, len: usize) -> Option<usize> {
+        if self.client.status(conn).is_ok_and(|status| status.oob_events == 0) {
+            return Some(len);
+        }
+        let limit = self.read_limit(file, conn, 0, len, false);
+        if limit.skip > 0 {
+            stream::discard_bytes(&mut self.client, conn, limit.skip);
+            return None;
+        }
+        Some(limit.len)
+    }
+
     /// Records whether the last message found no room: the socket is not writable then.
     pub(crate) fn set_message_blocked(&mut self, file: FileId, is_blocked: bool) {
         if let Some(stream) = self.files.stream(file) {
@@ -222,23 +257,37 @@ impl ProcessState {
 ///
 /// # Errors
 /// `EINVAL` for a malformed control message, and for one of the level `SOL_SOCKET` that a stream does not
-/// have.
-fn priority_of(control: &[u8]) -> Result<Option<u8>, Errno> {
+/// have or the program may not send (`sock_cmsg_send`).
+fn priority_of(control: &[u8], family: Family) -> Result<Option<u8>, Errno> {
     let mut priority = None;
     for cmsg in cmsgs_of(control) {
         let (level, kind, value) = cmsg?;
-        match (level, kind) {
-            (libc::SOL_SOCKET, libc::SO_PRIORITY) => {
-                let bytes: [u8; 4] = value.try_into().map_err(|_| Errno::INVAL)?;
+        if level != libc::SOL_SOCKET {
+            // Other levels are not looked at.
+            continue;
+        }
+        let word = || value.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::INVAL);
+        // The kernel decides whether this program may have such a mark or priority.
+        let may_have =
+            || kernel_socket::try_option(family, level, kind, value).map(|_| ()).map_err(|_| Errno::INVAL);
+        match kind {
+            libc::SO_PRIORITY => {
+                let number = word()?;
+                if number > PRIORITY_FREE_MAX.unsigned_abs() {
+                    may_have()?;
+                }
                 // As for the socket option: larger values count as the highest, and so do negative ones.
-                let number = u32::from_ne_bytes(bytes);
                 priority = Some(u8::try_from(number).unwrap_or(u8::MAX).min(7));
             }
-            // Linux accepts them on a stream and does nothing.
-            (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
-            (libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
-            // Other levels are not looked at (`__sock_cmsg_send`).
-            _ => {}
+            libc::SO_MARK => {
+                word()?;
+                may_have()?;
+            }
+            // Times of sending are reported only with options that are refused.
+            libc::SO_TIMESTAMPING | TIMESTAMPING_NEW if word()? & !TX_RECORD_MASK == 0 => {}
+            // These two belong to Unix sockets.
+            libc::SCM_RIGHTS | libc::SCM_CREDENTIALS => {}
+            _ => return Err(Errno::INVAL),
         }
     }
     Ok(priority)

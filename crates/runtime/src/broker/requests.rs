@@ -183,6 +183,10 @@ impl Codec for ChannelRequest {
                 bytes.encode(out);
             }
             Self::RecvUnordered(socket, read, max) => (21u8, (*socket, (*read, *max))).encode(out),
+            Self::ReturnUnordered(socket, offset, bytes) => {
+                (22u8, (*socket, *offset)).encode(out);
+                bytes.encode(out);
+            }
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -212,6 +216,7 @@ impl Codec for ChannelRequest {
                 Self::SendMessage(socket, Codec::decode(from)?, priority)
             }
             21 => Self::RecvUnordered(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
+            22 => Self::ReturnUnordered(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             _ => return None,
         })
     }

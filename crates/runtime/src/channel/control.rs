@@ -66,6 +66,8 @@ pub enum ChannelRequest {
     /// Takes bytes of a socket that arrived before bytes which precede them, up to the third value. Without
     /// any, returns the offset in the stream of the byte at a position of the region, the second value.
     RecvUnordered(u32, u64, u32),
+    /// Gives back the bytes at this offset in the stream that were taken last by [`Self::RecvUnordered`].
+    ReturnUnordered(u32, u64, Vec<u8>),
     /// A request about UDP sockets.
     Udp(UdpRequest),
     /// Returns the links from this index on, as many as fit into one reply.

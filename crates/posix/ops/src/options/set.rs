@@ -4,8 +4,8 @@ use super::timestamps::TimestampOptions;
 use super::values::{congestion, defer_accept};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
-    RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState,
-    StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times, within,
+    PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW,
+    SocketOptionState, StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times, within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -20,9 +20,6 @@ use core::time::Duration;
 use ginnel::TcpOption;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-
-/// Highest `SO_PRIORITY` that needs no capability.
-const PRIORITY_FREE_MAX: c_int = 6;
 
 impl Ops {
     /// Implements `setsockopt`.

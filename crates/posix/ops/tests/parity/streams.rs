@@ -1,6 +1,6 @@
 //! Connections: establishment, data transfer and closing.
 
-use crate::sys::{ALL, Fixture, names, port};
+use crate::sys::{ALL, Fixture, control, names, port, word};
 use libc::{
     AF_INET, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, SHUT_RD, SHUT_RDWR,
     SHUT_WR, SO_RCVTIMEO, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_QUICKACK,
@@ -290,6 +290,47 @@ pub fn recv_timeout(w: &mut Fixture<'_>) {
     w.log("recv of zero bytes", w.a.recv(a, 0, 0));
 }
 
+/// Linux has `SO_PRIORITY` here since 6.14 only.
+pub fn control_messages_of_streams(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let long = [control(SOL_SOCKET, libc::SCM_RIGHTS, &word(0)), control(SOL_SOCKET, 77, &word(0))].concat();
+    let mut malformed = control(SOL_SOCKET, libc::SO_MARK, &word(0));
+    malformed[0] = 33;
+    let mut short_header = control(SOL_SOCKET, libc::SO_MARK, &word(0));
+    short_header[0] = 15;
+    let cases = [
+        ("unknown", control(SOL_SOCKET, 77, &word(0))),
+        ("unknown without a value", control(SOL_SOCKET, 77, &[])),
+        ("unknown after a known one", long),
+        ("another level", control(libc::IPPROTO_IP, libc::IP_TTL, &word(0))),
+        ("a level that does not exist", control(999, 1, &word(0))),
+        ("mark of wrong length", control(SOL_SOCKET, libc::SO_MARK, &[0; 2])),
+        ("descriptors", control(SOL_SOCKET, libc::SCM_RIGHTS, &word(0))),
+        ("credentials", control(SOL_SOCKET, libc::SCM_CREDENTIALS, &[0; 12])),
+        ("times", control(SOL_SOCKET, libc::SO_TIMESTAMPING, &word(2))),
+        ("times that a message cannot request", control(SOL_SOCKET, libc::SO_TIMESTAMPING, &word(16))),
+        ("times of wrong length", control(SOL_SOCKET, libc::SO_TIMESTAMPING, &[0; 8])),
+        ("transmission time", control(SOL_SOCKET, libc::SCM_TXTIME, &[0; 8])),
+        ("longer than the buffer", malformed),
+        ("shorter than its header", short_header),
+        ("a buffer without a message", vec![0; 8]),
+    ];
+    for (number, (label, control)) in (0u8..).zip(&cases) {
+        w.log(label, w.b.send_to(b, &[number], None, control, MSG_NOSIGNAL));
+        w.log("nothing to send", w.b.send_to(b, b"", None, control, MSG_NOSIGNAL));
+        w.log("urgent", w.b.send_to(b, b"", None, control, MSG_NOSIGNAL | libc::MSG_OOB));
+    }
+    w.b.shutdown(b, SHUT_WR).unwrap();
+    w.log("received", w.a.recv(a, 100, MSG_WAITALL));
+    for (label, control) in &cases {
+        w.log(label, w.b.send_to(b, b"after shutdown", None, control, MSG_NOSIGNAL));
+    }
+    let unconnected = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+    for (label, control) in &cases[..2] {
+        w.log(label, w.b.send_to(unconnected, b"x", None, control, MSG_NOSIGNAL));
+    }
+}
+
 pub fn setsockopt_after_reset(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     w.b.close(b).unwrap();
@@ -318,5 +359,6 @@ pub mod tests {
         full_buffers
         shutdown_of_reading
         msg_more
+        control_messages_of_streams
     }
 }

@@ -1,6 +1,7 @@
 //! The order in which `epoll_wait` returns descriptors of a stack with priorities, in simulated time. The
 //! program is slower than its peers: most messages have arrived when it waits for the first time.
 
+mod faults;
 mod unordered;
 
 use core::ffi::c_int;

@@ -7,14 +7,14 @@ use ginnel_posix_ops::unordered::{
 };
 
 /// Bytes of each part of a stream in these tests. Frames with one are longer than headers alone.
-const PART: usize = 32;
+pub const PART: usize = 32;
 
 fn set_option(ops: &Ops, fd: RawFd, name: c_int, value: c_int) -> Result<(), Errno> {
     ops.setsockopt(fd, SOL_GINNEL, name, &value.to_ne_bytes())
 }
 
 /// Returns a connection with unordered receive.
-fn receiver() -> Hosts {
+pub fn receiver() -> Hosts {
     let mut hosts = Hosts::new(true);
     hosts.connect(1, 0);
     hosts.accept(IN);
@@ -25,7 +25,7 @@ fn receiver() -> Hosts {
 
 impl Hosts {
     /// Sends a part of the stream with this priority. It is lost if `is_lost` is set.
-    fn send_part(&mut self, byte: u8, priority: u8, is_lost: bool) {
+    pub fn send_part(&mut self, byte: u8, priority: u8, is_lost: bool) {
         self.lost.store(is_lost.into(), Ordering::Relaxed);
         self.clients.with(self.now, |clients, cx| {
             cx.set_priority(clients.conns[0], priority).unwrap();
@@ -36,7 +36,7 @@ impl Hosts {
     }
 
     /// Receives up to `len_max` bytes and the offset of the first one.
-    fn recv_at(&self, len_max: usize) -> Result<(Vec<u8>, Option<u64>), Errno> {
+    pub fn recv_at(&self, len_max: usize) -> Result<(Vec<u8>, Option<u64>), Errno> {
         let mut bytes = vec![0; len_max];
         let received = self.ops.recv_from(self.fds[0], &mut [UserSliceMut::new(&mut bytes)], 0, 64)?;
         bytes.truncate(received.count);
@@ -73,7 +73,7 @@ fn priority_cmsg(priority: c_int) -> Vec<u8> {
     control
 }
 
-fn part(byte: u8, offset: u64) -> Result<(Vec<u8>, Option<u64>), Errno> {
+pub fn part(byte: u8, offset: u64) -> Result<(Vec<u8>, Option<u64>), Errno> {
     Ok((vec![byte; PART], Some(offset)))
 }
 
@@ -122,6 +122,34 @@ fn plain_reads_stay_in_order() {
     assert_eq!(hosts.recv_at(100), Ok((vec![b'b'; 12], Some(52))));
     assert_eq!(hosts.recv_at(20), Ok((vec![b'd'; 20], Some(96))));
     assert_eq!(hosts.recv(100), Ok(vec![b'd'; 12]));
+}
+
+/// An urgent byte is no data of `recvmsg`, which ends before it, as on any socket.
+#[test]
+fn reads_with_offsets_stop_at_urgent_byte() {
+    for is_inline in [false, true] {
+        let mut hosts = receiver();
+        let value = c_int::from(is_inline).to_ne_bytes();
+        hosts.ops.setsockopt(hosts.fds[0], libc::SOL_SOCKET, libc::SO_OOBINLINE, &value).unwrap();
+        hosts.send_part(b'a', 0, false);
+        hosts.clients.with(hosts.now, |clients, cx| {
+            assert_eq!(cx.send_urgent(clients.conns[0], b"xU"), Ok(2));
+        });
+        hosts.settle();
+        hosts.send_part(b'b', 0, false);
+        let before = [&[b'a'; PART][..], b"x"].concat();
+        assert_eq!(hosts.recv_at(10), Ok((vec![b'a'; 10], Some(0))));
+        assert_eq!(hosts.recv_at(100), Ok((before[10..].to_vec(), Some(10))));
+        if is_inline {
+            assert_eq!(hosts.recv_at(100), Ok(([b"U", &[b'b'; PART][..]].concat(), Some(33))));
+        } else {
+            let mut byte = [0];
+            let buffers = &mut [UserSliceMut::new(&mut byte)];
+            assert_eq!(hosts.ops.recv(hosts.fds[0], buffers, libc::MSG_OOB), Ok(1));
+            assert_eq!((byte, hosts.recv_at(100)), (*b"U", part(b'b', 34)));
+        }
+        assert_eq!(hosts.recv_at(100), Err(Errno::AGAIN));
+    }
 }
 
 #[test]
@@ -181,7 +209,18 @@ fn full_queue_refuses_whole_messages() {
         let args = SendArgs { flags, to: None, control };
         hosts.ops.send_to(hosts.fds[0], &[UserSlice::new(b"x")], &args)
     };
-    assert_eq!(send(libc::MSG_MORE, &priority_cmsg(1)), Err(Errno::OPNOTSUPP));
+    for refused in [libc::MSG_MORE, libc::MSG_OOB, libc::MSG_FASTOPEN] {
+        assert_eq!(send(refused, &priority_cmsg(1)), Err(Errno::OPNOTSUPP));
+    }
+    for accepted in [libc::MSG_DONTROUTE, libc::MSG_CONFIRM, libc::MSG_EOR] {
+        hosts.run(Duration::from_millis(20));
+        let args = SendArgs { flags: accepted, to: None, control: &priority_cmsg(1) };
+        assert_eq!(hosts.ops.send_to(hosts.fds[0], &[UserSlice::new(b"x")], &args), Ok(1));
+    }
+    let send = |flags, control: &[u8]| {
+        let args = SendArgs { flags, to: None, control };
+        hosts.ops.send_to(hosts.fds[0], &[UserSlice::new(b"x")], &args)
+    };
     let mut malformed = priority_cmsg(1);
     malformed[0] = 19;
     assert_eq!(send(0, &malformed), Err(Errno::INVAL));

@@ -36,6 +36,17 @@ impl Client {
         }
     }
 
+    /// Gives back bytes that [`Client::recv_unordered`] took last and that could not be delivered: they are
+    /// taken again by the next call.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale or the shard is gone.
+    pub fn return_unordered(&mut self, conn: Conn, offset: u64, bytes: Vec<u8>) -> Result<(), Stale> {
+        let _ = self.socket_ref(conn)?;
+        let returned = self.call(ChannelRequest::ReturnUnordered(conn.index(), offset, bytes));
+        returned.map(|_| ()).map_err(|_| Stale::Handle)
+    }
+
     /// Queues a message with a priority (0 to 7, in the order of [`priority`](ginnel_stack::priority)) before
     /// queued messages of lower priority of which no byte was sent, and after bytes that were written before.
     ///

@@ -894,7 +894,7 @@ impl Domain {
         match count {
             Ok(count) => {
                 if self.sockets[socket as usize].unordered.is_some() {
-                    self.count_ordered(cx, conn, socket, count);
+                    self.count_ordered(cx, socket, count);
                 }
                 if let Some(class) = self.event_class {
                     self.record_data_class(socket, class);

@@ -202,6 +202,12 @@ impl Domain {
                     false => Err(Stale::Handle),
                 })
             }
+            ChannelRequest::ReturnUnordered(socket, offset, bytes) => {
+                if self.sockets.get(socket as usize).is_some_and(|entry| entry.owners.contains(number)) {
+                    self.return_unordered(socket, offset, bytes);
+                }
+                ChannelReply::Done
+            }
             ChannelRequest::Udp(request) => self.handle_udp_request(cx, number, request),
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {

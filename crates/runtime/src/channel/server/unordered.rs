@@ -9,6 +9,7 @@ use crate::channel::sync::Ordering;
 use crate::context::Context;
 use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::Conn;
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stream_position::StreamPosition;
 use std::collections::VecDeque;
 
@@ -29,13 +30,26 @@ pub(super) struct UnorderedStream {
     segments: VecDeque<(u64, u64)>,
     /// True if clients were told that bytes can be taken early.
     is_announced: bool,
+    /// Class of priority of the event that announced them last.
+    class: u8,
+    /// Offset and length of the bytes that were taken early last.
+    last_taken: (u64, usize),
+    /// Offset and bytes that a client took early and gave back. They are taken again first.
+    returned: Option<(u64, Vec<u8>)>,
 }
 
 impl UnorderedStream {
     /// Creates the state of a stream of which no byte was taken early, and `received` bytes in order.
     fn new(received: u64) -> Self {
         let position = StreamPosition::starting_at(received);
-        Self { position, segments: VecDeque::from([(0, 0)]), is_announced: false }
+        Self {
+            position,
+            segments: VecDeque::from([(0, 0)]),
+            is_announced: false,
+            class: BEST_EFFORT,
+            last_taken: (0, 0),
+            returned: None,
+        }
     }
 
     /// Counts `len` bytes in order, which follow position `at` in the region.
@@ -64,6 +78,31 @@ impl UnorderedStream {
         self.is_announced && self.segments.len() < SEGMENTS_MAX
     }
 
+    /// Takes up to `max` bytes that a client gave back.
+    fn take_returned(&mut self, max: usize) -> Option<(u64, Vec<u8>)> {
+        let (offset, mut bytes) = self.returned.take_if(|_| max > 0)?;
+        if bytes.len() > max {
+            let rest = bytes.split_off(max);
+            self.returned = Some((offset + max as u64, rest));
+        }
+        self.last_taken = (offset, bytes.len());
+        Some((offset, bytes))
+    }
+
+    /// Keeps bytes that a client gives back. Returns false, and drops them, unless they are those that were
+    /// taken last: so a client has one reply's bytes here at most.
+    fn give_back(&mut self, offset: u64, mut bytes: Vec<u8>) -> bool {
+        if bytes.is_empty() || core::mem::take(&mut self.last_taken) != (offset, bytes.len()) {
+            return false;
+        }
+        if let Some((_, rest)) = self.returned.take() {
+            // Only a part of what was given back before was taken.
+            bytes.extend(rest);
+        }
+        self.returned = Some((offset, bytes));
+        true
+    }
+
     /// Forgets the offsets before position `at`, which clients have read.
     fn forget_before(&mut self, at: u64) {
         while self.segments.get(1).is_some_and(|(start, _)| *start <= at) {
@@ -78,24 +117,37 @@ impl Domain {
         let entry = &mut self.sockets[socket as usize];
         let received = entry.received;
         let unordered = entry.unordered.get_or_insert_with(|| Box::new(UnorderedStream::new(received)));
-        unordered.is_announced = true;
-        let class = self.event_class.unwrap_or(ginnel_stack::priority::BEST_EFFORT);
-        // One more than the class, because 0 says that there are none.
-        self.region.socket(socket).unordered.store(u32::from(class) + 1, Ordering::Release);
+        unordered.class = self.event_class.unwrap_or(BEST_EFFORT);
+        self.announce_unordered(socket);
         self.notify_owners(socket);
+    }
+
+    /// Tells clients that bytes can be taken early.
+    fn announce_unordered(&mut self, socket: u32) {
+        let Some(unordered) = &mut self.sockets[socket as usize].unordered else { return };
+        unordered.is_announced = true;
+        // One more than the class, because 0 says that there are none.
+        self.region.socket(socket).unordered.store(u32::from(unordered.class) + 1, Ordering::Release);
+    }
+
+    /// Tells clients if nothing can be taken early any more.
+    fn update_announced(&mut self, cx: &Context<'_>, socket: u32) {
+        let entry = &mut self.sockets[socket as usize];
+        let Some(unordered) = &mut entry.unordered else { return };
+        let has_early = unordered.returned.is_some() || entry.conn.is_some_and(|conn| cx.has_unordered(conn));
+        if !has_early && core::mem::take(&mut unordered.is_announced) {
+            self.region.socket(socket).unordered.store(0, Ordering::Release);
+        }
     }
 
     /// Counts bytes in order that were put into the region, and tells clients if nothing can be taken early
     /// any more. Called for sockets with unordered bytes.
     #[cold]
-    pub(super) fn count_ordered(&mut self, cx: &Context<'_>, conn: Conn, socket: u32, len: usize) {
+    pub(super) fn count_ordered(&mut self, cx: &Context<'_>, socket: u32, len: usize) {
         let entry = &mut self.sockets[socket as usize];
         let Some(unordered) = &mut entry.unordered else { return };
         unordered.on_data(entry.received - len as u64, len);
-        if unordered.is_announced && !cx.has_unordered(conn) {
-            unordered.is_announced = false;
-            self.region.socket(socket).unordered.store(0, Ordering::Release);
-        }
+        self.update_announced(cx, socket);
     }
 
     /// Takes up to `max` bytes of a connection that arrived before bytes which precede them, if there are
@@ -113,21 +165,38 @@ impl Domain {
             return Ok(UnorderedReply::InOrder { offset: read, len: u32::try_from(len).unwrap_or(u32::MAX) });
         };
         unordered.forget_before(read);
+        if let Some((offset, bytes)) = unordered.take_returned((max as usize).min(REPLY_BYTES_MAX)) {
+            self.update_announced(cx, socket);
+            return Ok(UnorderedReply::Early { offset, bytes });
+        }
         // Without a connection there are only bytes in the region.
         if let Some(conn) = entry.conn.filter(|_| unordered.may_take_early()) {
             let mut bytes = vec![0; (max as usize).min(REPLY_BYTES_MAX)];
             let taken = cx.recv_unordered(conn, &mut bytes)?;
-            if !cx.has_unordered(conn) {
-                unordered.is_announced = false;
-                self.region.socket(socket).unordered.store(0, Ordering::Release);
-            }
-            if let Some(taken) = taken {
+            let early = taken.map(|taken| {
                 bytes.truncate(taken.len);
-                return Ok(UnorderedReply::Early { offset: unordered.position.on_unordered(taken), bytes });
+                let offset = unordered.position.on_unordered(taken);
+                unordered.last_taken = (offset, taken.len);
+                UnorderedReply::Early { offset, bytes }
+            });
+            self.update_announced(cx, socket);
+            if let Some(early) = early {
+                return Ok(early);
             }
         }
-        let (offset, len) = unordered.offset_at(read, entry.received);
+        let entry = &mut self.sockets[socket as usize];
+        let received = entry.received;
+        let (offset, len) =
+            entry.unordered.as_mut().map_or((0, 0), |unordered| unordered.offset_at(read, received));
         Ok(UnorderedReply::InOrder { offset, len: u32::try_from(len).unwrap_or(u32::MAX) })
+    }
+
+    /// Keeps bytes that a client took early and could not deliver.
+    pub(super) fn return_unordered(&mut self, socket: u32, offset: u64, bytes: Vec<u8>) {
+        let unordered = self.sockets[socket as usize].unordered.as_mut();
+        if unordered.is_some_and(|unordered| unordered.give_back(offset, bytes)) {
+            self.announce_unordered(socket);
+        }
     }
 
     /// Queues a message with a priority after all that clients wrote before.
@@ -175,6 +244,19 @@ mod tests {
         assert!(stream.may_take_early());
         // Positions are numbers of the client.
         stream.offset_at(u64::MAX, received);
+    }
+
+    #[test]
+    fn only_bytes_that_were_taken_last_are_kept() {
+        let mut stream = UnorderedStream { last_taken: (70, 4), ..UnorderedStream::new(0) };
+        assert!(!stream.give_back(70, vec![1; 5]) && !stream.give_back(70, vec![1; 4]), "once, and exactly");
+        stream.last_taken = (70, 4);
+        assert!(stream.give_back(70, b"abcd".to_vec()));
+        assert_eq!(stream.take_returned(0), None);
+        assert_eq!(stream.take_returned(3), Some((70, b"abc".to_vec())));
+        assert!(stream.give_back(70, b"abc".to_vec()));
+        assert_eq!(stream.take_returned(9), Some((70, b"abcd".to_vec())));
+        assert_eq!(stream.take_returned(9), None);
     }
 
     #[test]
