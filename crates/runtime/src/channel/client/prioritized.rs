@@ -159,7 +159,11 @@ impl Client {
                 continue;
             }
             match self.sockets.get(socket as usize).and_then(|entry| entry.generation) {
-                Some(generation) => self.report_changes(Conn::new(socket, generation)),
+                Some(generation) => {
+                    let conn = Conn::new(socket, generation);
+                    self.report_changes(conn);
+                    self.repeat_urgent_readable(conn, class);
+                }
                 None => {
                     self.check_offer(socket);
                     self.repeat_urgent_offer(socket, class);
@@ -178,6 +182,13 @@ impl Client {
     fn set_event_class(&mut self, class: u8) {
         if let Some(prioritized) = &mut self.prioritized {
             prioritized.class = class;
+        }
+    }
+
+    /// Reports unread bytes again after which urgent ones arrived that wait for space in the region.
+    fn repeat_urgent_readable(&mut self, conn: Conn, class: u8) {
+        if class > BEST_EFFORT && self.events.is_empty() && self.data_class(conn) == Ok(Some(class)) {
+            self.events.push_back(ClientEvent::Readable { conn });
         }
     }
 

@@ -51,7 +51,7 @@ impl Domain {
                 return;
             }
         };
-        let fits = HEADER_BYTES + data.len() <= self.region.buffer_bytes();
+        let fits = !self.is_oversize(data.len());
         let mut queue = self.sockets[socket as usize].datagram_queue.take().unwrap_or_default();
         if queue.pending.is_empty()
             && fits
@@ -59,7 +59,7 @@ impl Domain {
         {
             self.sockets[socket as usize].datagram_queue = Some(queue);
             if let Some(class) = self.event_class {
-                self.record_data_class(socket, class);
+                self.record_data_class(socket, class, 0);
             }
             self.notify_owners(socket);
             return;
@@ -71,16 +71,30 @@ impl Domain {
         } else {
             self.datagram_bytes += data.len();
             queue.pending.push_back((datagram, data.to_vec()));
+            if let Some(class) = self.event_class {
+                let bytes = |(_, data): &(Datagram, Vec<u8>)| self.region_bytes(data.len());
+                self.record_data_class(socket, class, queue.pending.iter().map(bytes).sum());
+            }
         }
         self.move_pending(socket, &mut queue);
         self.sockets[socket as usize].datagram_queue = Some(queue);
         self.notify_owners(socket);
     }
 
+    /// Returns whether a datagram of this length is too long for the region, which then has its header alone.
+    fn is_oversize(&self, len: usize) -> bool {
+        HEADER_BYTES + len > self.region.buffer_bytes()
+    }
+
+    /// Returns the bytes that a datagram of this length takes in the region.
+    fn region_bytes(&self, len: usize) -> usize {
+        HEADER_BYTES + if self.is_oversize(len) { 0 } else { len }
+    }
+
     /// Moves waiting datagrams to the region, as far as there is space.
     fn move_pending(&mut self, socket: u32, queue: &mut DatagramQueue) {
         while let Some((datagram, data)) = queue.pending.pop_front() {
-            let is_oversize = HEADER_BYTES + data.len() > self.region.buffer_bytes();
+            let is_oversize = self.is_oversize(data.len());
             let header = self.datagram_header(socket, &datagram, is_oversize);
             let bytes = if is_oversize { &[][..] } else { &data };
             let mut delivered = self.write_datagram(socket, &header, bytes);
@@ -164,7 +178,10 @@ impl Domain {
         if let Some(mut queue) = self.sockets[socket as usize].datagram_queue.take() {
             if !queue.pending.is_empty() {
                 self.move_pending(socket, &mut queue);
-                self.notify_owners(socket);
+                match self.event_class {
+                    Some(_) => self.with_data_class(socket, |domain| domain.notify_owners(socket)),
+                    None => self.notify_owners(socket),
+                }
             }
             self.sockets[socket as usize].datagram_queue = Some(queue);
         }

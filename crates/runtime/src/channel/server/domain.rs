@@ -334,12 +334,14 @@ impl Domain {
         self.clients.set_class(class);
     }
 
-    /// Records the class of bytes that were put into the region for clients.
+    /// Records the class of bytes that were put into the region for clients, and of the `waiting` bytes after
+    /// them for which the region has no space yet.
     #[cold]
-    pub(super) fn record_data_class(&self, socket: u32, class: u8) {
+    pub(super) fn record_data_class(&self, socket: u32, class: u8, waiting: usize) {
         let area = self.region.socket(socket);
         let read = area.positions(Direction::Incoming).read();
-        data_class::record(&area.data_class, class, self.sockets[socket as usize].received, read);
+        let end = self.sockets[socket as usize].received.saturating_add(waiting as u64);
+        data_class::record(&area.data_class, class, end, read);
     }
 
     /// Calls `notify` so that the notifications in it have the class of a socket's unread bytes or, without
@@ -831,7 +833,7 @@ impl Domain {
             return;
         };
         if let Some(class) = self.event_class {
-            self.record_data_class(socket, class);
+            self.record_data_class(socket, class, 0);
         }
         let defers = self.defer_connection(cx, number, socket);
         match self.listeners.get_mut(number).and_then(Option::as_mut) {
@@ -896,10 +898,15 @@ impl Domain {
                 if self.sockets[socket as usize].unordered.is_some() {
                     self.count_ordered(cx, socket, count);
                 }
-                if let Some(class) = self.event_class {
-                    self.record_data_class(socket, class);
+                match self.event_class {
+                    Some(class) => {
+                        let waiting = cx.unread(conn).max(data.len()) - count;
+                        self.record_data_class(socket, class, waiting);
+                        // These bytes may have waited for space since a more urgent event.
+                        self.with_data_class(socket, |domain| domain.notify_owners(socket));
+                    }
+                    None => self.notify_owners(socket),
                 }
-                self.notify_owners(socket);
                 count
             }
             Err(_) => {

@@ -5,12 +5,19 @@ use crate::SocketOptions;
 use crate::fixture::{CLIENT_ADDRESS, SERVER_ADDRESS, config, host};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::priority::{self, BEST_EFFORT};
+use ginnel_stack::udp::UdpOptions;
+use std::io::IoSliceMut;
 
 const HIGH: u8 = 6;
 
 /// A domain with room for `sockets_max` sockets, on a stack with or without priorities.
 fn fixture(has_priorities: bool, sockets_max: u32) -> Fixture {
-    let channel = ChannelConfig { sockets_max, socket_buffer_bytes: 4096, ..ChannelConfig::default() };
+    let channel = ChannelConfig {
+        sockets_max,
+        socket_buffer_bytes: 4096,
+        large_buffers_max: 0,
+        ..ChannelConfig::default()
+    };
     let (a, b) = pair(MemoryConfig { labels: true, ..MemoryConfig::default() });
     let mut server = config(&[SERVER_ADDRESS]);
     server.priority.enabled = Some(has_priorities);
@@ -127,6 +134,74 @@ fn waiting_socket_moves_up_with_urgent_bytes() {
     assert_eq!(client.data_class(conns[40]), Ok(None));
     let rest = core::iter::from_fn(|| next_readable(&mut client)).count();
     assert_eq!(rest, 48, "the socket is not reported again");
+}
+
+/// Urgent bytes that wait in the engine, because the region has no space, keep their class.
+#[test]
+fn bytes_behind_a_full_region_keep_their_class() {
+    let mut fixture = fixture(true, 256);
+    let mut client = fixture.client();
+    listen(&mut client, 64);
+    let conn = fixture.connect_many(&mut client, 1, 0)[0];
+    fixture.send(0..1, &[1; 6000]);
+    fixture.send(0..1, &[1; 6000]);
+    assert_eq!((next_readable(&mut client), client.readable(conn)), (Some(conn), Ok(4096)));
+    fixture.set_priority(0, HIGH);
+    fixture.send(0..1, &[2; 100]);
+    fixture.set_priority(0, 0);
+    fixture.send(0..1, &[3; 3000]);
+    let high = priority::class(HIGH);
+    let mut read = 0;
+    while read < 12_100 {
+        assert_eq!(client.data_class(conn), Ok(Some(high)), "{read}");
+        let mut bytes = [0; 4096];
+        read += client.recv(conn, &mut bytes).unwrap();
+        while client.next_event().is_some() {}
+        fixture.run(Duration::from_millis(1));
+        if read < 12_000 {
+            assert_eq!((next_readable(&mut client), client.event_class()), (Some(conn), high), "{read}");
+        }
+    }
+    assert_eq!(client.data_class(conn), Ok(Some(BEST_EFFORT)), "{read}");
+}
+
+/// Urgent datagrams that wait, because the region has no space, keep their class.
+#[test]
+fn datagrams_behind_a_full_region_keep_their_class() {
+    let mut fixture = fixture(true, 256);
+    let mut client = fixture.client();
+    let socket = client.udp_open("0.0.0.0:7".parse().unwrap(), UdpOptions::default()).unwrap();
+    let send = |fixture: &mut Fixture, priority, len| {
+        fixture.peer.with(fixture.now, |_, cx| {
+            let own =
+                cx.udp_bind("0.0.0.0:0".parse().unwrap(), UdpOptions { priority, ..UdpOptions::default() });
+            let own = own.unwrap();
+            cx.udp_send(own, Some("10.0.0.1:7".parse().unwrap()), &vec![priority; len]).unwrap();
+            cx.udp_close(own).unwrap();
+        });
+        fixture.run(Duration::from_millis(1));
+    };
+    (0..6).for_each(|_| send(&mut fixture, 0, 1000));
+    while client.next_event().is_some() {}
+    assert_eq!(client.data_class(socket), Ok(Some(BEST_EFFORT)));
+    send(&mut fixture, HIGH, 1200);
+    send(&mut fixture, 0, 900);
+    // Longer than the region.
+    send(&mut fixture, 5, 5000);
+    let expected = [HIGH; 7].into_iter().chain([5, 5]).map(priority::class);
+    for (number, class) in expected.enumerate() {
+        assert_eq!(client.data_class(socket), Ok(Some(class)), "{number}");
+        let is_reported = next_readable(&mut client).is_some();
+        assert!(is_reported && client.event_class() == class || !is_reported && number > 0, "{number}");
+        let mut bytes = [0; 8192];
+        let received = client.udp_recv_into(socket, &mut [IoSliceMut::new(&mut bytes)], true);
+        assert_eq!(
+            received.unwrap().unwrap().len,
+            [1000, 1000, 1000, 1000, 1000, 1000, 1200, 900, 5000][number]
+        );
+        fixture.run(Duration::from_millis(1));
+    }
+    assert_eq!(client.data_class(socket), Ok(None));
 }
 
 /// Lower classes get `priority.lower_share_percent` of the events while urgent ones wait.
