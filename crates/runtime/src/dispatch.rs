@@ -13,8 +13,8 @@ use rustc_hash::FxHashSet;
 /// Bytes of a receive buffer that are delivered at a time to handlers that take any bytes.
 const SMALL_READ_BYTES: usize = 2048;
 
-/// Bytes of a receive buffer that are delivered at a time; also the length of the longest datagram.
-const READ_BUFFER_BYTES: usize = 1 << 16;
+/// Bytes of a receive buffer that are delivered at a time, at most; also the length of the longest datagram.
+pub(crate) const READ_BUFFER_BYTES: usize = 1 << 16;
 
 /// Events delivered at a time that were caused only by what the handler did meanwhile. Without a limit, a
 /// handler that opens and aborts a connection in each `closed` would never let its shard continue.
@@ -228,7 +228,9 @@ impl EventDispatcher {
     /// Delivers buffered bytes until the handler consumes less than there are, and then the FIN, if one
     /// follows them.
     fn deliver_buffered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
-        let most = if handler.takes_any_bytes() { SMALL_READ_BYTES } else { READ_BUFFER_BYTES };
+        let takes_any = handler.takes_any_bytes();
+        let most = if takes_any { SMALL_READ_BYTES } else { handler.read_bytes_max() };
+        let most = most.clamp(SMALL_READ_BYTES, READ_BUFFER_BYTES);
         loop {
             // The handler may change the engine while it reads, so it gets a copy.
             let len = match core.stack.peek(conn, &mut self.read_buffer[..most]) {
@@ -253,8 +255,8 @@ impl EventDispatcher {
             }
             if consumed < len {
                 // After what fitted into the copy there may be the end of the message that was not consumed.
-                let is_cut = len == READ_BUFFER_BYTES && core.stack.buffered(conn) > len - consumed;
-                if consumed > 0 && is_cut {
+                let is_cut = len == most && core.stack.buffered(conn) > len - consumed;
+                if consumed > 0 && is_cut && !takes_any {
                     core.resume_reading.push(conn);
                 }
                 return;

@@ -1,6 +1,7 @@
 //! The trait that an application implements.
 
 use crate::context::{Context, WorkContext};
+use crate::dispatch::READ_BUFFER_BYTES;
 use crate::error::Error;
 use crate::kernel_fds::Readiness;
 use crate::stats::CounterKind;
@@ -64,8 +65,9 @@ pub trait Handler {
     /// rest is kept, the window advertised to the peer shrinks, and the rest is delivered again, with more
     /// after it, when more arrives or after [`Context::resume_reading`].
     ///
-    /// Kept bytes are delivered up to 64 KiB at a time, and the next ones in the next turn if any were
-    /// consumed. So a handler that waits for a complete message must take longer messages in parts.
+    /// Kept bytes are delivered up to [`read_bytes_max`](Self::read_bytes_max) at a time, and the next ones in
+    /// the next turn if any were consumed. So a handler that waits for a complete message must take longer
+    /// messages in parts.
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
 
     /// Bytes of a segment with a priority above best effort arrived while bytes before them are missing. Only
@@ -137,6 +139,13 @@ pub trait Handler {
     /// handler stops in between. Must always return the same value.
     fn takes_any_bytes(&self) -> bool {
         false
+    }
+
+    /// Returns how many kept bytes a call of [`data`](Self::data) gets at most, from 2 KiB to 64 KiB: at least
+    /// the length of the longest message whose end the handler waits for. The bytes are copied for each call,
+    /// so a handler that takes little in a call should ask for little. Must always return the same value.
+    fn read_bytes_max(&self) -> usize {
+        READ_BUFFER_BYTES
     }
 
     /// A connection is in the accept queue. Only called for handlers that [pull](Self::is_pulling).

@@ -572,6 +572,10 @@ impl Handler for Iot {
         }
     }
 
+    fn takes_any_bytes(&self) -> bool {
+        true
+    }
+
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
         if self.is_stopping || self.active.get(&conn).is_some_and(|active| !active.unsent.is_empty()) {
             // A peer that does not read its answers sends nothing more.

@@ -220,6 +220,51 @@ fn kept_bytes_are_delivered_with_those_after_them() {
     );
 }
 
+/// Takes one message in each call, once it has begun.
+#[derive(Default)]
+struct MessageByMessage {
+    has_begun: bool,
+    conn: Option<Conn>,
+    messages: usize,
+    /// Length of the longest call since it has begun.
+    longest: usize,
+}
+
+impl Handler for MessageByMessage {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn read_bytes_max(&self) -> usize {
+        3 * MessageServer::BYTES
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        self.conn = Some(conn);
+        if !self.has_begun || data.len() < MessageServer::BYTES {
+            return 0;
+        }
+        self.longest = self.longest.max(data.len());
+        self.messages += 1;
+        MessageServer::BYTES
+    }
+}
+
+/// Kept bytes are not all copied again for each message among them.
+#[test]
+fn calls_have_as_many_kept_bytes_as_asked_for() {
+    let mut pair = ShardPair::new(MessageByMessage::default(), Client::new(60 * MessageServer::BYTES));
+    pair.run_until(SECOND, |_, _| false);
+    let conn = pair.server.handler().conn.unwrap();
+    pair.server.with(pair.now, |server, cx| {
+        server.has_begun = true;
+        cx.resume_reading(conn);
+    });
+    // While there are bytes that a call did not have, the next call follows in the next turn.
+    assert!(pair.run_until(SECOND, |server, _| server.messages >= 58), "{}", pair.server.handler().messages);
+    assert_eq!(pair.server.handler().longest, 3 * MessageServer::BYTES);
+}
+
 #[test]
 fn handler_that_reads_nothing_stops_the_peer() {
     let mut pair = ShardPair::with(Server::new(0), Client::new(10 << 20), |config| {
