@@ -5,6 +5,7 @@ use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileId;
 use crate::device::Label;
 use crate::ip::{IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4Lengths, TxError};
+use crate::priority;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
@@ -159,7 +160,7 @@ impl Tcp {
     ) -> Result<bool, TxError> {
         // The device is not known yet, so the label is made if any device carries labels; the others ignore
         // it.
-        let label = if net.has_flow_hasher() { self.label(net, idx) } else { Label::NONE };
+        let label = if net.has_flow_hasher() { self.segment_label(net, idx, segment) } else { Label::NONE };
         let c = &self.conns[idx];
         let (tos, ttl) = self.tos_and_hop_limit(c);
         let lengths = TcpV4Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
@@ -214,6 +215,22 @@ impl Tcp {
             self.active[active].label = Label::new(hash, 0);
         }
         Label::new(hash, priority)
+    }
+
+    /// Returns the label of a segment. Messages in it may have a higher priority than the connection.
+    #[inline]
+    fn segment_label(&mut self, net: &Network, idx: u32, segment: &TxSegment) -> Label {
+        let label = self.label(net, idx);
+        let c = &self.conns[idx];
+        if segment.len > 0
+            && c.active != NONE
+            && let offset = (segment.seq - c.snd_una) as u64
+            && let Some(class) = self.active[c.active].send.message_class(offset, segment.len.into())
+            && class > priority::class(label.priority())
+        {
+            return Label::new(label.hash(), priority::of_class(class));
+        }
+        label
     }
 
     /// Returns the label of a connection's flow if a device carries labels.
@@ -299,7 +316,7 @@ impl Tcp {
         urgent: u16,
         options: &TcpOptions,
     ) -> Result<(), TxError> {
-        let label = self.label_if_carried(net, idx);
+        let label = if net.has_flow_hasher() { self.segment_label(net, idx, segment) } else { Label::NONE };
         let c = &self.conns[idx];
         let tcp_header = TcpHeader {
             src_port: c.local_port,

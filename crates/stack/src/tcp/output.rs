@@ -58,7 +58,7 @@ impl Tcp {
                 Ok(()) => {}
                 Err(TxError::Full) => {
                     self.stats.device_full += 1;
-                    self.want_transmit(idx);
+                    self.want_transmit_of_message(idx);
                 }
                 Err(_) => self.arm_retry_timer(idx),
             }

@@ -109,8 +109,13 @@ impl Tcp {
         let class = priority::class(priority);
         match b.send.push_message(&mut self.chunks, bytes, class, sent, limit.min(fair)) {
             Ok(place) => {
+                let is_next = place.start == sent;
                 self.on_message_queued(idx, place);
-                self.want_transmit(idx);
+                if is_next {
+                    self.want_transmit_of_message(idx);
+                } else {
+                    self.want_transmit(idx);
+                }
                 Ok(())
             }
             Err(NoMessageRoom { is_memory }) => {

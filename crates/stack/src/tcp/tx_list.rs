@@ -3,7 +3,7 @@
 //! full, higher classes delay the lower ones, as with any strict priority scheduling.
 
 use super::Tcp;
-use super::conn::{Flags, Tcb};
+use super::conn::{Flags, NONE, Tcb};
 use super::profile::{ProfileId, ProfileTable};
 use crate::priority::{self, CLASSES};
 use std::collections::VecDeque;
@@ -136,6 +136,14 @@ impl TxList {
 }
 
 impl TxList {
+    /// Adds a connection that has something of this class to send first, also if it is on the list already: a
+    /// later entry is obsolete when an earlier one was processed.
+    #[cold]
+    fn push_raised(&mut self, c: &mut Tcb, idx: u32, class: u8) {
+        c.flags.set(Flags::TX_LISTED);
+        self.push_to_class(idx, priority::of_class(class));
+    }
+
     fn push_with_priority(&mut self, idx: u32, priority: u8) {
         self.classes[usize::from(priority::class(priority))].push_back(idx);
         self.classes_len += 1;
@@ -147,5 +155,27 @@ impl Tcp {
     #[inline(always)]
     pub fn want_transmit(&mut self, idx: u32) {
         self.tx_list.push(&mut self.conns[idx], idx, &self.profiles);
+    }
+
+    /// Puts a connection on the transmit list in the class of the message that it sends next, if that is
+    /// higher than the connection's.
+    #[cold]
+    pub(super) fn want_transmit_of_message(&mut self, idx: u32) {
+        match self.next_message_class(idx) {
+            Some(class) if class > priority::class(self.priority(&self.conns[idx])) => {
+                self.tx_list.push_raised(&mut self.conns[idx], idx, class);
+            }
+            _ => self.want_transmit(idx),
+        }
+    }
+
+    /// Returns the class of the message that is sent next.
+    fn next_message_class(&self, idx: u32) -> Option<u8> {
+        let c = &self.conns[idx];
+        if c.active == NONE || !c.state.is_synchronized() {
+            return None;
+        }
+        let next = u64::try_from(c.snd_nxt - c.snd_una).ok()?;
+        self.active[c.active].send.message_class(next, 1)
     }
 }

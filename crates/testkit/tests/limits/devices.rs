@@ -124,3 +124,38 @@ fn full_ring_does_not_affect_other_devices() {
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(1));
     assert_eq!((server.read.len(), server.stack.tcp_stats().device_full), (406, full));
 }
+
+/// Returns how many bytes of a bulk transfer arrive before a message of another connection that was queued
+/// while the ring of the device was full.
+fn bulk_bytes_before_message(priority: u8) -> usize {
+    let (near, far) = pair(MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads());
+    let mut server = Endpoint::new(1, vec![(0, near)]);
+    let mut client = Endpoint::new(2, vec![(0, far)]);
+    let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
+    server.stack.listen(any, ListenOptions::default()).unwrap();
+    let mut now = Instant::from_millis(1000);
+    let _ = [client.connect(now, 0), client.connect(now, 0), client.connect(now, 0)];
+    run(&mut [&mut server, &mut client], &mut now, Duration::from_millis(20));
+    let [bulk, other_bulk, conn] = server.accepted[..] else { panic!("{:?}", server.accepted) };
+    for conn in [bulk, other_bulk] {
+        assert_eq!(server.stack.send(conn, &[b'b'; 100_000]), Ok(100_000));
+    }
+    // The client's acknowledgements open the congestion windows; then it takes no frames for a while.
+    run(&mut [&mut server, &mut client], &mut now, Duration::from_millis(1));
+    run(&mut [&mut server], &mut now, Duration::from_millis(2));
+    assert!(server.stack.tcp_stats().device_full > 0);
+    server.stack.send_message(conn, b"low", 0).unwrap();
+    run(&mut [&mut server], &mut now, Duration::from_millis(1));
+    server.stack.send_message(conn, b"M", priority).unwrap();
+    run(&mut [&mut server], &mut now, Duration::from_millis(1));
+    run(&mut [&mut client, &mut server], &mut now, Duration::from_millis(200));
+    assert_eq!(client.read.len(), 200_004);
+    client.read.iter().position(|byte| *byte == b'M').unwrap()
+}
+
+/// A connection that has an urgent message is sent first when the device has room again.
+#[test]
+fn urgent_message_waits_for_no_other_connection() {
+    let [urgent, usual] = [6, 0].map(bulk_bytes_before_message);
+    assert!(urgent < usual, "{urgent} and {usual} bytes were received before the message");
+}

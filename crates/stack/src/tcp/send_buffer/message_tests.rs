@@ -151,3 +151,25 @@ proptest! {
         prop_assert_eq!(f.pool.in_use(), 0);
     }
 }
+
+/// Segments have the highest class of their messages, also when they are sent again.
+#[test]
+fn class_of_a_range_is_its_highest_message() {
+    let mut f = Fixture::new();
+    push_message(&mut f, b"low.", 1, 0).unwrap();
+    assert_eq!((f.buffer.message_class(0, 4), f.buffer.message_class(4, 0)), (Some(1), None));
+    push_message(&mut f, b"high.", 6, 2).unwrap();
+    push_message(&mut f, b"higher.", 7, 4).unwrap();
+    // "low." is begun, and "higher." comes before "high.".
+    let classes = |f: &Fixture| {
+        [(0, 4), (3, 2), (4, 7), (11, 5), (10, 2)].map(|(at, len)| f.buffer.message_class(at, len))
+    };
+    let expected = [Some(1), Some(7), Some(7), Some(6), Some(7)];
+    assert_eq!(classes(&f), expected);
+    f.buffer.push_bytes(&mut f.pool, b"bytes", u64::MAX);
+    push_message(&mut f, b"next.", 2, 16).unwrap();
+    assert_eq!(classes(&f), expected);
+    assert_eq!([(16, 5), (20, 2)].map(|(at, len)| f.buffer.message_class(at, len)), [None, Some(2)]);
+    f.buffer.discard_front(&mut f.pool, &mut f.sources, 12);
+    assert_eq!([(0, 4), (4, 5)].map(|(at, len)| f.buffer.message_class(at, len)), [Some(6), None]);
+}

@@ -15,6 +15,7 @@
 use super::{ItemContent, SendBuffer, StreamItem, TailChunk};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkPool};
 use core::ops::Range;
+use std::collections::VecDeque;
 
 /// Messages that a connection may have queued and not begun to send.
 // limit: queued messages of a connection
@@ -34,7 +35,10 @@ struct MessageMark {
 /// Messages that were queued last; valid only while they end where the stream ends.
 #[derive(Debug, Default)]
 pub(super) struct QueuedMessages {
-    marks: std::collections::VecDeque<MessageMark>,
+    marks: VecDeque<MessageMark>,
+    /// Messages whose places are final, for the priority of the frames that carry them: the latest
+    /// [`MESSAGES_MAX`] of those that were not acknowledged when a message was queued last.
+    placed: VecDeque<MessageMark>,
     /// Chunk that was allocated last for a message which was queued before others: it has room for the next
     /// one.
     chunk: Option<TailChunk>,
@@ -50,7 +54,7 @@ pub struct NoMessageRoom {
 impl QueuedMessages {
     /// Returns the bytes of memory of the list.
     pub fn list_bytes(&self) -> usize {
-        self.marks.capacity() * size_of::<MessageMark>()
+        (self.marks.capacity() + self.placed.capacity()) * size_of::<MessageMark>()
     }
 
     /// Updates item numbers after `count` items were inserted at number `at`.
@@ -60,17 +64,37 @@ impl QueuedMessages {
         }
     }
 
-    /// Discards messages that are begun at position `sent`, and all if the stream does not end with them.
-    fn discard_begun(&mut self, sent: u64, end: u64) {
-        if self.marks.back().is_none_or(|last| last.end != end) {
-            self.marks.clear();
+    /// Fixes the places of messages that are begun at position `sent`, and of all if the stream does not end
+    /// with them. Forgets those before position `start`, which are acknowledged.
+    fn fix_begun(&mut self, start: u64, sent: u64, end: u64) {
+        while self.placed.front().is_some_and(|first| first.end <= start) {
+            self.placed.pop_front();
         }
-        while self.marks.front().is_some_and(|first| first.start < sent) {
-            self.marks.pop_front();
+        let ends_stream = self.marks.back().is_some_and(|last| last.end == end);
+        while let Some(begun) = self.marks.pop_front_if(|first| first.start < sent || !ends_stream) {
+            if begun.end <= start {
+                continue;
+            }
+            if self.placed.len() == MESSAGES_MAX {
+                self.placed.pop_front();
+            }
+            self.placed.push_back(begun);
         }
-        if self.marks.is_empty() && self.marks.capacity() > KEPT_MESSAGES {
-            self.marks.shrink_to(KEPT_MESSAGES);
+        for list in [&mut self.marks, &mut self.placed] {
+            if list.is_empty() && list.capacity() > KEPT_MESSAGES {
+                list.shrink_to(KEPT_MESSAGES);
+            }
         }
+    }
+
+    /// Returns the highest class of the messages that have bytes in a range of the stream.
+    #[cold]
+    fn class_within(&self, range: &Range<u64>) -> Option<u8> {
+        let of_list = |list: &VecDeque<MessageMark>| {
+            let first = list.partition_point(|mark| mark.end <= range.start);
+            list.range(first..).take_while(|mark| mark.start < range.end).map(|mark| mark.class).max()
+        };
+        of_list(&self.placed).max(of_list(&self.marks))
     }
 }
 
@@ -87,7 +111,7 @@ impl SendBuffer {
         limit: u64,
     ) -> Result<Range<u64>, NoMessageRoom> {
         let (start, len) = (self.start, bytes.len() as u64);
-        self.messages.discard_begun(start + sent, self.end);
+        self.messages.fix_begun(start, start + sent, self.end);
         let marks = &self.messages.marks;
         if marks.len() >= MESSAGES_MAX || self.len() + len > limit {
             return Err(NoMessageRoom { is_memory: false });
@@ -110,6 +134,16 @@ impl SendBuffer {
         }
         marks.insert(index, MessageMark { start: at, end: at + len, class });
         Ok(at - start..at + len - start)
+    }
+
+    /// Returns the highest class of the messages among `len` bytes, which begin `offset` bytes after the first
+    /// unacknowledged one; `None` if there are none.
+    #[inline(always)]
+    pub fn message_class(&self, offset: u64, len: u64) -> Option<u8> {
+        if self.messages.marks.is_empty() && self.messages.placed.is_empty() {
+            return None;
+        }
+        self.messages.class_within(&(self.start + offset..self.start + offset + len))
     }
 
     /// Inserts bytes before those at `position`, which are no slice of a source.
