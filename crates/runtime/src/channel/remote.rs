@@ -6,7 +6,7 @@
 
 use super::client::{Client, ClientEvent};
 use super::client_memory::OFFERS_MAX;
-use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest};
+use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest, UnorderedReply};
 use crate::error::Error;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
@@ -16,6 +16,7 @@ use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::priority::BEST_EFFORT;
+use ginnel_stack::stream_position::StreamPosition;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId, SourceTable};
@@ -74,6 +75,18 @@ struct RemoteConn {
     close_reason: Option<CloseReason>,
     /// An event that reports its end was queued.
     is_close_reported: bool,
+    /// The place in the stream, once bytes were taken before bytes which precede them.
+    position: Option<Box<StreamPosition>>,
+}
+
+impl RemoteConn {
+    /// Returns how many bytes that follow `skipped` unread ones can be read before the first bytes that were
+    /// taken early.
+    fn len_to_early(&self, skipped: usize) -> usize {
+        let until_early = self.position.as_ref().and_then(|position| position.until_early());
+        until_early
+            .map_or(usize::MAX, |len| usize::try_from(len).unwrap_or(usize::MAX).saturating_sub(skipped))
+    }
 }
 
 /// State of a listener.
@@ -109,6 +122,8 @@ pub(crate) struct RemoteEngine {
     scratch: Box<[u8; COPY_BYTES]>,
     /// Class of priority of the event that was returned last.
     event_class: u8,
+    /// True if a connection may receive unordered.
+    is_unordered_used: bool,
 }
 
 impl RemoteEngine {
@@ -129,6 +144,7 @@ impl RemoteEngine {
             now,
             scratch: Box::new([0; COPY_BYTES]),
             event_class: BEST_EFFORT,
+            is_unordered_used: false,
         }
     }
 
@@ -198,11 +214,8 @@ impl RemoteEngine {
     }
 
     fn listen_as(&mut self, request: ChannelRequest) -> Result<Listener, ListenError> {
-        if let ChannelRequest::Listen(_, options) | ChannelRequest::ListenExclusive(_, options) = &request
-            && options.socket.unordered
-        {
-            // The channel carries bytes in order.
-            return Err(ListenError::InvalidOption);
+        if let ChannelRequest::Listen(_, options) | ChannelRequest::ListenExclusive(_, options) = &request {
+            self.is_unordered_used |= options.socket.unordered;
         }
         let number = match self.client.get_mut().listen_as(request, OFFERS_MAX as u32) {
             Ok(number) => number as usize,
@@ -246,6 +259,7 @@ impl RemoteEngine {
             self.client.get_mut().set_credits(listener.index(), OFFERS_MAX as u32);
         }
         let readable = self.buffered(conn) > 0;
+        let has_unordered = self.has_unordered(conn);
         let entry = self.conn_mut(conn)?;
         entry.is_accepted = true;
         let (fin, close_reason) = (entry.has_fin, entry.close_reason);
@@ -253,6 +267,9 @@ impl RemoteEngine {
         // Events before the accept were not reported.
         if urgent {
             self.push_urgent(conn);
+        }
+        if has_unordered {
+            self.events.push_back(Event::Unordered { conn });
         }
         if readable {
             self.events.push_back(Event::Readable { conn });
@@ -272,9 +289,7 @@ impl RemoteEngine {
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<Conn, ConnectError> {
-        if options.socket.unordered {
-            return Err(ConnectError::InvalidOption);
-        }
+        self.is_unordered_used |= options.socket.unordered;
         let conn = match self.client.get_mut().connect(remote, *options) {
             Ok(conn) => conn,
             Err(Error::Connect(_, error)) => return Err(error),
@@ -300,20 +315,20 @@ impl RemoteEngine {
         Ok(count)
     }
 
-    /// Sends a message after all bytes that were sent before: bytes leave this thread in order.
-    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], _priority: u8) -> Result<(), SendError> {
-        let client = self.client.get_mut();
-        if bytes.len() > client.buffer_bytes() {
-            return Err(SendError::TooLong);
+    /// Sends a message, which takes its place in the engine's queue at once.
+    pub fn send_message(&mut self, conn: Conn, bytes: &[u8], priority: u8) -> Result<(), SendError> {
+        let entry = self.conn_mut(conn).ok_or(SendError::Stale)?;
+        if entry.deferred_close != DeferredClose::Nothing {
+            return Err(SendError::Closed);
         }
-        if !client.await_send_space(conn, bytes.len()).map_err(|_| SendError::Stale)? {
-            self.conn_mut(conn).ok_or(SendError::Stale)?.is_send_blocked = true;
-            return Err(SendError::Full);
+        let sent = match entry.ranges.is_empty() {
+            true => self.client.get_mut().send_message(conn, bytes.to_vec(), priority),
+            false => Err(SendError::Full),
+        };
+        if sent == Err(SendError::Full) {
+            self.conns[conn.index() as usize].is_send_blocked = true;
         }
-        match self.send(conn, bytes)? {
-            sent if sent == bytes.len() => Ok(()),
-            _ => Err(SendError::Full),
-        }
+        sent
     }
 
     pub fn send_source(
@@ -400,9 +415,31 @@ impl RemoteEngine {
         }
     }
 
-    /// Returns `None`: bytes reach this thread in order only.
-    pub fn recv_unordered(&mut self, conn: Conn, _: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
-        self.conn(conn).map(|_| None).ok_or(Stale::Handle)
+    fn has_unordered(&self, conn: Conn) -> bool {
+        self.is_unordered_used && self.client.borrow().has_unordered(conn) == Ok(true)
+    }
+
+    /// Takes bytes that arrived before bytes which precede them, by a request.
+    pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
+        let Self { client, conns, .. } = self;
+        let entry = conns.get_mut(conn.index() as usize).filter(|entry| entry.conn == Some(conn));
+        let (client, entry) = (client.get_mut(), entry.ok_or(Stale::Handle)?);
+        if !client.has_unordered(conn)? || out.is_empty() {
+            return Ok(None);
+        }
+        let read = client.read_position(conn)?;
+        let max = u32::try_from(out.len()).unwrap_or(u32::MAX);
+        // If the shard is gone, so are the bytes.
+        let Ok(UnorderedReply::Early { offset, bytes }) = client.recv_unordered(conn, max) else {
+            return Ok(None);
+        };
+        // Before the first such bytes, positions in the region are offsets in the stream.
+        let position = entry.position.get_or_insert_with(|| Box::new(StreamPosition::starting_at(read)));
+        let ahead = usize::try_from(offset.saturating_sub(position.next())).unwrap_or(usize::MAX);
+        let taken = UnorderedBytes { ahead, len: bytes.len().min(out.len()) };
+        out[..taken.len].copy_from_slice(&bytes[..taken.len]);
+        position.on_unordered(taken);
+        Ok(Some(taken))
     }
 
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
@@ -448,7 +485,7 @@ impl RemoteEngine {
         let (mut events_seen, mut limits) = (0, (0, usize::MAX));
         let count = loop {
             let (skip_len, max) = limits;
-            let max_len = out.len().min(max);
+            let max_len = out.len().min(max).min(entry.len_to_early(skip_len));
             let count = self.client.borrow().peek(conn, skip_len, &mut out[..max_len])?;
             // Checked after the bytes were copied: urgent bytes are announced before they arrive.
             let now = self.client.borrow().oob_events(conn);
@@ -470,7 +507,11 @@ impl RemoteEngine {
             0 => (0, usize::MAX),
             _ => self.read_limits(conn),
         };
-        self.client.get_mut().consume(conn, skip_len + count.min(max))?;
+        let consumed = skip_len + count.min(max);
+        self.client.get_mut().consume(conn, consumed)?;
+        if let Some(position) = self.conn_mut(conn).and_then(|entry| entry.position.as_mut()) {
+            position.on_data(consumed);
+        }
         if let Some(reason) = self.conn(conn).and_then(|entry| entry.close_reason) {
             self.push_closed(conn, reason);
         }
@@ -519,10 +560,7 @@ impl RemoteEngine {
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        if option == TcpOption::Unordered(true) {
-            // Bytes reach this thread in order only.
-            return Err(OptionError::Invalid);
-        }
+        self.is_unordered_used |= option == TcpOption::Unordered(true);
         if let (TcpOption::OobInline(on), Some(entry)) = (option, self.conn_mut(conn)) {
             entry.oob_inline = on;
         }
@@ -740,7 +778,12 @@ impl RemoteEngine {
             // Only reported to clients that accept explicitly.
             ClientEvent::Offered { .. } => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
-            ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
+            ClientEvent::Readable { conn } => {
+                if self.has_unordered(conn) {
+                    self.push_event(conn, Event::Unordered { conn });
+                }
+                self.push_event(conn, Event::Readable { conn });
+            }
             ClientEvent::Acked { conn, bytes } => self.push_event(conn, Event::Acked { conn, bytes }),
             ClientEvent::Urgent { conn } => {
                 self.push_urgent(conn);

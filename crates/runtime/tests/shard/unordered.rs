@@ -2,11 +2,10 @@
 
 use crate::placement_suite::pair::ShardPair;
 use core::time::Duration;
-use ginnel::config::Placement;
 use ginnel::net::{TcpListener, TcpStream};
 use ginnel::{
-    Config, Conn, ConnectOptions, Context, Error, Executor, Handler, ListenOptions, SocketOptions,
-    StreamPosition, TcpOption, UnorderedBytes,
+    Conn, ConnectOptions, Context, Error, Executor, Handler, ListenOptions, SocketOptions, StreamPosition,
+    TcpOption, UnorderedBytes,
 };
 use std::io;
 
@@ -19,16 +18,13 @@ fn byte_at(offset: u64) -> u8 {
     (offset * 7 % 251) as u8
 }
 
-/// The application is in the stack's thread, whatever placement is tested.
-fn inline(config: &mut Config) {
-    (config.shard.placement, config.shard.workers) = (Placement::Inline, 0);
-}
-
 /// Sends a message each millisecond, every second one with a high priority.
 #[derive(Default)]
 struct Client {
     conn: Option<Conn>,
     sent: usize,
+    /// The messages have their priorities, instead of the connection.
+    as_messages: bool,
 }
 
 impl Handler for Client {
@@ -47,8 +43,13 @@ impl Handler for Client {
         let conn = self.conn.unwrap();
         let start = (self.sent * MESSAGE_BYTES) as u64;
         let message: Vec<u8> = (start..start + MESSAGE_BYTES as u64).map(byte_at).collect();
-        cx.set_priority(conn, if self.sent % 2 == 1 { HIGH } else { 0 }).unwrap();
-        assert_eq!(cx.send(conn, &message), Ok(MESSAGE_BYTES));
+        let priority = if self.sent % 2 == 1 { HIGH } else { 0 };
+        if self.as_messages {
+            assert_eq!(cx.send_message(conn, &message, priority), Ok(()));
+        } else {
+            cx.set_priority(conn, priority).unwrap();
+            assert_eq!(cx.send(conn, &message), Ok(MESSAGE_BYTES));
+        }
         self.sent += 1;
         if self.sent == MESSAGES {
             return cx.shutdown_write(conn).unwrap();
@@ -132,10 +133,26 @@ fn handler_receives_each_byte_once_with_its_offset() {
             counts: Counts::new(),
             has_ended: false,
         };
-        let mut pair = ShardPair::with_losses(server, Client::default(), inline);
+        let mut pair = ShardPair::with_losses(server, Client::default(), |_| ());
         assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
         pair.server.handler().counts.check(unordered);
     }
+}
+
+/// The frames of a message carry its priority to the receiver.
+#[test]
+fn frames_carry_the_priority_of_their_message() {
+    let server = Server {
+        unordered: true,
+        appetite: usize::MAX,
+        position: StreamPosition::new(),
+        counts: Counts::new(),
+        has_ended: false,
+    };
+    let client = Client { as_messages: true, ..Client::default() };
+    let mut pair = ShardPair::with_losses(server, client, |_| ());
+    assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
+    pair.server.handler().counts.check(true);
 }
 
 async fn serve(unordered: bool, buffer_bytes: usize) -> io::Result<()> {
@@ -174,58 +191,8 @@ async fn send_messages() -> io::Result<()> {
 fn task_receives_each_byte_once_with_its_offset() {
     for (unordered, buffer_bytes) in [(true, 4096), (true, 77), (false, 4096)] {
         let server = Executor::new(move || serve(unordered, buffer_bytes));
-        let mut pair = ShardPair::with_losses(server, Executor::new(send_messages), inline);
+        let mut pair = ShardPair::with_losses(server, Executor::new(send_messages), |_| ());
         pair.run(60 * SECOND);
-    }
-}
-
-/// A handler in a thread of its own receives in order, and is told so.
-#[test]
-fn option_is_refused_in_other_threads() {
-    struct Opener {
-        result: Option<Result<(), ginnel::OptionError>>,
-        accepts_options: bool,
-    }
-    impl Handler for Opener {
-        fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-            let socket = SocketOptions { unordered: true, ..SocketOptions::default() };
-            let listening =
-                cx.listen("0.0.0.0:81".parse().unwrap(), ListenOptions { socket, ..Default::default() });
-            let connecting = cx.connect(
-                "10.0.0.1:81".parse().unwrap(),
-                ConnectOptions { socket, ..ConnectOptions::default() },
-            );
-            assert_eq!((listening.is_ok(), connecting.is_ok()), (self.accepts_options, self.accepts_options));
-            cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).map(|_| ())
-        }
-
-        fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-            self.result = Some(cx.set_option(conn, TcpOption::Unordered(true)));
-            cx.close(conn).unwrap();
-        }
-
-        fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
-            data.len()
-        }
-    }
-    for (placement, expected) in
-        [(Placement::Inline, Ok(())), (Placement::Split, Err(ginnel::OptionError::Invalid))]
-    {
-        let server = Server {
-            unordered: false,
-            appetite: usize::MAX,
-            position: StreamPosition::new(),
-            counts: Counts::new(),
-            has_ended: false,
-        };
-        let set = |config: &mut Config| (config.shard.placement, config.shard.workers) = (placement, 0);
-        let mut pair = ShardPair::without_transcript(
-            server,
-            Opener { result: None, accepts_options: expected.is_ok() },
-            set,
-        );
-        assert!(pair.run_until(SECOND, |_, client| client.result.is_some()));
-        assert_eq!(pair.client.handler().result, Some(expected));
     }
 }
 
@@ -289,16 +256,11 @@ fn order(received: &[u8]) -> String {
 
 #[test]
 fn messages_of_handlers_leave_by_priority() {
-    for (placement, as_messages, expected) in [
-        (Placement::Inline, true, "54123"),
-        (Placement::Inline, false, "12345"),
-        // Where the engine is in another thread, messages leave in the order of the calls.
-        (Placement::Split, true, "12345"),
-    ] {
-        let set = |config: &mut Config| (config.shard.placement, config.shard.workers) = (placement, 0);
-        let mut pair = ShardPair::without_transcript(Collector::default(), Sender { as_messages }, set);
+    for (as_messages, expected) in [(true, "54123"), (false, "12345")] {
+        let sender = Sender { as_messages };
+        let mut pair = ShardPair::without_transcript(Collector::default(), sender, |_| ());
         assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
-        assert_eq!(order(&pair.server.handler().received), expected, "{placement:?} {as_messages}");
+        assert_eq!(order(&pair.server.handler().received), expected, "{as_messages}");
     }
 }
 
@@ -314,7 +276,7 @@ fn messages_of_tasks_wait_for_room_and_leave_by_priority() {
         assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
         io::Result::Ok(())
     };
-    let mut pair = ShardPair::without_transcript(Collector::default(), Executor::new(client), inline);
+    let mut pair = ShardPair::without_transcript(Collector::default(), Executor::new(client), |_| ());
     assert!(pair.run_until(60 * SECOND, |server, _| server.has_ended));
     assert_eq!(order(&pair.server.handler().received), "541236");
 }
