@@ -10,7 +10,8 @@ use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::UdpError;
 use rustc_hash::FxHashSet;
 
-/// Bytes of a receive buffer that are delivered at a time to handlers that take any bytes.
+/// Bytes of a receive buffer that are delivered at a time to handlers that take any bytes; the least that
+/// others can ask for.
 const SMALL_READ_BYTES: usize = 2048;
 
 /// Bytes of a receive buffer that are delivered at a time, at most; also the length of the longest datagram.
@@ -115,7 +116,7 @@ impl EventDispatcher {
         let mut count = 0;
         while count < max
             && (count < min || !core.must_look_at_devices())
-            && let Some(event) = core.stack.next_event()
+            && let Some(event) = core.stack.next_event_by_class()
         {
             count += 1;
             self.deliver_event(core, handler, event, burst);

@@ -87,6 +87,15 @@ both! {
 }
 
 impl Engine {
+    /// See [`Stack::next_event_by_class`].
+    #[inline(always)]
+    pub fn next_event_by_class(&mut self) -> Option<Event> {
+        match self {
+            Self::Local(stack) => stack.next_event_by_class(),
+            Self::Channel(remote) => remote.next_event(),
+        }
+    }
+
     /// See [`Stack::next_event`]. Inlined into each of its callers, of which one runs for each frame.
     #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {

@@ -370,7 +370,16 @@ impl Stack {
     /// Returns the next event. Slots of connections whose end was reported before are reused from here on.
     #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {
-        self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
+        let event = self.tcp.next_event::<false>();
+        event.or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
+    }
+
+    /// As [`Stack::next_event`], for owners that use [`Stack::select_class`]: [`Event::Connected`] is
+    /// returned before other events of its connection, also if these are of a higher class.
+    #[inline(always)]
+    pub fn next_event_by_class(&mut self) -> Option<Event> {
+        let event = self.tcp.next_event::<true>();
+        event.or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
     }
 
     /// Returns the number of events that are queued. [`Stack::next_event`] may return fewer, because some

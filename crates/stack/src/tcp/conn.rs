@@ -83,6 +83,9 @@ impl Flags {
     pub const INLINE: Self = Self(1 << 26);
     /// The connection is in an accept queue.
     pub const IN_ACCEPT_QUEUE: Self = Self(1 << 27);
+    /// `Connected` is queued and was not reported. The bit is that of `IN_ACCEPT_QUEUE`, which a connection
+    /// with `ACTIVE_OPEN` never has.
+    pub const CONNECTED_QUEUED: Self = Self::IN_ACCEPT_QUEUE;
     /// The path reported an MTU below the smallest one that is accepted: packets may be fragmented on the
     /// way.
     pub const MTU_LOCKED: Self = Self(1 << 28);

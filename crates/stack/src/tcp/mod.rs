@@ -322,13 +322,19 @@ impl Tcp {
         demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 
-    /// Returns the next event whose connection still exists.
+    /// Returns the next event whose connection still exists. `HAS_CLASSES`: events of connections may be in
+    /// lists of several classes, of which a higher one is reported first.
     #[inline(always)]
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event<const HAS_CLASSES: bool>(&mut self) -> Option<Event> {
         if let Some(idx) = self.reap.take() {
             self.free_slot(idx);
         }
         while let Some(event) = self.events.pop_front() {
+            if HAS_CLASSES && let Some(conn) = self.unreported_connect_of(&event) {
+                self.events.push_front(event);
+                self.events.push_front(Event::Connected { conn });
+                continue;
+            }
             let conn = match event {
                 Event::Data { conn, data } => {
                     let Some(idx) = self.conns.lookup(conn) else { continue };
@@ -380,10 +386,16 @@ impl Tcp {
                     self.on_urgent_event_taken(conn);
                     conn
                 }
-                Event::Connected { conn }
-                | Event::Writable { conn }
-                | Event::Unordered { conn }
-                | Event::Acked { conn, .. } => conn,
+                Event::Connected { conn } => {
+                    let Some(idx) = self.conns.lookup(conn) else { continue };
+                    if !self.conns[idx].has(Flags::CONNECTED_QUEUED) {
+                        // It was reported before an event of a higher class.
+                        continue;
+                    }
+                    self.conns[idx].flags.clear(Flags::CONNECTED_QUEUED);
+                    conn
+                }
+                Event::Writable { conn } | Event::Unordered { conn } | Event::Acked { conn, .. } => conn,
                 Event::Incoming { .. } | Event::UdpReadable { .. } | Event::ListenerDestroyed { .. } => {
                     return Some(event);
                 }
@@ -397,6 +409,22 @@ impl Tcp {
             }
         }
         None
+    }
+
+    /// Returns the connection of an event before which `Connected` has to be reported.
+    fn unreported_connect_of(&self, event: &Event) -> Option<Conn> {
+        let (Event::Data { conn, .. }
+        | Event::Readable { conn }
+        | Event::Unordered { conn }
+        | Event::Writable { conn }
+        | Event::Acked { conn, .. }
+        | Event::Urgent { conn, .. }
+        | Event::PeerClosed { conn }) = *event
+        else {
+            return None;
+        };
+        let c = &self.conns[self.conns.lookup(conn)?];
+        (c.has(Flags::CONNECTED_QUEUED) && c.has(Flags::ACTIVE_OPEN)).then_some(conn)
     }
 
     pub fn token(&self, conn: Conn) -> Option<u32> {
@@ -461,7 +489,7 @@ impl Tcp {
             self.half_open -= 1;
             self.listeners.on_half_open_end(token);
         }
-        let is_unaccepted = flags.has(Flags::IN_ACCEPT_QUEUE);
+        let is_unaccepted = flags.has(Flags::IN_ACCEPT_QUEUE) && !flags.has(Flags::ACTIVE_OPEN);
         let is_accepted = flags.has(Flags::ACCEPTED);
         let may_be_read = is_unaccepted || is_accepted && !flags.has(Flags::ORPHAN);
         if may_be_read && let Some((_, b)) = self.tcb_and_active(idx) {

@@ -94,6 +94,7 @@ impl Tcp {
             self.want_transmit(idx);
         }
         if !orphan {
+            self.conns[idx].flags.set(Flags::CONNECTED_QUEUED);
             let conn = self.conns.handle(idx);
             self.events.push_back(Event::Connected { conn });
         }

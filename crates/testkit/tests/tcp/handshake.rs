@@ -3,8 +3,9 @@
 use super::common::{ACK, SYN, closed_count, config};
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::events::CloseReason;
+use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::options::{ListenOptions, SocketOptions, TcpOption};
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::config::SynCookies;
 use ginnel_stack::tcp::state::State;
@@ -111,4 +112,22 @@ fn connect_needs_no_bind() {
     let local = p.stack.info(conn).unwrap().local;
     assert_eq!(local.ip(), IpAddr::V4(STACK));
     assert!((32_768..=60_999).contains(&local.port()));
+}
+
+/// Data of a higher class of priority than the SYN+ACK come after `Connected` nevertheless.
+#[test]
+fn connected_is_reported_before_urgent_data() {
+    let mut p = ScriptedPeer::new(config());
+    let conn = p.connect();
+    let none = TcpOptions::default();
+    let syn_ack = p.segment(ACK | SYN, 0, 1, &[], &none);
+    p.receive_without_events(&[syn_ack]);
+    p.stack.select_class(6);
+    let data = p.segment(ACK, 1, 1, b"urgent", &none);
+    p.receive_without_events(&[data]);
+    let events: Vec<Event> = core::iter::from_fn(|| p.stack.next_event_by_class()).collect();
+    assert_eq!(events, [Event::Connected { conn }, Event::Readable { conn }]);
+    p.stack.select_class(BEST_EFFORT);
+    assert_eq!(p.stack.next_event_by_class(), None, "it is reported once");
+    p.stack.check_invariants();
 }
