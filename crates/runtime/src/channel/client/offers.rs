@@ -1,13 +1,16 @@
 //! Connections that the stack offers (docs/adr/0013-accept-credits.md). They are accepted at once, or
-//! explicitly in the order in which they were offered.
+//! explicitly in the order in which they were offered; with priorities, those of a high class first.
 
 use super::{Client, ClientEvent, ClientSocket};
 use crate::channel::client_memory::OFFERS_MAX;
+use crate::channel::data_class;
 use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots;
+use crate::channel::region::{Direction, Region};
 use crate::channel::socket::{OfferSlot, state};
 use crate::channel::sync::Ordering;
 use ginnel_stack::handle::Conn;
+use ginnel_stack::priority::{CLASSES, ClassScheduler, ClassSet};
 use std::collections::VecDeque;
 
 /// Offers to a client that accepts explicitly.
@@ -17,6 +20,8 @@ pub(super) struct ReceivedOffers {
     /// For each listener up to the last one that had an offer, the slots of its offers, oldest first. An
     /// offer may have been revoked since.
     queues: Vec<VecDeque<usize>>,
+    /// Gives lower classes of priority their share of the accepted connections, if the stack has priorities.
+    scheduler: Option<ClassScheduler>,
 }
 
 impl ReceivedOffers {
@@ -31,7 +36,8 @@ impl ReceivedOffers {
 impl Client {
     /// Makes offered connections wait until [`Client::accept`] accepts them. Each offer is reported once.
     pub fn accept_explicitly(&mut self) {
-        self.explicit_offers = Some(Box::new(ReceivedOffers { seen: [0; OFFERS_MAX], queues: Vec::new() }));
+        self.explicit_offers =
+            Some(Box::new(ReceivedOffers { seen: [0; OFFERS_MAX], queues: Vec::new(), scheduler: None }));
     }
 
     /// Handles a notification of a socket that this client does not own: if the socket is offered, the offer
@@ -101,23 +107,56 @@ impl Client {
         }
     }
 
+    /// Returns the next offer of a listener that is still valid, its slot, and its index among the listener's
+    /// offers: the oldest one or, if the stack has priorities, the oldest one of the class whose turn it is.
+    fn next_offer(&mut self, listener: u32) -> Option<(usize, u64, usize)> {
+        let (slot, bits) = self.oldest_offer(listener)?;
+        match self.prioritized.is_some() {
+            true => self.next_offer_by_class(listener),
+            false => Some((slot, bits, 0)),
+        }
+    }
+
+    #[cold]
+    fn next_offer_by_class(&mut self, listener: u32) -> Option<(usize, u64, usize)> {
+        let share = self.lower_share_percent().unwrap_or(0);
+        let Self { explicit_offers, memory, region, .. } = self;
+        let offers = explicit_offers.as_mut()?;
+        let mut first = [None; CLASSES];
+        for (index, slot) in offers.queues.get(listener as usize)?.iter().enumerate() {
+            let bits = memory.offers()[*slot].load(Ordering::Acquire);
+            if let OfferSlot::Offered { listener: of, socket } = OfferSlot::from_bits(bits)
+                && u32::from(of) == listener
+                && let Some(class) = offered_class(region, socket)
+            {
+                first[usize::from(class)].get_or_insert((*slot, bits, index));
+            }
+        }
+        let with_offers = first.iter().enumerate().filter(|(_, offer)| offer.is_some());
+        let with_offers = with_offers.fold(0, |set: ClassSet, (class, _)| set | 1 << class);
+        let scheduler = offers.scheduler.get_or_insert_with(|| ClassScheduler::new(share));
+        let class = scheduler.pick(with_offers)?;
+        scheduler.charge(class, with_offers, 1);
+        first[usize::from(class)]
+    }
+
     /// Returns whether a connection of a listener could be accepted now.
     pub fn has_offer(&mut self, listener: u32) -> bool {
         self.oldest_offer(listener).is_some()
     }
 
-    /// Accepts the connection that was offered first. Events of the connection that occurred meanwhile are
-    /// reported afterwards.
+    /// Accepts the connection that was offered first, among those of a high class of priority if there are
+    /// any. Events of the connection that occurred meanwhile are reported afterwards.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
-            let Some((slot, bits)) = self.oldest_offer(listener) else {
+            let Some((slot, bits, index)) = self.next_offer(listener) else {
                 self.resume_offers();
                 return None;
             };
             let conn = self.accept_offer(slot, bits);
             if let Some(offers) = &mut self.explicit_offers {
                 offers.seen[slot] = 0;
-                offers.queues[listener as usize].pop_front();
+                offers.queues[listener as usize].remove(index);
             }
             if let Some(conn) = conn {
                 self.report_changes(conn);
@@ -125,4 +164,11 @@ impl Client {
             }
         }
     }
+}
+
+/// Returns the class of a connection that is offered; `None` if no socket has this number.
+pub(super) fn offered_class(region: &Region, socket: u32) -> Option<u8> {
+    // Another process of the domain may have written any number.
+    let area = ((socket as usize) < region.sockets()).then(|| region.socket(socket))?;
+    Some(data_class::of_unread(&area.data_class, area.positions(Direction::Incoming).read()))
 }

@@ -1,11 +1,12 @@
 //! Events by priority, if `[priority]` is in use: the notifications in the ring are moved to a queue for each
 //! class before each event, and the next event is that of the class whose turn it is.
 
+use super::offers::offered_class;
 use super::{Client, ClientEvent};
 use crate::channel::client_memory::ClientMemory;
 use crate::channel::data_class;
 use crate::channel::doorbells::{NotifyQueue, highest_class};
-use crate::channel::region::{Direction, Region};
+use crate::channel::region::Region;
 use crate::channel::socket::OfferSlot;
 use crate::channel::sync::Ordering;
 use ginnel_stack::error::Stale;
@@ -106,13 +107,8 @@ impl Client {
     pub fn offer_class(&self, listener: u32) -> Option<u8> {
         let offers = self.memory.offers().iter();
         let offered = offers.filter_map(|word| match OfferSlot::from_bits(word.load(Ordering::Acquire)) {
-            // Another process of the domain may have written any number there.
-            OfferSlot::Offered { listener: of, socket }
-                if u32::from(of) == listener && (socket as usize) < self.region.sockets() =>
-            {
-                let area = self.region.socket(socket);
-                let read = area.positions(Direction::Incoming).read();
-                Some(data_class::of_unread(&area.data_class, read))
+            OfferSlot::Offered { listener: of, socket } if u32::from(of) == listener => {
+                offered_class(&self.region, socket)
             }
             _ => None,
         });

@@ -5,16 +5,19 @@ use super::client_table::ClientTable;
 use super::credit_queue::{Credit, CreditQueue};
 use super::domain::{ClientSlot, Domain, DomainListener};
 use super::owner_set::OwnerSet;
+use super::pending_connections::PendingConnections;
 use crate::channel::client_memory::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::control::AddressSharing;
+use crate::channel::data_class;
 use crate::channel::offer_slots::{self, RevokeOutcome};
+use crate::channel::region::Direction;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
 use crate::error::Error;
 use core::net::SocketAddr;
 use ginnel_stack::error::{ListenError, Stale};
 use ginnel_stack::options::{ListenOptions, SocketOptions};
-use std::collections::VecDeque;
+use ginnel_stack::priority::BEST_EFFORT;
 
 impl Domain {
     /// Makes a client the owner of the connection that it accepted in a slot.
@@ -54,11 +57,44 @@ impl Domain {
         entry.offer = None;
         let listening = self.listeners[usize::from(listener)].as_mut();
         entry.is_pending = listening.is_some();
-        if let Some(listening) = listening {
-            listening.pending.push_front(socket);
+        let class = self.pending_class(socket);
+        let share = self.region.lower_share_percent().unwrap_or(0);
+        if let Some(Some(listening)) = self.listeners.get_mut(usize::from(listener)) {
+            listening.pending.push_front(socket, class, share);
             self.set_distributable(listener.into());
         }
         true
+    }
+
+    /// Adds a connection to those of a listener that can be offered.
+    pub(super) fn push_pending(&mut self, number: usize, socket: u32) {
+        let class = self.pending_class(socket);
+        let share = self.region.lower_share_percent().unwrap_or(0);
+        if let Some(Some(listening)) = self.listeners.get_mut(number) {
+            listening.pending.push_back(socket, class, share);
+        }
+    }
+
+    /// Makes a pending connection that has received bytes of this class precede those of lower classes.
+    #[cold]
+    pub(super) fn raise_pending(&mut self, socket: u32, class: u8) {
+        let number = usize::from(self.sockets[socket as usize].listener);
+        let share = self.region.lower_share_percent().unwrap_or(0);
+        if class > BEST_EFFORT
+            && let Some(Some(listening)) = self.listeners.get_mut(number)
+        {
+            listening.pending.raise(socket, class, share);
+        }
+    }
+
+    /// Returns the class of a connection that is pending: that of its unread bytes or, without any, that of
+    /// the event that established it.
+    fn pending_class(&self, socket: u32) -> u8 {
+        if self.event_class.is_none() {
+            return BEST_EFFORT;
+        }
+        let area = self.region.socket(socket);
+        data_class::of_unread(&area.data_class, area.positions(Direction::Incoming).read())
     }
 
     /// Frees an offer slot, with which the client may have credit again.
@@ -116,20 +152,22 @@ impl Domain {
         }
     }
 
-    /// Offers the oldest pending connection of a listener to a client. Returns false if there is none, or no
+    /// Offers the next pending connection of a listener to a client. Returns false if there is none, or no
     /// free offer slot.
     pub(super) fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], self.clients.get_mut(number))
         else {
             return false;
         };
-        let Some(&socket) = listening.pending.front() else { return false };
+        if client.outstanding() == OFFERS_MAX {
+            return false;
+        }
+        let Some(socket) = listening.pending.pop() else { return false };
         let is_backlog_full = listening.is_backlog_full;
         let until = cx.now() + self.offer_timeout;
         // Cannot truncate: numbers of listeners have 16 bits.
         let offer = PendingOffer { listener: listener as u16, socket, deadline: until };
         let Some(slot) = client.add_offer(offer) else { return false };
-        listening.pending.pop_front();
         self.region.socket(socket).offer_slot.store(slot as u32, Ordering::Relaxed);
         let entry = &mut self.sockets[socket as usize];
         entry.is_pending = false;
@@ -192,7 +230,7 @@ impl Domain {
             owners: OwnerSet::default(),
             proxies: 0,
             credit_queue: CreditQueue::default(),
-            pending: VecDeque::new(),
+            pending: PendingConnections::default(),
             is_distributable: false,
             is_backlog_full: false,
             is_stalled: false,
@@ -290,7 +328,7 @@ impl Domain {
         let sibling = self.sibling_of(listening);
         self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
         listening.unaccepted = 0;
-        let mut orphans: Vec<u32> = core::mem::take(&mut listening.pending).into();
+        let mut orphans = listening.pending.take_all();
         self.drain_deferred(number as usize, &mut orphans);
         for client in self.clients.offering().into_iter().map(usize::from) {
             let slots = self.clients.get(client).map(|client| client.offer_slots());
@@ -304,10 +342,14 @@ impl Domain {
             }
         }
         for socket in orphans {
-            if let Some(Some(sibling)) = sibling.map(|number| &mut self.listeners[number]) {
-                sibling.pending.push_back(socket);
+            if let Some(number) = sibling
+                && let Some(Some(sibling)) = self.listeners.get_mut(number)
+            {
                 sibling.set_unaccepted(cx, sibling.unaccepted + 1);
-                self.socket(socket).is_pending = true;
+                self.push_pending(number, socket);
+                let entry = self.socket(socket);
+                // Cannot truncate: listener numbers have 16 bits.
+                (entry.is_pending, entry.listener) = (true, number as u16);
                 continue;
             }
             self.socket(socket).is_pending = false;

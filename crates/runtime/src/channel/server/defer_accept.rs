@@ -129,9 +129,7 @@ impl Domain {
     /// Makes a connection that has received bytes available to be accepted.
     pub(super) fn promote(&mut self, socket: u32) {
         let Some(number) = self.undefer(socket) else { return };
-        if let Some(listening) = &mut self.listeners[number] {
-            listening.pending.push_back(socket);
-        }
+        self.push_pending(number, socket);
         self.set_distributable(number);
     }
 

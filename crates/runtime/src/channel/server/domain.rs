@@ -14,6 +14,7 @@ use super::credit_queue::CreditQueue;
 use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
+use super::pending_connections::PendingConnections;
 use super::slot_allocator::SlotAllocator;
 use super::unordered::UnorderedStream;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
@@ -60,7 +61,7 @@ pub(super) struct DomainListener {
     /// Clients that have credit.
     pub credit_queue: CreditQueue,
     /// Connections that are not offered.
-    pub pending: VecDeque<u32>,
+    pub pending: PendingConnections,
     /// True if the listener is among those whose connections are distributed next.
     pub is_distributable: bool,
     /// True if a full backlog left connections in the engine's accept queue.
@@ -111,6 +112,8 @@ pub(super) struct DomainSocket {
     pub preallocated: Option<ClientSlot>,
     /// It is pending or deferred at a listener.
     pub is_pending: bool,
+    /// Number of the listener that has it while it is pending.
+    pub listener: u16,
     /// The listener at which it is deferred: see [`super::defer_accept`].
     pub deferred_at: Option<u16>,
     pub state_bits: u32,
@@ -835,12 +838,13 @@ impl Domain {
         if let Some(class) = self.event_class {
             self.record_data_class(socket, class, 0);
         }
-        let defers = self.defer_connection(cx, number, socket);
+        // Cannot truncate: listener numbers have 16 bits.
+        self.socket(socket).listener = number as u16;
+        if !self.defer_connection(cx, number, socket) {
+            self.push_pending(number, socket);
+        }
         match self.listeners.get_mut(number).and_then(Option::as_mut) {
             Some(listening) => {
-                if !defers {
-                    listening.pending.push_back(socket);
-                }
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
                 let has_small_recv_buffer = listening.has_small_recv_buffer;
                 let entry = self.socket(socket);
@@ -902,6 +906,9 @@ impl Domain {
                     Some(class) => {
                         let waiting = cx.unread(conn).max(data.len()) - count;
                         self.record_data_class(socket, class, waiting);
+                        if self.sockets[socket as usize].is_pending {
+                            self.raise_pending(socket, class);
+                        }
                         // These bytes may have waited for space since a more urgent event.
                         self.with_data_class(socket, |domain| domain.notify_owners(socket));
                     }

@@ -267,3 +267,48 @@ fn offers_have_the_class_of_their_connection() {
     assert_eq!(client.next_event(), Some(ClientEvent::Offered { listener }), "reported again");
     assert_eq!((client.offer_class(listener), client.event_class()), (Some(high), high));
 }
+
+/// Connections of a high class are accepted first, those that the client was offered and those that wait for
+/// an offer. Lower ones get their share.
+#[test]
+fn connections_are_accepted_by_class() {
+    let mut fixture = fixture(true, 1024);
+    let mut client = fixture.client();
+    client.accept_explicitly();
+    let listener = listen(&mut client, 8);
+    let connect = |fixture: &mut Fixture, priority, count| {
+        for _ in 0..count {
+            fixture.peer.with(fixture.now, |peer, cx| {
+                let socket = SocketOptions { nodelay: true, priority, ..SocketOptions::default() };
+                let options = ConnectOptions { socket, ..ConnectOptions::default() };
+                peer.add(cx.connect("10.0.0.1:80".parse().unwrap(), options).unwrap(), b"");
+            });
+            fixture.run(Duration::from_micros(200));
+        }
+        fixture.run(Duration::from_millis(1));
+    };
+    connect(&mut fixture, 0, 60);
+    connect(&mut fixture, HIGH, 40);
+    // The last ordinary one becomes urgent while it waits.
+    fixture.set_priority(59, HIGH);
+    fixture.send(59..60, b"urgent");
+    while client.next_event().is_some() {}
+    let port_of = |fixture: &mut Fixture, number: usize| {
+        fixture.peer.with(fixture.now, |peer, cx| cx.endpoints(peer.conns[number]).unwrap()[0].port())
+    };
+    let ports: Vec<u16> = (0..100).map(|number| port_of(&mut fixture, number)).collect();
+    let mut order = Vec::new();
+    while order.len() < 100 {
+        while let Some(conn) = client.accept(listener) {
+            let port = client.endpoints(conn).unwrap()[1].port();
+            order.push(ports.iter().position(|other| *other == port).unwrap());
+            fixture.run(Duration::from_millis(1));
+            while client.next_event().is_some() {}
+        }
+    }
+    // Eight were offered before the urgent ones came.
+    let urgent = order.iter().take(52).filter(|number| **number >= 59).count();
+    assert_eq!(urgent, 41, "{order:?}");
+    let ordinary: Vec<usize> = order.into_iter().filter(|number| *number < 59).collect();
+    assert_eq!(ordinary, (0..59).collect::<Vec<_>>(), "within a class in the order of arrival");
+}
