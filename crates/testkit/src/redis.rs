@@ -56,13 +56,7 @@ impl RedisServer {
 
     /// Starts the servers of a cluster, each with an equal part of the slots and its state in `folder`.
     pub fn cluster(folder: &Path, count: usize) -> Vec<Self> {
-        let dir = folder.display().to_string();
-        let start = |number: usize| {
-            let nodes = format!("nodes-{number}.conf");
-            let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
-            Self::on_port(&[&cluster[..], &["--cluster-config-file", &nodes, "--dir", &dir]].concat())
-        };
-        let servers: Vec<Self> = (0..count).map(start).collect();
+        let servers: Vec<Self> = (0..count).map(|number| Self::cluster_node(folder, number)).collect();
         for (number, server) in servers.iter().enumerate() {
             let slot = |number| number * SLOTS / count;
             let (first, last) = (slot(number), slot(number + 1) - 1);
@@ -71,17 +65,39 @@ impl RedisServer {
             let Address::Tcp(port) = servers[0].address else { continue };
             assert_eq!(server.command(&format!("CLUSTER MEET 127.0.0.1 {port}")), "+OK");
         }
-        let end = Instant::now() + TIMEOUT;
-        let known = format!("cluster_known_nodes:{count}");
-        let is_complete = |server: &Self| {
-            let info = server.command("CLUSTER INFO");
-            info.contains("cluster_state:ok") && info.contains(&known)
-        };
-        while !servers.iter().all(is_complete) {
-            assert!(Instant::now() < end, "the cluster is not complete");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        servers.iter().for_each(|server| server.wait_for_cluster(count));
         servers
+    }
+
+    /// Starts a replica of a server of a cluster, and waits until it has the server's data
+    /// and the others know it.
+    pub fn replica_of(folder: &Path, servers: &[Self], number: usize) -> Self {
+        let replica = Self::cluster_node(folder, servers.len());
+        let id = servers[number].command("CLUSTER MYID");
+        let Address::Tcp(port) = servers[number].address else { panic!("not a cluster") };
+        assert_eq!(replica.command(&format!("CLUSTER MEET 127.0.0.1 {port}")), "+OK");
+        servers.iter().chain([&replica]).for_each(|server| server.wait_for_cluster(servers.len() + 1));
+        assert_eq!(replica.command(&format!("CLUSTER REPLICATE {id}")), "+OK");
+        let is_known = |server: &Self| server.command("CLUSTER NODES").contains(&format!("slave {id}"));
+        let is_ready = || replica.command("INFO replication").contains("master_link_status:up");
+        wait_until("the replica is not ready", || is_ready() && servers.iter().all(is_known));
+        replica
+    }
+
+    /// Starts a node of a cluster, which knows no other one yet.
+    fn cluster_node(folder: &Path, number: usize) -> Self {
+        let (dir, nodes) = (folder.display().to_string(), format!("nodes-{number}.conf"));
+        let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
+        Self::on_port(&[&cluster[..], &["--cluster-config-file", &nodes, "--dir", &dir]].concat())
+    }
+
+    /// Waits until the server knows `count` nodes and all slots have a server.
+    fn wait_for_cluster(&self, count: usize) {
+        let known = format!("cluster_known_nodes:{count}");
+        wait_until("the cluster is not complete", || {
+            let info = self.command("CLUSTER INFO");
+            info.contains("cluster_state:ok") && info.contains(&known)
+        });
     }
 
     fn start_at(address: Address, arguments: Vec<String>) -> Self {
@@ -160,6 +176,14 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+fn wait_until(failure: &str, is_done: impl Fn() -> bool) {
+    let end = Instant::now() + TIMEOUT;
+    while !is_done() {
+        assert!(Instant::now() < end, "{failure}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

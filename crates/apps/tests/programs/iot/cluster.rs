@@ -76,6 +76,37 @@ fn messages_find_the_owner_of_their_slot() {
     assert_eq!(counters.answers_error, 0);
 }
 
+#[test]
+fn replica_takes_over_from_killed_server() {
+    if let Some(reason) = redis_unavailable() {
+        return skip("replica_takes_over_from_killed_server", &reason);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = RedisServer::cluster(folder.path(), 3);
+    let replica = RedisServer::replica_of(folder.path(), &servers, 1);
+    let options = options(&format!("--redis {} --redis-cluster --deadline-ms 60000", servers[0].address()));
+    let mut fixture = IotFixture::new(&options, Clients::new(vec![ConnScript::default(); 60], 60));
+    fixture.run_until(|fixture| fixture.clients.handler().connected == 60);
+    for round in 1..=3 {
+        for index in 0..60 {
+            let label = if index % 2 == 0 { URGENT } else { ORDINARY };
+            fixture.send(index, &[message(1, REQUEST, label), message(2, HEARTBEAT, ORDINARY)].concat());
+        }
+        if round == 2 {
+            // Some commands are in flight to it.
+            fixture.turn();
+            servers[1].kill();
+        }
+        fixture
+            .run_until(|fixture| fixture.clients.handler().answers == 60 * round && fixture.waiting() == 0);
+    }
+    assert!(replica.command("INFO replication").contains("role:master"));
+    assert!(replica.calls("set") > 0);
+    let counters = fixture.counters();
+    assert_eq!((counters.messages, counters.done, counters.answers_error), (360, 360, 0), "{counters:?}");
+    assert!(fixture.results().iter().all(|result| result.answers() == [true; 3]));
+}
+
 // limit: servers of a Redis Cluster
 #[test]
 fn endless_redirections_end_with_an_error() {

@@ -198,8 +198,19 @@ impl IotFixture {
     pub fn placed(
         options: &IotOptions,
         clients: Clients,
+        placement: (Placement, u32, u32),
+        client_addresses: &[String],
+    ) -> Self {
+        Self::configured(options, clients, placement, client_addresses, |_| ())
+    }
+
+    /// As [`placed`](Self::placed), with a server whose configuration was changed.
+    pub fn configured(
+        options: &IotOptions,
+        clients: Clients,
         (placement, shards, workers): (Placement, u32, u32),
         client_addresses: &[String],
+        change: impl FnOnce(&mut Config),
     ) -> Self {
         let now = clock::now();
         let config = |addresses: &[String]| {
@@ -210,6 +221,7 @@ impl IotFixture {
         let mut ours = config(&["10.0.0.1/16".to_owned()]);
         ours.shards.count = shards;
         (ours.shard.placement, ours.shard.workers) = (placement, workers);
+        change(&mut ours);
         let opened = Shards::new(ours).device("cable", queues).seed([1; 32]).now(now).open().unwrap();
         let redis: &[RedisAddress] = &options.redis;
         let mut servers = opened.build(|_| Iot::new(options, redis)).unwrap();
