@@ -116,6 +116,16 @@ fn name_of(value: c_int, names: Names) -> String {
     known.map_or_else(|| value.to_string(), |(_, name)| (*name).to_owned())
 }
 
+/// Control messages of sockets that have no option's number and meaning.
+const SOCKET_CONTROLS: Names = named!(SCM_RIGHTS SCM_CREDENTIALS SCM_TXTIME);
+
+/// Returns the name of a control message.
+fn control(level: c_int, kind: c_int) -> String {
+    let own = SOCKET_CONTROLS.iter().find(|(number, _)| *number == i64::from(kind));
+    own.filter(|_| level == libc::SOL_SOCKET)
+        .map_or_else(|| option(level, kind), |(_, name)| (*name).to_owned())
+}
+
 /// Returns the name of an option, or of the control message with its number.
 fn option(level: c_int, name: c_int) -> String {
     let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
@@ -137,7 +147,7 @@ fn controls(mut bytes: &[u8]) -> Vec<String> {
         if length < header.len() || length > bytes.len() {
             break;
         }
-        names.push(option(word(8), word(12)));
+        names.push(control(word(8), word(12)));
         bytes = bytes.get(length.next_multiple_of(8)..).unwrap_or_default();
     }
     names

@@ -293,14 +293,14 @@ pub fn recv_timeout(w: &mut Fixture<'_>) {
 /// Linux has `SO_PRIORITY` here since 6.14 only.
 pub fn control_messages_of_streams(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
-    let long = [control(SOL_SOCKET, libc::SCM_RIGHTS, &word(0)), control(SOL_SOCKET, 77, &word(0))].concat();
+    let long = [control(SOL_SOCKET, libc::SCM_RIGHTS, &word(0)), control(SOL_SOCKET, 999, &word(0))].concat();
     let mut malformed = control(SOL_SOCKET, libc::SO_MARK, &word(0));
     malformed[0] = 33;
     let mut short_header = control(SOL_SOCKET, libc::SO_MARK, &word(0));
     short_header[0] = 15;
     let cases = [
-        ("unknown", control(SOL_SOCKET, 77, &word(0))),
-        ("unknown without a value", control(SOL_SOCKET, 77, &[])),
+        ("unknown", control(SOL_SOCKET, 999, &word(0))),
+        ("unknown without a value", control(SOL_SOCKET, 999, &[])),
         ("unknown after a known one", long),
         ("another level", control(libc::IPPROTO_IP, libc::IP_TTL, &word(0))),
         ("a level that does not exist", control(999, 1, &word(0))),
