@@ -485,7 +485,10 @@ impl RemoteEngine {
         let (mut events_seen, mut limits) = (0, (0, usize::MAX));
         let count = loop {
             let (skip_len, max) = limits;
-            let max_len = out.len().min(max).min(entry.len_to_early(skip_len));
+            let mut max_len = out.len().min(max);
+            if self.is_unordered_used {
+                max_len = max_len.min(entry.len_to_early(skip_len));
+            }
             let count = self.client.borrow().peek(conn, skip_len, &mut out[..max_len])?;
             // Checked after the bytes were copied: urgent bytes are announced before they arrive.
             let now = self.client.borrow().oob_events(conn);
@@ -509,7 +512,9 @@ impl RemoteEngine {
         };
         let consumed = skip_len + count.min(max);
         self.client.get_mut().consume(conn, consumed)?;
-        if let Some(position) = self.conn_mut(conn).and_then(|entry| entry.position.as_mut()) {
+        if self.is_unordered_used
+            && let Some(position) = self.conn_mut(conn).and_then(|entry| entry.position.as_mut())
+        {
             position.on_data(consumed);
         }
         if let Some(reason) = self.conn(conn).and_then(|entry| entry.close_reason) {

@@ -134,22 +134,21 @@ fn bulk_bytes_before_message(priority: u8) -> usize {
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
     server.stack.listen(any, ListenOptions::default()).unwrap();
     let mut now = Instant::from_millis(1000);
-    let _ = [client.connect(now, 0), client.connect(now, 0), client.connect(now, 0)];
+    (0..41).for_each(|_| drop(client.connect(now, 0)));
     run(&mut [&mut server, &mut client], &mut now, Duration::from_millis(20));
-    let [bulk, other_bulk, conn] = server.accepted[..] else { panic!("{:?}", server.accepted) };
-    for conn in [bulk, other_bulk] {
-        assert_eq!(server.stack.send(conn, &[b'b'; 100_000]), Ok(100_000));
+    let (conn, bulk) = server.accepted.split_last().map(|(last, others)| (*last, others.to_vec())).unwrap();
+    for conn in bulk {
+        assert_eq!(server.stack.send(conn, &[b'b'; 10_000]), Ok(10_000));
     }
-    // The client's acknowledgements open the congestion windows; then it takes no frames for a while.
-    run(&mut [&mut server, &mut client], &mut now, Duration::from_millis(1));
-    run(&mut [&mut server], &mut now, Duration::from_millis(2));
+    // The client takes no frames for a while. The ring holds those of a few connections.
+    run(&mut [&mut server], &mut now, Duration::from_micros(300));
     assert!(server.stack.tcp_stats().device_full > 0);
     server.stack.send_message(conn, b"low", 0).unwrap();
-    run(&mut [&mut server], &mut now, Duration::from_millis(1));
+    run(&mut [&mut server], &mut now, Duration::from_micros(300));
     server.stack.send_message(conn, b"M", priority).unwrap();
-    run(&mut [&mut server], &mut now, Duration::from_millis(1));
+    run(&mut [&mut server], &mut now, Duration::from_micros(300));
     run(&mut [&mut client, &mut server], &mut now, Duration::from_millis(200));
-    assert_eq!(client.read.len(), 200_004);
+    assert_eq!(client.read.len(), 400_004);
     client.read.iter().position(|byte| *byte == b'M').unwrap()
 }
 
@@ -157,5 +156,5 @@ fn bulk_bytes_before_message(priority: u8) -> usize {
 #[test]
 fn urgent_message_waits_for_no_other_connection() {
     let [urgent, usual] = [6, 0].map(bulk_bytes_before_message);
-    assert!(urgent < usual, "{urgent} and {usual} bytes were received before the message");
+    assert!(2 * urgent < usual, "{urgent} and {usual} bytes were received before the message");
 }

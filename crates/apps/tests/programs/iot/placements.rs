@@ -133,7 +133,8 @@ fn urgent_messages_pass_an_overloaded_stack() {
         for workers in [0, 1] {
             let here = (placement, 1, workers);
             let [with, without] = [rules, ""].map(|rules| messages_before_urgent(&options, here, rules));
-            assert!(10 * with <= without, "{here:?}: {with} messages with priorities, {without} without");
+            // The counters are read after whole turns, of up to 256 events.
+            assert!(5 * with <= without, "{here:?}: {with} messages with priorities, {without} without");
         }
     }
 }

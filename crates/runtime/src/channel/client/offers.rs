@@ -156,7 +156,8 @@ impl Client {
             let conn = self.accept_offer(slot, bits);
             if let Some(offers) = &mut self.explicit_offers {
                 offers.seen[slot] = 0;
-                offers.queues[listener as usize].remove(index);
+                let queue = &mut offers.queues[listener as usize];
+                let _ = if index == 0 { queue.pop_front() } else { queue.remove(index) };
             }
             if let Some(conn) = conn {
                 self.report_changes(conn);

@@ -5,7 +5,7 @@ use super::client_table::ClientTable;
 use super::credit_queue::{Credit, CreditQueue};
 use super::domain::{ClientSlot, Domain, DomainListener};
 use super::owner_set::OwnerSet;
-use super::pending_connections::PendingConnections;
+use super::pending_connections::{PendingClass, PendingConnections};
 use crate::channel::client_memory::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::control::AddressSharing;
 use crate::channel::data_class;
@@ -58,9 +58,8 @@ impl Domain {
         let listening = self.listeners[usize::from(listener)].as_mut();
         entry.is_pending = listening.is_some();
         let class = self.pending_class(socket);
-        let share = self.region.lower_share_percent().unwrap_or(0);
         if let Some(Some(listening)) = self.listeners.get_mut(usize::from(listener)) {
-            listening.pending.push_front(socket, class, share);
+            listening.pending.push_front(socket, class);
             self.set_distributable(listener.into());
         }
         true
@@ -69,9 +68,8 @@ impl Domain {
     /// Adds a connection to those of a listener that can be offered.
     pub(super) fn push_pending(&mut self, number: usize, socket: u32) {
         let class = self.pending_class(socket);
-        let share = self.region.lower_share_percent().unwrap_or(0);
         if let Some(Some(listening)) = self.listeners.get_mut(number) {
-            listening.pending.push_back(socket, class, share);
+            listening.pending.push_back(socket, class);
         }
     }
 
@@ -79,22 +77,27 @@ impl Domain {
     #[cold]
     pub(super) fn raise_pending(&mut self, socket: u32, class: u8) {
         let number = usize::from(self.sockets[socket as usize].listener);
-        let share = self.region.lower_share_percent().unwrap_or(0);
-        if class > BEST_EFFORT
+        let class =
+            PendingClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) };
+        if class.class > BEST_EFFORT
             && let Some(Some(listening)) = self.listeners.get_mut(number)
         {
-            listening.pending.raise(socket, class, share);
+            listening.pending.raise(socket, class);
         }
     }
 
     /// Returns the class of a connection that is pending: that of its unread bytes or, without any, that of
-    /// the event that established it.
-    fn pending_class(&self, socket: u32) -> u8 {
-        if self.event_class.is_none() {
-            return BEST_EFFORT;
-        }
+    /// the event that established it. `None` without `[priority]`.
+    #[inline]
+    pub(super) fn pending_class(&self, socket: u32) -> Option<PendingClass> {
+        self.event_class.map(|_| self.pending_class_by_data(socket))
+    }
+
+    #[cold]
+    fn pending_class_by_data(&self, socket: u32) -> PendingClass {
         let area = self.region.socket(socket);
-        data_class::of_unread(&area.data_class, area.positions(Direction::Incoming).read())
+        let class = data_class::of_unread(&area.data_class, area.positions(Direction::Incoming).read());
+        PendingClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) }
     }
 
     /// Frees an offer slot, with which the client may have credit again.

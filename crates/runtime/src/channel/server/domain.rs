@@ -840,11 +840,13 @@ impl Domain {
         }
         // Cannot truncate: listener numbers have 16 bits.
         self.socket(socket).listener = number as u16;
-        if !self.defer_connection(cx, number, socket) {
-            self.push_pending(number, socket);
-        }
+        let defers = self.defer_connection(cx, number, socket);
+        let class = self.pending_class(socket);
         match self.listeners.get_mut(number).and_then(Option::as_mut) {
             Some(listening) => {
+                if !defers {
+                    listening.pending.push_back(socket, class);
+                }
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
                 let has_small_recv_buffer = listening.has_small_recv_buffer;
                 let entry = self.socket(socket);

@@ -11,6 +11,13 @@ struct OtherClasses {
     scheduler: ClassScheduler,
 }
 
+/// The class of a connection, and the share of the connections below it.
+#[derive(Clone, Copy)]
+pub(super) struct PendingClass {
+    pub class: u8,
+    pub lower_share_percent: u32,
+}
+
 /// Numbers of sockets, each of which is in one queue.
 #[derive(Default)]
 pub(super) struct PendingConnections {
@@ -30,28 +37,35 @@ impl PendingConnections {
         self.best_effort.is_empty() && self.others.as_ref().is_none_or(|others| others.with_entries() == 0)
     }
 
-    /// Adds a connection after the others of its class. Lower classes get `lower_share_percent` of the
-    /// connections that are offered.
-    pub fn push_back(&mut self, socket: u32, class: u8, lower_share_percent: u32) {
-        self.queue_of(class, lower_share_percent).push_back(socket);
+    /// Adds a connection after the others of its class, which is best effort without `[priority]`.
+    #[inline]
+    pub fn push_back(&mut self, socket: u32, class: Option<PendingClass>) {
+        match class {
+            Some(class) => self.queue_of(class).push_back(socket),
+            None => self.best_effort.push_back(socket),
+        }
     }
 
     /// Adds a connection before the others of its class.
-    pub fn push_front(&mut self, socket: u32, class: u8, lower_share_percent: u32) {
-        self.queue_of(class, lower_share_percent).push_front(socket);
+    pub fn push_front(&mut self, socket: u32, class: Option<PendingClass>) {
+        match class {
+            Some(class) => self.queue_of(class).push_front(socket),
+            None => self.best_effort.push_front(socket),
+        }
     }
 
     /// Moves a connection to a class if it is in a lower one. Searches the queues of those: called at most
     /// once for each connection and class.
     #[cold]
-    pub fn raise(&mut self, socket: u32, class: u8, lower_share_percent: u32) {
+    pub fn raise(&mut self, socket: u32, to: PendingClass) {
+        let class = to.class;
         let remove = |queue: &mut VecDeque<u32>| {
             let at = queue.iter().position(|number| *number == socket);
             at.is_some_and(|at| queue.remove(at).is_some())
         };
         let lower = self.others.iter_mut().flat_map(|others| &mut others.queues[..usize::from(class)]);
         if lower.chain([&mut self.best_effort].into_iter().filter(|_| class > BEST_EFFORT)).any(remove) {
-            self.push_back(socket, class, lower_share_percent);
+            self.push_back(socket, Some(to));
         }
     }
 
@@ -73,8 +87,8 @@ impl PendingConnections {
         core::iter::from_fn(|| self.pop()).collect()
     }
 
-    #[inline]
-    fn queue_of(&mut self, class: u8, lower_share_percent: u32) -> &mut VecDeque<u32> {
+    #[cold]
+    fn queue_of(&mut self, PendingClass { class, lower_share_percent }: PendingClass) -> &mut VecDeque<u32> {
         if class == BEST_EFFORT {
             return &mut self.best_effort;
         }
@@ -100,14 +114,16 @@ mod tests {
     #[test]
     fn higher_classes_are_offered_first() {
         let mut pending = PendingConnections::default();
-        (0..40).for_each(|socket| pending.push_back(socket, BEST_EFFORT, 25));
-        (40..70).for_each(|socket| pending.push_back(socket, 6, 25));
-        pending.push_back(70, 0, 25);
-        pending.push_front(71, 6, 25);
-        pending.raise(5, 7, 25);
-        pending.raise(70, 7, 25);
+        let of = |class| PendingClass { class, lower_share_percent: 25 };
+        (0..20).for_each(|socket| pending.push_back(socket, None));
+        (20..40).for_each(|socket| pending.push_back(socket, Some(of(BEST_EFFORT))));
+        (40..70).for_each(|socket| pending.push_back(socket, Some(of(6))));
+        pending.push_back(70, Some(of(0)));
+        pending.push_front(71, Some(of(6)));
+        pending.raise(5, of(7));
+        pending.raise(70, of(7));
         // A connection is not moved to a lower class.
-        pending.raise(5, 2, 25);
+        pending.raise(5, of(2));
         assert_eq!(pending.len(), 72);
         let order = pending.take_all();
         assert_eq!(order[..2], [5, 70]);
