@@ -134,7 +134,9 @@ fn bulk_bytes_before_message(priority: u8) -> usize {
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
     server.stack.listen(any, ListenOptions::default()).unwrap();
     let mut now = Instant::from_millis(1000);
-    (0..41).for_each(|_| drop(client.connect(now, 0)));
+    for _ in 0..41 {
+        client.connect(now, 0);
+    }
     run(&mut [&mut server, &mut client], &mut now, Duration::from_millis(20));
     let (conn, bulk) = server.accepted.split_last().map(|(last, others)| (*last, others.to_vec())).unwrap();
     for conn in bulk {
