@@ -65,8 +65,8 @@ pub trait Handler {
     /// rest is kept, the window advertised to the peer shrinks, and the rest is delivered again, with more
     /// after it, when more arrives or after [`Context::resume_reading`].
     ///
-    /// Kept bytes are delivered up to [`read_bytes_max`](Self::read_bytes_max) at a time, and the next ones in
-    /// the next turn if any were consumed. So a handler that waits for a complete message must take longer
+    /// Kept bytes are delivered up to [`read_bytes_max`](Self::read_bytes_max) at a time, and the next ones
+    /// in the next turn if any were consumed. So a handler that waits for a complete message must take longer
     /// messages in parts.
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
 
@@ -141,9 +141,10 @@ pub trait Handler {
         false
     }
 
-    /// Returns how many kept bytes a call of [`data`](Self::data) gets at most, from 2 KiB to 64 KiB: at least
-    /// the length of the longest message whose end the handler waits for. The bytes are copied for each call,
-    /// so a handler that takes little in a call should ask for little. Must always return the same value.
+    /// Returns how many kept bytes a call of [`data`](Self::data) gets at most, from 2 KiB to 64 KiB. It must
+    /// be at least the length of the longest message whose end the handler waits for. The bytes are copied
+    /// for each call, so a handler that takes little in a call should ask for little. Must always return the
+    /// same value.
     fn read_bytes_max(&self) -> usize {
         READ_BUFFER_BYTES
     }

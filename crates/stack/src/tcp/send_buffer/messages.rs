@@ -136,8 +136,8 @@ impl SendBuffer {
         Ok(at - start..at + len - start)
     }
 
-    /// Returns the highest class of the messages among `len` bytes, which begin `offset` bytes after the first
-    /// unacknowledged one; `None` if there are none.
+    /// Returns the highest class of the messages among `len` bytes, which begin `offset` bytes after the
+    /// first unacknowledged one; `None` if there are none.
     #[inline(always)]
     pub fn message_class(&self, offset: u64, len: u64) -> Option<u8> {
         if self.messages.marks.is_empty() && self.messages.placed.is_empty() {
