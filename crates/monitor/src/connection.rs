@@ -5,9 +5,10 @@ use crate::distribution::Distribution;
 use crate::flow_table::{NONE, Tracking};
 use crate::frame::{ACK, FIN, SYN};
 use crate::framing::{Framing, LostFraming, MessageKind, REQUEST, RESPONSE};
+use crate::ordering::{Arrival, OrderedStreams, is_at_or_after};
 use crate::outstanding::{OutstandingRequest, OutstandingRequests};
 use crate::rules::Rules;
-use crate::streams::{EarlyResult, EarlySegment, StreamPool};
+use crate::streams::StreamPool;
 use ginnel_stack::time::Instant;
 
 /// Flags of a connection. Those in arrays belong to one direction.
@@ -30,10 +31,6 @@ pub(crate) mod flag {
 
 /// Failures to find a message after which a connection is given up. A complete message resets their number.
 const FAILURES_MAX: u8 = 32;
-/// A sequence number that is further away than the largest window (RFC 7323 §2.3 allows 1 GiB, Linux uses at
-/// most 32 MiB unless configured) belongs to another connection with the same ports.
-const DISTANCE_MAX: u32 = 1 << 27;
-
 /// State that all connections share.
 #[derive(Debug)]
 pub(crate) struct Matching {
@@ -43,20 +40,6 @@ pub(crate) struct Matching {
     pub(crate) counters: MonitorCounters,
     /// Latencies of the current interval: low, high.
     pub(crate) latencies: [Distribution; 2],
-}
-
-/// A segment on its way through [`Connection`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival<'a> {
-    pub(crate) now: Instant,
-    pub(crate) direction: usize,
-    pub(crate) seq: u32,
-    pub(crate) ack: u32,
-    pub(crate) flags: u8,
-    /// The captured beginning of the payload.
-    pub(crate) bytes: &'a [u8],
-    /// Length of the payload.
-    pub(crate) len: u32,
 }
 
 /// A connection, and what it shares with the others.
@@ -135,152 +118,6 @@ impl Connection<'_> {
         }
     }
 
-    /// Goes on after a gap that the receiver does not have: its bytes were not captured.
-    #[inline]
-    fn receive_ack(&mut self, acknowledged: usize, arrival: &Arrival<'_>) {
-        if self.tracking.streams == NONE {
-            return;
-        }
-        while let Some(first) = self.matching.streams.first_early(self.tracking.streams, acknowledged)
-            && is_at_or_after(arrival.ack, first)
-        {
-            self.skip_gap(acknowledged, arrival.now, arrival.seq);
-        }
-    }
-
-    /// Orders the bytes of a segment.
-    #[inline]
-    fn receive_data(&mut self, arrival: &Arrival<'_>) {
-        let direction = arrival.direction;
-        if !self.has(flag::KNOWN[direction]) {
-            self.tracking.next[direction] = arrival.seq;
-            self.set(flag::KNOWN[direction]);
-        }
-        if arrival.seq != self.tracking.next[direction] && !self.receive_unexpected(arrival) {
-            return;
-        }
-        self.examine_new(arrival);
-        if self.tracking.streams != NONE {
-            self.examine_early(direction, arrival.now);
-        }
-    }
-
-    /// Handles a segment that does not begin with the next byte. Returns true if it has the next byte.
-    #[cold]
-    fn receive_unexpected(&mut self, arrival: &Arrival<'_>) -> bool {
-        let &Arrival { direction, seq, len, .. } = arrival;
-        let next = self.tracking.next[direction];
-        // The distance as a signed number, modulo 2^32.
-        let distance = seq.wrapping_sub(next) as i32;
-        if distance.unsigned_abs() > DISTANCE_MAX {
-            self.lose_framing(direction);
-            self.matching.streams.release(&mut self.tracking.streams);
-            self.tracking.next[direction] = seq;
-            return !self.has(flag::GIVEN_UP);
-        }
-        if distance < 0 {
-            let counters = &mut self.matching.counters;
-            // One byte before the next one is a keep-alive probe (RFC 9293 §3.8.4).
-            if len > 1 || len == 1 && distance != -1 {
-                match direction {
-                    REQUEST => counters.request_retransmissions += 1,
-                    _ => counters.response_retransmissions += 1,
-                }
-            }
-            let end = seq.wrapping_add(len + u32::from(arrival.flags & FIN != 0));
-            return end != next && is_at_or_after(end, next);
-        }
-        self.matching.counters.early_segments += 1;
-        let is_fin = arrival.flags & FIN != 0;
-        loop {
-            let (at, ack) = (arrival.now, arrival.ack);
-            let segment = EarlySegment { at, seq, ack, len, is_fin, bytes: arrival.bytes.to_vec() };
-            let next = self.tracking.next[direction];
-            match self.matching.streams.keep_early(&mut self.tracking.streams, direction, next, segment) {
-                EarlyResult::Kept => return false,
-                EarlyResult::Known => {
-                    match direction {
-                        REQUEST => self.matching.counters.request_retransmissions += 1,
-                        _ => self.matching.counters.response_retransmissions += 1,
-                    }
-                    return false;
-                }
-                EarlyResult::Full => {
-                    let first = self.matching.streams.first_early(self.tracking.streams, direction);
-                    match first.filter(|first| !is_at_or_after(*first, seq)) {
-                        Some(_) => self.skip_gap(direction, arrival.now, arrival.ack),
-                        // The bytes up to this segment are missing.
-                        None => {
-                            self.skip_bytes(direction, seq.wrapping_sub(next), arrival.now, arrival.ack);
-                            return !self.has(flag::GIVEN_UP);
-                        }
-                    }
-                    if self.has(flag::GIVEN_UP) {
-                        return false;
-                    }
-                    if is_at_or_after(self.tracking.next[direction], seq) {
-                        return true;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Examines the bytes of a segment from the next one on. The segment begins with it or before it.
-    #[inline]
-    fn examine_new(&mut self, arrival: &Arrival<'_>) {
-        let &Arrival { now, direction, seq, ack, flags, bytes, len } = arrival;
-        // The bytes that were seen before.
-        let old = self.tracking.next[direction].wrapping_sub(seq).min(len);
-        let (bytes, len) = (bytes.get(old as usize..).unwrap_or(&[]), len - old);
-        if len > 0 {
-            self.examine(direction, now, ack, bytes, len);
-            self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(len);
-        }
-        if flags & FIN != 0 && !self.has(flag::FIN[direction]) {
-            self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(1);
-            self.set(flag::FIN[direction]);
-            self.end_direction(direction, now, ack);
-        }
-    }
-
-    /// Examines early segments that have become the next ones. Their bytes count as received at `now`, when
-    /// the gap before them was filled, or when they arrived, if that was later.
-    fn examine_early(&mut self, direction: usize, mut now: Instant) {
-        while let Some(first) = self.matching.streams.first_early(self.tracking.streams, direction)
-            && is_at_or_after(self.tracking.next[direction], first)
-            && let Some(segment) = self.matching.streams.take_early(self.tracking.streams, direction)
-        {
-            let EarlySegment { at, seq, ack, len, is_fin, bytes } = segment;
-            now = now.max(at);
-            let end = seq.wrapping_add(len + u32::from(is_fin));
-            if end != self.tracking.next[direction] && is_at_or_after(end, self.tracking.next[direction]) {
-                let flags = if is_fin { FIN } else { 0 };
-                self.examine_new(&Arrival { now, direction, seq, ack, flags, bytes: &bytes, len });
-            }
-        }
-    }
-
-    /// Skips the gap before the first early segment.
-    fn skip_gap(&mut self, direction: usize, now: Instant, ack: u32) {
-        let Some(first) = self.matching.streams.first_early(self.tracking.streams, direction) else { return };
-        let gap = first.wrapping_sub(self.tracking.next[direction]);
-        if gap <= DISTANCE_MAX {
-            self.skip_bytes(direction, gap, now, ack);
-        }
-        // The gap was filled before the capture saw it: the segments after it count from their own arrival.
-        self.examine_early(direction, Instant::ZERO);
-    }
-
-    /// Skips bytes that were not captured.
-    fn skip_bytes(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
-        self.matching.counters.missed_bytes += u64::from(len);
-        if !self.has(flag::LOST[direction]) {
-            self.skip_in_message(direction, len, now, ack);
-        }
-        self.tracking.next[direction] = self.tracking.next[direction].wrapping_add(len);
-    }
-
     /// Skips bytes of the current message.
     fn skip_in_message(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
         let mut framing = self.take_framing(direction);
@@ -295,58 +132,6 @@ impl Connection<'_> {
                 self.complete(kind, now, end, ack);
             }
             Err(LostFraming) => self.lose_framing(direction),
-        }
-    }
-
-    /// Finds the messages in the next bytes, `len` of which `bytes` were captured.
-    #[inline]
-    fn examine(&mut self, direction: usize, now: Instant, ack: u32, bytes: &[u8], len: u32) {
-        let rule = usize::from(self.tracking.rule);
-        if self.has(flag::LOST[direction]) {
-            if !self.matching.rules.protocols[rule].may_begin(direction, bytes, len) {
-                self.matching.counters.segments_skipped += 1;
-                return self.count_failure();
-            }
-            self.clear(flag::LOST[direction]);
-        }
-        let mut framing = match self.tracking.streams {
-            NONE => Framing::default(),
-            _ => self.take_framing(direction),
-        };
-        let first = self.tracking.next[direction];
-        let mut used = 0;
-        while used < bytes.len() {
-            let without_body = direction == RESPONSE
-                && self.matching.rules.protocols[rule].has_requests_without_body()
-                && self.oldest_has_no_body();
-            let protocol = &self.matching.rules.protocols[rule];
-            let Ok(step) = framing.advance(protocol, direction, &bytes[used..], without_body) else {
-                self.lose_framing(direction);
-                return;
-            };
-            used += step.used;
-            let at = first.wrapping_add(used as u32);
-            if step.has_begun {
-                self.begin(framing.kind(), now, at, step.is_complete);
-            }
-            if step.is_complete {
-                self.tracking.failures = 0;
-                self.complete(framing.kind(), now, at, ack);
-            }
-            if self.has(flag::GIVEN_UP) {
-                return;
-            }
-        }
-        let is_kept = self.tracking.streams != NONE || !framing.is_at_start();
-        if is_kept && !self.put_framing(direction, framing) {
-            return;
-        }
-        if bytes.len() < len as usize {
-            // The rest of the segment was not captured.
-            let missing = len - bytes.len() as u32;
-            self.tracking.next[direction] = first.wrapping_add(bytes.len() as u32);
-            self.skip_in_message(direction, missing, now, ack);
-            self.tracking.next[direction] = first;
         }
     }
 
@@ -441,24 +226,6 @@ impl Connection<'_> {
         latencies[usize::from(request.is_high)].record(request.at, now);
     }
 
-    /// Handles FIN after all bytes of a direction.
-    fn end_direction(&mut self, direction: usize, now: Instant, ack: u32) {
-        if self.tracking.streams != NONE {
-            // The message ends here, so that nothing is kept.
-            let mut framing = self.take_framing(direction);
-            let kind = framing.kind();
-            if framing.end() && !self.has(flag::LOST[direction]) {
-                self.complete(kind, now, self.tracking.next[direction], ack);
-            }
-        }
-        if direction == RESPONSE {
-            // No response can follow.
-            self.clear(flag::OPEN_REQUEST);
-            let unanswered = self.matching.outstanding.clear(&mut self.tracking.outstanding);
-            self.matching.counters.unanswered += unanswered;
-        }
-    }
-
     /// Gives up the place in a stream. A message is looked for at the beginning of the next segments.
     #[cold]
     fn lose_framing(&mut self, direction: usize) {
@@ -499,9 +266,90 @@ impl Connection<'_> {
     }
 }
 
-/// Returns whether a sequence number is `other` or after it, modulo 2^32.
-#[inline(always)]
-fn is_at_or_after(seq: u32, other: u32) -> bool {
-    // The distance as a signed number.
-    seq.wrapping_sub(other) as i32 >= 0
+impl OrderedStreams for Connection<'_> {
+    #[inline(always)]
+    fn parts(&mut self) -> (&mut Tracking, &mut StreamPool, &mut MonitorCounters) {
+        let Matching { streams, counters, .. } = &mut *self.matching;
+        (self.tracking, streams, counters)
+    }
+
+    /// Finds the messages in the next bytes, `len` of which `bytes` were captured.
+    #[inline]
+    fn examine(&mut self, direction: usize, now: Instant, ack: u32, bytes: &[u8], len: u32) {
+        let rule = usize::from(self.tracking.rule);
+        if self.has(flag::LOST[direction]) {
+            if !self.matching.rules.protocols[rule].may_begin(direction, bytes, len) {
+                self.matching.counters.segments_skipped += 1;
+                return self.count_failure();
+            }
+            self.clear(flag::LOST[direction]);
+        }
+        let mut framing = match self.tracking.streams {
+            NONE => Framing::default(),
+            _ => self.take_framing(direction),
+        };
+        let first = self.tracking.next[direction];
+        let mut used = 0;
+        while used < bytes.len() {
+            let without_body = direction == RESPONSE
+                && self.matching.rules.protocols[rule].has_requests_without_body()
+                && self.oldest_has_no_body();
+            let protocol = &self.matching.rules.protocols[rule];
+            let Ok(step) = framing.advance(protocol, direction, &bytes[used..], without_body) else {
+                self.lose_framing(direction);
+                return;
+            };
+            used += step.used;
+            let at = first.wrapping_add(used as u32);
+            if step.has_begun {
+                self.begin(framing.kind(), now, at, step.is_complete);
+            }
+            if step.is_complete {
+                self.tracking.failures = 0;
+                self.complete(framing.kind(), now, at, ack);
+            }
+            if self.has(flag::GIVEN_UP) {
+                return;
+            }
+        }
+        let is_kept = self.tracking.streams != NONE || !framing.is_at_start();
+        if is_kept && !self.put_framing(direction, framing) {
+            return;
+        }
+        if bytes.len() < len as usize {
+            // The rest of the segment was not captured.
+            let missing = len - bytes.len() as u32;
+            self.tracking.next[direction] = first.wrapping_add(bytes.len() as u32);
+            self.skip_in_message(direction, missing, now, ack);
+            self.tracking.next[direction] = first;
+        }
+    }
+
+    fn skip(&mut self, direction: usize, len: u32, now: Instant, ack: u32) {
+        if !self.has(flag::LOST[direction]) {
+            self.skip_in_message(direction, len, now, ack);
+        }
+    }
+
+    /// Handles FIN after all bytes of a direction.
+    fn end_direction(&mut self, direction: usize, now: Instant, ack: u32) {
+        if self.tracking.streams != NONE {
+            // The message ends here, so that nothing is kept.
+            let mut framing = self.take_framing(direction);
+            let kind = framing.kind();
+            if framing.end() && !self.has(flag::LOST[direction]) {
+                self.complete(kind, now, self.tracking.next[direction], ack);
+            }
+        }
+        if direction == RESPONSE {
+            // No response can follow.
+            self.clear(flag::OPEN_REQUEST);
+            let unanswered = self.matching.outstanding.clear(&mut self.tracking.outstanding);
+            self.matching.counters.unanswered += unanswered;
+        }
+    }
+
+    fn lose_place(&mut self, direction: usize) {
+        self.lose_framing(direction);
+    }
 }

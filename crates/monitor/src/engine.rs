@@ -1,12 +1,13 @@
 //! The engine of the monitor: packets with their times go in, counters and latencies come out. It makes no
 //! system call and reads no clock.
 
-use crate::connection::{Arrival, Connection, Matching, flag};
+use crate::connection::{Connection, Matching, flag};
 use crate::counters::MonitorCounters;
 use crate::distribution::Distribution;
 use crate::flow_table::{FlowKey, FlowTable, KeyV4, KeyV6, NONE, Tracking};
 use crate::frame::{ACK, Addresses, Frame, LinkType, RST, SYN, TcpSegment};
 use crate::framing::{REQUEST, RESPONSE};
+use crate::ordering::Arrival;
 use crate::outstanding::OutstandingRequests;
 use crate::rules::{PortRule, Rules};
 use crate::streams::StreamPool;

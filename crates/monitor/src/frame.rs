@@ -35,7 +35,7 @@ pub enum LinkType {
 }
 
 /// Source and destination address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addresses {
     /// IPv4.
     V4 {

@@ -5,10 +5,11 @@
 //! sources/      packets with their times: capture files, an interface, a running stack
 //! frame         finds the TCP segment in a packet
 //! engine        finds the connection of a segment (flow_table)
-//! connection    orders the segments of a connection (streams), finds its messages (framing), and matches
-//!               responses to outstanding requests
+//! ordering      orders the segments of a connection (streams)
+//! connection    finds the messages of a connection (framing), and matches responses to outstanding requests
 //! session       closes intervals, and adds them up
 //! report, cdf, picture   what is told about an interval
+//! recording     reads what clients have sent, for "ginnel load replay"
 //! ```
 
 pub mod cdf;
@@ -19,8 +20,10 @@ pub mod engine;
 mod flow_table;
 pub mod frame;
 mod framing;
+mod ordering;
 mod outstanding;
 pub mod picture;
+pub mod recording;
 pub mod report;
 pub mod rules;
 pub mod scripted;

@@ -1,5 +1,6 @@
 //! `ginnel load`: requests pages (`http`) or values (`redis`, `memcached`) from a server, or sends it
-//! messages by a calendar (`iot`, `echo`), and measures latency and throughput.
+//! messages by a calendar (`iot`, `echo`) or what the clients of a capture sent (`replay`), and measures
+//! latency and throughput.
 //!
 //! ```text
 //! options ─► plan, requests, sources                ┌─► kernel (epoll, threads)
@@ -28,6 +29,7 @@ pub mod light;
 pub mod messages;
 pub mod options;
 pub mod plan;
+pub mod replay;
 pub mod report;
 pub mod response;
 pub mod run;

@@ -1,6 +1,7 @@
 //! `ginnel load`.
 
 mod messages;
+mod replay;
 mod workers;
 
 use self::workers::CableEnds;
@@ -77,6 +78,14 @@ pub enum LoadCommand {
     /// As "load iot", but every message is answered, with its own bytes, and messages may have random
     /// lengths.
     Echo(Box<MessageCommandOptions<EchoLoadOptions>>),
+
+    /// Send what the clients of a capture sent to another server, at the recorded times
+    ///
+    /// Each TCP connection of the capture becomes a connection to the server. Nothing waits for answers, and
+    /// latency counts from the intended time of a request's last byte to the first byte of its answer.
+    /// Connections of whose clients bytes are missing are left out, and counted. The exit status is 1 if
+    /// connections could not be established or no request was answered. docs/load.md has the definitions.
+    Replay(Box<replay::ReplayCommandOptions>),
 }
 
 /// Options of `ginnel load http`.
@@ -124,6 +133,7 @@ impl LoadCommand {
             ),
             Self::Iot(options) => return messages::run(&options, &stop),
             Self::Echo(options) => return messages::run(&options, &stop),
+            Self::Replay(options) => return replay::run(&options, &stop),
         };
         if json {
             println!("{}", report.to_json());

@@ -24,7 +24,7 @@ use output::Output;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// How long to wait for packets before the clock is looked at.
@@ -195,6 +195,12 @@ fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource
         return Ok((format!("interface {interface}"), Box::new(source)));
     }
     let Some(path) = &options.read else { return open_stack(options) };
+    let (name, source) = open_capture(path)?;
+    Ok((name, Box::new(source)))
+}
+
+/// Opens a capture, or standard input if the path is "-". Returns its name for messages, too.
+pub fn open_capture(path: &Path) -> Result<(String, CaptureFile), Failure> {
     let is_stdin = path.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let failed = |e: SourceError| Failure::running(format!("{name}: {e}"));
@@ -203,7 +209,7 @@ fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource
         false => Box::new(File::open(path).map_err(|e| failed(e.into()))?),
     };
     let source = CaptureFile::open(input).map_err(failed)?;
-    Ok((name, Box::new(source)))
+    Ok((name, source))
 }
 
 /// Starts to observe a running stack.

@@ -19,7 +19,7 @@ pub mod calendar;
 pub mod kinds;
 pub mod options;
 pub mod outstanding;
-mod picture;
+pub(super) mod picture;
 pub mod plan;
 pub mod report;
 pub mod session;
