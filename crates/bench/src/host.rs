@@ -35,7 +35,7 @@ impl StackHost {
     ) -> Self {
         let config = StackConfig { tcp, ..StackConfig::default() };
         let mut stack = Stack::new(config, [7; 32], now).expect("the configuration of a bench is valid");
-        ginnel::huge_pages::advise(&stack);
+        ginnel::table_memory::advise(&stack);
         let port = stack.add_port(device.tx);
         let addresses = vec![(IpAddr::V4(address), 24)];
         let link = LinkConfig { name: "bench".into(), addresses, ..LinkConfig::default() };

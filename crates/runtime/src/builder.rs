@@ -14,13 +14,13 @@ use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::huge_pages;
 use crate::placement::{Affinity, CoShard, Role};
 use crate::prioritized_rx::{DeviceCheck, Priorities};
 use crate::published_stack::PublishedStack;
 use crate::shard::{RxPort, Shard};
 use crate::shard_router::ShardRouter;
 use crate::stats::{ShardStats, StatsWriter};
+use crate::table_memory;
 use crate::timers::Timers;
 use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
@@ -368,7 +368,10 @@ impl<H> ShardBuilder<H> {
         let classifiers = ClassifierFactory::new(&config.priority, self.parts.priority_functions.clone())?;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
-        huge_pages::advise(&stack);
+        table_memory::advise(&stack);
+        if config.shard.prefault {
+            table_memory::prefault(&stack)?;
+        }
         if let Some(ShardMember { index, count, .. }) = self.parts.member {
             stack.network_mut().set_steering(Steering::new(index, count, &config.network));
         }

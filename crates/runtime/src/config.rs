@@ -122,6 +122,10 @@ pub struct ShardConfig {
     /// How long the application may take to end after it was asked to stop, in milliseconds: 0 to 3,600,000.
     /// Default 2,000.
     pub stop_grace_ms: u32,
+    /// Touches the tables of connections at the start, as large as `tcp.connections_max` and
+    /// `tcp.time_wait_max` allow, so that no page fault delays packets later. The stack then has this memory
+    /// from the start on, and does not start without it. Requires Linux 5.14. Default false.
+    pub prefault: bool,
 }
 
 impl Default for ShardConfig {
@@ -138,6 +142,7 @@ impl Default for ShardConfig {
             commands_max: 1024,
             timers_max: 1_000_000,
             stop_grace_ms: 2000,
+            prefault: false,
         }
     }
 }

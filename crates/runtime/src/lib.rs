@@ -27,7 +27,6 @@ pub mod executor;
 #[cfg(all(test, not(loom)))]
 mod fixture;
 pub mod handler;
-pub mod huge_pages;
 pub mod inspect;
 pub mod internal_fd;
 pub mod kernel_fds;
@@ -46,6 +45,7 @@ pub mod shards;
 mod shutdown;
 pub mod stats;
 pub mod stop;
+pub mod table_memory;
 pub mod timers;
 mod wait;
 mod yield_policy;
