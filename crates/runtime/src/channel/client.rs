@@ -802,7 +802,11 @@ impl Client {
                     self.report_changes(conn);
                 }
                 // Another process of the domain may have written any number there.
-                None if (socket as usize) < self.sockets_max() => self.check_offer(socket),
+                None if (socket as usize) < self.sockets_max() => {
+                    if let Some(event) = self.check_offer(socket) {
+                        return Some(event);
+                    }
+                }
                 None => {}
             }
         }

@@ -41,32 +41,30 @@ impl Client {
     }
 
     /// Handles a notification of a socket that this client does not own: if the socket is offered, the offer
-    /// is accepted or reported.
+    /// is accepted or reported. Returns the event; others, which come after it, are queued.
     #[inline(always)]
-    pub(super) fn check_offer(&mut self, socket: u32) {
+    pub(super) fn check_offer(&mut self, socket: u32) -> Option<ClientEvent> {
         // Another process of the domain may have written any number there.
         let slot = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
-        let Some(word) = self.memory.offers().get(slot) else { return };
-        let bits = word.load(Ordering::Acquire);
-        let OfferSlot::Offered { listener, socket: of } = OfferSlot::from_bits(bits) else { return };
+        let bits = self.memory.offers().get(slot)?.load(Ordering::Acquire);
+        let OfferSlot::Offered { listener, socket: of } = OfferSlot::from_bits(bits) else { return None };
         if of != socket {
-            return;
+            return None;
         }
         let Some(offers) = &mut self.explicit_offers else {
-            if let Some(conn) = self.accept_offer(slot, bits) {
-                self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
-                self.report_changes(conn);
-            }
-            return;
+            let conn = self.accept_offer(slot, bits)?;
+            self.report_changes(conn);
+            return Some(ClientEvent::Accepted { conn, listener: listener.into() });
         };
         let index = usize::from(listener);
-        if core::mem::replace(&mut offers.seen[slot], bits) != bits && index < self.region.listeners() {
-            if index >= offers.queues.len() {
-                offers.queues.resize_with(index + 1, VecDeque::new);
-            }
-            offers.queues[index].push_back(slot);
-            self.events.push_back(ClientEvent::Offered { listener: listener.into() });
+        if core::mem::replace(&mut offers.seen[slot], bits) == bits || index >= self.region.listeners() {
+            return None;
         }
+        if index >= offers.queues.len() {
+            offers.queues.resize_with(index + 1, VecDeque::new);
+        }
+        offers.queues[index].push_back(slot);
+        Some(ClientEvent::Offered { listener: listener.into() })
     }
 
     /// Accepts the connection offered in a slot; `None` if the stack has revoked the offer meanwhile.

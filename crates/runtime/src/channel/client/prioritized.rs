@@ -161,7 +161,9 @@ impl Client {
                     self.repeat_urgent_readable(conn, class);
                 }
                 None => {
-                    self.check_offer(socket);
+                    if let Some(event) = self.check_offer(socket) {
+                        self.events.push_front(event);
+                    }
                     self.repeat_urgent_offer(socket, class);
                 }
             }
