@@ -25,6 +25,11 @@ pub struct EchoOptions {
     /// Echo UDP datagrams, too, on the same addresses and ports.
     #[arg(long)]
     pub udp: bool,
+
+    /// Probe idle connections (`SO_KEEPALIVE`), as the keys `keepalive_…` of `[tcp]` say. Connections whose
+    /// peers have vanished then end.
+    #[arg(long)]
+    pub keepalive: bool,
 }
 
 /// The echo server as a shard's application.
@@ -48,7 +53,8 @@ impl Echo {
 
 impl Handler for Echo {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let keepalive = self.options.keepalive;
+        let socket = SocketOptions { nodelay: true, keepalive, ..SocketOptions::default() };
         for address in &self.options.listen {
             cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
             if self.options.udp {

@@ -376,6 +376,16 @@ fn load_refuses_what_it_cannot_do() {
         (&["iot", "10.0.0.1", "--smp", "2", "--stack", "light"], &device, "--workers 2 needs"),
         (&["echo", "10.0.0.1", "--low-share", "0.1"], &device, "--low-share"),
         (&["iot"], &device, "SERVER"),
+        (
+            &["iot", "10.0.0.1", "-c", "56465", "--ips", "2"],
+            &device,
+            "--connections 56465: source addresses: 2, with 28232 ports each: give more with --source",
+        ),
+        (
+            &["echo", "10.0.0.1", "-c", "32769", "--stack", "light"],
+            &device,
+            "--connections 32769: source addresses: 1, with 32768 ports each",
+        ),
     ] {
         let output = Command::new(GINNEL).arg("load").args(options).args(stack).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();

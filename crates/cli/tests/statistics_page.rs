@@ -383,7 +383,7 @@ fn published_counters_are_documented() {
     )
     .unwrap();
     show(&presence, "0", Placement::Inline, Httpd::new(&options).unwrap());
-    let echo = ginnel_apps::echo::EchoOptions { listen: Vec::new(), udp: false };
+    let echo = ginnel_apps::echo::EchoOptions { listen: Vec::new(), udp: false, keepalive: false };
     show(&presence, "1", Placement::Split, Echo::new(&echo));
     let iot = <ginnel_apps::iot::IotOptions as clap::FromArgMatches>::from_arg_matches(
         &<ginnel_apps::iot::IotOptions as clap::Args>::augment_args(clap::Command::new("iot"))

@@ -73,7 +73,7 @@ impl Handler for Client {
 }
 
 fn run(faults: Option<&str>) -> Client {
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
     let client = Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None };
     let mut pair = Pair::new(server, client, faults, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(3600));
@@ -89,6 +89,38 @@ fn run(faults: Option<&str>) -> Client {
 fn back_pressure_loses_no_data() {
     let client = run(None);
     assert!(client.stalled_at < BYTES, "all {} bytes fitted into buffers", client.stalled_at);
+}
+
+/// A client that is silent for a while.
+struct SilentClient;
+
+impl Handler for SilentClient {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.connect(format!("{SERVER}:7").parse().unwrap(), ConnectOptions::default())?;
+        cx.set_timer(Duration::from_secs(5 * 3600), 0);
+        Ok(())
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        cx.stop();
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn idle_connections_are_probed_on_request() {
+    // Every two hours by default.
+    for (keepalive, expected) in [(true, 2), (false, 0)] {
+        let listen = vec!["0.0.0.0:7".parse().unwrap()];
+        let server = Echo::new(&EchoOptions { listen, udp: false, keepalive });
+        let mut pair = Pair::new(server, SilentClient, None, &["10.0.0.2/16"]);
+        pair.run(Duration::from_secs(6 * 3600));
+        let stats = pair.server.with(pair.now, |_, cx| *cx.tcp_stats());
+        assert_eq!(stats.keepalive_probes, expected);
+    }
 }
 
 /// Sends datagrams of many sizes in turn, and expects each of them back.
@@ -158,7 +190,7 @@ impl Handler for UdpRequester {
 
 #[test]
 fn datagrams_are_answered_from_their_destination_address() {
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
     // The roles are swapped: the client's side of the pair has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
     let mut pair = Pair::at("10.0.0.2/16", UdpRequester { answers: 0 }, server, None, &addresses);
@@ -177,7 +209,7 @@ fn datagrams_are_answered_from_their_destination_address() {
 fn datagrams_of_all_sizes_are_echoed() {
     // In one frame, in fragments, and the largest datagram.
     let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
     let client = UdpClient { socket: None, sizes, answered: 0 };
     let mut pair = Pair::new(server, client, None, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(60));

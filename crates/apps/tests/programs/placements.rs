@@ -163,7 +163,9 @@ fn httpd_behaves_equally_in_all_placements() {
 
 #[test]
 fn echo_behaves_equally_in_all_placements() {
-    let server = || Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: false });
+    let server = || {
+        Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: false, keepalive: false })
+    };
     let script =
         |number: usize| (0..1 + number * 5000).map(|at| ((at * 31 + number) % 251) as u8).collect::<Vec<_>>();
     let text = assert_same_in_all_placements(server, || Client::new(7, true, script));

@@ -235,6 +235,7 @@ fn measure_without_server(
 /// Runs a job on the stacks of a configuration.
 fn run_on_stacks<J: LoadJob>(job: &J, config: Config, stop: &StopFlag) -> Result<J::Report, Failure> {
     let common = job.common();
+    check_ports(job, &config)?;
     let published = publish::publish_stack(&config.run, "load")?;
     if let Some(count) = shard_count(common, &config)? {
         return run_on_shards(job, count, config, None, published, stop);
@@ -386,6 +387,29 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
         }
     }
     Ok(configs)
+}
+
+/// Refuses more connections than the source addresses have ports.
+fn check_ports(job: &impl LoadJob, config: &Config) -> Result<(), Failure> {
+    let options = job.common();
+    let addresses = options.source.iter().map(|range| range.count()).sum::<u64>().max(1);
+    let (ports, servers) = match options.stack {
+        StackKind::Kernel => return Ok(()),
+        StackKind::Light => (load::light::ports_of_address(addresses).into(), 1),
+        StackKind::Ginnel => {
+            let ports = config.tcp.local_port_first..=config.tcp.local_port_last;
+            (ports.len() as u64, job.targets().len() as u64)
+        }
+    };
+    // Several agents share the connections.
+    let connections = options.connections.div_ceil(job.share(0, 1).workers);
+    if u64::from(connections) <= addresses * ports * servers {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "--connections {connections}: source addresses: {addresses}, with {ports} ports each{}: give more with --source",
+        if servers > 1 { format!(" for each of {servers} servers") } else { String::new() }
+    )))
 }
 
 /// Returns the number of shards of the generator's stack if it has several, else `None`.

@@ -64,6 +64,11 @@ pub(super) struct Locals {
     ports: u32,
 }
 
+/// Returns the number of ports of each of so many source addresses.
+pub fn ports_of_address(addresses: u64) -> u32 {
+    PORTS_MAX.min(1 << (u64::from(TABLE_MAX) / addresses.max(1)).max(1).ilog2())
+}
+
 impl Locals {
     /// Creates the table for at most [`LOCALS_MAX`] addresses. Duplicates count once.
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
@@ -86,7 +91,7 @@ impl Locals {
             }
         }
         let count = addresses.len().max(1) as u32;
-        let ports = PORTS_MAX.min(1 << (TABLE_MAX / count).max(1).ilog2());
+        let ports = ports_of_address(count.into());
         let list = addresses.into_iter().map(|address| Local { address, sum: sum_of(address), next: 0 });
         Self { list: list.collect(), v4, v6, table: vec![VACANT; (count * ports) as usize], ports }
     }

@@ -37,6 +37,8 @@ mod locals;
 mod neighbour;
 mod network;
 
+pub use self::locals::ports_of_address;
+
 use self::input::InputEvent;
 use self::locals::{LOCALS_MAX, Locals};
 use self::network::{FrameSender, LightNetwork};

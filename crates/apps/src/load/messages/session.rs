@@ -170,9 +170,9 @@ impl MessageSession {
 
     /// Opens the connections that are due.
     fn open_connections(&mut self, now: Instant, net: &mut impl Network) {
-        while self.connecting < CONNECTS_MAX {
-            let due = self.next_opening();
-            if due > now {
+        // Attempts that fail at once do not count as connecting.
+        for _ in 0..STEPS_PER_POLL {
+            if self.connecting >= CONNECTS_MAX || self.next_opening() > now {
                 break;
             }
             self.devices.push(Device {
@@ -183,7 +183,10 @@ impl MessageSession {
             });
             self.connect(self.devices.len() as u32 - 1, now, net);
         }
-        while self.connecting < CONNECTS_MAX {
+        for _ in 0..STEPS_PER_POLL {
+            if self.connecting >= CONNECTS_MAX {
+                break;
+            }
             let Some((_, slot)) = self.retries.front().copied().filter(|(at, _)| *at <= now) else { break };
             self.retries.pop_front();
             if self.stage < Stage::Drain {
