@@ -13,6 +13,7 @@
 use crate::frames::{ACK, Endpoint, FIN, FrameTemplate, LinkSetup, PSH, RST, SYN, Segment, arp_reply};
 use crate::http;
 use core::time::Duration;
+use ginnel_devices::random::Random;
 use ginnel_stack::device::{Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::collections::VecDeque;
@@ -44,6 +45,11 @@ pub enum Mode {
     /// All connections are opened, make one request and stay idle.
     Hold {
         /// Number of connections that are opened at the same time.
+        active: u32,
+    },
+    /// All connections are opened and make one request; then random ones make further requests.
+    Uniform {
+        /// Number of connections that are opened, or make a request, at the same time.
         active: u32,
     },
 }
@@ -173,8 +179,10 @@ struct ClientCore {
     unflushed: u32,
     /// Open and idle connections, the oldest first (only [`Mode::Rotate`]).
     idle: VecDeque<u32>,
-    /// Connections that are being opened or have a request in flight ([`Mode::Rotate`] and [`Mode::Hold`]).
+    /// Connections that are being opened or have a request in flight, in the modes that limit them.
     active: u32,
+    /// Chooses the connection of the next request ([`Mode::Uniform`]).
+    random: Random,
     /// Number of slots whose first connection was opened; the index of the next one.
     opened: u32,
     next_request: usize,
@@ -208,6 +216,7 @@ impl Client {
             unflushed: 0,
             idle: VecDeque::with_capacity(config.connections as usize),
             active: 0,
+            random: Random::new(1),
             opened: 0,
             next_request: 0,
             next_stuck_check: 0,
@@ -284,7 +293,7 @@ impl ClientCore {
     fn open_or_request(&mut self) {
         let limit = match self.mode {
             Mode::Short | Mode::KeepAlive => u32::MAX,
-            Mode::Rotate { active } | Mode::Hold { active } => active,
+            Mode::Rotate { active } | Mode::Hold { active } | Mode::Uniform { active } => active,
         };
         while self.active < limit {
             if (self.opened as usize) < self.slots.len() {
@@ -293,7 +302,7 @@ impl ClientCore {
                 self.slots[index as usize].id = index;
                 self.active += 1;
                 self.open(index);
-            } else if let Some(index) = self.idle.pop_front() {
+            } else if let Some(index) = self.next_idle() {
                 self.active += 1;
                 self.send_request(index);
             } else {
@@ -302,6 +311,19 @@ impl ClientCore {
             if self.unflushed >= FRAMES_PER_FLUSH {
                 self.flush();
             }
+        }
+    }
+
+    /// Returns the idle connection that makes the next request.
+    fn next_idle(&mut self) -> Option<u32> {
+        match self.mode {
+            Mode::Rotate { .. } => self.idle.pop_front(),
+            Mode::Uniform { .. } => {
+                let mut chosen = || self.random.below(self.slots.len() as u64) as u32;
+                // Most connections are idle; the search is continued in the next turn if there is none.
+                (0..4).map(|_| chosen()).find(|index| self.slots[*index as usize].state == State::Idle)
+            }
+            Mode::Short | Mode::KeepAlive | Mode::Hold { .. } => None,
         }
     }
 
@@ -422,7 +444,7 @@ impl ClientCore {
                 self.counts.done += 1;
                 self.send_request(index);
             }
-            (0, Mode::Hold { .. }) => {
+            (0, Mode::Hold { .. } | Mode::Uniform { .. }) => {
                 self.counts.done += 1;
                 self.active -= 1;
                 slot.state = State::Idle;
@@ -463,8 +485,7 @@ impl ClientCore {
         let slot = &mut self.slots[index as usize];
         self.counts.open -= u64::from(slot.state != State::SynSent);
         if slot.state == State::Idle {
-            // Only in [`Mode::Rotate`] can an idle connection be abandoned. It is in the queue, and becomes
-            // active now.
+            // It becomes active now; in [`Mode::Rotate`] it is in the queue.
             self.idle.retain(|&i| i != index);
             self.active += 1;
         }

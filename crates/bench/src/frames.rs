@@ -40,16 +40,28 @@ pub struct LinkSetup {
     pub offload: bool,
 }
 
+/// Direction of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
+}
+
 /// A frame in which only the client's address, its port and the sequence numbers are missing.
 #[derive(Clone, Debug)]
 pub struct FrameTemplate {
     bytes: Vec<u8>,
-    /// Checksum of the IP header without the source address.
+    /// Checksum of the IP header without the client's address.
     ip_sum: u32,
-    /// Checksum of pseudo-header and segment without source address, source port and sequence numbers; of the
-    /// pseudo-header alone if the device computes the checksum.
+    /// Checksum of pseudo-header and segment without the client's address and port and sequence numbers; of
+    /// the pseudo-header alone if the device computes the checksum.
     tcp_sum: u32,
     offload: bool,
+    /// Places of the client's address and port.
+    address_at: usize,
+    port_at: usize,
 }
 
 fn sum(bytes: &[u8]) -> u32 {
@@ -68,21 +80,39 @@ fn sum_of_halves(word: u32) -> u32 {
 }
 
 impl FrameTemplate {
-    /// Creates a frame with these flags, TCP options (a multiple of four bytes) and payload.
+    /// Creates a frame of the client with these flags, TCP options (a multiple of four bytes) and payload.
     pub fn new(wire: &LinkSetup, flags: u8, options: &[u8], payload: &[u8]) -> Self {
+        Self::with_direction(Direction::ToServer, wire, flags, options, payload)
+    }
+
+    /// Creates a frame of either end.
+    pub fn with_direction(
+        direction: Direction,
+        wire: &LinkSetup,
+        flags: u8,
+        options: &[u8],
+        payload: &[u8],
+    ) -> Self {
+        let to_server = direction == Direction::ToServer;
+        let (from, to) =
+            if to_server { (wire.client_mac, wire.server_mac) } else { (wire.server_mac, wire.client_mac) };
+        let own = wire.server.ip.to_be_bytes();
+        let port = wire.server.port.to_be_bytes();
+        let (addresses, ports) = match direction {
+            Direction::ToServer => ([[0; 4], own], [[0; 2], port]),
+            Direction::ToClient => ([own, [0; 4]], [port, [0; 2]]),
+        };
         let tcp_len = 20 + options.len() + payload.len();
         let mut bytes = Vec::with_capacity(TCP_AT + tcp_len);
-        bytes.extend_from_slice(&wire.server_mac);
-        bytes.extend_from_slice(&wire.client_mac);
+        bytes.extend_from_slice(&to);
+        bytes.extend_from_slice(&from);
         bytes.extend_from_slice(&[0x08, 0x00]);
-        // Version and length, TOS, total length, identification, don't fragment, TTL, protocol, checksum,
-        // source.
+        // Version and length, TOS, total length, identification, don't fragment, TTL, protocol, checksum.
         bytes.extend_from_slice(&[0x45, 0]);
         bytes.extend_from_slice(&((20 + tcp_len) as u16).to_be_bytes());
-        bytes.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0, 0, 0, 0, 0]);
-        bytes.extend_from_slice(&wire.server.ip.to_be_bytes());
-        bytes.extend_from_slice(&[0, 0]);
-        bytes.extend_from_slice(&wire.server.port.to_be_bytes());
+        bytes.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0]);
+        bytes.extend_from_slice(&addresses.concat());
+        bytes.extend_from_slice(&ports.concat());
         bytes.extend_from_slice(&[0; 8]);
         bytes.extend_from_slice(&[((20 + options.len()) << 2) as u8, flags, 0xff, 0xff, 0, 0, 0, 0]);
         bytes.extend_from_slice(options);
@@ -94,6 +124,8 @@ impl FrameTemplate {
             tcp_sum: u32::from(fold(pseudo)) + u32::from(fold(segment)),
             bytes,
             offload: wire.offload,
+            address_at: IP_AT + if to_server { 12 } else { 16 },
+            port_at: TCP_AT + if to_server { 0 } else { 2 },
         }
     }
 
@@ -108,25 +140,25 @@ impl FrameTemplate {
         (self.bytes.len() - TCP_AT - options) as u32
     }
 
-    /// Writes the frame to `out`, which must have its length.
+    /// Writes the frame to or from this client to `out`, which must have its length.
     #[inline]
-    pub fn write(&self, out: &mut [u8], from: Endpoint, seq: u32, ack: u32) {
+    pub fn write(&self, out: &mut [u8], client: Endpoint, seq: u32, ack: u32) {
         out.copy_from_slice(&self.bytes);
         let mut put16 = |at: usize, value: u16| out[at..at + 2].copy_from_slice(&value.to_be_bytes());
-        let ip_sum = self.ip_sum + sum_of_halves(from.ip);
+        let ip_sum = self.ip_sum + sum_of_halves(client.ip);
         put16(IP_AT + 10, !fold(ip_sum));
-        put16(TCP_AT, from.port);
+        put16(self.port_at, client.port);
         if self.offload {
-            put16(TCP_AT + CHECKSUM_IN_TCP, fold(self.tcp_sum + sum_of_halves(from.ip)));
+            put16(TCP_AT + CHECKSUM_IN_TCP, fold(self.tcp_sum + sum_of_halves(client.ip)));
         } else {
             let tcp_sum = self.tcp_sum
-                + sum_of_halves(from.ip)
-                + u32::from(from.port)
+                + sum_of_halves(client.ip)
+                + u32::from(client.port)
                 + sum_of_halves(seq)
                 + sum_of_halves(ack);
             put16(TCP_AT + CHECKSUM_IN_TCP, !fold(tcp_sum));
         }
-        out[IP_AT + 12..IP_AT + 16].copy_from_slice(&from.ip.to_be_bytes());
+        out[self.address_at..self.address_at + 4].copy_from_slice(&client.ip.to_be_bytes());
         out[TCP_AT + 4..TCP_AT + 8].copy_from_slice(&seq.to_be_bytes());
         out[TCP_AT + 8..TCP_AT + 12].copy_from_slice(&ack.to_be_bytes());
     }
@@ -146,7 +178,9 @@ pub fn tx_meta(offload: bool) -> TxMeta {
 /// A received TCP segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Destination: address and port of the client.
+    /// Source.
+    pub from: Endpoint,
+    /// Destination.
     pub to: Endpoint,
     /// Sequence number.
     pub seq: u32,
@@ -170,6 +204,7 @@ impl<'a> Segment<'a> {
         let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
         let payload_at = TCP_AT + usize::from(head[TCP_AT + 12] >> 4) * 4;
         Some(Self {
+            from: Endpoint { ip: word(IP_AT + 12), port: half(TCP_AT) },
             to: Endpoint { ip: word(IP_AT + 16), port: half(TCP_AT + 2) },
             seq: word(TCP_AT + 4),
             ack: word(TCP_AT + 8),
@@ -181,7 +216,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Returns the reply to an ARP request for any address: the client stands for all hosts.
+/// Returns the reply to an ARP request for any address: the replying end stands for all hosts.
 pub fn arp_reply(frame: &[u8], mac: [u8; 6]) -> Option<[u8; 42]> {
     let request: &[u8; 42] = frame.first_chunk()?;
     if request[12..22] != [0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1] {
@@ -230,6 +265,19 @@ mod tests {
     }
 
     #[test]
+    fn frames_of_the_server_have_the_other_direction() {
+        let template = FrameTemplate::with_direction(Direction::ToClient, &wire(false), ACK, &[], b"payload");
+        let mut frame = vec![0; template.len()];
+        template.write(&mut frame, FROM, 5, 6);
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        let segment = Segment::parse(&frame).unwrap();
+        assert_eq!((segment.from, segment.to), (SERVER, FROM));
+        assert_eq!(checksum::Sum::of(&frame[IP_AT..TCP_AT]).finish(), 0);
+        let segment = &frame[TCP_AT..];
+        assert_eq!(pseudo(segment.len()).add(checksum::Sum::of(segment)).finish(), 0);
+    }
+
+    #[test]
     fn an_offloaded_checksum_covers_the_pseudo_header() {
         let template = FrameTemplate::new(&wire(true), SYN, &[2, 4, 5, 0xb4], b"");
         let mut frame = vec![0; template.len()];
@@ -245,7 +293,7 @@ mod tests {
         template.write(&mut frame, FROM, 5, 6);
         let segment = Segment::parse(&frame).unwrap();
         assert_eq!((segment.seq, segment.ack, segment.flags), (5, 6, FIN | ACK));
-        assert_eq!((segment.to, segment.payload), (SERVER, &b"payload"[..]));
+        assert_eq!((segment.from, segment.to, segment.payload), (FROM, SERVER, &b"payload"[..]));
         for short in 0..54 {
             assert!(Segment::parse(&frame[..short]).is_none());
         }

@@ -8,7 +8,7 @@ use clap::{Args, Parser};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Prefix};
-use ginnel::{Error, Instant, Shard};
+use ginnel::{Error, Instant, Shard, clock};
 use ginnel_apps::httpd::{self, Httpd};
 use ginnel_apps::load::light::{LightWorker, WorkerStack};
 use ginnel_apps::load::plan::WorkerShare;
@@ -47,6 +47,13 @@ struct ParsedOptions<T: Args> {
 
 fn options<T: Args>(words: &[&str]) -> T {
     ParsedOptions::parse_from([&["program"], words].concat()).options
+}
+
+/// Returns the configuration of the generator's stack.
+fn config(tcp: TcpConfig) -> Config {
+    let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
+    let device = DeviceConfig::new(NAME, DeviceKind::Memory);
+    Config { tcp, ..Config::single(device, &[own], &[]) }
 }
 
 fn failed(error: Error) -> MeasureError {
@@ -116,15 +123,26 @@ impl GeneratorCase {
         }
     }
 
+    /// Creates the generator for a run of `duration` with short connections on the light TCP.
+    ///
+    /// # Errors
+    /// An error in the configuration.
+    pub fn light(client_end: Device, connections: u32, duration: Duration) -> Result<LightWorker, Error> {
+        let url = format!("http://{}/64", Ipv4Addr::from_bits(SERVER.ip));
+        let (connections, seconds) = (connections.to_string(), format!("{}s", duration.as_secs_f64()));
+        let words = ["--connections", &connections, "--duration", &seconds, "--warmup", "500ms", &url];
+        let stack = WorkerStack { config: config(TcpConfig::default()), device: Some(client_end) };
+        let job = options::<HttpOptions>(&words).job()?;
+        LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), stack, clock::now())
+    }
+
     fn generator(&self, client_end: Device) -> Result<Box<dyn Generator>, Error> {
         let url = format!("http://{}/64", Ipv4Addr::from_bits(SERVER.ip));
         let (connections, wanted) = (self.connections.to_string(), self.requests.to_string());
         let mut words = vec![&*url, "--connections", &connections, "--requests", &wanted];
         words.extend(self.keep_alive.then_some("--keep-alive"));
         let job = options::<HttpOptions>(&words).job()?;
-        let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
-        let device = DeviceConfig::new(NAME, DeviceKind::Memory);
-        let config = Config { tcp: self.tcp.clone(), ..Config::single(device, &[own], &[]) };
+        let config = config(self.tcp.clone());
         if self.light {
             let stack = WorkerStack { config, device: Some(client_end) };
             return Ok(Box::new(LightWorker::new(&job, WorkerShare::WHOLE, Arc::default(), stack, START)?));

@@ -9,6 +9,7 @@
 //! generator           the same with `ginnel load http` as the client, which can be the measured side
 //! server/             the servers: the engine, the runtime on top of it, smoltcp
 //! program_comparison  a server and the generator in two processes, on the kernel and on a stack
+//! program_pair        the same over shared memory, with their memory and CPU time
 //! client              a TCP client that is cheaper than any of the servers
 //! harness/            the machine, pairs of measurements, results
 //! ```
@@ -26,6 +27,7 @@ mod kernel_client;
 mod namespace;
 mod placed_server;
 mod program_comparison;
+mod program_pair;
 mod server;
 mod single_thread;
 mod tap;

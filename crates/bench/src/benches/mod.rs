@@ -1,12 +1,15 @@
 //! The benches. Each is a function that returns its results.
 
 mod client_programs;
+mod connections;
 mod corpus;
 mod httpd_vs_kernel;
 pub mod idle;
 mod idle_cpu;
 pub mod instructions;
+mod iot;
 mod kernel;
+mod load_sink;
 mod loss;
 mod memif;
 mod monitor;
@@ -14,6 +17,7 @@ mod placement;
 mod priority;
 mod server_programs;
 mod short_100k;
+mod throughput;
 mod vs_smoltcp;
 
 use crate::harness::result::BenchResult;
@@ -207,6 +211,60 @@ pub const ALL: &[Bench] = &[
         run: idle_cpu::run,
     },
     Bench {
+        name: "connections-1m",
+        about: "memory of a pair of connections, both ends and their applications included (ginnel echo, ginnel load echo), with a million open and alive",
+        needs: Needs::Machine,
+        run: connections::one_million,
+    },
+    Bench {
+        name: "connections-10m",
+        about: "as connections-1m, with 10,368,000 connections",
+        needs: Needs::Machine,
+        run: connections::ten_million,
+    },
+    Bench {
+        name: "connections-max",
+        about: "as connections-1m, with as many connections as the free memory permits",
+        needs: Needs::Machine,
+        run: connections::most,
+    },
+    Bench {
+        name: "establish-rate",
+        about: "connections/s until 10,368,000 are open between two shards on a core each, /usual and with tables that were touched before (/prefault)",
+        needs: Needs::Machine,
+        run: connections::establish_rate,
+    },
+    Bench {
+        name: "keepalive-cpu",
+        about: "percent of a core for keepalive probes of 10,368,000 idle connections every 600 s, at the end that probes",
+        needs: Needs::Machine,
+        run: connections::keepalive_cpu,
+    },
+    Bench {
+        name: "iot-1m",
+        about: "a million devices that send 16,667 messages/s to ginnel iot with Redis, observed by ginnel monitor, with priorities (/nominal, /overload) and without (/nominal-off, /overload-off)",
+        needs: Needs::Machine,
+        run: iot::one_million,
+    },
+    Bench {
+        name: "iot-10m",
+        about: "the same with 10,368,000 devices and 172,800 messages/s",
+        needs: Needs::Machine,
+        run: iot::ten_million,
+    },
+    Bench {
+        name: "throughput-at-10m",
+        about: "HTTP requests/s on random ones of 10,368,000 connections, against 1,000 connections; 256 requests in flight",
+        needs: Needs::Machine,
+        run: throughput::at_10m,
+    },
+    Bench {
+        name: "load-sink",
+        about: "HTTP connections/s that one core of ginnel load http --stack light makes against a responder without connections",
+        needs: Needs::Machine,
+        run: load_sink::run,
+    },
+    Bench {
         name: "monitor-rate",
         about: "packets/s that ginnel monitor examines on one core, with a million connections",
         needs: Needs::Machine,
@@ -219,3 +277,11 @@ pub const ALL: &[Bench] = &[
         run: instructions::run,
     },
 ];
+
+/// Returns the memory in bytes that is available without swapping.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}

@@ -29,7 +29,7 @@ const MEMORY_BYTES_MIN: u64 = 6 << 30;
 /// for 60 s.
 pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let seconds = options.seconds(SECONDS);
-    let available = available_memory();
+    let available = super::available_memory();
     if available < MEMORY_BYTES_MIN && seconds > 10.0 {
         let gib = available >> 30;
         return Err(MeasureError::Skipped(format!(
@@ -62,12 +62,4 @@ pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
         Ok(measured)
     };
     Ok(vec![pairs::run("short-100k", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
-}
-
-/// Returns the memory in bytes that is available without swapping.
-fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
 }

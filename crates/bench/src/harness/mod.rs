@@ -1,6 +1,8 @@
 //! Parts that all benches share: the state of the machine, pairs of measurements, and results.
 
+pub mod jitter;
 pub mod lock;
+pub mod memory_group;
 pub mod pairs;
 pub mod result;
 

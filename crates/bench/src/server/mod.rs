@@ -3,12 +3,14 @@
 mod calls;
 mod engine;
 mod shard;
+mod sink;
 mod smoltcp;
 mod tasks;
 
 pub use calls::CallsServer;
 pub use engine::{EngineOptions, EngineServer};
 pub use shard::{Responder, ShardServer};
+pub use sink::Sink;
 pub use smoltcp::SmoltcpServer;
 pub use tasks::TaskServer;
 

@@ -1,0 +1,335 @@
+//! QStack's scenario: millions of devices that send heartbeats and, rarely, urgent requests to `ginnel iot`
+//! with a real Redis, observed by `ginnel monitor`.
+//!
+//! Server and generator have a core each, and Redis and the monitor run wherever there is room, so on two
+//! cores all four compete.
+
+use crate::harness::jitter::{self, Jitter};
+use crate::harness::machine::Cpus;
+use crate::harness::result::BenchResult;
+use crate::harness::{MeasureError, Options};
+use crate::program_pair::{PairReport, ProgramPair, Sample, cpu_time};
+use core::time::Duration;
+use ginnel_measure::program::ginnel_path;
+use serde_json::Value;
+use std::fs::File;
+use std::io::Seek;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A scenario as QStack's evaluation had it.
+const TEN_MILLION: Scenario = Scenario {
+    name: "iot-10m",
+    connections: 10_368_000,
+    rate: 172_800.0,
+    nominal_seconds: 600.0,
+    goal_ms: 2.4,
+    goal_percentile: "p99",
+    goal_priority: "total",
+};
+/// The same with a million connections.
+const ONE_MILLION: Scenario = Scenario {
+    name: "iot-1m",
+    connections: 1_000_000,
+    rate: 16_667.0,
+    nominal_seconds: 120.0,
+    goal_ms: 3.5,
+    goal_percentile: "p99_9",
+    goal_priority: "high",
+};
+/// Time of the other runs.
+const OTHER_SECONDS: f64 = 120.0;
+/// Load of the overloaded runs, as a multiple of what the server takes.
+const OVERLOAD: f64 = 1.2;
+/// Load by which it is found out what the server takes, as a multiple of the usual one, and its time.
+const PROBE_FACTOR: f64 = 3.0;
+const PROBE_SECONDS: f64 = 15.0;
+/// Shares of urgent requests and of ordinary ones; the rest are heartbeats.
+const HIGH_SHARE: f64 = 0.05;
+const LOW_SHARE: f64 = 0.05;
+/// Set-up of the connections per second.
+const SETUP_RATE: f64 = 400_000.0;
+
+#[derive(Clone, Copy, Debug)]
+struct Scenario {
+    name: &'static str,
+    connections: u32,
+    /// Messages per second.
+    rate: f64,
+    nominal_seconds: f64,
+    /// Goal for the nominal run with priorities, and the latency that it concerns.
+    goal_ms: f64,
+    goal_percentile: &'static str,
+    goal_priority: &'static str,
+}
+
+/// One run of a scenario.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    part: &'static str,
+    priorities: bool,
+    rate: f64,
+    seconds: f64,
+    is_overloaded: bool,
+}
+
+/// Runs the scenario with ten million connections.
+pub fn ten_million(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    all(TEN_MILLION, options)
+}
+
+/// Runs the scenario with a million connections.
+pub fn one_million(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    all(ONE_MILLION, options)
+}
+
+fn all(mut scenario: Scenario, options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    if options.smoke {
+        scenario.connections /= 50;
+        scenario.rate /= 50.0;
+    }
+    let other = options.seconds(OTHER_SECONDS);
+    let rate = scenario.rate;
+    let nominal = |part, priorities, seconds| Run { part, priorities, rate, seconds, is_overloaded: false };
+    let longest = options.seconds(scenario.nominal_seconds);
+    let mut results = Vec::new();
+    for run in [nominal("nominal", true, longest), nominal("nominal-off", false, other)] {
+        if options.wants(&format!("{}/{}", scenario.name, run.part)) {
+            results.push(measure(&scenario, run)?);
+        }
+    }
+    let parts = [("overload", true), ("overload-off", false)];
+    let wanted = parts.into_iter().filter(|(part, _)| options.wants(&format!("{}/{part}", scenario.name)));
+    let wanted: Vec<_> = wanted.collect();
+    if wanted.is_empty() {
+        return Ok(results);
+    }
+    let taken = capacity(&scenario, options)?;
+    println!("  the server takes {taken:.0} messages/s");
+    for (part, priorities) in wanted {
+        let run = Run { part, priorities, rate: OVERLOAD * taken, seconds: other, is_overloaded: true };
+        results.push(measure(&scenario, run)?);
+    }
+    Ok(results)
+}
+
+/// Returns the messages per second that the server executes when it is offered more.
+fn capacity(scenario: &Scenario, options: &Options) -> Result<f64, MeasureError> {
+    let seconds = options.seconds(PROBE_SECONDS);
+    let rate = PROBE_FACTOR * scenario.rate;
+    let run = Run { part: "probe", priorities: false, rate, seconds, is_overloaded: true };
+    let outcome = observe(scenario, run)?;
+    let samples = || outcome.counters.iter().filter(|(sample, _)| sample.stage == "sending");
+    match (samples().next(), samples().next_back()) {
+        (Some((first, from)), Some((last, to))) if last.at > first.at => {
+            Ok((counter(to, "iot.done") - counter(from, "iot.done")) / (last.at - first.at).as_secs_f64())
+        }
+        _ => Err(MeasureError::Failed("no counters of the server were seen".into())),
+    }
+}
+
+/// What was seen of a run.
+struct Outcome {
+    report: PairReport,
+    /// Counters of the server at several times.
+    counters: Vec<(Sample, Value)>,
+    /// The monitor's last report.
+    monitor: Value,
+    /// CPU time of the monitor when messages were sent first and last.
+    monitor_cpu: [Duration; 2],
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A monitor of the server's stack.
+struct Monitor {
+    child: Child,
+    /// A file without a name, because the directory of the run is gone at the end.
+    output: File,
+}
+
+impl Monitor {
+    fn start(run_dir: &Path) -> Result<Self, MeasureError> {
+        let output = tempfile::tempfile()?;
+        let mut command = Command::new(ginnel_path()?);
+        command.args(["monitor", "server", "--protocol", "iot", "--json", "--interval", "10"]);
+        command.env("GINNEL_RUN_DIR", run_dir.join("stacks")).stdin(Stdio::null());
+        command.stdout(output.try_clone()?).stderr(Stdio::null());
+        Ok(Self { child: command.spawn()?, output })
+    }
+
+    /// Waits until the monitor has ended with the stack, and returns its last report.
+    fn finish(mut self) -> Result<Value, MeasureError> {
+        self.child.wait()?;
+        self.output.rewind()?;
+        let text = std::io::read_to_string(self.output)?;
+        let last = text.lines().last().unwrap_or_default();
+        serde_json::from_str(last).map_err(|e| MeasureError::Failed(format!("the monitor's report: {e}")))
+    }
+}
+
+fn observe(scenario: &Scenario, run: Run) -> Result<Outcome, MeasureError> {
+    let connections = f64::from(scenario.connections);
+    let mut server = words("iot --start-redis 1");
+    if run.priorities {
+        server.push("--priorities".into());
+    }
+    let setup = connections / SETUP_RATE;
+    let load = format!(
+        "iot --high-share {HIGH_SHARE} --low-share {LOW_SHARE} --setup {setup:.3}s --wait 5s \
+         --epoch {:.6}s --duration {:.3}s --timeout 30s",
+        connections / run.rate,
+        run.seconds
+    );
+    let pair = ProgramPair {
+        server,
+        load: words(&load),
+        connections: scenario.connections,
+        connections_max: scenario.connections + 1_000,
+        shard_keys: "spin_us = 0".into(),
+        server_tcp_keys: String::new(),
+        server_tables: String::new(),
+    };
+    let mut monitor = None;
+    let mut counters = Vec::new();
+    let mut monitor_cpu = [Duration::ZERO; 2];
+    let mut failure = None;
+    let report = pair.run(|sample, folder| {
+        if monitor.is_none() && failure.is_none() {
+            match Monitor::start(folder) {
+                Ok(started) => monitor = Some(started),
+                Err(e) => failure = Some(e),
+            }
+        }
+        let Some(monitor) = &monitor else { return };
+        let used = cpu_time(monitor.child.id());
+        match sample.stage.as_str() {
+            "sending" => monitor_cpu[1] = used,
+            "set-up" | "waiting" => monitor_cpu = [used; 2],
+            _ => {}
+        }
+        // A few times per run, and at its end.
+        let is_due = counters.last().is_none_or(|(last, _): &(Sample, Value)| {
+            sample.at >= last.at + Duration::from_secs(2) || last.stage != sample.stage
+        });
+        if is_due && let Some(values) = server_counters(folder) {
+            counters.push((sample.clone(), values));
+        }
+    })?;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let monitor = monitor.map(Monitor::finish).transpose()?.unwrap_or_default();
+    Ok(Outcome { report, counters, monitor, monitor_cpu })
+}
+
+/// Returns the counters of the server's stack.
+fn server_counters(folder: &Path) -> Option<Value> {
+    let mut command = Command::new(ginnel_path().ok()?);
+    command.args(["stat", "server", "--json", "--all"]).env("GINNEL_RUN_DIR", folder.join("stacks"));
+    serde_json::from_slice(&command.output().ok()?.stdout).ok()
+}
+
+/// Returns the sum of a counter over all shards.
+fn counter(values: &Value, name: &str) -> f64 {
+    let shards = values["shards"].as_array().into_iter().flatten();
+    shards.filter_map(|shard| shard["counters"][name].as_f64()).sum()
+}
+
+fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
+    let name = format!("{}/{}", scenario.name, run.part);
+    println!("  {name}: {:.0} messages/s for {:.0} s", run.rate, run.seconds);
+    let floor = jitter::measure(Cpus::choose()?)?;
+    let outcome = observe(scenario, run)?;
+    let report = &outcome.report;
+    let latency = |priority, figure| report.number(&["latency_ns", priority, figure]) / 1e6;
+    let figure = latency(scenario.goal_priority, scenario.goal_percentile);
+    let unit = format!(
+        "ms, {} of {} messages",
+        scenario.goal_percentile.replace('_', "."),
+        if scenario.goal_priority == "total" { "all" } else { "urgent" }
+    );
+    let mut result = BenchResult::from_counts(&name, &unit, figure, None);
+    for priority in ["total", "high", "low"] {
+        for percentile in ["p50", "p99", "p99_9", "max"] {
+            let fact = format!("{priority}_{percentile}_ms");
+            result.our_facts.insert(fact, latency(priority, percentile));
+        }
+    }
+    add_floor(&mut result, &floor);
+    add_cpu(&mut result, &outcome);
+    add_accounts(&mut result, scenario, &outcome);
+    if run.is_overloaded {
+        // More is sent than can be answered, so rate and answers are not those that were asked for.
+        result.problems.retain(|problem| !problem.contains("messages/s"));
+    } else {
+        result.problems.extend(report.missed.iter().cloned());
+        if run.priorities && figure > scenario.goal_ms {
+            result.problems.push(format!("the goal of {} ms is missed", scenario.goal_ms));
+        }
+    }
+    Ok(result)
+}
+
+fn add_floor(result: &mut BenchResult, floor: &Jitter) {
+    result.our_facts.insert("floor_p99_9_ms".into(), floor.p99_9.as_secs_f64() * 1e3);
+    result.our_facts.insert("floor_max_ms".into(), floor.longest.as_secs_f64() * 1e3);
+}
+
+/// Adds the shares of a core that each program used while messages were sent.
+fn add_cpu(result: &mut BenchResult, outcome: &Outcome) {
+    let Some((first, last)) = outcome.report.stage("sending") else { return };
+    let passed = (last.at - first.at).as_secs_f64().max(1e-3);
+    let monitor = outcome.monitor_cpu[1].saturating_sub(outcome.monitor_cpu[0]);
+    for (name, used) in [
+        ("cpu_stack", last.server - first.server),
+        ("cpu_redis", last.children - first.children),
+        ("cpu_generator", last.generator - first.generator),
+        ("cpu_monitor", monitor),
+    ] {
+        result.our_facts.insert(name.into(), used.as_secs_f64() / passed);
+    }
+    result.our_facts.insert("memory_mib".into(), last.memory.total() as f64 / f64::from(1 << 20));
+}
+
+/// Compares what the generator, the server and the monitor counted.
+fn add_accounts(result: &mut BenchResult, scenario: &Scenario, outcome: &Outcome) {
+    let report = &outcome.report;
+    let number = |name| report.number(&["messages", name]);
+    let (sent, answered) = (number("sent"), number("answered"));
+    let (heartbeats, unanswered) = (number("heartbeats"), number("unanswered"));
+    let Some((_, counters)) = outcome.counters.last() else {
+        result.problems.push("the server's counters were not seen".into());
+        return;
+    };
+    let received = counter(counters, "iot.messages");
+    let monitored = outcome.monitor["counters"]["requests"].as_f64().unwrap_or(f64::NAN);
+    let facts = [
+        ("connections", report.number(&["achieved", "connections"])),
+        ("messages_per_second", report.number(&["achieved", "messages_per_second"])),
+        ("sent", sent),
+        ("received", received),
+        ("answered", answered),
+        ("answered_error", number("answered_error")),
+        ("heartbeats", heartbeats),
+        ("unanswered", unanswered),
+        ("executed", counter(counters, "iot.done")),
+        ("monitored_requests", monitored),
+        ("monitor_p99_ms", outcome.monitor["latency"]["total"]["p99_ns"].as_f64().unwrap_or(f64::NAN) / 1e6),
+        ("monitor_lost_frames", outcome.monitor["source_lost"].as_f64().unwrap_or(f64::NAN)),
+    ];
+    result.our_facts.extend(facts.map(|(name, value)| (name.to_owned(), value)));
+    if sent != received {
+        result.problems.push(format!("{sent} messages were sent, but {received} received"));
+    }
+    if sent != answered + heartbeats + unanswered || unanswered != 0.0 {
+        result.problems.push(format!(
+            "{sent} sent, {answered} answered, {heartbeats} heartbeats, {unanswered} unanswered"
+        ));
+    }
+    if report.number(&["connections", "open_at_end"]) != f64::from(scenario.connections) {
+        result.problems.push("not all connections were open at the end".into());
+    }
+}
