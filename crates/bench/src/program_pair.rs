@@ -32,7 +32,7 @@ const QUOTED_LINES: usize = 3;
 /// Stage of a generator that has ended; the server still runs.
 pub const ENDED: &str = "ended";
 
-/// What to run.
+/// Programs and options of a run.
 #[derive(Clone, Debug)]
 pub struct ProgramPair {
     /// Command of the server with its options, without those of its stack.
@@ -271,8 +271,8 @@ fn last_lines(log: &Path) -> String {
 
 /// Returns the CPU time of all threads of a process; zero if it has ended.
 pub fn cpu_time(pid: u32) -> Duration {
-    // proc(5): the name in parentheses may contain anything; utime and stime are fields 14 and 15, in ticks of
-    // 10 ms.
+    // proc(5): the name in parentheses may contain anything; utime and stime are fields 14 and 15, in ticks
+    // of 10 ms.
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = text.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default();
     let ticks = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();

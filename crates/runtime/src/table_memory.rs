@@ -24,8 +24,8 @@ pub fn advise(stack: &Stack) {
     }
 }
 
-/// Touches the memory that the tables of a stack have reserved. Call this after [`advise`], so that huge pages
-/// are used, and before there are connections.
+/// Touches the memory that the tables of a stack have reserved. Call this after [`advise`], so that huge
+/// pages are used, and before there are connections.
 ///
 /// # Errors
 /// There is not enough memory (`ENOMEM`), or Linux is older than 5.14 (`EINVAL`).

@@ -27,7 +27,7 @@ const TEN_MILLION: Scenario = Scenario {
     goal_percentile: "p99",
     goal_priority: "total",
 };
-/// The same with a million connections.
+/// A scenario with a million connections.
 const ONE_MILLION: Scenario = Scenario {
     name: "iot-1m",
     connections: 1_000_000,
@@ -128,7 +128,7 @@ fn capacity(scenario: &Scenario, options: &Options) -> Result<f64, MeasureError>
     }
 }
 
-/// What was seen of a run.
+/// Observations of a run.
 struct Outcome {
     report: PairReport,
     /// Counters of the server at several times.
