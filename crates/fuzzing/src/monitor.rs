@@ -7,6 +7,7 @@
 
 use ginnel_monitor::engine::{Engine, EngineConfig};
 use ginnel_monitor::frame::LinkType;
+use ginnel_monitor::recording::{self, RecordingOptions};
 use ginnel_monitor::rules::{ByteTest, Endianness, LengthPrefix, PortRule, ProtocolName};
 use ginnel_monitor::scripted::{SERVER_PORT, Side, segment_of};
 use ginnel_monitor::session::Session;
@@ -66,6 +67,28 @@ fn read_capture(bytes: &[u8]) {
     let total = session.finish(0, &mut |_| ());
     let c = total.counters;
     assert_eq!(c.requests, c.responses + c.unanswered + c.abandoned, "{c:?}");
+    read_recording(bytes);
+}
+
+/// Reads the connections of a capture for a replay, and checks that all their parts fit together.
+fn read_recording(bytes: &[u8]) {
+    let Ok(mut source) = CaptureFile::open(Box::new(Cursor::new(bytes.to_vec()))) else { return };
+    let options = RecordingOptions { ports: Vec::new(), bytes_max: 1 << 20 };
+    let Ok(recording) = recording::read(&mut source, &options) else { return };
+    let mut end = 0;
+    for send in &recording.sends {
+        assert_eq!(send.start, end);
+        end += send.len as usize;
+    }
+    assert_eq!(end, recording.bytes.len());
+    for connection in &recording.connections {
+        let requests = connection.requests.start as usize..connection.requests.end as usize;
+        let requests = &recording.requests[requests];
+        assert_eq!(requests.is_empty(), connection.sends.is_empty());
+        assert!(requests.iter().all(|request| connection.sends.contains(&request.last_send)));
+        assert!(requests.iter().all(|r| r.answer_from + r.answer_bytes <= connection.answer_bytes));
+        assert!(connection.ended_ns <= recording.length_ns);
+    }
 }
 
 fn follow(protocol: u8, mut data: &[u8]) {

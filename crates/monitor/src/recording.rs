@@ -171,7 +171,7 @@ impl<'a> RecordingReader<'a> {
             return;
         };
         let Flow::Read(connection) = flow else { return };
-        connection.seen = at;
+        connection.seen = connection.seen.max(at);
         let before = connection.bytes.len();
         let missed = self.counters.missed_bytes;
         let mut stream = ReadStream { connection, streams: &mut self.streams, counters: &mut self.counters };
