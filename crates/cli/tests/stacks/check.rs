@@ -1,6 +1,6 @@
 //! `ginnel check`.
 
-use crate::fixture::{Fixture, PRELUDE, RunningProgram, python, skipped, wait_until};
+use crate::fixture::{Fixture, PRELUDE, RunningProgram, built_library, python, skipped, wait_until};
 use serde_json::Value;
 use std::process::Command;
 
@@ -189,6 +189,8 @@ fn a_process_without_a_stack_gets_the_reason() {
         return;
     }
     let fixture = Fixture::new("without");
+    // A build of the library takes longer than the programs run.
+    built_library();
     let script = format!("{PRELUDE}\ns = server('127.0.0.1', 0); open('there', 'w').close(); time.sleep(50)");
     let there = fixture.path().join("there");
     let reason_of = |mut command: Command| {
@@ -216,6 +218,23 @@ fn a_process_without_a_stack_gets_the_reason() {
     drop(up);
     let why = check(&fixture, program.pid()).0["why_not"].as_str().unwrap().to_string();
     assert!(why.contains("has ended"), "{why}");
+    // Servers overwrite their environment with a title.
+    let up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let script = "
+import ctypes
+s = server('127.0.0.1', 7001)
+begin, end = map(int, open('/proc/self/stat').read().rsplit(') ', 1)[1].split()[47:49])
+ctypes.memset(begin, 120, end - begin)
+open('titled', 'w').close(); time.sleep(50)";
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("it has a title", || fixture.path().join("titled").exists());
+    let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
+    assert!(environment.starts_with(b"xxxx"), "{}", String::from_utf8_lossy(&environment));
+    assert_eq!(check(&fixture, program.pid()).1, Some(0));
+    drop(up);
+    let why = check(&fixture, program.pid()).0["why_not"].as_str().unwrap().to_string();
+    let directory = fixture.path().join("run/lab");
+    assert_eq!(why, format!("its stack \"lab\" ({}) has ended", directory.display()));
     let nobody = fixture.run(&["check", "4194304"]);
     assert_eq!(nobody.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process has the id 4194304"));

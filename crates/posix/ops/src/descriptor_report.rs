@@ -14,11 +14,13 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Name of the memfd.
-const MEMFD_NAME: &str = "ginnel-descriptors";
+/// Beginning of the memfd's name. The control socket of the stack follows, if it is known.
+const NAME_PREFIX: &str = "ginnel-descriptors";
+/// Length of the longest name of a memfd in bytes (memfd_create(2)).
+const NAME_BYTES_MAX: usize = 249;
 /// "ginnelD", followed by the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"ginnelD\x02");
 const ENTRY_WORDS: usize = 8;
@@ -61,20 +63,26 @@ pub enum ReportEntry {
 pub(crate) struct DescriptorReport {
     mapping: Arc<SharedMapping>,
     entries: usize,
+    /// The name of the memfd.
+    name: String,
     /// The memfd, which other processes find in /proc.
     pub file: HiddenFd,
 }
 
 impl DescriptorReport {
-    /// Creates a report for this number of descriptors.
+    /// Creates a report for this number of descriptors. It names the stack by the path of its control socket,
+    /// unless `stack` is empty.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`, `ENFILE`.
-    pub fn new(descriptors: usize) -> Result<Self, Errno> {
+    pub fn new(descriptors: usize, stack: &str) -> Result<Self, Errno> {
         let entries = descriptors + 1;
-        let file = HiddenFd::new(empty_file(entries)?);
+        let name = format!("{NAME_PREFIX} {stack}");
+        let is_usable = !stack.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains('\0');
+        let name = if is_usable { name } else { NAME_PREFIX.into() };
+        let file = HiddenFd::new(empty_file(&name, entries)?);
         let mapping = SharedMapping::new(&file, entries * ENTRY_BYTES).map_err(errno)?;
-        Ok(Self { mapping: Arc::new(mapping), entries, file }.with_magic())
+        Ok(Self { mapping: Arc::new(mapping), entries, name, file }.with_magic())
     }
 
     /// Replaces the report in a child by an empty one, under the same number. The old one is the parent's.
@@ -82,7 +90,7 @@ impl DescriptorReport {
     /// # Errors
     /// `ENOMEM`, `EMFILE`, `ENFILE`.
     pub fn for_child(self) -> Result<Self, Errno> {
-        let file = empty_file(self.entries)?;
+        let file = empty_file(&self.name, self.entries)?;
         crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
         self.mapping.replace(&self.file).map_err(errno)?;
         Ok(self.with_magic())
@@ -159,8 +167,8 @@ impl DescriptorReport {
     }
 }
 
-fn empty_file(entries: usize) -> Result<OwnedFd, Errno> {
-    let file = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC)?;
+fn empty_file(name: &str, entries: usize) -> Result<OwnedFd, Errno> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
     ftruncate(&file, (entries * ENTRY_BYTES) as u64)?;
     Ok(file)
 }
@@ -202,14 +210,7 @@ fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
 /// # Errors
 /// Reading /proc fails: the process belongs to another user, or has ended.
 pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry>>>> {
-    let folder = format!("/proc/{pid}/fd");
-    for file in std::fs::read_dir(&folder)? {
-        let path = file?.path();
-        let is_report =
-            |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-descriptors"));
-        if !std::fs::read_link(&path).is_ok_and(|target| is_report(&target)) {
-            continue;
-        }
+    for (path, _) in report_files(pid)? {
         let file = File::open(&path)?;
         let entry = |fd: i64| -> Option<[u64; ENTRY_WORDS]> {
             let mut bytes = [0; ENTRY_BYTES];
@@ -225,13 +226,33 @@ pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry
     Ok(None)
 }
 
+/// Returns the path of the control socket of the stack to which another process has attached. Unlike the
+/// environment of a process, which many servers overwrite with a title, it stays readable. `None` if the
+/// process has no report, or its report does not tell.
+pub fn stack_of(pid: u32) -> Option<String> {
+    report_files(pid).ok()?.find_map(|(_, stack)| stack)
+}
+
+/// Iterates over the files of a process that may be its report: the path in /proc, and the control socket that
+/// the file names.
+fn report_files(pid: u32) -> io::Result<impl Iterator<Item = (PathBuf, Option<String>)>> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd"))?;
+    Ok(files.filter_map(|file| {
+        let path = file.ok()?.path();
+        let target = std::fs::read_link(&path).ok()?;
+        let name = target.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME_PREFIX)?;
+        let stack = name.trim_end_matches(" (deleted)").strip_prefix(' ').map(String::from);
+        Some((path, stack))
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn report_is_readable_and_child_starts_empty() {
-        let report = DescriptorReport::new(64).unwrap();
+        let report = DescriptorReport::new(64, "/run/a stack/control").unwrap();
         let addresses = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
         let entries = [
             ReportEntry::Unconnected,
@@ -248,6 +269,7 @@ mod tests {
         report.write(63, ReportEntry::Stream(addresses));
         report.write(64, ReportEntry::Unconnected);
         report.clear(10);
+        assert_eq!(stack_of(std::process::id()).as_deref(), Some("/run/a stack/control"));
         let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
         let read = super::read(std::process::id(), &fds).unwrap().expect("a report");
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
@@ -257,6 +279,9 @@ mod tests {
         let (parents, number) = (rustix::io::dup(&report.file).unwrap(), report.file.as_raw_fd());
         let report = report.for_child().unwrap();
         assert_eq!(report.file.as_raw_fd(), number);
+        assert_eq!(report.name, "ginnel-descriptors /run/a stack/control");
+        let unnamed = DescriptorReport::new(1, &"x".repeat(300)).unwrap();
+        assert_eq!(unnamed.name, NAME_PREFIX);
         assert_eq!(rustix::io::fcntl_getfd(&report.file), Ok(rustix::io::FdFlags::CLOEXEC));
         report.write(10, ReportEntry::Epoll);
         let tag = |file: &dyn std::os::fd::AsFd, fd: u64| {

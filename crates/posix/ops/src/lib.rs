@@ -117,6 +117,8 @@ pub struct OpsConfig {
     /// payload: the initial size (the second number of `tcp_wmem`) and the maximum. Each write then asks the
     /// stack. `None` limits writes only by what the channel and the engine's buffer hold.
     pub send_buffer: Option<[u32; 2]>,
+    /// The control socket of the stack, for `ginnel check`; empty if it is unknown.
+    pub stack: String,
 }
 
 impl Default for OpsConfig {
@@ -129,6 +131,7 @@ impl Default for OpsConfig {
             listen_spawn: ListenSpawn::Off,
             proxy_pool_max: 0,
             send_buffer: None,
+            stack: String::new(),
         }
     }
 }
@@ -177,7 +180,7 @@ impl Ops {
             .for_each(descriptor::register_internal);
         state.client.set_listen_spawn(listen_spawn, attachment.stack_info().shard_cpus.clone());
         state.attachment = Some(attachment);
-        state.start_report(ops.fds.len());
+        state.start_report(ops.fds.len(), &ops.config.stack);
         ops.note_internal_fds(&state);
         drop(state);
         Ok(ops)
@@ -212,7 +215,7 @@ impl Ops {
 
     /// Starts a new descriptor report that lists all descriptors of the stack.
     pub(crate) fn rebuild_report(&self, state: &mut ProcessState) {
-        state.start_report(self.fds.len());
+        state.start_report(self.fds.len(), &self.config.stack);
         for fd in self.fds.range(0, RawFd::MAX) {
             if let Some(file) = self.fds.get(fd) {
                 state.report_fd(fd, file);

@@ -202,10 +202,10 @@ impl ProcessState {
     }
 
     /// Creates a report with room for `descriptors` entries and enters the library's internal descriptors.
-    pub fn start_report(&mut self, descriptors: usize) {
+    pub fn start_report(&mut self, descriptors: usize, stack: &str) {
         self.report = match self.report.take() {
             Some(parents_report) => parents_report.for_child(),
-            None => DescriptorReport::new(descriptors),
+            None => DescriptorReport::new(descriptors, stack),
         }
         .ok();
         self.publish_shared_memory([]);

@@ -460,6 +460,7 @@ fn config(process: &Attachment) -> OpsConfig {
         },
         kernel_listen: std::env::var(KERNEL_LISTEN_VARIABLE).map_or(true, |value| value != "off"),
         proxy_pool_max: proxy_pool_max(),
+        stack: std::env::var(STACK_VARIABLE).unwrap_or_default(),
         ..OpsConfig::default()
     }
 }

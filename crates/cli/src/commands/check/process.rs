@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::programs::NO_STACK_VARIABLE;
-use ginnel_posix_ops::not_attached;
+use ginnel_posix_ops::{descriptor_report, not_attached};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -37,7 +37,11 @@ impl StackFinding {
     fn why_not_attached(&self, path: &str) -> String {
         match self {
             Self::None => format!("{path} names no stack"),
-            Self::Ended => format!("its stack {path} has ended"),
+            Self::Ended => {
+                let directory = Path::new(path).parent().unwrap_or(Path::new(path));
+                let name = directory.file_name().unwrap_or(directory.as_os_str());
+                format!("its stack \"{}\" ({}) has ended", name.display(), directory.display())
+            }
             Self::NotListed(name) => format!(
                 "the stack \"{name}\" runs and does not know it: it is a child that left the stack, or its connection was closed"
             ),
@@ -99,9 +103,15 @@ impl InspectedProcess {
         texts.find_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string()))
     }
 
+    /// Returns the control socket of the stack on which the process was started. A process that has overwritten
+    /// its environment, as servers do for their title, has it in its descriptor report.
+    fn control_socket(&self) -> Option<String> {
+        self.variable("GINNEL_STACK").or_else(|| descriptor_report::stack_of(self.pid))
+    }
+
     /// Returns the directory of the stack on which the process was started.
     pub fn stack_directory(&self) -> Option<PathBuf> {
-        let control = PathBuf::from(self.variable("GINNEL_STACK")?);
+        let control = PathBuf::from(self.control_socket()?);
         if control.is_absolute() { control.parent().map(Path::to_owned) } else { None }
     }
 
@@ -120,9 +130,9 @@ impl InspectedProcess {
         }
         let loaded = maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(LIBRARY));
         let preloaded = self.variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
-        match (loaded, self.variable("GINNEL_STACK")) {
+        match (loaded, self.control_socket()) {
             (true, Some(path)) => stack.why_not_attached(&path),
-            (true, None) => "GINNEL_STACK is not set".into(),
+            (true, None) => "it has the library, but no GINNEL_STACK in its environment".into(),
             (false, None) => self.variable(NO_STACK_VARIABLE).map_or_else(
                 || "not started with ginnel run".into(),
                 |cause| format!("ginnel run started it on the kernel's network: {cause}"),
