@@ -22,7 +22,6 @@ use crate::options::BoolOption;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
-use crate::stack_end;
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use ancillary::SendCmsgs;
 use core::cell::Cell;
@@ -200,6 +199,7 @@ impl Ops {
         let family = socket.family;
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let reported_round = socket.netdown_round;
         let kernel_fd = state.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
             return match (state.recv_error(file, buffers, control_space), kernel_fd) {
@@ -214,7 +214,8 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
         let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
-            match (state.recv_datagram(file, buffers, flags, control_space), kernel_fd) {
+            let received = state.recv_datagram(file, buffers, flags, control_space, reported_round);
+            match (received, kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_space, family)
                 }
@@ -222,8 +223,8 @@ impl Ops {
             }
         });
         state.client.flush();
-        if let Err(error) = result {
-            stack_end::pause_after_netdown(state, error);
+        if result.is_err() {
+            state.notice_stack_end();
         }
         result
     }
@@ -568,6 +569,7 @@ impl ProcessState {
         buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
         control_space: usize,
+        reported_round: u32,
     ) -> Result<ReceivedMessage, Errno> {
         let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::AGAIN) };
         if let Some(error) = self.take_udp_error(file) {
@@ -576,7 +578,9 @@ impl ProcessState {
         let consume = flags & libc::MSG_PEEK == 0;
         let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
             Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
-            Err(UdpError::WouldBlock) => return Err(self.wait_error(udp.kernel_fd)),
+            Err(UdpError::WouldBlock) => {
+                return Err(self.wait_error(file, udp.kernel_fd, reported_round));
+            }
             result => result.map_err(errno::udp)?.map_err(efault)?,
         };
         let space: usize = buffers.iter().map(|buffer| buffer.len()).sum();

@@ -582,6 +582,7 @@ impl ProcessState {
             role,
             cookie,
             urgent: urgency,
+            netdown_round: 0,
             last_address,
         })
     }

@@ -50,6 +50,9 @@ pub(crate) struct Socket {
     pub cookie: u64,
     /// State of urgent data.
     pub urgent: UrgentState,
+    /// The last round of [`NetdownRounds`](crate::stack_end::NetdownRounds) in which a call has reported
+    /// `ENETDOWN`; 0 before the first.
+    pub netdown_round: u32,
     /// The local address that the socket had before. Linux goes on reporting it (`inet_sport`).
     pub last_address: Option<SocketAddr>,
 }

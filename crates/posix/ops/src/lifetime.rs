@@ -50,6 +50,7 @@ impl Ops {
             role: SocketRole::Unconnected { bound: None },
             last_address: None,
             urgent: UrgentState::default(),
+            netdown_round: 0,
             cookie: 0,
         };
         let mut state = self.lock()?;

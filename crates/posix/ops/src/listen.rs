@@ -10,7 +10,6 @@ use crate::kernel_socket;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family, SockaddrBytes};
-use crate::stack_end;
 use crate::syscall;
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -98,6 +97,7 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         let timeout = if socket.nonblocking { Timeout::Zero } else { socket.options.recv_timeout() };
+        let reported_round = socket.netdown_round;
         if socket.is_udp {
             return Err(Errno::OPNOTSUPP);
         }
@@ -123,7 +123,7 @@ impl Ops {
         // Only a call that has taken a descriptor has something to clean up.
         let cleanup_handler = unused_fd.is_some().then(|| cleanup_handler.push());
         let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
-            match (state.accept_step(file, flags), kernel_fd) {
+            match (state.accept_step(file, flags, reported_round), kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     kernel_socket::accept(kernel_fd, flags, family).map(Accepted::Kernel)
                 }
@@ -160,7 +160,7 @@ impl Ops {
                 if let Some(new) = new {
                     state.proxy_fds.release(new, self.config.proxy_pool_max);
                 }
-                stack_end::pause_after_netdown(state, error);
+                state.notice_stack_end();
                 kernel_accepted.ok_or(error)
             }
         }
@@ -225,7 +225,7 @@ impl ProcessState {
     }
 
     /// Accepts a connection that is offered.
-    fn accept_step(&mut self, file: FileId, flags: c_int) -> Result<Box<Socket>, Errno> {
+    fn accept_step(&mut self, file: FileId, flags: c_int, reported_round: u32) -> Result<Box<Socket>, Errno> {
         let SocketRole::Listening(listening) = self.files.socket(file)?.role else {
             return Err(Errno::INVAL);
         };
@@ -238,7 +238,7 @@ impl ProcessState {
             }
             accepted_conn = self.client.accept(listening.number);
         }
-        let conn = accepted_conn.ok_or_else(|| self.wait_error(listening.kernel_fd))?;
+        let conn = accepted_conn.ok_or_else(|| self.wait_error(file, listening.kernel_fd, reported_round))?;
         let listener = self.files.socket(file)?;
         let socket = Socket {
             family: listener.family,
@@ -250,6 +250,7 @@ impl ProcessState {
             role: SocketRole::Stream(Stream::new(conn, false, None)),
             last_address: None,
             urgent: UrgentState::default(),
+            netdown_round: 0,
             cookie: 0,
         };
         Ok(self.files.box_socket(socket))

@@ -10,6 +10,7 @@ use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
 use crate::isolation::Isolation;
 use crate::lock::DeferredWork;
 use crate::sleep::Waiters;
+use crate::stack_end::NetdownRounds;
 use crate::wait_queue::{self, WaitEntry};
 use core::net::{IpAddr, SocketAddr};
 use ginnel::broker::Attachment;
@@ -58,8 +59,8 @@ pub(crate) struct ProcessState {
     /// When the process may try again to continue with shards that could not be started yet; `None` if there
     /// will be none.
     pub next_resume: Option<Instant>,
-    /// When a call last failed because the stack is gone.
-    pub last_netdown: Option<Instant>,
+    /// Rounds in which sockets report that the stack is gone.
+    pub netdown: NetdownRounds,
     /// Counts non-blocking calls that found nothing.
     empty_polls: u32,
     /// Maps the index of a channel socket to its description plus one; 0 is none.
@@ -88,7 +89,7 @@ impl ProcessState {
             restarts: 0,
             is_end_noticed: false,
             next_resume: None,
-            last_netdown: None,
+            netdown: NetdownRounds::default(),
             empty_polls: 0,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
@@ -328,7 +329,9 @@ impl ProcessState {
     /// never notice the end of the stack, so a call now and then checks for it.
     pub fn note_empty_poll(&mut self) {
         self.empty_polls = self.empty_polls.wrapping_add(1);
-        if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) && !self.client.is_stack_gone() {
+        if self.client.is_stack_gone() {
+            self.notice_stack_end();
+        } else if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) {
             self.check_stack_alive();
         }
     }

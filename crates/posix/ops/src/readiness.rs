@@ -6,7 +6,6 @@ use crate::options::BoolOption;
 use crate::process::ProcessState;
 use ginnel::Conn;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
-use rustix::io::Errno;
 
 const READABLE: i16 = POLLIN | POLLRDNORM;
 const WRITABLE: i16 = POLLOUT | POLLWRNORM;
@@ -25,7 +24,7 @@ impl ProcessState {
                 SocketRole::Unconnected { .. } if socket.is_udp => WRITABLE,
                 SocketRole::Udp(udp) => {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
-                    self.datagram_readiness(udp, urgent)
+                    self.datagram_readiness(file, udp, urgent)
                 }
                 // Linux reports these events for an unconnected socket after `shutdown`.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
@@ -36,10 +35,10 @@ impl ProcessState {
                 SocketRole::Listening(listening) => {
                     if self.client.has_offer(listening.number) {
                         READABLE
-                    } else if self.wait_error(listening.kernel_fd) == Errno::AGAIN {
-                        0
-                    } else {
+                    } else if self.is_netdown_pending(file, listening.kernel_fd) {
                         READABLE | POLLERR | POLLHUP
+                    } else {
+                        0
                     }
                 }
                 SocketRole::Stream(_) => self.stream_readiness(file),
@@ -48,10 +47,10 @@ impl ProcessState {
     }
 
     /// Returns readiness of a UDP socket (`datagram_poll`).
-    fn datagram_readiness(&mut self, udp: UdpSocket, urgent: bool) -> i16 {
+    fn datagram_readiness(&mut self, file: FileId, udp: UdpSocket, urgent: bool) -> i16 {
         let Ok(status) = self.client.status(udp.conn) else { return POLLERR };
         let mut ready = 0;
-        if self.wait_error(udp.kernel_fd) != Errno::AGAIN {
+        if self.is_netdown_pending(file, udp.kernel_fd) {
             ready |= READABLE | WRITABLE | POLLERR | POLLHUP;
         }
         if udp.deferred_error.is_some()

@@ -188,6 +188,15 @@ impl Waiters {
         !waiter.interrupted
     }
 
+    /// Wakes all waiters.
+    pub fn wake_all(&mut self) {
+        for waiter in 0..self.waiters.len() as u32 {
+            if self.waiters[waiter as usize].in_use {
+                self.wake(waiter);
+            }
+        }
+    }
+
     /// Wakes another waiter to become the leader, after the leader has resigned.
     fn elect_leader(&mut self) {
         self.leader = None;
@@ -404,7 +413,8 @@ impl Ops {
         // A handler that has run since the call began ends the sleep at once, except for signals that the
         // caller's mask blocks.
         let interrupting = !wait.mask.map_or(0, syscall::kernel_sigset);
-        let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting };
+        let timeout = if is_leader { state.bounded_by_stack_end(wait.timeout) } else { wait.timeout };
+        let bounds = SleepBounds { timeout, mask, interrupting };
         let args = SleepArgs { waiter, wait, bounds, handlers };
         if is_leader {
             state.waiters.leader = Some(waiter);

@@ -1,8 +1,9 @@
 //! The end of the stack, as calls report it: connections are reset, listeners and UDP sockets fail with
 //! `ENETDOWN`, and no call waits. A listener or UDP socket with a kernel socket behind it goes on with that.
 
-use crate::lock::LockGuard;
+use crate::fd_table::FileId;
 use crate::process::ProcessState;
+use crate::sleep::Timeout;
 use core::time::Duration;
 use ginnel::Error;
 use ginnel::broker::Refusal;
@@ -12,9 +13,9 @@ use rustix::io::Errno;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Shortest time between two calls that fail with `ENETDOWN`. Servers retry at once when `accept` fails, and
-/// many write a line to their log each time.
-const NETDOWN_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval at which listeners and UDP sockets report `ENETDOWN` again. Servers retry at once when `accept`
+/// fails, and many write a line to their log each time.
+const NETDOWN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a call waits for shards that are being started again. After that calls fail.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,11 +55,67 @@ pub(crate) fn write_line(line: &str) {
     }
 }
 
+/// Rounds of `ENETDOWN` on listeners and UDP sockets of a stack that is gone. As a pending error of Linux
+/// (`sk_err`) it is reported by one call, and by `poll` until then. Each round makes it pending again, so that
+/// a process that has ignored it does not wait forever.
+#[derive(Debug, Default)]
+pub(crate) struct NetdownRounds {
+    /// The present round; 0 before the first.
+    number: u32,
+    /// When the next round begins; `None` until the end of the stack is noticed.
+    next: Option<Instant>,
+}
+
+impl NetdownRounds {
+    /// Begins the next round if it is due. Returns whether it was.
+    fn begin_if_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.next.is_none_or(|next| next <= now);
+        if is_due {
+            self.number = self.number.wrapping_add(1);
+            self.next = Some(now + NETDOWN_INTERVAL);
+        }
+        is_due
+    }
+}
+
 impl ProcessState {
+    /// Returns whether a listener or UDP socket has `ENETDOWN` to report: the stack is gone, no kernel socket
+    /// serves the socket, too, and no call has reported the error in this round.
+    pub fn is_netdown_pending(&mut self, file: FileId, kernel_fd: Option<RawFd>) -> bool {
+        let round = self.netdown.number;
+        kernel_fd.is_none()
+            && self.client.is_stack_gone()
+            && self.files.socket(file).is_ok_and(|socket| socket.netdown_round != round)
+    }
+
     /// Returns the error of a call that found nothing on a listener or UDP socket: `EAGAIN`, or `ENETDOWN` if
-    /// the stack is gone and no kernel socket serves the socket, too.
-    pub fn wait_error(&self, kernel_fd: Option<RawFd>) -> Errno {
-        if kernel_fd.is_none() && self.client.is_stack_gone() { Errno::NETDOWN } else { Errno::AGAIN }
+    /// the stack is gone, no kernel socket serves the socket, too, and the error was not reported in this
+    /// round. `reported_round` is the socket's round at the begin of the call, so that all threads that wait
+    /// get the error.
+    pub fn wait_error(&mut self, file: FileId, kernel_fd: Option<RawFd>, reported_round: u32) -> Errno {
+        let round = self.netdown.number;
+        if kernel_fd.is_some() || !self.client.is_stack_gone() || reported_round == round {
+            return Errno::AGAIN;
+        }
+        if let Ok(socket) = self.files.socket(file) {
+            socket.netdown_round = round;
+        }
+        Errno::NETDOWN
+    }
+
+    /// Returns how long the leader sleeps. If the stack is gone, it wakes for the next round of `ENETDOWN` and
+    /// for the next attempt to continue.
+    pub fn bounded_by_stack_end(&self, timeout: Timeout) -> Timeout {
+        if !self.client.is_stack_gone() {
+            return timeout;
+        }
+        let next = self.netdown.next.into_iter().chain(self.next_resume).min().unwrap_or_else(Instant::now);
+        match timeout {
+            Timeout::Zero => Timeout::Zero,
+            Timeout::Deadline(end) => Timeout::Deadline(end.min(next)),
+            Timeout::Infinite => Timeout::Deadline(next),
+        }
     }
 
     /// Checks whether the stack is gone. A process that never sleeps learns of the end only here.
@@ -85,7 +142,7 @@ impl ProcessState {
     }
 
     /// If the stack was found to be gone, continues with shards that were started again. If there are none,
-    /// ends all waits, once.
+    /// begins the next round of `ENETDOWN` if that is due.
     pub fn notice_stack_end(&mut self) {
         if self.client.is_stack_gone() {
             self.handle_stack_end();
@@ -95,41 +152,28 @@ impl ProcessState {
     #[cold]
     fn handle_stack_end(&mut self) {
         let is_first = !core::mem::replace(&mut self.is_end_noticed, true);
-        if !is_first && self.next_resume.is_none_or(|at| Instant::now() < at) {
-            return;
-        }
-        match self.resume(if is_first { RESTART_TIMEOUT } else { Duration::ZERO }) {
-            Ok(()) => {
-                self.is_end_noticed = false;
-                write_line(RESTART_MESSAGE);
-                return self.wake_all();
-            }
-            Err(error) => {
-                let is_outage = matches!(error, Error::Refused(Refusal::Restarting(_)));
-                self.next_resume = is_outage.then(|| Instant::now() + RESUME_INTERVAL);
-                if is_first || !is_outage {
-                    write_line(if is_outage { OUTAGE_MESSAGE } else { MESSAGE });
+        if is_first || self.next_resume.is_some_and(|at| at <= Instant::now()) {
+            match self.resume(if is_first { RESTART_TIMEOUT } else { Duration::ZERO }) {
+                Ok(()) => {
+                    self.is_end_noticed = false;
+                    (self.next_resume, self.netdown.next) = (None, None);
+                    write_line(RESTART_MESSAGE);
+                    return self.wake_all();
+                }
+                Err(error) => {
+                    let is_outage = matches!(error, Error::Refused(Refusal::Restarting(_)));
+                    self.next_resume = is_outage.then(|| Instant::now() + RESUME_INTERVAL);
+                    if is_first || !is_outage {
+                        write_line(if is_outage { OUTAGE_MESSAGE } else { MESSAGE });
+                    }
                 }
             }
+            self.process_events();
         }
-        self.process_events();
-        if is_first {
+        if self.netdown.begin_if_due() {
             self.wake_all();
+            // Of the threads that wait exclusively, too, each learns of the end.
+            self.waiters.wake_all();
         }
     }
-}
-
-/// Releases the lock. Then, if a call failed with `ENETDOWN`, waits until [`NETDOWN_INTERVAL`] has passed
-/// since the previous failure.
-pub(crate) fn pause_after_netdown(mut state: LockGuard<'_>, error: Errno) {
-    if error != Errno::NETDOWN {
-        return;
-    }
-    state.notice_stack_end();
-    let now = Instant::now();
-    let next = state.last_netdown.map_or(now, |last| (last + NETDOWN_INTERVAL).max(now));
-    state.last_netdown = Some(next);
-    drop(state);
-    // Several threads that fail at a time wait in turn, but none for long.
-    std::thread::sleep((next - now).min(NETDOWN_INTERVAL));
 }
