@@ -346,6 +346,36 @@ fn programs_end_with_their_stack() {
     assert!(stderr.contains("signal 9"), "{stderr}");
 }
 
+/// A server that handles SIGTERM must not wait for shards that will not come, or it would be killed.
+#[test]
+fn servers_of_a_killed_stack_end_in_order() {
+    if skipped("servers_of_a_killed_stack_end_in_order") {
+        return;
+    }
+    let fixture = Fixture::new("kill-order");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack", "--on-stack-death", "kill"]);
+    let script = "
+ends = []
+signal.signal(signal.SIGTERM, lambda *_: ends.append('SIGTERM'))
+s = server('127.0.0.1', 7001); s.setblocking(False); p = select.epoll(); p.register(s, select.EPOLLIN)
+child = os.fork()
+open('there' if child else 'child', 'w').close()
+while not ends:
+    for _ in p.poll(1):
+        try: s.accept()
+        except OSError: pass
+if child: print(ends, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+    let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
+    wait_until("both wait", || ["there", "child"].iter().all(|name| fixture.path().join(name).exists()));
+    let pid = program.pid();
+    signal(shard_process(supervisor(&fixture)).unwrap(), "KILL");
+    let output = program.wait_for_output();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "['SIGTERM'] 0\n", "{output:?}");
+    let log = || fixture.run_ok(&["log", "lab"]);
+    wait_until("the log tells", || log().contains(&format!("(process {pid}) ended")));
+    assert!(!log().contains("was killed"), "{}", log());
+}
+
 #[test]
 fn shards_end_with_their_supervisor() {
     if skipped("shards_end_with_their_supervisor") {

@@ -2,6 +2,7 @@
 //! go with their programs, and have no events of their own.
 
 use super::Refusal;
+use core::time::Duration;
 
 /// Writes that a program has attached. Returns its name, for [`ended`].
 pub(super) fn attached(pid: u32, uid: u32) -> Option<Box<str>> {
@@ -17,6 +18,18 @@ pub(super) fn attached(pid: u32, uid: u32) -> Option<Box<str>> {
 /// Writes that a program has ended or closed its connection.
 pub(super) fn ended(name: &str, pid: u32) {
     tracing::info!("{name:?} (process {pid}) ended");
+}
+
+/// Writes that a program was killed because it has not ended within `timeout` after SIGTERM.
+pub(super) fn killed(name: &str, pid: u32, timeout: Duration) {
+    let seconds = timeout.as_secs();
+    tracing::warn!("{name:?} (process {pid}) did not end within {seconds} s of SIGTERM, and was killed");
+}
+
+/// Writes that a program runs while its stack ends, or could not be taken over by shards that were started
+/// again.
+pub(super) fn lost_stack(name: &str, pid: u32) {
+    tracing::warn!("{name:?} (process {pid}) goes on without the stack: its calls fail");
 }
 
 /// Writes that the shards have ended while a program, or a forked child, opened its sockets again.

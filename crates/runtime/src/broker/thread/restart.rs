@@ -2,8 +2,8 @@
 //! opens its listeners and UDP sockets again when it notices (docs/adr/0021-restart-of-the-shards.md).
 
 use super::{
-    BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, Refusal, ShardLink,
-    SocketId, process_log,
+    BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, ProcessEntry, Refusal,
+    ShardLink, SocketId, WatchedFd, process_log,
 };
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -194,10 +194,7 @@ impl BrokerThread {
         let Some(supervised) = self.supervised.take() else { return };
         let link = match after {
             AfterDeath::Restarted(link) if usize::from(link.shards()) == self.shards.len() => Arc::new(link),
-            AfterDeath::EndPrograms => {
-                self.end_programs();
-                return self.end_shards();
-            }
+            AfterDeath::EndPrograms => return self.end_programs(),
             AfterDeath::Restarted(_) | AfterDeath::Ended => return self.end_shards(),
         };
         let of = |shard| ShardLink::Child(link.clone(), shard);
@@ -216,25 +213,31 @@ impl BrokerThread {
         }
     }
 
-    /// Ends all attached processes: by SIGTERM, and after [`TERM_TIMEOUT`] by SIGKILL.
-    fn end_programs(&self) {
-        let pidfds = || self.processes.values().filter_map(|entry| Some(&entry.pidfd.as_ref()?.fd));
-        let signal_all = |signal| {
-            for pidfd in pidfds() {
-                // Fails only for a process that has ended.
-                let _ = pidfd_send_signal(pidfd, signal);
-            }
+    /// Ends all processes by SIGTERM, and after [`TERM_TIMEOUT`] by SIGKILL. They are disconnected before: a
+    /// process that waits for the next shards would not see its signal.
+    fn end_programs(&mut self) {
+        let of = |entry: &mut ProcessEntry| {
+            Some(EndingProcess { pidfd: entry.pidfd.take()?, program: entry.logged.take() })
         };
-        signal_all(Signal::TERM);
+        let mut ending: Vec<EndingProcess> = self.processes.values_mut().filter_map(of).collect();
+        ending.iter().for_each(|process| process.signal(Signal::TERM));
+        self.end_shards();
         let until = Instant::now() + TERM_TIMEOUT;
-        let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let has_ended =
-            |pidfd| matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&immediately)), Ok(1));
-        while !pidfds().all(has_ended) {
-            if Instant::now() >= until {
-                return signal_all(Signal::KILL);
-            }
+        while !ending.is_empty() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
+            ending.retain(|process| {
+                let has_ended = has_process_ended(&process.pidfd.fd);
+                if let Some((pid, name)) = process.program.as_ref().filter(|_| has_ended) {
+                    process_log::ended(name, *pid);
+                }
+                !has_ended
+            });
+        }
+        for process in ending {
+            process.signal(Signal::KILL);
+            if let Some((pid, name)) = process.program {
+                process_log::killed(&name, pid, TERM_TIMEOUT);
+            }
         }
     }
 
@@ -243,7 +246,17 @@ impl BrokerThread {
         self.shards.clear();
         let attached = self.processes.iter().filter(|(_, entry)| entry.attachment.is_some());
         let attached: Vec<u64> = attached.map(|(id, _)| *id).collect();
-        attached.into_iter().for_each(|id| self.reap(id));
+        for id in attached {
+            // The hang-up of a process that has ended may not be handled yet.
+            let runs = |entry: &&mut ProcessEntry| {
+                entry.pidfd.as_ref().is_none_or(|pidfd| !has_process_ended(&pidfd.fd))
+            };
+            let program = self.processes.get_mut(&id).filter(runs).and_then(|entry| entry.logged.take());
+            if let Some((pid, name)) = program {
+                process_log::lost_stack(&name, pid);
+            }
+            self.reap(id);
+        }
     }
 
     fn readmit(&mut self) {
@@ -293,7 +306,7 @@ impl BrokerThread {
         let entry = self.processes.remove(&id);
         self.pending.remove(&id);
         if let Some((pid, name)) = entry.and_then(|entry| entry.logged) {
-            process_log::ended(&name, pid);
+            process_log::lost_stack(&name, pid);
         }
         self.shared.attached.remove(id);
     }
@@ -361,6 +374,26 @@ impl BrokerThread {
         }
         Ok(ControlReply::Reply(reply))
     }
+}
+
+/// A process that is ended.
+struct EndingProcess {
+    pidfd: WatchedFd,
+    /// Process id and name of a program that is in the log.
+    program: Option<(u32, Box<str>)>,
+}
+
+impl EndingProcess {
+    fn signal(&self, signal: Signal) {
+        // Fails only for a process that has ended.
+        let _ = pidfd_send_signal(&self.pidfd.fd, signal);
+    }
+}
+
+/// Returns whether the process of a pidfd has ended.
+fn has_process_ended(pidfd: &OwnedFd) -> bool {
+    let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&immediately)), Ok(1))
 }
 
 #[cfg(all(test, not(loom)))]
