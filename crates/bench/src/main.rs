@@ -108,6 +108,9 @@ fn run(arguments: &Arguments) -> Result<(), MeasureError> {
     let benches: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
     // The process outside of the namespace holds the lock.
     let inside = namespace::is_inside();
+    if inside {
+        namespace::end_with_parent()?;
+    }
     let timed = benches.iter().any(|b| b.needs != Needs::Nothing);
     let _lock = if timed && !inside { Some(lock::lock_machine()?) } else { None };
     let mut failed = Vec::new();

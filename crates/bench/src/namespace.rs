@@ -12,6 +12,11 @@ pub fn is_inside() -> bool {
     namespace::is_inside()
 }
 
+/// Makes this process, inside the namespace, end with the one outside.
+pub fn end_with_parent() -> Result<(), MeasureError> {
+    namespace::end_with_parent().map_err(MeasureError::Failed)
+}
+
 /// Runs this program again with the same options for one bench, inside a namespace.
 pub fn run(bench: &str) -> Result<(), MeasureError> {
     let skipped = |why: String| MeasureError::Skipped(format!("needs a network namespace and TAP: {why}"));

@@ -14,6 +14,7 @@ use ginnel_measure::cpu_account::{CpuAccount, Participants, this_thread};
 use ginnel_measure::generator::{ANSWER_TIMEOUT, LoadSpec, parse};
 use ginnel_measure::program::{NetworkStack, OUTPUT_INTRODUCTION, RunningPrograms, ginnel_path};
 use ginnel_measure::testbed::{Medium, Testbed};
+use ginnel_measure::watched_group::WatchedGroup;
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,8 @@ pub struct ProgramComparison<'a> {
     load: LoadSpec,
     cpus: Cpus,
     folder: TempDir,
+    /// The processes of the servers, which do not outlive this one.
+    group: WatchedGroup,
 }
 
 impl<'a> ProgramComparison<'a> {
@@ -106,7 +109,9 @@ impl<'a> ProgramComparison<'a> {
         if options.layout == CoreLayout::One {
             cpus.client = cpus.server;
         }
-        Ok(Self { name: name.into(), unit, figure, options, load, cpus, folder: tempfile::tempdir()? })
+        let folder = tempfile::tempdir()?;
+        let group = WatchedGroup::start(&ginnel_path()?, folder.path())?;
+        Ok(Self { name: name.into(), unit, figure, options, load, cpus, folder, group })
     }
 
     /// Returns a directory for files of the servers.
@@ -135,7 +140,7 @@ impl<'a> ProgramComparison<'a> {
             polls,
             address: ADDRESS,
             folder,
-            process_group: None,
+            process_group: Some(self.group.id()),
         }
     }
 

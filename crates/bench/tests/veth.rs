@@ -2,9 +2,10 @@
 
 use ginnel_testkit::interop::{programs_are_built, unavailable};
 use ginnel_testkit::skip;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_ginnel-bench");
 
@@ -84,10 +85,53 @@ fn httpd_against_nginx_runs_in_each_layout() {
     if let Some(reason) = reason(&["nginx"]) {
         return skip("httpd_against_nginx_runs_in_each_layout", &reason);
     }
+    build_programs();
     check("short-vs-kernel", "charged", true);
     check("keepalive-vs-kernel", "charged", true);
     check("short-vs-kernel", "sender", false);
     check("short-vs-kernel", "one", true);
+}
+
+/// Returns the command lines of the processes that have this directory as `TMPDIR`.
+fn processes_of(folder: &Path) -> Vec<String> {
+    let mark = format!("TMPDIR={}\0", folder.display());
+    let processes = std::fs::read_dir("/proc").unwrap().map(|process| process.unwrap().path());
+    // Processes that have ended cannot be read.
+    let has_mark = |process: &PathBuf| {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).contains(&mark)
+    };
+    let command_line =
+        |process: PathBuf| std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+    processes.filter(has_mark).map(command_line).filter(|words| !words.is_empty()).collect()
+}
+
+#[test]
+fn killed_bench_leaves_no_servers() {
+    if let Some(reason) = reason(&["nginx"]) {
+        return skip("killed_bench_leaves_no_servers", &reason);
+    }
+    build_programs();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("killed-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut bench = Command::new(BENCH);
+    bench.args(["nginx-short-vs-kernel", "--smoke", "--seconds", "600"]);
+    bench.env("TMPDIR", &folder).env("CARGO_TARGET_DIR", &folder);
+    let mut bench = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let wait_until = |what: &str, is_reached: &dyn Fn(&[String]) -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_reached(&processes_of(&folder)) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", processes_of(&folder));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait_until("the server runs", &|processes| processes.iter().any(|words| words.contains("nginx.conf")));
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    wait_until("all processes have ended", &|processes| processes.is_empty());
+    let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(files.collect::<Vec<_>>(), ["ginnel-bench.lock"]);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! used; 125 a program has no stack to run on. Every error is one line on standard error that names what it
 //! is about.
 
+// These macros panic if their reader has closed the pipe: see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod commands;
 mod descriptor_limit;
 mod entry_limit;
@@ -12,6 +15,7 @@ mod failure;
 mod limit_watch;
 mod log;
 mod metrics;
+mod output;
 mod programs;
 mod publish;
 mod sd_notify;
@@ -45,7 +49,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_silent() {
-                eprintln!("ginnel: {failure}");
+                output::note(format_args!("ginnel: {failure}"));
             }
             failure.exit_code()
         }
@@ -66,7 +70,7 @@ fn usage(e: &clap::Error) -> ExitCode {
     let text = e.render().to_string();
     let lines: Vec<&str> = text.split("\n\n").next().unwrap_or_default().lines().map(str::trim).collect();
     let failure = Failure::usage(lines.join(" ").trim_start_matches("error: "));
-    eprintln!("ginnel: {failure} (see --help)");
+    output::note(format_args!("ginnel: {failure} (see --help)"));
     failure.exit_code()
 }
 

@@ -20,6 +20,7 @@ pub mod program;
 pub mod servers;
 pub mod testbed;
 pub mod veth;
+pub mod watched_group;
 
 use std::fmt;
 

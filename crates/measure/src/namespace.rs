@@ -1,11 +1,13 @@
 //! A private network namespace: the program executes itself in one, which ends with it.
 
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
-/// An environment variable that is set in the process inside of the namespace.
+/// An environment variable that is set in the process inside of the namespace, to the process id of the process
+/// that has created the namespace.
 const INSIDE: &str = "GINNEL_INSIDE_NAMESPACE";
 
 /// Settings of the kernel's end, so that results do not depend on the distribution: no cached metrics of
@@ -22,6 +24,19 @@ const SYSCTLS: &[(&str, &str)] = &[
 /// Returns whether this process runs inside of the namespace.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
+}
+
+/// Makes this process end with the one that runs it inside of the namespace by [`run`], however that one ends.
+///
+/// # Errors
+/// If that process has ended already, or the kernel does not permit it.
+pub fn end_with_parent() -> Result<(), String> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| format!("signal at the parent's death: {e}"))?;
+    // From now on the signal arrives; it did not if the parent has died before.
+    let parent = getppid().map(|pid| pid.as_raw_pid().to_string());
+    let expected = std::env::var(INSIDE).ok();
+    if parent == expected { Ok(()) } else { Err("the process that started this one has ended".into()) }
 }
 
 /// Returns the command that runs another one inside of a new namespace.
@@ -49,7 +64,7 @@ pub fn check(command: &[&str]) -> Result<(), String> {
 fn this_program_inside<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
     let mut command = unshare();
-    command.arg(program).args(arguments).env(INSIDE, "1");
+    command.arg(program).args(arguments).env(INSIDE, std::process::id().to_string());
     Ok(command)
 }
 

@@ -12,7 +12,9 @@ use ginnel_measure::program::{NetworkStack, RunningPrograms, ginnel_path};
 use ginnel_measure::servers;
 use ginnel_measure::testbed::{Medium, Testbed};
 use ginnel_measure::veth::{self, VethOffloads};
+use ginnel_measure::watched_group::WatchedGroup;
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -31,6 +33,8 @@ struct ClientComparison<'a> {
     options: &'a Options,
     cpus: Cpus,
     folder: tempfile::TempDir,
+    /// The processes of servers and clients, which do not outlive this one.
+    group: WatchedGroup,
 }
 
 impl<'a> ClientComparison<'a> {
@@ -40,12 +44,14 @@ impl<'a> ClientComparison<'a> {
                 "needs root: it loads BPF programs and pins kernel threads".into(),
             ));
         }
-        ginnel_path()?;
+        let ginnel = ginnel_path()?;
         let mut cpus = Cpus::choose()?;
         if options.layout == CoreLayout::One {
             cpus.client = cpus.server;
         }
-        Ok(Self { options, cpus, folder: tempfile::tempdir()? })
+        let folder = tempfile::tempdir()?;
+        let group = WatchedGroup::start(&ginnel, folder.path())?;
+        Ok(Self { options, cpus, folder, group })
     }
 
     fn testbed(&self, wire: Medium) -> Testbed {
@@ -57,7 +63,7 @@ impl<'a> ClientComparison<'a> {
             polls: false,
             address: ADDRESS,
             folder,
-            process_group: None,
+            process_group: Some(self.group.id()),
         }
     }
 
@@ -86,6 +92,7 @@ impl<'a> ClientComparison<'a> {
             pin(self.cpus.client)?;
             let mut command = Command::new(&line[0]);
             command.args(&line[1..]).stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written);
+            command.process_group(self.group.id().as_raw_pid());
             Ok(command.env("GINNEL_RUN_DIR", folder.join("stacks")).spawn()?)
         };
         let mut child =
@@ -273,7 +280,9 @@ fn iperf_on_kernel(comparison: &ClientComparison<'_>) -> Result<Measurement, Mea
     let testbed = comparison.testbed(Medium::Veth);
     veth::create(VethOffloads::Enabled, comparison.options.layout)?;
     // The client's namespace exists as long as a process runs in it.
-    let mut holder = NamespaceHolder(Command::new("unshare").args(["--net", "sleep", "600"]).spawn()?);
+    let mut sleep = Command::new("unshare");
+    sleep.args(["--net", "sleep", "600"]).process_group(comparison.group.id().as_raw_pid());
+    let mut holder = NamespaceHolder(sleep.spawn()?);
     let within = holder.enter()?;
     veth::run_setup_command(&format!("ip link set {} netns {}", veth::generator(), holder.0.id()))?;
     veth::assign_kernel_address(veth::server(), ADDRESS, "")?;

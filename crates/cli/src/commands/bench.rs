@@ -4,8 +4,8 @@ mod summary;
 
 pub use self::summary::OTHER_PROGRAMS_SHARE_MAX;
 use self::summary::{ComparisonSummary, MeasuredRun};
-use crate::commands::watch_group::WatchedGroup;
 use crate::failure::Failure;
+use crate::output;
 use crate::signals;
 use clap::{Args, Subcommand, ValueEnum};
 use core::net::{IpAddr, Ipv4Addr};
@@ -15,8 +15,9 @@ use ginnel::StopFlag;
 use ginnel_apps::load::urls::{Url, UrlScheme};
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::machine::Cpus;
-use ginnel_measure::program::{NetworkStack, RunningPrograms};
+use ginnel_measure::program::{NetworkStack, RunningPrograms, ginnel_path};
 use ginnel_measure::testbed::{Medium, Testbed};
+use ginnel_measure::watched_group::WatchedGroup;
 use ginnel_measure::{self as measure, CoreLayout, namespace};
 use std::ffi::OsString;
 
@@ -206,11 +207,10 @@ impl BenchCommand {
         }
         let summary = result?;
         if options.json {
-            println!("{}", summary.to_json());
+            output::print(format_args!("{}\n", summary.to_json()))
         } else {
-            print!("{summary}");
+            output::print(summary)
         }
-        Ok(())
     }
 }
 
@@ -247,7 +247,8 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
         cpus.client = cpus.server;
     }
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
-    let group = WatchedGroup::start(folder.path())?;
+    let group = WatchedGroup::start(&ginnel_path().map_err(from_measure_failure)?, folder.path())
+        .map_err(from_measure_failure)?;
     let of = |wire| Testbed {
         medium: wire,
         cpus,
@@ -264,16 +265,16 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
     let media = [kernel_wire, wire];
     let mut summary = ComparisonSummary::new(&options.program, &options.url.text, options.layout, media);
     let load = generator_load(options, stop);
-    eprintln!(
+    output::note(format_args!(
         "program on CPU {}, generator on CPU {}; {} pairs of {} s each",
         cpus.server, cpus.client, options.pairs, options.seconds
-    );
+    ));
     for pair in 1..=options.pairs {
         let measure = |host, ground: &Testbed| -> Result<MeasuredRun, Failure> {
             let name = if host == NetworkStack::Kernel { "the kernel" } else { "Ginnel" };
             let run = measure_once(options, &load, host, ground);
             let run = run.map_err(|e| Failure::running(format!("on {name}: {}", from_measure_failure(e))))?;
-            eprintln!("{pair}/{} on {name}: {}", options.pairs, run.line());
+            output::note(format_args!("{pair}/{} on {name}: {}", options.pairs, run.line()));
             Ok(run)
         };
         let kernel = measure(NetworkStack::Kernel, &of(kernel_wire))?;

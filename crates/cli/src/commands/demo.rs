@@ -5,13 +5,15 @@ mod progress;
 mod server;
 mod summary;
 
-use crate::commands::watch_group::WatchedGroup;
 use crate::failure::Failure;
+use crate::output;
 use crate::signals;
 use clap::Args;
 use core::net::Ipv4Addr;
 use ginnel_measure::machine::Cpus;
 use ginnel_measure::namespace;
+use ginnel_measure::program::ginnel_path;
+use ginnel_measure::watched_group::WatchedGroup;
 use progress::Progress;
 use server::{ADDRESS, DemoTestbed, Server, to_failure};
 use summary::DemoSummary;
@@ -35,16 +37,16 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
     if namespace::is_inside() {
         // Without these settings short measurements succeed as well.
         if let Err(reason) = namespace::prepare() {
-            eprintln!("note: {reason}");
+            output::note(format_args!("note: {reason}"));
         }
     } else {
         let reason = match namespace::check(&["ip", "link", "set", "lo", "up"]) {
             Ok(()) => namespace::enter(std::env::args_os().skip(1)),
             Err(reason) => reason,
         };
-        eprintln!(
+        output::note(format_args!(
             "note: no network namespace is available ({reason}): using the loopback interface of the host"
-        );
+        ));
         kernel_address = Ipv4Addr::LOCALHOST;
     }
     let stop = signals::stop_and_clean_up_on_signal()?;
@@ -53,7 +55,7 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
         return Err(Failure::running("interrupted"));
     }
     let summary = result?;
-    println!("\n{summary}");
+    output::print(format_args!("\n{summary}\n"))?;
     match summary.errors() {
         0 => Ok(()),
         errors => Err(Failure::running(format!("{errors} requests had no successful answer"))),
@@ -67,7 +69,8 @@ fn measure(
 ) -> Result<DemoSummary, Failure> {
     let cpus = Cpus::choose().map_err(to_failure)?;
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
-    let group = WatchedGroup::start(folder.path())?;
+    let group =
+        WatchedGroup::start(&ginnel_path().map_err(to_failure)?, folder.path()).map_err(to_failure)?;
     let testbed = DemoTestbed {
         kernel_address,
         cpus,
@@ -88,7 +91,7 @@ fn measure(
         return Err(Failure::running(missing.join("; ")));
     }
     for hint in missing {
-        eprintln!("note: {hint}; it is left out");
+        output::note(format_args!("note: {hint}; it is left out"));
     }
     let loads: usize = servers.iter().map(|server| server.loads().len()).sum();
     let mut progress = Progress::new(loads * options.rounds as usize);

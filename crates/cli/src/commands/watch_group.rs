@@ -1,15 +1,15 @@
 //! `ginnel watch-group`: leads a process group, and kills its members when the process that started this one
 //! dies, however that process dies. The kernel's signal at a parent's death would reach only children, and
-//! not the workers that a server has forked.
+//! not the workers that a server has forked. `ginnel_measure::watched_group` starts it.
 
 use crate::failure::Failure;
 use crate::served_stack::POLL_INTERVAL;
 use clap::Args;
+use rustix::fs::{FileType, fstat};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 use std::io::{self, Read};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Longest time for killed processes to end.
@@ -23,43 +23,13 @@ pub struct WatchGroupOptions {
     folder: PathBuf,
 }
 
-/// A process group whose members are killed if this process dies before the value is dropped. Dropping the
-/// value does not end them.
-#[derive(Debug)]
-pub struct WatchedGroup {
-    /// The leader. Its standard input is a pipe, which hangs up when this process dies.
-    watcher: Child,
-}
-
-impl WatchedGroup {
-    /// Starts the leader of the group. It also removes `folder` if this process dies.
-    pub fn start(folder: &Path) -> Result<Self, Failure> {
-        let failed = |e| Failure::running(format!("watcher of the servers: {e}"));
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg("watch-group").arg("--folder").arg(folder).process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { watcher: command.spawn().map_err(failed)? })
-    }
-
-    /// Returns the id of the group.
-    pub fn id(&self) -> Pid {
-        Pid::from_child(&self.watcher)
-    }
-}
-
-impl Drop for WatchedGroup {
-    fn drop(&mut self) {
-        // Killed before its pipe hangs up, the watcher ends nobody. It cannot have ended by itself.
-        let _ = self.watcher.kill();
-        let _ = self.watcher.wait();
-    }
-}
-
 /// Waits for the hang-up of standard input, and kills the other members of the group.
 pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
-    if getpgrp() != getpid() {
+    // Anything else than the pipe of `WatchedGroup`, such as a terminal or /dev/null, is a mistake that would
+    // remove a directory.
+    if getpgrp() != getpid() || !is_pipe(&io::stdin()) {
         return Err(Failure::usage(
-            "watch-group is a command for ginnel itself: it must lead a process group",
+            "watch-group is a command for ginnel itself: it must lead a process group, with a pipe as its standard input",
         ));
     }
     // Whatever comes is no hang-up; an error is one.
@@ -71,6 +41,11 @@ pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
     }
     let removed = std::fs::remove_dir_all(&options.folder);
     removed.map_err(|e| Failure::running(format!("{}: {e}", options.folder.display())))
+}
+
+/// Returns whether a descriptor is a pipe.
+fn is_pipe(fd: &impl AsFd) -> bool {
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
 }
 
 /// Kills the other members of this process's group, and returns how many there were.
