@@ -180,9 +180,13 @@ pub fn write(directory: &Path, seed: u64) -> io::Result<Vec<Page>> {
 pub fn run(options: &CorpusOptions) -> io::Result<()> {
     let pages = write(&options.directory, options.seed)?;
     let total: u64 = pages.iter().map(|p| p.bytes).sum();
-    println!("{} pages, {total} bytes, in {}", pages.len(), options.directory.join("site").display());
-    println!("list of URLs in {}", options.directory.join("urls.txt").display());
-    Ok(())
+    let (site, urls) = (options.directory.join("site"), options.directory.join("urls.txt"));
+    let (count, site, urls) = (pages.len(), site.display(), urls.display());
+    match writeln!(io::stdout(), "{count} pages, {total} bytes, in {site}\nlist of URLs in {urls}") {
+        // The pages are there all the same.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Errors that end the command, with their exit codes.
 
 use core::fmt;
+use rustix::io::Errno;
 use std::process::ExitCode;
 
 /// An error message of one line for standard error, and the exit code that belongs to it.
@@ -75,6 +76,11 @@ impl From<ginnel::Error> for Failure {
     fn from(e: ginnel::Error) -> Self {
         match e {
             ginnel::Error::Config(_) => Self::usage(e.to_string()),
+            ginnel::Error::Io(_, ref io) if io.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                Self::running(format!(
+                    "{e}: raise the hard limit of descriptors (ulimit -Hn, or LimitNOFILE= of a unit)"
+                ))
+            }
             _ => Self::running(e.to_string()),
         }
     }
@@ -84,5 +90,18 @@ impl From<std::io::Error> for Failure {
     fn from(e: std::io::Error) -> Self {
         let closed_pipe = e.kind() == std::io::ErrorKind::BrokenPipe;
         Self { closed_pipe, ..Self::running(e.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, Failure};
+
+    #[test]
+    fn shortage_of_descriptors_names_the_limit() {
+        let io = |errno: Errno| ginnel::Error::Io("eventfd of the mailbox".into(), errno.into());
+        let [short, other] = [Errno::MFILE, Errno::NOMEM].map(|errno| Failure::from(io(errno)).to_string());
+        assert!(short.starts_with("eventfd of the mailbox: ") && short.contains("LimitNOFILE="), "{short}");
+        assert!(!other.contains("LimitNOFILE="), "{other}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::descriptor_limit;
 use crate::failure::Failure;
+use crate::output;
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -182,7 +183,7 @@ impl ProgramOptions {
             return Failure::no_stack(cause.to_string());
         }
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
-        eprintln!("ginnel: {cause}; {name} runs on the kernel's network");
+        output::note(format_args!("ginnel: {cause}; {name} runs on the kernel's network"));
         self.exec_on_kernel(&cause.to_string())
     }
 }

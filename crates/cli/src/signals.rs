@@ -8,12 +8,13 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use std::sync::Arc;
 
-/// Returns a flag that the first SIGINT or SIGTERM sets. The next one ends the process.
-pub fn stop_on_signal() -> Result<StopFlag, Failure> {
-    watch(&[SIGINT, SIGTERM], |signal, is_first| {
+/// Returns a flag that the first SIGINT or SIGTERM sets. The next one ends the process. `what` ends with the
+/// first signal, as in "the stack"; the log says so.
+pub fn stop_on_signal(what: &'static str) -> Result<StopFlag, Failure> {
+    watch(&[SIGINT, SIGTERM], move |signal, is_first| {
         let name = low_level::signal_name(signal).unwrap_or("signal");
         if is_first {
-            tracing::info!("{name}: the stack ends");
+            tracing::info!("{name}: {what} ends");
         } else {
             tracing::info!("{name} again: the process ends at once");
             // 128 plus the signal's number: the exit code that shells report for a process that a signal
@@ -31,7 +32,7 @@ pub fn stop_and_clean_up_on_signal() -> Result<StopFlag, Failure> {
 
 /// Returns a flag that the first of these signals sets. `handle` gets the number of each signal, and whether
 /// it is the first.
-fn watch(signals: &[i32], handle: fn(i32, bool)) -> Result<StopFlag, Failure> {
+fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result<StopFlag, Failure> {
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
     let mut signals = Signals::new(signals).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
     let flag = stop.clone();

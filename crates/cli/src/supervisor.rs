@@ -252,7 +252,7 @@ pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
 /// supervisor, whose hang-up ends this process.
 pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
     signals::ignore_hangup()?;
-    let stop = signals::stop_on_signal()?;
+    let stop = signals::stop_on_signal("the stack")?;
     let failed = |e: rustix::io::Errno| Failure::running(format!("connection to the supervisor: {e}"));
     let link = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).map_err(failed)?;
     let published = PublishedStack::join(directory, &config.run)?;

@@ -5,7 +5,8 @@ use ginnel_testkit::skip;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -192,7 +193,7 @@ fn help_and_version_succeed() {
 #[test]
 fn a_load_without_answers_fails() {
     // A loopback address on which nothing listens any more.
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
     let [redis, memcached] = ["redis", "memcached"].map(|scheme| format!("{scheme}://{server}"));
     for what in
@@ -208,9 +209,102 @@ fn a_load_without_answers_fails() {
     }
 }
 
+/// Answers requests with one response each, until `requests` were answered on all connections together; then
+/// nothing listens any more.
+fn serve_then_vanish(listener: TcpListener, request: usize, response: &[u8], requests: usize) {
+    let mut left = requests;
+    while left > 0 {
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut buffer = vec![0; request];
+        while left > 0 && connection.read(&mut buffer).is_ok_and(|bytes| bytes > 0) {
+            connection.write_all(response).unwrap();
+            left -= 1;
+        }
+    }
+}
+
+#[test]
+fn a_server_that_vanishes_fails_the_load() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap().to_string();
+    let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab";
+    let thread = std::thread::spawn(move || serve_then_vanish(listener, 4096, response, 50));
+    let url = format!("http://{server}/");
+    let output = ginnel(&[
+        "load",
+        "http",
+        &url,
+        "--stack=kernel",
+        "--connections=1",
+        "--keep-alive",
+        "--duration=2s",
+        "--quiet",
+    ]);
+    thread.join().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let (report, error) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(
+        report.contains("answered 50,") && report.contains("the server answered nothing after"),
+        "{report}"
+    );
+    assert!(error.starts_with(&format!("ginnel: {server} answered no request after ")), "{error}");
+    assert!(error.contains("connect refused"), "{error}");
+}
+
+/// A reader that closes its pipe is no error of the command, and does not change its exit status.
+#[test]
+fn closed_pipes_end_a_load_quietly() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for kind in ["http", "redis", "memcached"] {
+        let url = if kind == "http" { format!("http://{address}/") } else { address.clone() };
+        for json in [&["--json"][..], &[]] {
+            let mut load = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+            load.args(["load", kind, &url, "--stack=kernel", "--duration=1500ms"]).args(json);
+            let mut load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            // Both close before the first line of progress and the report.
+            drop((load.stdout.take(), load.stderr.take()));
+            assert_eq!(load.wait().unwrap().code(), Some(1), "{kind}: nothing listens there");
+        }
+    }
+}
+
+#[test]
+fn workers_are_refused_without_options_of_other_kinds() {
+    for (kind, target, serve) in
+        [("http", "http://10.0.0.1/", true), ("redis", "10.0.0.1", false), ("memcached", "10.0.0.1", false)]
+    {
+        let stack = ["--device=tap:none0", "--address=10.0.0.2/24", "--workers=2"];
+        let (code, error) = run_refused(&[&["load", kind, target][..], &stack].concat());
+        assert_eq!((code, error.contains("--serve")), (2, serve), "{kind}: {error}");
+        assert!(error.contains("a --config FILE with 2 [[link]] tables"), "{error}");
+    }
+}
+
+/// A hidden command that removes a directory must not run by mistake.
+#[test]
+fn watch_group_needs_its_caller() {
+    let site = TempSite::new("watched");
+    for (leads, input) in [(true, Stdio::null()), (false, Stdio::piped())] {
+        let mut watcher = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        watcher.args(["watch-group", "--folder", site.path()]).stdin(input);
+        if leads {
+            watcher.process_group(0);
+        }
+        let output = watcher.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("a pipe as its standard input"),
+            "{output:?}"
+        );
+        assert!(Path::new(site.path()).exists());
+    }
+}
+
 #[test]
 fn a_counted_load_without_answers_ends() {
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
     let site = TempSite::new("given-up");
     let serve = format!("--serve={}", site.path());

@@ -5,6 +5,7 @@ use ginnel_monitor::scripted::{Side, segment};
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::processes::wait_until;
 use ginnel_testkit::skip;
+use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -289,4 +290,29 @@ fn a_running_stack_is_observed_by_name() {
     let counters = &total["counters"];
     assert_eq!((&counters["requests"], &counters["responses"]), (&COUNT.into(), &COUNT.into()), "{counters}");
     assert_eq!((&total["source_lost"], &counters["connections_midstream"]), (&0.into(), &0.into()));
+}
+
+/// While no packets come, Ctrl-C and the end of `--duration` end a run on standard input, and the report has what
+/// came before.
+#[test]
+fn a_quiet_pipe_does_not_block_the_end() {
+    for (options, interrupts) in [(&["--json"][..], true), (&["--json", "--duration", "1s"], false)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.args(["monitor", "--read", "-", "--protocol", "http"]).args(options);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut monitor = command.spawn().unwrap();
+        let mut pipe = monitor.stdin.take().unwrap();
+        let capture = capture();
+        // The last packet is incomplete.
+        pipe.write_all(&capture[..capture.len() - 3]).unwrap();
+        // Everything was read once the pipe is empty.
+        wait_until("the capture is read", || rustix::io::ioctl_fionread(&pipe).unwrap() == 0);
+        if interrupts {
+            rustix::process::kill_process(Pid::from_child(&monitor), Signal::INT).unwrap();
+        }
+        let output = monitor.wait_with_output().unwrap();
+        drop(pipe);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(total(&output)["counters"]["packets"], 19, "{output:?}");
+    }
 }

@@ -51,6 +51,7 @@ use ginnel::{Error, StopFlag};
 use plan::WorkerShare;
 use run::{LoadJob, WorkerStats};
 use stats::{LiveProgress, ProgressSnapshot};
+use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Runs the generator on Ginnel's TCP and returns its report. `stacks` has one stack for each of
@@ -232,7 +233,9 @@ fn with_progress_lines<J: LoadJob, R>(
                     _ => return,
                 }
                 let now = LiveProgress::sum(progress.iter().map(|p| &**p));
-                eprintln!("{}", job.progress_line(interval * count, &before, &now));
+                // Without standard error nobody follows the progress.
+                let line = job.progress_line(interval * count, &before, &now);
+                let _ = writeln!(std::io::stderr(), "{line}");
                 before = now;
             }
         });

@@ -93,8 +93,8 @@ pub struct CommonOptions {
     pub give_up: Option<Duration>,
 
     /// Number of generator threads. Connections, rate, requests and source addresses are divided among them.
-    /// Except with --stack kernel each worker has a stack of its own: with --serve on a cable of its own to
-    /// the server, otherwise on one of the N links of --config with its device.
+    /// Except with --stack kernel each worker has a stack of its own, on one of the N links of --config with
+    /// its device. With --serve of "load http" it has a cable of its own to the server instead.
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: u32,
 

@@ -36,6 +36,10 @@ pub struct Report {
     /// Set if the run was given up: the seconds for which requests failed without a single response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gave_up_after_seconds: Option<f64>,
+    /// Set if the server answered nothing at the end of the run: the second of the measured time in which the
+    /// last answer came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_until_seconds: Option<f64>,
     /// Idle connections that the server closed or reset.
     pub idle_connections_lost: u64,
     /// Share of the time that the generator's busiest worker was busy, if measured.
@@ -195,6 +199,7 @@ impl Report {
             statuses: classes.into_iter().zip(c.by_class).filter(is_seen).collect(),
             failures: Failure::ALL.iter().map(|f| f.name()).zip(c.failures).filter(is_seen).collect(),
             gave_up_after_seconds: job.plan.give_up.filter(|_| stats.gave_up).map(|time| time.as_secs_f64()),
+            answered_until_seconds: stats.answered_until.map(|time| time.as_secs_f64()),
             idle_connections_lost: c.lost_idle,
             generator_busy: stats.busy,
             latency_ns: Latencies {
@@ -245,6 +250,9 @@ impl Report {
             doubts.push(format!(
                 "the run was given up: requests failed for {seconds} s, and none was answered"
             ));
+        }
+        if let Some(seconds) = self.answered_until_seconds.filter(|_| self.gave_up_after_seconds.is_none()) {
+            doubts.push(format!("the server answered nothing after {seconds:.1} s"));
         }
         if self.requests.completed == 0 {
             doubts.push("no request was answered".to_owned());

@@ -145,6 +145,8 @@ pub struct Session {
     last_completion: Instant,
     /// Since when requests have failed without a single response.
     failing_since: Option<Instant>,
+    /// Failures since the last response.
+    failures_in_row: u64,
     /// The timeout in ticks.
     timeout_ticks: u32,
     stats: Stats,
@@ -189,6 +191,7 @@ impl Session {
             requests_begun: 0,
             last_completion: Instant::ZERO,
             failing_since: None,
+            failures_in_row: 0,
             timeout_ticks: ticks(plan.timeout),
             stats: Stats::default(),
             live: ProgressSnapshot::default(),
@@ -352,6 +355,7 @@ impl Session {
             self.live.completed += 1;
             self.last_completion = now;
             self.failing_since = None;
+            self.failures_in_row = 0;
             if self.is_measured(intended) {
                 self.stats.total.record(intended, now);
                 self.stats.counters.completed += 1;
@@ -448,6 +452,7 @@ impl Session {
         let s = &self.slots[slot as usize];
         let lost = u64::from(s.in_flight).max(1);
         self.live.failed += lost;
+        self.failures_in_row += lost;
         if self.is_measured(now) || self.measured_in_flight(slot) > 0 {
             self.stats.counters.failures[failure as usize] += lost;
         }

@@ -127,6 +127,9 @@ pub struct Stats {
     pub measured: Duration,
     /// True if the run was given up because requests failed for too long and none was answered.
     pub gave_up: bool,
+    /// When the last answer came, counted from the start of the measured time, if the server answered nothing
+    /// at the end of the run.
+    pub answered_until: Option<Duration>,
     /// Share of the time that the worker was busy; with several workers, that of the busiest.
     pub busy: Option<f64>,
 }
@@ -137,6 +140,7 @@ impl Stats {
         self.counters.add(&other.counters);
         self.measured = self.measured.max(other.measured);
         self.gave_up |= other.gave_up;
+        self.answered_until = self.answered_until.max(other.answered_until);
         self.busy = [self.busy, other.busy].into_iter().flatten().reduce(f64::max);
         for (mine, theirs) in [
             (&mut self.connect, &other.connect),

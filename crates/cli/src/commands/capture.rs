@@ -2,6 +2,7 @@
 
 use super::monitor::{FRAME_BYTES_MAX, ring_bytes};
 use crate::failure::Failure;
+use crate::output::note;
 use crate::signals;
 use crate::table::with_thousands_separators;
 use clap::Args;
@@ -94,15 +95,15 @@ pub fn run(options: &CaptureOptions) -> Result<(), Failure> {
             (Box::new(file), name)
         }
     };
-    let stop = signals::stop_on_signal()?;
-    eprintln!("capturing from {name}; Ctrl-C ends");
+    let stop = signals::stop_on_signal("the capture")?;
+    note(format_args!("capturing from {name}; Ctrl-C ends"));
     let written = CaptureOutput::create(out, options, filter, frames.rings()).and_then(|mut output| {
         output.copy(&mut frames, &stop, options)?;
         Ok(output)
     });
     match written {
         Ok(output) => {
-            eprintln!("{}", output.summary(frames.rings()));
+            note(output.summary(frames.rings()));
             Ok(())
         }
         // A reader that has seen enough.

@@ -6,6 +6,7 @@ mod stat_line;
 
 use super::serve::{self, ShardsOptions};
 use crate::failure::Failure;
+use crate::output;
 use crate::stack_options::OwnStackOptions;
 use crate::table::{Table, with_thousands_separators};
 use clap::{Args, ValueEnum};
@@ -98,7 +99,8 @@ pub fn run(options: IotCommandOptions) -> Result<(), Failure> {
     let iot = &options.program.iot;
     let started = iot.start_redis.map(RedisServers::start).transpose()?;
     let redis = started.as_ref().map_or_else(|| iot.redis.clone(), RedisServers::addresses);
-    println!("iot on {}, with {}", serve::join_addresses(&iot.listen), join(&redis));
+    let addresses = serve::join_addresses(&iot.listen);
+    output::print(format_args!("iot on {addresses}, with {}\n", join(&redis)))?;
     let workers = config.shard.workers;
     let printer = options.program.stat_print.map(StatPrinter::start).transpose()?;
     let finish = |_, shard: Shard<Iot>| {
@@ -107,8 +109,7 @@ pub fn run(options: IotCommandOptions) -> Result<(), Failure> {
     };
     let ended = serve::run("iot", config, |_| Iot::new(iot, &redis), finish);
     drop(printer);
-    print_counters(&ended?, workers);
-    Ok(())
+    print_counters(&ended?, workers)
 }
 
 /// Returns the configuration of the stack: a file's, overridden by the options.
@@ -149,7 +150,7 @@ fn join(redis: &[RedisAddress]) -> String {
 }
 
 /// Prints the counters of the server and of its shards.
-fn print_counters(ended: &[(IotCounters, u64, ShardStats)], workers: u32) {
+fn print_counters(ended: &[(IotCounters, u64, ShardStats)], workers: u32) -> Result<(), Failure> {
     let (mut sum, mut waiting) = (IotCounters::default(), 0);
     for (counters, left, _) in ended {
         sum += *counters;
@@ -172,8 +173,8 @@ fn print_counters(ended: &[(IotCounters, u64, ShardStats)], workers: u32) {
     ] {
         table.add_row([name.into(), with_thousands_separators(count)]);
     }
-    print!("\n{table}");
-    serve::print_shards(&ended.iter().map(|(.., stats)| *stats).collect::<Vec<_>>(), workers);
+    output::print(format_args!("\n{table}"))?;
+    serve::print_shards(&ended.iter().map(|(.., stats)| *stats).collect::<Vec<_>>(), workers)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod workers;
 use self::workers::CableEnds;
 use super::serve;
 use crate::failure::Failure;
+use crate::output;
 use crate::publish;
 use crate::signals;
 use crate::stack_options::{DeviceName, OwnStackOptions};
@@ -47,18 +48,21 @@ pub enum LoadCommand {
     /// for realistic clients. One core of it generates about as many requests as one core of Ginnel serves,
     /// so it needs two or more cores (--workers) for each core of the server. "kernel" uses the kernel's
     /// sockets and makes some ten thousand connections per second on a core.
+    ///
+    /// The exit status is 1 if no request was answered, or none at the end of the run although requests
+    /// failed then: the server has vanished. Other failures are only reported.
     Http(Box<HttpCommandOptions>),
 
     /// Request a value from a Redis server on persistent connections, and measure throughput and latency
     ///
-    /// Each connection first stores the value; these requests are not counted. The stacks are described in
-    /// "ginnel load http --help".
+    /// Each connection first stores the value; these requests are not counted. The stacks and the exit status
+    /// are described in "ginnel load http --help".
     Redis(Box<ValueCommandOptions<load::RedisOptions>>),
 
     /// Request a value from a memcached server on persistent connections, and measure throughput and latency
     ///
-    /// Each connection first stores the value; these requests are not counted. The stacks are described in
-    /// "ginnel load http --help".
+    /// Each connection first stores the value; these requests are not counted. The stacks and the exit status
+    /// are described in "ginnel load http --help".
     Memcached(Box<ValueCommandOptions<load::MemcachedOptions>>),
 
     /// Send messages of many devices to "ginnel iot", and measure the latency of its answers
@@ -120,47 +124,49 @@ pub struct ValueCommandOptions<A: Args> {
 impl LoadCommand {
     /// Runs the generator and prints its report.
     pub fn run(self) -> Result<(), Failure> {
-        let stop = signals::stop_on_signal()?;
+        let stop = signals::stop_on_signal("the measurement")?;
         let (json, (report, server)) = match self {
             Self::Http(options) => (options.load.common.json, measure(&options, &stop)?),
             Self::Redis(options) => (
                 options.load.common().json,
-                (measure_without_server(&options.load, &options.stack, &stop)?, None),
+                (measure_without_server(&options.load, &options.stack, false, &stop)?, None),
             ),
             Self::Memcached(options) => (
                 options.load.common().json,
-                (measure_without_server(&options.load, &options.stack, &stop)?, None),
+                (measure_without_server(&options.load, &options.stack, false, &stop)?, None),
             ),
             Self::Iot(options) => return messages::run(&options, &stop),
             Self::Echo(options) => return messages::run(&options, &stop),
             Self::Replay(options) => return replay::run(&options, &stop),
         };
         if json {
-            println!("{}", report.to_json());
+            output::print(format_args!("{}\n", report.to_json()))?;
             return check_answered(&report);
         }
-        print!("{report}");
+        output::print(&report)?;
         if let Some(server) = server {
             let mut table = Table::new(&["server (--serve)", ""]);
             table.add_row(["responses".into(), with_thousands_separators(server.responses)]);
             table.add_row(["idle time".into(), format!("{:.1} %", server.idle_percent)]);
-            print!("\n{table}");
+            output::print(format_args!("\n{table}"))?;
         }
         check_answered(&report)
     }
 }
 
-/// Returns an error if no request was answered or the run was given up, so that scripts see it in the exit
-/// status.
+/// Returns an error if no request was answered, or none at the end, or the run was given up, so that scripts
+/// see it in the exit status.
 fn check_answered(report: &Report) -> Result<(), Failure> {
-    if report.requests.completed > 0 && report.gave_up_after_seconds.is_none() {
+    let last_answer = report.answered_until_seconds;
+    if report.requests.completed > 0 && report.gave_up_after_seconds.is_none() && last_answer.is_none() {
         return Ok(());
     }
     let failures: Vec<&str> = report.failures.keys().copied().collect();
     let why = if failures.is_empty() { String::new() } else { format!(": {}", failures.join(", ")) };
-    let when = match report.gave_up_after_seconds {
-        Some(seconds) => format!(" for {seconds} s, so the run was given up"),
-        None => String::new(),
+    let when = match (report.gave_up_after_seconds, last_answer) {
+        (Some(seconds), _) => format!(" for {seconds} s, so the run was given up"),
+        (None, Some(seconds)) => format!(" after {seconds:.1} s"),
+        (None, None) => String::new(),
     };
     Err(Failure::running(format!("{} answered no request{when}{why}", report.server)))
 }
@@ -180,7 +186,7 @@ fn measure(
     stop: &StopFlag,
 ) -> Result<(Report, Option<ServerSummary>), Failure> {
     let Some(root) = &options.serve else {
-        return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
+        return Ok((measure_without_server(&options.load, &options.stack, true, stop)?, None));
     };
     check_kernel_options(&options.load.common, &options.stack)?;
     if options.load.common.stack == StackKind::Kernel {
@@ -213,10 +219,12 @@ fn refuse_stack_options(kind: StackKind, stack: &OwnStackOptions) -> Result<(), 
     }
 }
 
-/// Runs the generator against a server outside of this process.
+/// Runs the generator against a server outside of this process. `can_serve` tells that the kind of load has the
+/// option --serve.
 fn measure_without_server(
     options: &impl LoadOptions,
     stack: &OwnStackOptions,
+    can_serve: bool,
     stop: &StopFlag,
 ) -> Result<Report, Failure> {
     let common = options.common();
@@ -229,18 +237,23 @@ fn measure_without_server(
             "--device memory needs --serve ROOT, the files for a server at the other end of the cable",
         ));
     }
-    run_on_stacks(&options.job()?, stack.to_config()?, stop)
+    run_on_stacks(&options.job()?, stack.to_config()?, can_serve, stop)
 }
 
-/// Runs a job on the stacks of a configuration.
-fn run_on_stacks<J: LoadJob>(job: &J, config: Config, stop: &StopFlag) -> Result<J::Report, Failure> {
+/// Runs a job on the stacks of a configuration. `can_serve` tells that the kind of load has the option --serve.
+fn run_on_stacks<J: LoadJob>(
+    job: &J,
+    config: Config,
+    can_serve: bool,
+    stop: &StopFlag,
+) -> Result<J::Report, Failure> {
     let common = job.common();
     check_ports(job, &config)?;
     let published = publish::publish_stack(&config.run, "load")?;
     if let Some(count) = shard_count(common, &config)? {
         return run_on_shards(job, count, config, None, published, stop);
     }
-    let shares = workers::split_config(&config, common.workers())?;
+    let shares = workers::split_config(&config, common.workers(), can_serve)?;
     let stacks =
         add_source_addresses(shares, common)?.into_iter().map(|config| WorkerStack { config, device: None });
     Ok(run_on_devices(job, stop, stacks.collect(), published)?)

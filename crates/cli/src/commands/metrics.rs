@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::metrics;
 use crate::metrics::stacks::StackMetrics;
+use crate::output::note;
 use crate::signals;
 use clap::Args;
 use core::net::SocketAddr;
@@ -30,9 +31,9 @@ pub fn run(options: &MetricsOptions) -> Result<(), Failure> {
     if let Some(name) = options.name.iter().find(|name| !run_dir::is_valid_name(name)) {
         return Err(Failure::usage(format!("{name:?} is not a valid name of a stack")));
     }
-    let stop = signals::stop_on_signal()?;
+    let stop = signals::stop_on_signal("the exporter")?;
     let address = serve(options.listen, StackMetrics { names: options.name.clone() })?;
-    eprintln!("metrics at http://{address}/metrics; Ctrl-C ends");
+    note(format_args!("metrics at http://{address}/metrics; Ctrl-C ends"));
     while !stop.is_set() {
         std::thread::sleep(SIGNAL_INTERVAL);
     }

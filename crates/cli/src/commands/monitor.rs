@@ -2,10 +2,12 @@
 
 mod output;
 mod protocol;
+mod stdin;
 
 use super::metrics;
 use crate::failure::Failure;
 use crate::metrics::monitor::channel;
+use crate::output::note;
 use crate::signals;
 use clap::Args;
 use core::net::SocketAddr;
@@ -23,9 +25,10 @@ use ginnel_monitor::sources::{PacketSource, SourceError, SourceState};
 use output::Output;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use stdin::StdinUntilEnd;
 
 /// How long to wait for packets before the clock is looked at.
 const WAIT: Duration = Duration::from_millis(20);
@@ -121,22 +124,23 @@ pub fn run(options: &MonitorOptions) -> Result<(), Failure> {
         ..EngineConfig::new(rules)
     };
     let engine = Engine::new(&config).map_err(Failure::usage)?;
-    let (name, mut source) = open_source(options)?;
+    let stop = signals::stop_on_signal("the measurement")?;
+    let (name, mut source) = open_source(options, &stop)?;
     let interval = match source.now() {
         Some(_) => Some(options.interval.unwrap_or(LIVE_INTERVAL)),
         None => options.interval,
     };
     if source.now().is_some() {
-        eprintln!("observing {name}; Ctrl-C ends");
+        note(format_args!("observing {name}; Ctrl-C ends"));
     }
     let mut output = Output::new(&name, options.json, options.output.as_deref())?;
-    let stop = signals::stop_on_signal()?;
     let mut session = Session::new(engine, interval);
     let mut publisher = match options.metrics {
         None => None,
         Some(listen) => {
             let (publisher, published) = channel(&name);
-            eprintln!("metrics at http://{}/metrics", metrics::serve(listen, published)?);
+            let address = metrics::serve(listen, published)?;
+            note(format_args!("metrics at http://{address}/metrics"));
             Some(publisher)
         }
     };
@@ -169,9 +173,15 @@ fn measure(
         && duration.is_none_or(|duration| started.elapsed() < duration)
         && !output.is_closed()
     {
-        let state = source.poll(&mut |link, packets| {
+        let polled = source.poll(&mut |link, packets| {
             session.process(link, packets, lost, &mut |interval| output.interval(interval));
-        })?;
+        });
+        // The end of the run may have cut a packet of standard input.
+        let has_ended = || stop.is_set() || duration.is_some_and(|duration| started.elapsed() >= duration);
+        let state = match polled {
+            Err(SourceError::CutShort) if has_ended() => SourceState::End,
+            polled => polled?,
+        };
         lost = source.lost();
         publish(session, lost);
         match state {
@@ -189,23 +199,31 @@ fn measure(
 }
 
 /// Opens the source, and returns its name for messages.
-fn open_source(options: &MonitorOptions) -> Result<(String, Box<dyn PacketSource>), Failure> {
+fn open_source(
+    options: &MonitorOptions,
+    stop: &StopFlag,
+) -> Result<(String, Box<dyn PacketSource>), Failure> {
     if let Some(interface) = &options.interface {
         let source = Interface::open(interface).map_err(|e| Failure::running(e.to_string()))?;
         return Ok((format!("interface {interface}"), Box::new(source)));
     }
     let Some(path) = &options.read else { return open_stack(options) };
-    let (name, source) = open_capture(path)?;
+    let end = options.duration.and_then(|duration| Instant::now().checked_add(duration));
+    let opened = open_capture(path, StdinUntilEnd::new(stop.clone(), end));
+    let (name, source) = opened.map_err(|failure| match stop.is_set() {
+        true => Failure::running("interrupted before the head of a capture came"),
+        false => failure,
+    })?;
     Ok((name, Box::new(source)))
 }
 
-/// Opens a capture, or standard input if the path is "-". Returns its name for messages, too.
-pub fn open_capture(path: &Path) -> Result<(String, CaptureFile), Failure> {
+/// Opens a capture, or `stdin` if the path is "-". Returns its name for messages, too.
+pub fn open_capture(path: &Path, stdin: impl Read + 'static) -> Result<(String, CaptureFile), Failure> {
     let is_stdin = path.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let failed = |e: SourceError| Failure::running(format!("{name}: {e}"));
     let input: Box<dyn Read> = match is_stdin {
-        true => Box::new(io::stdin()),
+        true => Box::new(stdin),
         false => Box::new(File::open(path).map_err(|e| failed(e.into()))?),
     };
     let source = CaptureFile::open(input).map_err(failed)?;

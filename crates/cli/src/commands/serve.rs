@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::limit_watch::LimitWatch;
+use crate::output;
 use crate::stack_options::{DeviceName, OwnStackOptions};
 use crate::table::{Table, with_thousands_separators};
 use crate::{log, publish, signals, start_entries};
@@ -47,11 +48,10 @@ pub struct ShardsOptions {
 /// Runs the echo server.
 pub fn echo(options: &EchoCommandOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
-    println!("echo on {}", join_addresses(&options.echo.listen));
+    output::print(format_args!("echo on {}\n", join_addresses(&options.echo.listen)))?;
     let workers = config.shard.workers;
     let served = run("echo", config, |_| Ok(Echo::new(&options.echo)), |_, shard| shard.stack_stats())?;
-    print_shards(&served, workers);
-    Ok(())
+    print_shards(&served, workers)
 }
 
 /// Runs the web server.
@@ -62,7 +62,8 @@ pub fn httpd(options: &HttpdCommandOptions) -> Result<(), Failure> {
     let handler = |index| {
         let server = Httpd::new(&options.httpd)?;
         if index == 0 {
-            println!("{}", server.describe());
+            // The server does not depend on its output.
+            let _ = output::print(format_args!("{}\n", server.describe()));
         }
         Ok(server)
     };
@@ -80,9 +81,8 @@ pub fn httpd(options: &HttpdCommandOptions) -> Result<(), Failure> {
     ] {
         table.add_row([name.into(), with_thousands_separators(count)]);
     }
-    print!("\n{table}");
-    print_shards(&served, workers);
-    Ok(())
+    output::print(format_args!("\n{table}"))?;
+    print_shards(&served, workers)
 }
 
 /// Returns the options of a web server for the files below `root`; the options that are not given have their
@@ -124,7 +124,7 @@ pub fn run<H: Handler, R: Send>(
     handler: impl Fn(usize) -> Result<H, Error> + Sync,
     finish: impl Fn(usize, Shard<H>) -> R + Sync,
 ) -> Result<Vec<R>, Failure> {
-    let stop = signals::stop_on_signal()?;
+    let stop = signals::stop_on_signal("the stack")?;
     let published = publish::publish_stack(&config.run, program)?;
     let limit_watch = published.as_ref().map(|published| {
         log::open(published.dir().path(), &config.run);
@@ -147,7 +147,7 @@ pub fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
 
 /// Prints a column for each shard. The counters are per application; the `workers` applications of a shard
 /// share its counters.
-pub fn print_shards(applications: &[ShardStats], workers: u32) {
+pub fn print_shards(applications: &[ShardStats], workers: u32) -> Result<(), Failure> {
     let shards: Vec<_> = applications.iter().step_by(workers.max(1) as usize).collect();
     let mut head = vec!["shard".to_string()];
     match &shards[..] {
@@ -163,5 +163,5 @@ pub fn print_shards(applications: &[ShardStats], workers: u32) {
             .map(|(_, count)| with_thousands_separators(count));
         table.add_row(core::iter::once(name.replace('_', " ")).chain(counts));
     }
-    print!("\n{table}");
+    output::print(format_args!("\n{table}"))
 }

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::served_stack::{OpenedStack, POLL_INTERVAL};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
-use crate::{log, sd_notify, signals};
+use crate::{log, output, sd_notify, signals};
 use clap::Args;
 use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
@@ -88,7 +88,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
         let _ = setsid();
         signals::ignore_hangup()?;
     }
-    let stop = signals::stop_on_signal()?;
+    let stop = signals::stop_on_signal("the stack")?;
     OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START, options.death.action())?.serve(&stop, |served| {
         if options.detached {
             log::redirect_output()?;
@@ -115,7 +115,7 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     if let Some(errors) = child.stderr.take() {
         for line in BufReader::new(errors).lines().map_while(Result::ok) {
-            eprintln!("{line}");
+            output::note(line);
         }
     }
     let status = loop {

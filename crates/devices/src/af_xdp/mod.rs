@@ -313,7 +313,7 @@ fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
             }
             RedirectScope::Ports if !is_host_address(address) => {
                 return Err(invalid(format!(
-                    "{address} does not belong to the host, so it cannot be shared: remove take=ports"
+                    "{address} does not belong to the host, so it cannot be shared: add it to the interface, or remove take=ports (--af-xdp-ports)"
                 )));
             }
             _ => {}

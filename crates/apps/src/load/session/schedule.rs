@@ -9,6 +9,9 @@ use core::time::Duration;
 use ginnel::Instant;
 use ginnel::Random;
 
+/// Time without an answer, at the end of a run, after which the server counts as gone if requests failed.
+const SILENCE: Duration = Duration::from_secs(1);
+
 impl Session {
     /// Performs the actions that are due, and returns the latest time of the next call. It is also called
     /// after a batch of events, so that it notices at once if they end a stage.
@@ -98,6 +101,7 @@ impl Session {
         }
         if self.stage == Stage::Drain && (self.in_flight == 0 || now >= self.drain_until) {
             self.stats.measured = self.measured();
+            self.stats.answered_until = self.answered_until();
             self.stage = Stage::Done;
             self.close_all(net);
         }
@@ -126,6 +130,18 @@ impl Session {
     fn measured(&self) -> Duration {
         let to = if self.has_begun_all_requests() { self.last_completion } else { self.measure_to };
         to - self.measure_from
+    }
+
+    /// Returns when the last answer came, counted from the start of the measured time, if the server answered
+    /// nothing at the end of the run: all requests after that failed, on as many connections as there are, or
+    /// for [`SILENCE`].
+    fn answered_until(&self) -> Option<Duration> {
+        let last = self.last_completion.max(self.measure_from);
+        let was_silent = self.measure_to != Instant::MAX && self.measure_to >= last + SILENCE;
+        let has_vanished = self.stats.counters.completed > 0
+            && self.failures_in_row > 0
+            && (was_silent || self.failures_in_row >= self.plan.connections.into());
+        has_vanished.then(|| last - self.measure_from)
     }
 
     /// In an open loop: counts the requests that were due in the measured time and never begun.

@@ -470,6 +470,30 @@ fn results_survive_a_server_that_stops_answering() {
 }
 
 #[test]
+fn a_server_that_vanishes_is_noticed() {
+    let second = Duration::from_secs(1);
+    let plan = Plan { duration: Some(10 * second), timeout: 2 * second, ..plan() };
+    let plans = [plan, Plan { requests_per_connection: 1, ..plan }, at_rate(plan, 100.0)];
+    for plan in plans.into_iter().chain([at_rate(plans[1], 100.0)]) {
+        // It answers nothing after five seconds, and requests time out.
+        let vanishing = SimulatedServer { stall: (5_000 * MS, u64::MAX / 4), ..SimulatedServer::default() };
+        let (session, _) = run(plan, vanishing);
+        let until = session.stats().answered_until.expect("the server vanished").as_secs_f64();
+        assert!((3.0..5.1).contains(&until), "{until}: {plan:?}");
+        // It was away for a while, is slow at the end, or answers half of the requests.
+        for (server, timeout) in [
+            (SimulatedServer { stall: (2_000 * MS, 5_000 * MS), ..SimulatedServer::default() }, 1),
+            (SimulatedServer { stall: (8_000 * MS, 12_000 * MS), ..SimulatedServer::default() }, 20),
+            (SimulatedServer { resets_each: 2, ..SimulatedServer::default() }, 1),
+        ] {
+            let (session, _) = run(Plan { timeout: timeout * second, ..plan }, server);
+            assert_eq!(session.stats().answered_until, None, "{plan:?}");
+            assert!(session.stats().counters.completed >= 10, "{plan:?}");
+        }
+    }
+}
+
+#[test]
 fn resets_and_bad_responses_are_distinguished() {
     let plan = Plan { requests: Some(100), duration: None, ..short() };
     let (session, _) =

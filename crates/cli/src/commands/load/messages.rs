@@ -2,6 +2,7 @@
 
 use super::{refuse_stack_options, run_on_stacks};
 use crate::failure::Failure;
+use crate::output;
 use crate::stack_options::{DeviceName, OwnStackOptions};
 use clap::Args;
 use core::net::IpAddr;
@@ -12,7 +13,6 @@ use ginnel_apps::load::messages::{
     MessageJob, MessageLoadOptions, MessageOptions, MessageReport, PRECISE_SPIN,
 };
 use ginnel_apps::load::{self, StackKind};
-use std::io::{ErrorKind, Write};
 
 /// Options of `ginnel load iot` and `ginnel load echo`.
 #[derive(Clone, Debug, Args)]
@@ -33,7 +33,7 @@ pub fn run<A: Args + MessageLoadOptions>(
     let messages = options.load.messages();
     let Some(report) = measure(options, stop)? else {
         if !messages.quiet {
-            eprintln!("the first agent prints the report");
+            output::note("the first agent prints the report");
         }
         return Ok(());
     };
@@ -42,11 +42,7 @@ pub fn run<A: Args + MessageLoadOptions>(
             .map_err(|e| Failure::running(format!("--svg: write {}: {e}", file.display())))?;
     }
     let text = if messages.json { format!("{}\n", report.to_json()) } else { report.to_string() };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // A reader that has seen enough of the report.
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
-        printed => printed?,
-    }
+    output::print(text)?;
     match report.missed.as_slice() {
         [] => Ok(()),
         missed => Err(Failure::running(format!("load {}: {}", report.service, missed.join("; ")))),
@@ -75,7 +71,7 @@ fn measure<A: Args + MessageLoadOptions>(
         config.shard.spin_us = PRECISE_SPIN.as_micros() as u32;
     }
     let job = job(own_address(&config, messages))?;
-    as_agent(messages, job, stop, |job| run_on_stacks(job, config, stop))
+    as_agent(messages, job, stop, |job| run_on_stacks(job, config, false, stop))
 }
 
 /// Runs `measure`. If the run has several agents, waits for the others first, and collects the results last.
@@ -88,7 +84,8 @@ fn as_agent(
     let Some(meeting) = messages.meeting() else { return measure(&job).map(Some) };
     let agent = meeting.join(&job.description(), stop, |number| {
         if !messages.quiet {
-            eprintln!("agent {number} of {} has joined the run \"{}\"", meeting.agents, meeting.run);
+            let (agents, run) = (meeting.agents, &meeting.run);
+            output::note(format_args!("agent {number} of {agents} has joined the run \"{run}\""));
         }
     })?;
     job.set_agent(&agent);

@@ -49,13 +49,13 @@ fn measure(options: &ReplayCommandOptions, stop: &StopFlag) -> Result<ReplayRepo
             "--device memory has no server at its other end: use another device, or --stack kernel",
         ));
     }
-    let (name, mut source) = open_capture(&replay.file)?;
+    let (name, mut source) = open_capture(&replay.file, std::io::stdin())?;
     let selected = RecordingOptions { ports: replay.port.clone(), bytes_max: replay.bytes_max };
     let read = recording::read(&mut source, &selected);
     let recording = read.map_err(|problem| Failure::running(format!("{name}: {problem}")))?;
     let job = replay.job(name, recording)?;
     match replay.stack {
         StackKind::Kernel => Ok(load::measure_on_kernel(&job, stop)?),
-        _ => run_on_stacks(&job, stack.to_config()?, stop),
+        _ => run_on_stacks(&job, stack.to_config()?, false, stop),
     }
 }

@@ -23,15 +23,17 @@ pub struct CableEnds {
     pub server: Prefix,
 }
 
-/// Splits a configuration into one for each worker: one link with its device.
-pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
+/// Splits a configuration into one for each worker: one link with its device. `can_serve` tells that the kind
+/// of load has the option --serve, which the error then names.
+pub fn split_config(config: &Config, workers: u32, can_serve: bool) -> Result<Vec<Config>, Failure> {
     if workers == 1 {
         return Ok(vec![config.clone()]);
     }
     let apart = |i: usize| config.links[..i].iter().all(|other| other.device != config.links[i].device);
     if config.links.len() != workers as usize || !(0..config.links.len()).all(apart) {
+        let serve = if can_serve { "--serve ROOT, or " } else { "" };
         return Err(Failure::usage(format!(
-            "--workers {workers} needs --serve ROOT, or a --config FILE with {workers} [[link]] tables, each on a [[device]] of its own"
+            "--workers {workers} needs {serve}a --config FILE with {workers} [[link]] tables, each on a [[device]] of its own"
         )));
     }
     let parts = config.links.iter().zip(0..).map(|(link, worker)| {
@@ -178,15 +180,15 @@ mod tests {
                 metric: 0,
             });
         }
-        let parts = split_config(&config, 2).unwrap();
+        let parts = split_config(&config, 2, true).unwrap();
         for (part, (name, cpu)) in parts.iter().zip([("a", 2), ("b", 3)]) {
             assert_eq!((part.devices.len(), part.links.len(), part.routes.len()), (1, 1, 1));
             assert_eq!((part.devices[0].name.as_str(), part.links[0].device.as_str()), (name, name));
             assert_eq!((&part.routes[0].link, part.shard.cpu), (&part.links[0].name, Some(cpu)));
         }
-        assert_eq!(split_config(&config, 1).unwrap(), [config.clone()]);
-        assert!(split_config(&config, 3).is_err());
+        assert_eq!(split_config(&config, 1, true).unwrap(), [config.clone()]);
+        assert!(split_config(&config, 3, true).is_err());
         config.links[1].device = "a".into();
-        assert!(split_config(&config, 2).is_err(), "two stacks cannot have one device");
+        assert!(split_config(&config, 2, true).is_err(), "two stacks cannot have one device");
     }
 }
