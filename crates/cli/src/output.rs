@@ -1,5 +1,5 @@
-//! What the commands print. A reader that has closed its end of a pipe has seen enough: that is no error, and
-//! the exit status does not depend on it.
+//! Standard output and standard error of the commands. A reader that has closed its end of a pipe has seen
+//! enough: that is no error, and the exit status does not depend on it.
 
 use crate::failure::Failure;
 use core::fmt::Display;

@@ -292,8 +292,8 @@ fn a_running_stack_is_observed_by_name() {
     assert_eq!((&total["source_lost"], &counters["connections_midstream"]), (&0.into(), &0.into()));
 }
 
-/// While no packets come, Ctrl-C and the end of `--duration` end a run on standard input, and the report has what
-/// came before.
+/// While no packets come, Ctrl-C and the end of `--duration` end a run on standard input, and the report
+/// has what came before.
 #[test]
 fn a_quiet_pipe_does_not_block_the_end() {
     for (options, interrupts) in [(&["--json"][..], true), (&["--json", "--duration", "1s"], false)] {

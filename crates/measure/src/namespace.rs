@@ -6,8 +6,8 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
-/// An environment variable that is set in the process inside of the namespace, to the process id of the process
-/// that has created the namespace.
+/// An environment variable that is set in the process inside of the namespace, to the process id of the
+/// process that has created the namespace.
 const INSIDE: &str = "GINNEL_INSIDE_NAMESPACE";
 
 /// Settings of the kernel's end, so that results do not depend on the distribution: no cached metrics of
@@ -26,7 +26,8 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Makes this process end with the one that runs it inside of the namespace by [`run`], however that one ends.
+/// Makes this process end with the one that runs it inside of the namespace by [`run`], however that one
+/// ends.
 ///
 /// # Errors
 /// If that process has ended already, or the kernel does not permit it.

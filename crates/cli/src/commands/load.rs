@@ -219,8 +219,8 @@ fn refuse_stack_options(kind: StackKind, stack: &OwnStackOptions) -> Result<(), 
     }
 }
 
-/// Runs the generator against a server outside of this process. `can_serve` tells that the kind of load has the
-/// option --serve.
+/// Runs the generator against a server outside of this process. `can_serve` tells that the kind of load
+/// has the option --serve.
 fn measure_without_server(
     options: &impl LoadOptions,
     stack: &OwnStackOptions,
@@ -240,7 +240,8 @@ fn measure_without_server(
     run_on_stacks(&options.job()?, stack.to_config()?, can_serve, stop)
 }
 
-/// Runs a job on the stacks of a configuration. `can_serve` tells that the kind of load has the option --serve.
+/// Runs a job on the stacks of a configuration. `can_serve` tells that the kind of load has the option
+/// --serve.
 fn run_on_stacks<J: LoadJob>(
     job: &J,
     config: Config,

@@ -127,8 +127,8 @@ os._exit(0)";
     assert_eq!(String::from_utf8_lossy(&output.stdout), "16 16 True True\nTrue True\n", "{output:?}");
 }
 
-/// Each listener and UDP socket reports `ENETDOWN` to one call, as a pending error of Linux, and again a second
-/// later. Every thread that waits gets it at once.
+/// Each listener and UDP socket reports `ENETDOWN` to one call, as a pending error of Linux, and again a
+/// second later. Every thread that waits gets it at once.
 #[test]
 fn sockets_report_the_end_once_a_second() {
     if skipped("sockets_report_the_end_once_a_second") {

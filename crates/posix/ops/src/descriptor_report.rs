@@ -233,8 +233,8 @@ pub fn stack_of(pid: u32) -> Option<String> {
     report_files(pid).ok()?.find_map(|(_, stack)| stack)
 }
 
-/// Iterates over the files of a process that may be its report: the path in /proc, and the control socket that
-/// the file names.
+/// Iterates over the files of a process that may be its report: the path in /proc, and the control socket
+/// that the file names.
 fn report_files(pid: u32) -> io::Result<impl Iterator<Item = (PathBuf, Option<String>)>> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd"))?;
     Ok(files.filter_map(|file| {

@@ -56,8 +56,8 @@ pub(crate) fn write_line(line: &str) {
 }
 
 /// Rounds of `ENETDOWN` on listeners and UDP sockets of a stack that is gone. As a pending error of Linux
-/// (`sk_err`) it is reported by one call, and by `poll` until then. Each round makes it pending again, so that
-/// a process that has ignored it does not wait forever.
+/// (`sk_err`) it is reported by one call, and by `poll` until then. Each round makes it pending again, so
+/// that a process that has ignored it does not wait forever.
 #[derive(Debug, Default)]
 pub(crate) struct NetdownRounds {
     /// The present round; 0 before the first.
@@ -104,8 +104,8 @@ impl ProcessState {
         Errno::NETDOWN
     }
 
-    /// Returns how long the leader sleeps. If the stack is gone, it wakes for the next round of `ENETDOWN` and
-    /// for the next attempt to continue.
+    /// Returns how long the leader sleeps. If the stack is gone, it wakes for the next round of
+    /// `ENETDOWN` and for the next attempt to continue.
     pub fn bounded_by_stack_end(&self, timeout: Timeout) -> Timeout {
         if !self.client.is_stack_gone() {
             return timeout;

@@ -103,8 +103,8 @@ impl InspectedProcess {
         texts.find_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string()))
     }
 
-    /// Returns the control socket of the stack on which the process was started. A process that has overwritten
-    /// its environment, as servers do for their title, has it in its descriptor report.
+    /// Returns the control socket of the stack on which the process was started. A process that has
+    /// overwritten its environment, as servers do for their title, has it in its descriptor report.
     fn control_socket(&self) -> Option<String> {
         self.variable("GINNEL_STACK").or_else(|| descriptor_report::stack_of(self.pid))
     }

@@ -1,4 +1,5 @@
-//! Standard input as the source of a capture. It ends for the reader also when the run ends while no bytes come.
+//! Standard input as the source of a capture. It ends for the reader also when the run ends while no
+//! bytes come.
 
 use crate::served_stack::POLL_INTERVAL;
 use ginnel::StopFlag;
