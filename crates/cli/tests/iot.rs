@@ -379,12 +379,12 @@ fn load_refuses_what_it_cannot_do() {
         (
             &["iot", "10.0.0.1", "-c", "56465", "--ips", "2"],
             &device,
-            "--connections 56465: source addresses: 2, with 28232 ports each: give more with --source",
+            "56465 connections need more ports than there are: source addresses: 2, with 28232 ports each; give more",
         ),
         (
             &["echo", "10.0.0.1", "-c", "32769", "--stack", "light"],
             &device,
-            "--connections 32769: source addresses: 1, with 32768 ports each",
+            "32769 connections need more ports than there are: source addresses: 1, with 32768 ports each",
         ),
     ] {
         let output = Command::new(GINNEL).arg("load").args(options).args(stack).output().unwrap();

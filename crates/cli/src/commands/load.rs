@@ -249,12 +249,13 @@ fn run_on_stacks<J: LoadJob>(
     stop: &StopFlag,
 ) -> Result<J::Report, Failure> {
     let common = job.common();
-    check_ports(job, &config)?;
     let published = publish::publish_stack(&config.run, "load")?;
     if let Some(count) = shard_count(common, &config)? {
+        check_ports(job, &config, 1)?;
         return run_on_shards(job, count, config, None, published, stop);
     }
     let shares = workers::split_config(&config, common.workers(), can_serve)?;
+    check_ports(job, &config, common.workers())?;
     let stacks =
         add_source_addresses(shares, common)?.into_iter().map(|config| WorkerStack { config, device: None });
     Ok(run_on_devices(job, stop, stacks.collect(), published)?)
@@ -403,13 +404,16 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
     Ok(configs)
 }
 
-/// Refuses more connections than the source addresses have ports.
-fn check_ports(job: &impl LoadJob, config: &Config) -> Result<(), Failure> {
+/// Refuses more connections than the source addresses have ports. Without the option for them, each of
+/// `links` has one address.
+fn check_ports(job: &impl LoadJob, config: &Config, links: u32) -> Result<(), Failure> {
     let options = job.common();
-    let addresses = options.source.iter().map(|range| range.count()).sum::<u64>().max(1);
+    let given: u64 = options.source.iter().map(|range| range.count()).sum();
+    let addresses = if given > 0 { given } else { links.into() };
     let (ports, servers) = match options.stack {
         StackKind::Kernel => return Ok(()),
-        StackKind::Light => (load::light::ports_of_address(addresses).into(), 1),
+        // Each link has a table of ports of its own.
+        StackKind::Light => (load::light::ports_of_address(addresses.div_ceil(links.into())).into(), 1),
         StackKind::Ginnel => {
             let ports = config.tcp.local_port_first..=config.tcp.local_port_last;
             (ports.len() as u64, job.targets().len() as u64)
@@ -421,7 +425,7 @@ fn check_ports(job: &impl LoadJob, config: &Config) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "--connections {connections}: source addresses: {addresses}, with {ports} ports each{}: give more with --source",
+        "{connections} connections need more ports than there are: source addresses: {addresses}, with {ports} ports each{}; give more with --source",
         if servers > 1 { format!(" for each of {servers} servers") } else { String::new() }
     )))
 }

@@ -64,7 +64,7 @@ pub(super) struct Locals {
     ports: u32,
 }
 
-/// Returns the number of ports of each of so many source addresses.
+/// Returns the number of ports of each source address if there are `addresses` of them.
 pub fn ports_of_address(addresses: u64) -> u32 {
     PORTS_MAX.min(1 << (u64::from(TABLE_MAX) / addresses.max(1)).max(1).ilog2())
 }
