@@ -229,6 +229,9 @@ impl<'a> RecordingReader<'a> {
     /// Moves a connection to those that have ended.
     fn end(&mut self, ends: &FlowEnds) {
         if let Some(Flow::Read(mut connection)) = self.flows.remove(ends) {
+            // Bytes after a gap were sent, and those of the gap are missing.
+            connection.is_incomplete |=
+                self.streams.first_early(connection.tracking.streams, REQUEST).is_some();
             self.streams.release(&mut connection.tracking.streams);
             self.finished.push(*connection);
         }
@@ -237,12 +240,7 @@ impl<'a> RecordingReader<'a> {
     /// Returns the recording.
     fn finish(mut self, error: Option<&SourceError>) -> Result<Recording, String> {
         let ends: Vec<FlowEnds> = self.flows.keys().copied().collect();
-        // Bytes after a gap were sent, and those of the gap are missing.
         for ends in ends {
-            if let Some(Flow::Read(connection)) = self.flows.get_mut(&ends) {
-                connection.is_incomplete |=
-                    self.streams.first_early(connection.tracking.streams, REQUEST).is_some();
-            }
             self.end(&ends);
         }
         let mut out = Recording::default();

@@ -163,6 +163,12 @@ fn connections_without_all_bytes_are_left_out() {
     c.build(Side::Client, PSH_ACK, b"lost");
     c.request(b"later");
     all.append(&mut c.frames);
+    // Without bytes before a reset.
+    let mut c = Conversation::opened(2006, [5, 9]);
+    c.build(Side::Client, PSH_ACK, b"lost");
+    c.request(b"later");
+    c.send(Side::Client, RST | ACK, &[]);
+    all.append(&mut c.frames);
     // With a cut packet.
     let mut c = Conversation::opened(2003, [5, 9]);
     let mut cut = c.build(Side::Client, PSH_ACK, &[b'x'; 200]);
@@ -186,7 +192,7 @@ fn connections_without_all_bytes_are_left_out() {
         (0..recording.connections.len()).map(|n| sends(&recording, n)[0].1.clone()).collect();
     assert_eq!(texts, ["complete", "also"]);
     let account = &recording.account;
-    assert_eq!((account.left_out_incomplete, account.left_out_midstream), (3, 1));
+    assert_eq!((account.left_out_incomplete, account.left_out_midstream), (4, 1));
     assert_eq!((account.missed_answer_bytes, recording.connections[1].answer_bytes), (3, 4));
 }
 

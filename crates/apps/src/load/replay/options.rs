@@ -149,7 +149,9 @@ impl ReplayOptions {
             servers.iter().flat_map(|server| ports.iter().map(|port| server.address(*port))).collect();
         targets.sort_unstable();
         targets.dedup();
-        let open_max = recording.open_max().saturating_mul(self.copies.into());
+        // At least as many are open at a time if the server is as fast as the recorded one.
+        let at_a_time = if self.spread.is_zero() { self.copies } else { 1 };
+        let open_max = recording.open_max().saturating_mul(at_a_time.into());
         let plan = ReplayPlan {
             recording,
             speed: self.speed,

@@ -253,7 +253,11 @@ impl ReplaySession {
             }
             if connection.next_send >= recorded.sends.end {
                 let due = connection.base + plan.scaled(recorded.ended_ns);
-                return if due > now { self.continue_at(slot, due) } else { self.end(slot, due, net) };
+                return if due > now {
+                    self.continue_at(slot, due)
+                } else {
+                    self.end(slot, due.max(now), net)
+                };
             }
             let send = recording.sends[connection.next_send as usize];
             let due = connection.base + plan.scaled(send.at_ns);
@@ -287,20 +291,26 @@ impl ReplaySession {
         }
     }
 
-    /// Ends a connection at its recorded end, which was due at `due`, or waits for its answers first.
-    fn end(&mut self, slot: u32, due: Instant, net: &mut impl Network) {
+    /// Ends a connection, all of whose sends were sent at `now`, or waits for its answers first.
+    fn end(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let connection = &mut self.connections[slot as usize];
         let recorded = &self.plan.recording.connections[connection.recorded as usize];
-        if recorded.end == RecordedEnd::Reset {
-            net.abort(slot);
-            self.finish(slot);
-        } else if connection.received >= recorded.answer_bytes {
-            net.close(slot);
-            self.finish(slot);
+        if connection.received >= recorded.answer_bytes {
+            self.end_as_recorded(slot, net);
         } else {
             connection.state = ReplayState::Ending;
-            self.continue_at(slot, due + self.plan.timeout);
+            self.continue_at(slot, now + self.plan.timeout);
         }
+    }
+
+    /// Closes or resets a connection, as the recorded client did.
+    fn end_as_recorded(&mut self, slot: u32, net: &mut impl Network) {
+        let recorded = self.connections[slot as usize].recorded;
+        match self.plan.recording.connections[recorded as usize].end {
+            RecordedEnd::Reset => net.abort(slot),
+            RecordedEnd::Fin => net.close(slot),
+        }
+        self.finish(slot);
     }
 
     /// Handles the time of an action on a connection.
@@ -433,8 +443,7 @@ impl LoadSession for ReplaySession {
         let is_ending = connection.state == ReplayState::Ending;
         self.find_answers(slot, now);
         if is_complete && is_ending {
-            net.close(slot);
-            self.finish(slot);
+            self.end_as_recorded(slot, net);
         }
     }
 

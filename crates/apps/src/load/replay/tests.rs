@@ -320,7 +320,11 @@ fn bytes_that_do_not_fit_are_sent_later() {
 fn a_reset_of_the_client_is_replayed() {
     let mut recorded = recording(&[&[(10, 10, 100)]]);
     recorded.connections[0].end = RecordedEnd::Reset;
-    let (stats, net) = run(&plan(recorded), WorkerShare::WHOLE, server(&[(10, 100)]));
+    let (stats, net) = run(&plan(recorded.clone()), WorkerShare::WHOLE, server(&[(10, 100)]));
+    assert_eq!((stats.counters.answered, net.aborted, net.closed), (1, 1, 0));
+    // The answers of a slower server are awaited, too.
+    let slow = Server { delay: 500 * MS, ..server(&[(10, 100)]) };
+    let (stats, net) = run(&plan(recorded), WorkerShare::WHOLE, slow);
     assert_eq!((stats.counters.answered, net.aborted, net.closed), (1, 1, 0));
 }
 
