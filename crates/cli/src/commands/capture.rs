@@ -176,15 +176,21 @@ impl CaptureOutput {
     ) -> io::Result<()> {
         let started = Instant::now();
         let count_max = options.count.unwrap_or(u64::MAX);
+        // The end of the capture, once it is known; frames until then may still be in the rings.
+        let mut until = None;
         loop {
-            let is_last = stop.is_set() || options.duration.is_some_and(|max| started.elapsed() >= max);
-            if is_last {
+            let must_end = stop.is_set() || options.duration.is_some_and(|max| started.elapsed() >= max);
+            if must_end && until.is_none() {
+                until = Some(clock::now());
                 std::thread::sleep(LAST_FRAMES);
             }
+            let mut is_past_end = false;
             let directions: Vec<_> = frames.rings().iter().map(|ring| ring.direction).collect();
             let mut result = Ok(());
             let state = frames.poll(|frame| {
-                if result.is_ok() && self.written < count_max {
+                if until.is_some_and(|until| frame.frame.at > until) {
+                    is_past_end = true;
+                } else if result.is_ok() && self.written < count_max {
                     result = self.put(&frame, directions[frame.ring]);
                 }
             })?;
@@ -192,7 +198,8 @@ impl CaptureOutput {
             if state != SourceState::More {
                 self.stream.flush()?;
             }
-            if is_last || state == SourceState::End || self.written >= count_max {
+            let is_drained = until.is_some() && (is_past_end || state != SourceState::More);
+            if is_drained || state == SourceState::End || self.written >= count_max {
                 return self.finish(frames.rings());
             }
             if state == SourceState::Idle {
