@@ -9,7 +9,7 @@
 //! generator           the same with `ginnel load http` as the client, which can be the measured side
 //! server/             the servers: the engine, the runtime on top of it, smoltcp
 //! program_comparison  a server and the generator in two processes, on the kernel and on a stack
-//! program_pair        the same over shared memory, with their memory and CPU time
+//! program_pair        two processes of `ginnel` over shared memory, with their memory and CPU time
 //! client              a TCP client that is cheaper than any of the servers
 //! harness/            the machine, pairs of measurements, results
 //! ```

@@ -5,12 +5,15 @@ use crate::harness::MeasureError;
 use crate::harness::machine::Cpus;
 use crate::harness::memory_group::{GroupMemory, MemoryGroup};
 use ginnel_measure::program::ginnel_path;
+use ginnel_measure::watched_group::WatchedGroup;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -95,8 +98,32 @@ impl PairReport {
 }
 
 /// A process that is ended when the value is dropped.
-struct Process {
+pub struct Process {
     child: Child,
+}
+
+impl Process {
+    /// Starts a process.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        Ok(Self { child: command.spawn()? })
+    }
+
+    /// Returns the number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the process has ended, and returns its status; `None` if it still runs after `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || Instant::now() >= deadline {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 impl Drop for Process {
@@ -104,10 +131,7 @@ impl Drop for Process {
         if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
             _ = kill_process(pid, Signal::TERM);
         }
-        let deadline = Instant::now() + END_TIMEOUT;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        _ = self.wait(END_TIMEOUT);
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -122,9 +146,10 @@ impl ProgramPair {
     pub fn run(&self, mut beside: impl FnMut(&Sample, &Path)) -> Result<PairReport, MeasureError> {
         let cpus = Cpus::choose()?;
         let folder = tempfile::tempdir()?;
+        let watched = WatchedGroup::start(&ginnel_path()?, folder.path())?;
         let group = MemoryGroup::create("pair")?;
-        let mut server = self.start_server(&folder, &group, cpus)?;
-        let mut generator = self.start_generator(&folder, &group, cpus)?;
+        let mut server = self.start_server(&folder, &group, &watched, cpus)?;
+        let mut generator = self.start_generator(&folder, &group, &watched, cpus)?;
         let started = Instant::now();
         let mut samples = Vec::new();
         let status = loop {
@@ -166,13 +191,14 @@ impl ProgramPair {
         &self,
         folder: &TempDir,
         group: &MemoryGroup,
+        watched: &WatchedGroup,
         cpus: Cpus,
     ) -> Result<Process, MeasureError> {
         let keys = &self.server_tcp_keys;
         let config = self.write_config(folder, "server", cpus.server, SERVER_ADDRESS, keys)?;
         let mut line = self.server.clone();
         line.extend(["--config".to_owned(), config.to_string_lossy().into_owned()]);
-        let mut process = spawn(folder, group, &line, "server.log", "server.log")?;
+        let mut process = spawn(folder, group, watched, &line, ["server.log", "server.log"])?;
         let deadline = Instant::now() + START_TIMEOUT;
         while !folder.path().join("lan").exists() {
             if process.child.try_wait()?.is_some() || Instant::now() > deadline {
@@ -188,6 +214,7 @@ impl ProgramPair {
         &self,
         folder: &TempDir,
         group: &MemoryGroup,
+        watched: &WatchedGroup,
         cpus: Cpus,
     ) -> Result<Process, MeasureError> {
         let config = self.write_config(folder, "client", cpus.client, GENERATOR_ADDRESS, "")?;
@@ -209,7 +236,7 @@ impl ProgramPair {
             ]
             .map(str::to_owned),
         );
-        spawn(folder, group, &line, "report.json", "generator.log")
+        spawn(folder, group, watched, &line, ["report.json", "generator.log"])
     }
 
     /// Writes the configuration of a stack.
@@ -241,19 +268,19 @@ impl ProgramPair {
 fn spawn(
     folder: &TempDir,
     group: &MemoryGroup,
+    watched: &WatchedGroup,
     words: &[String],
-    output: &str,
-    errors: &str,
+    [output, errors]: [&str; 2],
 ) -> Result<Process, MeasureError> {
     let mut line: Vec<OsString> = vec![ginnel_path()?.into()];
     line.extend(words.iter().map(Into::into));
     let open = |name: &str| File::options().create(true).append(true).open(folder.path().join(name));
     let mut command = group.command(&line);
     command.stdin(Stdio::null()).stdout(open(output)?).stderr(open(errors)?);
+    command.process_group(watched.id().as_raw_pid());
     // Stacks are found by their run directories, so a private one is used.
     command.env("GINNEL_RUN_DIR", folder.path().join("stacks"));
-    let child = command.spawn().map_err(|e| MeasureError::Failed(format!("{}: {e}", words.join(" "))))?;
-    Ok(Process { child })
+    Process::spawn(&mut command).map_err(|e| MeasureError::Failed(format!("{}: {e}", words.join(" "))))
 }
 
 /// Returns the stage in the last line of progress.
@@ -282,4 +309,17 @@ pub fn cpu_time(pid: u32) -> Duration {
 /// Returns the CPU time of all descendants of a process.
 fn children_time(pid: u32) -> Duration {
     ginnel_measure::cpu_account::descendants(pid).into_iter().map(cpu_time).sum()
+}
+
+/// Returns the counters of the server's stack.
+pub fn server_counters(folder: &Path) -> Option<Value> {
+    let mut command = Command::new(ginnel_path().ok()?);
+    command.args(["stat", "server", "--json", "--all"]).env("GINNEL_RUN_DIR", folder.join("stacks"));
+    serde_json::from_slice(&command.output().ok()?.stdout).ok()
+}
+
+/// Returns the sum of a counter over all shards.
+pub fn counter(values: &Value, name: &str) -> f64 {
+    let shards = values["shards"].as_array().into_iter().flatten();
+    shards.filter_map(|shard| shard["counters"][name].as_f64()).sum()
 }

@@ -3,7 +3,7 @@
 
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
-use crate::program_pair::{PairReport, ProgramPair};
+use crate::program_pair::{PairReport, ProgramPair, Sample, counter, server_counters};
 use core::time::Duration;
 
 /// Connections of `connections-1m` in millions, and of `connections-10m` as in QStack's evaluation.
@@ -29,6 +29,8 @@ const ESTABLISH_MIN: f64 = 500_000.0;
 /// Idle time before keepalive probes: in the bench, and that of the goal.
 const KEEPALIVE_SECONDS: u32 = 60;
 const KEEPALIVE_GOAL_SECONDS: u32 = 600;
+/// Largest deviation of the number of probes from the expected one.
+const PROBES_DEVIATION_MAX: f64 = 0.1;
 /// Largest share of a core for the probes of ten million connections, in percent.
 const KEEPALIVE_PERCENT_MAX: f64 = 5.0;
 
@@ -53,6 +55,7 @@ pub fn most(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
 /// before.
 pub fn establish_rate(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let connections = if options.smoke { ONE_MILLION / 20 } else { TEN_MILLION };
+    super::require_memory(u64::from(connections) * BYTES_EXPECTED)?;
     let mut results = Vec::new();
     for (part, keys) in [("usual", ""), ("prefault", "prefault = true")] {
         let name = format!("establish-rate/{part}");
@@ -66,9 +69,7 @@ pub fn establish_rate(options: &Options) -> Result<Vec<BenchResult>, MeasureErro
         let rate = f64::from(connections) / run.number(&["achieved", "setup_seconds"]);
         let mut result = BenchResult::from_counts(&name, "connections/s", rate, None);
         add_setup(&mut result, &run, connections);
-        if rate < ESTABLISH_MIN {
-            result.problems.push(format!("less than {ESTABLISH_MIN} connections/s"));
-        }
+        result.problems.extend(missed_goal(rate >= ESTABLISH_MIN, "500,000 connections/s"));
         results.push(result);
     }
     Ok(results)
@@ -79,36 +80,51 @@ pub fn establish_rate(options: &Options) -> Result<Vec<BenchResult>, MeasureErro
 pub fn keepalive_cpu(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let connections = if options.smoke { ONE_MILLION / 20 } else { TEN_MILLION };
     let seconds = if options.smoke { 2 } else { KEEPALIVE_SECONDS };
+    super::require_memory(u64::from(connections) * BYTES_EXPECTED)?;
     let mut pair = echo(connections, connections);
     pair.server.push("--keepalive".into());
     pair.server_tcp_keys = format!("keepalive_time_seconds = {seconds}");
     // Set up evenly over the idle time, so that the probes are sent evenly.
     pair.load.extend(words(&format!("--setup {seconds}s --wait {}s", 3 * seconds + 5)));
     pair.load.extend(words(&format!("--epoch {seconds}s --duration 1s")));
-    let run = run(&pair)?;
-    let Some((first, last)) = run.stage("waiting") else {
-        return Err(MeasureError::Failed("the connections were not idle".into()));
-    };
-    // From the first probe on, whole rounds of probes.
     let round = Duration::from_secs(seconds.into());
-    let from = run.samples.iter().find(|sample| sample.at >= first.at + round).unwrap_or(first);
-    let to = run.samples.iter().find(|sample| sample.at >= from.at + 2 * round).unwrap_or(last);
-    let share = |used: Duration| {
-        let now = used.as_secs_f64() / (to.at - from.at).as_secs_f64();
-        100.0 * now * f64::from(seconds) / f64::from(KEEPALIVE_GOAL_SECONDS)
+    // Samples while the connections are idle, with the probes until then.
+    let mut idle: Vec<(Sample, f64)> = Vec::new();
+    let run = pair.run(|sample, folder| {
+        let is_due = idle.last().is_none_or(|(last, _)| sample.at >= last.at + round / 10);
+        if sample.stage == "waiting"
+            && is_due
+            && let Some(counters) = server_counters(folder)
+        {
+            idle.push((sample.clone(), counter(&counters, "tcp.keepalive_probes")));
+        }
+    })?;
+    // From the first probe on, whole rounds of probes.
+    let start = idle.first().map_or(Duration::ZERO, |(first, _)| first.at);
+    let from = idle.iter().find(|(sample, _)| sample.at >= start + round);
+    let to = from.and_then(|(from, _)| idle.iter().rfind(|(sample, _)| sample.at <= from.at + 2 * round));
+    let (Some((from, first)), Some((to, last))) = (from, to) else {
+        return Err(MeasureError::Failed("the connections were not idle for long enough".into()));
     };
-    let percent = share(to.server - from.server);
+    let probes = last - first;
+    let percent_of = |used: Duration| {
+        let each = used.as_secs_f64() / probes;
+        100.0 * each * f64::from(connections) / f64::from(KEEPALIVE_GOAL_SECONDS)
+    };
+    let percent = percent_of(to.server - from.server);
     let mut result =
         BenchResult::from_counts("keepalive-cpu", "% of a core, probes every 600 s", percent, None);
-    result.our_facts.insert("peer_percent".into(), share(to.generator - from.generator));
-    result.our_facts.insert("probes_per_second".into(), f64::from(connections) / f64::from(seconds));
+    let expected = f64::from(connections) * (to.at - from.at).as_secs_f64() / f64::from(seconds);
+    result.our_facts.insert("peer_percent".into(), percent_of(to.generator - from.generator));
+    result.our_facts.insert("probes".into(), probes);
     result.our_facts.insert("connections".into(), f64::from(connections));
+    if (probes / expected - 1.0).abs() > PROBES_DEVIATION_MAX {
+        result.problems.push(format!("{probes} probes were sent instead of {expected:.0}"));
+    }
     if run.number(&["connections", "lost"]) != 0.0 {
         result.problems.push("connections were lost".into());
     }
-    if percent > KEEPALIVE_PERCENT_MAX {
-        result.problems.push(format!("more than {KEEPALIVE_PERCENT_MAX} % of a core"));
-    }
+    result.problems.extend(missed_goal(percent <= KEEPALIVE_PERCENT_MAX, "5 % of a core"));
     Ok(vec![result])
 }
 
@@ -143,9 +159,15 @@ fn run(pair: &ProgramPair) -> Result<PairReport, MeasureError> {
 }
 
 /// Returns the largest memory in bytes while messages were sent.
-fn largest(run: &PairReport) -> u64 {
+fn largest(run: &PairReport) -> Result<u64, MeasureError> {
     let sending = run.samples.iter().filter(|sample| sample.stage == "sending");
-    sending.map(|sample| sample.memory.total()).max().unwrap_or_default()
+    let largest = sending.map(|sample| sample.memory.total()).max();
+    largest.ok_or_else(|| MeasureError::Failed("no message was sent".into()))
+}
+
+/// Returns the problem if a figure is not within its goal, or is missing.
+fn missed_goal(is_reached: bool, goal: &str) -> Option<String> {
+    (!is_reached).then(|| format!("the goal is missed: {goal}"))
 }
 
 fn add_setup(result: &mut BenchResult, run: &PairReport, connections: u32) {
@@ -162,22 +184,25 @@ fn add_setup(result: &mut BenchResult, run: &PairReport, connections: u32) {
 }
 
 fn memory(name: &str, connections: u32) -> Result<Vec<BenchResult>, MeasureError> {
+    super::require_memory(u64::from(connections) * BYTES_EXPECTED)?;
     let mut small = echo(FEW, connections);
     small.load.extend(messages(FEW, FEW_MESSAGES));
     let small = run(&small)?;
     let mut large = echo(connections, connections);
     large.load.extend(messages(connections, 1));
     let large = run(&large)?;
-    let used = largest(&large).saturating_sub(largest(&small));
+    let empty = largest(&small)?;
+    let used = largest(&large)?.saturating_sub(empty);
     let bytes = used as f64 / f64::from(connections.saturating_sub(FEW));
     let mut result = BenchResult::from_counts(name, "bytes per pair of connections", bytes, None);
     add_setup(&mut result, &large, connections);
-    result.our_facts.insert("empty_mib".into(), largest(&small) as f64 / f64::from(1 << 20));
+    result.our_facts.insert("empty_mib".into(), empty as f64 / f64::from(1 << 20));
     if let Some((_, last)) = large.stage("sending") {
         result.our_facts.insert("kernel_mib".into(), last.memory.kernel as f64 / f64::from(1 << 20));
     }
-    if bytes > BYTES_MAX {
-        result.problems.push(format!("more than {BYTES_MAX} bytes"));
+    if small.number(&["connections", "open_at_end"]) != f64::from(FEW) {
+        result.problems.push("the run with few connections did not open all".into());
     }
+    result.problems.extend(missed_goal(bytes <= BYTES_MAX, "440 bytes"));
     Ok(vec![result])
 }

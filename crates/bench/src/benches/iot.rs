@@ -8,14 +8,14 @@ use crate::harness::jitter::{self, Jitter};
 use crate::harness::machine::Cpus;
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
-use crate::program_pair::{PairReport, ProgramPair, Sample, cpu_time};
+use crate::program_pair::{PairReport, Process, ProgramPair, Sample, counter, cpu_time, server_counters};
 use core::time::Duration;
 use ginnel_measure::program::ginnel_path;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Seek;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A scenario as QStack's evaluation had it.
 const TEN_MILLION: Scenario = Scenario {
@@ -39,6 +39,8 @@ const ONE_MILLION: Scenario = Scenario {
 };
 /// Time of the other runs.
 const OTHER_SECONDS: f64 = 120.0;
+/// Memory in bytes of a pair of connections, with the monitor's part.
+const BYTES_OF_CONNECTION: u64 = 600;
 /// Load of the overloaded runs, as a multiple of what the server takes.
 const OVERLOAD: f64 = 1.2;
 /// Load by which it is found out what the server takes, as a multiple of the usual one, and its time.
@@ -47,6 +49,8 @@ const PROBE_SECONDS: f64 = 15.0;
 /// Shares of urgent requests and of ordinary ones; the rest are heartbeats.
 const HIGH_SHARE: f64 = 0.05;
 const LOW_SHARE: f64 = 0.05;
+/// How long the monitor may take to end after the stack.
+const MONITOR_END_TIMEOUT: Duration = Duration::from_secs(60);
 /// Set-up of the connections per second.
 const SETUP_RATE: f64 = 400_000.0;
 
@@ -75,15 +79,15 @@ struct Run {
 
 /// Runs the scenario with ten million connections.
 pub fn ten_million(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    all(TEN_MILLION, options)
+    run_all(TEN_MILLION, options)
 }
 
 /// Runs the scenario with a million connections.
 pub fn one_million(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
-    all(ONE_MILLION, options)
+    run_all(ONE_MILLION, options)
 }
 
-fn all(mut scenario: Scenario, options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+fn run_all(mut scenario: Scenario, options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     if options.smoke {
         scenario.connections /= 50;
         scenario.rate /= 50.0;
@@ -92,25 +96,43 @@ fn all(mut scenario: Scenario, options: &Options) -> Result<Vec<BenchResult>, Me
     let rate = scenario.rate;
     let nominal = |part, priorities, seconds| Run { part, priorities, rate, seconds, is_overloaded: false };
     let longest = options.seconds(scenario.nominal_seconds);
+    super::require_memory(u64::from(scenario.connections) * BYTES_OF_CONNECTION)?;
     let mut results = Vec::new();
     for run in [nominal("nominal", true, longest), nominal("nominal-off", false, other)] {
         if options.wants(&format!("{}/{}", scenario.name, run.part)) {
             results.push(measure(&scenario, run)?);
         }
     }
+    // What was measured stays, whatever happens to the other runs.
+    if let Err(failure) = overload(&scenario, options, other, &mut results) {
+        let mut result =
+            BenchResult::from_counts(&format!("{}/overload", scenario.name), "ms", f64::NAN, None);
+        result.problems.push(failure.to_string());
+        results.push(result);
+    }
+    Ok(results)
+}
+
+/// Runs both overloaded runs.
+fn overload(
+    scenario: &Scenario,
+    options: &Options,
+    seconds: f64,
+    results: &mut Vec<BenchResult>,
+) -> Result<(), MeasureError> {
     let parts = [("overload", true), ("overload-off", false)];
     let wanted = parts.into_iter().filter(|(part, _)| options.wants(&format!("{}/{part}", scenario.name)));
     let wanted: Vec<_> = wanted.collect();
     if wanted.is_empty() {
-        return Ok(results);
+        return Ok(());
     }
-    let taken = capacity(&scenario, options)?;
+    let taken = capacity(scenario, options)?;
     println!("  the server takes {taken:.0} messages/s");
     for (part, priorities) in wanted {
-        let run = Run { part, priorities, rate: OVERLOAD * taken, seconds: other, is_overloaded: true };
-        results.push(measure(&scenario, run)?);
+        let run = Run { part, priorities, rate: OVERLOAD * taken, seconds, is_overloaded: true };
+        results.push(measure(scenario, run)?);
     }
-    Ok(results)
+    Ok(())
 }
 
 /// Returns the messages per second that the server executes when it is offered more.
@@ -119,8 +141,11 @@ fn capacity(scenario: &Scenario, options: &Options) -> Result<f64, MeasureError>
     let rate = PROBE_FACTOR * scenario.rate;
     let run = Run { part: "probe", priorities: false, rate, seconds, is_overloaded: true };
     let outcome = observe(scenario, run)?;
-    let samples = || outcome.counters.iter().filter(|(sample, _)| sample.stage == "sending");
-    match (samples().next(), samples().next_back()) {
+    // The first sample of the next stage is taken as soon as that begins.
+    let counters = &outcome.counters;
+    let is_sending = |(sample, _): &(Sample, Value)| sample.stage == "sending";
+    let end = counters.iter().rposition(is_sending).map(|last| (last + 1).min(counters.len() - 1));
+    match (counters.iter().find(|both| is_sending(both)), end.map(|end| &counters[end])) {
         (Some((first, from)), Some((last, to))) if last.at > first.at => {
             Ok((counter(to, "iot.done") - counter(from, "iot.done")) / (last.at - first.at).as_secs_f64())
         }
@@ -145,7 +170,7 @@ fn words(text: &str) -> Vec<String> {
 
 /// A monitor of the server's stack.
 struct Monitor {
-    child: Child,
+    process: Process,
     /// A file without a name, because the directory of the run is gone at the end.
     output: File,
 }
@@ -157,12 +182,15 @@ impl Monitor {
         command.args(["monitor", "server", "--protocol", "iot", "--json", "--interval", "10"]);
         command.env("GINNEL_RUN_DIR", run_dir.join("stacks")).stdin(Stdio::null());
         command.stdout(output.try_clone()?).stderr(Stdio::null());
-        Ok(Self { child: command.spawn()?, output })
+        Ok(Self { process: Process::spawn(&mut command)?, output })
     }
 
     /// Waits until the monitor has ended with the stack, and returns its last report.
     fn finish(mut self) -> Result<Value, MeasureError> {
-        self.child.wait()?;
+        let status = self.process.wait(MONITOR_END_TIMEOUT)?;
+        if !status.is_some_and(|status| status.success()) {
+            return Err(MeasureError::Failed(format!("the monitor has not ended with success: {status:?}")));
+        }
         self.output.rewind()?;
         let text = std::io::read_to_string(self.output)?;
         let last = text.lines().last().unwrap_or_default();
@@ -204,7 +232,7 @@ fn observe(scenario: &Scenario, run: Run) -> Result<Outcome, MeasureError> {
             }
         }
         let Some(monitor) = &monitor else { return };
-        let used = cpu_time(monitor.child.id());
+        let used = cpu_time(monitor.process.id());
         match sample.stage.as_str() {
             "sending" => monitor_cpu[1] = used,
             "set-up" | "waiting" => monitor_cpu = [used; 2],
@@ -223,19 +251,6 @@ fn observe(scenario: &Scenario, run: Run) -> Result<Outcome, MeasureError> {
     }
     let monitor = monitor.map(Monitor::finish).transpose()?.unwrap_or_default();
     Ok(Outcome { report, counters, monitor, monitor_cpu })
-}
-
-/// Returns the counters of the server's stack.
-fn server_counters(folder: &Path) -> Option<Value> {
-    let mut command = Command::new(ginnel_path().ok()?);
-    command.args(["stat", "server", "--json", "--all"]).env("GINNEL_RUN_DIR", folder.join("stacks"));
-    serde_json::from_slice(&command.output().ok()?.stdout).ok()
-}
-
-/// Returns the sum of a counter over all shards.
-fn counter(values: &Value, name: &str) -> f64 {
-    let shards = values["shards"].as_array().into_iter().flatten();
-    shards.filter_map(|shard| shard["counters"][name].as_f64()).sum()
 }
 
 fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
@@ -261,14 +276,14 @@ fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
     add_floor(&mut result, &floor);
     add_cpu(&mut result, &outcome);
     add_accounts(&mut result, scenario, &outcome);
-    if run.is_overloaded {
-        // More is sent than can be answered, so rate and answers are not those that were asked for.
-        result.problems.retain(|problem| !problem.contains("messages/s"));
-    } else {
-        result.problems.extend(report.missed.iter().cloned());
-        if run.priorities && figure > scenario.goal_ms {
-            result.problems.push(format!("the goal of {} ms is missed", scenario.goal_ms));
-        }
+    // If more is sent than can be executed, the rate is not the one that was asked for.
+    let is_expected = |reason: &String| run.is_overloaded && reason.contains("messages/s");
+    result.problems.extend(report.missed.iter().filter(|reason| !is_expected(reason)).cloned());
+    if figure.is_nan() {
+        result.problems.push("the report lacks the latency".into());
+    }
+    if !run.is_overloaded && run.priorities && figure > scenario.goal_ms {
+        result.problems.push(format!("the goal of {} ms is missed", scenario.goal_ms));
     }
     Ok(result)
 }
@@ -294,7 +309,7 @@ fn add_cpu(result: &mut BenchResult, outcome: &Outcome) {
     result.our_facts.insert("memory_mib".into(), last.memory.total() as f64 / f64::from(1 << 20));
 }
 
-/// Compares what the generator, the server and the monitor counted.
+/// Compares the counts of the generator, the server and the monitor.
 fn add_accounts(result: &mut BenchResult, scenario: &Scenario, outcome: &Outcome) {
     let report = &outcome.report;
     let number = |name| report.number(&["messages", name]);
@@ -328,6 +343,10 @@ fn add_accounts(result: &mut BenchResult, scenario: &Scenario, outcome: &Outcome
         result.problems.push(format!(
             "{sent} sent, {answered} answered, {heartbeats} heartbeats, {unanswered} unanswered"
         ));
+    }
+    let requests = sent - heartbeats;
+    if outcome.monitor["source_lost"].as_u64() == Some(0) && monitored != requests {
+        result.problems.push(format!("the monitor saw {monitored} of {requests} requests"));
     }
     if report.number(&["connections", "open_at_end"]) != f64::from(scenario.connections) {
         result.problems.push("not all connections were open at the end".into());

@@ -13,9 +13,9 @@ use ginnel::clock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Concurrent connections.
-const CONNECTIONS: u32 = 256;
+const CONNECTIONS: u32 = 1_024;
 /// Size of each ring in bytes.
-const RING_BYTES: usize = 1 << 20;
+const RING_BYTES: usize = 1 << 21;
 /// Time of a measurement.
 const SECONDS: f64 = 3.0;
 /// Goal in connections per second.

@@ -248,7 +248,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "iot-10m",
-        about: "the same with 10,368,000 devices and 172,800 messages/s",
+        about: "as iot-1m, with 10,368,000 devices and 172,800 messages/s",
         needs: Needs::Machine,
         run: iot::ten_million,
     },
@@ -277,6 +277,18 @@ pub const ALL: &[Bench] = &[
         run: instructions::run,
     },
 ];
+
+/// Returns an error if less memory is available than a bench needs, in bytes.
+fn require_memory(bytes: u64) -> Result<(), MeasureError> {
+    let available = available_memory();
+    if available >= bytes {
+        return Ok(());
+    }
+    let [needed, available] = [bytes, available].map(|bytes| bytes as f64 / f64::from(1 << 30));
+    Err(MeasureError::Skipped(format!(
+        "needs {needed:.1} GiB of memory, but {available:.1} GiB are available"
+    )))
+}
 
 /// Returns the memory in bytes that is available without swapping.
 fn available_memory() -> u64 {
