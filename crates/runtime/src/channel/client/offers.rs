@@ -110,7 +110,8 @@ impl Client {
     fn next_offer(&mut self, listener: u32) -> Option<(usize, u64, usize)> {
         let (slot, bits) = self.oldest_offer(listener)?;
         match self.prioritized.is_some() {
-            true => self.next_offer_by_class(listener),
+            // An entry that is not valid must be taken, too, so that it does not stay.
+            true => self.next_offer_by_class(listener).or(Some((slot, bits, 0))),
             false => Some((slot, bits, 0)),
         }
     }

@@ -347,13 +347,19 @@ impl Domain {
         data_class::record(&area.data_class, class, end, read);
     }
 
-    /// Calls `notify` so that the notifications in it have the class of a socket's unread bytes or, without
-    /// any, that of the event that established its connection.
+    /// Returns the class of a socket's unread bytes or, without any, that of the event that established its
+    /// connection.
     #[cold]
-    pub(super) fn with_data_class(&mut self, socket: u32, notify: impl FnOnce(&mut Self)) {
+    fn unread_class(&self, socket: u32) -> u8 {
         let area = self.region.socket(socket);
         let read = area.positions(Direction::Incoming).read();
-        self.clients.set_class(data_class::of_unread(&area.data_class, read));
+        data_class::of_unread(&area.data_class, read)
+    }
+
+    /// Calls `notify` so that the notifications in it have the class of a socket's unread bytes.
+    #[cold]
+    pub(super) fn with_data_class(&mut self, socket: u32, notify: impl FnOnce(&mut Self)) {
+        self.clients.set_class(self.unread_class(socket));
         notify(self);
         if let Some(class) = self.event_class {
             self.clients.set_class(class);
@@ -907,8 +913,9 @@ impl Domain {
                 match self.event_class {
                     Some(class) => {
                         let waiting = cx.unread(conn).max(data.len()) - count;
+                        let before = self.unread_class(socket);
                         self.record_data_class(socket, class, waiting);
-                        if self.sockets[socket as usize].is_pending {
+                        if self.sockets[socket as usize].is_pending && class > before {
                             self.raise_pending(socket, class);
                         }
                         // These bytes may have waited for space since a more urgent event.

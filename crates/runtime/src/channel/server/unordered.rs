@@ -196,6 +196,8 @@ impl Domain {
         let unordered = self.sockets[socket as usize].unordered.as_mut();
         if unordered.is_some_and(|unordered| unordered.give_back(offset, bytes)) {
             self.announce_unordered(socket);
+            // Another process that shares the socket may have found nothing meanwhile.
+            self.notify_owners(socket);
         }
     }
 
