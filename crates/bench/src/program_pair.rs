@@ -21,8 +21,8 @@ use tempfile::TempDir;
 pub const SERVER_ADDRESS: &str = "10.0.0.1";
 /// First address of the generator.
 const GENERATOR_ADDRESS: &str = "10.1.0.1";
-/// Connections of each source address. An address has 64,512 ports; random ones are searched for a free one.
-const CONNECTIONS_OF_ADDRESS: u32 = 50_000;
+/// Connections of each source address. An address has 64,512 ports here, or 32,768 on the light TCP.
+const CONNECTIONS_OF_ADDRESS: u32 = 32_000;
 /// How often the processes are looked at.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// How long the server may take to start.
