@@ -50,8 +50,6 @@ pub struct ProgramPair {
     pub shard_keys: String,
     /// Further keys of the table `[tcp]` of the server.
     pub server_tcp_keys: String,
-    /// Whole tables that the server's configuration has in addition.
-    pub server_tables: String,
 }
 
 /// State of a run at one time.
@@ -250,14 +248,13 @@ impl ProgramPair {
     ) -> Result<PathBuf, MeasureError> {
         let path = folder.path().join(format!("{role}.toml"));
         let (max, shard_keys) = (self.connections_max, &self.shard_keys);
-        let tables = if role == "server" { self.server_tables.as_str() } else { "" };
         let socket = folder.path().join("lan");
         let text = format!(
             "[run]\nname = \"{role}\"\n\
              [shard]\ncpu = {cpu}\n{shard_keys}\n\
              [tcp]\nconnections_max = {max}\nlocal_port_first = 1024\nlocal_port_last = 65535\n{tcp_keys}\n\
              [[device]]\nname = \"m\"\nkind = \"memif\"\nmemif = \"socket={},role={role}\"\n\
-             [[link]]\nname = \"lan\"\ndevice = \"m\"\naddresses = [\"{address}/8\"]\n{tables}\n",
+             [[link]]\nname = \"lan\"\ndevice = \"m\"\naddresses = [\"{address}/8\"]\n",
             socket.display()
         );
         fs::write(&path, text)?;
@@ -322,4 +319,9 @@ pub fn server_counters(folder: &Path) -> Option<Value> {
 pub fn counter(values: &Value, name: &str) -> f64 {
     let shards = values["shards"].as_array().into_iter().flatten();
     shards.filter_map(|shard| shard["counters"][name].as_f64()).sum()
+}
+
+/// Returns the words of a command line without quotes.
+pub fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
 }

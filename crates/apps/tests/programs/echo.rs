@@ -7,6 +7,10 @@ use ginnel_apps::echo::{Echo, EchoOptions};
 
 const BYTES: usize = 32 << 20;
 
+fn echo(udp: bool, keepalive: bool) -> Echo {
+    Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp, keepalive })
+}
+
 fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
     range.map(|i| (i * 31 % 251) as u8).collect()
 }
@@ -73,7 +77,7 @@ impl Handler for Client {
 }
 
 fn run(faults: Option<&str>) -> Client {
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
+    let server = echo(true, false);
     let client = Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None };
     let mut pair = Pair::new(server, client, faults, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(3600));
@@ -114,9 +118,7 @@ impl Handler for SilentClient {
 fn idle_connections_are_probed_on_request() {
     // Every two hours by default.
     for (keepalive, expected) in [(true, 2), (false, 0)] {
-        let listen = vec!["0.0.0.0:7".parse().unwrap()];
-        let server = Echo::new(&EchoOptions { listen, udp: false, keepalive });
-        let mut pair = Pair::new(server, SilentClient, None, &["10.0.0.2/16"]);
+        let mut pair = Pair::new(echo(false, keepalive), SilentClient, None, &["10.0.0.2/16"]);
         pair.run(Duration::from_secs(6 * 3600));
         let stats = pair.server.with(pair.now, |_, cx| *cx.tcp_stats());
         assert_eq!(stats.keepalive_probes, expected);
@@ -190,7 +192,7 @@ impl Handler for UdpRequester {
 
 #[test]
 fn datagrams_are_answered_from_their_destination_address() {
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
+    let server = echo(true, false);
     // The roles are swapped: the client's side of the pair has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
     let mut pair = Pair::at("10.0.0.2/16", UdpRequester { answers: 0 }, server, None, &addresses);
@@ -209,7 +211,7 @@ fn datagrams_are_answered_from_their_destination_address() {
 fn datagrams_of_all_sizes_are_echoed() {
     // In one frame, in fragments, and the largest datagram.
     let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
-    let server = Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true, keepalive: false });
+    let server = echo(true, false);
     let client = UdpClient { socket: None, sizes, answered: 0 };
     let mut pair = Pair::new(server, client, None, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(60));

@@ -3,7 +3,7 @@
 
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
-use crate::program_pair::{PairReport, ProgramPair, Sample, counter, server_counters};
+use crate::program_pair::{PairReport, ProgramPair, Sample, counter, server_counters, words};
 use core::time::Duration;
 
 /// Connections of `connections-1m` in millions, and of `connections-10m` as in QStack's evaluation.
@@ -128,10 +128,6 @@ pub fn keepalive_cpu(options: &Options) -> Result<Vec<BenchResult>, MeasureError
     Ok(vec![result])
 }
 
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
-}
-
 /// Returns both programs without options for the messages.
 fn echo(connections: u32, connections_max: u32) -> ProgramPair {
     ProgramPair {
@@ -141,7 +137,6 @@ fn echo(connections: u32, connections_max: u32) -> ProgramPair {
         connections_max: connections_max + 1_000,
         shard_keys: String::new(),
         server_tcp_keys: String::new(),
-        server_tables: String::new(),
     }
 }
 

@@ -8,7 +8,9 @@ use crate::harness::jitter::{self, Jitter};
 use crate::harness::machine::Cpus;
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
-use crate::program_pair::{PairReport, Process, ProgramPair, Sample, counter, cpu_time, server_counters};
+use crate::program_pair::{
+    PairReport, Process, ProgramPair, Sample, counter, cpu_time, server_counters, words,
+};
 use core::time::Duration;
 use ginnel_measure::program::ginnel_path;
 use serde_json::Value;
@@ -164,10 +166,6 @@ struct Outcome {
     monitor_cpu: [Duration; 2],
 }
 
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
-}
-
 /// A monitor of the server's stack.
 struct Monitor {
     process: Process,
@@ -218,7 +216,6 @@ fn observe(scenario: &Scenario, run: Run) -> Result<Outcome, MeasureError> {
         connections_max: scenario.connections + 1_000,
         shard_keys: "spin_us = 0".into(),
         server_tcp_keys: String::new(),
-        server_tables: String::new(),
     };
     let mut monitor = None;
     let mut counters = Vec::new();

@@ -5,7 +5,7 @@ use super::MessageJob;
 use super::plan::{Gaps, MessagePlan, OnOff, PriorityGrain, SendMode, Service};
 use crate::iot::RedisAddress;
 use crate::load::agents::Meeting;
-use crate::load::options::{CommonOptions, StackKind};
+use crate::load::options::{CommonOptions, StackKind, parse_interval};
 use crate::load::sources::{SOURCES_MAX, SourceRange};
 use crate::units::parse_duration;
 use core::net::{IpAddr, SocketAddr};
@@ -214,11 +214,6 @@ fn parse_period(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     let range = Duration::from_micros(1)..=Duration::from_secs(366 * 86_400);
     if range.contains(&time) { Ok(time) } else { Err("must be from 1us to 366 days".to_owned()) }
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text)?;
-    if time < Duration::from_millis(100) { Err("must be at least 100ms".to_owned()) } else { Ok(time) }
 }
 
 /// Parses a duration; a number without a unit is in `unit`.

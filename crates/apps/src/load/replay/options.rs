@@ -2,7 +2,7 @@
 
 use super::recording::Recording;
 use super::{ReplayJob, ReplayPlan};
-use crate::load::options::{CommonOptions, StackKind};
+use crate::load::options::{CommonOptions, StackKind, parse_interval};
 use crate::load::sources::SourceRange;
 use crate::units::{parse_bytes, parse_duration};
 use core::net::{IpAddr, SocketAddr};
@@ -88,11 +88,6 @@ fn parse_speed(text: &str) -> Result<f64, String> {
         Ok(speed) if (1e-3..=1e6).contains(&speed) => Ok(speed),
         _ => Err("must be a number from 0.001 to 1000000".to_owned()),
     }
-}
-
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text)?;
-    if time < Duration::from_millis(100) { Err("must be at least 100ms".to_owned()) } else { Ok(time) }
 }
 
 /// A server to which connections are replayed.
