@@ -4,7 +4,9 @@
 pub mod af_xdp;
 pub mod capture;
 pub mod conformance;
+pub mod ethtool;
 pub mod faults;
+pub mod interface;
 mod interface_state;
 mod joined;
 pub mod memif;

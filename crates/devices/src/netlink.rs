@@ -51,6 +51,16 @@ pub(crate) struct LinkChange {
     pub(crate) mac: Option<[u8; 6]>,
 }
 
+/// An address of a kernel interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceAddress {
+    /// Index of the interface.
+    pub(crate) index: u32,
+    pub(crate) address: IpAddr,
+    /// Length of the network's prefix in bits.
+    pub(crate) prefix: u8,
+}
+
 /// A netlink socket of the network namespace of the thread that opened it.
 pub(crate) struct Netlink {
     socket: OwnedFd,
@@ -128,7 +138,7 @@ impl Netlink {
     }
 
     /// Returns the addresses of all kernel interfaces.
-    pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
+    pub(crate) fn addresses(&mut self) -> io::Result<Vec<InterfaceAddress>> {
         self.send(RTM_GETADDR, NLM_F_DUMP, NetlinkMessage::new(&[0; ADDRESS_HEADER_BYTES]))?;
         let mut found = Vec::new();
         let mut reply = vec![0; 32 << 10];
@@ -207,15 +217,18 @@ fn error_of(body: &[u8]) -> io::Error {
 
 /// Parses the address of an `RTM_NEWADDR` message. For IPv4 on a point-to-point link, `IFA_ADDRESS` is the
 /// address of the peer.
-fn parse_address(body: &[u8]) -> Option<IpAddr> {
-    let wanted = if i32::from(*body.first()?) == libc::AF_INET { IFA_LOCAL } else { IFA_ADDRESS };
-    let mut rest = body.get(ADDRESS_HEADER_BYTES..)?;
+fn parse_address(body: &[u8]) -> Option<InterfaceAddress> {
+    let &[family, prefix, _, _, a, b, c, d] = body.first_chunk::<ADDRESS_HEADER_BYTES>()?;
+    let index = u32::from_ne_bytes([a, b, c, d]);
+    let wanted = if i32::from(family) == libc::AF_INET { IFA_LOCAL } else { IFA_ADDRESS };
+    let mut rest = &body[ADDRESS_HEADER_BYTES..];
     while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([a, b]));
         let value = rest.get(4..len)?;
         if u16::from_ne_bytes([c, d]) == wanted {
             let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
-            return v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok();
+            let address = v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()?;
+            return Some(InterfaceAddress { index, address, prefix });
         }
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }

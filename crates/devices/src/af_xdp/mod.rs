@@ -12,7 +12,6 @@
 //! socket       one queue: memory (umem), rings, and the system calls that wake the kernel
 //! rx, tx       the halves of the device
 //! partial_checksums  frames of local senders whose checksum is partial
-//! ethtool      the number of receive queues, and the driver
 //! errors       explanations of the kernel's errors
 //! ```
 
@@ -20,7 +19,6 @@ mod assembler;
 mod bpf;
 mod config;
 mod errors;
-mod ethtool;
 mod filter;
 mod neighbours;
 mod partial_checksums;
@@ -34,6 +32,7 @@ mod umem;
 pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, PartialChecksums, QUEUES_MAX, RedirectScope};
 pub use filter::{PortKind, RedirectFilter};
 
+use crate::ethtool;
 use crate::interface_state::InterfaceState;
 use crate::joined;
 use crate::netlink::{LinkInfo, Netlink};
@@ -294,11 +293,19 @@ fn find_interface(name: &str) -> io::Result<LinkInfo> {
     Ok(link)
 }
 
+/// Checks that this process may load the program that redirects frames. The program is not attached.
+///
+/// # Errors
+/// The reason why the kernel does not load it.
+pub fn check_program() -> io::Result<()> {
+    RedirectFilter::new(RedirectScope::Ports, 1, 0)?.load(false).map(drop)
+}
+
 /// Checks who owns the addresses: one that the stack uses alone must not be an address of the host, whose
 /// services would lose it; one that is shared must be.
 fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     let host_addresses = Netlink::open()?.addresses()?;
-    let is_host_address = |address: IpAddr| host_addresses.contains(&address);
+    let is_host_address = |address: IpAddr| host_addresses.iter().any(|host| host.address == address);
     for &(address, vlan) in &config.addresses {
         match config.options.scope() {
             RedirectScope::Addresses if is_host_address(address) => {

@@ -1,0 +1,348 @@
+//! What ethtool(8) reads and changes at an interface, by the requests of `linux/ethtool.h`: driver, queues,
+//! interrupt coalescing, features, and the table that distributes received frames to queues.
+#![allow(unsafe_code)] // an ioctl's argument has the type that its number says
+
+use rustix::io::Errno;
+use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::ffi::c_void;
+use std::io;
+
+const SIOCETHTOOL: Opcode = 0x8946;
+const ETHTOOL_GDRVINFO: u32 = 0x03;
+const ETHTOOL_GCOALESCE: u32 = 0x0e;
+const ETHTOOL_SCOALESCE: u32 = 0x0f;
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSSET_INFO: u32 = 0x37;
+const ETHTOOL_GRXFHINDIR: u32 = 0x38;
+const ETHTOOL_SRXFHINDIR: u32 = 0x39;
+const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETHTOOL_SFEATURES: u32 = 0x3b;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_SCHANNELS: u32 = 0x3d;
+/// The set of strings that names the features.
+const ETH_SS_FEATURES: u32 = 4;
+/// Bytes of a name in a set of strings.
+const STRING_BYTES: usize = 32;
+/// Most features and most entries of a table that are read; kernels and drivers have fewer.
+const FEATURES_MAX: usize = 1024;
+const TABLE_ENTRIES_MAX: usize = 1 << 16;
+
+/// Words of the structures with a fixed size.
+const DRIVER_INFO_WORDS: usize = 49;
+const CHANNELS_WORDS: usize = 9;
+const COALESCE_WORDS: usize = 23;
+/// Words of `struct ethtool_coalesce`.
+const RX_USECS: usize = 1;
+const RX_FRAMES: usize = 2;
+const ADAPTIVE_RX: usize = 10;
+
+/// The driver of an interface (`ethtool -i`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// Name of the driver.
+    pub name: String,
+    /// Its version; for drivers of the kernel's tree usually that of the kernel.
+    pub version: String,
+    /// Version of the device's firmware; empty if the driver does not say.
+    pub firmware: String,
+}
+
+/// The numbers of queues of an interface (`ethtool -l`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Channels {
+    /// Largest number of queues that only receive.
+    pub rx_max: u32,
+    /// Largest number of queues that receive and send.
+    pub combined_max: u32,
+    /// Queues that only receive.
+    pub rx: u32,
+    /// Queues that only send.
+    pub tx: u32,
+    /// Queues that receive and send.
+    pub combined: u32,
+}
+
+/// When the interface interrupts for received frames (`ethtool -c`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coalescing {
+    /// The driver adapts the time to the rate.
+    pub adaptive_rx: bool,
+    /// Longest time that a frame waits for an interrupt, in microseconds; 0 stands for no time limit.
+    pub rx_usecs: u32,
+    /// Frames after which an interrupt is sent; 0 stands for no limit.
+    pub rx_frames: u32,
+}
+
+/// A feature of an interface (`ethtool -k`), under the kernel's name for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Feature {
+    /// Name, such as `rx-gro`.
+    pub name: String,
+    /// The feature is in use.
+    pub on: bool,
+    /// The feature cannot be changed.
+    pub fixed: bool,
+}
+
+/// `struct ifreq` as SIOCETHTOOL reads it.
+#[repr(C)]
+struct EthtoolRequest {
+    name: [u8; 16],
+    data: *mut c_void,
+    padding: [u8; 16],
+}
+
+const _: () = assert!(size_of::<EthtoolRequest>() == size_of::<libc::ifreq>());
+
+/// A request to an interface.
+struct EthtoolCall(EthtoolRequest);
+
+// SAFETY: SIOCETHTOOL takes an `ifreq`, and with the commands of this module reads and writes the structure
+// that `data` points to, which outlives the call.
+unsafe impl Ioctl for EthtoolCall {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        SIOCETHTOOL
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(&mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Calls the kernel with a structure whose first word is its command.
+///
+/// # Safety
+/// `structure` has at least the length of the command's structure, with the elements that its words announce.
+unsafe fn call(interface: &str, structure: &mut [u32]) -> Result<(), Errno> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let mut name = [0; 16];
+    if interface.len() >= name.len() || interface.contains('\0') {
+        return Err(Errno::NODEV);
+    }
+    name[..interface.len()].copy_from_slice(interface.as_bytes());
+    let request = EthtoolRequest { name, data: structure.as_mut_ptr().cast(), padding: [0; 16] };
+    // SAFETY: as `EthtoolCall` and the caller say; `structure` outlives the call.
+    unsafe { ioctl::ioctl(&socket, EthtoolCall(request)) }
+}
+
+/// Calls the kernel with a structure of a fixed size. Returns `None` if the driver does not support the
+/// command.
+fn query<const WORDS: usize>(interface: &str, command: u32) -> io::Result<Option<[u32; WORDS]>> {
+    let mut structure = [0; WORDS];
+    structure[0] = command;
+    // SAFETY: the callers give the length of the command's structure.
+    match unsafe { call(interface, &mut structure) } {
+        Ok(()) => Ok(Some(structure)),
+        Err(Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// Returns the driver of an interface, or `None` if it does not say.
+///
+/// # Errors
+/// There is no such interface.
+pub fn driver_info(interface: &str) -> io::Result<Option<DriverInfo>> {
+    let Some(words) = query::<DRIVER_INFO_WORDS>(interface, ETHTOOL_GDRVINFO)? else { return Ok(None) };
+    let bytes = bytes_of(&words[1..]);
+    let [name, version, firmware] = [0, 32, 64].map(|at| text(&bytes[at..at + STRING_BYTES]));
+    Ok((!name.is_empty()).then_some(DriverInfo { name, version, firmware }))
+}
+
+/// Returns the name of an interface's driver, if the kernel tells.
+pub(crate) fn driver(interface: &str) -> Option<String> {
+    driver_info(interface).ok()?.map(|info| info.name)
+}
+
+/// Returns the numbers of queues, or `None` if the driver does not report them.
+///
+/// # Errors
+/// There is no such interface.
+pub fn channels(interface: &str) -> io::Result<Option<Channels>> {
+    let words = query::<CHANNELS_WORDS>(interface, ETHTOOL_GCHANNELS)?;
+    Ok(words.map(|words| Channels {
+        rx_max: words[1],
+        combined_max: words[4],
+        rx: words[5],
+        tx: words[6],
+        combined: words[8],
+    }))
+}
+
+/// Returns the number of receive queues of an interface: one if the driver does not report it.
+pub(crate) fn rx_queue_count(interface: &str) -> io::Result<usize> {
+    Ok(channels(interface)?.map_or(1, |channels| (channels.rx + channels.combined).max(1) as usize))
+}
+
+/// Sets the numbers of queues that receive, that send, and that do both.
+///
+/// # Errors
+/// The driver does not permit these numbers.
+pub fn set_channels(interface: &str, rx: u32, tx: u32, combined: u32) -> io::Result<()> {
+    let words = query::<CHANNELS_WORDS>(interface, ETHTOOL_GCHANNELS)?;
+    let mut words = words.ok_or_else(|| io::Error::from(Errno::OPNOTSUPP))?;
+    words[0] = ETHTOOL_SCHANNELS;
+    (words[5], words[6], words[8]) = (rx, tx, combined);
+    // SAFETY: `struct ethtool_channels` has nine words.
+    Ok(unsafe { call(interface, &mut words) }?)
+}
+
+/// Returns when the interface interrupts, or `None` if the driver does not say.
+///
+/// # Errors
+/// There is no such interface.
+pub fn coalescing(interface: &str) -> io::Result<Option<Coalescing>> {
+    let words = query::<COALESCE_WORDS>(interface, ETHTOOL_GCOALESCE)?;
+    Ok(words.map(|words| Coalescing {
+        adaptive_rx: words[ADAPTIVE_RX] != 0,
+        rx_usecs: words[RX_USECS],
+        rx_frames: words[RX_FRAMES],
+    }))
+}
+
+/// Sets when the interface interrupts for received frames. Other values of coalescing stay as they are.
+///
+/// # Errors
+/// The driver does not permit these values.
+pub fn set_coalescing(interface: &str, values: Coalescing) -> io::Result<()> {
+    let words = query::<COALESCE_WORDS>(interface, ETHTOOL_GCOALESCE)?;
+    let mut words = words.ok_or_else(|| io::Error::from(Errno::OPNOTSUPP))?;
+    words[0] = ETHTOOL_SCOALESCE;
+    words[ADAPTIVE_RX] = values.adaptive_rx.into();
+    words[RX_USECS] = values.rx_usecs;
+    words[RX_FRAMES] = values.rx_frames;
+    // SAFETY: `struct ethtool_coalesce` has 23 words.
+    Ok(unsafe { call(interface, &mut words) }?)
+}
+
+/// Returns the names of all features in the kernel's order; a feature without a name has an empty one.
+fn feature_names(interface: &str) -> io::Result<Vec<String>> {
+    // The command, a reserved word, the mask of wanted sets (64 bits), and the number of strings of the set.
+    let mut info = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
+    // The low word of the mask.
+    info[if cfg!(target_endian = "little") { 2 } else { 3 }] = 1 << ETH_SS_FEATURES;
+    // SAFETY: `struct ethtool_sset_info` with one number, for the one set of the mask.
+    unsafe { call(interface, &mut info) }?;
+    let count = info[4] as usize;
+    if count > FEATURES_MAX {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let mut names = vec![0; 3 + count * STRING_BYTES / size_of::<u32>()];
+    names[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count as u32]);
+    // SAFETY: `struct ethtool_gstrings` with `count` strings, the number that the kernel has reported.
+    unsafe { call(interface, &mut names) }?;
+    Ok(bytes_of(&names[3..]).chunks(STRING_BYTES).map(text).collect())
+}
+
+/// Returns the features of an interface in the kernel's order.
+///
+/// # Errors
+/// There is no such interface.
+pub fn features(interface: &str) -> io::Result<Vec<Feature>> {
+    let names = feature_names(interface)?;
+    let blocks = names.len().div_ceil(32);
+    // For each 32 features: available, requested, active, never changed.
+    let mut bits = vec![0; 2 + 4 * blocks];
+    bits[..2].copy_from_slice(&[ETHTOOL_GFEATURES, blocks as u32]);
+    // SAFETY: `struct ethtool_gfeatures` with `blocks` blocks, as its second word says.
+    unsafe { call(interface, &mut bits) }?;
+    let feature = |(index, name): (usize, String)| {
+        let block = &bits[2 + 4 * (index / 32)..][..4];
+        let [available, active, never] =
+            [block[0], block[2], block[3]].map(|word| word >> (index % 32) & 1 == 1);
+        Feature { name, on: active, fixed: never || !available }
+    };
+    Ok(names.into_iter().enumerate().map(feature).filter(|feature| !feature.name.is_empty()).collect())
+}
+
+/// Switches a feature. The kernel may accept the wish without following it: read the features again.
+///
+/// # Errors
+/// The kernel has no such feature, or does not permit the change.
+pub fn set_feature(interface: &str, name: &str, on: bool) -> io::Result<()> {
+    let names = feature_names(interface)?;
+    let index = names.iter().position(|known| known == name);
+    let index = index.ok_or_else(|| io::Error::from(Errno::OPNOTSUPP))?;
+    let total = names.len().div_ceil(32);
+    // For each 32 features: which of them are changed, and to what.
+    let mut bits = vec![0; 2 + 2 * total];
+    bits[..2].copy_from_slice(&[ETHTOOL_SFEATURES, total as u32]);
+    bits[2 + 2 * (index / 32)] = 1 << (index % 32);
+    bits[3 + 2 * (index / 32)] = u32::from(on) << (index % 32);
+    // SAFETY: `struct ethtool_sfeatures` with `total` blocks, as its second word says.
+    Ok(unsafe { call(interface, &mut bits) }?)
+}
+
+/// Returns the table that distributes received frames to queues by their hash (`ethtool -x`), or `None` if
+/// the driver has none.
+///
+/// # Errors
+/// There is no such interface.
+pub fn indirection(interface: &str) -> io::Result<Option<Vec<u32>>> {
+    let Some([_, size]) = query::<2>(interface, ETHTOOL_GRXFHINDIR)? else { return Ok(None) };
+    let size = size as usize;
+    if !(1..=TABLE_ENTRIES_MAX).contains(&size) {
+        return Ok(None);
+    }
+    let mut table = vec![0; 2 + size];
+    table[..2].copy_from_slice(&[ETHTOOL_GRXFHINDIR, size as u32]);
+    // SAFETY: `struct ethtool_rxfh_indir` with `size` entries, as its second word says.
+    unsafe { call(interface, &mut table) }?;
+    Ok(Some(table.split_off(2)))
+}
+
+/// Replaces the table that distributes received frames to queues; an empty one stands for the driver's
+/// default.
+///
+/// # Errors
+/// The driver does not permit this table.
+pub fn set_indirection(interface: &str, queues: &[u32]) -> io::Result<()> {
+    let size = u32::try_from(queues.len()).map_err(|_| io::Error::from(Errno::INVAL))?;
+    let mut table = [&[ETHTOOL_SRXFHINDIR, size], queues].concat();
+    // SAFETY: `struct ethtool_rxfh_indir` with `size` entries, as its second word says.
+    Ok(unsafe { call(interface, &mut table) }?)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_features_and_no_queues() {
+        let features = features("lo").unwrap();
+        let feature = |name: &str| features.iter().find(|feature| feature.name == name).unwrap();
+        assert!(feature("loopback").on && feature("loopback").fixed, "{features:?}");
+        assert!(!feature("rx-gro").fixed);
+        assert_eq!(channels("lo").unwrap(), None);
+        assert_eq!(coalescing("lo").unwrap(), None);
+        assert_eq!(indirection("lo").unwrap(), None);
+    }
+
+    #[test]
+    fn a_missing_interface_is_an_error() {
+        for name in ["nonesuch", "longer-than-any-interface", "", "a\0b"] {
+            for error in [driver_info(name).unwrap_err(), channels(name).unwrap_err()] {
+                assert_eq!(error.raw_os_error(), Some(Errno::NODEV.raw_os_error()), "{name:?}");
+            }
+            assert!(features(name).is_err() && set_feature(name, "rx-gro", false).is_err());
+        }
+    }
+}

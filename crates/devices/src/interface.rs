@@ -1,0 +1,46 @@
+//! Facts about an interface of the kernel, in the network namespace of the calling thread.
+
+use crate::netlink::Netlink;
+use std::io;
+use std::net::IpAddr;
+
+/// Facts about an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceInfo {
+    /// Its index.
+    pub index: u32,
+    /// The interface is up, which does not say that it has a carrier.
+    pub up: bool,
+    /// Largest IP packet in bytes.
+    pub mtu: usize,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Its addresses, with the lengths of their networks' prefixes in bits.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+/// Reads the facts about an interface.
+///
+/// # Errors
+/// There is no such interface, or the kernel refuses the request.
+pub fn read(name: &str) -> io::Result<InterfaceInfo> {
+    let mut netlink = Netlink::open()?;
+    let link = netlink.link(name)?;
+    let addresses = netlink.addresses()?.into_iter().filter(|address| address.index == link.index);
+    let addresses = addresses.map(|address| (address.address, address.prefix)).collect();
+    Ok(InterfaceInfo { index: link.index, up: link.up, mtu: link.mtu, mac: link.mac, addresses })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::read;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    #[test]
+    fn loopback_is_read() {
+        let lo = read("lo").unwrap();
+        assert_eq!((lo.index, lo.mac), (1, [0; 6]));
+        assert!(!lo.up || lo.addresses.contains(&(IpAddr::V4(Ipv4Addr::LOCALHOST), 8)), "{lo:?}");
+        assert!(read("nonesuch").is_err());
+    }
+}
