@@ -7,6 +7,7 @@
 //!       lock                     locked by the stack's process as long as it lives (flock); has its process id
 //!       ready                    exists once the stack serves programs
 //!       stats, inspect, …        files and sockets for other processes
+//!     .doctor/                   what "ginnel doctor --fix" has changed, for --undo
 //!     .logs/                     the logs, which outlive their stacks
 //!       web.log, web.log.1       the log of the stack named "web"
 //! ```
@@ -184,6 +185,25 @@ pub fn running() -> Result<Vec<RunningStack>, RunDirError> {
 /// No such stack runs, or several run and no name was given.
 pub fn find(name: Option<&str>) -> Result<RunningStack, RunDirError> {
     find_in(&base(), name)
+}
+
+/// Returns the folder `name` of the runtime directory, which outlives all stacks, and creates it if necessary.
+/// No stack can have its name, which begins with a dot.
+///
+/// # Errors
+/// The runtime directory cannot be written or trusted.
+pub fn folder(name: &str) -> Result<PathBuf, RunDirError> {
+    let base = base();
+    let path = base.join(name);
+    for directory in [&base, &path] {
+        match create_private_dir(directory) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                return Err(RunDirError::Io(directory.clone(), e));
+            }
+            _ => check_trusted(directory, false)?,
+        }
+    }
+    Ok(path)
 }
 
 /// As [`running`], below `base`.
