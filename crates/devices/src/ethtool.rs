@@ -1,5 +1,5 @@
-//! What ethtool(8) reads and changes at an interface, by the requests of `linux/ethtool.h`: driver, queues,
-//! interrupt coalescing, features, and the table that distributes received frames to queues.
+//! Settings of an interface that ethtool(8) reads and changes, by the requests of `linux/ethtool.h`: driver,
+//! queues, interrupt coalescing, features, and the table that distributes received frames to queues.
 #![allow(unsafe_code)] // an ioctl's argument has the type that its number says
 
 use rustix::io::Errno;

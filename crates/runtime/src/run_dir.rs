@@ -187,8 +187,8 @@ pub fn find(name: Option<&str>) -> Result<RunningStack, RunDirError> {
     find_in(&base(), name)
 }
 
-/// Returns the folder `name` of the runtime directory, which outlives all stacks, and creates it if necessary.
-/// No stack can have its name, which begins with a dot.
+/// Returns the folder `name` of the runtime directory, which outlives all stacks, and creates it if
+/// necessary. No stack can have its name, which begins with a dot.
 ///
 /// # Errors
 /// The runtime directory cannot be written or trusted.
