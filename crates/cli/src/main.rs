@@ -9,6 +9,7 @@
 
 mod commands;
 mod descriptor_limit;
+mod doctor;
 mod entry_limit;
 mod executable;
 mod failure;

@@ -195,7 +195,7 @@ fn parse_interface(name: &str) -> Result<String, String> {
 }
 
 /// Parses a port, or a range of ports as 8000-8010.
-fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
+pub fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
     let port = |text: &str| {
         let port: u16 = text.parse().ok().filter(|port| *port > 0)?;
         Some(port)

@@ -5,6 +5,7 @@ mod capture;
 mod check;
 mod corpus;
 mod demo;
+mod doctor;
 mod iot;
 mod load;
 mod log;
@@ -41,6 +42,8 @@ pub enum Command {
     /// Show whether a process runs on a stack, and for each of its sockets whether the stack or the kernel
     /// handles it and why
     Check(check::CheckOptions),
+    /// Examine this machine and an interface for a stack, change what slows it down, and undo that
+    Doctor(doctor::DoctorOptions),
     /// Generate load for a server and measure its throughput and latency
     #[command(subcommand)]
     Load(load::LoadCommand),
@@ -91,6 +94,7 @@ impl Command {
             Self::Up(options) => up::up(&options),
             Self::Down(options) => up::down(&options),
             Self::Check(options) => check::run(&options),
+            Self::Doctor(options) => doctor::run(&options),
             Self::Load(command) => command.run(),
             Self::Monitor(options) => monitor::run(&options),
             Self::Capture(options) => capture::run(&options),

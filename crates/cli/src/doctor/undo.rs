@@ -1,0 +1,188 @@
+//! Applies changes, and keeps a record of the former values, with which they are undone.
+//!
+//! The record is a file in the folder `.doctor` of the runtime directory. It has an entry for each changed
+//! setting, with the value before the first change and after the last one, and it is written before a setting
+//! is. A record of another boot is void.
+
+use super::setting::{Change, SettingKey};
+use crate::failure::Failure;
+use ginnel::run_dir;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const FOLDER: &str = ".doctor";
+const FILE: &str = "undo.json";
+
+/// A changed setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    key: SettingKey,
+    /// The network namespace of the interface; empty for a setting of the machine.
+    namespace: String,
+    before: String,
+    after: String,
+}
+
+/// The content of the file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    /// Identifies the boot.
+    boot: String,
+    entries: Vec<Entry>,
+}
+
+/// The record of changes.
+pub struct UndoRecord {
+    path: PathBuf,
+    namespace: String,
+    record: Record,
+    /// Locked as long as the value lives, so that one process changes settings at a time.
+    _lock: File,
+}
+
+/// Result of a change.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The setting has the value already.
+    Unchanged,
+    /// The value before, and the value now.
+    Changed(String, String),
+    /// Something else has changed the setting since; it is left as it is. The value now.
+    Left(String),
+    /// The setting does not exist any more.
+    Gone,
+    /// The reason why the setting could not be changed.
+    Failed(String),
+}
+
+impl UndoRecord {
+    /// Opens the record.
+    ///
+    /// # Errors
+    /// The runtime directory cannot be used, another process changes settings, or the file is damaged.
+    pub fn open() -> Result<Self, Failure> {
+        let folder = run_dir::folder(FOLDER).map_err(|e| Failure::running(e.to_string()))?;
+        Self::open_in(&folder)
+    }
+
+    fn open_in(folder: &Path) -> Result<Self, Failure> {
+        let failed = |path: &Path, e: io::Error| Failure::running(format!("{}: {e}", path.display()));
+        let lock_path = folder.join("lock");
+        let lock = OpenOptions::new().append(true).create(true).mode(0o600).open(&lock_path);
+        let lock = lock.map_err(|e| failed(&lock_path, e))?;
+        lock.lock().map_err(|e| failed(&lock_path, e))?;
+        let path = folder.join(FILE);
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = boot.trim().to_owned();
+        let record = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Record::default(),
+            Err(e) => return Err(failed(&path, e)),
+            Ok(text) => serde_json::from_str(&text).map_err(|e| {
+                let path = path.display();
+                Failure::running(format!("{path}: is damaged: {e}: remove it if nothing is to be undone"))
+            })?,
+        };
+        let record = if record.boot == boot { record } else { Record { boot, entries: Vec::new() } };
+        let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default().display().to_string();
+        Ok(Self { path, namespace, record, _lock: lock })
+    }
+
+    /// Applies a change.
+    ///
+    /// # Errors
+    /// The record cannot be written; the setting then keeps its value.
+    pub fn apply(&mut self, change: &Change) -> Result<Outcome, Failure> {
+        let Change { key, to } = change;
+        let before = match key.read() {
+            Ok(value) if value == *to => return Ok(Outcome::Unchanged),
+            Ok(value) => value,
+            Err(e) => return Ok(Outcome::Failed(e.to_string())),
+        };
+        let namespace = key.interface.as_ref().map_or_else(String::new, |_| self.namespace.clone());
+        let known =
+            self.record.entries.iter().position(|entry| entry.key == *key && entry.namespace == namespace);
+        let earlier = self.record.entries.clone();
+        let at = known.unwrap_or_else(|| {
+            let entry = Entry { key: key.clone(), namespace, before: before.clone(), after: to.clone() };
+            self.record.entries.push(entry);
+            self.record.entries.len() - 1
+        });
+        self.record.entries[at].after.clone_from(to);
+        self.save()?;
+        if let Err(e) = key.write(to) {
+            self.record.entries = earlier;
+            self.save()?;
+            return Ok(Outcome::Failed(e.to_string()));
+        }
+        // Drivers round some values.
+        let after = key.read().unwrap_or_else(|_| to.clone());
+        self.record.entries[at].after.clone_from(&after);
+        if self.record.entries[at].before == after {
+            self.record.entries.remove(at);
+        }
+        self.save()?;
+        if after == before {
+            return Ok(Outcome::Failed(format!("the driver keeps {before}")));
+        }
+        Ok(Outcome::Changed(before, after))
+    }
+
+    /// Undoes all changes of this network namespace and of the machine, the last one first. Calls `report`
+    /// with each setting.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn undo(&mut self, mut report: impl FnMut(&SettingKey, Outcome)) -> Result<(), Failure> {
+        for at in (0..self.record.entries.len()).rev() {
+            let Entry { key, namespace, before, after } = self.record.entries[at].clone();
+            if !namespace.is_empty() && namespace != self.namespace {
+                continue;
+            }
+            let outcome = match key.read() {
+                Ok(now) if now == before => Outcome::Unchanged,
+                Ok(now) if now != after => Outcome::Left(now),
+                Ok(now) => match key.write(&before) {
+                    Ok(()) => Outcome::Changed(now, before),
+                    Err(e) => Outcome::Failed(e.to_string()),
+                },
+                Err(_) => Outcome::Gone,
+            };
+            if !matches!(outcome, Outcome::Failed(_)) {
+                self.record.entries.remove(at);
+                self.save()?;
+            }
+            report(&key, outcome);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of settings that can be undone.
+    pub fn len(&self) -> usize {
+        self.record.entries.len()
+    }
+
+    /// Replaces the file by the record, or removes it if there is nothing to undo.
+    fn save(&self) -> Result<(), Failure> {
+        let save = || {
+            if self.record.entries.is_empty() {
+                return match fs::remove_file(&self.path) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+                    _ => Ok(()),
+                };
+            }
+            let temporary = self.path.with_extension("new");
+            let file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+            let mut file = file?;
+            file.write_all(serde_json::to_string_pretty(&self.record)?.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, &self.path)
+        };
+        save().map_err(|e| Failure::running(format!("{}: {e}", self.path.display())))
+    }
+}
