@@ -181,6 +181,11 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
+/// Returns whether a counter says how often a limit was reached.
+pub fn is_limit(counter: &str) -> bool {
+    LIMITS.iter().any(|limit| limit.counter == counter)
+}
+
 /// Watches the limits of a stack on a thread of its own until the value is dropped.
 #[derive(Debug)]
 pub struct LimitWatch {

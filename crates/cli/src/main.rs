@@ -26,6 +26,7 @@ mod stack_options;
 mod start_entries;
 mod supervisor;
 mod table;
+mod terminal;
 
 use clap::Parser;
 use clap::error::ErrorKind;

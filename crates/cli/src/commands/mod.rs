@@ -15,6 +15,7 @@ mod run;
 mod serve;
 mod ss;
 mod stat;
+mod top;
 mod up;
 mod watch_group;
 mod with_parent;
@@ -62,6 +63,8 @@ pub enum Command {
     Log(log::LogOptions),
     /// Show the counters of a running stack
     Stat(stat::StatOptions),
+    /// Show what a running stack does, live: shards, connections, rates, latencies, drops
+    Top(top::TopOptions),
     /// Compare unmodified nginx and redis on the kernel and on Ginnel in less than a minute, without root
     ///
     /// On the kernel, server and client use the loopback interface, in a network namespace if one can be
@@ -103,6 +106,7 @@ impl Command {
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),
             Self::Stat(options) => stat::run(&options),
+            Self::Top(options) => top::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
             Self::WithParent(options) => with_parent::run(&options),

@@ -1,7 +1,7 @@
 //! `ginnel monitor`: measures how long servers take to answer, from their traffic alone.
 
 mod output;
-mod protocol;
+pub mod protocol;
 mod stdin;
 
 use super::metrics;

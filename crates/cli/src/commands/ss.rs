@@ -115,6 +115,21 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 
+/// Calls `visit` with each socket of a stack.
+pub fn for_each_socket(
+    running: &RunningStack,
+    mut visit: impl FnMut(&SocketLine<'_>),
+) -> Result<(), Failure> {
+    let stream = inspect::list_sockets(&running.path)
+        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
+    let mut lines = AnswerLines(BufReader::new(stream));
+    let columns = lines.columns()?;
+    lines.for_each(&columns, |socket, _| {
+        visit(socket);
+        Ok(())
+    })
+}
+
 /// Reads an answer of the stack line by line.
 struct AnswerLines<R>(R);
 

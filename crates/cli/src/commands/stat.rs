@@ -41,7 +41,8 @@ pub struct StatOptions {
     json: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses an interval.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|s: &f64| (0.05..=86_400.0).contains(s));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "not 0.05 to 86400 seconds".into())
 }

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Args)]
 pub struct ProtocolOptions {
     /// Protocol of the servers. For others, and for several at a time: --rules.
-    #[arg(long, short, value_enum, help_heading = "Protocol", required_unless_present = "rules")]
+    #[arg(long, short, value_enum, help_heading = "Protocol")]
     protocol: Option<Protocol>,
 
     /// Ports of the servers, separated by commas. Default: 80, or 6379 for redis.
-    #[arg(long, value_name = "PORTS", value_delimiter = ',', help_heading = "Protocol", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', help_heading = "Protocol", value_parser = clap::value_parser!(u16).range(1..), requires = "protocol")]
     port: Vec<u16>,
 
     /// Length of the messages of iot.
@@ -37,6 +37,11 @@ enum Protocol {
 }
 
 impl ProtocolOptions {
+    /// Returns whether a protocol is named.
+    pub fn is_given(&self) -> bool {
+        self.protocol.is_some() || self.rules.is_some()
+    }
+
     /// Returns the rules.
     pub fn rules(&self) -> Result<Vec<PortRule>, Failure> {
         if let Some(path) = &self.rules {

@@ -85,6 +85,12 @@ impl StatSource {
         sample.shards[shard].values.get(at).copied()
     }
 
+    /// Returns the sum of a counter over all shards that have it.
+    pub fn sum(&self, sample: &StatSample, name: &str) -> u64 {
+        let values = (0..self.pages.len()).filter_map(|shard| self.value(sample, shard, name));
+        values.fold(0, u64::wrapping_add)
+    }
+
     /// Returns the share of time that a shard was busy, since `before` or since the shard's start.
     pub fn busy(&self, now: &StatSample, before: Option<&StatSample>, shard: usize) -> Option<f64> {
         let since = |name| {
@@ -93,6 +99,14 @@ impl StatSource {
         };
         let (running, idle) = (since("shard.running_ns")?, since("shard.idle_ns")?);
         (running > 0).then(|| 1.0 - (idle.min(running) as f64 / running as f64))
+    }
+
+    /// Returns the seconds between the two times at which a shard wrote its page, or between the two samples
+    /// if it wrote nothing in between.
+    pub fn seconds_between(before: &StatSample, now: &StatSample, shard: usize) -> f64 {
+        let written = |sample: &StatSample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
+        let between = written(now).saturating_since(written(before));
+        if between.is_zero() { now.at.saturating_since(before.at) } else { between }.as_secs_f64()
     }
 
     /// Returns true if the counters will not change any more.

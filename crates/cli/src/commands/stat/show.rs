@@ -42,7 +42,7 @@ pub fn table(
         for (shard, value) in source.values(sample, index).enumerate() {
             let value = value.map(|value| match (before, earlier.get(shard).copied().flatten()) {
                 (Some(before), Some(earlier)) => {
-                    rate(value.saturating_sub(earlier), seconds_between(before, sample, shard))
+                    rate(value.saturating_sub(earlier), StatSource::seconds_between(before, sample, shard))
                 }
                 _ => value as f64,
             });
@@ -81,7 +81,7 @@ pub fn lines(
         let _ = write!(out, "{at:.3} {name} {sum}");
         if *kind == CounterKind::Counter {
             let earlier: u64 = source.values(before, index).flatten().fold(0, u64::wrapping_add);
-            let rate = rate(sum.saturating_sub(earlier), seconds_between(before, sample, 0));
+            let rate = rate(sum.saturating_sub(earlier), StatSource::seconds_between(before, sample, 0));
             let _ = write!(out, " {rate:.1}");
         }
         out.push('\n');
@@ -140,14 +140,6 @@ pub fn quoted(text: &str) -> String {
     }
     out.push('"');
     out
-}
-
-/// Returns the seconds between the two times at which a shard wrote its page, or between the two samples if
-/// it wrote nothing in between.
-fn seconds_between(before: &StatSample, now: &StatSample, shard: usize) -> f64 {
-    let written = |sample: &StatSample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
-    let between = written(now).saturating_since(written(before));
-    if between.is_zero() { now.at.saturating_since(before.at) } else { between }.as_secs_f64()
 }
 
 fn rate(grown: u64, seconds: f64) -> f64 {

@@ -1,0 +1,244 @@
+//! `ginnel top`: shows what a running stack does, again and again. The counters are those of `ginnel stat`,
+//! the round trips those of `ginnel ss -i`, and the times of responses those of `ginnel monitor`.
+
+mod latencies;
+mod rates;
+mod view;
+
+use super::monitor::protocol::ProtocolOptions;
+use super::stat::{StatSource, sample::StatSample, seconds};
+use crate::failure::Failure;
+use crate::output::note;
+use crate::signals;
+use crate::terminal::{self, Terminal};
+use clap::Args;
+use core::time::Duration;
+use ginnel::StopFlag;
+use ginnel::run_dir::{self, RunDirError, RunningStack};
+use latencies::{ResponseObserver, RoundTripReader};
+use rates::Rates;
+use std::io::{self, Write};
+use std::time::Instant;
+use view::View;
+
+/// Longest time until keys and signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Longest time for which the shards of a running stack may have no counters: they start again.
+const RESTART_PATIENCE: Duration = Duration::from_secs(30);
+/// ETX, which a terminal without signals sends for Ctrl-C.
+const CTRL_C: u8 = 3;
+
+/// Options of `ginnel top`.
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "On a terminal the picture is redrawn in place; q or Ctrl-C ends. Otherwise each interval is a few lines,\nor one line of JSON. What the columns mean, and what to do: docs/operations.md"
+)]
+pub struct TopOptions {
+    /// Name of the stack, if several run (see ginnel stat --list).
+    name: Option<String>,
+
+    /// Time between two pictures, in seconds.
+    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+
+    /// End after N pictures.
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Print JSON: one line for each interval.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    protocol: ProtocolOptions,
+}
+
+/// Where pictures go.
+enum Screen {
+    Terminal(Terminal),
+    Lines,
+    Json,
+}
+
+/// Shows pictures until the stack or the reader ends.
+pub fn run(options: &TopOptions) -> Result<(), Failure> {
+    let find = |name: Option<&str>| run_dir::find(name).map_err(|e| Failure::running(e.to_string()));
+    let running = find(options.name.as_deref())?;
+    let observer = options
+        .protocol
+        .is_given()
+        .then(|| ResponseObserver::attach(&running, &options.protocol, options.interval));
+    let observer = observer.transpose()?;
+    let source = StatSource::open(running)?;
+    let before = source.take()?;
+    let stop = signals::stop_and_clean_up_on_signal()?;
+    let screen = match options.json {
+        true => Screen::Json,
+        false => Terminal::open()?.map_or(Screen::Lines, Screen::Terminal),
+    };
+    let mut round_trips = RoundTripReader::new();
+    round_trips.update(&source.running, source.sum(&before, "pool.connections.used"));
+    let mut top = Top { options, stop, screen, observer, round_trips, source, before };
+    let shown = top.show_all();
+    // Restores the terminal before anything is said.
+    drop(top);
+    match shown {
+        Ok(None) => Ok(()),
+        Ok(Some(end)) => {
+            note(end);
+            Ok(())
+        }
+        // The reader closed the pipe: that is no error.
+        Err(failure) if failure.is_closed_pipe() => Ok(()),
+        Err(failure) => Err(failure),
+    }
+}
+
+struct Top<'a> {
+    options: &'a TopOptions,
+    stop: StopFlag,
+    screen: Screen,
+    observer: Option<ResponseObserver>,
+    round_trips: RoundTripReader,
+    source: StatSource,
+    before: StatSample,
+}
+
+/// State of the stack since the last picture.
+enum StackState {
+    Runs(StatSource, StatSample),
+    /// Its shards are being started again.
+    Restarts,
+    /// It has ended, as it was asked to.
+    Ended,
+}
+
+impl Top<'_> {
+    /// Shows pictures. Returns a text about the end of the stack, or `None` if the operator has ended.
+    fn show_all(&mut self) -> Result<Option<String>, Failure> {
+        let started = Instant::now();
+        let mut pictures = 0;
+        let mut last_answer = Instant::now();
+        let mut next = started + self.options.interval;
+        loop {
+            if self.wait_until(next) {
+                return Ok(None);
+            }
+            next = (next + self.options.interval).max(Instant::now());
+            let name = self.source.running.name.clone();
+            match self.look()? {
+                StackState::Ended => return Ok(Some(format!("the stack \"{name}\" has ended"))),
+                StackState::Restarts if last_answer.elapsed() < RESTART_PATIENCE => {
+                    self.draw_text(&format!(
+                        "{name}: the shards start again (ginnel log {name} says why)\n"
+                    ))?;
+                    continue;
+                }
+                StackState::Restarts => {
+                    return Err(Failure::running(format!(
+                        "the shards of the stack \"{name}\" have died and did not start again within {} s: see \"ginnel log {name}\"",
+                        RESTART_PATIENCE.as_secs()
+                    )));
+                }
+                StackState::Runs(source, now) => {
+                    last_answer = Instant::now();
+                    // After a restart the counters begin at zero.
+                    let restarted = source.pages.len() != self.source.pages.len()
+                        || source.value(&now, 0, "shard.running_ns")
+                            < self.source.value(&self.before, 0, "shard.running_ns");
+                    if restarted {
+                        self.draw_text(&format!(
+                            "{name}: the shards were started again (ginnel log {name} says why)\n"
+                        ))?;
+                    } else {
+                        self.draw(&source, &now, started.elapsed())?;
+                        pictures += 1;
+                    }
+                    (self.source, self.before) = (source, now);
+                }
+            }
+            if self.options.count.is_some_and(|count| pictures >= count) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits, and examines frames meanwhile. Returns true if the operator wants to end.
+    fn wait_until(&mut self, next: Instant) -> bool {
+        loop {
+            if self.stop.is_set() {
+                return true;
+            }
+            if let Some(observer) = &mut self.observer
+                && !observer.poll()
+            {
+                self.observer = None;
+            }
+            let rest = next.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return false;
+            }
+            match &mut self.screen {
+                Screen::Terminal(terminal) => {
+                    if matches!(terminal.key(rest.min(PATIENCE)), Some(b'q' | b'Q' | CTRL_C)) {
+                        return true;
+                    }
+                }
+                Screen::Lines | Screen::Json => std::thread::sleep(rest.min(PATIENCE)),
+            }
+        }
+    }
+
+    /// Looks for the stack, and reads its counters. The files are opened again, because shards that have been
+    /// started again have new ones.
+    fn look(&mut self) -> Result<StackState, Failure> {
+        let (name, pid) = (&self.source.running.name, self.source.running.pid);
+        let running = match run_dir::find(Some(name)) {
+            Ok(running) if running.pid == pid => running,
+            Ok(RunningStack { pid: other, .. }) => {
+                return Err(Failure::running(format!(
+                    "the stack \"{name}\" (process {pid}) has ended; another one runs now, as process {other}"
+                )));
+            }
+            Err(RunDirError::NotRunning(..) | RunDirError::NoneRunning(_)) => return Ok(StackState::Ended),
+            Err(e) => return Err(Failure::running(e.to_string())),
+        };
+        let Ok(source) = StatSource::open(running) else { return Ok(StackState::Restarts) };
+        let Ok(now) = source.take() else { return Ok(StackState::Restarts) };
+        Ok(StackState::Runs(source, now))
+    }
+
+    fn draw(&mut self, source: &StatSource, now: &StatSample, elapsed: Duration) -> Result<(), Failure> {
+        let rates = Rates::new(source, &self.before, now);
+        let round_trips = self.round_trips.update(&source.running, rates.sum().connections);
+        let view = View {
+            stack: &source.running.name,
+            pid: source.running.pid,
+            every: self.options.interval,
+            rates: &rates,
+            round_trips,
+            responses: self.observer.as_ref().map(ResponseObserver::last),
+        };
+        let text = match self.screen {
+            Screen::Terminal(_) => view.text(),
+            Screen::Lines => view.lines(elapsed.as_secs_f64()),
+            Screen::Json => view.json(),
+        };
+        self.draw_text(&text)
+    }
+
+    /// Writes a picture, or a text about the stack, which readers of JSON do not get.
+    fn draw_text(&self, text: &str) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        match self.screen {
+            Screen::Terminal(_) => {
+                let lines: Vec<&str> = text.lines().collect();
+                let hint = "make the window larger";
+                out.write_all(terminal::screen(&lines, hint, terminal::size()).as_bytes())?;
+            }
+            Screen::Json if !text.starts_with('{') => {}
+            Screen::Lines | Screen::Json => out.write_all(text.as_bytes())?,
+        }
+        Ok(out.flush()?)
+    }
+}

@@ -1,0 +1,173 @@
+//! `ginnel top` on a pipe and on a terminal, which script(1) makes.
+
+mod temp_folder;
+
+use ginnel_testkit::skip;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use temp_folder::TempFolder;
+
+const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Sequences that switch a terminal to the alternate screen, and back.
+const ENTER: &str = "\x1b[?1049h";
+const LEAVE: &str = "\x1b[?1049l";
+
+/// A stack named "lab" in a runtime directory of its own.
+struct Lab(TempFolder);
+
+impl Lab {
+    fn start(test: &str) -> Self {
+        let lab = Self(TempFolder::new(test));
+        let options = ["up", "lab", "--device", "memory", "--address", "10.5.0.1/24", "--background"];
+        let started = lab.ginnel(&options).output().unwrap();
+        assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+        lab
+    }
+
+    fn ginnel(&self, arguments: &[&str]) -> Command {
+        self.command(GINNEL, arguments)
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.env("GINNEL_RUN_DIR", self.0.0.join("run")).env("TERM", "xterm").args(arguments);
+        command
+    }
+
+    fn top(&self, arguments: &[&str]) -> Output {
+        self.ginnel(&[&["top", "lab", "--interval", "0.1"], arguments].concat()).output().unwrap()
+    }
+
+    /// Starts `ginnel top` on a terminal, between two commands that print the terminal's modes. Returns it
+    /// with what it has written so far, once it has drawn a picture.
+    fn on_terminal(&self) -> (Child, String) {
+        let line = format!("stty -g; {GINNEL} top lab --interval 0.1; echo status $?; stty -g");
+        let mut command = self.command("script", &["--quiet", "--return", "--command", &line, "/dev/null"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut seen = String::new();
+        let until = Instant::now() + TIMEOUT;
+        while !seen.contains("Nearest limit") {
+            let mut buffer = [0; 4096];
+            let count = child.stdout.as_mut().unwrap().read(&mut buffer).unwrap();
+            assert!(count > 0 && Instant::now() < until, "{seen}");
+            seen += &String::from_utf8_lossy(&buffer[..count]);
+        }
+        (child, seen)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.ginnel(&["down", "lab", "--force"]).output();
+    }
+}
+
+/// Returns everything that a child has written, `seen` included, once it has ended.
+fn rest_of(mut child: Child, mut seen: String) -> String {
+    child.stdout.take().unwrap().read_to_string(&mut seen).unwrap();
+    child.wait().unwrap();
+    seen
+}
+
+/// Checks that the terminal is as it was, and that `top` ended with `status`.
+fn assert_restored(seen: &str, status: &str) {
+    let lines: Vec<&str> = seen.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.first(), lines.last(), "the modes of the terminal: {seen}");
+    assert_eq!((seen.matches(ENTER).count(), seen.matches(LEAVE).count()), (1, 1), "{seen}");
+    assert!(seen.contains(&format!("status {status}")), "{seen}");
+}
+
+/// Returns true, and prints a note, if the test cannot run here.
+fn skipped(test: &str) -> bool {
+    let missing = Command::new("script").arg("--version").output().is_err();
+    if missing {
+        skip(test, "no script");
+    }
+    missing
+}
+
+#[test]
+fn a_pipe_gets_lines_or_json() {
+    let lab = Lab::start("top-lines");
+    let output = lab.top(&["-n", "2"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shards: Vec<&str> = text.lines().filter(|line| line.contains(" shard=0 busy=")).collect();
+    assert!(shards.len() == 2 && shards.iter().all(|line| line.contains("connections=0 ")), "{text}");
+    assert!(!text.contains('\x1b'), "{text:?}");
+    let json = String::from_utf8(lab.top(&["-n", "2", "--json"]).stdout).unwrap();
+    for line in json.lines() {
+        let value: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(
+            (value["name"].as_str(), value["all"]["dropped_per_second"].as_f64()),
+            (Some("lab"), Some(0.0))
+        );
+    }
+    assert_eq!(json.lines().count(), 2);
+    // A reader that has seen enough is no error.
+    let mut child = lab.ginnel(&["top", "lab", "--interval", "0.05"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn keys_end_and_the_terminal_is_restored() {
+    let test = "keys_end_and_the_terminal_is_restored";
+    if skipped(test) {
+        return;
+    }
+    let lab = Lab::start("top-keys");
+    for key in [b"q", b"\x03"] {
+        let (mut child, seen) = lab.on_terminal();
+        child.stdin.as_mut().unwrap().write_all(key).unwrap();
+        assert_restored(&rest_of(child, seen), "0");
+    }
+}
+
+#[test]
+fn the_end_of_the_stack_is_said() {
+    let test = "the_end_of_the_stack_is_said";
+    if skipped(test) {
+        return;
+    }
+    let lab = Lab::start("top-end");
+    let (child, seen) = lab.on_terminal();
+    assert!(lab.ginnel(&["down", "lab"]).status().unwrap().success());
+    let seen = rest_of(child, seen);
+    assert_restored(&seen, "0");
+    assert!(seen.contains("the stack \"lab\" has ended"), "{seen}");
+}
+
+#[test]
+fn the_death_of_the_stack_is_an_error() {
+    let test = "the_death_of_the_stack_is_an_error";
+    if skipped(test) {
+        return;
+    }
+    let lab = Lab::start("top-death");
+    let list = lab.ginnel(&["stat", "--list", "--json"]).output().unwrap();
+    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    let (child, seen) = lab.on_terminal();
+    assert!(Command::new("kill").args(["-9", &list[0]["pid"].to_string()]).status().unwrap().success());
+    let seen = rest_of(child, seen);
+    assert_restored(&seen, "1");
+    assert!(seen.contains("the stack \"lab\" is dead"), "{seen}");
+}
+
+#[test]
+fn wrong_command_lines_are_refused() {
+    let lab = Lab::start("top-wrong");
+    for (arguments, reason) in [
+        (&["top", "nonesuch"][..], "no stack named \"nonesuch\" runs"),
+        (&["top", "--interval", "0"], "not 0.05 to 86400 seconds"),
+        (&["top", "--count", "0"], "0 is not in 1.."),
+        (&["top", "--port", "80"], "--protocol"),
+    ] {
+        let output = lab.ginnel(arguments).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(reason), "{arguments:?}: {error}");
+    }
+}
