@@ -1,7 +1,7 @@
 # `make demo`, `make check` and `make test` set up what they need themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: demo check test lint fuzz-smoke suites soak bench instructions help
+.PHONY: demo check test lint fuzz-smoke suites soak bench instructions deb help
 
 demo: ## compare unmodified nginx and redis on the kernel and on Ginnel, in less than a minute (no root needed)
 	@scripts/demo
@@ -30,6 +30,10 @@ bench: ## paired measurements, alone on the machine: make bench BENCH=name (defa
 instructions: ## counts instructions per connection, request and megabyte; fails on 2 % more than bench/instructions.json
 	@scripts/setup valgrind
 	@scripts/bench instructions
+
+deb: ## a Debian package of the release build, in target/deb
+	@scripts/setup dpkg-dev binutils
+	@scripts/deb
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'

@@ -6,6 +6,7 @@ mod check;
 mod corpus;
 mod demo;
 mod doctor;
+mod generate;
 mod iot;
 mod load;
 mod log;
@@ -78,6 +79,9 @@ pub enum Command {
     /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
     /// http
     Corpus(ginnel_apps::corpus::CorpusOptions),
+    /// Write the manual pages and the completions of shells, for packages
+    #[command(hide = true)]
+    Generate(generate::GenerateOptions),
     /// Run a program that ends with the process that started it
     #[command(hide = true)]
     WithParent(with_parent::WithParentOptions),
@@ -109,6 +113,7 @@ impl Command {
             Self::Top(options) => top::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
+            Self::Generate(options) => generate::run(&options),
             Self::WithParent(options) => with_parent::run(&options),
             Self::WatchGroup(options) => watch_group::run(&options),
         }

@@ -1,0 +1,180 @@
+//! The Debian package: built of the binaries of this build, installed below a directory, used there, and
+//! removed.
+
+mod temp_folder;
+
+use ginnel::Config;
+use ginnel_testkit::interop::build_preload_library;
+use ginnel_testkit::skip;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use temp_folder::TempFolder;
+
+const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+
+fn tree() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn succeed(output: &Output) -> String {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).output().unwrap()
+}
+
+/// Runs a command with the environment of a shell in the tree where the package is installed.
+fn installed(root: &Path, folder: &TempFolder, program: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    let path = format!("{}:{}", root.join("usr/bin").display(), std::env::var("PATH").unwrap_or_default());
+    command.env("PATH", path).env("GINNEL_RUN_DIR", folder.0.join("run")).env_remove("GINNEL_LIBRARY");
+    command.args(arguments).output().unwrap()
+}
+
+/// Returns all files below a directory.
+fn files(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => found.push(path.strip_prefix(folder).unwrap().display().to_string()),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Calls dpkg for the system below `root`. The scripts of the package run outside of it.
+fn dpkg(root: &Path, arguments: &[&str]) -> Output {
+    let root = format!("--root={}", root.display());
+    run("dpkg", &[&[root.as_str(), "--force-script-chrootless", "--force-depends"], arguments].concat())
+}
+
+#[test]
+fn the_package_is_installed_used_and_removed() {
+    let test = "the_package_is_installed_used_and_removed";
+    let missing = ["dpkg-shlibdeps", "dpkg-deb", "objcopy"]
+        .into_iter()
+        .find(|program| Command::new(program).arg("--version").output().is_err());
+    if let Some(program) = missing {
+        return skip(test, &format!("no {program}"));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "dpkg installs as root only");
+    }
+    let folder = TempFolder::new("package");
+    let library = build_preload_library(GINNEL);
+    let binaries = library.parent().unwrap().display().to_string();
+    let output = folder.0.join("deb").display().to_string();
+    let built = Command::new(tree().join("scripts/deb"))
+        .args(["--binaries", &binaries, "--output", &output])
+        .output()
+        .unwrap();
+    succeed(&built);
+    let package = folder.0.join("deb").join(files(&folder.0.join("deb")).remove(0)).display().to_string();
+    let control = succeed(&run("dpkg-deb", &["--field", &package]));
+    assert!(control.contains("Depends: libc6 (>= "), "{control}");
+
+    let root = folder.0.join("root");
+    for part in ["var/lib/dpkg/info", "var/lib/dpkg/updates", "etc", "usr"] {
+        fs::create_dir_all(root.join(part)).unwrap();
+    }
+    fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
+    succeed(&dpkg(&root, &["--install", &package]));
+    examine_documents(&root);
+    use_programs(&root, &folder);
+    use_completions(&root, &folder);
+    // A second installation is an upgrade.
+    succeed(&dpkg(&root, &["--install", &package]));
+    fs::write(root.join("etc/ginnel/web.toml"), "loopback = \"stack\"\n").unwrap();
+    succeed(&dpkg(&root, &["--remove", "ginnel"]));
+    let left: Vec<String> = files(&root).into_iter().filter(|file| !file.starts_with("var/")).collect();
+    assert_eq!(left, ["etc/ginnel/web.toml"], "the operator's configuration stays");
+}
+
+/// Checks pages, examples and the unit.
+fn examine_documents(root: &Path) {
+    let share = root.join("usr/share");
+    let pages = files(&share.join("man/man1"));
+    for page in
+        ["ginnel.1.gz", "ginnel-doctor.1.gz", "ginnel-top.1.gz", "ginnel-run.1.gz", "ginnel-load-http.1.gz"]
+    {
+        assert!(pages.iter().any(|known| known == page), "{page}: {pages:?}");
+    }
+    assert!(!pages.iter().any(|page| page.contains("with-parent")), "{pages:?}");
+    for page in &pages {
+        let page = share.join("man/man1").join(page).display().to_string();
+        if let Ok(shown) =
+            Command::new("man").args(["--warnings", "--local-file", &page]).env("MANPAGER", "cat").output()
+        {
+            let shown_text = succeed(&shown);
+            assert!(
+                shown_text.contains("NAME") && shown.stderr.is_empty(),
+                "{page}: {}",
+                text(&shown.stderr)
+            );
+        }
+    }
+    let examples = share.join("doc/ginnel/examples");
+    for example in ["loopback.toml", "tap.toml", "af_xdp.toml"] {
+        Config::from_file(&examples.join(example)).unwrap_or_else(|e| panic!("{e}"));
+    }
+    assert!(examples.join("nginx.service.d/ginnel.conf").exists());
+    assert!(share.join("doc/ginnel/operations.md").exists());
+    let unit = fs::read_to_string(root.join("usr/lib/systemd/system/ginnel@.service")).unwrap();
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let program = command.split(' ').next().unwrap().trim_start_matches('/');
+    assert!(root.join(program).exists(), "{command}");
+}
+
+/// Starts a stack with an example, and runs a program on it by the installed command.
+fn use_programs(root: &Path, folder: &TempFolder) {
+    let example = root.join("usr/share/doc/ginnel/examples/loopback.toml").display().to_string();
+    let version = succeed(&installed(root, folder, "ginnel", &["--version"]));
+    assert!(version.starts_with("ginnel "), "{version}");
+    succeed(&installed(root, folder, "ginnel", &["up", "lab", "--config", &example, "--background"]));
+    if Command::new("python3").arg("--version").output().is_ok() {
+        let script = "import socket; l = socket.create_server(('127.0.0.1', 80)); c = socket.create_connection(('127.0.0.1', 80)); a, _ = l.accept(); c.sendall(b'here'); print(a.recv(9).decode())";
+        let options = ["run", "--stack", "lab", "--kernel-listen", "off", "--", "python3", "-c", script];
+        assert_eq!(succeed(&installed(root, folder, "ginnel", &options)), "here\n");
+        let opened = succeed(&installed(
+            root,
+            folder,
+            "ginnel",
+            &["stat", "lab", "--filter", "passive_opens", "--json"],
+        ));
+        assert!(opened.contains("\"all\":{\"tcp.passive_opens\":1}"), "{opened}");
+    }
+    succeed(&installed(root, folder, "ginnel", &["down", "lab"]));
+}
+
+/// Completes a word with each shell that is here.
+fn use_completions(root: &Path, folder: &TempFolder) {
+    let share = root.join("usr/share");
+    let bash = share.join("bash-completion/completions/ginnel").display().to_string();
+    let script = format!(
+        "source {bash}; COMP_WORDS=(ginnel doct); COMP_CWORD=1; _ginnel ginnel doct ginnel; echo \"${{COMPREPLY[*]}}\"; \
+         COMP_WORDS=(ginnel top --inter); COMP_CWORD=2; _ginnel ginnel --inter top; echo \"${{COMPREPLY[*]}}\""
+    );
+    assert_eq!(succeed(&installed(root, folder, "bash", &["-c", &script])), "doctor\n--interval\n");
+    let zsh = share.join("zsh/vendor-completions/_ginnel").display().to_string();
+    let fish = share.join("fish/vendor_completions.d/ginnel.fish").display().to_string();
+    for (shell, arguments) in [("zsh", vec!["-n", &zsh]), ("fish", vec!["--no-execute", &fish])] {
+        match Command::new(shell).args(&arguments).output() {
+            Ok(checked) => drop(succeed(&checked)),
+            Err(_) => assert!(fs::metadata(arguments[1]).unwrap().len() > 1000),
+        }
+    }
+}
