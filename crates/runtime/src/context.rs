@@ -671,6 +671,16 @@ impl<'a> Context<'a> {
         self.core.stack.local().is_some_and(|stack| stack.network().is_local(address))
     }
 
+    /// Returns whether a connection of this shard prevents a socket with these options from being bound.
+    pub(crate) fn prevents_bind(
+        &self,
+        address: core::net::SocketAddr,
+        v6_only: bool,
+        sharing: ginnel_stack::options::PortSharing,
+    ) -> bool {
+        self.core.stack.local().is_some_and(|stack| stack.prevents_bind(address, v6_only, sharing))
+    }
+
     /// Returns the range of ephemeral ports.
     pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)

@@ -64,7 +64,7 @@ pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError,
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 pub use ginnel_stack::options::{
-    CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo, TcpOption,
+    CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo, TcpOption,
 };
 pub use ginnel_stack::priority;
 pub use ginnel_stack::stream_position::StreamPosition;

@@ -2,6 +2,7 @@
 
 use crate::device::Label;
 use crate::tcp::config::CongestionControl;
+pub use crate::tcp::port_use::PortSharing;
 use crate::tcp::profile::{RTO_MAX_RANGE, RTO_MIN_RANGE, checked_buffer, checked_mss};
 use crate::tcp::state::State;
 use core::net::SocketAddr;
@@ -98,6 +99,8 @@ pub struct SocketOptions {
     pub priority: u8,
     /// True if the socket receives unordered: see [`TcpOption::Unordered`].
     pub unordered: bool,
+    /// Whether other sockets may be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`).
+    pub port_sharing: PortSharing,
 }
 
 /// Headers of a SYN that are saved for the application that accepts the connection.

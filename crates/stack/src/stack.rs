@@ -27,7 +27,9 @@ use crate::icmp::error::TransportError;
 use crate::ip::rx_fast_path::{self, FastPathSegment};
 use crate::ip::{InputResult, L4, Network, NetworkConfig, ParsedFrame, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
-use crate::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption, UrgentMark};
+use crate::options::{
+    ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
+};
 use crate::priority::{BEST_EFFORT, ClassSet};
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
@@ -173,6 +175,13 @@ impl Stack {
     /// `tcp.local_port_last`.
     pub fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.tcp.config.local_port_first..=self.tcp.config.local_port_last
+    }
+
+    /// Returns whether a connection, also one in TIME-WAIT, prevents a socket with these options from being
+    /// bound to an address, as in Linux's `inet_bind_conflict`. If the connections of the port have several
+    /// local addresses, each of them counts as the address that is asked for.
+    pub fn prevents_bind(&self, address: SocketAddr, v6_only: bool, sharing: PortSharing) -> bool {
+        self.tcp.port_use.prevents_bind(address.ip(), address.port(), v6_only, sharing)
     }
 
     /// Returns the network layer: addresses, neighbours, counters.

@@ -9,7 +9,7 @@ use super::word::{Op, PeerAction, WORD_BYTES, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::device::{BURST_FRAMES_MAX, Label, RxBurst, RxFrame};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpOption};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpOption};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::protocol;
@@ -323,6 +323,10 @@ impl StackFixture {
                     _ => SaveSyn::Off,
                 },
                 unordered: word.z & 1 << 23 != 0,
+                port_sharing: PortSharing {
+                    reuse_address: word.z & 1 << 24 != 0,
+                    reuse_port: word.z & 1 << 25 != 0,
+                },
             },
         };
         // The cookie of one listener may return to another one with different options.

@@ -316,8 +316,14 @@ impl Channels {
         self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(Vec::new()), Client::links)
     }
 
-    /// Reserves an address.
+    /// Reserves an address. A given port must be free on all shards: each knows its own connections.
     pub fn reserve(&mut self, address: SocketAddr, sharing: AddressSharing) -> Result<Reservation, Error> {
+        if address.port() != 0 {
+            for client in self.clients.iter_mut().skip(RESERVATION_SHARD + 1) {
+                let reserved = client.reserve(address, sharing)?;
+                client.unreserve(reserved)?;
+            }
+        }
         self.clients
             .get_mut(RESERVATION_SHARD)
             .ok_or(Error::Reserve(address, ReserveError::NotAvailable))?

@@ -20,7 +20,7 @@ use core::ffi::c_int;
 use core::time::Duration;
 pub use get::OptionValue;
 use ginnel::channel::{AddressSharing, ReceivedDatagram};
-use ginnel::{CongestionControl, OptionError, SocketOptions, TcpInfo, TcpOption};
+use ginnel::{CongestionControl, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption};
 use int_options::IntOptions;
 use rustix::io::Errno;
 use timestamps::TimestampOptions;
@@ -361,6 +361,10 @@ impl SocketOptionState {
             save_syn: self.save_syn(),
             priority: self.link_priority(),
             unordered: self.flag(BoolOption::UnorderedReceive),
+            port_sharing: PortSharing {
+                reuse_address: self.flag(BoolOption::ReuseAddress),
+                reuse_port: self.flag(BoolOption::ReusePort),
+            },
         }
     }
 

@@ -10,7 +10,7 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::icmp::extensions::IcmpExtensions;
-use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo};
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 
@@ -53,7 +53,9 @@ codec_struct!(SocketOptions {
     save_syn,
     priority,
     unordered,
+    port_sharing,
 });
+codec_struct!(PortSharing { reuse_address, reuse_port });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 codec_struct!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
 codec_struct!(ConnectOptions { local, is_ephemeral_port, socket });

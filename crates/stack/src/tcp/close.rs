@@ -89,7 +89,7 @@ impl Tcp {
             (remote_ip, ..) = self.addresses.store(&key);
         }
         let c = &self.conns[idx];
-        let entry = TimeWait::from_tcb(c, remote_ip, self.priority(c));
+        let entry = TimeWait::from_tcb(c, remote_ip, self.profiles.get(c.profile));
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is not in the flow table");
@@ -100,6 +100,7 @@ impl Tcp {
     pub fn end_time_wait(&mut self, index: u32) {
         let entry = self.time_wait.get(index);
         let (v6, remote_ip) = (entry.v6, entry.remote_ip);
+        self.port_use.remove(entry.local_port, entry.port_sharing());
         let hash = self.time_wait_hash(entry);
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(v6, remote_ip);

@@ -45,6 +45,11 @@ impl HostAddr {
         ((self.0 >> 64) as u64, self.0 as u64)
     }
 
+    /// Returns the address of both halves of its number.
+    pub const fn from_halves(high: u64, low: u64) -> Self {
+        Self((high as u128) << 64 | low as u128)
+    }
+
     #[inline]
     pub const fn ip(self) -> IpAddr {
         if self.is_v4() {

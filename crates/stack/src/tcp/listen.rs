@@ -570,6 +570,7 @@ impl Tcp {
             self.conns.free(idx);
             return None;
         }
+        self.port_use.add(key, self.profiles.get(profile).port_sharing);
         let (remote_ip, local_ip, v6) = self.addresses.store(key);
         let tcb = Tcb {
             remote_ip,

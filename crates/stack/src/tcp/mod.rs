@@ -26,6 +26,7 @@ mod memory_waiters;
 mod mtu_search;
 mod output;
 mod pending;
+pub(crate) mod port_use;
 mod prediction;
 pub(crate) mod profile;
 mod rack;
@@ -74,6 +75,7 @@ pub use demux::FlowKey;
 use listen::ListenTable;
 use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
+use port_use::PortUse;
 use profile::{Profile, ProfileId, ProfileTable};
 use saved_syn::SavedSyns;
 use secrets::Secrets;
@@ -94,6 +96,8 @@ pub(crate) struct Tcp {
     pub conns: ConnTable,
     pub active: ActivePool,
     pub addresses: AddressPool,
+    /// Connections of each local port.
+    pub port_use: PortUse,
     pub flows: FlowTable,
     pub wheel: TimerWheel,
     /// Timers that are not in the wheel yet, ordered by the time at which they enter it.
@@ -149,6 +153,7 @@ impl Tcp {
             conns: ConnTable::new(config.connections_max),
             active: ActivePool::new(),
             addresses: AddressPool::default(),
+            port_use: PortUse::new(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
             deferred_timers: timers::DeferredTimers::default(),
@@ -473,6 +478,7 @@ impl Tcp {
     /// Removes a connection from the flow table.
     fn remove_flow(&mut self, idx: u32) {
         let key = self.key(idx);
+        self.port_use.remove(key.local_port, self.profile(idx).port_sharing);
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
         debug_assert!(removed, "a live connection is not in the flow table");
     }

@@ -2,6 +2,7 @@
 //! profile; equal profiles share one entry.
 
 use super::config::{CongestionControl, TcpConfig};
+use super::port_use::PortSharing;
 use crate::device::Label;
 use crate::options::SocketOptions;
 use core::ops::RangeInclusive;
@@ -45,6 +46,8 @@ pub(crate) struct Profile {
     pub syn_retries: u8,
     /// Minimum hop limits of segments that are accepted, over IPv4 and over IPv6.
     pub min_hop_limits: [u8; 2],
+    /// Whether the local port is shared with other sockets that are bound.
+    pub port_sharing: PortSharing,
     /// True if high-priority data are delivered before a gap in front of them fills.
     pub unordered: bool,
     /// Retransmission time-out before the first sample.
@@ -84,6 +87,7 @@ impl Profile {
             priority: 0,
             syn_retries: config.syn_retries,
             min_hop_limits: [0; 2],
+            port_sharing: PortSharing::default(),
             unordered: false,
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
@@ -161,6 +165,7 @@ impl Profile {
         self.priority = options.priority;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
         self.min_hop_limits = [options.min_ttl, options.min_hop_count];
+        self.port_sharing = options.port_sharing;
         self.unordered = options.unordered;
         if let Some(time) = options.rto_min {
             self.set_rto_min(within(RTO_MIN_RANGE, time)?);

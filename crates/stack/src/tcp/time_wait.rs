@@ -5,6 +5,8 @@
 
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
+use super::port_use::PortSharing;
+use super::profile::Profile;
 use crate::tables::memory_of;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
@@ -30,8 +32,9 @@ pub(crate) struct TimeWait {
     /// Window that was advertised, unscaled.
     pub window: u16,
     pub v6: bool,
-    /// Bit 0: timestamps are in use; bits above: priority of the segments that are sent.
-    timestamps_and_priority: u8,
+    /// Bit 0: timestamps are in use; bits 1 to 3: priority of the segments that are sent; bits 4 and 5: whether
+    /// the port is shared.
+    small_fields: u8,
 }
 
 const _: () = assert!(size_of::<TimeWait>() <= 48);
@@ -51,18 +54,24 @@ impl TimeWait {
     /// Returns whether timestamps are in use (RFC 7323).
     #[inline(always)]
     pub const fn timestamps(&self) -> bool {
-        self.timestamps_and_priority & 1 != 0
+        self.small_fields & 1 != 0
     }
 
     /// Returns the priority of the connection.
     pub const fn priority(&self) -> u8 {
-        self.timestamps_and_priority >> 1
+        self.small_fields >> 1 & 7
     }
 
-    /// Returns the entry for a connection of this priority. `remote_ip` is a reference of its own into the
+    /// Returns whether the port is shared with other sockets that are bound.
+    #[inline(always)]
+    pub const fn port_sharing(&self) -> PortSharing {
+        PortSharing::from_bits(self.small_fields >> 4)
+    }
+
+    /// Returns the entry for a connection with this profile. `remote_ip` is a reference of its own into the
     /// address pool.
     #[inline(always)]
-    pub fn from_tcb(c: &Tcb, remote_ip: u32, priority: u8) -> Self {
+    pub fn from_tcb(c: &Tcb, remote_ip: u32, profile: &Profile) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
             remote_ip,
@@ -80,7 +89,9 @@ impl TimeWait {
             // Rounded up, so that the right edge does not move back.
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
-            timestamps_and_priority: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1,
+            small_fields: u8::from(c.has(Flags::TIMESTAMPS))
+                | profile.priority << 1
+                | profile.port_sharing.bits() << 4,
         }
     }
 }

@@ -169,6 +169,75 @@ pub fn reuseport_listeners(w: &mut Fixture<'_>) {
     w.log("connect without listener", connect(w));
 }
 
+/// Logs whether sockets with and without `SO_REUSEADDR` can be bound to a port of host `a`.
+fn log_binds(w: &mut Fixture<'_>, when: &str, port: u16) {
+    let mut others = vec![("same address", w.at_a(port))];
+    if w.domain() == AF_INET {
+        let any = std::net::SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), port);
+        others.push(("wildcard", crate::sys::address(any)));
+    }
+    for (label, at) in others {
+        for options in [&[][..], &[SO_REUSEADDR], &[SO_REUSEPORT]] {
+            let fd = w.a.socket(w.domain(), SOCK_STREAM).unwrap();
+            for option in options {
+                w.a.setsockopt(fd, SOL_SOCKET, *option, &1i32.to_ne_bytes()).unwrap();
+            }
+            w.log(&format!("{when}, {label}, {options:?}"), w.a.bind(fd, &at));
+            w.a.close(fd).unwrap();
+        }
+    }
+}
+
+/// The port of a listener that was closed, and ports of sockets that connected, while their connections are
+/// open, in FIN_WAIT2, and in TIME_WAIT.
+pub fn bind_next_to_connections(w: &mut Fixture<'_>) {
+    let on = 1i32.to_ne_bytes();
+    for option in [None, Some(SO_REUSEADDR), Some(SO_REUSEPORT)] {
+        let socket = |w: &Fixture<'_>| {
+            let fd = w.a.socket(w.domain(), SOCK_STREAM).unwrap();
+            if let Some(option) = option {
+                w.a.setsockopt(fd, SOL_SOCKET, option, &on).unwrap();
+            }
+            fd
+        };
+        let listener = socket(w);
+        w.a.bind(listener, &w.at_a(0)).unwrap();
+        w.a.listen(listener, 4).unwrap();
+        let at = port(&w.a.getsockname(listener).unwrap());
+        let peer = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+        w.b.connect(peer, &w.at_a(at)).unwrap();
+        let accepted = w.a.accept4(listener, 0).unwrap();
+        w.a.close(listener).unwrap();
+        log_binds(w, "accepted", at);
+        w.a.close(accepted).unwrap();
+        w.settle();
+        log_binds(w, "FIN_WAIT2", at);
+        w.b.close(peer).unwrap();
+        w.settle();
+        log_binds(w, "TIME_WAIT", at);
+        // A port that `connect` or `bind` chose.
+        for bound in [false, true] {
+            let listener = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+            w.b.bind(listener, &w.at_b(0)).unwrap();
+            w.b.listen(listener, 4).unwrap();
+            let to = w.at_b(port(&w.b.getsockname(listener).unwrap()));
+            let fd = socket(w);
+            if bound {
+                w.a.bind(fd, &w.at_a(0)).unwrap();
+            }
+            w.a.connect(fd, &to).unwrap();
+            let local = w.a.getsockname(fd).unwrap();
+            w.log("local address", local[4..] == w.at_a(0)[4..]);
+            let peer = w.b.accept4(listener, 0).unwrap();
+            log_binds(w, "connected", port(&local));
+            w.a.close(fd).unwrap();
+            w.b.close(peer).unwrap();
+            w.settle();
+            log_binds(w, "closed", port(&local));
+        }
+    }
+}
+
 #[cfg(test)]
 pub mod tests {
     crate::cases! {
@@ -176,5 +245,6 @@ pub mod tests {
         reuseport_listeners
         reuseport_requires_equal_users
         pending_connections_end_with_their_listener
+        bind_next_to_connections
     }
 }

@@ -1,12 +1,13 @@
 //! Addresses that programs reserved with `bind` before they listen or connect. The rules are those of Linux
-//! (`inet_csk_bind_conflict`), except that open connections and connections in TIME_WAIT do not prevent a
-//! bind: a collision with them is refused when a connection is opened.
+//! (`inet_csk_bind_conflict`): reservations, listeners, open connections and connections in TIME-WAIT prevent a
+//! bind.
 
 use super::ChannelServer;
 use crate::channel::control::{AddressSharing, Reservation, ReserveError};
 use crate::context::Context;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::RangeInclusive;
+use ginnel_stack::options::PortSharing;
 
 /// One reservation.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,14 @@ pub(super) struct PortChoice {
     pub max: usize,
 }
 
+/// Sockets without a reservation that may prevent one.
+pub(super) struct OtherSockets<'a> {
+    /// Addresses on which there are listeners.
+    pub listeners: &'a [(SocketAddr, AddressSharing)],
+    /// Returns whether a connection prevents a bind.
+    pub connections_prevent: &'a dyn Fn(SocketAddr, AddressSharing) -> bool,
+}
+
 /// Returns the owner ID of a client of a domain.
 pub(super) fn owner_id(domain: usize, client: usize) -> u32 {
     // Cannot truncate: there are at most 64 domains, and client numbers have 16 bits.
@@ -41,17 +50,17 @@ pub(super) struct PortReservations {
 }
 
 impl PortReservations {
-    /// Reserves an address. `listening` are the addresses on which there are listeners.
+    /// Reserves an address. `others` are the sockets that have no reservation.
     pub fn reserve(
         &mut self,
         address: SocketAddr,
         sharing: AddressSharing,
         owner: u32,
         choice: &PortChoice,
-        listening: &[(SocketAddr, AddressSharing)],
+        others: &OtherSockets<'_>,
     ) -> Result<Reservation, ReserveError> {
         let PortChoice { ephemeral, start, max } = choice;
-        let free = |ports: &Self, address, sharing| !ports.has_conflict(address, sharing, listening);
+        let free = |ports: &Self, address, sharing| !ports.has_conflict(address, sharing, others);
         let address = if address.port() != 0 {
             Some(address).filter(|address| free(self, *address, sharing)).ok_or(ReserveError::InUse)?
         } else {
@@ -79,10 +88,10 @@ impl PortReservations {
         &self,
         address: SocketAddr,
         sharing: AddressSharing,
-        listening: &[(SocketAddr, AddressSharing)],
+        others: &OtherSockets<'_>,
     ) -> bool {
         // Covers listeners whose reservation was released with the process that made it.
-        let listeners = listening.iter().map(|(at, other)| (*at, *other, true));
+        let listeners = others.listeners.iter().map(|(at, other)| (*at, *other, true));
         let reserved = self.entries.iter().flatten().map(|other| (other.address, other.sharing, false));
         listeners.chain(reserved).any(|(at, other, listens)| {
             let both_reuse = sharing.reuse_address && other.reuse_address && !listens;
@@ -91,7 +100,7 @@ impl PortReservations {
                 && !both_spread
                 && at.port() == address.port()
                 && overlap(address.ip(), sharing.v6only, at.ip(), other.v6only)
-        })
+        }) || (others.connections_prevent)(address, sharing)
     }
 
     /// Gives up a reservation, if this owner made it.
@@ -131,7 +140,13 @@ impl ChannelServer {
         let listeners = self.domains.iter().flatten().flat_map(|domain| domain.listeners.iter().flatten());
         let listening: Vec<(SocketAddr, AddressSharing)> =
             listeners.map(|listener| (listener.address, listener.sharing)).collect();
-        self.ports.reserve(at, sharing, owner, &choice, &listening)
+        let connections_prevent = |at: SocketAddr, sharing: AddressSharing| {
+            let AddressSharing { reuse_address, reuse_port, .. } = sharing;
+            let options = PortSharing { reuse_address, reuse_port };
+            cx.prevents_bind(at, sharing.v6only, options)
+        };
+        let others = OtherSockets { listeners: &listening, connections_prevent: &connections_prevent };
+        self.ports.reserve(at, sharing, owner, &choice, &others)
     }
 }
 
@@ -155,6 +170,11 @@ mod tests {
     const V6_ONLY: AddressSharing = AddressSharing { v6only: true, ..PLAIN };
     const ANOTHER: AddressSharing = AddressSharing { uid: 1, ..SPREAD };
 
+    /// Returns listeners, and no connections.
+    fn others(listeners: &[(SocketAddr, AddressSharing)]) -> OtherSockets<'_> {
+        OtherSockets { listeners, connections_prevent: &|_, _| false }
+    }
+
     fn reserve(
         ports: &mut PortReservations,
         address: &str,
@@ -162,7 +182,7 @@ mod tests {
     ) -> Result<Reservation, ReserveError> {
         let address = address.parse().unwrap();
         let choice = PortChoice { ephemeral: 1000..=1002, start: 1, max: 8 };
-        ports.reserve(address, sharing, 1, &choice, &[])
+        ports.reserve(address, sharing, 1, &choice, &others(&[]))
     }
 
     #[test]
@@ -198,7 +218,7 @@ mod tests {
             ("[::]:84".parse().unwrap(), V6_ONLY),
         ];
         let mut reserve =
-            |at: &str, sharing| ports.reserve(at.parse().unwrap(), sharing, 1, &choice, &listening);
+            |at: &str, sharing| ports.reserve(at.parse().unwrap(), sharing, 1, &choice, &others(&listening));
         assert_eq!(reserve("10.0.0.1:81", REUSE), Err(ReserveError::InUse));
         assert!(reserve("10.0.0.1:82", REUSE).is_ok());
         assert!(reserve("0.0.0.0:81", SPREAD).is_ok());
