@@ -95,8 +95,10 @@ const WINDOW_MIN: u32 = 2048;
 /// Bits of `SO_BUF_LOCK`.
 const SNDBUF_LOCK: u8 = 1;
 const RCVBUF_LOCK: u8 = 2;
-/// Maximum that a program may request (`net.core.rmem_max`), before Linux doubles it.
-const BUFFER_MAX: u32 = 212_992;
+/// Maximum that a program may request (`net.core.rmem_max`, `wmem_max`), before Linux doubles it.
+const BUFFER_MAX: u32 = 4 << 20;
+/// Initial buffer sizes of UDP sockets (`net.core.rmem_default`, `wmem_default`).
+const UDP_BUFFER_DEFAULT: u32 = 212_992;
 /// Maximum of `SO_RCVBUFFORCE`, before Linux doubles it: the stack's limit.
 const FORCED_MAX: u32 = 1 << 29;
 /// Initial buffer sizes (`net.ipv4.tcp_rmem`, `tcp_wmem`).
@@ -221,8 +223,8 @@ impl SocketOptionState {
             recv_timeout: None,
             send_timeout: None,
             rcvlowat: 1,
-            recv_buffer: if is_udp { BUFFER_MAX } else { RCVBUF_DEFAULT },
-            send_buffer: if is_udp { BUFFER_MAX } else { SNDBUF_DEFAULT },
+            recv_buffer: if is_udp { UDP_BUFFER_DEFAULT } else { RCVBUF_DEFAULT },
+            send_buffer: if is_udp { UDP_BUFFER_DEFAULT } else { SNDBUF_DEFAULT },
             buf_lock: 0,
             window_clamp: 0,
             max_segment: 0,
@@ -297,6 +299,17 @@ impl SocketOptionState {
 
     pub fn rcvlowat(&self) -> usize {
         self.rcvlowat as usize
+    }
+
+    /// Returns whether the program has fixed the size of the send buffer (`SOCK_SNDBUF_LOCK`).
+    #[inline]
+    pub fn has_fixed_send_buffer(&self) -> bool {
+        self.buf_lock & SNDBUF_LOCK != 0
+    }
+
+    /// Returns the size of the send buffer.
+    pub fn send_buffer_bytes(&self) -> usize {
+        self.send_buffer as usize
     }
 
     /// Sets the initial size of the send buffer.

@@ -106,6 +106,7 @@ impl ProcessState {
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
         let (rcvlowat, shutdown) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);
         let notsent_lowat = socket.options.notsent_lowat();
+        let is_fixed = socket.options.has_fixed_send_buffer();
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         let is_message_blocked = matches!(socket.role, SocketRole::Stream(stream) if stream.message_blocked);
         let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
@@ -137,6 +138,8 @@ impl ProcessState {
                 if self.has_send_buffer_space(file, conn, notsent_lowat) {
                     ready |= WRITABLE;
                 }
+            } else if is_fixed && !no_more_output && !self.has_fixed_buffer_space(file, conn) {
+                // A notification follows.
             } else if no_more_output
                 || has_space
                 || self.client.await_send_space(conn, required) == Ok(true)

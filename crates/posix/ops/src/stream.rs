@@ -135,11 +135,12 @@ impl Ops {
             if flags & libc::MSG_MORE != 0 {
                 state.set_msg_more(file, true);
             }
-            let result = match state.send_step(file, buffers, total, &done) {
+            let result = match state.send_step(file, buffers, total, &done, false) {
                 Err(Errno::AGAIN) if timeout != Timeout::Zero => {
                     let wait = Wait::restarting(timeout, &done);
-                    let step =
-                        |state: &mut ProcessState, _: &mut [_]| state.send_step(file, buffers, total, &done);
+                    let step = |state: &mut ProcessState, _: &mut [_]| {
+                        state.send_step(file, buffers, total, &done, true)
+                    };
                     let result;
                     (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                     result
@@ -190,8 +191,9 @@ impl Ops {
         let (_lane, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
             let (conn, conn_state) = state.sendable(file)?;
             let status = state.client.status_with_state(conn, conn_state).map_err(|_| Errno::PIPE)?;
-            if status.send_space > 0 {
-                return Ok(status.send_space);
+            let space = state.send_limit(file, conn, status.send_space, true);
+            if space > 0 {
+                return Ok(space);
             }
             // If the connection is gone or space has become free meanwhile, the next attempt finds out.
             let _ = state.client.await_send_space(conn, 1);
@@ -376,16 +378,18 @@ impl ProcessState {
         if conn_state.is_connected() { Ok((conn, conn_state)) } else { Err(Errno::AGAIN) }
     }
 
-    /// Writes what fits. Returns the total number of bytes once everything is written.
+    /// Writes what fits. Returns the total number of bytes once everything is written. `has_waited` tells
+    /// that the call has waited for space.
     fn send_step(
         &mut self,
         file: FileId,
         buffers: &[UserSlice<'_>],
         total: usize,
         done: &Cell<usize>,
+        has_waited: bool,
     ) -> Result<usize, Errno> {
         let (conn, _) = self.sendable(file)?;
-        let end = done.get() + self.send_limit(file, conn, total - done.get());
+        let end = done.get() + self.send_limit(file, conn, total - done.get(), has_waited);
         if done.get() < total {
             let range = done.get()..end;
             let sent = self.client.send_from(conn, buffers, range).map_err(|_| Errno::PIPE)?;
@@ -404,14 +408,68 @@ impl ProcessState {
     /// Returns how many of `max` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
     /// the stack knows how much it has sent; it is asked only if that decides.
     #[inline]
-    fn send_limit(&mut self, file: FileId, conn: Conn, max: usize) -> usize {
-        match self.files.socket(file).map(|socket| socket.options.notsent_lowat()) {
-            Ok(notsent_lowat) if self.send_buffer.is_some() => {
+    fn send_limit(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
+        let limits = self.files.socket(file).map(|socket| {
+            (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer())
+        });
+        match limits {
+            Ok((notsent_lowat, _)) if self.send_buffer.is_some() => {
                 self.send_buffer_limit(file, conn, max, notsent_lowat)
             }
-            Ok(Some(notsent_lowat)) => self.notsent_limit(conn, max, notsent_lowat),
-            _ => max,
+            Ok((None, false)) | Err(_) => max,
+            Ok((notsent_lowat, is_fixed)) => {
+                let max = if is_fixed { self.fixed_buffer_limit(file, conn, max, has_waited) } else { max };
+                notsent_lowat.map_or(max, |notsent_lowat| self.notsent_limit(conn, max, notsent_lowat))
+            }
         }
+    }
+
+    /// Returns how many of `max` bytes fit in a send buffer whose size the program has fixed (`SO_SNDBUF`). The
+    /// stack is asked only if more bytes than fit were written since it was asked. A writer that waited gets
+    /// space when a third of the buffer is free (`sk_stream_write_space`).
+    #[cold]
+    fn fixed_buffer_limit(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
+        let Some((bound, queued)) = self.fixed_buffer_usage(file, conn, max) else { return max };
+        let free = bound.saturating_sub(queued);
+        if max <= free {
+            return max;
+        }
+        self.await_acknowledgement(conn);
+        if has_waited && free < queued / 2 { 0 } else { free }
+    }
+
+    /// Returns the size of a fixed send buffer, and an upper limit of the unacknowledged bytes in it, which is
+    /// exact if `more` bytes do not fit.
+    fn fixed_buffer_usage(&mut self, file: FileId, conn: Conn, more: usize) -> Option<(usize, usize)> {
+        let bound = self.files.socket(file).ok()?.options.send_buffer_bytes();
+        let written = self.client.written(conn).ok()?;
+        let known = self.files.stream(file)?.nospace_acked.unwrap_or(0);
+        let mut queued = usize::try_from(written.saturating_sub(known)).unwrap_or(usize::MAX);
+        if queued.saturating_add(more) > bound {
+            let acked = self.acked(conn)?;
+            self.files.stream(file)?.nospace_acked = Some(acked);
+            queued = usize::try_from(written.saturating_sub(acked)).unwrap_or(usize::MAX);
+        }
+        Some((bound, queued))
+    }
+
+    /// Returns whether a third of a fixed send buffer is free; if not, a notification follows acknowledgements.
+    #[cold]
+    pub(crate) fn has_fixed_buffer_space(&mut self, file: FileId, conn: Conn) -> bool {
+        let third = |(bound, queued): (usize, usize)| bound.saturating_sub(queued) >= queued / 2;
+        if self.fixed_buffer_usage(file, conn, 0).is_none_or(third)
+            || self.fixed_buffer_usage(file, conn, usize::MAX).is_none_or(third)
+        {
+            return true;
+        }
+        self.await_acknowledgement(conn);
+        false
+    }
+
+    /// Requests a notification when the peer has acknowledged bytes.
+    fn await_acknowledgement(&mut self, conn: Conn) {
+        // If the connection is gone meanwhile, the next check finds out.
+        let _ = self.client.sendable_within(conn, 1 << 30, (0, 0));
     }
 
     #[cold]

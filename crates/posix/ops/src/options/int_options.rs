@@ -129,7 +129,7 @@ impl SocketOptionState {
             uid: self.user,
             broadcast: self.flag(BoolOption::Broadcast),
             v6only: family == Family::V6 && self.is_v6_only(),
-            rcvbuf: None,
+            rcvbuf: Some(self.recv_buffer),
             hop_limit: u8::try_from(ttl).ok(),
             tos,
             priority: self.link_priority(),

@@ -18,6 +18,23 @@ use rustix::time::{ClockId, clock_gettime};
 /// Datagrams of a socket that may wait for space in the region, or are too long for it.
 const PENDING_MAX: usize = 256;
 
+/// Memory that Linux charges to the receive buffer for a short datagram over loopback: `struct sk_buff` and a
+/// buffer of `SKB_SMALL_HEAD_CACHE_SIZE`.
+const SMALL_TRUESIZE: usize = 832;
+/// Bytes of a buffer of Linux besides the payload: headers of the link, IP and UDP, and `struct
+/// skb_shared_info`.
+const BUFFER_OVERHEAD: usize = 379;
+/// `struct sk_buff`.
+const SKB_BYTES: usize = 256;
+
+/// Returns the memory that Linux charges to the receive buffer for a datagram (`skb->truesize`).
+fn truesize(len: usize) -> usize {
+    match len + BUFFER_OVERHEAD {
+        ..=576 => SMALL_TRUESIZE,
+        bytes => bytes.next_power_of_two() + SKB_BYTES,
+    }
+}
+
 impl Domain {
     /// Makes a UDP socket's datagrams pass through the region from now on.
     pub(super) fn open_datagram_queue(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
@@ -51,6 +68,10 @@ impl Domain {
                 return;
             }
         };
+        if self.exceeds_recv_buffer(socket, data.len()) {
+            self.stats.datagrams_dropped += 1;
+            return;
+        }
         let fits = !self.is_oversize(data.len());
         let mut queue = self.sockets[socket as usize].datagram_queue.take().unwrap_or_default();
         if queue.pending.is_empty()
@@ -79,6 +100,29 @@ impl Domain {
         self.move_pending(socket, &mut queue);
         self.sockets[socket as usize].datagram_queue = Some(queue);
         self.notify_owners(socket);
+    }
+
+    /// Sets the size of the receive buffer of a socket whose datagrams pass through the region.
+    pub(super) fn set_datagram_buffer(&mut self, socket: u32, bytes: Option<u32>) {
+        if let Some(queue) = &mut self.sockets[socket as usize].datagram_queue {
+            queue.recv_buffer_bytes = bytes.unwrap_or(u32::MAX);
+        }
+    }
+
+    /// Returns whether the unread datagrams leave no space in the receive buffer for one of `len` bytes. As on
+    /// Linux, each is charged more memory than its payload; those in the region are counted as if they had
+    /// the length of the new one. An empty queue accepts any datagram.
+    fn exceeds_recv_buffer(&self, socket: u32, len: usize) -> bool {
+        let entry = &self.sockets[socket as usize];
+        let Some(queue) = &entry.datagram_queue else { return false };
+        let unread = self.region.stream(socket, Direction::Incoming).unread(entry.received).unwrap_or(0);
+        let limit = queue.recv_buffer_bytes as usize;
+        // No datagram is charged more than this multiple of what it takes in the region.
+        if queue.pending.is_empty() && (unread + HEADER_BYTES).saturating_mul(SMALL_TRUESIZE / HEADER_BYTES + 1) < limit {
+            return false;
+        }
+        let unread = unread / self.region_bytes(len) + queue.pending.len();
+        unread > 0 && (unread + 1).saturating_mul(truesize(len)) > limit
     }
 
     /// Returns whether a datagram of this length is too long for the region, which then has its header alone.

@@ -164,6 +164,8 @@ pub(super) struct DatagramQueue {
     pub oversize: VecDeque<(Datagram, Vec<u8>)>,
     /// True if the engine keeps an error queue (`IP_RECVERR`).
     pub recverr: bool,
+    /// Size of the receive buffer, which limits the unread datagrams (`SO_RCVBUF`).
+    pub recv_buffer_bytes: u32,
 }
 
 /// Datagrams and errors of a UDP socket that were not received yet.

@@ -62,6 +62,7 @@ impl Domain {
                     if through_region {
                         self.open_datagram_queue(cx, socket, udp);
                         self.set_recverr(socket, options.recverr_v4 || options.recverr_v6);
+                        self.set_datagram_buffer(socket, options.rcvbuf);
                     }
                     self.region.socket(socket).state.store(bits, Ordering::Release);
                     (socket, generation)
@@ -76,6 +77,7 @@ impl Domain {
                 let set = owned(self, socket).and_then(|udp| cx.udp_set_options(udp, options));
                 if set.is_ok() {
                     self.set_recverr(socket.index(), options.recverr_v4 || options.recverr_v6);
+                    self.set_datagram_buffer(socket.index(), options.rcvbuf);
                 }
                 ChannelReply::Udp(set)
             }
