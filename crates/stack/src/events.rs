@@ -52,6 +52,16 @@ pub enum CloseReason {
     NetUnreachable,
     /// ICMP reported that the peer does not support TCP (`ENOPROTOOPT`).
     ProtocolUnreachable,
+    /// ICMP reported that the host is unknown (`EHOSTDOWN`).
+    HostDown,
+    /// ICMP reported that the source host is isolated (`ENONET`).
+    HostIsolated,
+    /// ICMP reported that a source route failed (`EOPNOTSUPP`).
+    SourceRouteFailed,
+    /// ICMPv6 reported that communication is prohibited (`EACCES`).
+    Prohibited,
+    /// ICMP reported that a header was not understood (`EPROTO`).
+    ProtocolError,
     /// The application aborted the connection or closed it with unread data, or its listener was closed.
     Aborted,
     /// An administrator closed the socket (`SOCK_DESTROY`, `ECONNABORTED`).

@@ -252,9 +252,14 @@ const fn failure(reason: CloseReason) -> Failure {
     match reason {
         CloseReason::Refused => Failure::Refused,
         CloseReason::TimedOut => Failure::ConnectTimeout,
-        CloseReason::HostUnreachable | CloseReason::NetUnreachable | CloseReason::ProtocolUnreachable => {
-            Failure::Unreachable
-        }
+        CloseReason::HostUnreachable
+        | CloseReason::NetUnreachable
+        | CloseReason::ProtocolUnreachable
+        | CloseReason::HostDown
+        | CloseReason::HostIsolated
+        | CloseReason::SourceRouteFailed
+        | CloseReason::Prohibited
+        | CloseReason::ProtocolError => Failure::Unreachable,
         CloseReason::Normal => Failure::ClosedEarly,
         CloseReason::Reset | CloseReason::Aborted | CloseReason::Destroyed => Failure::Reset,
     }

@@ -387,6 +387,7 @@ impl ProcessState {
         {
             conn_state = self.client.socket_state(conn).ok()?;
         }
+        let is_write_shut = self.files.socket(file).ok()?.shutdown.write;
         let stream = self.files.stream(file)?;
         if let Some(reason) = conn_state.close_reason() {
             stream.end_seen = true;
@@ -394,7 +395,8 @@ impl ProcessState {
                 .then(|| self.client.connect_error(stream.conn));
             let error = match refusal.flatten() {
                 Some(error) => Some(connect_errno(error)),
-                None => sk_err_of(reason, conn_state.has_fin()),
+                // In CLOSING and LAST-ACK, too, the program's own FIN was sent.
+                None => sk_err_of(reason, conn_state.has_fin() && !is_write_shut),
             };
             // An earlier error takes precedence.
             stream.error = stream.error.or(error);
@@ -476,6 +478,11 @@ fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
         CloseReason::HostUnreachable => Errno::HOSTUNREACH,
         CloseReason::NetUnreachable => Errno::NETUNREACH,
         CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
+        CloseReason::HostDown => Errno::HOSTDOWN,
+        CloseReason::HostIsolated => Errno::NONET,
+        CloseReason::SourceRouteFailed => Errno::OPNOTSUPP,
+        CloseReason::Prohibited => Errno::ACCESS,
+        CloseReason::ProtocolError => Errno::PROTO,
         CloseReason::Destroyed => Errno::CONNABORTED,
     })
 }

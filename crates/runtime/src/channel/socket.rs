@@ -34,7 +34,7 @@ pub(super) mod request {
     pub const TIMESTAMPS: u32 = 1 << 5;
 }
 
-const CLOSE_REASONS: [CloseReason; 9] = [
+const CLOSE_REASONS: [CloseReason; 14] = [
     CloseReason::Normal,
     CloseReason::Reset,
     CloseReason::Refused,
@@ -44,6 +44,11 @@ const CLOSE_REASONS: [CloseReason; 9] = [
     CloseReason::ProtocolUnreachable,
     CloseReason::Aborted,
     CloseReason::Destroyed,
+    CloseReason::HostDown,
+    CloseReason::HostIsolated,
+    CloseReason::SourceRouteFailed,
+    CloseReason::Prohibited,
+    CloseReason::ProtocolError,
 ];
 
 /// Returns the state bits of a connection that closed for this reason.

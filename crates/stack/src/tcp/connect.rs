@@ -6,6 +6,7 @@ use super::demux::{self, FlowEntry, FlowKey};
 use super::mtu_search::MtuSearchState;
 use super::profile::ProfileId;
 use super::rtx_queue::RtxEntry;
+use super::soft_errors::{ends_request, icmp_close_reason};
 use super::state::State;
 use crate::error::ConnectError;
 use crate::events::CloseReason;
@@ -180,18 +181,24 @@ impl Tcp {
         let opening = matches!(c.state, State::SynSent | State::SynReceived);
         if opening && c.has(Flags::ACTIVE_OPEN) {
             // Linux ends an attempt to connect at the first error.
-            let reason = match error.kind {
-                IcmpErrorKind::PortUnreachable => CloseReason::Refused,
-                IcmpErrorKind::NetUnreachable => CloseReason::NetUnreachable,
-                IcmpErrorKind::ProtocolUnreachable => CloseReason::ProtocolUnreachable,
-                _ => CloseReason::HostUnreachable,
-            };
-            self.destroy(idx, reason);
+            self.destroy(idx, icmp_close_reason(error));
+        } else if opening && ends_request(error) {
+            // No application knows the connection yet (`tcp_req_err`).
+            self.destroy(idx, icmp_close_reason(error));
         } else {
             // RFC 5461 and RFC 1122 §4.2.3.9: the error may be transient. It is the close reason if the
             // connection times out.
             self.conns[idx].flags.set(Flags::SOFT_ERROR);
+            let reason = icmp_close_reason(error);
+            self.soft_errors.record(idx, self.conns[idx].generation, reason);
         }
+    }
+
+    /// Returns why a connection ends that was given up (`sk_err_soft`).
+    #[cold]
+    pub(super) fn time_out_reason(&self, idx: u32) -> CloseReason {
+        let c = &self.conns[idx];
+        if c.has(Flags::SOFT_ERROR) { self.soft_errors.get(idx, c.generation) } else { CloseReason::TimedOut }
     }
 
     /// Looks up the route again, after routes or addresses have changed.

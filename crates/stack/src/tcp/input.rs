@@ -185,6 +185,10 @@ impl Tcp {
         seg: &Segment<'_>,
         burst: Option<&RxBurst<'_>>,
     ) {
+        // Fifth check, before the first as on Linux: a segment without ACK is dropped, and not answered.
+        if !seg.header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::SYN) {
+            return;
+        }
         let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
         if !self.validate_incoming(net, idx, seg, timestamps) {
             return;
@@ -197,10 +201,6 @@ impl Tcp {
         // Fourth check: SYN (RFC 5961 §4.2): never a reason to reset.
         if seg.has(TcpFlags::SYN) {
             self.on_unexpected_syn(idx, seg);
-            return;
-        }
-        // Fifth check: a segment without ACK is dropped.
-        if !seg.has(TcpFlags::ACK) {
             return;
         }
         if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
@@ -259,6 +259,9 @@ impl Tcp {
         if seg.end().ge(c.rcv_wup) && seg.header.seq.le(edge) {
             return true;
         }
+        if rst && is_reset_before_fin(c, seg) {
+            return true;
+        }
         self.stats.out_of_window += 1;
         if !rst {
             if seg.has(TcpFlags::SYN) {
@@ -274,13 +277,14 @@ impl Tcp {
     /// one in the window causes a challenge ACK (RFC 5961 §3.2).
     fn on_rst(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
-        if seg.header.seq != c.rcv_nxt {
+        if seg.header.seq != c.rcv_nxt && !is_reset_before_fin(c, seg) {
             self.send_challenge_ack(idx);
             return;
         }
         let reason = match c.state {
-            // The peer has received all data and its FIN was received: nothing is lost.
-            State::Closing | State::LastAck | State::TimeWait => CloseReason::Normal,
+            State::TimeWait => CloseReason::Normal,
+            // An application that has closed the socket learns nothing of its end.
+            State::Closing | State::LastAck if c.has(Flags::ORPHAN) => CloseReason::Normal,
             State::SynReceived if c.has(Flags::ACTIVE_OPEN) => CloseReason::Refused,
             _ => CloseReason::Reset,
         };
@@ -431,4 +435,11 @@ fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
     (value.wrapping_sub(c.ts_recent) as i32) >= 0
         || now_ms.wrapping_sub(c.last_rx) > PAWS_24DAYS_MS
         || c.has(Flags::TS_RECENT_OLD)
+}
+
+/// Returns whether RST has the sequence number of the peer's FIN, as macOS sends it for a socket that was closed
+/// after its end of the connection (`tcp_reset_check`).
+#[cold]
+fn is_reset_before_fin(c: &Tcb, seg: &Segment<'_>) -> bool {
+    seg.header.seq + 1 == c.rcv_nxt && matches!(c.state, State::CloseWait | State::LastAck | State::Closing)
 }

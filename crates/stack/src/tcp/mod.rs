@@ -42,6 +42,7 @@ mod secrets;
 pub mod send_buffer;
 mod single_segment;
 mod socket;
+mod soft_errors;
 pub mod source;
 pub mod state;
 mod stats;
@@ -79,6 +80,7 @@ use port_use::PortUse;
 use profile::{Profile, ProfileId, ProfileTable};
 use saved_syn::SavedSyns;
 use secrets::Secrets;
+use soft_errors::SoftErrors;
 use source::SourceTable;
 use state::State;
 use std::collections::VecDeque;
@@ -98,6 +100,8 @@ pub(crate) struct Tcp {
     pub addresses: AddressPool,
     /// Connections of each local port.
     pub port_use: PortUse,
+    /// Soft errors of connections.
+    pub soft_errors: SoftErrors,
     pub flows: FlowTable,
     pub wheel: TimerWheel,
     /// Timers that are not in the wheel yet, ordered by the time at which they enter it.
@@ -154,6 +158,7 @@ impl Tcp {
             active: ActivePool::new(),
             addresses: AddressPool::default(),
             port_use: PortUse::new(),
+            soft_errors: SoftErrors::default(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
             deferred_timers: timers::DeferredTimers::default(),

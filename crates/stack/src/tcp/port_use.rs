@@ -79,7 +79,7 @@ impl PortUse {
         let entry = &self.ports[usize::from(port)];
         let is_used = |bits: &u8| {
             let (word, one) = counter_of(*bits);
-            entry[word] / one & u64::from(u32::MAX) != 0
+            (entry[word] / one) & u64::from(u32::MAX) != 0
         };
         // Two sockets share a port if both have one of the options.
         let conflicts = (0..4).filter(|bits| bits & sharing.bits() == 0).any(|bits| is_used(&bits));

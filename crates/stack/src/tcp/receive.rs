@@ -166,7 +166,10 @@ impl Tcp {
             // The rest had arrived out of order before (RFC 2883 §4.1.2).
             let first = self.conns[idx].rcv_nxt - at as u32;
             self.stats.duplicate_bytes += (end - start) as u64;
-            self.note_dsack(idx, first + start as u32, first + end as u32);
+            // Of two parts that had arrived the first is reported (RFC 2883 §4.2.3).
+            if skip == 0 {
+                self.note_dsack(idx, first + start as u32, first + end as u32);
+            }
         }
         self.conns[idx].rcv_nxt += out.newly_contiguous as u32;
         if out.newly_contiguous > 0 {

@@ -369,13 +369,11 @@ impl Tcp {
                 let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
                 self.connect_time_left(idx) <= rto_ms
             };
-        let c = &mut self.conns[idx];
         if gave_up {
-            let reason =
-                if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
-            self.destroy(idx, reason);
+            self.destroy(idx, self.time_out_reason(idx));
             return false;
         }
+        let c = &mut self.conns[idx];
         c.retries += 1;
         c.flags.set(Flags::SYN_PENDING);
         self.stats.retransmitted += 1;
@@ -572,10 +570,7 @@ impl Tcp {
     /// Ends a connection after a time-out. No RST is sent: the peer has not answered for long, and RFC 9293
     /// §3.10.8 only deletes the connection.
     fn destroy_timed_out(&mut self, idx: u32) {
-        let c = &self.conns[idx];
-        let reason =
-            if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
-        self.destroy(idx, reason);
+        self.destroy(idx, self.time_out_reason(idx));
     }
 
     /// Processes the reordering timer: segments that could have been reordered had enough time to arrive (RFC

@@ -439,6 +439,12 @@ pub enum IcmpKind {
     FragNeeded,
     /// Source route failed; ICMPv6: reject route to destination.
     SourceRouteFailed,
+    /// Destination network unknown; ICMPv6: no route to destination.
+    NetUnknown,
+    /// Destination host unknown; ICMPv6: address unreachable.
+    HostUnknown,
+    /// Source host isolated; ICMPv6: address unreachable.
+    SourceHostIsolated,
     /// Communication administratively prohibited.
     AdminProhibited,
     /// Hop limit exceeded in transit.
@@ -453,13 +459,16 @@ pub enum IcmpKind {
 
 impl IcmpKind {
     /// All kinds with their names in scripts.
-    pub const NAMES: [(&'static str, Self); 11] = [
+    pub const NAMES: [(&'static str, Self); 14] = [
         ("unreachable net_unreachable", Self::NetUnreachable),
         ("unreachable host_unreachable", Self::HostUnreachable),
         ("unreachable protocol_unreachable", Self::ProtocolUnreachable),
         ("unreachable port_unreachable", Self::PortUnreachable),
         ("unreachable frag_needed", Self::FragNeeded),
         ("unreachable source_route_failed", Self::SourceRouteFailed),
+        ("unreachable net_unknown", Self::NetUnknown),
+        ("unreachable host_unknown", Self::HostUnknown),
+        ("unreachable source_host_isolated", Self::SourceHostIsolated),
         ("unreachable admin_prohibited", Self::AdminProhibited),
         ("time_exceeded ttl", Self::TtlExceeded),
         ("time_exceeded reassembly", Self::ReassemblyTimeExceeded),

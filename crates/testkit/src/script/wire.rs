@@ -360,6 +360,9 @@ fn icmpv4_type(kind: IcmpKind) -> (u8, u8) {
         IcmpKind::PortUnreachable => (3, 3),
         IcmpKind::FragNeeded => (3, 4),
         IcmpKind::SourceRouteFailed => (3, 5),
+        IcmpKind::NetUnknown => (3, 6),
+        IcmpKind::HostUnknown => (3, 7),
+        IcmpKind::SourceHostIsolated => (3, 8),
         IcmpKind::AdminProhibited => (3, 13),
         IcmpKind::TtlExceeded => (11, 0),
         IcmpKind::ReassemblyTimeExceeded => (11, 1),
@@ -370,9 +373,9 @@ fn icmpv4_type(kind: IcmpKind) -> (u8, u8) {
 
 fn icmpv6_type(kind: IcmpKind) -> (u8, u8) {
     match kind {
-        IcmpKind::NetUnreachable => (1, 0),
+        IcmpKind::NetUnreachable | IcmpKind::NetUnknown => (1, 0),
         IcmpKind::AdminProhibited => (1, 1),
-        IcmpKind::HostUnreachable => (1, 3),
+        IcmpKind::HostUnreachable | IcmpKind::HostUnknown | IcmpKind::SourceHostIsolated => (1, 3),
         IcmpKind::PortUnreachable => (1, 4),
         IcmpKind::SourceRouteFailed => (1, 6),
         IcmpKind::FragNeeded => (2, 0),

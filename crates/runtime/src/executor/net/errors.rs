@@ -17,6 +17,11 @@ pub(in crate::executor) enum SocketError {
     HostUnreachable,
     NetUnreachable,
     ProtocolUnreachable,
+    HostDown,
+    HostIsolated,
+    SourceRouteFailed,
+    Prohibited,
+    ProtocolError,
     Aborted,
 }
 
@@ -32,6 +37,11 @@ impl SocketError {
             CloseReason::HostUnreachable => Some(Self::HostUnreachable),
             CloseReason::NetUnreachable => Some(Self::NetUnreachable),
             CloseReason::ProtocolUnreachable => Some(Self::ProtocolUnreachable),
+            CloseReason::HostDown => Some(Self::HostDown),
+            CloseReason::HostIsolated => Some(Self::HostIsolated),
+            CloseReason::SourceRouteFailed => Some(Self::SourceRouteFailed),
+            CloseReason::Prohibited => Some(Self::Prohibited),
+            CloseReason::ProtocolError => Some(Self::ProtocolError),
             CloseReason::Aborted | CloseReason::Destroyed => Some(Self::Aborted),
         }
     }
@@ -47,6 +57,11 @@ impl From<SocketError> for io::Error {
             SocketError::HostUnreachable => Errno::HOSTUNREACH,
             SocketError::NetUnreachable => Errno::NETUNREACH,
             SocketError::ProtocolUnreachable => Errno::NOPROTOOPT,
+            SocketError::HostDown => Errno::HOSTDOWN,
+            SocketError::HostIsolated => Errno::NONET,
+            SocketError::SourceRouteFailed => Errno::OPNOTSUPP,
+            SocketError::Prohibited => Errno::ACCESS,
+            SocketError::ProtocolError => Errno::PROTO,
             SocketError::Aborted => Errno::CONNABORTED,
         })
     }

@@ -119,7 +119,7 @@ impl EngineSockets {
                     let mut unread = vec![0; stack.readable(conn)];
                     let got = stack.recv(conn, &mut unread).unwrap_or(0);
                     unread.truncate(got);
-                    socket.error = close_errno(reason, socket.peer_closed);
+                    socket.error = close_errno(reason, socket.peer_closed && !socket.shut_write);
                     socket.kind = SocketKind::Closed(unread);
                 }
                 Event::PeerClosed { conn } => {
@@ -302,17 +302,22 @@ impl EngineSockets {
 }
 
 /// Returns Linux's `SO_ERROR` for the end of a connection.
-fn close_errno(reason: CloseReason, peer_closed: bool) -> Option<i32> {
+fn close_errno(reason: CloseReason, is_close_wait: bool) -> Option<i32> {
     match reason {
         CloseReason::Normal | CloseReason::Aborted => None,
         // The incoming stream had ended already, so only writing can fail.
-        CloseReason::Reset if peer_closed => Some(libc::EPIPE),
+        CloseReason::Reset if is_close_wait => Some(libc::EPIPE),
         CloseReason::Reset => Some(libc::ECONNRESET),
         CloseReason::Refused => Some(libc::ECONNREFUSED),
         CloseReason::TimedOut => Some(libc::ETIMEDOUT),
         CloseReason::HostUnreachable => Some(libc::EHOSTUNREACH),
         CloseReason::NetUnreachable => Some(libc::ENETUNREACH),
         CloseReason::ProtocolUnreachable => Some(libc::ENOPROTOOPT),
+        CloseReason::HostDown => Some(libc::EHOSTDOWN),
+        CloseReason::HostIsolated => Some(libc::ENONET),
+        CloseReason::SourceRouteFailed => Some(libc::EOPNOTSUPP),
+        CloseReason::Prohibited => Some(libc::EACCES),
+        CloseReason::ProtocolError => Some(libc::EPROTO),
         CloseReason::Destroyed => Some(libc::ECONNABORTED),
     }
 }
