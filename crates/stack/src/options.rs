@@ -99,7 +99,7 @@ pub struct SocketOptions {
     pub priority: u8,
     /// True if the socket receives unordered: see [`TcpOption::Unordered`].
     pub unordered: bool,
-    /// Whether other sockets may be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`).
+    /// Options that let other sockets be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`).
     pub port_sharing: PortSharing,
 }
 

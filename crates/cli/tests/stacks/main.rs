@@ -27,5 +27,6 @@ mod signal_delivery;
 mod socket_kill;
 mod socket_users;
 mod symbols;
+mod system_calls;
 mod unattached;
 mod urgent;

@@ -813,6 +813,11 @@ impl Channels {
         client.written(conn)
     }
 
+    pub fn read_position(&mut self, conn: Conn) -> Result<u64, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.read_position(conn)
+    }
+
     pub fn notsent(&mut self, conn: Conn) -> Result<usize, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.not_sent(conn)

@@ -119,8 +119,10 @@ impl Ops {
             return state.disconnect(file);
         }
         let first = match socket.role {
-            SocketRole::Unconnected { .. } => {
+            SocketRole::Unconnected { bound } => {
                 let to = sockaddr::decode(address, family)?;
+                let local = bound.map(|bound| bound.address()).or(socket.last_address);
+                check_families(local, to)?;
                 let is_stack_address = (self.config.is_stack_address)(to.ip());
                 let result = if is_stack_address {
                     match state.start_connect(file, to, self.config.kernel_listen) {
@@ -316,7 +318,7 @@ impl ProcessState {
             conn
         };
         let socket = self.files.socket(file)?;
-        if socket.shutdown.is_lost {
+        if socket.shutdown.is_lost || socket.shutdown.error.is_some() {
             socket.shutdown = ShutdownState::default();
         }
         socket.role = SocketRole::Stream(Stream::new(conn, true, bound));
@@ -412,7 +414,10 @@ impl ProcessState {
         let (conn, conn_state) = self.socket_state(file).ok_or(Errno::NOTCONN)?;
         if !conn_state.is_closed() && !conn_state.is_connected() {
             // `inet_shutdown` disconnects a socket that is not connected yet.
-            return self.disconnect(file);
+            self.disconnect(file)?;
+            // `tcp_disconnect` reports the handshake that it ends.
+            self.files.socket(file)?.shutdown.error = Some(Errno::CONNRESET);
+            return Ok(());
         }
         self.files.socket(file)?.record_shutdown(read, write);
         if conn_state.is_closed() {
@@ -433,6 +438,18 @@ impl ProcessState {
         }
         self.client.flush();
         Ok(())
+    }
+}
+
+/// Checks that a socket with a local address can connect to `to`.
+///
+/// # Errors
+/// `ENETUNREACH` from an IPv6 address to an IPv4 address, `EAFNOSUPPORT` the other way round.
+fn check_families(local: Option<SocketAddr>, to: SocketAddr) -> Result<(), Errno> {
+    match (local.map(|local| local.ip()), to.ip()) {
+        (Some(IpAddr::V6(ip)), IpAddr::V4(_)) if !ip.is_unspecified() => Err(Errno::NETUNREACH),
+        (Some(IpAddr::V4(_)), IpAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
+        _ => Ok(()),
     }
 }
 

@@ -104,9 +104,6 @@ impl Ops {
             return Err(error);
         }
         let remote = to.or(udp.peer).ok_or(Errno::DESTADDRREQ)?;
-        if remote.port() == 0 {
-            return Err(Errno::INVAL);
-        }
         let SendCmsgs { source, hop_limit, tos, .. } = cmsgs;
         let args = UdpSendParams { to, source, gso_size: cmsgs.gso_size.unwrap_or(gso_size), hop_limit, tos };
         let message = UdpMessage { remote, args };
@@ -149,7 +146,7 @@ impl Ops {
                 state.note_destination(file, remote);
                 state.note_sent_length(file, len);
             }
-            return sent.map(|()| len).map_err(errno::udp);
+            return sent.map(|()| len).map_err(|error| errno_towards(error, remote));
         }
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
@@ -214,7 +211,8 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
         let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
-            let received = state.recv_datagram(file, buffers, flags, control_space, reported_round);
+            let received =
+                state.recv_datagram(file, buffers, (flags, timeout), control_space, reported_round);
             match (received, kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_space, family)
@@ -262,7 +260,9 @@ impl Ops {
         let family = state.files.socket(file)?.family;
         crate::syscall::bind(fd, bytes)?;
         let kernel_address = crate::kernel_socket::local_address(fd, family)?;
-        let opened = state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), true, Some(fd));
+        let is_port_locked = address.port() != 0;
+        let opened =
+            state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), is_port_locked, Some(fd));
         state.report_fd(fd, file);
         opened
     }
@@ -282,7 +282,13 @@ impl Ops {
             state.report_fd(fd, file);
             return disconnected;
         }
-        let to = crate::connect::loopback_for_any(sockaddr::decode(bytes, family)?, None);
+        let is_plain_v4 = family == Family::V6 && sockaddr::family_of(bytes)? == libc::AF_INET as u16;
+        if is_plain_v4 && socket.options.is_v6_only() {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        // `__ip6_datagram_connect` accepts IPv4 addresses.
+        let decoded = sockaddr::decode(bytes, if is_plain_v4 { Family::V4 } else { family })?;
+        let to = crate::connect::loopback_for_any(decoded, None);
         if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
@@ -336,8 +342,8 @@ impl Ops {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
-                let unspecified = any_address(family, to);
-                state.open_udp(file, unspecified, false, None)?;
+                let local = state.local_after_disconnect(file)?.unwrap_or(any_address(family, to));
+                state.open_udp(file, local, false, None)?;
                 state.report_fd(fd, file);
                 match state.files.socket(file)?.role {
                     SocketRole::Udp(udp) => Ok(UdpPath::Stack(state, udp)),
@@ -369,6 +375,16 @@ const DATAGRAM_BYTES_MAX: usize = 0xffff;
 /// Header bytes that count for that maximum over IPv4; over IPv6 only the UDP header counts.
 const HEADERS_BYTES: usize = 20 + UDP_HEADER_BYTES;
 const UDP_HEADER_BYTES: usize = 8;
+
+/// Returns the error number for a datagram or a connection to `to`. The families of the addresses do not
+/// match if the socket has an IPv6 address, and the destination is an IPv4 address, or the reverse
+/// (`ip6_dst_lookup_tail`, `udpv6_sendmsg`).
+fn errno_towards(error: UdpError, to: SocketAddr) -> Errno {
+    match error {
+        UdpError::WrongFamily if to.is_ipv4() => Errno::NETUNREACH,
+        error => errno::udp(error),
+    }
+}
 
 fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
     match (family, to) {
@@ -421,6 +437,7 @@ impl ProcessState {
         socket.role = SocketRole::Udp(UdpSocket {
             conn,
             port_locked: bound && address.port() != 0,
+            address_locked: !address.ip().is_unspecified(),
             peer: None,
             kernel_fd: kernel,
             shut_read: false,
@@ -434,11 +451,12 @@ impl ProcessState {
     fn connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
         let family = self.files.socket(file)?.family;
         if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
-            self.open_udp(file, family.unspecified(), false, None)?;
+            let local = self.local_after_disconnect(file)?.unwrap_or(family.unspecified());
+            self.open_udp(file, local, false, None)?;
         }
         let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
         let conn = udp.conn;
-        self.client.udp_connect(conn, to).map_err(errno::udp)?;
+        self.client.udp_connect(conn, to).map_err(|error| errno_towards(error, to))?;
         if let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role {
             udp.peer = Some(to);
         }
@@ -447,7 +465,14 @@ impl ProcessState {
         Ok(())
     }
 
-    /// Implements `connect` with `AF_UNSPEC` (`__udp_disconnect`). A port that the program chose stays bound.
+    /// Returns the address without a port that the program has bound before `connect` with `AF_UNSPEC`
+    /// released the port.
+    fn local_after_disconnect(&mut self, file: FileId) -> Result<Option<SocketAddr>, Errno> {
+        Ok(self.files.socket(file)?.last_address)
+    }
+
+    /// Implements `connect` with `AF_UNSPEC` (`__udp_disconnect`). The address and the port that the program
+    /// chose stay bound.
     fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
         let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Ok(()) };
         if udp.peer.is_none() && udp.port_locked {
@@ -455,10 +480,22 @@ impl ProcessState {
         }
         let local = self.client.endpoints(udp.conn).map(|[local, _]| local);
         self.close_udp(file);
-        let family = self.files.socket(file)?.family;
-        if let (true, Ok(local)) = (udp.port_locked, local) {
-            let at = SocketAddr::new(local_ip(local, family), local.port());
-            self.open_udp(file, at, true, udp.kernel_fd)?;
+        let socket = self.files.socket(file)?;
+        let local = local.unwrap_or(socket.family.unspecified());
+        let ip = if udp.address_locked {
+            local_ip(local, socket.family)
+        } else {
+            socket.family.unspecified().ip()
+        };
+        if udp.port_locked {
+            return self.open_udp(file, SocketAddr::new(ip, local.port()), true, udp.kernel_fd);
+        }
+        if udp.address_locked {
+            socket.last_address = Some(SocketAddr::new(ip, 0));
+        }
+        if let Some(kernel_fd) = udp.kernel_fd {
+            // The kernel's side releases its port, too. An address of the family `AF_UNSPEC` is valid.
+            let _ = crate::syscall::connect(kernel_fd, &[0; 16]);
         }
         Ok(())
     }
@@ -548,6 +585,16 @@ impl ProcessState {
         }
     }
 
+    /// Records when a datagram arrived, if the program asks for that (`SIOCGSTAMP`).
+    #[inline]
+    fn note_received(&mut self, file: FileId, datagram: &ReceivedDatagram) {
+        if let Ok(socket) = self.files.socket(file)
+            && let Some(udp_send) = socket.udp_send.as_mut().filter(|udp_send| udp_send.notes_arrival)
+        {
+            udp_send.last_arrival = Some(crate::options::timestamps::time_of(datagram.received_us));
+        }
+    }
+
     /// Takes the error of an earlier datagram.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
         let SocketRole::Udp(udp) = &mut self.files.socket(file).ok()?.role else { return None };
@@ -567,7 +614,7 @@ impl ProcessState {
         &mut self,
         file: FileId,
         buffers: &mut [UserSliceMut<'_>],
-        flags: c_int,
+        (flags, timeout): (c_int, Timeout),
         control_space: usize,
         reported_round: u32,
     ) -> Result<ReceivedMessage, Errno> {
@@ -577,7 +624,10 @@ impl ProcessState {
         }
         let consume = flags & libc::MSG_PEEK == 0;
         let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
-            Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
+            // A call that would not wait fails nevertheless (`__skb_wait_for_more_packets`).
+            Err(UdpError::WouldBlock) if udp.shut_read && timeout != Timeout::Zero => {
+                return Ok(ReceivedMessage::from_stream(0));
+            }
             Err(UdpError::WouldBlock) => {
                 return Err(self.wait_error(file, udp.kernel_fd, reported_round));
             }
@@ -588,6 +638,11 @@ impl ProcessState {
         let family = socket.family;
         let mut received = ReceivedMessage::from_datagram(&datagram, space, flags, family);
         socket.options.put_cmsgs(&datagram, family, received.control_with_room(control_space));
+        if socket.options.reports_destination(datagram.to, family) {
+            let port = self.client.endpoints(udp.conn).map_or(0, |[local, _]| local.port());
+            received.put_original_destination(SocketAddr::new(datagram.to, port));
+        }
+        self.note_received(file, &datagram);
         Ok(received)
     }
 }

@@ -205,11 +205,19 @@ impl EpollSet {
         events_max: usize,
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let mut buffer = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
         self.rounds_without_kernel = 0;
-        let room = (events_max - count).min(buffer.len());
+        // One call for all: a second one would report level-triggered events again.
+        let room = (events_max - count).min(self.kernel_items.max(KERNEL_EVENTS_FEW));
+        let mut few = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_FEW];
+        let mut many = Vec::new();
+        let buffer = if room <= KERNEL_EVENTS_FEW {
+            &mut few[..room]
+        } else {
+            many.resize_with(room, core::mem::MaybeUninit::uninit);
+            &mut many[..]
+        };
         let no_wait = rustix::event::Timespec::default();
-        let (events, _) = epoll::wait(&self.kernel, &mut buffer[..room], Some(&no_wait))?;
+        let (events, _) = epoll::wait(&self.kernel, buffer, Some(&no_wait))?;
         for (at, event) in events.iter().enumerate() {
             let (flags, data) = (event.flags, event.data);
             match put(count + at, EpollEvent { events: flags.bits(), data: data.u64() }) {
@@ -222,8 +230,8 @@ impl EpollSet {
     }
 }
 
-/// Kernel events taken at a time.
-const KERNEL_EVENTS_MAX: usize = 64;
+/// Kernel events that are taken without an allocation.
+const KERNEL_EVENTS_FEW: usize = 64;
 
 fn poll_to_epoll(ready: i16) -> u32 {
     u32::from(ready.cast_unsigned())

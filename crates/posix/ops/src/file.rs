@@ -8,6 +8,7 @@ use crate::sockaddr::Family;
 use crate::wait_queue::WaitEntry;
 use core::ffi::c_int;
 use core::net::SocketAddr;
+use core::time::Duration;
 use ginnel::Conn;
 use ginnel::channel::Reservation;
 use ginnel::priority::ClassSet;
@@ -83,6 +84,10 @@ pub(crate) struct UdpSendState {
     pub gso_size: u16,
     /// The datagram being collected.
     pub corked: Option<CorkedDatagram>,
+    /// The program asks when datagrams arrived (`SIOCGSTAMP`).
+    pub notes_arrival: bool,
+    /// When the datagram arrived that was received last.
+    pub last_arrival: Option<Duration>,
 }
 
 /// The directions that were shut down (`sk_shutdown`). As in Linux, sockets that are not connected have it,
@@ -93,7 +98,7 @@ pub(crate) struct ShutdownState {
     pub write: bool,
     /// True if the connection ended with the process of the shards, and the socket was not connected again.
     pub is_lost: bool,
-    /// `sk_err` of a lost connection, until it is reported.
+    /// `sk_err` of a lost connection, and of one that was shut down in its handshake, until it is reported.
     pub error: Option<Errno>,
 }
 
@@ -118,6 +123,8 @@ pub(crate) struct UdpSocket {
     /// True if the program has bound the socket to a port that it chose, or if a kernel socket has the port,
     /// too. Any other port is released by a disconnect (`SOCK_BINDPORT_LOCK`).
     pub port_locked: bool,
+    /// True if the program has bound an address (`SOCK_BINDADDR_LOCK`).
+    pub address_locked: bool,
     /// The address to which the socket is connected.
     pub peer: Option<SocketAddr>,
     /// The descriptor if a kernel socket behind it serves the socket, too.

@@ -3,6 +3,8 @@
 use crate::Ops;
 use crate::file::SocketRole;
 use crate::options::BoolOption;
+use crate::options::timestamps::time_of;
+use core::time::Duration;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -35,6 +37,29 @@ impl Ops {
                 Ok(i32::try_from(readable).unwrap_or(i32::MAX))
             }
         }
+    }
+
+    /// Implements `SIOCGSTAMP` and `SIOCGSTAMPNS`: returns the time at which the datagram arrived that was
+    /// received last, and enables timestamps (`sock_gettstamp`).
+    ///
+    /// # Errors
+    /// `ENOENT` if nothing was received; `ENOTTY` for an epoll set.
+    pub fn siocgstamp(&self, fd: RawFd) -> Result<Duration, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file).map_err(|_| Errno::NOTTY)?;
+        let SocketRole::Udp(udp) = socket.role else { return Err(Errno::NOENT) };
+        let udp_send = socket.udp_send.get_or_insert_default();
+        if !core::mem::replace(&mut udp_send.notes_arrival, true) {
+            // If the stack is gone, no datagram arrives that could have a timestamp.
+            let _ = state.client.udp_enable_timestamps(udp.conn);
+        }
+        if state.client.read_position(udp.conn).map_err(|_| Errno::NOENT)? == 0 {
+            return Err(Errno::NOENT);
+        }
+        // A datagram that was received before timestamps were enabled gets the current time.
+        let udp_send = state.files.socket(file)?.udp_send.get_or_insert_default();
+        Ok(*udp_send.last_arrival.get_or_insert_with(|| time_of(None)))
     }
 
     /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.

@@ -8,7 +8,7 @@ mod set;
 pub mod table;
 mod tcp_info;
 mod times;
-mod timestamps;
+pub(crate) mod timestamps;
 mod values;
 
 use crate::fd_table::FileId;
@@ -17,12 +17,14 @@ use crate::process::ProcessState;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
+use core::net::SocketAddr;
 use core::time::Duration;
 pub use get::OptionValue;
 use ginnel::channel::{AddressSharing, ReceivedDatagram};
 use ginnel::{CongestionControl, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption};
 use int_options::IntOptions;
 use rustix::io::Errno;
+pub(crate) use tcp_info::Transferred;
 use timestamps::TimestampOptions;
 
 /// Boolean options.
@@ -90,6 +92,8 @@ const fn bit(option: StackOption) -> u32 {
 /// Minimum buffer sizes, as `getsockopt` reports them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
 const RCVBUF_MIN: u32 = 2304;
 const SNDBUF_MIN: u32 = 4608;
+/// Linux's `CONFIG_HZ`.
+const TICKS_PER_SECOND: i64 = 250;
 /// Minimum receive buffer that the stack accepts.
 const WINDOW_MIN: u32 = 2048;
 /// Bits of `SO_BUF_LOCK`.
@@ -104,6 +108,8 @@ const FORCED_MAX: u32 = 1 << 29;
 /// Initial buffer sizes (`net.ipv4.tcp_rmem`, `tcp_wmem`).
 const RCVBUF_DEFAULT: u32 = 131_072;
 const SNDBUF_DEFAULT: u32 = 16_384;
+/// Largest size to which a send buffer grows (`net.ipv4.tcp_wmem`).
+const SNDBUF_GROWN_MAX: u32 = 4 << 20;
 /// Kernel memory for a segment besides its payload (`MAX_TCP_HEADER`, `struct skb_shared_info`, `struct
 /// sk_buff`), and the number of segments of which a send buffer holds at least twice as many.
 const SEGMENT_OVERHEAD: u32 = 640;
@@ -342,6 +348,18 @@ impl SocketOptionState {
         self.linger == Some(Duration::ZERO)
     }
 
+    /// Sets `SO_LINGER`. A negative time has no limit. A time that was set stays readable after lingering was
+    /// switched off.
+    fn set_linger(&mut self, on: bool, seconds: c_int) {
+        let limit = u32::try_from(seconds).unwrap_or(u32::MAX);
+        self.linger = on.then(|| Duration::from_secs(limit.into()));
+        if on {
+            // In ticks, as Linux stores it (`MAX_SCHEDULE_TIMEOUT`).
+            let reported = if seconds < 0 { (i64::MAX / TICKS_PER_SECOND) as c_int } else { seconds };
+            self.ints.set("SO_LINGER", reported);
+        }
+    }
+
     /// Returns how long a close lingers; `None` if `SO_LINGER` is off.
     pub fn linger_time(&self) -> Option<Duration> {
         self.linger
@@ -529,6 +547,38 @@ impl ProcessState {
             self.client.udp_set_options(udp.conn, options).map_err(ginnel::errno::udp)?;
         }
         Ok(())
+    }
+
+    /// Implements `IPV6_ADDRFORM`: makes an IPv6 socket that is connected to an IPv4 address an IPv4 socket.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ENOTCONN`, `EADDRNOTAVAIL` if the peer has an IPv6 address, `ENOPROTOOPT` for an IPv4
+    /// socket.
+    fn set_addrform(&mut self, file: FileId, value: &[u8]) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        if socket.family == Family::V4 {
+            return Err(Errno::NOPROTOOPT);
+        }
+        let family = value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes));
+        if family != Some(libc::AF_INET) {
+            return Err(Errno::INVAL);
+        }
+        if self.peer_of(file).ok_or(Errno::NOTCONN)?.is_ipv6() {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        self.files.socket(file)?.family = Family::V4;
+        Ok(())
+    }
+
+    /// Returns the peer of a connected socket.
+    fn peer_of(&mut self, file: FileId) -> Option<SocketAddr> {
+        let socket = self.files.socket(file).ok()?;
+        if socket.is_udp {
+            return socket.connected_peer();
+        }
+        let (conn, _) =
+            self.socket_state(file).filter(|(_, state)| state.is_connected() && !state.is_closed())?;
+        self.client.endpoints(conn).ok().map(|[_, peer]| peer)
     }
 
     /// Returns the value of `IP_MTU` for a connected socket.

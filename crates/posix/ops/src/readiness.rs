@@ -31,6 +31,9 @@ impl ProcessState {
                     let failed = if socket.shutdown.error.is_some() { POLLERR } else { 0 };
                     WRITABLE | POLLHUP | READABLE | POLLRDHUP | failed
                 }
+                SocketRole::Unconnected { .. } if socket.shutdown.error.is_some() => {
+                    WRITABLE | POLLHUP | POLLERR
+                }
                 SocketRole::Unconnected { .. } => WRITABLE | POLLHUP,
                 SocketRole::Listening(listening) => {
                     if self.client.has_offer(listening.number) {

@@ -34,7 +34,11 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let family = state.files.socket(file)?.family;
         if let SocketRole::Udp(udp) = state.files.socket(file)?.role {
-            return udp.peer.map(|peer| sockaddr::encode(peer, family)).ok_or(Errno::NOTCONN);
+            return udp
+                .peer
+                .filter(|peer| peer.port() != 0)
+                .map(|peer| sockaddr::encode(peer, family))
+                .ok_or(Errno::NOTCONN);
         }
         let (conn, conn_state) = state.socket_state(file).ok_or(Errno::NOTCONN)?;
         // There is no peer before and after the connection (`inet_getname`).

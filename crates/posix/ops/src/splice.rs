@@ -51,6 +51,11 @@ impl Ops {
             return Ok(0);
         }
         let pipe = pipe_of(to)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, from)?;
+        // An epoll set.
+        state.files.socket(file).map_err(|_| Errno::INVAL)?;
+        drop(state);
         with_chunk(|chunk| {
             let max = chunk.len().min(len);
             loop {
@@ -94,6 +99,7 @@ impl Ops {
             return Ok(0);
         }
         let pipe = pipe_of(from)?;
+        self.check_is_socket(to)?;
         let more = if flags & libc::SPLICE_F_MORE != 0 { libc::MSG_MORE } else { 0 };
         let mut done = 0;
         with_chunk(|chunk| {
@@ -131,6 +137,17 @@ impl Ops {
             }
             Ok(done)
         })
+    }
+
+    /// Checks that a descriptor of the stack can be spliced into.
+    ///
+    /// # Errors
+    /// `EINVAL` for an epoll set, `EDESTADDRREQ` for a UDP socket without a peer.
+    fn check_is_socket(&self, fd: RawFd) -> Result<(), Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file).map_err(|_| Errno::INVAL)?;
+        if socket.is_udp && socket.connected_peer().is_none() { Err(Errno::DESTADDRREQ) } else { Ok(()) }
     }
 
     /// Sends bytes of which there is no other copy. There is space, unless another thread writes, too: then

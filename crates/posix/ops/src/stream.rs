@@ -6,6 +6,7 @@ use crate::channels::Channels;
 use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
+use crate::options::Transferred;
 use crate::process::ProcessState;
 use crate::signal;
 use crate::sleep::{Timeout, Wait};
@@ -66,6 +67,11 @@ impl Ops {
         let has_offset = offset.is_some();
         let offset = offset.filter(|_| flags & libc::MSG_PEEK != 0);
         if !matches!(socket.role, SocketRole::Stream(_)) {
+            if flags & libc::MSG_ERRQUEUE == 0
+                && let Some(error) = socket.shutdown.error.take()
+            {
+                return Err(error);
+            }
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
@@ -182,6 +188,10 @@ impl Ops {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
+        if socket.is_udp {
+            // Sending waits for space.
+            return Ok(usize::MAX);
+        }
         let timeout = match dont_wait || socket.nonblocking {
             true => Timeout::Zero,
             false => socket.options.send_timeout(),
@@ -409,9 +419,10 @@ impl ProcessState {
     /// the stack knows how much it has sent; it is asked only if that decides.
     #[inline]
     fn send_limit(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
-        let limits = self.files.socket(file).map(|socket| {
-            (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer())
-        });
+        let limits = self
+            .files
+            .socket(file)
+            .map(|socket| (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer()));
         match limits {
             Ok((notsent_lowat, _)) if self.send_buffer.is_some() => {
                 self.send_buffer_limit(file, conn, max, notsent_lowat)
@@ -424,9 +435,9 @@ impl ProcessState {
         }
     }
 
-    /// Returns how many of `max` bytes fit in a send buffer whose size the program has fixed (`SO_SNDBUF`). The
-    /// stack is asked only if more bytes than fit were written since it was asked. A writer that waited gets
-    /// space when a third of the buffer is free (`sk_stream_write_space`).
+    /// Returns how many of `max` bytes fit in a send buffer whose size the program has fixed (`SO_SNDBUF`).
+    /// The stack is asked only if more bytes than fit were written since it was asked. A writer that waited
+    /// gets space when a third of the buffer is free (`sk_stream_write_space`).
     #[cold]
     fn fixed_buffer_limit(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
         let Some((bound, queued)) = self.fixed_buffer_usage(file, conn, max) else { return max };
@@ -438,8 +449,8 @@ impl ProcessState {
         if has_waited && free < queued / 2 { 0 } else { free }
     }
 
-    /// Returns the size of a fixed send buffer, and an upper limit of the unacknowledged bytes in it, which is
-    /// exact if `more` bytes do not fit.
+    /// Returns the size of a fixed send buffer, and an upper limit of the unacknowledged bytes in it, which
+    /// is exact if `more` bytes do not fit.
     fn fixed_buffer_usage(&mut self, file: FileId, conn: Conn, more: usize) -> Option<(usize, usize)> {
         let bound = self.files.socket(file).ok()?.options.send_buffer_bytes();
         let written = self.client.written(conn).ok()?;
@@ -453,7 +464,8 @@ impl ProcessState {
         Some((bound, queued))
     }
 
-    /// Returns whether a third of a fixed send buffer is free; if not, a notification follows acknowledgements.
+    /// Returns whether a third of a fixed send buffer is free; if not, a notification follows
+    /// acknowledgements.
     #[cold]
     pub(crate) fn has_fixed_buffer_space(&mut self, file: FileId, conn: Conn) -> bool {
         let third = |(bound, queued): (usize, usize)| bound.saturating_sub(queued) >= queued / 2;
@@ -524,6 +536,15 @@ impl ProcessState {
         let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
         let queued = u64::from(info.send_queued) + status.unsent as u64;
         Some(self.client.written(conn).ok()?.saturating_sub(queued))
+    }
+
+    /// Returns the bytes that a connection has transferred, without SYN and FIN.
+    pub(crate) fn transferred(&mut self, file: FileId) -> Option<Transferred> {
+        let conn = self.files.stream(file)?.conn;
+        let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
+        let unread = u64::from(info.recv_queued) + status.readable as u64;
+        let received = self.client.read_position(conn).ok()? + unread;
+        Some(Transferred { acked: self.acked(conn)?, received })
     }
 
     /// Records that the send buffer is full (`SOCK_NOSPACE`).

@@ -10,7 +10,9 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::icmp::extensions::IcmpExtensions;
-use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo};
+use ginnel_stack::options::{
+    CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
+};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 

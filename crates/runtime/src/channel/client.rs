@@ -461,11 +461,11 @@ impl Client {
         self.tracked(conn).map_or(0, |_| self.region.socket(conn.index()).oob_events.load(Ordering::Relaxed))
     }
 
-    /// Returns the position up to which a connection's bytes were read.
+    /// Returns the position up to which a socket's bytes were read, including the headers of datagrams.
     ///
     /// # Errors
     /// Returns an error if the handle is stale.
-    pub(super) fn read_position(&self, conn: Conn) -> Result<u64, Stale> {
+    pub fn read_position(&self, conn: Conn) -> Result<u64, Stale> {
         Ok(self.socket_ref(conn)?.read_position())
     }
 

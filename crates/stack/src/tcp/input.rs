@@ -437,8 +437,8 @@ fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
         || c.has(Flags::TS_RECENT_OLD)
 }
 
-/// Returns whether RST has the sequence number of the peer's FIN, as macOS sends it for a socket that was closed
-/// after its end of the connection (`tcp_reset_check`).
+/// Returns whether RST has the sequence number of the peer's FIN, as macOS sends it for a socket that was
+/// closed after its end of the connection (`tcp_reset_check`).
 #[cold]
 fn is_reset_before_fin(c: &Tcb, seg: &Segment<'_>) -> bool {
     seg.header.seq + 1 == c.rcv_nxt && matches!(c.state, State::CloseWait | State::LastAck | State::Closing)

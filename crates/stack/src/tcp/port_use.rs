@@ -4,7 +4,7 @@
 use super::demux::{FlowKey, HostAddr};
 use core::net::IpAddr;
 
-/// Whether the socket of a connection shares its local port with other sockets that are bound. A connection
+/// Options by which a connection shares its local port with other sockets that are bound. A connection
 /// has these options of the listener that accepted it, or of the socket that opened it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortSharing {

@@ -46,7 +46,7 @@ pub(crate) struct Profile {
     pub syn_retries: u8,
     /// Minimum hop limits of segments that are accepted, over IPv4 and over IPv6.
     pub min_hop_limits: [u8; 2],
-    /// Whether the local port is shared with other sockets that are bound.
+    /// Options by which the local port is shared with other sockets that are bound.
     pub port_sharing: PortSharing,
     /// True if high-priority data are delivered before a gap in front of them fills.
     pub unordered: bool,

@@ -1,4 +1,4 @@
-//! What ICMP errors mean for connections (RFC 1122 §4.2.3.9, RFC 5461), by the tables of Linux
+//! The meaning of ICMP errors for connections (RFC 1122 §4.2.3.9, RFC 5461), by the tables of Linux
 //! (`icmp_err_convert`, `icmpv6_err_convert`).
 
 use crate::events::CloseReason;

@@ -32,8 +32,8 @@ pub(crate) struct TimeWait {
     /// Window that was advertised, unscaled.
     pub window: u16,
     pub v6: bool,
-    /// Bit 0: timestamps are in use; bits 1 to 3: priority of the segments that are sent; bits 4 and 5: whether
-    /// the port is shared.
+    /// Bit 0: timestamps are in use; bits 1 to 3: priority of the segments that are sent; bits 4 and 5:
+    /// whether the port is shared.
     small_fields: u8,
 }
 

@@ -308,7 +308,8 @@ impl Udp {
     }
 
     /// Connects a socket: it receives only datagrams from `remote`, and errors about datagrams to `remote`
-    /// are reported. A wildcard local address is replaced by the source address of the route to `remote`.
+    /// are reported. A wildcard local address is replaced by the source address of the route to `remote`. As
+    /// on Linux, the port of `remote` may be 0, a port that no socket has.
     ///
     /// # Errors
     /// [`UdpError::Stale`], [`UdpError::InvalidAddress`], [`UdpError::WrongFamily`], and the errors of the
@@ -386,6 +387,9 @@ impl Udp {
             return Err(error);
         }
         let remote = to.or(socket.remote).ok_or(UdpError::NoDestination)?;
+        if to.is_some_and(|to| to.port() == 0) {
+            return Err(UdpError::InvalidAddress);
+        }
         check_destination(network, socket, remote)?;
         let len = udp::Header::LEN + payload.len();
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
@@ -715,9 +719,6 @@ impl UdpSlot {
 
 /// Checks whether a socket may send to an address.
 fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) -> Result<(), UdpError> {
-    if remote.port() == 0 {
-        return Err(UdpError::InvalidAddress);
-    }
     let local = socket.local.ip();
     // Only the IPv6 wildcard address is open to both families.
     let both = local.is_ipv6() && local.is_unspecified() && !socket.options.v6only;

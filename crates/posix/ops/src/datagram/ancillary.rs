@@ -5,7 +5,7 @@ use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::unordered::{GINNEL_STREAM_OFFSET, SOL_GINNEL};
 use core::ffi::c_int;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel::channel::ReceivedDatagram;
 use rustix::io::Errno;
 
@@ -110,6 +110,15 @@ impl ReceivedMessage {
         self.control_with_room(space).put(SOL_GINNEL, GINNEL_STREAM_OFFSET, &offset.to_ne_bytes());
     }
 
+    /// Appends the address that a datagram was sent to (`IP_ORIGDSTADDR`, `IPV6_ORIGDSTADDR`).
+    pub(super) fn put_original_destination(&mut self, to: SocketAddr) {
+        let (level, kind, family) = match to {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_ORIGDSTADDR, Family::V4),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR, Family::V6),
+        };
+        self.control.put(level, kind, sockaddr::encode(to, family).bytes());
+    }
+
     /// Returns the control messages, for which the program has `space` bytes.
     pub(super) fn control_with_room(&mut self, space: usize) -> &mut ControlMessages {
         self.control.space = space;
@@ -124,6 +133,16 @@ fn ifindex_of(to: IpAddr) -> [u8; 4] {
 }
 
 impl SocketOptionState {
+    /// Returns whether the program wants to know the address that a datagram was sent to
+    /// (`IP_RECVORIGDSTADDR`, `IPV6_RECVORIGDSTADDR`).
+    #[inline]
+    pub(super) fn reports_destination(&self, to: IpAddr, family: Family) -> bool {
+        match to {
+            IpAddr::V4(_) => self.is_on("IP_RECVORIGDSTADDR"),
+            IpAddr::V6(_) => family == Family::V6 && self.is_on("IPV6_ORIGDSTADDR"),
+        }
+    }
+
     /// Appends the control messages that the program has enabled (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
     pub(super) fn put_cmsgs(
         &self,

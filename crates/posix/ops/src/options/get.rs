@@ -3,8 +3,8 @@
 use super::timestamps::TimestampOptions;
 use super::values::congestion_name;
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDTIMEO_NEW, TCP_INQ,
-    TTL_DEFAULT, int_options, ports, tcp_info, times,
+    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDBUF_GROWN_MAX,
+    SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
 };
 use crate::Ops;
 use crate::file::SocketRole;
@@ -83,7 +83,7 @@ impl Ops {
             OptionValue::ints(&[time.as_secs().cast_signed(), time.subsec_micros().into()])
         };
         let number = |value: u32| OptionValue::int(value.cast_signed());
-        Ok(match (level, name) {
+        let value = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress),
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(BoolOption::ReusePort),
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(BoolOption::Broadcast),
@@ -106,7 +106,7 @@ impl Ops {
             }
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => OptionValue::int(options.priority),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
+                let seconds = options.ints.get("SO_LINGER").unwrap_or(0);
                 let on = c_int::from(options.linger.is_some());
                 OptionValue::truncatable([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
             }
@@ -114,7 +114,12 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(options.send_timeout),
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.rcvlowat),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.recv_buffer),
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.send_buffer),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => match state.info(file) {
+                Some(info) if !is_udp && state.send_buffer.is_none() => {
+                    number(state.files.socket(file)?.options.grow_send_buffer(&info, SNDBUF_GROWN_MAX, true))
+                }
+                _ => number(options.send_buffer),
+            },
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
                 OptionValue::int(options.timestamps.get(name).into())
             }
@@ -164,6 +169,10 @@ impl Ops {
             }
             (libc::IPPROTO_IP, libc::IP_MTU) => number(state.path_mtu(file)?),
             (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(state.path_mtu(file)?),
+            (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) if family == Family::V6 => {
+                state.peer_of(file).ok_or(Errno::NOTCONN)?;
+                OptionValue::int(libc::AF_INET6)
+            }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::truncatable(Vec::new()),
             (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
             // `struct ucred` without a peer process.
@@ -185,9 +194,22 @@ impl Ops {
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let is_listening = matches!(shape, SocketRole::Listening(_));
-                OptionValue::truncatable(tcp_info::bytes(state.info(file).as_deref(), is_listening))
+                let transferred = state.transferred(file);
+                OptionValue::truncatable(tcp_info::bytes(
+                    state.info(file).as_deref(),
+                    transferred,
+                    is_listening,
+                ))
             }
             _ => options.get_int(family, level, name)?,
+        };
+        // `do_ip_getsockopt` returns a byte to a program with less space than an integer.
+        let is_byte = level == libc::IPPROTO_IP && value.bytes.len() == 4 && (1..4).contains(&space);
+        Ok(match value.bytes[..] {
+            [byte, 0, 0, 0] if is_byte && name != libc::IP_MULTICAST_IF => {
+                OptionValue::truncatable(vec![byte])
+            }
+            _ => value,
         })
     }
 }

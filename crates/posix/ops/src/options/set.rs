@@ -33,6 +33,9 @@ impl Ops {
             // The old mark applies to data that arrived before.
             state.process_events();
         }
+        if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
+            return state.set_addrform(file, value);
+        }
         // If the library limits writes itself, the stack need not know the size of the send buffer.
         let limits_writes = state.send_buffer.is_some();
         let apply_send_buffer = |options: &mut SocketOptionState| {
@@ -76,7 +79,7 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
                 let on = int(value)? != 0;
-                options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
+                options.set_linger(on, seconds);
                 options.mark_set(StackOption::LingerZero);
             }
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => {

@@ -205,6 +205,7 @@ const NO_FILTERS: &str = "the stack runs no BPF programs";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with SYN cookies";
 const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with SYN cookies, nor on those of dual-stack listeners";
 const TICKS: &str = "in steps of 4 ms, as with `CONFIG_HZ=250`";
+const KERNELS_ADDRESSES: &str = "an address that the stack does not have is bound on the kernel's network";
 const NOT_YET: &str = "not implemented";
 const KERNELS_TABLES: &str = "stored without effect: it selects routing tables of the kernel";
 const SOL: c_int = SOL_SOCKET;
@@ -233,7 +234,7 @@ pub const OPTIONS: &[OptionRow] = &[
         "orders the sending of connections, and between stacks over memif the processing of frames, by IEEE \
          802.1Q (1 lowest, then 0, 7 highest); larger values count as 7; not on SYN+ACKs with SYN cookies",
     ),
-    dedicated_with_note(SOL, 13, "SO_LINGER", "a time reads back as 0 while lingering is off"),
+    dedicated(SOL, 13, "SO_LINGER"),
     accepted(14, "SO_BSDCOMPAT", Ok(0)),
     dedicated(SOL, 15, "SO_REUSEPORT"),
     fixed(SOL, 16, "SO_PASSCRED", IntFormat::Int, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
@@ -379,7 +380,7 @@ pub const OPTIONS: &[OptionRow] = &[
     ignored(IP, 12, "IP_RECVTTL", IP_FLAG, NO_EFFECT_ON_TCP),
     ignored(IP, 13, "IP_RECVTOS", IP_FLAG, NO_EFFECT_ON_TCP),
     dedicated(IP, 14, "IP_MTU"),
-    refused(IP, 15, "IP_FREEBIND", "only addresses of the stack can be bound"),
+    ignored(IP, 15, "IP_FREEBIND", (IntFormat::IntOrByte, AcceptedValues::Flag, 0), KERNELS_ADDRESSES),
     refused(IP, 16, "IP_IPSEC_POLICY", "the stack has no IPsec"),
     refused(IP, 17, "IP_XFRM_POLICY", "the stack has no IPsec"),
     ignored(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
@@ -423,7 +424,7 @@ pub const OPTIONS: &[OptionRow] = &[
     refused(IP, 66, "IPT_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
     refused(IP, 67, "IPT_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
     fixed(IP, 80, "SO_ORIGINAL_DST", IntFormat::Ignored, Err(Errno::NOENT), UNKNOWN_OPTION),
-    refused(V6, 1, "IPV6_ADDRFORM", NOT_YET),
+    dedicated(V6, 1, "IPV6_ADDRFORM"),
     ignored(V6, 2, "IPV6_2292PKTINFO", FLAG, NO_EFFECT_ON_TCP),
     ignored(V6, 3, "IPV6_2292HOPOPTS", FLAG, NO_EFFECT_ON_TCP),
     ignored(V6, 4, "IPV6_2292DSTOPTS", FLAG, NO_EFFECT_ON_TCP),
@@ -515,7 +516,7 @@ pub const OPTIONS: &[OptionRow] = &[
     refused(V6, 75, "IPV6_TRANSPARENT", "only addresses of the stack can be bound"),
     refused(V6, 76, "IPV6_UNICAST_IF", "the route determines the link"),
     ignored(V6, 77, "IPV6_RECVFRAGSIZE", (IntFormat::IntOrZero, AcceptedValues::Flag, 0), NO_EFFECT_ON_TCP),
-    refused(V6, 78, "IPV6_FREEBIND", "only addresses of the stack can be bound"),
+    ignored(V6, 78, "IPV6_FREEBIND", FLAG, KERNELS_ADDRESSES),
     fixed(V6, 80, "IP6T_SO_ORIGINAL_DST", IntFormat::Ignored, Err(Errno::NOENT), UNKNOWN_OPTION),
     dedicated(TCP, 1, "TCP_NODELAY"),
     dedicated(TCP, 2, "TCP_MAXSEG"),

@@ -3,8 +3,20 @@
 use core::time::Duration;
 use ginnel::{CaState, State, TcpInfo};
 
-/// Bytes of the structure up to and including `tcpi_rehash`. Old programs read it up to `tcpi_total_retrans`.
-const BYTES: usize = 240;
+/// Bytes of the structure of Linux 6.18, up to and including `tcpi_accecn_opt_seen`. Old programs read it up
+/// to `tcpi_total_retrans`.
+const BYTES: usize = 280;
+/// A rate without a limit.
+const UNLIMITED: u64 = u64::MAX;
+
+/// Bytes that a connection has transferred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Transferred {
+    /// Bytes that the peer has acknowledged.
+    pub acked: u64,
+    /// Bytes that have arrived in order.
+    pub received: u64,
+}
 
 /// Bits of `tcpi_options`.
 const TIMESTAMPS: u8 = 1;
@@ -30,7 +42,7 @@ fn state(state: State) -> u8 {
 }
 
 /// Returns the structure for a connection, for a listener, or for a socket that is neither.
-pub(super) fn bytes(info: Option<&TcpInfo>, is_listening: bool) -> Vec<u8> {
+pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is_listening: bool) -> Vec<u8> {
     let mut out = vec![0; BYTES];
     let Some(info) = info else {
         out[0] = state(if is_listening { State::Listen } else { State::Closed });
@@ -84,6 +96,11 @@ pub(super) fn bytes(info: Option<&TcpInfo>, is_listening: bool) -> Vec<u8> {
     ];
     for (at, value) in words {
         out[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    // tcpi_max_pacing_rate, tcpi_bytes_acked, tcpi_bytes_received
+    let Transferred { acked, received } = transferred.unwrap_or_default();
+    for (at, value) in [(112, UNLIMITED), (120, acked), (128, received)] {
+        out[at..at + 8].copy_from_slice(&value.to_ne_bytes());
     }
     // tcpi_busy_time, tcpi_rwnd_limited, tcpi_sndbuf_limited
     for (at, time) in [(168, info.busy_time), (176, info.rwnd_limited), (184, info.sndbuf_limited)] {

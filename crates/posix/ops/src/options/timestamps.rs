@@ -122,7 +122,7 @@ impl TimestampOptions {
 }
 
 /// Returns the time whose lowest 32 bits in µs are `arrived_us`, or the current time.
-fn time_of(arrived_us: Option<u32>) -> Duration {
+pub(crate) fn time_of(arrived_us: Option<u32>) -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
     let elapsed = arrived_us.map_or(0, |arrived_us| (now.as_micros() as u32).wrapping_sub(arrived_us));

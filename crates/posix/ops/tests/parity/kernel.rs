@@ -1,7 +1,7 @@
 //! The kernel: the system calls themselves.
 #![allow(unsafe_code)] // system calls
 
-use crate::sys::{Fd, Message, Sys};
+use crate::sys::{Fd, Message, SIOCGSTAMP, Sys};
 use core::ffi::{c_int, c_uint, c_ulong};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -328,6 +328,13 @@ impl Sys for Kernel {
         // SAFETY: the kernel writes one integer.
         unit_result(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
         Ok(count)
+    }
+
+    fn arrival(&self, fd: Fd) -> Result<bool, Errno> {
+        let mut time = [0i64; 2];
+        // SAFETY: the kernel writes a `struct timeval`.
+        unit_result(unsafe { libc::ioctl(fd, SIOCGSTAMP, time.as_mut_ptr()) })?;
+        Ok(time[0] != 0)
     }
 
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {

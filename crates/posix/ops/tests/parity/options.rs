@@ -201,9 +201,44 @@ pub fn so_priority(w: &mut Fixture<'_>) {
     w.log("received", w.b.recv(b, 6, libc::MSG_WAITALL));
 }
 
+/// Checks values that `getsockopt` returns: times of `SO_LINGER`, short buffers, lengths, sizes of buffers.
+pub fn values_read_back(w: &mut Fixture<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    for (on, seconds) in [(0, 55), (1, 7), (0, 9), (1, -1), (1, 0)] {
+        let value = [on, seconds].map(i32::to_ne_bytes).concat();
+        w.log("linger", w.a.setsockopt(fd, SOL_SOCKET, libc::SO_LINGER, &value));
+        w.log("reads back", w.a.getsockopt(fd, SOL_SOCKET, libc::SO_LINGER));
+    }
+    w.a.setsockopt(fd, IPPROTO_IP, libc::IP_TOS, &[8]).unwrap();
+    for name in [libc::IP_TOS, libc::IP_TTL, libc::IP_FREEBIND, libc::IP_MULTICAST_TTL] {
+        for space in 0..=5 {
+            w.log("short", (name, space, w.a.getsockopt_into(fd, IPPROTO_IP, name, space)));
+        }
+    }
+    w.a.close(fd).unwrap();
+    let (a, b) = w.connection();
+    w.b.send(b, b"hello", 0).unwrap();
+    w.wait(w.a, a, libc::POLLIN);
+    w.settle();
+    let info = |sys: &dyn Sys, fd| {
+        let info = sys.getsockopt_into(fd, IPPROTO_TCP, libc::TCP_INFO, 512).unwrap();
+        // tcpi_bytes_received
+        (info.len(), info[128..136].to_vec())
+    };
+    w.log("info", (info(w.a, a), info(w.b, b)));
+    let sndbuf = |sys: &dyn Sys, fd| {
+        let value = sys.getsockopt(fd, SOL_SOCKET, libc::SO_SNDBUF).unwrap();
+        i32::from_ne_bytes(value.try_into().unwrap())
+    };
+    w.log("send buffer has grown", sndbuf(w.a, a) > 16_384);
+    w.b.setsockopt(b, SOL_SOCKET, libc::SO_SNDBUF, &3000i32.to_ne_bytes()).unwrap();
+    w.log("fixed send buffer", sndbuf(w.b, b));
+}
+
 pub mod tests {
     crate::cases! {
         connections_inherit_options
+        values_read_back
         so_priority
         peek_offset
     }

@@ -345,6 +345,11 @@ impl Sys for Recorded<'_> {
         self.host.query(fd, request)
     }
 
+    fn arrival(&self, fd: Fd) -> Result<bool, Errno> {
+        self.note("ioctl", fd, ["SIOCGSTAMP".to_owned()]);
+        self.host.arrival(fd)
+    }
+
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
         self.note("fcntl", fd, ["F_GETOWN".to_owned()]);
         self.host.owner(fd)

@@ -313,6 +313,10 @@ impl Sys for OnStack {
         }
     }
 
+    fn arrival(&self, fd: Fd) -> Result<bool, Errno> {
+        self.0.siocgstamp(fd).map(|time| !time.is_zero())
+    }
+
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
         self.0.owner(fd)
     }

@@ -340,10 +340,73 @@ pub fn setsockopt_after_reset(w: &mut Fixture<'_>) {
     w.log("setsockopt", w.a.setsockopt(a, IPPROTO_TCP, TCP_QUICKACK, &1i32.to_ne_bytes()));
 }
 
+/// A connection that is shut down in its handshake reports that.
+pub fn shutdown_while_connecting(w: &mut Fixture<'_>) {
+    let listener = w.a.socket(w.domain(), SOCK_STREAM).unwrap();
+    w.a.bind(listener, &w.at_a(0)).unwrap();
+    w.a.listen(listener, 0).unwrap();
+    let at = port(&w.a.getsockname(listener).unwrap());
+    let all: Vec<_> = (0..32)
+        .map(|_| {
+            let fd = w.b.socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK).unwrap();
+            let _ = w.b.connect(fd, &w.at_a(at));
+            fd
+        })
+        .collect();
+    w.settle();
+    for (fd, how) in all.into_iter().skip(29).zip([SHUT_RD, SHUT_WR, SHUT_RDWR]) {
+        w.log("connecting", w.ready(w.b, fd));
+        w.log("shutdown", w.b.shutdown(fd, how));
+        w.log("poll", w.ready(w.b, fd));
+        match how {
+            SHUT_RD => w.log("error", w.b.getsockopt(fd, SOL_SOCKET, libc::SO_ERROR)),
+            SHUT_WR => w.log("send", w.b.send(fd, b"x", MSG_NOSIGNAL)),
+            _ => w.log("recv", w.b.recv(fd, 1, 0)),
+        }
+        w.log("poll again", w.ready(w.b, fd));
+        w.log("recv", w.b.recv(fd, 1, 0));
+        w.log("send", w.b.send(fd, b"x", MSG_NOSIGNAL));
+        w.log("connect", w.b.connect(fd, &w.at_a(at)));
+        w.log("poll in the second handshake", w.ready(w.b, fd));
+    }
+}
+
+/// A fixed send buffer limits what is queued for a peer that does not read, and `poll` reports space when a
+/// third of it is free. The kernel exceeds the size by up to a segment over loopback.
+pub fn send_buffer_limits_what_is_queued(w: &mut Fixture<'_>) {
+    for size in [50_000, 100_000, 200_000] {
+        let (a, b) = w.connection();
+        w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVBUF, &word(4096)).unwrap();
+        w.b.setsockopt(b, SOL_SOCKET, libc::SO_SNDBUF, &word(size)).unwrap();
+        let block = [0; 1000];
+        // Ends when the peer's window is full, too.
+        for _ in 0..20 {
+            while w.b.send(b, &block, MSG_DONTWAIT | MSG_NOSIGNAL).is_ok() {}
+            w.settle();
+        }
+        let queued = w.b.query(b, libc::TIOCOUTQ).unwrap();
+        let expected = 2 * size;
+        let is_expected = (queued - expected).abs() * 3 <= expected;
+        w.log("queued", if is_expected { expected } else { queued });
+        w.log("poll", w.ready(w.b, b));
+        // Reading all of what the peer sends ends the shortage.
+        let mut read = 0;
+        while !w.ready(w.b, b).contains("OUT") && read < 10 * size {
+            read += w.a.recv(a, 4096, MSG_DONTWAIT).map_or(0, |bytes| bytes.len()) as i32;
+            w.a.catch_up();
+            w.b.catch_up();
+        }
+        w.log("writable before all is read", read < expected + 200_000);
+        w.log("send", w.b.send(b, &block, MSG_DONTWAIT));
+    }
+}
+
 pub mod tests {
     crate::cases! {
         data_after_full_shutdown_resets
         shutdown_before_connect_result
+        shutdown_while_connecting
+        send_buffer_limits_what_is_queued
         vectored_io_and_select
         recv_timeout
         setsockopt_after_reset

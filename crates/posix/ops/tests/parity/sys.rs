@@ -79,6 +79,8 @@ pub trait Sys: Sync {
     fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
         self.query(fd, libc::FIONREAD)
     }
+    /// `SIOCGSTAMP`: returns whether the time is not 0.
+    fn arrival(&self, fd: Fd) -> Result<bool, Errno>;
     /// `F_GETOWN`.
     fn owner(&self, fd: Fd) -> Result<c_int, Errno>;
     /// `F_SETOWN`.
@@ -241,6 +243,7 @@ pub fn address(address: SocketAddr) -> Vec<u8> {
 }
 
 // Requests of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
+pub const SIOCGSTAMP: c_ulong = 0x8906;
 pub const SIOCATMARK: c_ulong = 0x8905;
 pub const SIOCOUTQNSD: c_ulong = 0x894b;
 

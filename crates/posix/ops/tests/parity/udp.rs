@@ -1,9 +1,10 @@
 //! UDP sockets.
 
 use crate::sys::{Fd, Fixture, control, port, word};
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{
-    AF_UNSPEC, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, SO_ERROR,
-    SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET,
+    AF_INET, AF_INET6, AF_UNSPEC, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC,
+    SO_ERROR, SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET,
 };
 
 /// Creates a bound socket at host `a` and an unbound one at host `b`. Returns them and the port of the
@@ -377,11 +378,166 @@ pub fn so_timestamping(w: &mut Fixture<'_>) {
     w.log("no timestamp", w.a.recv_from(a, 100, 200, 0).map(|got| got.bytes));
 }
 
+/// An address without a port, addresses of the other family, and disconnecting.
+pub fn addresses_of_both_families(w: &mut Fixture<'_>) {
+    let any = |port| crate::sys::address(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
+    let mapped = |address: &[u8]| {
+        let v4 = Ipv4Addr::from(<[u8; 4]>::try_from(&address[4..8]).unwrap());
+        crate::sys::address(SocketAddr::new(v4.to_ipv6_mapped().into(), port(address)))
+    };
+    let named = |w: &Fixture<'_>, fd| {
+        w.a.getsockname(fd).map(|name| (name[..2].to_vec(), name[4..].to_vec(), port(&name) != 0))
+    };
+    let v6 = |ip: Ipv6Addr, port| crate::sys::address(SocketAddr::new(ip.into(), port));
+    let (peer, to) = {
+        let peer = w.b.socket(AF_INET, SOCK_DGRAM).unwrap();
+        w.b.bind(peer, &w.at_b(0)).unwrap();
+        (peer, w.at_b(port(&w.b.getsockname(peer).unwrap())))
+    };
+    let fd = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+    w.log("connect to port 0", w.a.connect(fd, &w.at_b(0)));
+    w.log("getpeername", w.a.getpeername(fd));
+    w.log("send", w.a.send(fd, b"x", 0));
+    w.log("send to port 0", w.a.send_to(fd, b"x", Some(&w.at_b(0)), &[], 0));
+    let unspecified = vec![0; 16];
+    let free = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+    w.a.bind(free, &any(0)).unwrap();
+    let number = port(&w.a.getsockname(free).unwrap());
+    w.a.close(free).unwrap();
+    for (label, local) in [
+        ("unbound", None),
+        ("bound", Some(w.at_a(0))),
+        ("wildcard", Some(any(0))),
+        ("wildcard and port", Some(any(number))),
+        ("address and port", Some(w.at_a(number))),
+    ] {
+        let fd = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+        if let Some(local) = local {
+            w.a.bind(fd, &local).unwrap();
+        }
+        w.a.connect(fd, &to).unwrap();
+        w.log(label, w.a.connect(fd, &unspecified));
+        let local = w.at_a(0);
+        let is_local = |name: Vec<u8>| (name[4..8] == local[4..8], port(&name) == number);
+        w.log("name", w.a.getsockname(fd).map(is_local));
+        w.log("send again", w.a.send_to(fd, b"y", Some(&to), &[], 0));
+        let name = named(w, fd);
+        w.log("name", name.map(|(family, _, has_port)| (family, has_port)));
+        w.a.close(fd).unwrap();
+    }
+    let fd = w.a.socket(AF_INET6, SOCK_DGRAM).unwrap();
+    w.log("an IPv4 address", w.a.connect(fd, &to));
+    w.log("peer", w.a.getpeername(fd) == Ok(mapped(&to)));
+    w.log("then an IPv6 address", w.a.send_to(fd, b"x", Some(&v6(Ipv6Addr::LOCALHOST, 9)), &[], 0));
+    w.log("connect", w.a.connect(fd, &v6(Ipv6Addr::LOCALHOST, 9)));
+    w.log("peer", w.a.getpeername(fd) == Ok(mapped(&to)));
+    w.log("send", w.a.send(fd, b"from v6", 0));
+    w.wait(w.b, peer, libc::POLLIN);
+    let only = w.a.socket(AF_INET6, SOCK_DGRAM).unwrap();
+    w.a.setsockopt(only, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &word(1)).unwrap();
+    w.log("IPv6 only", w.a.connect(only, &to));
+    w.log("mapped", w.a.connect(only, &mapped(&to)));
+    w.log("send", w.a.send_to(only, b"x", Some(&mapped(&to)), &[], 0));
+    for kind in [SOCK_DGRAM, libc::SOCK_STREAM] {
+        let fd = w.a.socket(AF_INET6, kind).unwrap();
+        w.a.bind(fd, &mapped(&w.at_a(0))).unwrap();
+        w.log("from a mapped address", w.a.connect(fd, &v6(Ipv6Addr::LOCALHOST, 9)));
+    }
+}
+
+/// `IPV6_ADDRFORM` turns a connected IPv6 socket into an IPv4 socket.
+pub fn addrform(w: &mut Fixture<'_>) {
+    let (listener, at) = w.listener(0);
+    let address = w.at_a(at);
+    let v4 = Ipv4Addr::from(<[u8; 4]>::try_from(&address[4..8]).unwrap());
+    let mapped = crate::sys::address(SocketAddr::new(v4.to_ipv6_mapped().into(), at));
+    for kind in [libc::SOCK_STREAM, SOCK_DGRAM] {
+        let fd = w.b.socket(AF_INET6, kind).unwrap();
+        let set = |w: &Fixture<'_>, value: &[u8]| w.b.setsockopt(fd, libc::IPPROTO_IPV6, 1, value);
+        w.log("unconnected", set(w, &word(AF_INET)));
+        w.b.connect(fd, &mapped).unwrap();
+        w.log("AF_INET6", set(w, &word(AF_INET6)));
+        w.log("too short", set(w, &[2, 0]));
+        w.log("connected", set(w, &word(AF_INET)));
+        w.log("domain", w.b.getsockopt(fd, SOL_SOCKET, libc::SO_DOMAIN));
+        w.log("peer", w.b.getpeername(fd) == Ok(address.clone()));
+        w.log("again", set(w, &word(AF_INET)).is_err());
+        w.log("send", w.b.send(fd, b"x", 0));
+    }
+    w.a.close(listener).unwrap();
+}
+
+/// The original destination address of datagrams.
+pub fn original_destination(w: &mut Fixture<'_>) {
+    let (a, b, at) = pair(w);
+    let (level, name) = if w.domain() == AF_INET { (libc::IPPROTO_IP, 20) } else { (libc::IPPROTO_IPV6, 74) };
+    w.log("on", w.a.setsockopt(a, level, name, &word(1)));
+    w.log("is", w.a.getsockopt(a, level, name));
+    w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
+    let mut got = w.a.recv_from(a, 100, 200, 0).unwrap();
+    let expected = w.at_a(at);
+    w.log("address", got.control.get(16..16 + expected.len()) == Some(&expected));
+    got.control.truncate(16);
+    w.log("control message", got.control);
+}
+
+/// After `SHUT_RD` datagrams are still received, and a call that does not wait finds none.
+pub fn shutdown_keeps_datagrams(w: &mut Fixture<'_>) {
+    let (a, b, at) = pair(w);
+    w.b.bind(b, &w.at_b(0)).unwrap();
+    let from = w.at_b(port(&w.b.getsockname(b).unwrap()));
+    w.a.connect(a, &from).unwrap();
+    let send = |w: &Fixture<'_>| w.b.send_to(b, b"kept", Some(&w.at_a(at)), &[], 0).unwrap();
+    send(w);
+    w.wait(w.a, a, libc::POLLIN);
+    w.log("shutdown", w.a.shutdown(a, libc::SHUT_RD));
+    w.log("queued", w.a.recv(a, 9, MSG_DONTWAIT));
+    w.log("none", w.a.recv(a, 9, MSG_DONTWAIT));
+    w.log("none, blocking", w.a.recv(a, 9, 0));
+    send(w);
+    w.settle();
+    w.log("later", w.a.recv(a, 9, MSG_DONTWAIT));
+}
+
+/// How many datagrams a receive buffer keeps: within a fifth of the kernel's number.
+pub fn receive_buffer_limits_datagrams(w: &mut Fixture<'_>) {
+    for (buffer, len, expected) in [(2048, 1, 4), (2048, 1000, 1), (10_000, 1, 24), (10_000, 1000, 8)] {
+        let (a, b, at) = pair(w);
+        w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVBUF, &word(buffer)).unwrap();
+        for _ in 0..60 {
+            w.b.send_to(b, &vec![0; len], Some(&w.at_a(at)), &[], 0).unwrap();
+            // Datagrams that arrive together are not distributed over several turns of the stack.
+            w.a.catch_up();
+        }
+        w.settle();
+        let kept = core::iter::from_fn(|| w.a.recv(a, 2000, MSG_DONTWAIT).ok()).count();
+        let is_expected = kept.abs_diff(expected) * 5 <= expected;
+        w.log("kept", if is_expected { expected } else { kept });
+        w.a.close(a).unwrap();
+    }
+}
+
+/// `SIOCGSTAMP`: when the datagram arrived that was received last.
+pub fn arrival_of_the_last_datagram(w: &mut Fixture<'_>) {
+    let (a, b, at) = pair(w);
+    w.log("before", w.a.arrival(a));
+    for label in ["first", "second"] {
+        w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
+        w.wait(w.a, a, libc::POLLIN);
+        w.log("recv", w.a.recv(a, 9, 0));
+        w.log(label, w.a.arrival(a));
+    }
+    let stream = w.a.socket(w.domain(), libc::SOCK_STREAM).unwrap();
+    w.log("stream", w.a.arrival(stream));
+}
+
 pub mod tests {
     crate::cases! {
         addresses
         control_messages
         broadcast_requires_so_broadcast
+        addresses_of_both_families
+        addrform
         ; both {
             datagram_boundaries
             datagram_lengths
@@ -390,6 +546,10 @@ pub mod tests {
             port_unreachable
             receive_timestamps
             so_timestamping
+            arrival_of_the_last_datagram
+            original_destination
+            shutdown_keeps_datagrams
+            receive_buffer_limits_datagrams
             hop_limit_and_class_per_datagram
             epoll_and_timeouts
         }

@@ -164,6 +164,15 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         libc::TIOCOUTQ => answer(ops.siocoutq(fd)).into_c(),
         SIOCOUTQNSD => answer(ops.siocoutqnsd(fd)).into_c(),
         SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).into_c(),
+        SIOCGSTAMP | SIOCGSTAMP_NEW | SIOCGSTAMPNS | SIOCGSTAMPNS_NEW => {
+            let in_micros = matches!(request, SIOCGSTAMP | SIOCGSTAMP_NEW);
+            let time = ops.siocgstamp(fd).map(|time| {
+                let fraction = if in_micros { time.subsec_micros() } else { time.subsec_nanos() };
+                [time.as_secs(), fraction.into()]
+            });
+            // SAFETY: the program passes a pointer to a time of two 64-bit numbers.
+            time.and_then(|time| unsafe { user_memory::write(argument.cast(), &time) }).into_c()
+        }
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
         SIOCSPGRP | FIOSETOWN => int().and_then(|owner| ops.set_owner(fd, owner)).into_c(),
         libc::FIONBIO => int().and_then(|on| ops.set_nonblocking(fd, on != 0)).into_c(),
@@ -186,6 +195,10 @@ const SIOCSPGRP: libc::c_ulong = 0x8902;
 const FIOGETOWN: libc::c_ulong = 0x8903;
 const SIOCGPGRP: libc::c_ulong = 0x8904;
 const SIOCATMARK: libc::c_ulong = 0x8905;
+const SIOCGSTAMP: libc::c_ulong = 0x8906;
+const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
+const SIOCGSTAMP_NEW: libc::c_ulong = 0x8010_8906;
+const SIOCGSTAMPNS_NEW: libc::c_ulong = 0x8010_8907;
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 /// The range of requests that concern the network rather than the socket, except for SIOCOUTQNSD
 /// (linux/sockios.h).

@@ -15,9 +15,9 @@ const SHORT_LIST: usize = 32;
 
 /// Returns the operations if a descriptor in the list belongs to the stack. The kernel reports a list that
 /// cannot be read.
-fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
+pub(super) fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     let ops = attach::ops()?;
-    let count = usize::try_from(count).ok()?;
+    let count = kernel_count(count);
     let mut part = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
     for start in (0..count).step_by(SHORT_LIST) {
         let len = SHORT_LIST.min(count - start);
@@ -32,6 +32,11 @@ fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     None
 }
 
+/// Returns the number of elements that the kernel reads: the number has 32 bits in the system call.
+fn kernel_count(count: nfds_t) -> usize {
+    count as u32 as usize
+}
+
 /// Implements `poll` on a list with stack sockets. As the kernel does, reads the list first and writes only
 /// `revents`.
 ///
@@ -44,8 +49,7 @@ unsafe fn poll_stack(
     timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    // Fits in `usize`, as `any_stack_fd` has checked.
-    let count = count as usize;
+    let count = kernel_count(count);
     let mut short = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
     let mut long = (count > short.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(count)));
     let place = match &mut long {
@@ -125,6 +129,54 @@ unsafe extern "C" fn __ppoll_chk(
             return ppoll(fds, count, timeout, mask);
         }
         real::__ppoll_chk(fds, count, timeout, mask, buffer_len)
+    }
+}
+
+/// Implements the system call `ppoll` on a list with stack sockets. Unlike the function of libc, it stores
+/// the remaining time. Returns `None` if the kernel must be called.
+///
+/// # Safety
+/// The arguments must be those of the system call.
+pub(super) unsafe fn sys_ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *mut timespec,
+    (mask, mask_len): (*const sigset_t, usize),
+) -> Option<c_int> {
+    let ops = any_stack_fd(fds, count)?;
+    let limit = match ffi::timeout(timeout).and_then(|limit| check_mask_len(mask, mask_len).map(|()| limit)) {
+        Ok(limit) => limit,
+        Err(error) => return Some(Err::<usize, _>(error).into_c()),
+    };
+    let began = Instant::now();
+    // SAFETY: the caller's promise.
+    let result = unsafe { poll_stack(ops, fds, count, Timeout::after(limit), mask) };
+    // SAFETY: the program's time-out.
+    unsafe { store_remaining(timeout, limit, began) };
+    Some(result)
+}
+
+/// Checks the length that a system call gives for a signal mask (`set_user_sigmask`).
+pub(super) fn check_mask_len(mask: *const sigset_t, len: usize) -> Result<(), Errno> {
+    if mask.is_null() || len == KERNEL_SIGSET_BYTES { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// Bytes of a signal mask in system calls.
+const KERNEL_SIGSET_BYTES: usize = 8;
+
+/// Stores the time that remains of a limit, as the kernel does after it has waited (`poll_select_finish`).
+/// Keeps `errno`.
+///
+/// # Safety
+/// The program must have passed the time-out to be written to.
+unsafe fn store_remaining(timeout: *mut timespec, limit: Option<Duration>, began: Instant) {
+    if let Some(limit) = limit.filter(|limit| !limit.is_zero()) {
+        let remaining = limit.saturating_sub(began.elapsed());
+        let remaining =
+            timespec { tv_sec: remaining.as_secs().cast_signed(), tv_nsec: remaining.subsec_nanos().into() };
+        // The kernel ignores an error, too.
+        // SAFETY: the caller's promise.
+        let _ = unsafe { user_memory::write(timeout, &remaining) };
     }
 }
 
@@ -281,6 +333,32 @@ unsafe extern "C" fn pselect(
         unsafe { select_stack(ops, count, sets, copies, Timeout::after(limit), mask.as_ref()) }
     });
     result.into_c()
+}
+
+/// Implements the system call `pselect6` on sets with stack sockets. Unlike the function of libc, it stores
+/// the remaining time. Returns `None` if the kernel must be called.
+///
+/// # Safety
+/// The arguments must be those of the system call.
+pub(super) unsafe fn sys_pselect6(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timespec,
+    (mask, mask_len): (*const sigset_t, usize),
+) -> Option<c_int> {
+    let (ops, copies) = stack_sets(count, sets)?;
+    let began = Instant::now();
+    let limit = match ffi::timeout(timeout).and_then(|limit| check_mask_len(mask, mask_len).map(|()| limit)) {
+        Ok(limit) => limit,
+        Err(error) => return Some(Err::<usize, _>(error).into_c()),
+    };
+    let result = ffi::signal_mask(mask).and_then(|mask| {
+        // SAFETY: the caller's promise.
+        unsafe { select_stack(ops, count, sets, copies, Timeout::after(limit), mask.as_ref()) }
+    });
+    // SAFETY: the program's time-out.
+    unsafe { store_remaining(timeout, limit, began) };
+    Some(result.into_c())
 }
 
 alias! {

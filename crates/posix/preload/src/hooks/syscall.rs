@@ -1,7 +1,7 @@
 //! The hook of `syscall`: system calls by number that have a hook by name.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::stack_ops;
+use super::{poll, stack_ops};
 use crate::{attach, real};
 use core::ffi::{c_int, c_long};
 use ginnel_posix_ops::{Ops, ffi, user_memory};
@@ -43,11 +43,9 @@ mod by_name {
         ioctl(a, b, c) -> c_int;
         listen(a, b) -> c_int;
         poll(a, b, c) -> c_int;
-        ppoll(a, b, c, d) -> c_int;
         prctl(a, b, c, d, e) -> c_int;
         preadv2(a, b, c, d, e) -> c_long;
         prlimit64(a, b, c, d) -> c_int;
-        pselect(a, b, c, d, e, f) -> c_int;
         pwritev2(a, b, c, d, e) -> c_long;
         read(a, b, c) -> c_long;
         readv(a, b, c) -> c_long;
@@ -128,13 +126,28 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_prlimit64 => call::prlimit64(a, b, c, d),
             libc::SYS_seccomp => return Some(super::sandbox::seccomp(a, b, c)),
             libc::SYS_dup3 => call::dup3(a, b, c),
-            libc::SYS_ppoll => call::ppoll(a, b, c, d),
+            libc::SYS_ppoll => {
+                let [fds, timeout, mask] = [a, c, d].map(|at| at as usize);
+                let mask = (core::ptr::with_exposed_provenance(mask), e as usize);
+                poll::sys_ppoll(
+                    core::ptr::with_exposed_provenance_mut(fds),
+                    b.cast_unsigned(),
+                    core::ptr::with_exposed_provenance_mut(timeout),
+                    mask,
+                )?
+            }
             libc::SYS_pselect6 => {
                 // The last argument points to the mask and its length.
-                let pair: *const c_long = core::ptr::with_exposed_provenance(f as usize);
-                let mask = if pair.is_null() { Ok(0) } else { user_memory::read(pair) };
+                let pair: *const [usize; 2] = core::ptr::with_exposed_provenance(f as usize);
+                let pair = if pair.is_null() { Ok([0; 2]) } else { user_memory::read(pair) };
                 // The kernel reports a pair that cannot be read.
-                call::pselect(a, b, c, d, e, mask.ok()?)
+                let [mask, mask_len] = pair.ok()?;
+                poll::sys_pselect6(
+                    a as c_int,
+                    [b, c, d].map(|set| core::ptr::with_exposed_provenance_mut(set as usize)),
+                    core::ptr::with_exposed_provenance_mut(e as usize),
+                    (core::ptr::with_exposed_provenance(mask), mask_len),
+                )?
             }
             libc::SYS_epoll_ctl => call::epoll_ctl(a, b, c, d),
             libc::SYS_execve => call::execve(a, b, c),
@@ -172,6 +185,12 @@ unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Optio
             libc::SYS_close => call::close(a),
             libc::SYS_connect => call::connect(a, b, c),
             libc::SYS_dup => call::dup(a),
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2
+                if poll::check_mask_len(core::ptr::with_exposed_provenance(e as usize), f as usize)
+                    .is_err() =>
+            {
+                return Some(ffi::fail_with(Errno::INVAL, -1));
+            }
             libc::SYS_epoll_pwait => call::epoll_pwait(a, b, c, d, e),
             libc::SYS_epoll_pwait2 => call::epoll_pwait2(a, b, c, d, e),
             libc::SYS_fcntl => call::fcntl(a, b, c),
@@ -211,7 +230,7 @@ unsafe fn by_legacy_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Opti
             libc::SYS_dup2 => call::dup2(a, b),
             libc::SYS_poll => call::poll(a, b, c),
             libc::SYS_select => call::select(a, b, c, d, e),
-            libc::SYS_epoll_create if a > 0 => call::epoll_create1(0),
+            libc::SYS_epoll_create if a as c_int > 0 => call::epoll_create1(0),
             libc::SYS_epoll_wait if stack_ops(a as c_int).is_some() => call::epoll_wait(a, b, c, d),
             // A child that shared this process's memory would change its tables.
             libc::SYS_vfork => call::vfork(),

@@ -109,8 +109,8 @@ impl Domain {
         }
     }
 
-    /// Returns whether the unread datagrams leave no space in the receive buffer for one of `len` bytes. As on
-    /// Linux, each is charged more memory than its payload; those in the region are counted as if they had
+    /// Returns whether the unread datagrams leave no space in the receive buffer for one of `len` bytes. As
+    /// on Linux, each is charged more memory than its payload; those in the region are counted as if they had
     /// the length of the new one. An empty queue accepts any datagram.
     fn exceeds_recv_buffer(&self, socket: u32, len: usize) -> bool {
         let entry = &self.sockets[socket as usize];
@@ -118,7 +118,9 @@ impl Domain {
         let unread = self.region.stream(socket, Direction::Incoming).unread(entry.received).unwrap_or(0);
         let limit = queue.recv_buffer_bytes as usize;
         // No datagram is charged more than this multiple of what it takes in the region.
-        if queue.pending.is_empty() && (unread + HEADER_BYTES).saturating_mul(SMALL_TRUESIZE / HEADER_BYTES + 1) < limit {
+        if queue.pending.is_empty()
+            && (unread + HEADER_BYTES).saturating_mul(SMALL_TRUESIZE / HEADER_BYTES + 1) < limit
+        {
             return false;
         }
         let unread = unread / self.region_bytes(len) + queue.pending.len();

@@ -1,6 +1,6 @@
 //! Addresses that programs reserved with `bind` before they listen or connect. The rules are those of Linux
-//! (`inet_csk_bind_conflict`): reservations, listeners, open connections and connections in TIME-WAIT prevent a
-//! bind.
+//! (`inet_csk_bind_conflict`): reservations, listeners, open connections and connections in TIME-WAIT prevent
+//! a bind.
 
 use super::ChannelServer;
 use crate::channel::control::{AddressSharing, Reservation, ReserveError};
@@ -84,12 +84,7 @@ impl PortReservations {
         Ok(Reservation { number: number as u32, address })
     }
 
-    fn has_conflict(
-        &self,
-        address: SocketAddr,
-        sharing: AddressSharing,
-        others: &OtherSockets<'_>,
-    ) -> bool {
+    fn has_conflict(&self, address: SocketAddr, sharing: AddressSharing, others: &OtherSockets<'_>) -> bool {
         // Covers listeners whose reservation was released with the process that made it.
         let listeners = others.listeners.iter().map(|(at, other)| (*at, *other, true));
         let reserved = self.entries.iter().flatten().map(|other| (other.address, other.sharing, false));
