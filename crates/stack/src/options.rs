@@ -99,7 +99,8 @@ pub struct SocketOptions {
     pub priority: u8,
     /// True if the socket receives unordered: see [`TcpOption::Unordered`].
     pub unordered: bool,
-    /// Options that let other sockets be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`).
+    /// Options that let other sockets be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`); those of a
+    /// listener are converted by [`PortSharing::of_listener`].
     pub port_sharing: PortSharing,
 }
 

@@ -515,7 +515,7 @@ impl Tcp {
         };
         let entry = &self.listeners.entries[listener as usize];
         let (profile, flags) = (entry.profile, entry.flags);
-        let Some((idx, mut c)) = self.alloc_conn(&seg.key, seg.hash, profile) else {
+        let Some((idx, mut c)) = self.alloc_conn(&seg.key, seg.hash, profile, false) else {
             self.stats.connection_overflows += 1;
             return None;
         };
@@ -563,14 +563,20 @@ impl Tcp {
 
     /// Allocates a slot, adds it to the flow table and returns its index and the TCB to store there.
     #[inline(always)]
-    fn alloc_conn(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<(u32, Tcb)> {
+    fn alloc_conn(
+        &mut self,
+        key: &FlowKey,
+        hash: u32,
+        profile: ProfileId,
+        is_active: bool,
+    ) -> Option<(u32, Tcb)> {
         let idx = self.conns.alloc()?;
         if self.flows.insert(hash, idx).is_err() {
             self.conns[idx].state = State::Closed;
             self.conns.free(idx);
             return None;
         }
-        self.port_use.add(key, self.profiles.get(profile).port_sharing);
+        self.port_use.add(key, self.profiles.get(profile).port_sharing(is_active));
         let (remote_ip, local_ip, v6) = self.addresses.store(key);
         let tcb = Tcb {
             remote_ip,
@@ -588,9 +594,10 @@ impl Tcp {
         Some((idx, tcb))
     }
 
-    /// Creates a connection with the addresses of `key` and adds it to the flow table.
+    /// Creates a connection that is opened from here, with the addresses of `key`, and adds it to the flow
+    /// table. The caller sets [`Flags::ACTIVE_OPEN`].
     pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
-        let (idx, tcb) = self.alloc_conn(key, hash, profile)?;
+        let (idx, tcb) = self.alloc_conn(key, hash, profile, true)?;
         self.conns[idx] = tcb;
         Some(idx)
     }

@@ -483,7 +483,8 @@ impl Tcp {
     /// Removes a connection from the flow table.
     fn remove_flow(&mut self, idx: u32) {
         let key = self.key(idx);
-        self.port_use.remove(key.local_port, self.profile(idx).port_sharing);
+        let is_active = self.conns[idx].has(Flags::ACTIVE_OPEN);
+        self.port_use.remove(key.local_port, self.profile(idx).port_sharing(is_active));
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
         debug_assert!(removed, "a live connection is not in the flow table");
     }

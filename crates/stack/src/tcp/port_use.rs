@@ -21,6 +21,14 @@ impl PortSharing {
         self.reuse_address as u8 | (self.reuse_port as u8) << 1
     }
 
+    /// Returns the options of a listener as [`SocketOptions`](crate::options::SocketOptions) has them, with
+    /// `SO_REUSEADDR` reversed: most listeners have it, so that their connections have the default profile.
+    /// Converts in both directions.
+    #[inline(always)]
+    pub const fn of_listener(self) -> Self {
+        Self { reuse_address: !self.reuse_address, ..self }
+    }
+
     /// Returns the options of two bits; other bits are ignored.
     #[inline(always)]
     pub(crate) const fn from_bits(bits: u8) -> Self {

@@ -46,7 +46,8 @@ pub(crate) struct Profile {
     pub syn_retries: u8,
     /// Minimum hop limits of segments that are accepted, over IPv4 and over IPv6.
     pub min_hop_limits: [u8; 2],
-    /// Options by which the local port is shared with other sockets that are bound.
+    /// Options by which the local port is shared with other sockets that are bound, as in
+    /// [`SocketOptions`].
     pub port_sharing: PortSharing,
     /// True if high-priority data are delivered before a gap in front of them fills.
     pub unordered: bool,
@@ -113,6 +114,13 @@ impl Profile {
     #[inline]
     pub fn rto_max_us(&self) -> u64 {
         u64::from(self.rto_max_ms) * 1000
+    }
+
+    /// Returns the options by which a connection shares its local port. `is_active` tells that the connection
+    /// was opened from here.
+    #[inline(always)]
+    pub fn port_sharing(&self, is_active: bool) -> PortSharing {
+        if is_active { self.port_sharing } else { self.port_sharing.of_listener() }
     }
 
     /// Sets the size of the receive buffer, which was validated. The initial window is that large, too: after

@@ -91,7 +91,7 @@ impl TimeWait {
             v6: c.has(Flags::V6),
             small_fields: u8::from(c.has(Flags::TIMESTAMPS))
                 | profile.priority << 1
-                | profile.port_sharing.bits() << 4,
+                | profile.port_sharing(c.has(Flags::ACTIVE_OPEN)).bits() << 4,
         }
     }
 }

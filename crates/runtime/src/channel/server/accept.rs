@@ -19,6 +19,11 @@ use ginnel_stack::error::{ListenError, Stale};
 use ginnel_stack::options::{ListenOptions, SocketOptions};
 use ginnel_stack::priority::BEST_EFFORT;
 
+/// Returns the options of a client's listener as the engine has them.
+fn listener_options(options: &SocketOptions) -> SocketOptions {
+    SocketOptions { port_sharing: options.port_sharing.of_listener(), ..*options }
+}
+
 impl Domain {
     /// Makes a client the owner of the connection that it accepted in a slot.
     pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, slot: usize) {
@@ -218,7 +223,7 @@ impl Domain {
             return Err(Error::Listen(at, ListenError::TooMany));
         };
         let backlog = options.backlog.min(self.backlog_max as u32);
-        let options = ListenOptions { backlog, ..options };
+        let options = ListenOptions { backlog, socket: listener_options(&options.socket), ..options };
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
         let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
         let listener = if exclusive { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
@@ -272,7 +277,7 @@ impl Domain {
         let has_small_recv_buffer = self.is_small_recv_buffer(options.recv_buffer_bytes);
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
             listening.has_small_recv_buffer = has_small_recv_buffer;
-            if cx.set_listener_options(listening.listener, options).is_err() {
+            if cx.set_listener_options(listening.listener, &listener_options(options)).is_err() {
                 self.stats.options_refused += 1;
             }
         }
