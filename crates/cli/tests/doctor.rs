@@ -241,6 +241,20 @@ fn a_veth_is_fixed_and_restored() {
 }
 
 #[test]
+fn an_offload_is_switched_off_and_on() {
+    let Some(host) = Host::new("an_offload_is_switched_off_and_on") else { return };
+    host.shell("ip link add d0 type bridge; ip link set d0 up");
+    let gro = || host.shell("ethtool -k d0 | grep generic-receive-offload").trim().to_owned();
+    assert_eq!(gro(), "generic-receive-offload: on");
+    let shown = host.doctor(&["d0", "--only", "driver,offload"], 1);
+    assert!(shown.contains("AF_XDP runs in generic mode") && shown.contains("; --fix sets off"), "{shown}");
+    assert_eq!(host.doctor(&["d0", "--only", "offload", "--fix"], 0), "changed    d0 rx-gro: on -> off\n");
+    assert_eq!(gro(), "generic-receive-offload: off");
+    assert_eq!(host.doctor(&["--undo"], 0), "changed    d0 rx-gro: off -> on\n");
+    assert_eq!(gro(), "generic-receive-offload: on");
+}
+
+#[test]
 fn undo_leaves_what_others_have_changed() {
     let Some(host) = Host::new("undo_leaves_what_others_have_changed") else { return };
     host.shell("echo 3 >/sys/class/net/web0/queues/rx-0/rps_cpus");

@@ -324,6 +324,7 @@ pub fn set_indirection(interface: &str, queues: &[u32]) -> io::Result<()> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use ginnel_testkit::interop::in_namespace;
 
     #[test]
     fn loopback_has_features_and_no_queues() {
@@ -344,5 +345,38 @@ mod tests {
             }
             assert!(features(name).is_err() && set_feature(name, "rx-gro", false).is_err());
         }
+    }
+
+    fn ip(arguments: &str) {
+        let output = std::process::Command::new("ip").args(arguments.split(' ')).output().expect("ip runs");
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    fn changed_settings_are_read_again() {
+        in_namespace("ethtool::tests::changed_settings_are_read_again", || {
+            ip("link add a0 numrxqueues 4 numtxqueues 4 type veth peer name a1");
+            let queues = |rx, tx| Channels { rx_max: 4, combined_max: 0, rx, tx, combined: 0 };
+            set_channels("a0", 3, 2, 0).unwrap();
+            assert_eq!(channels("a0").unwrap(), Some(queues(3, 2)));
+            assert!(set_channels("a0", 5, 5, 0).is_err());
+            assert_eq!(rx_queue_count("a0").unwrap(), 3);
+
+            let is_on = || features("a0").unwrap().into_iter().any(|one| one.name == "rx-gro" && one.on);
+            for on in [true, false] {
+                set_feature("a0", "rx-gro", on).unwrap();
+                assert_eq!(is_on(), on);
+            }
+            assert!(set_feature("a0", "rx-nonsense", true).is_err());
+            assert!(set_indirection("a0", &[0]).is_err(), "it has no table");
+
+            // The driver of TAP interfaces limits the frames to 64.
+            ip("tuntap add t0 mode tap");
+            let frames = |rx_frames| Coalescing { rx_frames, ..Coalescing::default() };
+            set_coalescing("t0", frames(1000)).unwrap();
+            assert_eq!(coalescing("t0").unwrap(), Some(frames(64)));
+            assert!(set_coalescing("t0", Coalescing { rx_usecs: 7, ..frames(1) }).is_err());
+            assert_eq!(driver_info("t0").unwrap().unwrap().name, "tun");
+        });
     }
 }

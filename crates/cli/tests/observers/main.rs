@@ -2,4 +2,5 @@
 
 mod capture;
 mod metrics;
+mod top;
 mod web_stack;
