@@ -60,6 +60,13 @@ pub enum Outcome {
     Failed(String),
 }
 
+impl Outcome {
+    fn failed(e: &io::Error) -> Self {
+        let hint = if e.kind() == ErrorKind::PermissionDenied { ": only root may change it" } else { "" };
+        Self::Failed(format!("{e}{hint}"))
+    }
+}
+
 impl UndoRecord {
     /// Opens the record.
     ///
@@ -101,7 +108,7 @@ impl UndoRecord {
         let before = match key.read() {
             Ok(value) if value == *to => return Ok(Outcome::Unchanged),
             Ok(value) => value,
-            Err(e) => return Ok(Outcome::Failed(e.to_string())),
+            Err(e) => return Ok(Outcome::failed(&e)),
         };
         let namespace = key.interface.as_ref().map_or_else(String::new, |_| self.namespace.clone());
         let known =
@@ -117,7 +124,7 @@ impl UndoRecord {
         if let Err(e) = key.write(to) {
             self.record.entries = earlier;
             self.save()?;
-            return Ok(Outcome::Failed(e.to_string()));
+            return Ok(Outcome::failed(&e));
         }
         // Drivers round some values.
         let after = key.read().unwrap_or_else(|_| to.clone());
@@ -148,7 +155,7 @@ impl UndoRecord {
                 Ok(now) if now != after => Outcome::Left(now),
                 Ok(now) => match key.write(&before) {
                     Ok(()) => Outcome::Changed(now, before),
-                    Err(e) => Outcome::Failed(e.to_string()),
+                    Err(e) => Outcome::failed(&e),
                 },
                 Err(_) => Outcome::Gone,
             };
