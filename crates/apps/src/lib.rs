@@ -1,5 +1,5 @@
-//! Ginnel's own programs: `echo`, `httpd`, `iot`, `load`, `corpus`. Each is also an example of the native
-//! API.
+//! Ginnel's own programs: `echo`, `httpd`, `demo-server`, `iot`, `load`, `corpus`. Each is also an example of
+//! the native API.
 //!
 //! The protocol logic of each program does no I/O: bytes and the time go in, bytes and deadlines come out.
 //! Thin adapters connect it to a Ginnel shard (a [`ginnel::Handler`]) or, for the load generator, to the
@@ -8,6 +8,7 @@
 
 pub mod corpus;
 pub mod date;
+pub mod demo_server;
 pub mod echo;
 pub mod httpd;
 pub mod iot;

@@ -23,7 +23,7 @@ pub mod agents;
 pub mod arrivals;
 pub mod busy_time;
 mod handler;
-mod kernel;
+pub(crate) mod kernel;
 pub mod latency;
 pub mod light;
 pub mod messages;

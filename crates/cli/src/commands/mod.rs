@@ -5,6 +5,7 @@ mod capture;
 mod check;
 mod corpus;
 mod demo;
+mod demo_server;
 mod doctor;
 mod generate;
 mod iot;
@@ -33,6 +34,14 @@ pub enum Command {
     Echo(serve::EchoCommandOptions),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdCommandOptions),
+    /// Answer each HTTP request with a fixed page, or relay it to other servers (Fastsocket's demo server)
+    ///
+    /// Prints the requests of each second. A proxy (-x) opens a connection to a backend for each client, in
+    /// turn over the backends; with -k it keeps both connections open. Without -k every connection ends
+    /// after one response. Responses always have a length, or end with the connection.
+    ///
+    /// With --stack kernel the server runs on the kernel's sockets, so both stacks can be compared.
+    DemoServer(demo_server::DemoServerCommandOptions),
     /// Serve devices that send heartbeats and urgent requests, with Redis (QStack's iotepserver)
     Iot(iot::IotCommandOptions),
     /// Run an unmodified program on a stack of its own, or on a stack that "ginnel up" started
@@ -96,6 +105,7 @@ impl Command {
         match self {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
+            Self::DemoServer(options) => demo_server::run(&options),
             Self::Iot(options) => iot::run(options),
             Self::Run(options) => run::run(&options),
             Self::Up(options) => up::up(&options),

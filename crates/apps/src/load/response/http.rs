@@ -6,22 +6,27 @@ use crate::resp::decimal;
 
 /// Longest head in bytes; servers send a few hundred.
 // limit: bytes of a response's head
-const HEAD_BYTES_MAX: usize = 64 << 10;
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ResponseFraming {
+pub enum ResponseFraming {
+    /// Content-Length.
     Length(u64),
+    /// Transfer-Encoding: chunked.
     Chunked,
+    /// The body ends with the connection.
     UntilClose,
 }
 
 /// The parsed head of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ResponseHead {
-    status: u16,
-    framing: ResponseFraming,
+pub struct ResponseHead {
+    /// Status.
+    pub status: u16,
+    /// Framing of the body; responses to HEAD and some statuses have none whatever this says.
+    pub framing: ResponseFraming,
     /// True if the server closes the connection after the response.
-    close: bool,
+    pub close: bool,
 }
 
 impl Parser {
@@ -157,7 +162,10 @@ impl LastHead {
 
 /// Parses the head at the start of `bytes` and returns its length, or `None` if its end has not arrived.
 /// Lines may end with a bare LF.
-fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
+///
+/// # Errors
+/// Returns an error if `bytes` do not begin with the head of a response.
+pub fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
     let (version, status) = match bytes {
         [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor @ (b'0' | b'1'), b' ', a, b, c, after, ..]
             if [a, b, c].iter().all(|d| d.is_ascii_digit()) && matches!(after, b' ' | b'\r' | b'\n') =>

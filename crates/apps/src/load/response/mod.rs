@@ -7,7 +7,7 @@
 //! because a session speaks only one of them; otherwise the state would take more than 16 bytes per
 //! connection.
 
-mod http;
+pub mod http;
 mod values;
 
 use crate::httpd::body::BodyReader;
