@@ -46,6 +46,7 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
     ("httpd", "`ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct ServerCounters {\n"),
     ("iot", "`ginnel iot`.", "crates/apps/src/iot/counters.rs", "pub struct IotCounters {\n"),
     ("echo", "`ginnel echo`.", "", ""),
+    ("demo_server", "`ginnel demo-server`.", "crates/apps/src/demo_server/counters.rs", "\ncounters! {\n"),
 ];
 
 /// Counters that are not declared in a struct.
@@ -392,6 +393,16 @@ fn published_counters_are_documented() {
     )
     .unwrap();
     show(&presence, "3", Placement::Inline, ginnel_apps::iot::Iot::new(&iot, &iot.redis).unwrap());
+    let demo = <ginnel_apps::demo_server::DemoServerOptions as clap::FromArgMatches>::from_arg_matches(
+        &<ginnel_apps::demo_server::DemoServerOptions as clap::Args>::augment_args(clap::Command::new(
+            "demo",
+        ))
+        .try_get_matches_from(["demo"])
+        .unwrap(),
+    )
+    .unwrap();
+    let demo = ginnel_apps::demo_server::DemoServer::new(&demo, 0, std::sync::Arc::default(), None);
+    show(&presence, "4", Placement::Inline, demo);
     show(&presence, "2", Placement::Inline, Executor::new(|| async {}));
 
     let mut shown = BTreeSet::new();

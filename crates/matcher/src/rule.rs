@@ -6,7 +6,7 @@ use crate::network::Network;
 use crate::packet::{Packet, TCP, UDP};
 use crate::payload::PayloadTest;
 use crate::ports::Ports;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::ops::RangeInclusive;
 use serde::Deserialize;
 
@@ -114,6 +114,23 @@ impl Condition {
         }
     }
 
+    /// Returns whether the condition holds for TCP segments from `source` to `destination`; `None` if that
+    /// takes more of a segment than its addresses and ports.
+    #[must_use]
+    pub fn holds_between(&self, source: SocketAddr, destination: SocketAddr) -> Option<bool> {
+        match self {
+            Self::Address(side, networks) => {
+                let is_inside = |address: IpAddr| networks.iter().any(|network| network.contains(address));
+                Some(side.holds(source.ip(), destination.ip(), is_inside))
+            }
+            Self::Port(side, ports) => {
+                Some(side.holds(source.port(), destination.port(), |port| ports.contains(port)))
+            }
+            Self::Protocol(protocol) => Some(*protocol == Protocol::Tcp),
+            Self::Dscp(_) | Self::PayloadBytes(_) | Self::Payload(_) | Self::Expression(_) => None,
+        }
+    }
+
     /// Returns whether the condition holds for all packets of the flow of `packet`.
     fn holds_for_flow(&self, packet: &Packet<'_>, shape: FlowShape) -> FlowVerdict {
         match self {
@@ -139,6 +156,13 @@ impl<A> Rule<A> {
     #[must_use]
     pub fn matches(&self, packet: &Packet<'_>) -> bool {
         self.conditions.iter().all(|condition| condition.holds(packet))
+    }
+
+    /// Returns whether all conditions hold for TCP segments from `source` to `destination`. Conditions that
+    /// take more of a segment do not hold.
+    #[must_use]
+    pub fn matches_between(&self, source: SocketAddr, destination: SocketAddr) -> bool {
+        self.conditions.iter().all(|condition| condition.holds_between(source, destination) == Some(true))
     }
 
     /// Returns whether the rule matches all packets of the flow of `packet`.

@@ -20,6 +20,7 @@ use crate::published_stack::PublishedStack;
 use crate::shard::{RxPort, Shard};
 use crate::shard_router::ShardRouter;
 use crate::stats::{ShardStats, StatsWriter};
+use crate::steering_rules::SteeringRules;
 use crate::table_memory;
 use crate::timers::Timers;
 use crate::wait::WaitSet;
@@ -35,6 +36,7 @@ use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::ip::RouteConfig;
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::steering::Steering;
+use ginnel_stack::steering::policy::SteeringPolicy;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
 use std::sync::{Arc, Mutex};
@@ -99,6 +101,7 @@ impl Default for ThreadPosition {
 pub(crate) struct ShardMember {
     pub(crate) index: u8,
     pub(crate) count: u8,
+    pub(crate) steering: Option<Arc<SteeringRules>>,
     pub(crate) router: ShardRouter,
     pub(crate) receivers: Vec<CrossShardReceiver>,
     pub(crate) commander: Commander,
@@ -372,8 +375,13 @@ impl<H> ShardBuilder<H> {
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
-        if let Some(ShardMember { index, count, .. }) = self.parts.member {
-            stack.network_mut().set_steering(Steering::new(index, count, &config.network));
+        if let Some(ShardMember { index, count, steering: rules, .. }) = &self.parts.member {
+            let mut steering = Steering::new(*index, *count, &config.network);
+            if let Some(rules) = rules {
+                let rules: Arc<dyn SteeringPolicy> = rules.clone();
+                steering.set_policy(rules, config.tcp.local_port_first..=config.tcp.local_port_last);
+            }
+            stack.network_mut().set_steering(steering);
         }
         let mut ports = Vec::new();
         for device in &config.devices {

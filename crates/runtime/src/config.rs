@@ -5,12 +5,14 @@ mod file;
 mod priority;
 mod run;
 mod shards;
+mod steering;
 mod values;
 
 pub use file::{FileError, ProgramKey};
 pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
 pub use run::RunConfig;
 pub use shards::ShardsConfig;
+pub use steering::{SteeringConfig, SteeringMode, SteeringRule};
 pub use values::{Mac, Prefix};
 
 pub use crate::channel::ChannelConfig;
@@ -44,6 +46,8 @@ pub struct Config {
     pub channel: ChannelConfig,
     /// Which frames are urgent.
     pub priority: PriorityConfig,
+    /// Which shard owns which connections.
+    pub steering: SteeringConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
     pub network: NetworkConfig,
     /// TCP.
@@ -397,6 +401,7 @@ impl Config {
         self.channel.validate()?;
         self.run.validate()?;
         self.priority.validate()?;
+        self.steering.validate(self.shards.count)?;
         self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {

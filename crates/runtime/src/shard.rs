@@ -583,10 +583,13 @@ impl<H: Handler> Shard<H> {
 
     fn publish(&mut self, now: Instant) {
         self.last_published = now;
-        let ShardCore { stats, timers, priority_counters, .. } = &mut *self.core;
+        let ShardCore { stack, stats, timers, priority_counters, .. } = &mut *self.core;
         stats.timers_refused = timers.refused;
         if let Some(counters) = priority_counters {
             counters.report(stats);
+        }
+        if let Some(steering) = stack.local().and_then(|stack| stack.network().steering()) {
+            (stats.steering_chosen, stats.steering_invalid) = steering.policy_counts();
         }
         self.stats.publish(stats);
     }

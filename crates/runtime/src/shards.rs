@@ -23,7 +23,7 @@ mod workers;
 use crate::builder::{ShardMember, ThreadPosition, command_channel, random_seed};
 use crate::classifier::{FrameDirection, PriorityFunctionFactory};
 use crate::command::{Commander, Mailbox};
-use crate::config::{Config, Placement};
+use crate::config::{Config, Placement, SteeringMode};
 use crate::cross_shard::{CrossShardReceiver, CrossShardSender, cross_shard_queue};
 use crate::devices::KeptTaps;
 use crate::doorbell::Doorbell;
@@ -34,6 +34,7 @@ use crate::published_stack::PublishedStack;
 use crate::shard::Shard;
 use crate::shard_router::ShardRouter;
 use crate::stats::{StatsReader, StatsWriter};
+use crate::steering_rules::{ProgramRule, SteerConnection, SteeringRules};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
 use ginnel_matcher::Packet;
@@ -53,6 +54,7 @@ pub struct Shards {
     local_delivery: bool,
     taps: KeptTaps,
     priority_functions: Option<PriorityFunctionFactory>,
+    steering_rules: Vec<ProgramRule>,
 }
 
 impl Shards {
@@ -67,6 +69,7 @@ impl Shards {
             local_delivery: false,
             taps: Vec::new(),
             priority_functions: None,
+            steering_rules: Vec::new(),
         }
     }
 
@@ -116,6 +119,13 @@ impl Shards {
         self
     }
 
+    /// Adds a rule that chooses the shards of connections. Rules that continue are asked before those that
+    /// stop, and each kind in the order of these calls; the rules of the configuration prevail.
+    pub fn steering_rule(mut self, mode: SteeringMode, rule: impl SteerConnection + 'static) -> Self {
+        self.steering_rules.push(ProgramRule { mode, rule: Arc::new(rule) });
+        self
+    }
+
     /// Sets the time at which a simulation starts. By default it is the time of the machine's clock.
     pub fn now(mut self, now: Instant) -> Self {
         self.now = Some(now);
@@ -146,7 +156,7 @@ impl Shards {
             None => random_seed()?,
         };
         let mut parts = Vec::new();
-        for (index, member) in members(&self.config)?.into_iter().enumerate() {
+        for (index, member) in members(&self.config, &self.steering_rules)?.into_iter().enumerate() {
             let mut seed = seed;
             // Cannot truncate: there are at most 64 shards. The seeds may be related, because shards share no
             // flow whose secrets a peer could compare.
@@ -227,13 +237,14 @@ fn app_mailboxes(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
 }
 
 /// Creates the queues between shards, and each shard's part of them; `None` if there is only one shard.
-fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
+fn members(config: &Config, rules: &[ProgramRule]) -> Result<Vec<Option<ShardMember>>, Error> {
     // Cannot truncate: `validate` has checked that there are at most 64.
     let count = config.shards.count as u8;
     if count == 1 {
         return Ok(vec![None]);
     }
     let registry = Arc::new(ListenerRegistry::default());
+    let steering = SteeringRules::new(&config.steering, rules);
     let mailboxes = (0..count).map(|_| command_channel(config)).collect::<Result<Vec<_>, Error>>()?;
     let doorbells: Vec<Arc<Doorbell>> =
         mailboxes.iter().map(|(commander, _)| Arc::clone(commander.doorbell())).collect();
@@ -256,7 +267,8 @@ fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
     let parts = mailboxes.into_iter().zip(senders).zip(receivers);
     let member = |(index, (((commander, mailbox), row), receivers)): (u8, _)| {
         let router = ShardRouter::new(index, row, Arc::clone(&registry));
-        Some(ShardMember { index, count, router, receivers, commander, mailbox, stats: StatsWriter::new() })
+        let (steering, stats) = (steering.clone(), StatsWriter::new());
+        Some(ShardMember { index, count, steering, router, receivers, commander, mailbox, stats })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }

@@ -92,6 +92,11 @@ counters! {
     hashes_trusted,
     /// Frames whose sender's flow hash named another shard than their addresses and ports do.
     hashes_mismatched,
+    /// Times that a rule of `[[steering.rules]]`, or of the program, has chosen the shard of a received
+    /// packet or of a connection to be opened.
+    steering_chosen,
+    /// Shards that do not exist and that a rule of the program has chosen; the flow hash decided.
+    steering_invalid,
     /// Frames and control updates sent to another shard because all shards must have them.
     broadcasts_sent,
     /// Frames for all shards that were not accepted from the wire because a queue to another shard was full.

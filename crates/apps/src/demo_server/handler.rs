@@ -2,7 +2,7 @@
 
 use super::counters::WorkerCounters;
 use super::options::DemoServerOptions;
-use super::server::{Server, Trace, Transport};
+use super::server::{DemoCore, StackConnections, Trace};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::stats::CounterKind;
@@ -19,7 +19,7 @@ fn socket_options() -> SocketOptions {
 
 /// The server as a shard's application.
 pub struct DemoServer {
-    server: Server<Conn>,
+    server: DemoCore<Conn>,
     listen: Vec<SocketAddr>,
     counters: Arc<WorkerCounters>,
 }
@@ -32,7 +32,7 @@ impl DemoServer {
         counters: Arc<WorkerCounters>,
         trace: Option<Trace>,
     ) -> Self {
-        let server = Server::new(options, worker, Arc::clone(&counters), trace, Instant::ZERO);
+        let server = DemoCore::new(options, worker, Arc::clone(&counters), trace, Instant::ZERO);
         Self { server, listen: options.listen(), counters }
     }
 }
@@ -99,7 +99,7 @@ struct ShardTransport<'a, 'c> {
     cx: &'a mut Context<'c>,
 }
 
-impl Transport<Conn> for ShardTransport<'_, '_> {
+impl StackConnections<Conn> for ShardTransport<'_, '_> {
     fn connect(&mut self, to: SocketAddr, token: u32) -> Option<Conn> {
         let options = ConnectOptions { socket: socket_options(), ..ConnectOptions::default() };
         let conn = self.cx.connect(to, options).ok()?;

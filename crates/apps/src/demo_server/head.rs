@@ -8,7 +8,7 @@ const HOP_BY_HOP: [&[u8]; 4] = [b"connection", b"keep-alive", b"proxy-connection
 /// frame or destination.
 const ALWAYS_RELAYED: [&[u8]; 3] = [b"host", b"content-length", b"transfer-encoding"];
 
-/// What is changed in a head.
+/// The changes to a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadChanges {
     /// True if the connection to the next hop stays open after this message.

@@ -3,7 +3,7 @@
 
 use super::counters::WorkerCounters;
 use super::options::DemoServerOptions;
-use super::server::{Server, Trace, Transport};
+use super::server::{DemoCore, StackConnections, Trace};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::{Error, Instant, StopFlag, clock};
@@ -112,7 +112,7 @@ impl KernelTransport {
     }
 }
 
-impl Transport<KernelConn> for KernelTransport {
+impl StackConnections<KernelConn> for KernelTransport {
     fn connect(&mut self, to: SocketAddr, token: u32) -> Option<KernelConn> {
         self.open(to, token).ok()
     }
@@ -187,7 +187,7 @@ pub fn raise_descriptor_limit() -> Result<(), Error> {
 
 /// A worker: its listeners and its server.
 pub struct KernelWorker {
-    server: Server<KernelConn>,
+    server: DemoCore<KernelConn>,
     net: KernelTransport,
     listeners: Vec<OwnedFd>,
     counters: Arc<WorkerCounters>,
@@ -215,7 +215,7 @@ impl KernelWorker {
             epoll::add(&epoll, &fd, data, epoll::EventFlags::IN).map_err(failed)?;
             listeners.push(fd);
         }
-        let server = Server::new(options, worker, Arc::clone(&counters), trace, clock::now());
+        let server = DemoCore::new(options, worker, Arc::clone(&counters), trace, clock::now());
         let (sockets, vacant, queued, broken) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let net = KernelTransport { epoll, sockets, vacant, queued, broken };
         Ok(Self { server, net, listeners, counters, buffer: vec![0; READ_BYTES].into() })

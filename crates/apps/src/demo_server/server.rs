@@ -14,7 +14,7 @@ use core::mem::MaybeUninit;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::Instant;
-use session::{BackendConn, RequestState, ResponseState, Session};
+use session::{BackendConn, ClientSession, RequestState, ResponseState};
 use std::sync::Arc;
 
 /// Time after which a session without activity is reset.
@@ -27,7 +27,7 @@ pub type Trace = Arc<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
 /// The connections of a worker, whatever the stack. Calls for a connection that has ended have no effect; its
 /// end is, or will be, reported.
-pub trait Transport<C> {
+pub trait StackConnections<C> {
     /// Opens a connection. Its events carry `token`. Returns `None` if the stack refuses at once.
     fn connect(&mut self, to: SocketAddr, token: u32) -> Option<C>;
     /// Sends bytes, and returns how many were accepted. If that is not all, `writable` follows.
@@ -43,8 +43,8 @@ pub trait Transport<C> {
 }
 
 /// The server of one worker. `C` is the stack's handle of a connection: it never stands for a later one.
-pub struct Server<C> {
-    sessions: Vec<Session<C>>,
+pub struct DemoCore<C> {
+    sessions: Vec<ClientSession<C>>,
     /// Vacant slots.
     vacant: Vec<u32>,
     sweep: Sweep,
@@ -56,7 +56,7 @@ pub struct Server<C> {
     trace: Option<Trace>,
 }
 
-impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
+impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
     /// Creates the server of worker `worker`. `trace` gets the lines of `--debug`.
     pub fn new(
         options: &DemoServerOptions,
@@ -89,7 +89,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     /// Takes a new connection of a client, and returns the token of its events.
     pub fn accepted(&mut self, conn: C) -> u32 {
         let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.sessions.push(Session::vacant());
+            self.sessions.push(ClientSession::vacant());
             // There are fewer connections than 2^31.
             (self.sessions.len() - 1) as u32
         });
@@ -115,7 +115,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// A connection to a backend is established.
-    pub fn connected(&mut self, token: u32, conn: C, net: &mut impl Transport<C>) {
+    pub fn connected(&mut self, token: u32, conn: C, net: &mut impl StackConnections<C>) {
         let Some((slot, true)) = self.session_of(token, conn) else { return };
         self.touch(slot);
         self.sessions[slot].backend = BackendConn::Connected(conn);
@@ -124,7 +124,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Bytes arrived; returns how many were consumed. The rest must be delivered again.
-    pub fn data(&mut self, token: u32, conn: C, bytes: &[u8], net: &mut impl Transport<C>) -> usize {
+    pub fn data(&mut self, token: u32, conn: C, bytes: &[u8], net: &mut impl StackConnections<C>) -> usize {
         let Some((slot, is_backend)) = self.session_of(token, conn) else { return bytes.len() };
         self.touch(slot);
         let used =
@@ -134,7 +134,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// A connection accepts bytes again.
-    pub fn writable(&mut self, token: u32, conn: C, net: &mut impl Transport<C>) {
+    pub fn writable(&mut self, token: u32, conn: C, net: &mut impl StackConnections<C>) {
         let Some((slot, is_backend)) = self.session_of(token, conn) else { return };
         self.touch(slot);
         if is_backend {
@@ -146,7 +146,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// The peer sent FIN, and all its bytes were consumed.
-    pub fn peer_closed(&mut self, token: u32, conn: C, net: &mut impl Transport<C>) {
+    pub fn peer_closed(&mut self, token: u32, conn: C, net: &mut impl StackConnections<C>) {
         let Some((slot, is_backend)) = self.session_of(token, conn) else { return };
         let session = &mut self.sessions[slot];
         if is_backend {
@@ -172,7 +172,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// A connection has ended, or could not be opened.
-    pub fn closed(&mut self, token: u32, conn: C, net: &mut impl Transport<C>) {
+    pub fn closed(&mut self, token: u32, conn: C, net: &mut impl StackConnections<C>) {
         let Some((slot, is_backend)) = self.session_of(token, conn) else { return };
         if is_backend {
             let was_idle = matches!(self.sessions[slot].response, ResponseState::Idle);
@@ -188,7 +188,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Resets sessions without activity. Must be called about once a second.
-    pub fn tick(&mut self, now: Instant, net: &mut impl Transport<C>) {
+    pub fn tick(&mut self, now: Instant, net: &mut impl StackConnections<C>) {
         self.second = second_of(now);
         while let Some(slot) = self.sweep.take_due(self.second) {
             let index = slot as usize;
@@ -216,7 +216,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Consumes bytes of a client.
-    fn client_data(&mut self, slot: usize, bytes: &[u8], net: &mut impl Transport<C>) -> usize {
+    fn client_data(&mut self, slot: usize, bytes: &[u8], net: &mut impl StackConnections<C>) -> usize {
         let mut used = 0;
         loop {
             let session = &mut self.sessions[slot];
@@ -246,7 +246,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
         slot: usize,
         mut scanner: Scanner,
         bytes: &[u8],
-        net: &mut impl Transport<C>,
+        net: &mut impl StackConnections<C>,
     ) -> usize {
         let session = &mut self.sessions[slot];
         session.to_head = false;
@@ -282,7 +282,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Begins with a request whose head has arrived.
-    fn begin_request(&mut self, slot: usize, bytes: &[u8], net: &mut impl Transport<C>) {
+    fn begin_request(&mut self, slot: usize, bytes: &[u8], net: &mut impl StackConnections<C>) {
         let mut buffer = [const { MaybeUninit::uninit() }; HEADERS_MAX];
         let parsed = head::parse(bytes, &mut buffer).and_then(|request| {
             let reader = BodyReader::new(request.body, u64::MAX)?;
@@ -316,7 +316,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
         slot: usize,
         mut reader: BodyReader,
         bytes: &[u8],
-        net: &mut impl Transport<C>,
+        net: &mut impl StackConnections<C>,
     ) -> usize {
         let session = &mut self.sessions[slot];
         let read = if self.backends.is_empty() {
@@ -345,7 +345,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Sends what the client has not accepted yet.
-    fn send_to_client(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn send_to_client(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         if let Some(client) = session.client {
             flush(&mut session.client_out, client, net);
@@ -353,7 +353,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Sends what the client has not accepted yet. Once it is empty, more can be read.
-    fn flush_client(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn flush_client(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         let Some(client) = session.client else { return };
         if flush(&mut session.client_out, client, net) {
@@ -367,7 +367,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Sends what the backend has not accepted yet. Once it is empty, more of a body can be read.
-    fn flush_backend(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn flush_backend(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         let BackendConn::Connected(backend) = session.backend else { return };
         if flush(&mut session.backend_out, backend, net)
@@ -378,7 +378,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Ends the connection of a client at once.
-    fn end_client(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn end_client(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         if let Some(client) = self.sessions[slot].client.take() {
             net.close(client);
             self.release(slot, net);
@@ -386,7 +386,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Closes the connection to the backend.
-    fn drop_backend(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn drop_backend(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         if let Some(backend) = session.backend.conn() {
             self.trace(format_args!("closes {backend:?}"));
@@ -403,7 +403,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Closes the connection to the client if it has to end and has accepted all bytes.
-    fn end_turn(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn end_turn(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         let Some(client) = session.client.filter(|_| session.is_closing && session.client_out.is_empty())
         else {
@@ -421,7 +421,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Makes a slot vacant whose client has gone.
-    fn release(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    fn release(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         self.drop_backend(slot, net);
         self.counters.open.decrement();
         self.trace(format_args!("session {slot} has ended"));
@@ -431,7 +431,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
 }
 
 /// Sends `out` and returns true if it is empty then.
-fn flush<C>(out: &mut Vec<u8>, conn: C, net: &mut impl Transport<C>) -> bool {
+fn flush<C>(out: &mut Vec<u8>, conn: C, net: &mut impl StackConnections<C>) -> bool {
     if !out.is_empty() {
         let sent = net.send(conn, out);
         out.drain(..sent);

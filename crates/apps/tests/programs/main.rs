@@ -4,6 +4,7 @@ mod common;
 mod iot;
 mod limits;
 mod placements;
+mod proxy;
 
 /// Defines the tests twice: with each application in its shard's thread, and with each in a thread of its
 /// own.

@@ -183,3 +183,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn rules_match_addresses_and_ports_without_a_packet() {
+    let network = |text: &str| vec![text.parse().unwrap()];
+    let matches = |conditions: &[Condition], source: &str, destination: &str| {
+        let rule = rule((), conditions.to_vec());
+        rule.matches_between(source.parse().unwrap(), destination.parse().unwrap())
+    };
+    let client = [Condition::Address(Side::Source, network("10.1.0.0/16")), port(Side::Destination, "80-90")];
+    assert!(matches(&client, "10.1.2.3:5", "10.9.0.1:85"));
+    assert!(!matches(&client, "10.2.2.3:5", "10.9.0.1:85"));
+    assert!(!matches(&client, "10.1.2.3:85", "10.9.0.1:5"));
+    let either = [Condition::Address(Side::Either, network("fd00::/8")), Condition::Protocol(Protocol::Tcp)];
+    assert!(matches(&either, "[fe80::1]:5", "[fd00::1]:6") && matches(&either, "[fd00::1]:5", "[fe80::1]:6"));
+    assert!(!matches(&either, "[fe80::1]:5", "10.9.0.1:6"));
+    for more in [Condition::Protocol(Protocol::Udp), Condition::Dscp(vec![0]), payload(0, 0, 0)] {
+        assert!(!matches(&[more], "10.1.2.3:5", "10.9.0.1:85"));
+    }
+    assert!(matches(&[], "10.1.2.3:5", "10.9.0.1:85"));
+}

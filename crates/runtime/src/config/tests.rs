@@ -1,4 +1,4 @@
-use super::{Config, DeviceKind};
+use super::{Config, DeviceKind, SteeringMode};
 use ginnel_stack::tcp::config::MtuProbing;
 
 const GOOD: &str = r#"
@@ -426,4 +426,47 @@ fn wrong_expressions_are_named() {
     let e = file("expression = \"tcp\"\nports = 80").unwrap_err();
     let problem = "cannot be combined with other conditions: state them in the expression";
     assert_eq!(e, format!("x.toml:3: priority.rules[0].expression: {problem}"));
+}
+
+#[test]
+fn wrong_steering_rules_are_named() {
+    let rules = |lines: &str| {
+        let text = format!("[shards]\ncount = 3\n[[steering.rules]]\n{lines}\n");
+        Config::from_toml("x.toml", &text).map(|config| config.steering.rules)
+    };
+    let fine = rules("shards = [0, 2]\nmode = \"continue\"\nsource_ports = [1, \"3-5\"]").unwrap();
+    assert_eq!((&fine[0].shards[..], fine[0].mode), (&[0, 2][..], SteeringMode::Continue));
+    assert_eq!(rules("shards = [1]\nports = 1").unwrap()[0].mode, SteeringMode::Stop);
+    for (lines, problem) in [
+        (
+            "shards = [1, 3]\nports = 80",
+            "x.toml:4: steering.rules[0].shards[1]: there is no shard 3: shards.count is 3, so shards are 0 to 2",
+        ),
+        ("shards = []\nports = 80", "x.toml:4: steering.rules[0].shards: is empty: name a shard, as in [0]"),
+        (
+            "shards = [1]",
+            "x.toml:3: steering.rules[0]: has no condition: add a key such as `destination_ports`",
+        ),
+        (
+            "shards = [1]\nports = 80\n[[steering.rules]]\nshards = [9]\nports = 1",
+            "x.toml:7: steering.rules[1].shards[0]: there is no shard 9: shards.count is 3, so shards are 0 to 2",
+        ),
+    ] {
+        assert_eq!(rules(lines).unwrap_err().to_string(), problem);
+    }
+    for (lines, line, key) in [
+        ("ports = 80", 3, "steering.rules[0]"),
+        ("shards = [1]\nports = \"x\"", 5, "steering.rules[0].ports"),
+        ("shards = [1]\nports = 80\nmode = \"go\"", 6, "steering.rules[0].mode"),
+        ("shards = [256]\nports = 80", 4, "steering.rules[0].shards"),
+        ("shards = [1]\npayload = \"00\"", 5, "steering.rules[0].payload"),
+        ("shards = [1]\nsource = [\"10.0.0.0/33\"]", 5, "steering.rules[0].source"),
+    ] {
+        let error = rules(lines).unwrap_err();
+        assert_eq!(error.line, line, "{error}");
+        assert!(error.key.starts_with(key), "{error}");
+    }
+    let many = "[[steering.rules]]\nshards = [0]\nports = 1\n".repeat(65);
+    let error = Config::from_toml("x.toml", &many).unwrap_err().to_string();
+    assert!(error.contains("steering.rules") && error.contains("at most 64"), "{error}");
 }

@@ -6,6 +6,7 @@ mod labels;
 mod limits;
 mod listeners;
 mod priority_rules;
+mod steering_rules;
 mod streams;
 mod tasks;
 mod threads;

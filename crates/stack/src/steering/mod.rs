@@ -8,13 +8,14 @@
 //!
 //! | frame | owner |
 //! |---|---|
-//! | TCP, unfragmented | Toeplitz hash of addresses and ports, modulo 128, modulo the number of shards |
+//! | TCP, unfragmented | what the rules of the configuration say ([`policy`]); otherwise the Toeplitz hash of addresses and ports, modulo 128, modulo the number of shards |
 //! | UDP, unfragmented | the shard whose socket is bound to the port ([`udp`]); without such a socket as for TCP |
 //! | fragments | hash of the addresses; the fragments are reassembled there, and the packet is then passed to its own owner |
 //! | ICMP errors | the owner of the quoted flow |
 //! | ARP, neighbour and router discovery, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
 //! | everything else (echo requests) | the shard that received the frame |
 
+pub mod policy;
 pub mod toeplitz;
 pub mod udp;
 
@@ -25,6 +26,8 @@ use crate::ip::NetworkConfig;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::RangeInclusive;
+use policy::PolicyState;
 use std::sync::Arc;
 use toeplitz::Toeplitz;
 use udp::{UdpOwner, UdpPortTable};
@@ -57,6 +60,8 @@ pub struct Steering {
     udp: Arc<UdpPortTable>,
     udp_port_first: u16,
     udp_port_last: u16,
+    /// Rules that come before the hash.
+    policy: Option<Box<PolicyState>>,
 }
 
 impl Steering {
@@ -73,6 +78,7 @@ impl Steering {
             udp: Arc::default(),
             udp_port_first: network.udp_port_first,
             udp_port_last: network.udp_port_last,
+            policy: None,
         }
     }
 
@@ -94,7 +100,30 @@ impl Steering {
     /// Returns the owner of a TCP flow, given the source and destination of its received packets.
     #[inline]
     pub fn flow_owner(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
-        self.shard_of_hash(self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
+        self.tcp_owner(src, dst, self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
+    }
+
+    /// Returns the owner of a TCP flow whose hash is known.
+    #[inline]
+    fn tcp_owner(&self, src: SocketAddr, dst: SocketAddr, hash: u32) -> u8 {
+        let owner = self.shard_of_hash(hash);
+        match &self.policy {
+            None => owner,
+            Some(policy) => policy.owner(src, dst, hash, self.shards, owner),
+        }
+    }
+
+    /// Sets the rules that come before the hash. They do not apply to packets to `active_ports`, the local
+    /// ports of connections that the stack opens: these ports are chosen so that packets arrive where the
+    /// connection is.
+    pub fn set_policy(&mut self, policy: Arc<dyn policy::SteeringPolicy>, active_ports: RangeInclusive<u16>) {
+        self.policy = Some(Box::new(PolicyState::new(policy, active_ports)));
+    }
+
+    /// Returns how often a rule has chosen an owner, and how often a rule has named a shard that does not
+    /// exist.
+    pub fn policy_counts(&self) -> (u64, u64) {
+        self.policy.as_ref().map_or((0, 0), |policy| policy.counts())
     }
 
     /// Returns whether this shard owns packets from `remote` to `local`, so that a connection to `remote` may
@@ -216,7 +245,7 @@ impl Steering {
         let dst = SocketAddr::new(dst, u16::from_be_bytes([d0, d1]));
         match protocol {
             protocol::TCP => Some(FrameOwner::Shard(
-                hash.map_or_else(|| self.flow_owner(src, dst), |hash| self.shard_of_hash(hash)),
+                hash.map_or_else(|| self.flow_owner(src, dst), |hash| self.tcp_owner(src, dst, hash)),
             )),
             protocol::UDP => Some(self.udp_owner(src, dst, group, hash)),
             _ => None,

@@ -230,3 +230,46 @@ fn control_updates_round_trip() {
     assert_eq!(ControlUpdate::decode(&[9; ControlUpdate::LEN]), None);
     assert_eq!(ControlUpdate::decode(&[0; 3]), None);
 }
+
+/// Gives flows from port 9 to the last shard, and others from a port below 1000 to a shard that does not
+/// exist.
+struct LastShard;
+
+impl policy::SteeringPolicy for LastShard {
+    fn owner(&self, flow: &policy::SteeredFlow) -> Option<u8> {
+        match flow.source.port() {
+            9 => Some(flow.shards - 1),
+            0..1000 => Some(flow.shards),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn a_policy_comes_before_the_hash() {
+    let plain = steering(0, 3);
+    let mut ruled = steering(0, 3);
+    ruled.set_policy(Arc::new(LastShard), 32_768..=60_999);
+    let owner = |steering: &Steering, from: u16, to: u16, hash| {
+        let bytes = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(from, to)));
+        let label = Label::new(hash, 0);
+        steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&bytes) })
+    };
+    for hash in [None, Some(0), Some(1)] {
+        assert_eq!(owner(&ruled, 9, 80, hash), FrameOwner::Shard(2));
+        // Connections that the stack has opened keep their shard; wrong and missing answers have no effect.
+        for (from, to) in [(9, 40_000), (700, 80), (5000, 80)] {
+            assert_eq!(owner(&ruled, from, to, hash), owner(&plain, from, to, hash));
+        }
+    }
+    assert_eq!(ruled.policy_counts(), (3, 3));
+    let peer = |port| SocketAddr::new(Ipv4Addr::from(PEER).into(), port);
+    let ours = |port| SocketAddr::new(Ipv4Addr::from(OURS).into(), port);
+    assert_eq!(ruled.flow_owner(peer(9), ours(80)), 2);
+    assert_eq!(ruled.flow_owner(peer(9), ours(40_000)), plain.flow_owner(peer(9), ours(40_000)));
+    // An ICMP error follows the flow that it quotes.
+    let quoted = ipv4(OURS, PEER, protocol::TCP, 0, &ports(80, 9));
+    let error = [&[icmpv4::UNREACHABLE, 3, 0, 0, 0, 0, 0, 0], &quoted[..]].concat();
+    let error = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error));
+    assert_eq!(ruled.owner_of_bytes(&error), FrameOwner::Shard(2));
+}

@@ -1,7 +1,7 @@
 //! Responses that the server makes itself.
 
 use super::session::RequestState;
-use super::{Server, Transport};
+use super::{DemoCore, StackConnections};
 use crate::httpd::head::Scanner;
 use core::fmt;
 
@@ -19,9 +19,9 @@ const fn page_head(keep_alive: bool) -> &'static str {
     }
 }
 
-impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
+impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
     /// Answers a complete request with the page.
-    pub(super) fn answer(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    pub(super) fn answer(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         session.client_out.extend_from_slice(page_head(session.keep_alive).as_bytes());
         if !session.to_head {
@@ -44,7 +44,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Answers with an error, and closes.
-    pub(super) fn refuse(&mut self, slot: usize, status: &'static str, net: &mut impl Transport<C>) {
+    pub(super) fn refuse(&mut self, slot: usize, status: &'static str, net: &mut impl StackConnections<C>) {
         self.trace(format_args!("{:?}: {status}", self.sessions[slot].client));
         self.counters.errors.add(1);
         self.counters.responses.add(1);

@@ -2,7 +2,7 @@
 
 use super::super::head::{HeadChanges, rewrite};
 use super::session::{BackendConn, RequestState, ResponseState};
-use super::{Server, Transport, flush};
+use super::{DemoCore, StackConnections, flush};
 use crate::httpd::body::BodyReader;
 use crate::httpd::head::BodyFraming;
 use crate::httpd::status::Status;
@@ -20,7 +20,7 @@ pub(super) fn send_body<C: Copy>(
     reader: &mut BodyReader,
     bytes: &[u8],
     to: C,
-    net: &mut impl Transport<C>,
+    net: &mut impl StackConnections<C>,
 ) -> Result<usize, Status> {
     let before = *reader;
     let belongs = reader.read(bytes)?;
@@ -32,9 +32,9 @@ pub(super) fn send_body<C: Copy>(
     Ok(sent)
 }
 
-impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
+impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
     /// Sends the head of a request to the session's backend, or connects to one first.
-    pub(super) fn relay_request(&mut self, slot: usize, head: &[u8], net: &mut impl Transport<C>) {
+    pub(super) fn relay_request(&mut self, slot: usize, head: &[u8], net: &mut impl StackConnections<C>) {
         let changes =
             HeadChanges { keep_alive: self.keepalive, is_chunked: false, added: b"Via: 1.1 ginnel\r\n" };
         let session = &mut self.sessions[slot];
@@ -61,7 +61,12 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Consumes bytes of a backend.
-    pub(super) fn backend_data(&mut self, slot: usize, bytes: &[u8], net: &mut impl Transport<C>) -> usize {
+    pub(super) fn backend_data(
+        &mut self,
+        slot: usize,
+        bytes: &[u8],
+        net: &mut impl StackConnections<C>,
+    ) -> usize {
         let mut used = 0;
         while used < bytes.len() {
             let session = &mut self.sessions[slot];
@@ -102,7 +107,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Consumes bytes of a response's head.
-    fn response_head(&mut self, slot: usize, bytes: &[u8], net: &mut impl Transport<C>) -> usize {
+    fn response_head(&mut self, slot: usize, bytes: &[u8], net: &mut impl StackConnections<C>) -> usize {
         let session = &mut self.sessions[slot];
         let mut head = core::mem::take(&mut session.response_head);
         let before = head.len();
@@ -140,7 +145,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
         slot: usize,
         parsed: ResponseHead,
         bytes: &[u8],
-        net: &mut impl Transport<C>,
+        net: &mut impl StackConnections<C>,
     ) {
         let session = &mut self.sessions[slot];
         match parsed.status {
@@ -182,7 +187,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Ends a response of which all bytes were passed on.
-    pub(super) fn response_complete(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    pub(super) fn response_complete(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         let session = &mut self.sessions[slot];
         session.response = ResponseState::Idle;
         let is_request_complete = matches!(session.request, RequestState::Answering);
@@ -198,7 +203,7 @@ impl<C: Copy + PartialEq + fmt::Debug> Server<C> {
     }
 
     /// Tells the client that its backend has failed: by a response if none has begun, else by a reset.
-    pub(super) fn backend_failed(&mut self, slot: usize, net: &mut impl Transport<C>) {
+    pub(super) fn backend_failed(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         self.counters.backend_failures.add(1);
         self.trace(format_args!("the backend of {:?} has failed", self.sessions[slot].client));
         let has_begun = !matches!(self.sessions[slot].response, ResponseState::Head);

@@ -6,7 +6,7 @@ use crate::httpd::head::Scanner;
 /// Largest capacity with which a buffer stays with its slot when a session ends.
 const RETAINED_BYTES_MAX: usize = 4 << 10;
 
-/// What is expected of the client.
+/// The part of a request that the client sends next.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RequestState {
     /// The head of a request.
@@ -19,7 +19,7 @@ pub(super) enum RequestState {
     Ended,
 }
 
-/// What is expected of the backend.
+/// The part of a response that the backend sends next.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResponseState {
     /// Nothing.
@@ -51,7 +51,7 @@ impl<C: Copy> BackendConn<C> {
 
 /// A session: a slot of the server's table.
 #[derive(Debug)]
-pub(super) struct Session<C> {
+pub(super) struct ClientSession<C> {
     /// `None` if the slot is free.
     pub(super) client: Option<C>,
     pub(super) backend: BackendConn<C>,
@@ -87,7 +87,7 @@ pub(super) struct Session<C> {
     pub(super) in_sweep: bool,
 }
 
-impl<C> Session<C> {
+impl<C> ClientSession<C> {
     pub(super) const fn vacant() -> Self {
         Self {
             client: None,

@@ -15,12 +15,12 @@ struct Wire {
     room: BTreeMap<u32, usize>,
     connects: Vec<(SocketAddr, u32)>,
     refuses_connects: bool,
-    /// What happened to connections, in order.
+    /// Ends of connections, in order.
     ends: Vec<(&'static str, u32)>,
     resumed: Vec<u32>,
 }
 
-impl Transport<u32> for Wire {
+impl StackConnections<u32> for Wire {
     fn connect(&mut self, to: SocketAddr, token: u32) -> Option<u32> {
         if self.refuses_connects {
             return None;
@@ -60,7 +60,7 @@ impl Transport<u32> for Wire {
 }
 
 struct Fixture {
-    server: Server<u32>,
+    server: DemoCore<u32>,
     counters: Arc<WorkerCounters>,
     wire: Wire,
     /// Token of the client.
@@ -80,7 +80,7 @@ impl Fixture {
             debug: false,
         };
         let counters: Arc<WorkerCounters> = Arc::default();
-        let mut server = Server::new(&options, 0, Arc::clone(&counters), None, Instant::ZERO);
+        let mut server = DemoCore::new(&options, 0, Arc::clone(&counters), None, Instant::ZERO);
         let token = server.accepted(CLIENT);
         Self { server, counters, wire: Wire::default(), token }
     }
