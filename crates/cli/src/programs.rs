@@ -4,6 +4,7 @@ use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::output;
 use clap::{Args, ValueEnum};
+use ginnel::config::ListenSpawnMode;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,9 @@ pub struct ProgramOptions {
 
     /// On a stack with several shards (threads that each serve a part of the connections): from which shard a
     /// worker process accepts connections first. A worker also accepts from shards that no other worker
-    /// serves.
-    #[arg(long, value_name = "MODE", value_enum, default_value_t = ListenSpawn::Auto)]
-    listen_spawn: ListenSpawn,
+    /// serves. Default: run.listen_spawn of the stack.
+    #[arg(long, value_name = "MODE", value_enum)]
+    listen_spawn: Option<ListenSpawn>,
 
     /// Action if the program cannot use the stack.
     #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnMissing::Fail)]
@@ -63,6 +64,36 @@ enum ListenSpawn {
     /// As "bound"; workers that are not pinned get the shards in turn. CPU affinity is not changed.
     #[value(alias = "2")]
     Auto,
+}
+
+impl ListenSpawn {
+    const fn mode(self) -> ListenSpawnMode {
+        match self {
+            Self::Off => ListenSpawnMode::Off,
+            Self::Bound => ListenSpawnMode::Bound,
+            Self::Auto => ListenSpawnMode::Auto,
+        }
+    }
+}
+
+/// File in a stack's directory that has the stack's `run.listen_spawn`.
+const LISTEN_SPAWN_FILE: &str = "listen-spawn";
+
+/// Tells programs on a stack in `directory` from which shard workers accept first.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn publish_listen_spawn(directory: &Path, mode: ListenSpawnMode) -> Result<(), Failure> {
+    let path = directory.join(LISTEN_SPAWN_FILE);
+    std::fs::write(&path, mode.name()).map_err(|e| Failure::running(format!("{}: {e}", path.display())))
+}
+
+/// Returns what [`publish_listen_spawn`] has written.
+fn published_listen_spawn(directory: &Path) -> Option<ListenSpawnMode> {
+    let text = std::fs::read_to_string(directory.join(LISTEN_SPAWN_FILE)).ok()?;
+    [ListenSpawnMode::Off, ListenSpawnMode::Bound, ListenSpawnMode::Auto]
+        .into_iter()
+        .find(|mode| mode.name() == text)
 }
 
 /// Action if the program cannot use the stack.
@@ -127,14 +158,13 @@ impl ProgramOptions {
             OnMissing::Fail => "fail",
             OnMissing::Kernel => "kernel",
         };
-        let listen_spawn = match self.listen_spawn {
-            ListenSpawn::Off => "off",
-            ListenSpawn::Bound => "bound",
-            ListenSpawn::Auto => "auto",
-        };
+        let listen_spawn = self.listen_spawn.map_or_else(
+            || control.parent().and_then(published_listen_spawn).unwrap_or_default(),
+            ListenSpawn::mode,
+        );
         let mut command = self.command();
         command
-            .env(LISTEN_SPAWN_VARIABLE, listen_spawn)
+            .env(LISTEN_SPAWN_VARIABLE, listen_spawn.name())
             .env("LD_PRELOAD", preload)
             .env(STACK_VARIABLE, control)
             .env(ON_MISSING_VARIABLE, on_missing)
@@ -196,4 +226,21 @@ fn other_preloaded_libraries() -> Option<OsString> {
     let other_libraries: Vec<&str> =
         text.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).collect();
     (!other_libraries.is_empty()).then(|| other_libraries.join(":").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ListenSpawnMode, publish_listen_spawn, published_listen_spawn};
+
+    #[test]
+    fn listen_spawn_of_a_stack_reaches_its_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(published_listen_spawn(directory.path()), None);
+        for mode in [ListenSpawnMode::Off, ListenSpawnMode::Bound, ListenSpawnMode::Auto] {
+            publish_listen_spawn(directory.path(), mode).unwrap();
+            assert_eq!(published_listen_spawn(directory.path()), Some(mode));
+        }
+        let missing = publish_listen_spawn(&directory.path().join("no"), ListenSpawnMode::Off);
+        assert!(missing.unwrap_err().to_string().contains("no/listen-spawn: No such file"));
+    }
 }

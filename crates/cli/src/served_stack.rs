@@ -4,7 +4,7 @@ use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::limit_watch::LimitWatch;
 use crate::supervisor::{OnStackDeath, ShardProcess};
-use crate::{log, publish, start_entries};
+use crate::{log, programs, publish, start_entries};
 use core::time::Duration;
 use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
 use ginnel::channel::ChannelServer;
@@ -129,6 +129,7 @@ impl OpenedStack {
         })?;
         log::open(published.dir().path(), &config.run);
         start_entries::write(&config, published.dir().name(), &format!("ginnel {command}"));
+        programs::publish_listen_spawn(published.dir().path(), config.run.listen_spawn)?;
         let opened = Self::open(config, published, terms, on_death);
         if let Err(failure) = &opened {
             log::record_failure("the stack was not started", failure);

@@ -18,6 +18,7 @@ pub fn write(config: &Config, name: &str, command: &str) {
         system.release().to_string_lossy(),
         describe_shards(config)
     );
+    tracing::info!("{}", describe_many_cores(config));
     for device in &config.devices {
         tracing::info!("device {}", describe_device(config, device));
     }
@@ -85,6 +86,25 @@ fn describe_shards(config: &Config) -> String {
     }
 }
 
+/// Describes which of Fastsocket's features are on (docs/many-cores.md).
+fn describe_many_cores(config: &Config) -> String {
+    let is_on = |on: bool| if on { "on" } else { "off" };
+    let several = config.shards.count > 1;
+    let steering = match config.steering.rules.len() {
+        0 => "off".to_owned(),
+        count => format!("{count} rule(s)"),
+    };
+    let pools = if config.shard.prefault { "allocated at the start" } else { "reserved" };
+    format!(
+        "many cores: listen spawn {}, receive flow deliver {}, steering {steering}, fast epoll on, direct TCP on, \
+         socket pool {} connections a shard ({pools}), buffer pool {} MiB a shard",
+        if several { config.run.listen_spawn.name() } else { "off (1 shard)" },
+        is_on(several),
+        config.tcp.connections_max,
+        config.tcp.buffer_pool_bytes >> 20,
+    )
+}
+
 fn describe_device(config: &Config, device: &DeviceConfig) -> String {
     let interface = device.interface.as_deref().unwrap_or(&device.name);
     let mut text = match device.kind {
@@ -118,6 +138,22 @@ fn describe_device(config: &Config, device: &DeviceConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_lines_say_what_is_on() {
+        let one = describe_many_cores(&Config::default());
+        assert!(
+            one.starts_with("many cores: listen spawn off (1 shard), receive flow deliver off, steering off")
+        );
+        let text = "shards.count = 3\nrun.listen_spawn = \"bound\"\nshard.prefault = true\n\
+                    tcp.connections_max = 77\n[[steering.rules]]\nshards = [2]\nports = 1\n";
+        let many = describe_many_cores(&Config::from_toml("x.toml", text).unwrap());
+        for part in
+            ["listen spawn bound,", "deliver on,", "steering 1 rule(s),", "77 connections a shard (allocated"]
+        {
+            assert!(many.contains(part), "{many}");
+        }
+    }
 
     #[test]
     fn machine_limits_below_the_configured_one_are_named() {

@@ -119,6 +119,8 @@ struct CapturedTraffic {
     frames: [u64; 2],
     bytes: [u64; 2],
     segments: [u64; 2],
+    /// Received segments that ask for a connection.
+    syns: u64,
     resets_out: u64,
     retransmitted: u64,
     /// Inbound and outbound.
@@ -186,6 +188,7 @@ impl CapturedTraffic {
         if way == OUTBOUND && tcp.rst() {
             self.resets_out += 1;
         }
+        self.syns += u64::from(way == INBOUND && tcp.syn() && !tcp.ack());
         let mut flow = self.flows.entry(key).or_default();
         // The clocks of two shards may differ slightly: the response to a SYN may precede the SYN, and data
         // of the previous connection may follow it.
@@ -293,6 +296,50 @@ fn reconcile(stat: &Value, wire: &CapturedTraffic, device: &str) {
     }
 }
 
+/// Compares Fastsocket's counters of an idle server on `shards` shards with the capture.
+fn reconcile_fastsocket(fastsocket: &Value, stat: &Value, wire: &CapturedTraffic, shards: usize) {
+    let row = |name: &str| fastsocket[name].as_u64().unwrap_or_else(|| panic!("{name}: {fastsocket}"));
+    // A SYN that is sent again finds the connection instead of the listener.
+    let lookups = row("listen_lookup.local");
+    assert!((wire.accepted()..=wire.syns).contains(&lookups), "{lookups}: {wire:?}");
+    assert_eq!(row("listen_lookup.none"), count(stat, "tcp.no_listener"));
+    let segments = lookups + row("listen_lookup.none") + row("established_lookup.local");
+    assert_eq!(segments, wire.segments[INBOUND]);
+    assert_eq!((row("accept.local"), row("accept.remote")), (wire.accepted(), 0));
+    assert_eq!((row("socket_pool.hit"), row("socket_pool.miss")), (wire.accepted(), 0));
+    assert_eq!(row("direct_tcp.hit") + row("direct_tcp.miss"), wire.segments[OUTBOUND]);
+    let steered = row("steer.local") + row("steer.remote") + row("steer.error");
+    assert_eq!(steered, row("steer.total"));
+    // As for the counters of devices: discovery continues.
+    let frames = wire.frames[INBOUND];
+    assert!(steered <= frames && steered + 2_000 > frames, "{steered} counted, {frames} seen");
+    assert!(steered >= wire.segments[INBOUND], "a super-frame has several segments: {steered}");
+    assert_eq!((row("steer.remote"), row("steer.error")), (row("steer.from_others"), 0));
+    assert!(shards > 1 || row("steer.remote") == 0);
+    assert_eq!((row("steer.by_rule"), row("buffer_pool.miss")), (0, 0));
+}
+
+/// After a reset, a stack's counters begin at zero; gauges, and the counters since the start, do not change.
+fn check_reset(folder: &TempFolder, before: &Value) {
+    let json = |more: &[&str]| -> Value {
+        let arguments = [&["stat", "web", "--json"], more].concat();
+        serde_json::from_str(&folder.text(&arguments)).unwrap()
+    };
+    assert_eq!(folder.text(&["stat", "web", "--reset"]), "");
+    let (after, total) = (json(&[]), json(&["--since-start"]));
+    for name in ["tcp.segments_in", "tcp.passive_opens", "httpd.connections", "tcp.listener_lookups"] {
+        assert!(count(before, name) > 0);
+        assert_eq!((count(&after, name), count(&total, name)), (0, count(before, name)), "{name}");
+    }
+    assert_eq!(count(&after, "pool.listeners.used"), count(before, "pool.listeners.used"));
+    assert_eq!(json(&["--fastsocket"])["accept.local"], 0);
+    assert!(json(&["--fastsocket", "--since-start"])["accept.local"].as_u64() > Some(0));
+    let table = folder.text(&["stat", "web", "--fastsocket"]);
+    assert!(table.starts_with("| reset ") && table.contains(" s ago "), "{table}");
+    let refused = folder.run_refused(&["stat", "web", "--reset", "--json"]);
+    assert!(refused.contains("--reset"), "{refused}");
+}
+
 /// Returns true if no connection is open and nothing is queued.
 fn is_quiet(stat: &Value) -> bool {
     count(stat, "httpd.open") == 0 && count(stat, "pool.connections.used") == 0
@@ -383,11 +430,15 @@ fn over_memif(shards: usize) {
     let time_wait = folder.sockets("web", &["-a", "state", "time-wait"]);
     assert_eq!(time_wait.len() as u64, count(&stat, "pool.time_wait.used"));
     assert_eq!(stat["shards"].as_array().unwrap().len(), shards);
+    let fastsocket: Value =
+        serde_json::from_str(&folder.text(&["stat", "web", "--fastsocket", "--json"])).unwrap();
+    check_reset(&folder, &stat);
     server.stop();
     let mut captures = vec![PathBuf::from(&capture)];
     captures.extend((1..shards).map(|shard| PathBuf::from(format!("{capture}.{shard}"))));
     let wire = CapturedTraffic::of(&captures);
     reconcile(&stat, &wire, "memif");
+    reconcile_fastsocket(&fastsocket, &stat, &wire, shards);
     let flows: BTreeSet<(String, String)> =
         wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
     assert!(at_server.is_subset(&flows), "all that ss has listed was on the wire");

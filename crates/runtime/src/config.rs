@@ -10,7 +10,7 @@ mod values;
 
 pub use file::{FileError, ProgramKey};
 pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
-pub use run::RunConfig;
+pub use run::{ListenSpawnMode, RunConfig};
 pub use shards::ShardsConfig;
 pub use steering::{SteeringConfig, SteeringMode, SteeringRule};
 pub use values::{Mac, Prefix};

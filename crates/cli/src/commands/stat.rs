@@ -1,11 +1,14 @@
 //! `ginnel stat`: shows the counters of a running stack. They are read from its published page, without a
 //! request to the stack.
 
+mod baseline;
+mod fastsocket;
 pub mod sample;
 mod show;
 mod watch;
 
 use crate::failure::Failure;
+use baseline::Baseline;
 use clap::Args;
 use core::time::Duration;
 use ginnel::run_dir::{self, RunningStack};
@@ -36,6 +39,20 @@ pub struct StatOptions {
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
 
+    /// Count from now on: other calls of "ginnel stat" show what has happened since, until the stack ends.
+    /// The stack's own counters, and what "ginnel metrics" exports, do not change.
+    #[arg(long, conflicts_with_all = ["list", "filter", "all", "watch", "json", "fastsocket", "since_start"])]
+    reset: bool,
+
+    /// Show the counters since the start of the stack, also after --reset.
+    #[arg(long, conflicts_with = "list")]
+    since_start: bool,
+
+    /// Show the counters of Fastsocket: lookups, accepts, steering, pools and cached routes
+    /// (docs/many-cores.md).
+    #[arg(long, conflicts_with_all = ["list", "filter", "all", "watch"])]
+    fastsocket: bool,
+
     /// Print JSON; with --watch one line per interval.
     #[arg(long)]
     json: bool,
@@ -55,20 +72,31 @@ pub fn run(options: &StatOptions) -> Result<(), Failure> {
         let running = run_dir::find(options.name.as_deref()).map_err(|e| Failure::running(e.to_string()))?;
         let source = StatSource::open(running)?;
         match options.watch {
-            None => {
-                let sample = source.take()?;
-                let text = if options.json {
-                    show::json(&source, &sample, &options.filter)
-                } else {
-                    show::table(&source, &sample, None, &options.filter, options.all).to_string()
-                };
-                io::stdout().write_all(text.as_bytes()).map_err(Failure::from)
-            }
+            None if options.reset => Baseline::save(&source, &source.take()?),
+            None => show_once(options, &source),
             Some(every) => watch::run(options, &source, every),
         }
     };
     // The reader closed the pipe: that is no error.
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
+}
+
+/// Prints the counters since the start of the stack, or since the last reset.
+fn show_once(options: &StatOptions, source: &StatSource) -> Result<(), Failure> {
+    let mut sample = source.take()?;
+    let baseline = if options.since_start { None } else { Baseline::load(source)? };
+    let mut head = "counter".to_owned();
+    if let Some(baseline) = baseline {
+        head = format!("reset {:.1} s ago", baseline.age(&sample).as_secs_f64());
+        baseline.subtract(source, &mut sample);
+    }
+    let text = match (options.fastsocket, options.json) {
+        (false, true) => show::json(source, &sample, &options.filter),
+        (false, false) => show::table(source, &sample, None, &options.filter, options.all, &head).to_string(),
+        (true, true) => fastsocket::json(source, &sample),
+        (true, false) => fastsocket::table(source, &sample, &head).to_string(),
+    };
+    io::stdout().write_all(text.as_bytes()).map_err(Failure::from)
 }
 
 fn list(options: &StatOptions) -> Result<(), Failure> {

@@ -15,6 +15,9 @@ pub struct ChannelStats {
     pub datagrams_dropped: u64,
     /// Connections that clients accepted.
     pub accepted: u64,
+    /// Accepted connections, counted in `accepted`, that went to a client of another shard, because no client
+    /// that prefers this one would take them.
+    pub accepted_remote: u64,
     /// Offers that were not accepted in time and went to another client.
     pub offers_revoked: u64,
     /// Invalid positions, numbers and rings that clients wrote. Each cost the client a connection, or
@@ -48,6 +51,7 @@ impl Add for ChannelStats {
             sockets_deferred: self.sockets_deferred + other.sockets_deferred,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
             accepted: self.accepted + other.accepted,
+            accepted_remote: self.accepted_remote + other.accepted_remote,
             offers_revoked: self.offers_revoked + other.offers_revoked,
             violations: self.violations + other.violations,
             domains_refused: self.domains_refused + other.domains_refused,
@@ -70,6 +74,7 @@ impl ChannelStats {
             sockets_deferred,
             datagrams_dropped,
             accepted,
+            accepted_remote,
             offers_revoked,
             violations,
             domains_refused,
@@ -86,6 +91,7 @@ impl ChannelStats {
             ("channel.sockets_deferred", sockets_deferred),
             ("channel.datagrams_dropped", datagrams_dropped),
             ("channel.accepted", accepted),
+            ("channel.accepted_remote", accepted_remote),
             ("channel.offers_revoked", offers_revoked),
             ("channel.violations", violations),
             ("channel.domains_refused", domains_refused),

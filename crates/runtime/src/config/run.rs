@@ -23,6 +23,10 @@ pub struct RunConfig {
     /// `net.ipv4.ip_unprivileged_port_start`: 0 to 65,535. Default: 1,024, or 0 for a stack that `ginnel run`
     /// creates for its program.
     pub unprivileged_port_start: Option<u16>,
+    /// From which shard a worker process of `ginnel run` accepts connections first, if `--listen-spawn` does
+    /// not say it: `off`, from all alike; `bound`, from the shard of the CPU to which the worker is pinned;
+    /// `auto`, also without pinning, from the shards in turn. Default `auto`.
+    pub listen_spawn: ListenSpawnMode,
     /// Size of a file of the stack's log, which `ginnel log` shows, in bytes: 65,536 to 1,073,741,824. A log
     /// has two files; when one is full, it replaces the other. Default 1 MiB.
     pub log_bytes: u64,
@@ -32,6 +36,31 @@ pub struct RunConfig {
     pub logs_max: u32,
 }
 
+/// The shard from which a worker accepts connections first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ListenSpawnMode {
+    /// All alike.
+    Off,
+    /// The shard of the CPU that the worker is pinned to, if it is pinned to one.
+    Bound,
+    /// As `Bound`; workers that are not pinned get the shards in turn.
+    #[default]
+    Auto,
+}
+
+impl ListenSpawnMode {
+    /// Returns the name, as in a configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Bound => "bound",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 impl Default for RunConfig {
     fn default() -> Self {
         Self {
@@ -39,6 +68,7 @@ impl Default for RunConfig {
             directory: true,
             publish_ms: 100,
             unprivileged_port_start: None,
+            listen_spawn: ListenSpawnMode::Auto,
             log_bytes: 1 << 20,
             logs_max: 100,
         }

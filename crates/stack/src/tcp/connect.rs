@@ -203,6 +203,7 @@ impl Tcp {
 
     /// Looks up the route again, after routes or addresses have changed.
     pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        self.stats.reroutes += 1;
         let key = self.key(idx);
         match net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
             Ok(route) => {

@@ -414,6 +414,7 @@ impl Tcp {
             self.send_reset(net, seg);
             return;
         };
+        self.stats.listener_lookups += 1;
         if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
             return;
         }

@@ -32,6 +32,12 @@ counters! {
         malformed,
         /// Segments for ports without a listener.
         no_listener,
+        /// Segments without a connection for which a listener was found: SYNs, and acknowledgements of SYN
+        /// cookies.
+        listener_lookups,
+        /// Times that the route or the neighbour in a connection was not valid any more and was looked up
+        /// again.
+        reroutes,
         /// Active opens begun.
         active_opens,
         /// Connections that listeners have received and that were established.

@@ -8,17 +8,18 @@ use std::fmt::Write as _;
 /// Rates below this value are shown with a decimal.
 const EXACT_BELOW: f64 = 100.0;
 
-/// Returns a table with a row for each counter, a column for each shard, and a column for the sum. With an
-/// earlier sample the table also has the growth of the counters per second.
+/// Returns a table with a row for each counter, a column for each shard, and a column for the sum; `head` is
+/// its first word. With an earlier sample the table has the growth of the counters per second.
 pub fn table(
     source: &StatSource,
     sample: &StatSample,
     before: Option<&StatSample>,
     filter: &[String],
     all: bool,
+    head: &str,
 ) -> Table {
     let several = source.pages.len() > 1;
-    let mut heads = vec![if before.is_some() { "per second" } else { "counter" }];
+    let mut heads = vec![head];
     heads.extend(source.pages.iter().map(|page| page.label()));
     if several {
         heads.push("all");

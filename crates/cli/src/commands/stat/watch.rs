@@ -19,7 +19,7 @@ pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Resul
         if options.json {
             out.write_all(show::json(source, &now, &options.filter).as_bytes())?;
         } else if terminal {
-            let table = show::table(source, &now, Some(&before), &options.filter, options.all);
+            let table = show::table(source, &now, Some(&before), &options.filter, options.all, "per second");
             let title = format!("{} (process {}), every {every:?}", source.running.name, source.running.pid);
             let table = table.to_string();
             let lines: Vec<&str> = core::iter::once(title.as_str()).chain(table.lines()).collect();

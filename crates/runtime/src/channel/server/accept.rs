@@ -32,6 +32,9 @@ impl Domain {
         if !offer_slots::clear_accepted(&client.memory.offers()[slot], listener, socket) {
             return;
         }
+        let credits = client.memory.credits(listener.into());
+        let is_remote = credits.is_some_and(|word| word.load(Ordering::Relaxed) & FALLBACK_CREDIT != 0);
+        self.stats.accepted_remote += u64::from(is_remote);
         self.clear_offer(number, slot);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
             listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
