@@ -15,6 +15,7 @@
 //! | ARP, neighbour and router discovery, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
 //! | everything else (echo requests) | the shard that received the frame |
 
+pub(crate) mod home_ports;
 pub mod policy;
 pub mod toeplitz;
 pub mod udp;
@@ -27,6 +28,7 @@ use crate::wire::ethernet::EtherType;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::RangeInclusive;
+use home_ports::HomePorts;
 use policy::PolicyState;
 use std::sync::Arc;
 use toeplitz::Toeplitz;
@@ -36,7 +38,7 @@ use udp::{UdpOwner, UdpPortTable};
 pub const SHARDS_MAX: u8 = 64;
 /// Entries of the indirection table that adapters usually have: the low bits of the hash select an entry, and
 /// the entries are assigned to the queues in turn.
-const INDIRECTION_ENTRIES: u32 = 128;
+pub const INDIRECTION_ENTRIES: u32 = 128;
 
 /// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,8 @@ pub struct Steering {
     udp: Arc<UdpPortTable>,
     udp_port_first: u16,
     udp_port_last: u16,
+    /// Local ports for connections of this shard.
+    home_ports: HomePorts,
     /// Rules that come before the hash.
     policy: Option<Box<PolicyState>>,
 }
@@ -71,10 +75,12 @@ impl Steering {
     /// If `shard` is not below `shards`, or there are more than [`SHARDS_MAX`].
     pub fn new(shard: u8, shards: u8, network: &NetworkConfig) -> Self {
         assert!(shard < shards && shards <= SHARDS_MAX, "shard {shard} of {shards}");
+        let toeplitz = Toeplitz::new(&toeplitz::KEY);
         Self {
             shard,
             shards,
-            toeplitz: Toeplitz::new(&toeplitz::KEY),
+            home_ports: HomePorts::new(shard, shards, &toeplitz),
+            toeplitz,
             udp: Arc::default(),
             udp_port_first: network.udp_port_first,
             udp_port_last: network.udp_port_last,

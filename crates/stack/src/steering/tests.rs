@@ -273,3 +273,29 @@ fn a_policy_comes_before_the_hash() {
     let error = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error));
     assert_eq!(ruled.owner_of_bytes(&error), FrameOwner::Shard(2));
 }
+
+#[test]
+fn home_ports_are_those_of_the_flows() {
+    let flows =
+        [("10.0.0.9:80", "10.0.0.1"), ("192.0.2.77:6379", "172.16.5.4"), ("[fd00::9]:443", "fd00:1::1")];
+    for count in [2, 3, 7, 8, 9, 24, 64] {
+        for (remote, local) in flows {
+            let (remote, local): (SocketAddr, IpAddr) = (remote.parse().unwrap(), local.parse().unwrap());
+            for shard in [0, count - 1] {
+                let steering = steering(shard, count);
+                let search = steering.home_ports(remote, local);
+                let mut from = Some(1000);
+                let found = core::iter::from_fn(|| {
+                    let port = search.next(from?, 3000)?;
+                    from = port.checked_add(1);
+                    Some(port)
+                });
+                let expected =
+                    (1000..=3000).filter(|port| steering.owns_flow(remote, SocketAddr::new(local, *port)));
+                assert!(found.eq(expected), "{remote} on shard {shard} of {count}");
+                assert!(search.next(3000, 2999).is_none());
+                assert!(search.next(60_000, u16::MAX).is_some());
+            }
+        }
+    }
+}

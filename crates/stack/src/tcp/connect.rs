@@ -92,6 +92,7 @@ impl Tcp {
         if port != 0 && !is_routed_here(port) {
             return Err(ConnectError::AddressNotAvailable);
         }
+        let home_ports = steering.filter(|_| port == 0).map(|steering| steering.home_ports(remote, local));
         let (remote_port, remote, local) = (remote.port(), remote.ip().into(), local.into());
         let key = |local_port| FlowKey { remote, local, remote_port, local_port };
         if port != 0 {
@@ -103,13 +104,18 @@ impl Tcp {
         let first = u32::from(self.config.local_port_first);
         let count = u32::from(self.config.local_port_last) - first + 1;
         let offset = self.secrets.port_offset(local, remote, remote_port);
-        for _ in 0..count {
+        let mut tried = 0;
+        while tried < count {
             let at = offset.wrapping_add(self.next_port) % count;
-            self.next_port = self.next_port.wrapping_add(1);
-            let port = (first + at) as u16;
-            if self.listeners.has_port(port) || !is_routed_here(port) {
+            let (from, last) = ((first + at) as u16, self.config.local_port_last);
+            // Without a port up to the last one, the search goes on with the first one.
+            let next = home_ports.as_ref().map_or(Some(from), |home_ports| home_ports.next(from, last));
+            let passed = next.map_or(count - at, |port| u32::from(port - from) + 1);
+            self.next_port = self.next_port.wrapping_add(passed);
+            tried += passed;
+            let Some(port) = next.filter(|port| tried <= count && !self.listeners.has_port(*port)) else {
                 continue;
-            }
+            };
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
             if let Ok(reused) = self.check_port_free(&key, hash, true) {
