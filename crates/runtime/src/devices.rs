@@ -94,14 +94,14 @@ pub(crate) fn open_queues(
 ) -> Result<Vec<Device>, Error> {
     if let Some(kept) = kept {
         let tap = tap::open_with(&tap_config(config), kept);
-        return Ok(tap.map_err(|e| tap_error(config, queues > 1, &e))?.queues);
+        return Ok(tap_queues(tap.map_err(|e| tap_error(config, queues > 1, &e))?));
     }
     match config.kind {
         _ if queues == 1 => Ok(vec![open(config, stack_config)?]),
         DeviceKind::Memory => Ok(vec![open(config, stack_config)?]),
         DeviceKind::Tap => {
             let tap = tap::open_queues(&tap_config(config), queues);
-            Ok(tap.map_err(|e| tap_error(config, true, &e))?.queues)
+            Ok(tap_queues(tap.map_err(|e| tap_error(config, true, &e))?))
         }
         DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
         DeviceKind::AfXdp => {
@@ -116,6 +116,17 @@ pub(crate) fn open_queues(
             Ok(device.queues)
         }
     }
+}
+
+/// Returns the queues of a TAP device. Logs if the kernel does not deliver frames to their shards.
+fn tap_queues(tap: tap::Tap) -> Vec<Device> {
+    if let Some(error) = &tap.steering_error {
+        tracing::info!(
+            "TAP interface {}: frames may arrive at shards that do not own them, and are forwarded: the kernel refused the steering program: {error}",
+            tap.name
+        );
+    }
+    tap.queues
 }
 
 /// The stack's addresses at the interface are those of the links over the device; its ports include the

@@ -1,4 +1,4 @@
-//! A small assembler for BPF programs. It supports the instructions that the redirect program uses, and
+//! A small assembler for BPF programs. It supports the instructions that this crate's programs use, and
 //! rejects mistakes that the kernel would report less clearly: backward jumps, undefined and duplicate
 //! labels, writes to the frame pointer, and a missing exit.
 
@@ -7,7 +7,7 @@ use std::fmt;
 /// One instruction: `struct bpf_insn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Instruction {
+pub(crate) struct Instruction {
     code: u8,
     /// Destination register in the low four bits, source register in the high four bits.
     registers: u8,
@@ -18,7 +18,7 @@ pub(super) struct Instruction {
 /// A register. `R0` holds the result of a call and of the program; calls clobber `R1` to `R5` and preserve
 /// `R6` to `R9`; `R10` is the frame pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reg {
+pub(crate) enum Reg {
     R0,
     R1,
     R2,
@@ -34,7 +34,7 @@ pub(super) enum Reg {
 
 /// The second operand of arithmetic and comparisons.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Operand {
+pub(crate) enum Operand {
     Register(Reg),
     Immediate(i32),
 }
@@ -53,7 +53,7 @@ impl From<i32> for Operand {
 
 /// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Width {
+pub(crate) enum Width {
     Byte = 0x10,
     Half = 0x08,
     Word = 0x00,
@@ -62,29 +62,34 @@ pub(super) enum Width {
 
 /// A 64-bit arithmetic operation.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum AluOp {
+pub(crate) enum AluOp {
     Add = 0x00,
     And = 0x50,
     ShiftLeft = 0x60,
     ShiftRight = 0x70,
+    Modulo = 0x90,
+    Xor = 0xa0,
     Move = 0xb0,
 }
 
 /// Condition of a jump. Comparisons are unsigned.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum JumpCondition {
+pub(crate) enum JumpCondition {
     Equal = 0x10,
     Greater = 0x20,
     NotEqual = 0x50,
     Less = 0xa0,
 }
 
+const CLASS_LD: u8 = 0x00;
 const CLASS_LDX: u8 = 0x01;
 const CLASS_STX: u8 = 0x03;
 const CLASS_ST: u8 = 0x02;
 const CLASS_JMP: u8 = 0x05;
 const CLASS_ALU64: u8 = 0x07;
 const MODE_MEM: u8 = 0x60;
+const MODE_ABSOLUTE: u8 = 0x20;
+const MODE_INDIRECT: u8 = 0x40;
 const SOURCE_REGISTER: u8 = 0x08;
 const JUMP_ALWAYS: u8 = CLASS_JMP;
 const CALL: u8 = 0x85;
@@ -103,11 +108,11 @@ const PSEUDO_MAP_VALUE: u8 = 2;
 
 /// Target of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct JumpLabel(usize);
+pub(crate) struct JumpLabel(usize);
 
 /// Reason why a program is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AssemblyError {
+pub(crate) enum AssemblyError {
     /// A jump goes to a label that is not bound.
     UndefinedLabel(JumpLabel),
     /// A label is bound twice.
@@ -130,7 +135,7 @@ impl fmt::Display for AssemblyError {
 
 /// A program under construction.
 #[derive(Debug, Default)]
-pub(super) struct Assembler {
+pub(crate) struct Assembler {
     code: Vec<Instruction>,
     /// Index of the instruction that each label is bound to.
     labels: Vec<Option<usize>>,
@@ -141,43 +146,54 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// Creates a label that is not bound yet.
-    pub(super) fn label(&mut self) -> JumpLabel {
+    pub(crate) fn label(&mut self) -> JumpLabel {
         self.labels.push(None);
         JumpLabel(self.labels.len() - 1)
     }
 
     /// Binds the label to the next instruction.
-    pub(super) fn bind(&mut self, label: JumpLabel) {
+    pub(crate) fn bind(&mut self, label: JumpLabel) {
         if self.labels[label.0].replace(self.code.len()).is_some() {
             self.fail(AssemblyError::DuplicateLabel(label));
         }
     }
 
     /// Emits `to = to OP operand`.
-    pub(super) fn alu(&mut self, op: AluOp, to: Reg, operand: impl Into<Operand>) {
+    pub(crate) fn alu(&mut self, op: AluOp, to: Reg, operand: impl Into<Operand>) {
         self.check_destination(to);
         self.push_with_operand(CLASS_ALU64 | op as u8, to, operand.into(), 0);
     }
 
     /// Emits `to = operand`.
-    pub(super) fn mov(&mut self, to: Reg, operand: impl Into<Operand>) {
+    pub(crate) fn mov(&mut self, to: Reg, operand: impl Into<Operand>) {
         self.alu(AluOp::Move, to, operand);
     }
 
     /// Converts the low 16 bits of a register from network to host byte order.
-    pub(super) fn be16_to_host(&mut self, register: Reg) {
+    pub(crate) fn be16_to_host(&mut self, register: Reg) {
         self.check_destination(register);
         self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
     }
 
     /// Emits `to = *(from + offset)`.
-    pub(super) fn load(&mut self, width: Width, to: Reg, from: Reg, offset: i16) {
+    pub(crate) fn load(&mut self, width: Width, to: Reg, from: Reg, offset: i16) {
         self.check_destination(to);
         self.push(CLASS_LDX | MODE_MEM | width as u8, to, from, offset, 0);
     }
 
+    /// Loads bytes of a packet into `R0`, in host byte order, for programs on socket buffers. `R6` must hold
+    /// the context, and `R1` to `R5` are clobbered. The program ends with 0 if the packet is too short.
+    pub(crate) fn load_packet(&mut self, width: Width, offset: i32) {
+        self.push(CLASS_LD | MODE_ABSOLUTE | width as u8, Reg::R0, Reg::R0, 0, offset);
+    }
+
+    /// As [`Assembler::load_packet`], from `base` on.
+    pub(crate) fn load_packet_at(&mut self, width: Width, base: Reg, offset: i32) {
+        self.push(CLASS_LD | MODE_INDIRECT | width as u8, Reg::R0, base, 0, offset);
+    }
+
     /// Emits `*(to + offset) = from`.
-    pub(super) fn store(&mut self, width: Width, to: Reg, offset: i16, from: impl Into<Operand>) {
+    pub(crate) fn store(&mut self, width: Width, to: Reg, offset: i16, from: impl Into<Operand>) {
         match from.into() {
             Operand::Register(from) => self.push(CLASS_STX | MODE_MEM | width as u8, to, from, offset, 0),
             Operand::Immediate(value) => {
@@ -187,26 +203,26 @@ impl Assembler {
     }
 
     /// Emits `*(to + offset) += from`, atomically, with 64 bits.
-    pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
+    pub(crate) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.push(ATOMIC, to, from, offset, 0);
     }
 
     /// Loads the map with descriptor `map` into `to`.
-    pub(super) fn map(&mut self, to: Reg, map: i32) {
+    pub(crate) fn map(&mut self, to: Reg, map: i32) {
         self.check_destination(to);
         self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_FD, map);
         self.push(0, Reg::R0, Reg::R0, 0, 0);
     }
 
     /// Loads the address of byte `offset` of the only value of an array map into `to`.
-    pub(super) fn map_value(&mut self, to: Reg, map: i32, offset: i32) {
+    pub(crate) fn map_value(&mut self, to: Reg, map: i32, offset: i32) {
         self.check_destination(to);
         self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_VALUE, map);
         self.push(0, Reg::R0, Reg::R0, 0, offset);
     }
 
     /// Jumps to `to` if `condition` holds between `left` and `right`.
-    pub(super) fn jump_if(
+    pub(crate) fn jump_if(
         &mut self,
         condition: JumpCondition,
         left: Reg,
@@ -218,23 +234,23 @@ impl Assembler {
     }
 
     /// Jumps unconditionally.
-    pub(super) fn jump(&mut self, to: JumpLabel) {
+    pub(crate) fn jump(&mut self, to: JumpLabel) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_ALWAYS, Reg::R0, Reg::R0, 0, 0);
     }
 
     /// Calls the kernel helper with number `helper`.
-    pub(super) fn call(&mut self, helper: i32) {
+    pub(crate) fn call(&mut self, helper: i32) {
         self.push(CALL, Reg::R0, Reg::R0, 0, helper);
     }
 
     /// Returns from the program with the value of `R0`.
-    pub(super) fn exit(&mut self) {
+    pub(crate) fn exit(&mut self) {
         self.push(EXIT, Reg::R0, Reg::R0, 0, 0);
     }
 
     /// Resolves all jumps and returns the program.
-    pub(super) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
+    pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         for &(from, label) in &self.jumps {
             let to = self.labels[label.0].ok_or(AssemblyError::UndefinedLabel(label))?;
             let distance = to.checked_sub(from + 1).ok_or(AssemblyError::BackwardJump(label))?;
@@ -320,6 +336,10 @@ mod tests {
             a.jump_if(JumpCondition::Greater, Reg::R2, Reg::R8, end);
             a.jump_if(JumpCondition::NotEqual, Reg::R3, 58, end);
             a.call(51);
+            a.load_packet(Width::Half, 12);
+            a.load_packet_at(Width::Byte, Reg::R8, 9);
+            a.alu(AluOp::Xor, Reg::R1, Reg::R2);
+            a.alu(AluOp::Modulo, Reg::R0, 3);
             a.bind(end);
             a.exit();
         });
@@ -337,9 +357,13 @@ mod tests {
             [0x18, 0x22, 0, 0, 8, 0, 0, 0],
             [0, 0, 0, 0, 16, 0, 0, 0],
             [0xdb, 0x21, 0, 0, 0, 0, 0, 0],
-            [0x2d, 0x82, 2, 0, 0, 0, 0, 0],
-            [0x55, 0x03, 1, 0, 58, 0, 0, 0],
+            [0x2d, 0x82, 6, 0, 0, 0, 0, 0],
+            [0x55, 0x03, 5, 0, 58, 0, 0, 0],
             [0x85, 0x00, 0, 0, 51, 0, 0, 0],
+            [0x28, 0x00, 0, 0, 12, 0, 0, 0],
+            [0x50, 0x80, 0, 0, 9, 0, 0, 0],
+            [0xaf, 0x21, 0, 0, 0, 0, 0, 0],
+            [0x97, 0x00, 0, 0, 3, 0, 0, 0],
             [0x95, 0x00, 0, 0, 0, 0, 0, 0],
         ];
         assert_eq!(code.as_deref(), Ok(&expected[..]));

@@ -12,6 +12,7 @@ const BPF_MAP_UPDATE_ELEM: i32 = 2;
 const BPF_MAP_DELETE_ELEM: i32 = 3;
 const BPF_PROG_LOAD: i32 = 5;
 const BPF_LINK_CREATE: i32 = 28;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
@@ -22,7 +23,7 @@ const LOG_BYTES: usize = 64 << 10;
 
 /// Type of a map.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum MapKind {
+pub(crate) enum MapKind {
     Hash = 1,
     Array = 2,
     XskMap = 17,
@@ -30,7 +31,7 @@ pub(super) enum MapKind {
 
 /// Where a program is attached to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AttachMode {
+pub(crate) enum AttachMode {
     /// Before the network stack of the kernel, if necessary on a copy of the frame: `XDP_FLAGS_SKB_MODE`.
     Generic = 2,
     /// In the driver: `XDP_FLAGS_DRV_MODE`.
@@ -110,7 +111,7 @@ unsafe fn bpf_fd<T>(command: i32, attribute: &mut T) -> Result<OwnedFd, Errno> {
 }
 
 /// Creates a map.
-pub(super) fn create_map(
+pub(crate) fn create_map(
     kind: MapKind,
     key_size: u32,
     value_size: u32,
@@ -132,7 +133,7 @@ pub(super) fn create_map(
 }
 
 /// Sets an element. `K` and `V` must be the key and value types that the map was created for.
-pub(super) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
+pub(crate) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
     let mut attribute = MapElement {
         map: map.as_raw_fd() as u32,
         padding: 0,
@@ -146,7 +147,7 @@ pub(super) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, val
 }
 
 /// Removes an element. Succeeds if the element does not exist.
-pub(super) fn delete_element<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
+pub(crate) fn delete_element<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
     let mut attribute =
         MapElement { map: map.as_raw_fd() as u32, padding: 0, key: address_of(key), value: 0, flags: 0 };
     // SAFETY: as in `update_element`.
@@ -157,7 +158,7 @@ pub(super) fn delete_element<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<()
 }
 
 /// Reads an element.
-pub(super) fn lookup_element<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, key: &K) -> Result<V, Errno> {
+pub(crate) fn lookup_element<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, key: &K) -> Result<V, Errno> {
     const BPF_MAP_LOOKUP_ELEM: i32 = 1;
     let mut value = V::default();
     let mut attribute = MapElement {
@@ -176,10 +177,26 @@ pub(super) fn lookup_element<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, ke
 /// reads the first.
 ///
 /// The error has the log of the verifier, which may be empty.
-pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Result<OwnedFd, (Errno, String)> {
+pub(crate) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Result<OwnedFd, (Errno, String)> {
+    let flags = if multi_buffer { BPF_F_XDP_HAS_FRAGS } else { 0 };
+    load_program(BPF_PROG_TYPE_XDP, ATTACH_XDP, flags, code, name)
+}
+
+/// Loads a program on socket buffers. The error is as for [`load`].
+pub(crate) fn load_socket_filter(code: &[Instruction], name: &str) -> Result<OwnedFd, (Errno, String)> {
+    load_program(BPF_PROG_TYPE_SOCKET_FILTER, 0, 0, code, name)
+}
+
+fn load_program(
+    kind: u32,
+    attach_type: u32,
+    flags: u32,
+    code: &[Instruction],
+    name: &str,
+) -> Result<OwnedFd, (Errno, String)> {
     let attempt = |log: &mut [u8]| {
         let mut attribute = ProgramLoad {
-            kind: BPF_PROG_TYPE_XDP,
+            kind,
             instructions: code.len() as u32,
             code: code.as_ptr() as u64,
             license: c"MIT".as_ptr() as u64,
@@ -187,10 +204,10 @@ pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Resu
             log_size: log.len() as u32,
             log: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
             kernel_version: 0,
-            flags: if multi_buffer { BPF_F_XDP_HAS_FRAGS } else { 0 },
+            flags,
             name: object_name(name),
             interface: 0,
-            attach_type: ATTACH_XDP,
+            attach_type,
         };
         // SAFETY: this is the attribute of BPF_PROG_LOAD: instructions, a C string and a log buffer, with
         // their lengths.
@@ -211,7 +228,7 @@ pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Resu
 }
 
 /// Attaches an XDP program to an interface until the returned descriptor is closed.
-pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: AttachMode) -> Result<OwnedFd, Errno> {
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, mode: AttachMode) -> Result<OwnedFd, Errno> {
     let mut attribute = LinkCreate {
         program: program.as_raw_fd() as u32,
         interface,
@@ -237,7 +254,7 @@ fn object_name(name: &str) -> [u8; 16] {
 
 /// Runs a program on a frame received on queue 0, without an interface. Returns the result of the program.
 #[cfg(all(test, not(loom)))]
-pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
+pub(crate) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
     #[repr(C)]
     struct TestRun {
         program: u32,

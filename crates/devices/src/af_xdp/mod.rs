@@ -15,8 +15,8 @@
 //! errors       explanations of the kernel's errors
 //! ```
 
-mod assembler;
-mod bpf;
+pub(crate) mod assembler;
+pub(crate) mod bpf;
 mod config;
 mod errors;
 mod filter;

@@ -6,6 +6,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl, opcode};
 use std::ffi::c_int;
+use std::os::fd::RawFd;
 
 const IFF_TAP: u16 = 0x0002;
 const IFF_MULTI_QUEUE: u16 = 0x0100;
@@ -14,6 +15,7 @@ const IFF_VNET_HDR: u16 = 0x4000;
 
 const TUNSETIFF: Opcode = opcode::write::<c_int>(b'T', 202);
 const TUNSETOFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
+const TUNSETSTEERINGEBPF: Opcode = opcode::read::<c_int>(b'T', 224);
 const TUNSETVNETHDRSZ: Opcode = opcode::write::<c_int>(b'T', 216);
 
 /// The other side may leave checksums to this side.
@@ -67,6 +69,12 @@ pub(super) fn set_header_len(fd: &OwnedFd, bytes: usize) -> Result<()> {
 pub(super) fn set_offloads(fd: &OwnedFd, flags: u32) -> Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its flags as the argument itself.
     unsafe { ioctl(fd, IntegerSetter::<TUNSETOFFLOAD>::new_usize(flags as usize)) }
+}
+
+/// Makes the kernel choose the queue of each frame by a BPF program, whose descriptor may be closed then.
+pub(super) fn set_steering(fd: &OwnedFd, program: RawFd) -> Result<()> {
+    // SAFETY: TUNSETSTEERINGEBPF reads an int (although its number says that it writes one).
+    unsafe { ioctl(fd, Setter::<TUNSETSTEERINGEBPF, c_int>::new(program)) }
 }
 
 /// Makes the device outlive its queues.

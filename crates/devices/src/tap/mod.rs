@@ -5,6 +5,7 @@
 //! so there is no back-pressure.
 
 mod ioctl;
+mod steering;
 pub(crate) mod vnet;
 
 use crate::interface_state::InterfaceState;
@@ -71,10 +72,14 @@ pub struct Tap {
     pub name: String,
     /// MAC address of the kernel's side.
     pub kernel_mac: [u8; 6],
-    /// One device for each queue; the kernel distributes flows over them.
+    /// One device for each queue. The kernel delivers frames to the queues of the shards that own them,
+    /// unless `steering_error` says why not.
     pub queues: Vec<Device>,
     /// Counters of all queues.
     pub stats: Arc<TapStats>,
+    /// The reason why the kernel does not deliver frames to the shards that own them, if there are several
+    /// queues. The device works without, and shards forward what arrives elsewhere.
+    pub steering_error: Option<io::Error>,
 }
 
 /// Opens a TAP device with one queue.
@@ -168,9 +173,10 @@ pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<
     }
     let stats = Arc::new(TapStats::default());
     let interface = Arc::new(InterfaceState::new(&name));
+    let steered = if fds.len() > 1 { steering::steer(&fds[0], fds.len()) } else { Ok(()) };
     let queue = |(n, fd)| new_queue(fd, capabilities, &stats, &interface, n == 0);
     let queues = fds.into_iter().enumerate().map(queue).collect();
-    Ok(Tap { name, kernel_mac: kernel.mac, queues, stats })
+    Ok(Tap { name, kernel_mac: kernel.mac, queues, stats, steering_error: steered.err() })
 }
 
 fn invalid(message: String) -> io::Error {

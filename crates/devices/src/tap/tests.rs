@@ -175,3 +175,92 @@ fn errors_name_values_out_of_range() {
         message(TapConfig { kernel_addresses: addresses, ..TapConfig::default() }, 1).contains("above 32")
     );
 }
+
+/// Frames of many flows arrive at the queues of the shards that own them, from the first packet on.
+#[test]
+fn frames_arrive_at_their_owner_shard() {
+    use ginnel_stack::ip::config::NetworkConfig;
+    use ginnel_stack::steering::{FrameOwner, Steering};
+    in_namespace("tap::tests::frames_arrive_at_their_owner_shard", || {
+        for queues in [2, 3, 7] {
+            let mut netlink = Netlink::open().expect("netlink");
+            let bridge = netlink.add_bridge(&format!("br{queues}")).expect("a bridge");
+            let mut port = |name: String, queues| {
+                let tap =
+                    open_queues(&TapConfig { name: Some(name.clone()), ..TapConfig::default() }, queues)
+                        .expect("a TAP device");
+                let link = netlink.link(&name).expect("the interface");
+                netlink.set_master(link.index, bridge).expect("a port of the bridge");
+                tap
+            };
+            let mut near = port(format!("near{queues}"), 1);
+            let mut far = port(format!("far{queues}"), queues);
+            assert!(far.steering_error.is_none(), "{:?}", far.steering_error);
+            let steering = Steering::new(0, queues as u8, &NetworkConfig::default());
+            let mut seen = vec![0; queues];
+            for number in 0..200u16 {
+                let frame = steered_frame(number, far.queues[0].tx.capabilities().mac);
+                let owner = match steering.owner_of_bytes(&frame) {
+                    FrameOwner::Shard(owner) => usize::from(owner),
+                    FrameOwner::All | FrameOwner::Primary { .. } => 0,
+                };
+                let tx = &mut near.queues[0].tx;
+                tx.reserve(frame.len()).expect("room").copy_from_slice(&frame);
+                tx.commit(frame.len(), TxMeta::default());
+                let arrived = (0..1000).find_map(|attempt| {
+                    // The interface may still come up.
+                    if attempt > 0 {
+                        std::thread::sleep(std::time::Duration::from_millis(5));
+                    }
+                    far.queues.iter_mut().position(|queue| {
+                        let mut burst = RxBurst::new();
+                        queue.rx.rx_burst(Instant::ZERO, &mut burst);
+                        burst.iter().any(|received| received.bytes == frame)
+                    })
+                });
+                assert_eq!(arrived, Some(owner), "frame {number} of {queues} queues");
+                seen[owner] += 1;
+            }
+            assert!(seen.iter().all(|&count| count > 0), "{seen:?}");
+        }
+    });
+}
+
+/// Returns a frame of TCP or UDP over IPv4 or IPv6, with and without a VLAN tag, options and fragmentation,
+/// or of another protocol.
+fn steered_frame(number: u16, to: [u8; 6]) -> Vec<u8> {
+    let mut frame = [to, [2, 9, 9, 9, 9, 9]].concat();
+    if number.is_multiple_of(5) {
+        frame.extend([0x81, 0, 0, 5]);
+    }
+    let protocol = [6, 17, 6, 6][usize::from(number % 4)];
+    let ports = [(1000 + 7 * number).to_be_bytes(), (80 + number).to_be_bytes()].concat();
+    let mut payload = ports;
+    payload.extend([0x5a; 16]);
+    payload.extend(number.to_be_bytes());
+    if number.is_multiple_of(3) {
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, payload.len() as u8, protocol, 64]);
+        frame.extend([0xfd, 0, 0, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 7, 0, number as u8]);
+        frame.extend([0xfd, 0, 0, 2, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    } else {
+        let (words, fragment) = match number % 7 {
+            1 => (6, 0),
+            2 => (5, 0x2000u16),
+            3 => (5, 0x0010),
+            _ => (5, 0),
+        };
+        let protocol = if number % 11 == 4 { 132 } else { protocol };
+        let mut header = vec![0x40 | words, 0, 0, 4 * words + payload.len() as u8, 0, 0];
+        header.extend(fragment.to_be_bytes());
+        header.extend([64, protocol, 0, 0, 10, 1, number as u8, 3, 10, 9, 0, 1]);
+        header.extend(vec![1; 4 * (usize::from(words) - 5)]);
+        // The bridge drops packets with a wrong checksum.
+        let sum: u32 = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        frame.extend([8, 0]);
+        frame.extend(header);
+    }
+    frame.extend(payload);
+    frame
+}
