@@ -28,6 +28,7 @@ mod namespace;
 mod placed_server;
 mod program_comparison;
 mod program_pair;
+mod scaled_server;
 mod server;
 mod single_thread;
 mod tap;

@@ -173,7 +173,7 @@ fn operations(case: &str) -> (u64, u64) {
 }
 
 /// Returns the instructions that the measured side executes in a run of a case under valgrind.
-fn count_total(case: &str, operations: u64) -> Result<f64, MeasureError> {
+pub(super) fn count_total(case: &str, operations: u64) -> Result<f64, MeasureError> {
     let out = out_file(case);
     let program = std::env::current_exe()?;
     let counted = if case.starts_with(LOAD_PREFIX) { "*generator_turn*" } else { "*server_turn*" };
@@ -207,6 +207,9 @@ fn instructions_in(profile: &str) -> Option<f64> {
 
 /// Runs a case; called under valgrind.
 pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
+    if case.starts_with(super::scaling::PREFIX) {
+        return super::scaling::run_case(case, operations);
+    }
     // With a short TIME_WAIT entries expire as fast as they are created during the measured operations.
     let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     if case.starts_with(LOAD_PREFIX) || case.starts_with(HTTPD_PREFIX) {

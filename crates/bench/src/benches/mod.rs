@@ -15,6 +15,7 @@ mod memif;
 mod monitor;
 mod placement;
 mod priority;
+pub mod scaling;
 mod server_programs;
 mod short_100k;
 mod throughput;
@@ -269,6 +270,12 @@ pub const ALL: &[Bench] = &[
         about: "packets/s that ginnel monitor examines on one core, with a million connections",
         needs: Needs::Machine,
         run: monitor::rate,
+    },
+    Bench {
+        name: "sim-scaling",
+        about: "instructions, messages between shards and memory of ginnel demo-server, naive and as a proxy, on 1 to 64 simulated shards; not valid if instructions grow by more than 2 %",
+        needs: Needs::Nothing,
+        run: scaling::run,
     },
     Bench {
         name: "instructions",
