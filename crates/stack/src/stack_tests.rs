@@ -32,6 +32,8 @@ struct TestHost {
     port: PortId,
     recorder: Arc<Mutex<TxRecorder>>,
     conns: Vec<Conn>,
+    /// False for an application that sends and reads nothing by itself.
+    acts: bool,
 }
 
 fn mac(last: u8) -> [u8; 6] {
@@ -78,7 +80,7 @@ impl TestHost {
             ..LinkConfig::default()
         };
         stack.add_link(port, &link).unwrap();
-        Self { name, stack, port, recorder, conns: Vec::new() }
+        Self { name, stack, port, recorder, conns: Vec::new(), acts: true }
     }
 
     /// Runs one turn: `frames` arrive, and the application acts at random.
@@ -106,10 +108,14 @@ impl TestHost {
         }
         self.stack.advance(now);
         self.events(&RxBurst::new(), random, transcript);
-        self.act(random);
+        if self.acts {
+            self.act(random);
+        }
         self.stack.transmit(now);
         self.stack.check_invariants();
-        self.check_listing(now);
+        if self.stack.usage().connections < 1_000 {
+            self.check_listing(now);
+        }
         let sent = core::mem::take(&mut self.recorder.lock().unwrap().sent);
         transcript.extend(sent.iter().map(|(bytes, meta)| format!("{} {bytes:02x?} {meta:?}", self.name)));
         sent
@@ -330,20 +336,77 @@ fn timers_of_short_connections_never_reach_the_wheel() {
             frames = client.turn(now, &frames, &mut idle(), &mut transcript);
             frames = server.turn(now, &frames, &mut idle(), &mut transcript);
             server.conns.clear();
-            assert!(server.stack.tcp.wheel.is_empty(), "{now:?}");
+            assert!(server.stack.tcp.wheel.is_empty() && server.stack.tcp.releases.len() == 0, "{now:?}");
             now += Duration::from_micros(50);
         }
     }
     assert_eq!(server.stack.tcp_stats().passive_opens, 100);
     assert_eq!(server.stack.usage().connections, 0);
-    // The timer of a longer connection is put into the wheel.
+    // After its data were acknowledged, a longer connection waits for the release of its active state.
     client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
-    for _ in 0..20 {
+    for turn in 0..20 {
+        frames = client.turn(now, &frames, &mut idle(), &mut transcript);
+        frames = server.turn(now, &frames, &mut idle(), &mut transcript);
+        if turn == 3 {
+            server.stack.send(server.conns[0], b"data").unwrap();
+        }
+        now += Duration::from_millis(1);
+    }
+    assert_eq!((server.stack.tcp.wheel.len(), server.stack.tcp.releases.len()), (0, 1));
+    assert_eq!(server.stack.usage().active, 1);
+    for _ in 0..250 {
         frames = client.turn(now, &frames, &mut idle(), &mut transcript);
         frames = server.turn(now, &frames, &mut idle(), &mut transcript);
         now += Duration::from_millis(1);
     }
-    assert_eq!(server.stack.tcp.wheel.len(), 1);
+    assert_eq!((server.stack.tcp.wheel.len(), server.stack.tcp.releases.len()), (0, 0));
+    assert_eq!(server.stack.usage().active, 0);
+}
+
+/// Returns how many active states a server with `connections` has in use after it has sent `len` bytes on
+/// each of ten connections and everything was acknowledged.
+fn active_after_acknowledgement(connections: usize, len: usize) -> usize {
+    let config = TcpConfig::default();
+    let mut server = TestHost::new('S', 1, 2, &config, true, false);
+    let mut client = TestHost::new('C', 2, 1, &config, true, false);
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.acts = false;
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    let (idle, mut transcript) = (|| Random(1), Transcript::new());
+    let mut now = Instant::from_millis(1_000);
+    let mut frames = Vec::new();
+    let mut turn = |client: &mut TestHost, server: &mut TestHost| {
+        frames = client.turn(now, &frames, &mut idle(), &mut transcript);
+        frames = server.turn(now, &frames, &mut idle(), &mut transcript);
+        now += Duration::from_micros(100);
+    };
+    for _ in 0..connections / 100 {
+        for _ in 0..100 {
+            client.stack.connect(Instant::from_millis(1_000), to, &ConnectOptions::default()).unwrap();
+        }
+        for _ in 0..4 {
+            turn(&mut client, &mut server);
+        }
+    }
+    assert_eq!(server.conns.len(), connections);
+    let ten = server.conns[..10].to_vec();
+    for conn in &ten {
+        server.stack.send(*conn, &vec![1; len]).unwrap();
+    }
+    for _ in 0..20 {
+        turn(&mut client, &mut server);
+    }
+    assert!(ten.iter().all(|conn| server.stack.queued(*conn) == 0));
+    server.stack.usage().active
+}
+
+/// On a stack with many connections the active state of one that has sent little is free at once, and is
+/// used by the next one. A window that has grown is kept.
+#[test]
+fn many_connections_release_their_active_states_early() {
+    assert_eq!(active_after_acknowledgement(3_000, 100), 0);
+    assert_eq!(active_after_acknowledgement(3_000, 40_000), 10);
+    assert_eq!(active_after_acknowledgement(100, 100), 10);
 }
 
 /// Returns the payload lengths and the times in µs of what a server sends that defers quick acknowledgements

@@ -3,7 +3,7 @@
 
 use super::chrono::Chrono;
 use super::congestion::Congestion;
-use super::conn::NONE;
+use super::conn::{NONE, Tcb};
 use super::mtu_search::MtuSearch;
 use super::rack::Rack;
 use super::record_marks::RecordMarks;
@@ -13,6 +13,7 @@ use super::rtx_queue::RtxQueue;
 use super::send_buffer::SendBuffer;
 use super::state::State;
 use crate::device::Label;
+use crate::options::CaState;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
@@ -315,6 +316,30 @@ impl ActiveConn {
             // FIN may still have to be sent, with nothing else queued.
             && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
             && matches!(self.urg_data, UrgentState::None | UrgentState::Read(_))
+    }
+
+    /// Returns whether a new state would not differ in anything that the connection needs: it is idle, nothing
+    /// was ever lost or reordered, and its congestion window has never grown. `c` is its TCB, and
+    /// `initial_window` the congestion window of a new connection in segments.
+    #[inline(always)]
+    pub fn is_as_new(&self, c: &Tcb, initial_window: u32) -> bool {
+        self.is_idle(c.state)
+            && c.state.is_synchronized()
+            && c.cwnd <= initial_window
+            && c.ssthresh == u32::MAX
+            && self.total_retrans == 0
+            && self.recovery.ca_state == CaState::Open
+            && !self.rack.reordering_seen
+            && !self.is_cwnd_limited
+            && self.acked_bytes == 0
+            && self.slow_path == SlowPathFlags::NONE
+            && self.cork_deadline.is_none()
+            && self.dsack.is_none()
+            && self.last_oow_ack_time.is_none()
+            && self.snd_up.is_none()
+            && matches!(self.urg_data, UrgentState::None)
+            // Half of the largest window that the peer has offered is enough to send (RFC 9293 §3.8.6.2.1).
+            && c.snd_wnd >= self.max_window / 2
     }
 
     /// Marks the segments that were considered lost as in flight, because a reduction is undone.

@@ -699,7 +699,6 @@ impl Tcp {
         debug_assert!(established, "the accept queue is full");
         self.input_established(net, idx, seg, None);
         self.rearm(idx);
-        self.arm_paws_timer(idx);
         true
     }
 }

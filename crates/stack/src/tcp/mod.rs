@@ -48,7 +48,9 @@ pub mod state;
 mod stats;
 mod syn_sent;
 mod time_wait;
+mod timer_queue;
 mod timers;
+mod timestamp_age;
 mod tx_list;
 mod unordered;
 mod urgent;
@@ -85,6 +87,8 @@ use source::SourceTable;
 use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
+use timer_queue::TimerQueue;
+use timestamp_age::TimestampAge;
 use tx_list::TxList;
 use window_limit::WindowLimits;
 
@@ -105,7 +109,10 @@ pub(crate) struct Tcp {
     pub flows: FlowTable,
     pub wheel: TimerWheel,
     /// Timers that are not in the wheel yet, ordered by the time at which they enter it.
-    pub deferred_timers: timers::DeferredTimers,
+    pub deferred_timers: TimerQueue,
+    /// Connections that will release their active state.
+    pub releases: TimerQueue,
+    pub timestamp_age: TimestampAge,
     pub time_wait: TimeWaitTable,
     pub listeners: ListenTable,
     pub profiles: ProfileTable,
@@ -161,7 +168,9 @@ impl Tcp {
             soft_errors: SoftErrors::default(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
-            deferred_timers: timers::DeferredTimers::default(),
+            deferred_timers: TimerQueue::default(),
+            releases: TimerQueue::default(),
+            timestamp_age: TimestampAge::new(now),
             time_wait: TimeWaitTable::new(
                 config.time_wait_max,
                 Duration::from_secs(config.time_wait_seconds.into()),
@@ -266,6 +275,18 @@ impl Tcp {
     pub fn release_active(&mut self, idx: u32) {
         if self.conns[idx].active != NONE {
             self.free_active(idx);
+        }
+    }
+
+    /// Returns the active state of an idle connection to the pool at once if a new one would not differ, on a
+    /// stack with many connections: their active states would displace each other from the cache.
+    #[inline(always)]
+    pub(super) fn release_active_early(&mut self, idx: u32) {
+        if self.live_conns_exceed_cache() {
+            let c = &self.conns[idx];
+            if c.active != NONE && self.active[c.active].is_as_new(c, self.config.initial_window_segments) {
+                self.free_active(idx);
+            }
         }
     }
 
@@ -494,7 +515,7 @@ impl Tcp {
     fn finish(&mut self, idx: u32, reason: CloseReason) {
         self.wheel.cancel(&mut self.conns, idx);
         let c = &mut self.conns[idx];
-        // Also clears a deferred timer.
+        // Also clears a deferred or listed timer.
         c.timer = TimerNode::default();
         let (state, token, flags) = (c.state, c.token, c.flags);
         if state == State::SynReceived && !flags.has(Flags::ACTIVE_OPEN) {

@@ -127,9 +127,14 @@ impl Tcp {
             on_single_delivery(c, b, profile, now, xmit_ts, segments);
             b.stop_retransmit_timer();
             b.chrono.stop(now, b.lsndtime);
+            if seg.payload.is_empty() {
+                self.release_active_early(idx);
+            }
         } else {
             ack::update_window(c, seg);
         }
+        let c = &mut self.conns[idx];
+        let profile = self.profiles.get(c.profile);
         let len = seg.payload.len();
         let is_fast = len > 0
             && !seg.header.flags.contains(TcpFlags::FIN)

@@ -3,18 +3,18 @@
 
 use super::active::{RetransmitTimer, SlowPathFlags};
 use super::conn::{Flags, NONE, SlotState};
-use super::input::PAWS_24DAYS_MS;
 use super::recovery;
 use super::state::State;
+use super::timer_queue::TimerQueue;
 use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::options::CaState;
+use crate::prefetch::prefetch;
 use crate::stack::{ListedSocket, ListedTimer, SocketHandle, SocketProtocol, TimerKind};
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
-use std::collections::VecDeque;
 
 /// TIME-WAIT entries that one turn removes at most.
 const TIME_WAIT_BATCH: usize = 512;
@@ -22,6 +22,10 @@ const TIME_WAIT_BATCH: usize = 512;
 /// TIME-WAIT entries are removed in batches: a tenth of a second does not matter, and a sleeping shard should
 /// not wake up for each entry.
 const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
+
+/// Entries of a queue between one that is processed and those whose active state, and twice as far, whose
+/// connection is prefetched.
+const PREFETCH_DISTANCE: usize = 8;
 
 /// Keepalive probes within a user timeout, at most.
 const KEEPALIVE_PROBES_MAX: u32 = 240;
@@ -38,59 +42,37 @@ const TIMER_MAX: Duration = Duration::from_secs(36 * 3600);
 /// once.
 const DEFERRED_MAX: usize = 1 << 15;
 
-/// A connection whose timer is put into the wheel at a later time.
-#[derive(Clone, Copy, Debug)]
-struct DeferredTimer {
-    idx: u32,
-    due: Instant,
-}
+/// Connections that are listed until they release their active state, at most; the timers of further
+/// connections are put into the wheel.
+const RELEASES_MAX: usize = 1 << 18;
 
-/// Deferred timers in order of time. Each entry has a number that its connection stores: a slot can have many
-/// short connections within the time of a deferral, and the entry of an ended connection must not put the
-/// timer of a later one into the wheel.
-#[derive(Debug, Default)]
-pub(crate) struct DeferredTimers {
-    queue: VecDeque<DeferredTimer>,
-    /// Number of the first entry.
-    first: u32,
-}
-
-impl DeferredTimers {
-    /// Appends an entry and returns its number.
-    fn push(&mut self, deferred: DeferredTimer) -> u32 {
-        let number = self.first.wrapping_add(self.queue.len() as u32);
-        self.queue.push_back(deferred);
-        number
-    }
-
-    /// Takes the first entry if it is due. Returns its connection and its number.
-    #[inline]
-    fn pop_due(&mut self, now: Instant) -> Option<(u32, u32)> {
-        let &DeferredTimer { idx, due: until } = self.queue.front()?;
-        if until > now {
-            return None;
-        }
-        self.queue.pop_front();
-        let number = self.first;
-        self.first = number.wrapping_add(1);
-        Some((idx, number))
-    }
-}
+/// Largest distance of a release that is listed. The list is in order of time, so that one release delays
+/// those behind it by at most this time.
+const RELEASE_LISTED_MAX: Duration = Duration::from_millis(300);
 
 impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
         while let Some((idx, number)) = self.deferred_timers.pop_due(self.now) {
+            self.prefetch_timers(&self.deferred_timers);
             // Otherwise the timer was armed in the meantime, or the connection has ended.
             if self.conns[idx].timer == TimerNode::deferred(number) {
                 self.conns[idx].timer = TimerNode::default();
-                if let Some(at) = self.earliest_timer(idx).or_else(|| self.paws_deadline(idx)) {
-                    self.wheel.schedule(&mut self.conns, idx, at);
-                }
+                self.arm_at_last(idx);
+            }
+        }
+        while let Some((idx, number)) = self.releases.pop_due(self.now) {
+            self.prefetch_timers(&self.releases);
+            if self.conns[idx].timer == TimerNode::listed(number) {
+                self.conns[idx].timer = TimerNode::default();
+                self.on_timer(net, idx);
             }
         }
         while let Some(idx) = self.wheel.pop_expired(&mut self.conns, self.now) {
             self.on_timer(net, idx);
+        }
+        if self.timestamp_age.is_due(self.now) {
+            self.record_old_timestamps();
         }
         for _ in 0..TIME_WAIT_BATCH {
             let Some(index) = self.time_wait.expired(self.now_ms) else { break };
@@ -105,11 +87,34 @@ impl Tcp {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
-        let deferred = self.deferred_timers.queue.front().map(|d| d.due);
-        [self.wheel.next_deadline(), time_wait, deferred, self.deferred_acks.next_deadline()]
-            .into_iter()
-            .flatten()
-            .min()
+        let timestamp_age = (self.conns.live() > 0).then(|| self.timestamp_age.next_deadline());
+        [
+            self.wheel.next_deadline(),
+            time_wait,
+            self.deferred_timers.next_deadline(),
+            self.releases.next_deadline(),
+            self.deferred_acks.next_deadline(),
+            timestamp_age,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Prefetches what the processing of the next entries of a queue reads: with millions of connections
+    /// nothing of it is in the cache any more.
+    #[inline]
+    fn prefetch_timers(&self, queue: &TimerQueue) {
+        if let Some(idx) = queue.ahead(2 * PREFETCH_DISTANCE) {
+            prefetch(&self.conns[idx].timer);
+            prefetch(&self.conns[idx].active);
+        }
+        if let Some(idx) = queue.ahead(PREFETCH_DISTANCE) {
+            let active = self.conns[idx].active;
+            if active != NONE {
+                self.active.prefetch(active);
+            }
+        }
     }
 
     /// Returns the absolute time of a deadline that is stored as low bits of the clock in ms.
@@ -154,34 +159,6 @@ impl Tcp {
         (at != Instant::MAX).then_some(at)
     }
 
-    /// Returns when an idle connection must be visited because the peer's timestamp may be too old to compare
-    /// with then (RFC 7323 §5.5). That has to be recorded, because only low bits of the time of the last
-    /// segment are stored: after 49.7 days it would seem recent again.
-    ///
-    /// The connection is visited in steps, because the wheel compares no times that are farther apart than
-    /// [`TIMER_MAX`].
-    fn paws_deadline(&self, idx: u32) -> Option<Instant> {
-        let c = &self.conns[idx];
-        if c.slot_state != SlotState::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
-            return None;
-        }
-        let elapsed = if c.has(Flags::TS_RECENT_OLD) { 0 } else { self.keepalive_time_elapsed(idx) };
-        let left = Duration::from_millis((PAWS_24DAYS_MS + 1).saturating_sub(elapsed).into());
-        Some(self.now + left.min(TIMER_MAX))
-    }
-
-    /// Arms the timer that records the age of the peer's timestamp, if no other timer is set. Called when a
-    /// timer has fired or a connection begins, not for each segment.
-    pub(super) fn arm_paws_timer(&mut self, idx: u32) {
-        let node = &self.conns[idx].timer;
-        if !node.is_armed()
-            && !node.is_deferred()
-            && let Some(at) = self.paws_deadline(idx)
-        {
-            self.wheel.schedule(&mut self.conns, idx, at);
-        }
-    }
-
     /// Arms the wheel for the earliest timer. If the wheel is set for an earlier time, it is left as it is:
     /// connections move their time-outs with each acknowledgement, and a timer that fires too early is set
     /// again.
@@ -207,10 +184,24 @@ impl Tcp {
         let node = &mut self.conns[idx].timer;
         if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);
-        } else if self.deferred_timers.queue.len() == DEFERRED_MAX {
+        } else if self.deferred_timers.len() == DEFERRED_MAX {
             self.wheel.schedule(&mut self.conns, idx, at);
         } else {
-            *node = TimerNode::deferred(self.deferred_timers.push(DeferredTimer { idx, due: until }));
+            *node = TimerNode::deferred(self.deferred_timers.push(idx, until));
+        }
+    }
+
+    /// Arms the earliest timer of a connection after its deferral. If that is the release of the active
+    /// state, which nearly every connection comes to, it is listed in order of time: the wheel would touch
+    /// this connection and its neighbours several times.
+    fn arm_at_last(&mut self, idx: u32) {
+        self.release_active_early(idx);
+        let Some(at) = self.earliest_timer(idx) else { return };
+        let is_release = self.conns[idx].active != NONE && self.active_release_at(idx) == Some(at);
+        if is_release && at <= self.now + RELEASE_LISTED_MAX && self.releases.len() < RELEASES_MAX {
+            self.conns[idx].timer = TimerNode::listed(self.releases.push(idx, at));
+        } else {
+            self.wheel.schedule(&mut self.conns, idx, at);
         }
     }
 
@@ -351,7 +342,6 @@ impl Tcp {
         }
         if self.on_conn_timers(net, idx) && self.on_active_timers(net, idx) {
             self.rearm(idx);
-            self.arm_paws_timer(idx);
         }
     }
 
@@ -390,10 +380,6 @@ impl Tcp {
             // No data were sent that could carry the acknowledgement: the exchange is not interactive.
             c.flags.clear(Flags::PINGPONG | Flags::ACK_DELAYED);
             self.ack_now(idx);
-        }
-        let c = &self.conns[idx];
-        if c.has(Flags::TIMESTAMPS) && self.keepalive_time_elapsed(idx) > PAWS_24DAYS_MS {
-            self.conns[idx].flags.set(Flags::TS_RECENT_OLD);
         }
         let c = &self.conns[idx];
         if c.state == State::FinWait2
