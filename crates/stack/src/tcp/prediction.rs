@@ -127,14 +127,9 @@ impl Tcp {
             on_single_delivery(c, b, profile, now, xmit_ts, segments);
             b.stop_retransmit_timer();
             b.chrono.stop(now, b.lsndtime);
-            if seg.payload.is_empty() {
-                self.release_active_early(idx);
-            }
         } else {
             ack::update_window(c, seg);
         }
-        let c = &mut self.conns[idx];
-        let profile = self.profiles.get(c.profile);
         let len = seg.payload.len();
         let is_fast = len > 0
             && !seg.header.flags.contains(TcpFlags::FIN)
@@ -144,6 +139,9 @@ impl Tcp {
             && (c.active == NONE || self.active[c.active].is_receive_queue_empty())
             && self.chunks.spare() >= chunks_for(len);
         let Some(PayloadPosition { frame, start }) = seg.position.filter(|_| is_fast) else {
+            if len == 0 {
+                self.release_active_early(idx);
+            }
             return self.finish_on_slow_path(net, idx, seg, AckOutcome::Accepted);
         };
         // The data are in order, fit the window and have no FIN: the application reads them in place.

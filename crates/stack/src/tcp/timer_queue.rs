@@ -18,6 +18,8 @@ pub(crate) struct TimerQueue {
     entries: VecDeque<Entry>,
     /// Number of the first entry.
     first: u32,
+    /// When the last entry is due.
+    last_due: Instant,
 }
 
 impl TimerQueue {
@@ -29,8 +31,8 @@ impl TimerQueue {
     /// Appends an entry and returns its number. It is due at `at`, but not before the entries in front of it.
     pub fn push(&mut self, idx: u32, at: Instant) -> u32 {
         let number = self.first.wrapping_add(self.entries.len() as u32);
-        let due = self.entries.back().map_or(at, |last| at.max(last.due));
-        self.entries.push_back(Entry { idx, due });
+        self.last_due = self.last_due.max(at);
+        self.entries.push_back(Entry { idx, due: self.last_due });
         number
     }
 

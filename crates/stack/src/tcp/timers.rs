@@ -103,8 +103,11 @@ impl Tcp {
 
     /// Prefetches what the processing of the next entries of a queue reads: with millions of connections
     /// nothing of it is in the cache any more.
-    #[inline]
+    #[inline(always)]
     fn prefetch_timers(&self, queue: &TimerQueue) {
+        if !self.live_conns_exceed_cache() {
+            return;
+        }
         if let Some(idx) = queue.ahead(2 * PREFETCH_DISTANCE) {
             prefetch(&self.conns[idx].timer);
             prefetch(&self.conns[idx].active);
