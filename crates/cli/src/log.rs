@@ -2,7 +2,7 @@
 //! process runs. Those of level WARN and ERROR are printed on standard error, too. A panic leaves its message
 //! and a backtrace there.
 
-use crate::entry_limit::EntryLimit;
+use crate::entry_limit::{EntryLimit, OmittedEntry, REFILL};
 use crate::failure::Failure;
 use core::fmt::{self, Write as _};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -24,13 +24,17 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 /// The log of the stack of this process.
 static STACK_LOG: OnceLock<StackLog> = OnceLock::new();
+/// Limits the entries of each kind.
+static ENTRY_LIMIT: LazyLock<EntryLimit> = LazyLock::new(EntryLimit::default);
+/// True while a thread waits to write entries that were left out.
+static IS_WRITER_RUNNING: AtomicBool = AtomicBool::new(false);
 /// True if standard error is the file of the log.
 static IS_STDERR_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Installs the subscriber and the panic hook. Without [`open`] they only print on standard error.
 pub fn install() {
     // Fails only if another subscriber was installed before; that one keeps the events.
-    let _ = tracing::subscriber::set_global_default(LogSubscriber::default());
+    let _ = tracing::subscriber::set_global_default(LogSubscriber);
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let is_logged = STACK_LOG.get().is_some_and(|log| log_panic(log, panic));
@@ -101,10 +105,59 @@ fn log_panic(log: &StackLog, panic: &PanicHookInfo<'_>) -> bool {
     append(log, Level::ERROR, &format!("thread {name} {panic}\n{}", Backtrace::force_capture()))
 }
 
-#[derive(Default)]
-struct LogSubscriber {
-    limit: EntryLimit,
+/// Writes the last of the entries that were left out, at the end of this process.
+pub fn write_omitted() {
+    write_overdue(Instant::now() + REFILL);
 }
+
+/// Writes the last of the entries that were left out where there is room for it at `now`.
+fn write_overdue(now: Instant) {
+    for OmittedEntry { level, text, before } in ENTRY_LIMIT.take_overdue(now) {
+        write(level, &text, before);
+    }
+}
+
+/// Starts a thread that writes the last of the entries that were left out, unless it runs. It ends when there
+/// are none.
+fn start_overdue_writer() {
+    if IS_WRITER_RUNNING.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("log".into()).spawn(|| {
+        loop {
+            std::thread::sleep(REFILL);
+            write_overdue(Instant::now());
+            if ENTRY_LIMIT.has_omitted() {
+                continue;
+            }
+            IS_WRITER_RUNNING.store(false, Ordering::Relaxed);
+            // An entry may have been left out in between.
+            if !ENTRY_LIMIT.has_omitted() || IS_WRITER_RUNNING.swap(true, Ordering::Relaxed) {
+                break;
+            }
+        }
+    });
+    if thread.is_err() {
+        // The next entry of the kind tells how many were left out.
+        IS_WRITER_RUNNING.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Writes an entry to the log, and to standard error if it is important.
+fn write(level: Level, text: &str, omitted: u64) {
+    let omitted = match omitted {
+        0 => String::new(),
+        count => format!(" ({count} entries of this kind were left out before this one)"),
+    };
+    let text = format!("{text}{omitted}");
+    let is_logged = STACK_LOG.get().is_some_and(|log| append(log, level, &text));
+    if level <= Level::WARN && !(is_logged && IS_STDERR_LOGGED.load(Ordering::Relaxed)) {
+        // A failed write to standard error cannot be reported anywhere.
+        let _ = writeln!(std::io::stderr(), "ginnel: {text}");
+    }
+}
+
+struct LogSubscriber;
 
 impl Subscriber for LogSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -112,19 +165,14 @@ impl Subscriber for LogSubscriber {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let Some(omitted) = self.limit.admit(event.metadata().callsite(), Instant::now()) else { return };
         let mut line = LineBuilder::default();
         event.record(&mut line);
-        let level = *event.metadata().level();
-        let omitted = match omitted {
-            0 => String::new(),
-            count => format!(" ({count} entries of this kind were left out before this one)"),
-        };
-        let text = format!("{}{}{omitted}", line.message, line.fields);
-        let is_logged = STACK_LOG.get().is_some_and(|log| append(log, level, &text));
-        if level <= Level::WARN && !(is_logged && IS_STDERR_LOGGED.load(Ordering::Relaxed)) {
-            // A failed write to standard error cannot be reported anywhere.
-            let _ = writeln!(std::io::stderr(), "ginnel: {text}");
+        let (level, text) = (*event.metadata().level(), line.message + &line.fields);
+        let callsite = event.metadata().callsite();
+        if let Some(omitted) = ENTRY_LIMIT.admit(callsite, Instant::now(), level, &text) {
+            write(level, &text, omitted);
+        } else {
+            start_overdue_writer();
         }
     }
 

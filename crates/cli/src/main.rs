@@ -47,7 +47,9 @@ fn main() -> ExitCode {
         Err(e) => return usage(&e),
     };
     log::install();
-    match cli.command.run() {
+    let result = cli.command.run();
+    log::write_omitted();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_silent() {
