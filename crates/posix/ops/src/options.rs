@@ -313,6 +313,12 @@ impl SocketOptionState {
         self.buf_lock & SNDBUF_LOCK != 0
     }
 
+    /// Returns whether something besides the channel's buffer limits how much may be written.
+    #[inline(always)]
+    pub fn limits_writing(&self) -> bool {
+        self.has_fixed_send_buffer() || self.notsent_lowat().is_some()
+    }
+
     /// Returns the size of the send buffer.
     pub fn send_buffer_bytes(&self) -> usize {
         self.send_buffer as usize

@@ -417,22 +417,26 @@ impl ProcessState {
 
     /// Returns how many of `max` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
     /// the stack knows how much it has sent; it is asked only if that decides.
-    #[inline]
+    #[inline(always)]
     fn send_limit(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
-        let limits = self
-            .files
-            .socket(file)
-            .map(|socket| (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer()));
-        match limits {
-            Ok((notsent_lowat, _)) if self.send_buffer.is_some() => {
-                self.send_buffer_limit(file, conn, max, notsent_lowat)
-            }
-            Ok((None, false)) | Err(_) => max,
-            Ok((notsent_lowat, is_fixed)) => {
-                let max = if is_fixed { self.fixed_buffer_limit(file, conn, max, has_waited) } else { max };
-                notsent_lowat.map_or(max, |notsent_lowat| self.notsent_limit(conn, max, notsent_lowat))
-            }
+        let is_limited = self.files.socket(file).is_ok_and(|socket| socket.options.limits_writing());
+        if is_limited || self.send_buffer.is_some() {
+            self.send_limit_of_options(file, conn, max, has_waited)
+        } else {
+            max
         }
+    }
+
+    #[cold]
+    fn send_limit_of_options(&mut self, file: FileId, conn: Conn, max: usize, has_waited: bool) -> usize {
+        let Ok(socket) = self.files.socket(file) else { return max };
+        let (notsent_lowat, is_fixed) =
+            (socket.options.notsent_lowat(), socket.options.has_fixed_send_buffer());
+        if self.send_buffer.is_some() {
+            return self.send_buffer_limit(file, conn, max, notsent_lowat);
+        }
+        let max = if is_fixed { self.fixed_buffer_limit(file, conn, max, has_waited) } else { max };
+        notsent_lowat.map_or(max, |notsent_lowat| self.notsent_limit(conn, max, notsent_lowat))
     }
 
     /// Returns how many of `max` bytes fit in a send buffer whose size the program has fixed (`SO_SNDBUF`).

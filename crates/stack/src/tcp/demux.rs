@@ -45,9 +45,15 @@ impl HostAddr {
         ((self.0 >> 64) as u64, self.0 as u64)
     }
 
-    /// Returns the address of both halves of its number.
-    pub const fn from_halves(high: u64, low: u64) -> Self {
-        Self((high as u128) << 64 | low as u128)
+    /// Returns the number in words of 32 bits, the lowest first.
+    #[inline(always)]
+    pub const fn words(self) -> [u32; 4] {
+        [self.0 as u32, (self.0 >> 32) as u32, (self.0 >> 64) as u32, (self.0 >> 96) as u32]
+    }
+
+    /// Returns the address of the words of its number.
+    pub const fn from_words([a, b, c, d]: [u32; 4]) -> Self {
+        Self(a as u128 | (b as u128) << 32 | (c as u128) << 64 | (d as u128) << 96)
     }
 
     #[inline]

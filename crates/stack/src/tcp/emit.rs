@@ -2,7 +2,6 @@
 
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
-use super::profile::ProfileId;
 use crate::device::Label;
 use crate::ip::{IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4Lengths, TxError};
 use crate::priority;
@@ -241,8 +240,7 @@ impl Tcp {
     /// Returns the type of service and the hop limit of a connection.
     #[inline(always)]
     fn tos_and_hop_limit(&self, c: &Tcb) -> (u8, u8) {
-        if c.profile == ProfileId::DEFAULT {
-            // Most connections have the default profile, which need not be looked up.
+        if c.profile.is_usual() {
             return (0, self.config.hop_limit);
         }
         let profile = self.profiles.get(c.profile);
@@ -252,7 +250,7 @@ impl Tcp {
     /// Returns the priority of a connection.
     #[inline(always)]
     pub(super) fn priority(&self, c: &Tcb) -> u8 {
-        if c.profile == ProfileId::DEFAULT { 0 } else { self.profiles.get(c.profile).priority }
+        if c.profile.is_usual() { 0 } else { self.profiles.get(c.profile).priority }
     }
 
     /// Builds a segment with any options, over IPv4 or IPv6.

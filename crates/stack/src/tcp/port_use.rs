@@ -36,70 +36,68 @@ impl PortSharing {
     }
 }
 
-/// The connections of a port: the halves of their local address, and their numbers by
-/// [`PortSharing::bits`], two numbers of 32 bits in a word.
-type PortEntry = [u64; 4];
+/// The connections of a port: the words of their local address, and their numbers by [`PortSharing::bits`].
+type PortEntry = [u32; 8];
 
-/// Halves of the local address in an entry whose connections have several local addresses. No connection has
-/// this multicast address.
-const SEVERAL: (u64, u64) = (u64::MAX, u64::MAX);
+/// Words of an entry that are the address.
+const ADDRESS_WORDS: usize = 4;
+
+/// Address of an entry whose connections have several local addresses. No connection has this multicast
+/// address.
+const SEVERAL: [u32; ADDRESS_WORDS] = [u32::MAX; ADDRESS_WORDS];
 
 /// The connections of all ports, including entries in TIME-WAIT.
 pub(crate) struct PortUse {
     /// One entry for each port. Pages are touched when the first connection of a port is created.
-    ports: Vec<PortEntry>,
+    ports: Box<[PortEntry; 1 << 16]>,
 }
 
 impl PortUse {
     pub fn new() -> Self {
-        Self { ports: vec![[0; 4]; 1 << 16] }
+        let ports = vec![[0; 8]; 1 << 16].into_boxed_slice();
+        Self { ports: ports.try_into().unwrap_or_else(|_| unreachable!("it has this length")) }
     }
 
     /// Counts a connection.
     #[inline(always)]
     pub fn add(&mut self, key: &FlowKey, sharing: PortSharing) {
         let entry = &mut self.ports[usize::from(key.local_port)];
-        if (entry[0], entry[1]) != key.local.halves() {
+        if entry[..ADDRESS_WORDS] != key.local.words() {
             Self::add_address(entry, key.local);
         }
-        let (word, one) = counter_of(sharing.bits());
-        entry[word] += one;
+        *count_of(entry, sharing) += 1;
     }
 
     /// Records a local address that differs from the recorded one.
     #[inline(never)]
     fn add_address(entry: &mut PortEntry, local: HostAddr) {
-        let is_unused = entry[2] | entry[3] == 0;
-        (entry[0], entry[1]) = if is_unused { local.halves() } else { SEVERAL };
+        let is_unused = entry[ADDRESS_WORDS..] == [0; 4];
+        entry[..ADDRESS_WORDS].copy_from_slice(&if is_unused { local.words() } else { SEVERAL });
     }
 
     /// Removes a connection that was counted.
     #[inline(always)]
     pub fn remove(&mut self, local_port: u16, sharing: PortSharing) {
-        let (word, one) = counter_of(sharing.bits());
-        self.ports[usize::from(local_port)][word] -= one;
+        *count_of(&mut self.ports[usize::from(local_port)], sharing) -= 1;
     }
 
     /// Returns whether a connection prevents a socket with these options from being bound to an address. If
     /// the connections of the port have several local addresses, each of them counts as the one that is asked
     /// for.
     pub fn prevents_bind(&self, ip: IpAddr, port: u16, v6_only: bool, sharing: PortSharing) -> bool {
-        let entry = &self.ports[usize::from(port)];
-        let is_used = |bits: &u8| {
-            let (word, one) = counter_of(*bits);
-            (entry[word] / one) & u64::from(u32::MAX) != 0
-        };
+        let [a, b, c, d, counts @ ..] = &self.ports[usize::from(port)];
+        let address = [*a, *b, *c, *d];
+        let is_used = |bits: &u8| counts[usize::from(*bits)] != 0;
         // Two sockets share a port if both have one of the options.
         let conflicts = (0..4).filter(|bits| bits & sharing.bits() == 0).any(|bits| is_used(&bits));
-        let several = (entry[0], entry[1]) == SEVERAL;
-        conflicts && (several || overlaps(ip, v6_only, HostAddr::from_halves(entry[0], entry[1])))
+        conflicts && (address == SEVERAL || overlaps(ip, v6_only, HostAddr::from_words(address)))
     }
 }
 
-/// Returns the word of an entry with the number for these bits, and the value of one connection in it.
+/// Returns the number of connections of an entry with these options.
 #[inline(always)]
-const fn counter_of(bits: u8) -> (usize, u64) {
-    (2 + (bits >> 1) as usize, 1 << (32 * (bits & 1) as u32))
+fn count_of(entry: &mut PortEntry, sharing: PortSharing) -> &mut u32 {
+    &mut entry[ADDRESS_WORDS + usize::from(sharing.bits() & 3)]
 }
 
 /// Returns whether an address that a socket is bound to covers the local address of a connection.

@@ -16,7 +16,18 @@ pub(crate) struct ProfileId(u16);
 impl ProfileId {
     /// The profile with the values of the configuration.
     pub const DEFAULT: Self = Self(0);
+
+    /// Returns whether the profile has the values of the configuration, except perhaps for
+    /// [`Profile::port_sharing`]. Most connections have such a profile, which need not be looked up.
+    #[inline(always)]
+    pub const fn is_usual(self) -> bool {
+        self.0 < USUAL
+    }
 }
+
+/// Profiles that always exist: the default one, and the one that differs from it in the other value of
+/// `SO_REUSEADDR`.
+const USUAL: u16 = 2;
 
 /// Values of the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,7 +222,13 @@ pub(crate) struct ProfileTable {
 
 impl ProfileTable {
     pub fn new(default: Profile) -> Self {
-        Self { entries: vec![(default, 1)], by_value: BTreeMap::from([(default, 0)]), free: Vec::new() }
+        let port_sharing = PortSharing { reuse_address: true, ..default.port_sharing };
+        let usual: [Profile; USUAL as usize] = [default, Profile { port_sharing, ..default }];
+        Self {
+            entries: usual.map(|profile| (profile, 1)).into(),
+            by_value: usual.into_iter().zip(0..).collect(),
+            free: Vec::new(),
+        }
     }
 
     #[inline]
@@ -222,7 +239,7 @@ impl ProfileTable {
     /// Adds a user of `id`.
     #[inline]
     pub fn share(&mut self, id: ProfileId) -> ProfileId {
-        if id != ProfileId::DEFAULT {
+        if !id.is_usual() {
             self.entries[usize::from(id.0)].1 += 1;
         }
         id
@@ -231,7 +248,7 @@ impl ProfileTable {
     /// Removes a user of `id`.
     #[inline]
     pub fn release(&mut self, id: ProfileId) {
-        if id != ProfileId::DEFAULT {
+        if !id.is_usual() {
             self.release_other(id);
         }
     }
@@ -285,7 +302,7 @@ mod tests {
         table.release(a);
         assert_eq!(table.get(b).keep_count, 3);
         table.release(b);
-        assert_eq!(table.by_value.len(), 1);
+        assert_eq!(table.by_value.len(), usize::from(USUAL));
         let again = table.intern(Profile { keep_count: 4, ..other }).unwrap();
         assert_eq!(again, a, "the freed entry is reused");
     }
@@ -294,7 +311,7 @@ mod tests {
     fn the_65536th_different_profile_is_refused() {
         let mut table = table();
         let base = *table.get(ProfileId::DEFAULT);
-        for i in 1..u32::from(u16::MAX) {
+        for i in u32::from(USUAL)..u32::from(u16::MAX) {
             assert!(table.intern(Profile { user_timeout_ms: i, ..base }).is_some());
         }
         assert!(table.intern(Profile { user_timeout_ms: 1 << 20, ..base }).is_none());

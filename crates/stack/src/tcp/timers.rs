@@ -87,18 +87,15 @@ impl Tcp {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
-        let timestamp_age = (self.conns.live() > 0).then(|| self.timestamp_age.next_deadline());
-        [
-            self.wheel.next_deadline(),
-            time_wait,
-            self.deferred_timers.next_deadline(),
-            self.releases.next_deadline(),
-            self.deferred_acks.next_deadline(),
-            timestamp_age,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let mut earliest =
+            if self.conns.live() > 0 { self.timestamp_age.next_deadline() } else { Instant::MAX };
+        let mut include = |at: Option<Instant>| earliest = earliest.min(at.unwrap_or(Instant::MAX));
+        include(self.wheel.next_deadline());
+        include(time_wait);
+        include(self.deferred_timers.next_deadline());
+        include(self.releases.next_deadline());
+        include(self.deferred_acks.next_deadline());
+        (earliest != Instant::MAX).then_some(earliest)
     }
 
     /// Prefetches what the processing of the next entries of a queue reads: with millions of connections

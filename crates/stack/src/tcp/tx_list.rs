@@ -4,7 +4,7 @@
 
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
-use super::profile::{ProfileId, ProfileTable};
+use super::profile::ProfileTable;
 use crate::priority::{self, CLASSES};
 use std::collections::VecDeque;
 
@@ -117,7 +117,7 @@ impl TxList {
     pub fn push(&mut self, c: &mut Tcb, idx: u32, profiles: &ProfileTable) {
         if !c.has(Flags::TX_LISTED) {
             c.flags.set(Flags::TX_LISTED);
-            if c.profile == ProfileId::DEFAULT {
+            if c.profile.is_usual() {
                 self.best_effort.push_back(idx);
             } else {
                 self.push_to_class(idx, profiles.get(c.profile).priority);
