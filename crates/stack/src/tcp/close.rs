@@ -89,7 +89,8 @@ impl Tcp {
             (remote_ip, ..) = self.addresses.store(&key);
         }
         let c = &self.conns[idx];
-        let entry = TimeWait::from_tcb(c, remote_ip, self.profiles.get(c.profile));
+        let sharing = self.profiles.port_sharing(c.profile, c.has(Flags::ACTIVE_OPEN));
+        let entry = TimeWait::from_tcb(c, remote_ip, self.priority(c), sharing);
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is not in the flow table");

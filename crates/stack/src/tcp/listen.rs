@@ -577,7 +577,7 @@ impl Tcp {
             self.conns.free(idx);
             return None;
         }
-        self.port_use.add(key, self.profiles.get(profile).port_sharing(is_active));
+        self.port_use.add(key, self.profiles.port_sharing(profile, is_active));
         let (remote_ip, local_ip, v6) = self.addresses.store(key);
         let tcb = Tcb {
             remote_ip,

@@ -505,7 +505,8 @@ impl Tcp {
     fn remove_flow(&mut self, idx: u32) {
         let key = self.key(idx);
         let is_active = self.conns[idx].has(Flags::ACTIVE_OPEN);
-        self.port_use.remove(key.local_port, self.profile(idx).port_sharing(is_active));
+        let sharing = self.profiles.port_sharing(self.conns[idx].profile, is_active);
+        self.port_use.remove(key.local_port, sharing);
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
         debug_assert!(removed, "a live connection is not in the flow table");
     }

@@ -62,7 +62,7 @@ impl PortUse {
     #[inline(always)]
     pub fn add(&mut self, key: &FlowKey, sharing: PortSharing) {
         let entry = &mut self.ports[usize::from(key.local_port)];
-        if entry[..ADDRESS_WORDS] != key.local.words() {
+        if address_of(entry) != key.local {
             Self::add_address(entry, key.local);
         }
         *count_of(entry, sharing) += 1;
@@ -85,13 +85,19 @@ impl PortUse {
     /// the connections of the port have several local addresses, each of them counts as the one that is asked
     /// for.
     pub fn prevents_bind(&self, ip: IpAddr, port: u16, v6_only: bool, sharing: PortSharing) -> bool {
-        let [a, b, c, d, counts @ ..] = &self.ports[usize::from(port)];
-        let address = [*a, *b, *c, *d];
-        let is_used = |bits: &u8| counts[usize::from(*bits)] != 0;
+        let entry = &self.ports[usize::from(port)];
+        let address = address_of(entry);
+        let is_used = |bits: &u8| entry[ADDRESS_WORDS + usize::from(*bits)] != 0;
         // Two sockets share a port if both have one of the options.
         let conflicts = (0..4).filter(|bits| bits & sharing.bits() == 0).any(|bits| is_used(&bits));
-        conflicts && (address == SEVERAL || overlaps(ip, v6_only, HostAddr::from_words(address)))
+        conflicts && (address.words() == SEVERAL || overlaps(ip, v6_only, address))
     }
+}
+
+/// Returns the recorded local address of an entry.
+#[inline(always)]
+const fn address_of(&[a, b, c, d, ..]: &PortEntry) -> HostAddr {
+    HostAddr::from_words([a, b, c, d])
 }
 
 /// Returns the number of connections of an entry with these options.

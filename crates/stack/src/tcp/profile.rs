@@ -127,13 +127,6 @@ impl Profile {
         u64::from(self.rto_max_ms) * 1000
     }
 
-    /// Returns the options by which a connection shares its local port. `is_active` tells that the connection
-    /// was opened from here.
-    #[inline(always)]
-    pub fn port_sharing(&self, is_active: bool) -> PortSharing {
-        if is_active { self.port_sharing } else { self.port_sharing.of_listener() }
-    }
-
     /// Sets the size of the receive buffer, which was validated. The initial window is that large, too: after
     /// an explicit size, the window need not be found out by growth.
     pub fn set_recv_buffer(&mut self, bytes: u32) {
@@ -222,8 +215,11 @@ pub(crate) struct ProfileTable {
 
 impl ProfileTable {
     pub fn new(default: Profile) -> Self {
-        let port_sharing = PortSharing { reuse_address: true, ..default.port_sharing };
-        let usual: [Profile; USUAL as usize] = [default, Profile { port_sharing, ..default }];
+        // See `port_sharing`.
+        let usual: [Profile; USUAL as usize] = [false, true].map(|reuse_address| Profile {
+            port_sharing: PortSharing { reuse_address, reuse_port: false },
+            ..default
+        });
         Self {
             entries: usual.map(|profile| (profile, 1)).into(),
             by_value: usual.into_iter().zip(0..).collect(),
@@ -234,6 +230,18 @@ impl ProfileTable {
     #[inline]
     pub fn get(&self, id: ProfileId) -> &Profile {
         &self.entries[usize::from(id.0)].0
+    }
+
+    /// Returns the options by which a connection with this profile shares its local port. `is_active` tells
+    /// that the connection was opened from here.
+    #[inline(always)]
+    pub fn port_sharing(&self, id: ProfileId, is_active: bool) -> PortSharing {
+        let options = if id.is_usual() {
+            PortSharing { reuse_address: id != ProfileId::DEFAULT, reuse_port: false }
+        } else {
+            self.get(id).port_sharing
+        };
+        if is_active { options } else { options.of_listener() }
     }
 
     /// Adds a user of `id`.

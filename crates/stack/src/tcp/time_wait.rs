@@ -6,7 +6,6 @@
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
 use super::port_use::PortSharing;
-use super::profile::Profile;
 use crate::tables::memory_of;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
@@ -68,10 +67,10 @@ impl TimeWait {
         PortSharing::from_bits(self.small_fields >> 4)
     }
 
-    /// Returns the entry for a connection with this profile. `remote_ip` is a reference of its own into the
-    /// address pool.
+    /// Returns the entry for a connection of this priority that shares its port in this way. `remote_ip` is a
+    /// reference of its own into the address pool.
     #[inline(always)]
-    pub fn from_tcb(c: &Tcb, remote_ip: u32, profile: &Profile) -> Self {
+    pub fn from_tcb(c: &Tcb, remote_ip: u32, priority: u8, sharing: PortSharing) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
             remote_ip,
@@ -90,8 +89,8 @@ impl TimeWait {
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
             small_fields: u8::from(c.has(Flags::TIMESTAMPS))
-                | profile.priority << 1
-                | profile.port_sharing(c.has(Flags::ACTIVE_OPEN)).bits() << 4,
+                | priority << 1
+                | sharing.bits() << 4,
         }
     }
 }

@@ -18,8 +18,6 @@ pub(crate) struct TimerQueue {
     entries: VecDeque<Entry>,
     /// Number of the first entry.
     first: u32,
-    /// When the last entry is due.
-    last_due: Instant,
 }
 
 impl TimerQueue {
@@ -30,9 +28,16 @@ impl TimerQueue {
 
     /// Appends an entry and returns its number. It is due at `at`, but not before the entries in front of it.
     pub fn push(&mut self, idx: u32, at: Instant) -> u32 {
+        let due = self.entries.back().map_or(at, |last| at.max(last.due));
+        self.push_in_order(idx, due)
+    }
+
+    /// Appends an entry that is due at `at`, not before any other, and returns its number.
+    #[inline]
+    pub fn push_in_order(&mut self, idx: u32, at: Instant) -> u32 {
+        debug_assert!(self.entries.back().is_none_or(|last| last.due <= at));
         let number = self.first.wrapping_add(self.entries.len() as u32);
-        self.last_due = self.last_due.max(at);
-        self.entries.push_back(Entry { idx, due: self.last_due });
+        self.entries.push_back(Entry { idx, due: at });
         number
     }
 

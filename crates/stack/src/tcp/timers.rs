@@ -187,7 +187,7 @@ impl Tcp {
         } else if self.deferred_timers.len() == DEFERRED_MAX {
             self.wheel.schedule(&mut self.conns, idx, at);
         } else {
-            *node = TimerNode::deferred(self.deferred_timers.push(idx, until));
+            *node = TimerNode::deferred(self.deferred_timers.push_in_order(idx, until));
         }
     }
 
