@@ -102,6 +102,27 @@ impl ProcessState {
         false
     }
 
+    /// Returns whether a socket whose send buffer limits writes is writable. If not, a notification follows.
+    #[cold]
+    fn has_limited_space(
+        &mut self,
+        file: FileId,
+        conn: Conn,
+        notsent_lowat: Option<u32>,
+        required: usize,
+    ) -> bool {
+        if self.send_buffer.is_some() {
+            return self.has_send_buffer_space(file, conn, notsent_lowat);
+        }
+        self.has_fixed_buffer_space(file, conn) && self.await_channel_space(conn, notsent_lowat, required)
+    }
+
+    /// Requests a notification unless there is space in the channel, and returns whether there is.
+    fn await_channel_space(&mut self, conn: Conn, notsent_lowat: Option<u32>, required: usize) -> bool {
+        self.client.await_send_space(conn, required) == Ok(true)
+            && self.has_stream_memory_free(conn, notsent_lowat)
+    }
+
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((conn, status)) = self.status_inline(file) else { return POLLHUP };
         // A low-water mark above the size of the channel's buffer would never be reached.
@@ -135,19 +156,13 @@ impl ProcessState {
             }
             // Half as much space as what is queued (`sk_stream_is_writeable`).
             let required = (status.occupied / 2).max(1);
-            let is_limited = self.send_buffer.is_some() && !no_more_output;
+            let is_limited = (is_fixed || self.send_buffer.is_some()) && !no_more_output;
             let has_space = status.send_space >= required && self.has_stream_memory_free(conn, notsent_lowat);
             if is_limited {
-                if self.has_send_buffer_space(file, conn, notsent_lowat) {
+                if self.has_limited_space(file, conn, notsent_lowat, required) {
                     ready |= WRITABLE;
                 }
-            } else if is_fixed && !no_more_output && !self.has_fixed_buffer_space(file, conn) {
-                // A notification follows.
-            } else if no_more_output
-                || has_space
-                || self.client.await_send_space(conn, required) == Ok(true)
-                    && self.has_stream_memory_free(conn, notsent_lowat)
-            {
+            } else if no_more_output || has_space || self.await_channel_space(conn, notsent_lowat, required) {
                 ready |= WRITABLE;
             }
         }

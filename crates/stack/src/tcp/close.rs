@@ -101,7 +101,7 @@ impl Tcp {
     pub fn end_time_wait(&mut self, index: u32) {
         let entry = self.time_wait.get(index);
         let (v6, remote_ip) = (entry.v6, entry.remote_ip);
-        self.port_use.remove(entry.local_port, entry.port_sharing());
+        self.port_use.remove(entry.local_port, entry.port_sharing_bits());
         let hash = self.time_wait_hash(entry);
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(v6, remote_ip);

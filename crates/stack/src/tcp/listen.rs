@@ -492,9 +492,9 @@ impl Tcp {
             self.want_transmit(idx);
             return true;
         }
-        // A new connection has no other timer.
-        let c = &self.conns[idx];
-        let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
+        // A new connection has no other timer, and no round-trip time yet.
+        let profile = self.profiles.get(self.conns[idx].profile);
+        let rto_us = profile.rto_initial_us().min(profile.rto_max_us());
         self.arm(idx, self.now.after_micros(rto_us));
         true
     }

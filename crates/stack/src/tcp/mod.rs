@@ -506,7 +506,7 @@ impl Tcp {
         let key = self.key(idx);
         let is_active = self.conns[idx].has(Flags::ACTIVE_OPEN);
         let sharing = self.profiles.port_sharing(self.conns[idx].profile, is_active);
-        self.port_use.remove(key.local_port, sharing);
+        self.port_use.remove(key.local_port, sharing.bits());
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
         debug_assert!(removed, "a live connection is not in the flow table");
     }

@@ -31,7 +31,8 @@ impl PortSharing {
 
     /// Returns the options of two bits; other bits are ignored.
     #[inline(always)]
-    pub(crate) const fn from_bits(bits: u8) -> Self {
+    #[cfg(test)]
+    const fn from_bits(bits: u8) -> Self {
         Self { reuse_address: bits & 1 != 0, reuse_port: bits & 2 != 0 }
     }
 }
@@ -65,7 +66,7 @@ impl PortUse {
         if address_of(entry) != key.local {
             Self::add_address(entry, key.local);
         }
-        *count_of(entry, sharing) += 1;
+        *count_of(entry, sharing.bits()) += 1;
     }
 
     /// Records a local address that differs from the recorded one.
@@ -75,10 +76,10 @@ impl PortUse {
         entry[..ADDRESS_WORDS].copy_from_slice(&if is_unused { local.words() } else { SEVERAL });
     }
 
-    /// Removes a connection that was counted.
+    /// Removes a connection that was counted with options of these [bits](PortSharing::bits).
     #[inline(always)]
-    pub fn remove(&mut self, local_port: u16, sharing: PortSharing) {
-        *count_of(&mut self.ports[usize::from(local_port)], sharing) -= 1;
+    pub fn remove(&mut self, local_port: u16, bits: u8) {
+        *count_of(&mut self.ports[usize::from(local_port)], bits) -= 1;
     }
 
     /// Returns whether a connection prevents a socket with these options from being bound to an address. If
@@ -100,10 +101,10 @@ const fn address_of(&[a, b, c, d, ..]: &PortEntry) -> HostAddr {
     HostAddr::from_words([a, b, c, d])
 }
 
-/// Returns the number of connections of an entry with these options.
+/// Returns the number of connections of an entry with options of these bits.
 #[inline(always)]
-fn count_of(entry: &mut PortEntry, sharing: PortSharing) -> &mut u32 {
-    &mut entry[ADDRESS_WORDS + usize::from(sharing.bits() & 3)]
+fn count_of(entry: &mut PortEntry, bits: u8) -> &mut u32 {
+    &mut entry[ADDRESS_WORDS + usize::from(bits & 3)]
 }
 
 /// Returns whether an address that a socket is bound to covers the local address of a connection.
@@ -148,7 +149,7 @@ mod tests {
             assert_eq!(ask(&ports, ip, NONE), expected, "{ip}");
             assert_eq!(ask(&ports, ip, PortSharing::from_bits(3)), expected, "{ip}");
         }
-        ports.remove(80, NONE);
+        ports.remove(80, NONE.bits());
         assert_eq!(ask(&ports, "10.0.0.1", NONE), [false; 2]);
         // The address of the next connection replaces that of the last one.
         ports.add(&key("[2001:db8::1]:80"), NONE);
@@ -172,7 +173,7 @@ mod tests {
             ports.add(&key("10.0.0.1:80"), connection);
             let result = ports.prevents_bind(ip, 80, false, binding);
             assert_eq!(result, prevents, "{connection:?} {binding:?}");
-            ports.remove(80, connection);
+            ports.remove(80, connection.bits());
         }
     }
 
@@ -183,9 +184,9 @@ mod tests {
         ports.add(&key("10.0.0.1:80"), NONE);
         ports.add(&key("10.0.0.2:80"), ADDRESS);
         assert!(ask(&ports));
-        ports.remove(80, NONE);
+        ports.remove(80, NONE.bits());
         assert!(ask(&ports));
-        ports.remove(80, ADDRESS);
+        ports.remove(80, ADDRESS.bits());
         ports.add(&key("10.0.0.2:80"), ADDRESS);
         assert!(!ask(&ports));
     }

@@ -61,10 +61,10 @@ impl TimeWait {
         self.small_fields >> 1 & 7
     }
 
-    /// Returns whether the port is shared with other sockets that are bound.
+    /// Returns the [`PortSharing::bits`] of the connection.
     #[inline(always)]
-    pub const fn port_sharing(&self) -> PortSharing {
-        PortSharing::from_bits(self.small_fields >> 4)
+    pub const fn port_sharing_bits(&self) -> u8 {
+        self.small_fields >> 4
     }
 
     /// Returns the entry for a connection of this priority that shares its port in this way. `remote_ip` is a
@@ -88,9 +88,7 @@ impl TimeWait {
             // Rounded up, so that the right edge does not move back.
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
-            small_fields: u8::from(c.has(Flags::TIMESTAMPS))
-                | priority << 1
-                | sharing.bits() << 4,
+            small_fields: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1 | sharing.bits() << 4,
         }
     }
 }
