@@ -722,15 +722,12 @@ fn init_windows(c: &mut Tcb, profile: &Profile) {
     c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
 }
 
-/// Returns the window that a connection offers in its SYN, and the smallest shift that can express its
-/// complete buffer (RFC 7323 §2.3: at most 14).
+/// Returns the window that a connection offers in its SYN, and its shift.
 #[inline]
 fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
-    // 65,535 << shift covers the buffer.
-    let shift = 32 - (profile.recv_buffer_bytes.saturating_sub(1) / 65_535).leading_zeros();
     let (window, mss) = (profile.recv_window_first, u32::from(mss));
     let window = if window > mss { window - window % mss.max(1) } else { window };
-    (window.min(65_535) as u16, shift.min(14) as u8)
+    (window.min(65_535) as u16, profile.recv_window_shift)
 }
 
 /// Applies the options that the peer's SYN offers, as far as they are configured here, too.

@@ -35,6 +35,8 @@ pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
     /// Size of the initial receive window in bytes.
     pub recv_window_first: u32,
+    /// Smallest shift of a window that can express the receive buffer (RFC 7323 §2.3: at most 14).
+    pub recv_window_shift: u8,
     pub send_buffer_bytes: u32,
     /// `TCP_NOTSENT_LOWAT` in bytes: the application is notified when fewer than half of it are unsent; 0 if
     /// not set.
@@ -85,6 +87,7 @@ impl Profile {
         Self {
             recv_buffer_bytes: config.recv_buffer_bytes,
             recv_window_first: config.recv_window_first_bytes.min(config.recv_buffer_bytes),
+            recv_window_shift: window_shift(config.recv_buffer_bytes),
             send_buffer_bytes: config.send_buffer_bytes,
             notsent_lowat: 0,
             mss: 0,
@@ -132,6 +135,7 @@ impl Profile {
     pub fn set_recv_buffer(&mut self, bytes: u32) {
         self.recv_buffer_bytes = bytes;
         self.recv_window_first = bytes;
+        self.recv_window_shift = window_shift(bytes);
     }
 
     /// Sets the minimum time-out; `time` is within [`RTO_MIN_RANGE`].
@@ -194,6 +198,12 @@ impl Profile {
 
 fn within(range: RangeInclusive<Duration>, time: Duration) -> Option<Duration> {
     range.contains(&time).then_some(time)
+}
+
+/// Returns the smallest shift with which a window of 65,535 covers a buffer, at most 14.
+fn window_shift(buffer_bytes: u32) -> u8 {
+    let shift = 32 - (buffer_bytes.saturating_sub(1) / 65_535).leading_zeros();
+    shift.min(14) as u8
 }
 
 /// Checks that a buffer size is within the range of the configuration keys.

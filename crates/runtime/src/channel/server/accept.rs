@@ -2,7 +2,7 @@
 
 use super::client_state::PendingOffer;
 use super::client_table::ClientTable;
-use super::credit_queue::{Credit, CreditQueue};
+use super::credit_queue::{Choice, Credit, CreditQueue};
 use super::domain::{ClientSlot, Domain, DomainListener};
 use super::owner_set::OwnerSet;
 use super::pending_connections::{PendingClass, PendingConnections};
@@ -28,13 +28,11 @@ impl Domain {
     /// Makes a client the owner of the connection that it accepted in a slot.
     pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, slot: usize) {
         let Some(client) = self.clients.get_mut(number) else { return };
-        let Some(PendingOffer { listener, socket, .. }) = client.offer(slot) else { return };
+        let Some(PendingOffer { listener, socket, is_fallback, .. }) = client.offer(slot) else { return };
         if !offer_slots::clear_accepted(&client.memory.offers()[slot], listener, socket) {
             return;
         }
-        let credits = client.memory.credits(listener.into());
-        let is_remote = credits.is_some_and(|word| word.load(Ordering::Relaxed) & FALLBACK_CREDIT != 0);
-        self.stats.accepted_remote += u64::from(is_remote);
+        self.stats.accepted_remote += u64::from(is_fallback);
         self.clear_offer(number, slot);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
             listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
@@ -155,8 +153,8 @@ impl Domain {
                 && !listening.pending.is_empty()
             {
                 let chosen = listening.credit_queue.pick(|client| credit(&self.clients, client, listener));
-                let Some(number) = chosen else { break };
-                if !self.offer_to(cx, listener, number) {
+                let Some(chosen) = chosen else { break };
+                if !self.offer_to(cx, listener, chosen) {
                     break;
                 }
             }
@@ -165,7 +163,8 @@ impl Domain {
 
     /// Offers the next pending connection of a listener to a client. Returns false if there is none, or no
     /// free offer slot.
-    pub(super) fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
+    fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, chosen: Choice) -> bool {
+        let Choice { client: number, is_fallback } = chosen;
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], self.clients.get_mut(number))
         else {
             return false;
@@ -177,7 +176,7 @@ impl Domain {
         let is_backlog_full = listening.is_backlog_full;
         let until = cx.now() + self.offer_timeout;
         // Cannot truncate: numbers of listeners have 16 bits.
-        let offer = PendingOffer { listener: listener as u16, socket, deadline: until };
+        let offer = PendingOffer { listener: listener as u16, is_fallback, socket, deadline: until };
         let Some(slot) = client.add_offer(offer) else { return false };
         self.region.socket(socket).offer_slot.store(slot as u32, Ordering::Relaxed);
         let entry = &mut self.sockets[socket as usize];

@@ -10,6 +10,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub(super) struct PendingOffer {
     pub listener: u16,
+    /// True if the client has fallback credit only.
+    pub is_fallback: bool,
     pub socket: u32,
     pub deadline: ginnel_stack::time::Instant,
 }

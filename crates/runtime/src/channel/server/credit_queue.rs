@@ -64,6 +64,14 @@ pub(super) struct CreditQueue {
     fallback: ClientQueue,
 }
 
+/// The client that gets a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub client: usize,
+    /// True if it has fallback credit only.
+    pub is_fallback: bool,
+}
+
 impl CreditQueue {
     /// Adds a client that has got credit.
     pub fn push(&mut self, client: usize, credit: Credit) {
@@ -83,18 +91,19 @@ impl CreditQueue {
     /// Returns the client that gets the next connection, which becomes the last one of its queue: of the
     /// first ones in the queue, one with the fewest outstanding offers; a client with fallback credit only if
     /// no other has credit. `credit` returns what a client would do.
-    pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<usize> {
+    pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<Choice> {
         let ordinary = |client| match credit(client) {
             Credit::Ordinary(outstanding) => Some(outstanding),
             _ => None,
         };
         if let Some(client) = self.ordinary.pick(ordinary) {
-            return Some(client);
+            return Some(Choice { client, is_fallback: false });
         }
-        self.fallback.pick(|client| match credit(client) {
+        let fallback = |client| match credit(client) {
             Credit::Fallback(outstanding) => Some(outstanding),
             _ => None,
-        })
+        };
+        self.fallback.pick(fallback).map(|client| Choice { client, is_fallback: true })
     }
 
     /// Returns whether a client other than `client` has credit.
@@ -137,13 +146,18 @@ impl ClientQueue {
 mod tests {
     use super::*;
 
+    /// Returns the client that a queue picks.
+    fn pick(queue: &mut CreditQueue, credit: impl FnMut(usize) -> Credit) -> Option<usize> {
+        queue.pick(credit).map(|chosen| chosen.client)
+    }
+
     #[test]
     fn clients_get_connections_in_turn() {
         let mut queue = CreditQueue::default();
         for client in [7, 70, 3, 7] {
             queue.push(client, Credit::Ordinary(0));
         }
-        let picked: Vec<_> = (0..6).map(|_| queue.pick(|_| Credit::Ordinary(0))).collect();
+        let picked: Vec<_> = (0..6).map(|_| pick(&mut queue, |_| Credit::Ordinary(0))).collect();
         assert_eq!(picked, [7, 70, 3, 7, 70, 3].map(Some));
         assert!(queue.has_other(3, |client| if client == 70 { Credit::Fallback(5) } else { Credit::None }));
         assert!(!queue.has_other(70, |client| if client == 70 { Credit::Fallback(5) } else { Credit::None }));
@@ -154,8 +168,8 @@ mod tests {
         let mut queue = CreditQueue::default();
         (0..3).for_each(|client| queue.push(client, Credit::Ordinary(0)));
         let outstanding = [2, 1, 1];
-        assert_eq!(queue.pick(|client| Credit::Ordinary(outstanding[client])), Some(1));
-        assert_eq!(queue.pick(|client| Credit::Ordinary(outstanding[client])), Some(2));
+        assert_eq!(pick(&mut queue, |client| Credit::Ordinary(outstanding[client])), Some(1));
+        assert_eq!(pick(&mut queue, |client| Credit::Ordinary(outstanding[client])), Some(2));
     }
 
     #[test]
@@ -164,12 +178,15 @@ mod tests {
         (0..40).for_each(|client| queue.push(client, Credit::Fallback(0)));
         queue.push(40, Credit::Ordinary(0));
         let credit = |client| if client == 40 { Credit::Ordinary(60) } else { Credit::Fallback(0) };
-        assert_eq!((queue.pick(credit), queue.pick(credit)), (Some(40), Some(40)));
+        assert_eq!((pick(&mut queue, credit), pick(&mut queue, credit)), (Some(40), Some(40)));
         // A client changes its credit, and is then in both queues.
         let changed = |client| if client == 5 { Credit::Ordinary(9) } else { Credit::Fallback(0) };
         queue.push(5, changed(5));
-        assert_eq!((queue.pick(changed), queue.pick(changed)), (Some(5), Some(5)));
-        assert_eq!(queue.pick(|_| Credit::Fallback(0)), Some(0));
+        assert_eq!((pick(&mut queue, changed), pick(&mut queue, changed)), (Some(5), Some(5)));
+        let is_fallback =
+            |queue: &mut CreditQueue, credit: Credit| queue.pick(|_| credit).map(|c| c.is_fallback);
+        assert_eq!(is_fallback(&mut queue, Credit::Ordinary(0)), Some(false));
+        assert_eq!(is_fallback(&mut queue, Credit::Fallback(0)), Some(true));
     }
 
     #[test]
@@ -181,13 +198,13 @@ mod tests {
             asked += 1;
             if client == 99 { Credit::Ordinary(3) } else { Credit::None }
         };
-        assert_eq!(queue.pick(&mut only_last), Some(99));
-        assert_eq!(queue.pick(&mut only_last), Some(99));
+        assert_eq!(pick(&mut queue, &mut only_last), Some(99));
+        assert_eq!(pick(&mut queue, &mut only_last), Some(99));
         assert_eq!(asked, 101, "the others are asked once");
-        assert_eq!(queue.pick(|_| Credit::None), None);
+        assert_eq!(pick(&mut queue, |_| Credit::None), None);
         queue.push(4, Credit::None);
-        assert_eq!(queue.pick(|_| Credit::Ordinary(0)), None, "nobody is in the queue");
+        assert_eq!(pick(&mut queue, |_| Credit::Ordinary(0)), None, "nobody is in the queue");
         queue.push(4, Credit::Ordinary(0));
-        assert_eq!(queue.pick(|_| Credit::Ordinary(0)), Some(4));
+        assert_eq!(pick(&mut queue, |_| Credit::Ordinary(0)), Some(4));
     }
 }
