@@ -17,6 +17,7 @@ pub fn stop_on_signal(what: &'static str) -> Result<StopFlag, Failure> {
             tracing::info!("{name}: {what} ends");
         } else {
             tracing::info!("{name} again: the process ends at once");
+            crate::log::write_omitted();
             // 128 plus the signal's number: the exit code that shells report for a process that a signal
             // ended.
             std::process::exit(128 + signal);

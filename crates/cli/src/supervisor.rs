@@ -278,6 +278,7 @@ fn serve_shards(
     }
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
         serve_broker(&link, &commanders);
+        log::write_omitted();
         // Programs find the stack gone at once.
         std::process::exit(0);
     });

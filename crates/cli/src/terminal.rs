@@ -33,9 +33,10 @@ impl Terminal {
         let saved = stdin.is_terminal().then(|| tcgetattr(&stdin).ok()).flatten();
         if let Some(saved) = &saved {
             let mut modes = saved.clone();
-            // Ctrl-C still sends SIGINT. Ctrl-Z would leave the terminal as it is now.
+            // Ctrl-C still sends SIGINT. Ctrl-Z and Ctrl-\ would leave the terminal as it is now.
             modes.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             modes.special_codes[SpecialCodeIndex::VSUSP] = 0;
+            modes.special_codes[SpecialCodeIndex::VQUIT] = 0;
             let _ = tcsetattr(&stdin, OptionalActions::Flush, &modes);
         }
         // From here on the value restores the terminal, also after an error.

@@ -80,8 +80,8 @@ impl TimerNode {
         Self { next: 0, prev: u32::MAX, deadline: number }
     }
 
-    /// Returns a node that is not armed, but that its owner visits at a time of its own and has recorded under
-    /// this number. Arming it replaces this state.
+    /// Returns a node that is not armed, but that its owner visits at a time of its own and has recorded
+    /// under this number. Arming it replaces this state.
     #[inline]
     pub(crate) const fn listed(number: u32) -> Self {
         Self { next: 0, prev: u32::MAX - 1, deadline: number }

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// Size of the receive buffer in bytes.
 const READ_BYTES: usize = 64 << 10;
+/// Capacity that an empty buffer of unread bytes keeps.
+const UNREAD_KEPT: usize = 4 << 10;
 /// Reads of one socket before others get their turn.
 const READS_MAX: usize = 16;
 /// Connections accepted from one listener before others get their turn.
@@ -105,6 +107,7 @@ impl KernelTransport {
         let fd = socket.fd.take();
         let mut unread = core::mem::take(&mut socket.unread);
         unread.clear();
+        unread.shrink_to(UNREAD_KEPT);
         let generation = socket.generation.wrapping_add(1) & (u32::MAX >> 1);
         *socket = Socket { generation, unread, ..Socket::default() };
         self.vacant.push(conn.slot);
@@ -320,6 +323,9 @@ impl KernelWorker {
             if !unread.is_empty() {
                 let used = self.server.data(token, conn, &unread, &mut self.net);
                 unread.drain(..used);
+                if unread.is_empty() {
+                    unread.shrink_to(UNREAD_KEPT);
+                }
             }
             let Some(socket) = self.net.socket(conn) else { return };
             socket.unread = unread;

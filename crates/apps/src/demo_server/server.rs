@@ -330,7 +330,11 @@ impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
             }
         };
         let Ok(used) = read else {
-            self.refuse(slot, "400 Bad Request", net);
+            if self.has_response_begun(slot) {
+                self.abort_client(slot, net);
+            } else {
+                self.refuse(slot, "400 Bad Request", net);
+            }
             return bytes.len();
         };
         if !reader.is_done() {

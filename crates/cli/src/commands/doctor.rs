@@ -3,7 +3,7 @@
 use crate::doctor::configuration::{Choices, configuration};
 use crate::doctor::description::{BYTES_MAX, MachineDescription};
 use crate::doctor::plan::ShardPlan;
-use crate::doctor::setting::Change;
+use crate::doctor::setting::{Change, Setting};
 use crate::doctor::undo::{Outcome, UndoRecord};
 use crate::doctor::{Finding, Level, examine, read, show};
 use crate::failure::Failure;
@@ -177,8 +177,13 @@ fn fix(options: &DoctorOptions) -> Result<(), Failure> {
         }
         for change in new {
             let outcome = record.apply(&change)?;
+            // The other changes are for queues and interrupts that may not exist any more: see again.
+            let is_stale = change.key.setting == Setting::Channels && matches!(outcome, Outcome::Changed(..));
             report.add(&change.key.name(), outcome)?;
             attempted.push(change);
+            if is_stale {
+                break;
+            }
         }
     }
     report.finish("nothing is to be changed")?;

@@ -7,6 +7,7 @@ use super::description::{
 };
 use super::setting::chosen;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel_devices::interface::InterfaceInfo;
 use ginnel_devices::{af_xdp, ethtool, interface};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
@@ -147,6 +148,15 @@ fn parse_route_v6(line: &str) -> Option<(String, IpAddr)> {
     (is_default && flags & RTF_UP_GATEWAY == RTF_UP_GATEWAY).then(|| (interface.to_owned(), gateway.into()))
 }
 
+/// Returns whether `/sys/class/net` describes this interface: after `nsenter --net` it is that of another
+/// network namespace, whose interface of the same name may have the same index.
+pub(super) fn is_own_sysfs(name: &str, info: &InterfaceInfo) -> bool {
+    let folder = PathBuf::from("/sys/class/net").join(name);
+    let mac = fs::read_to_string(folder.join("address")).unwrap_or_default();
+    let own_mac = info.mac.map(|byte| format!("{byte:02x}")).join(":");
+    number(folder.join("ifindex")) == Some(info.index) && mac.trim() == own_mac
+}
+
 fn describe_interface(name: &str, routes: &[(String, IpAddr)]) -> Result<InterfaceDescription, String> {
     let info = interface::read(name).map_err(|e| match e.raw_os_error() {
         Some(errno) if errno == rustix::io::Errno::NODEV.raw_os_error() => {
@@ -155,7 +165,7 @@ fn describe_interface(name: &str, routes: &[(String, IpAddr)]) -> Result<Interfa
         _ => format!("interface {name:?}: {e}"),
     })?;
     let folder = PathBuf::from("/sys/class/net").join(name);
-    let is_described = number(folder.join("ifindex")) == Some(info.index);
+    let is_described = is_own_sysfs(name, &info);
     let mut described = InterfaceDescription {
         name: name.into(),
         up: info.up,

@@ -74,6 +74,12 @@ impl SettingKey {
         }
     }
 
+    /// Returns whether the setting is a file of an interface in `/sys`.
+    pub fn is_in_sysfs(&self) -> bool {
+        matches!(&self.setting, Setting::File(path) | Setting::Mask(path) | Setting::Choice(path)
+            if path.starts_with("/sys/class/net/"))
+    }
+
     fn interface(&self) -> io::Result<&str> {
         self.interface.as_deref().ok_or_else(|| io::Error::other("the interface is not known"))
     }

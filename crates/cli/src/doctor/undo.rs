@@ -4,9 +4,12 @@
 //! setting, with the value before the first change and after the last one, and it is written before a setting
 //! is. A record of another boot is void.
 
+use super::read::is_own_sysfs;
 use super::setting::{Change, SettingKey};
 use crate::failure::Failure;
 use ginnel::run_dir;
+use ginnel_devices::interface;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -150,15 +153,7 @@ impl UndoRecord {
             if !namespace.is_empty() && namespace != self.namespace {
                 continue;
             }
-            let outcome = match key.read() {
-                Ok(now) if now == before => Outcome::Unchanged,
-                Ok(now) if now != after => Outcome::Left(now),
-                Ok(now) => match key.write(&before) {
-                    Ok(()) => Outcome::Changed(now, before),
-                    Err(e) => Outcome::failed(&e),
-                },
-                Err(_) => Outcome::Gone,
-            };
+            let outcome = undo_setting(&key, before, &after);
             if !matches!(outcome, Outcome::Failed(_)) {
                 self.record.entries.remove(at);
                 self.save()?;
@@ -191,5 +186,29 @@ impl UndoRecord {
             fs::rename(&temporary, &self.path)
         };
         save().map_err(|e| Failure::running(format!("{}: {e}", self.path.display())))
+    }
+}
+
+/// Restores the former value of a setting if it still has the value that `--fix` gave it.
+fn undo_setting(key: &SettingKey, before: String, after: &str) -> Outcome {
+    if let Some(name) = &key.interface {
+        match interface::read(name) {
+            Err(e) if e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => return Outcome::Gone,
+            Err(e) => return Outcome::failed(&e),
+            Ok(info) if key.is_in_sysfs() && !is_own_sysfs(name, &info) => {
+                return Outcome::Failed("/sys does not describe this network namespace".into());
+            }
+            Ok(_) => {}
+        }
+    }
+    match key.read() {
+        Ok(now) if now == before => Outcome::Unchanged,
+        Ok(now) if now != after => Outcome::Left(now),
+        Ok(now) => match key.write(&before) {
+            Ok(()) => Outcome::Changed(now, before),
+            Err(e) => Outcome::failed(&e),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => Outcome::Gone,
+        Err(e) => Outcome::failed(&e),
     }
 }

@@ -69,8 +69,8 @@ s = server('127.0.0.1', 7402); c = socket.create_connection(s.getsockname()); op
 }
 
 /// The handler is `fork` itself: the child continues where the signal arrived. `INSTALLER` installs it, and
-/// `ENOUGH` is the condition for the end. The timer counts the program's own CPU time, so that the program advances
-/// between two signals on any machine.
+/// `ENOUGH` is the condition for the end. The timer counts the program's own CPU time, so that the program
+/// advances between two signals on any machine.
 const FORKING_HANDLER: &str = "
 import ctypes
 libc = ctypes.CDLL(None)

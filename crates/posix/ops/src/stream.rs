@@ -450,7 +450,10 @@ impl ProcessState {
             return max;
         }
         self.await_acknowledgement(conn);
-        if has_waited && free < queued / 2 { 0 } else { free }
+        // Everything may have been acknowledged in between; then no notification follows.
+        let Some((bound, queued)) = self.fixed_buffer_usage(file, conn, usize::MAX) else { return max };
+        let free = bound.saturating_sub(queued);
+        if has_waited && free < queued / 2 { 0 } else { free.min(max) }
     }
 
     /// Returns the size of a fixed send buffer, and an upper limit of the unacknowledged bytes in it, which
@@ -479,12 +482,15 @@ impl ProcessState {
             return true;
         }
         self.await_acknowledgement(conn);
-        false
+        // Everything may have been acknowledged in between; then no notification follows.
+        self.fixed_buffer_usage(file, conn, usize::MAX).is_none_or(third)
     }
 
     /// Requests a notification when the peer has acknowledged bytes.
     fn await_acknowledgement(&mut self, conn: Conn) {
-        // If the connection is gone meanwhile, the next check finds out.
+        // If the connection is gone meanwhile, the next check finds out. The first call makes the notification
+        // one about writing.
+        let _ = self.client.await_send_space(conn, usize::MAX);
         let _ = self.client.sendable_within(conn, 1 << 30, (0, 0));
     }
 
@@ -537,7 +543,9 @@ impl ProcessState {
 
     /// Returns how many bytes of a connection the peer has acknowledged.
     fn acked(&mut self, conn: Conn) -> Option<u64> {
-        let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
+        // In this order, bytes that the stack takes in between are counted twice as queued, not left out.
+        let status = self.client.status(conn).ok()?;
+        let info = self.client.info(conn).ok()?;
         let queued = u64::from(info.send_queued) + status.unsent as u64;
         Some(self.client.written(conn).ok()?.saturating_sub(queued))
     }
@@ -545,9 +553,10 @@ impl ProcessState {
     /// Returns the bytes that a connection has transferred, without SYN and FIN.
     pub(crate) fn transferred(&mut self, file: FileId) -> Option<Transferred> {
         let conn = self.files.stream(file)?.conn;
-        let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
-        let unread = u64::from(info.recv_queued) + status.readable as u64;
-        let received = self.client.read_position(conn).ok()? + unread;
+        // In this order, bytes that the stack delivers in between are left out, not counted twice.
+        let (read, status) = (self.client.read_position(conn).ok()?, self.client.status(conn).ok()?);
+        let info = self.client.info(conn).ok()?;
+        let received = read + u64::from(info.recv_queued) + status.readable as u64;
         Some(Transferred { acked: self.acked(conn)?, received })
     }
 

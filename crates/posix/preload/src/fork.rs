@@ -2,10 +2,10 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::attach::{self, AttachLock};
+use crate::vfork;
 use core::cell::{Cell, RefCell};
-use core::ffi::{c_int, c_long};
+use core::ffi::c_long;
 use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
-use libc::pid_t;
 
 thread_local! {
     /// The preparation of the fork that this thread is in.
@@ -59,6 +59,7 @@ unsafe extern "C" fn parent() {
 }
 
 unsafe extern "C" fn child() {
+    vfork::close_other_writers();
     if IN_CALL.replace(false) {
         let _ = OTHER_CALLS.try_with(RefCell::take);
         if let Some(ops) = attach::ops() {
@@ -88,37 +89,4 @@ pub fn run_fork_syscall(fork: impl FnOnce() -> c_long) -> c_long {
     // SAFETY: called as libc calls them.
     unsafe { if child_id == 0 { child() } else { parent() } };
     child_id
-}
-
-/// Forks, and returns in the parent when the child has executed another program or has ended. A child that
-/// shared this process's memory would change its tables, so it gets a copy.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn vfork() -> pid_t {
-    // Without free descriptors the parent does not wait.
-    let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok();
-    // SAFETY: POSIX permits `vfork` to be `fork`.
-    let child_id = unsafe { libc::fork() };
-    let Some((reader, writer)) = pipe else { return child_id };
-    if child_id == 0 {
-        drop(reader);
-        keep_until_exec(writer);
-        return 0;
-    }
-    drop(writer);
-    // Ends when all copies of the other end are closed: the child has none after `exec` or its end. Signal
-    // handlers may run meanwhile.
-    while child_id > 0 && rustix::io::read(&reader, &mut [0u8; 1]) == Err(rustix::io::Errno::INTR) {}
-    child_id
-}
-
-/// Keeps a descriptor open in the child, under a number that the program is unlikely to use.
-fn keep_until_exec(writer: rustix::fd::OwnedFd) {
-    const LOWEST: c_int = 512;
-    let moved = rustix::io::fcntl_dupfd_cloexec(&writer, LOWEST);
-    // Closed by the kernel.
-    core::mem::forget(moved.unwrap_or(writer));
-}
-
-alias! {
-    fn __vfork = vfork() -> pid_t;
 }

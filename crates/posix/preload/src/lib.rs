@@ -17,3 +17,4 @@ mod fork;
 mod hooks;
 mod inherit;
 mod real;
+mod vfork;

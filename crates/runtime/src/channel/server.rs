@@ -15,6 +15,7 @@ mod owners;
 mod pending_connections;
 mod port_reservations;
 mod preallocated;
+mod receive_charges;
 mod requests;
 mod slot_allocator;
 mod udp_requests;

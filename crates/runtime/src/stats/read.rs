@@ -13,7 +13,7 @@ use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Limits of a valid file: number of words, and length of the names.
@@ -152,6 +152,15 @@ impl PageReader {
     /// Returns the label of the shard: its index, and a suffix for a worker.
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// Returns the number of the page's file, in the directory of its stack: a shard that is started again has
+    /// another one.
+    ///
+    /// # Errors
+    /// The file cannot be examined.
+    pub fn file_number(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.ino())
     }
 
     /// Returns the names of the counters.

@@ -311,15 +311,15 @@ impl ActiveConn {
     pub fn is_idle(&self, state: State) -> bool {
         self.send.is_empty()
             && self.rtx_queue.is_empty()
-            && self.recv.is_empty()
+            && self.is_receive_queue_empty()
             && self.delivered_unread == 0
             // FIN may still have to be sent, with nothing else queued.
             && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
             && matches!(self.urg_data, UrgentState::None | UrgentState::Read(_))
     }
 
-    /// Returns whether a new state would not differ in anything that the connection needs: it is idle, nothing
-    /// was ever lost or reordered, and its congestion window has never grown. `c` is its TCB, and
+    /// Returns whether a new state would not differ in anything that the connection needs: it is idle,
+    /// nothing was ever lost or reordered, and its congestion window has never grown. `c` is its TCB, and
     /// `initial_window` the congestion window of a new connection in segments.
     #[inline(always)]
     pub fn is_as_new(&self, c: &Tcb, initial_window: u32) -> bool {

@@ -1,5 +1,5 @@
-//! Connections that are visited in the order in which they were listed. Unlike the timer wheel, a queue touches
-//! a connection only when its time has come.
+//! Connections that are visited in the order in which they were listed. Unlike the timer wheel, a queue
+//! touches a connection only when its time has come.
 
 use crate::time::Instant;
 use std::collections::VecDeque;

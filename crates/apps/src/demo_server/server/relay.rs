@@ -206,10 +206,20 @@ impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
     pub(super) fn backend_failed(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         self.counters.backend_failures.add(1);
         self.trace(format_args!("the backend of {:?} has failed", self.sessions[slot].client));
-        let has_begun = !matches!(self.sessions[slot].response, ResponseState::Head);
-        if !has_begun {
-            return self.refuse(slot, BAD_GATEWAY, net);
+        if self.has_response_begun(slot) {
+            self.abort_client(slot, net);
+        } else {
+            self.refuse(slot, BAD_GATEWAY, net);
         }
+    }
+
+    /// Returns whether the client has received the beginning of a backend's response.
+    pub(super) fn has_response_begun(&self, slot: usize) -> bool {
+        !matches!(self.sessions[slot].response, ResponseState::Head)
+    }
+
+    /// Resets the client, because its response cannot be completed.
+    pub(super) fn abort_client(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         if let Some(client) = self.sessions[slot].client.take() {
             net.abort(client);
             self.release(slot, net);

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 const FILE: &str = "stat-reset";
 /// First word of the file.
 const MAGIC: &str = "ginnel-stat-reset-1";
-/// The counter by which the restart of a shard is recognized: it restarts at zero.
-const AGE: &str = "shard.running_ns";
+/// Name under which the number of a shard's page is saved: a shard that is started again has another page.
+const PAGE: &str = "(page)";
 
 /// The counters at the time of a reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,6 +57,9 @@ impl Baseline {
     pub fn save(source: &StatSource, sample: &StatSample) -> Result<(), Failure> {
         let mut text = format!("{MAGIC} {}\n", sample.at.as_nanos());
         for (page, snapshot) in source.pages.iter().zip(&sample.shards) {
+            if let Ok(number) = page.file_number() {
+                text += &format!("{}\t{PAGE}\t{number}\n", page.label());
+            }
             for ((kind, name), value) in page.names().iter().zip(&snapshot.values) {
                 if *kind == CounterKind::Counter {
                     text += &format!("{}\t{name}\t{value}\n", page.label());
@@ -100,13 +103,18 @@ impl Baseline {
     pub fn subtract(&self, source: &StatSource, sample: &mut StatSample) {
         for (page, snapshot) in source.pages.iter().zip(&mut sample.shards) {
             let names = page.names();
-            self.subtract_from(page.label(), names, &mut snapshot.values);
+            self.subtract_from(page.label(), page.file_number().ok(), names, &mut snapshot.values);
         }
     }
 
-    fn subtract_from(&self, shard: &str, names: &[(CounterKind, String)], values: &mut [u64]) {
-        let age = names.iter().zip(&*values).find(|((_, name), _)| name == AGE).map(|(_, value)| *value);
-        if age.is_some_and(|age| self.value(shard, AGE).is_some_and(|before| before > age)) {
+    fn subtract_from(
+        &self,
+        shard: &str,
+        page: Option<u64>,
+        names: &[(CounterKind, String)],
+        values: &mut [u64],
+    ) {
+        if self.value(shard, PAGE) != page {
             return;
         }
         for ((kind, name), value) in names.iter().zip(values) {
@@ -123,27 +131,22 @@ mod tests {
 
     fn names() -> Vec<(CounterKind, String)> {
         let counter = |name: &str| (CounterKind::Counter, name.to_owned());
-        vec![
-            counter(AGE),
-            counter("tcp.segments_in"),
-            (CounterKind::Gauge, "pool.used".into()),
-            counter("new"),
-        ]
+        vec![counter("tcp.segments_in"), (CounterKind::Gauge, "pool.used".into()), counter("new")]
     }
 
     #[test]
     fn counters_are_reset_and_gauges_are_not() {
-        let text = format!("{MAGIC} 5000\n1\t{AGE}\t100\n1\ttcp.segments_in\t7\n1\tpool.used\t9\n");
+        let text = format!("{MAGIC} 5000\n1\t{PAGE}\t100\n1\ttcp.segments_in\t7\n1\tpool.used\t9\n");
         let baseline = Baseline::parse(&text).unwrap();
         assert_eq!(baseline.at, Instant::from_nanos(5000));
-        let mut values = [150, 10, 12, 3];
-        baseline.subtract_from("1", &names(), &mut values);
-        assert_eq!(values, [50, 3, 12, 3]);
+        let mut values = [10, 12, 3];
+        baseline.subtract_from("1", Some(100), &names(), &mut values);
+        assert_eq!(values, [3, 12, 3]);
         // Another shard, and one that was started again since.
-        for (shard, age) in [("0", 150), ("1", 99)] {
-            let mut values = [age, 10, 12, 3];
-            baseline.subtract_from(shard, &names(), &mut values);
-            assert_eq!(values, [age, 10, 12, 3]);
+        for (shard, page) in [("0", 100), ("1", 99), ("1", 101)] {
+            let mut values = [10, 12, 3];
+            baseline.subtract_from(shard, Some(page), &names(), &mut values);
+            assert_eq!(values, [10, 12, 3]);
         }
     }
 

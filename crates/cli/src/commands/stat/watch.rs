@@ -1,6 +1,7 @@
 //! Shows counters periodically: redrawn in place on a terminal, as lines otherwise.
 
-use super::sample::StatSource;
+use super::baseline::Baseline;
+use super::sample::{StatSample, StatSource};
 use super::{StatOptions, show};
 use crate::failure::Failure;
 use crate::terminal::{self, screen};
@@ -11,11 +12,19 @@ use std::io::{self, IsTerminal, Write};
 pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
-    let first = source.take()?;
-    let mut before = source.take()?;
+    let baseline = if options.since_start { None } else { Baseline::load(source)? };
+    let take = || -> Result<StatSample, Failure> {
+        let mut sample = source.take()?;
+        if let Some(baseline) = &baseline {
+            baseline.subtract(source, &mut sample);
+        }
+        Ok(sample)
+    };
+    let first = take()?;
+    let mut before = take()?;
     loop {
         std::thread::sleep(every);
-        let now = source.take()?;
+        let now = take()?;
         if options.json {
             out.write_all(show::json(source, &now, &options.filter).as_bytes())?;
         } else if terminal {

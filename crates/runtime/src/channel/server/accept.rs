@@ -2,7 +2,7 @@
 
 use super::client_state::PendingOffer;
 use super::client_table::ClientTable;
-use super::credit_queue::{Choice, Credit, CreditQueue};
+use super::credit_queue::{ChosenClient, Credit, CreditQueue};
 use super::domain::{ClientSlot, Domain, DomainListener};
 use super::owner_set::OwnerSet;
 use super::pending_connections::{PendingClass, PendingConnections};
@@ -163,8 +163,8 @@ impl Domain {
 
     /// Offers the next pending connection of a listener to a client. Returns false if there is none, or no
     /// free offer slot.
-    fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, chosen: Choice) -> bool {
-        let Choice { client: number, is_fallback } = chosen;
+    fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, chosen: ChosenClient) -> bool {
+        let ChosenClient { client: number, is_fallback } = chosen;
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], self.clients.get_mut(number))
         else {
             return false;

@@ -66,7 +66,7 @@ pub(super) struct CreditQueue {
 
 /// The client that gets a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct ChosenClient {
     pub client: usize,
     /// True if it has fallback credit only.
     pub is_fallback: bool,
@@ -91,19 +91,19 @@ impl CreditQueue {
     /// Returns the client that gets the next connection, which becomes the last one of its queue: of the
     /// first ones in the queue, one with the fewest outstanding offers; a client with fallback credit only if
     /// no other has credit. `credit` returns what a client would do.
-    pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<Choice> {
+    pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<ChosenClient> {
         let ordinary = |client| match credit(client) {
             Credit::Ordinary(outstanding) => Some(outstanding),
             _ => None,
         };
         if let Some(client) = self.ordinary.pick(ordinary) {
-            return Some(Choice { client, is_fallback: false });
+            return Some(ChosenClient { client, is_fallback: false });
         }
         let fallback = |client| match credit(client) {
             Credit::Fallback(outstanding) => Some(outstanding),
             _ => None,
         };
-        self.fallback.pick(fallback).map(|client| Choice { client, is_fallback: true })
+        self.fallback.pick(fallback).map(|client| ChosenClient { client, is_fallback: true })
     }
 
     /// Returns whether a client other than `client` has credit.

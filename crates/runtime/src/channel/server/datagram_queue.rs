@@ -1,6 +1,7 @@
 //! UDP sockets whose datagrams pass through the region.
 
 use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
+use super::receive_charges::truesize;
 use crate::channel::control::ChannelReply;
 use crate::channel::datagram::{
     DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS, HEADER_BYTES, error_to_word,
@@ -17,23 +18,6 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Datagrams of a socket that may wait for space in the region, or are too long for it.
 const PENDING_MAX: usize = 256;
-
-/// Memory that Linux charges to the receive buffer for a short datagram over loopback: `struct sk_buff` and a
-/// buffer of `SKB_SMALL_HEAD_CACHE_SIZE`.
-const SMALL_TRUESIZE: usize = 832;
-/// Bytes of a buffer of Linux besides the payload: headers of the link, IP and UDP, and `struct
-/// skb_shared_info`.
-const BUFFER_OVERHEAD: usize = 379;
-/// `struct sk_buff`.
-const SKB_BYTES: usize = 256;
-
-/// Returns the memory that Linux charges to the receive buffer for a datagram (`skb->truesize`).
-fn truesize(len: usize) -> usize {
-    match len + BUFFER_OVERHEAD {
-        ..=576 => SMALL_TRUESIZE,
-        bytes => bytes.next_power_of_two() + SKB_BYTES,
-    }
-}
 
 impl Domain {
     /// Makes a UDP socket's datagrams pass through the region from now on.
@@ -78,6 +62,7 @@ impl Domain {
             && fits
             && self.write_datagram(socket, &self.datagram_header(socket, &datagram, false), data)
         {
+            queue.charges.add(self.sockets[socket as usize].received, data.len());
             self.sockets[socket as usize].datagram_queue = Some(queue);
             if let Some(class) = self.event_class {
                 self.record_data_class(socket, class, 0);
@@ -110,21 +95,14 @@ impl Domain {
     }
 
     /// Returns whether the unread datagrams leave no space in the receive buffer for one of `len` bytes. As
-    /// on Linux, each is charged more memory than its payload; those in the region are counted as if they had
-    /// the length of the new one. An empty queue accepts any datagram.
-    fn exceeds_recv_buffer(&self, socket: u32, len: usize) -> bool {
-        let entry = &self.sockets[socket as usize];
-        let Some(queue) = &entry.datagram_queue else { return false };
+    /// on Linux, each is charged more memory than its payload. An empty queue accepts any datagram.
+    fn exceeds_recv_buffer(&mut self, socket: u32, len: usize) -> bool {
+        let entry = &mut self.sockets[socket as usize];
+        let Some(queue) = &mut entry.datagram_queue else { return false };
         let unread = self.region.stream(socket, Direction::Incoming).unread(entry.received).unwrap_or(0);
-        let limit = queue.recv_buffer_bytes as usize;
-        // No datagram is charged more than this multiple of what it takes in the region.
-        if queue.pending.is_empty()
-            && (unread + HEADER_BYTES).saturating_mul(SMALL_TRUESIZE / HEADER_BYTES + 1) < limit
-        {
-            return false;
-        }
-        let unread = unread / self.region_bytes(len) + queue.pending.len();
-        unread > 0 && (unread + 1).saturating_mul(truesize(len)) > limit
+        let pending: usize = queue.pending.iter().map(|(_, data)| truesize(data.len())).sum();
+        let charged = queue.charges.unread(entry.received - unread as u64) + pending;
+        charged > 0 && charged + truesize(len) > queue.recv_buffer_bytes as usize
     }
 
     /// Returns whether a datagram of this length is too long for the region, which then has its header alone.
@@ -154,6 +132,7 @@ impl Domain {
                 queue.pending.push_front((datagram, data));
                 return;
             }
+            queue.charges.add(self.sockets[socket as usize].received, data.len());
             if is_oversize {
                 queue.oversize.push_back((datagram, data));
             } else {

@@ -15,6 +15,7 @@ use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
 use super::pending_connections::PendingConnections;
+use super::receive_charges::ReceiveCharges;
 use super::slot_allocator::SlotAllocator;
 use super::unordered::UnorderedStream;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
@@ -155,7 +156,7 @@ pub(super) struct DomainSocket {
     pub unordered: Option<Box<UnorderedStream>>,
 }
 
-/// Datagrams of a socket that are not in the region.
+/// Datagrams of a socket that are not in the region, and what those in it are charged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DatagramQueue {
     /// Datagrams for which there was no space.
@@ -166,6 +167,8 @@ pub(super) struct DatagramQueue {
     pub recverr: bool,
     /// Size of the receive buffer, which limits the unread datagrams (`SO_RCVBUF`).
     pub recv_buffer_bytes: u32,
+    /// What the datagrams in the region are charged.
+    pub charges: ReceiveCharges,
 }
 
 /// Datagrams and errors of a UDP socket that were not received yet.
