@@ -330,7 +330,7 @@ impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
             }
         };
         let Ok(used) = read else {
-            if self.has_response_begun(slot) {
+            if self.is_within_response(slot) {
                 self.abort_client(slot, net);
             } else {
                 self.refuse(slot, "400 Bad Request", net);

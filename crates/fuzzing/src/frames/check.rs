@@ -79,7 +79,8 @@ fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<SentSe
 fn datagram(l4: &[u8]) {
     let header = udp::Header::parse(l4).expect("UDP header");
     assert_eq!(usize::from(header.len), l4.len(), "UDP length");
-    assert!(header.src_port != 0 && header.dst_port != 0 && header.checksum != 0, "{header:?}");
+    // A socket that is connected to port 0 sends there, as on Linux.
+    assert!(header.src_port != 0 && header.checksum != 0, "{header:?}");
     let expected =
         header.payload(l4).iter().enumerate().all(|(at, byte)| *byte == datagram_byte(header.src_port, at));
     assert!(expected, "wrong bytes in a datagram of {}", l4.len());

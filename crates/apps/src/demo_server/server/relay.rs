@@ -206,16 +206,16 @@ impl<C: Copy + PartialEq + fmt::Debug> DemoCore<C> {
     pub(super) fn backend_failed(&mut self, slot: usize, net: &mut impl StackConnections<C>) {
         self.counters.backend_failures.add(1);
         self.trace(format_args!("the backend of {:?} has failed", self.sessions[slot].client));
-        if self.has_response_begun(slot) {
-            self.abort_client(slot, net);
-        } else {
+        if matches!(self.sessions[slot].response, ResponseState::Head) {
             self.refuse(slot, BAD_GATEWAY, net);
+        } else {
+            self.abort_client(slot, net);
         }
     }
 
-    /// Returns whether the client has received the beginning of a backend's response.
-    pub(super) fn has_response_begun(&self, slot: usize) -> bool {
-        !matches!(self.sessions[slot].response, ResponseState::Head)
+    /// Returns whether the client has received a part of a backend's response, and not its end.
+    pub(super) fn is_within_response(&self, slot: usize) -> bool {
+        matches!(self.sessions[slot].response, ResponseState::Body(_) | ResponseState::UntilClose)
     }
 
     /// Resets the client, because its response cannot be completed.

@@ -446,8 +446,9 @@ fn run_hostile_frames(seed: u64) {
     }
     let limit = ends.now + Duration::from_secs(200);
     while ends.client.net.open_connections() > 0 {
-        ends.turn(&mut |_, _| {});
         assert!(ends.now < limit, "seed {seed}: {:?}", ends.client.net.conns);
+        // The last turn may advance to the next timer of the server, minutes later.
+        ends.turn(&mut |_, _| {});
     }
     assert_eq!(ends.client.net.buffers.in_use(), 0);
 }
