@@ -488,8 +488,8 @@ impl ProcessState {
 
     /// Requests a notification when the peer has acknowledged bytes.
     fn await_acknowledgement(&mut self, conn: Conn) {
-        // If the connection is gone meanwhile, the next check finds out. The first call makes the notification
-        // one about writing.
+        // If the connection is gone meanwhile, the next check finds out. The first call makes the
+        // notification one about writing.
         let _ = self.client.await_send_space(conn, usize::MAX);
         let _ = self.client.sendable_within(conn, 1 << 30, (0, 0));
     }

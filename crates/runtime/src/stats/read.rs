@@ -154,8 +154,8 @@ impl PageReader {
         &self.label
     }
 
-    /// Returns the number of the page's file, in the directory of its stack: a shard that is started again has
-    /// another one.
+    /// Returns the number of the page's file, in the directory of its stack: a shard that is started again
+    /// has another one.
     ///
     /// # Errors
     /// The file cannot be examined.

@@ -167,7 +167,7 @@ pub(super) struct DatagramQueue {
     pub recverr: bool,
     /// Size of the receive buffer, which limits the unread datagrams (`SO_RCVBUF`).
     pub recv_buffer_bytes: u32,
-    /// What the datagrams in the region are charged.
+    /// Charges for the datagrams in the region.
     pub charges: ReceiveCharges,
 }
 
