@@ -311,7 +311,7 @@ impl ActiveConn {
     pub fn is_idle(&self, state: State) -> bool {
         self.send.is_empty()
             && self.rtx_queue.is_empty()
-            && self.is_receive_queue_empty()
+            && self.recv.is_empty()
             && self.delivered_unread == 0
             // FIN may still have to be sent, with nothing else queued.
             && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
@@ -331,6 +331,7 @@ impl ActiveConn {
             && self.recovery.ca_state == CaState::Open
             && !self.rack.reordering_seen
             && !self.is_cwnd_limited
+            && self.ooo_fin_seq.is_none()
             && self.acked_bytes == 0
             && self.slow_path == SlowPathFlags::NONE
             && self.cork_deadline.is_none()
