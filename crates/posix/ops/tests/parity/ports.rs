@@ -231,6 +231,8 @@ pub fn bind_next_to_connections(w: &mut Fixture<'_>) {
             let peer = w.b.accept4(listener, 0).unwrap();
             log_binds(w, "connected", port(&local));
             w.a.close(fd).unwrap();
+            // Otherwise the peer's FIN may be the first.
+            w.settle();
             w.b.close(peer).unwrap();
             w.settle();
             log_binds(w, "closed", port(&local));
