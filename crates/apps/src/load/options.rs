@@ -313,7 +313,7 @@ impl LoadOptions for HttpOptions {
 /// Parses the interval of progress lines.
 ///
 /// # Errors
-/// It is no duration, or shorter than 100 ms.
+/// The text is no duration, or one below 100 ms.
 pub fn parse_interval(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     if time < Duration::from_millis(100) { Err("must be at least 100ms".to_owned()) } else { Ok(time) }

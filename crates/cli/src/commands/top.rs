@@ -109,7 +109,7 @@ enum StackState {
     Runs(StatSource, StatSample),
     /// Its shards are being started again.
     Restarts,
-    /// It has ended, as it was asked to.
+    /// The stack has ended, as it was asked to.
     Ended,
 }
 

@@ -64,9 +64,9 @@ pub struct InterfaceDescription {
     pub name: String,
     /// Why /sys does not describe the interface; empty if it does.
     pub sysfs_error: String,
-    /// It is up.
+    /// True if it is up.
     pub up: bool,
-    /// It has a carrier.
+    /// True if it has a carrier.
     pub carrier: bool,
     /// Largest IP packet in bytes.
     pub mtu: usize,
@@ -80,9 +80,9 @@ pub struct InterfaceDescription {
     pub master: Option<String>,
     /// The memory node of the device, if known.
     pub node: Option<u32>,
-    /// It is a TAP interface.
+    /// True for a TAP interface.
     pub is_tap: bool,
-    /// It is the loopback interface.
+    /// True for the loopback interface.
     pub is_loopback: bool,
     /// Its driver, if it says.
     pub driver: Option<DriverDescription>,
@@ -146,9 +146,9 @@ pub struct CoalescingDescription {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
-    /// It is in use.
+    /// True if it is in use.
     pub on: bool,
-    /// It cannot be changed.
+    /// True if it cannot be changed.
     pub fixed: bool,
 }
 

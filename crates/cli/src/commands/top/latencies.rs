@@ -45,7 +45,7 @@ impl Quantiles {
 /// Round trips of the established connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoundTrips {
-    /// They have not been read yet.
+    /// Nothing was read yet.
     Unknown,
     /// There are too many connections to list: their number.
     TooMany(u64),
