@@ -151,10 +151,16 @@ fn parse_route_v6(line: &str) -> Option<(String, IpAddr)> {
 /// Returns whether `/sys/class/net` describes this interface: after `nsenter --net` it is that of another
 /// network namespace, whose interface of the same name may have the same index.
 pub(super) fn is_own_sysfs(name: &str, info: &InterfaceInfo) -> bool {
-    let folder = PathBuf::from("/sys/class/net").join(name);
-    let mac = fs::read_to_string(folder.join("address")).unwrap_or_default();
-    let own_mac = info.mac.map(|byte| format!("{byte:02x}")).join(":");
-    number(folder.join("ifindex")) == Some(info.index) && mac.trim() == own_mac
+    describes(&PathBuf::from("/sys/class/net").join(name), info)
+}
+
+/// Returns whether the folder of an interface in `sysfs` is that of this interface.
+fn describes(folder: &Path, info: &InterfaceInfo) -> bool {
+    let mac = info.mac.map(|byte| format!("{byte:02x}")).join(":");
+    // A TUN interface has no address.
+    let has_address = |address: String| address == mac || info.mac == [0; 6] && address.is_empty();
+    number(folder.join("ifindex")) == Some(info.index)
+        && text(folder.join("address")).is_some_and(has_address)
 }
 
 fn describe_interface(name: &str, routes: &[(String, IpAddr)]) -> Result<InterfaceDescription, String> {
@@ -287,6 +293,24 @@ mod tests {
         let v6 = format!("{zero} 00 {zero} 00 fe80000000000000000000000000002a 00000400 1 0 00000003 eth1");
         assert_eq!(parse_route_v6(&v6), Some(("eth1".into(), "fe80::2a".parse().unwrap())));
         assert_eq!(parse_route_v6(&v6.replace(" 00 fe", " 40 fe").replace("00000003", "00000001")), None);
+    }
+
+    /// Another namespace's interface may have the same name and index.
+    #[test]
+    fn a_foreign_sysfs_is_recognized() {
+        let folder = tempfile::tempdir().unwrap();
+        let mac = [2, 0, 0xab, 0, 0, 1];
+        let info = InterfaceInfo { index: 2, up: true, mtu: 1500, mac, addresses: Vec::new() };
+        for (index, address, expected) in [
+            ("2", "02:00:ab:00:00:01", true),
+            ("2", "02:00:ab:00:00:02", false),
+            ("3", "02:00:ab:00:00:01", false),
+        ] {
+            fs::write(folder.path().join("ifindex"), format!("{index}\n")).unwrap();
+            fs::write(folder.path().join("address"), format!("{address}\n")).unwrap();
+            assert_eq!(describes(folder.path(), &info), expected, "{index} {address}");
+        }
+        assert!(!describes(Path::new("/nonexistent"), &info));
     }
 
     #[test]

@@ -173,6 +173,20 @@ fn a_client_that_does_not_read_is_not_served() {
     assert_eq!(naive.sent(CLIENT).matches("This page").count(), 2);
 }
 
+/// A head within a response would be taken for bytes of its body.
+#[test]
+fn a_malformed_body_resets_a_client_whose_response_has_begun() {
+    let mut proxy = Fixture::proxy(true);
+    let request = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    assert_eq!(proxy.client(request), request.len());
+    proxy.connected(BACKEND);
+    proxy.backend(BACKEND, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc");
+    assert!(proxy.sent(CLIENT).ends_with("\r\n\r\nabc"));
+    proxy.client("zz\r\n");
+    assert_eq!(proxy.sent(CLIENT), "");
+    assert_eq!(proxy.ends(), [("abort", CLIENT), ("abort", BACKEND)]);
+}
+
 #[test]
 fn malformed_requests_are_refused_and_drained() {
     for (request, status) in [

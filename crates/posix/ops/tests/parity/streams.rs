@@ -401,12 +401,39 @@ pub fn send_buffer_limits_what_is_queued(w: &mut Fixture<'_>) {
     }
 }
 
+/// A set that has found the fixed send buffer full reports the space that acknowledgements free.
+pub fn epoll_reports_a_freed_send_buffer(w: &mut Fixture<'_>) {
+    for flags in [libc::EPOLLOUT, libc::EPOLLOUT | libc::EPOLLET] {
+        let (a, b) = w.connection();
+        w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVBUF, &word(4096)).unwrap();
+        w.b.setsockopt(b, SOL_SOCKET, libc::SO_SNDBUF, &word(20_000)).unwrap();
+        for _ in 0..10 {
+            while w.b.send(b, &[0; 1000], MSG_DONTWAIT | MSG_NOSIGNAL).is_ok() {}
+            w.settle();
+        }
+        let set = w.b.epoll_create().unwrap();
+        w.b.epoll_ctl(set, libc::EPOLL_CTL_ADD, b, flags as u32, 5).unwrap();
+        w.log("full", w.b.epoll_wait(set, 4, 0));
+        let mut idle = 0;
+        // Longer than a sender waits before it probes a closed window.
+        while idle < 30 {
+            let read = w.a.recv(a, 65_536, MSG_DONTWAIT).map_or(0, |bytes| bytes.len());
+            idle = if read == 0 { idle + 1 } else { 0 };
+            if read == 0 {
+                w.settle();
+            }
+        }
+        w.log("free", w.b.epoll_wait(set, 4, 10_000));
+    }
+}
+
 pub mod tests {
     crate::cases! {
         data_after_full_shutdown_resets
         shutdown_before_connect_result
         shutdown_while_connecting
         send_buffer_limits_what_is_queued
+        epoll_reports_a_freed_send_buffer
         vectored_io_and_select
         recv_timeout
         setsockopt_after_reset
