@@ -44,7 +44,8 @@ impl Lab {
     /// Starts `ginnel top` on a terminal, between two commands that print the terminal's modes. Returns it
     /// with what it has written so far, once it has drawn a picture.
     fn on_terminal(&self) -> (Child, String) {
-        let line = format!("stty -g; {GINNEL} top lab --interval 0.1; echo status $?; stty -g");
+        // Ctrl-C is sent to the shell, too, which some shells (dash) would not survive without the trap.
+        let line = format!("trap : INT; stty -g; {GINNEL} top lab --interval 0.1; echo status $?; stty -g");
         let mut command = self.command("script", &["--quiet", "--return", "--command", &line, "/dev/null"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut seen = String::new();

@@ -5,6 +5,7 @@ use crate::script::kernel::sys;
 use crate::skip;
 use ginnel_devices::tap::{self, TapConfig};
 use ginnel_stack::device::Device;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
 use std::io;
@@ -107,6 +108,21 @@ pub(crate) fn enter_new() -> io::Result<()> {
 const INTEROP_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_comp_sack_nr", "44"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
+/// Moves the calling thread into a new namespace, in which only the loopback interface is up. No process is
+/// started for this: until it has executed its program, a new process keeps the descriptors of all tests of
+/// its parent open.
+///
+/// # Errors
+/// The kernel's error: `PermissionDenied` without CAP_SYS_ADMIN.
+pub fn enter_new_loopback() -> io::Result<()> {
+    enter_new()?;
+    for (name, value) in INTEROP_SYSCTLS {
+        set_sysctl(name, value)?;
+    }
+    let control = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sys::set_up(control.as_fd(), "lo")
+}
+
 /// A network namespace. The kernel removes it when this value, all its sockets and devices, and all threads
 /// that entered it are gone.
 pub struct Namespace {
@@ -130,15 +146,10 @@ impl Namespace {
     /// The kernel's error: `PermissionDenied` without CAP_SYS_ADMIN.
     pub fn new() -> io::Result<Self> {
         let create = || {
-            enter_new()?;
-            for (name, value) in INTEROP_SYSCTLS {
-                set_sysctl(name, value)?;
-            }
+            enter_new_loopback()?;
             File::open("/proc/thread-self/ns/net")
         };
-        let namespace = Self { file: run_on_new_thread(create)? };
-        namespace.ip("link set lo up")?;
-        Ok(namespace)
+        Ok(Self { file: run_on_new_thread(create)? })
     }
 
     /// Moves the calling thread into the namespace for the rest of its life. Sockets that the thread opens

@@ -4,7 +4,9 @@
 mod programs;
 mod socket;
 
-pub use crate::namespace::{Namespace, VethEnd, in_namespace, rerun_in_namespace, unavailable};
+pub use crate::namespace::{
+    Namespace, VethEnd, enter_new_loopback, in_namespace, rerun_in_namespace, unavailable,
+};
 pub use programs::{
     ProgramFixture, RunningClient, RunningProgram, build_preload_library, programs_are_built,
     programs_unavailable,

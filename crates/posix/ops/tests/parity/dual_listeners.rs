@@ -33,9 +33,15 @@ fn connect_to(from: &dyn Sys, ip: &str, port: u16) -> Result<Fd, Errno> {
     from.connect(fd, &at(ip, port)).map(|()| fd).inspect_err(|_| from.close(fd).unwrap())
 }
 
+/// Starts two stacks. What their sockets and the test open on the kernel is in a namespace of its own.
+fn start() -> Stacks {
+    crate::enter_own_namespace();
+    Stacks::with(config)
+}
+
 #[test]
 fn accepts_from_stack_and_kernel() {
-    let stacks = Stacks::with(config);
+    let stacks = start();
     let (fd, port) = listener(stacks.a());
     let by_kernel = connect_to(&Kernel, "127.0.0.1", port).unwrap();
     let accepted = stacks.a().accept4(fd, 0).unwrap();
@@ -50,7 +56,7 @@ fn accepts_from_stack_and_kernel() {
 
 #[test]
 fn kernel_listener_closes_with_the_last_descriptor() {
-    let stacks = Stacks::with(config);
+    let stacks = start();
     let (first, port) = listener(stacks.a());
     let copy = stacks.a().dup(first).unwrap();
     stacks.a().close(first).unwrap();
@@ -64,7 +70,7 @@ fn kernel_listener_closes_with_the_last_descriptor() {
 
 #[test]
 fn connecting_to_kernel_address_moves_socket() {
-    let stacks = Stacks::with(config);
+    let stacks = start();
     let kernel_socket = Kernel.socket(AF_INET, SOCK_STREAM).unwrap();
     Kernel.bind(kernel_socket, &at("127.0.0.1", 0)).unwrap();
     Kernel.listen(kernel_socket, 1).unwrap();
@@ -90,7 +96,7 @@ fn udp(on: &dyn Sys) -> Fd {
 
 #[test]
 fn datagrams_from_stack_and_kernel() {
-    let stacks = Stacks::with(config);
+    let stacks = start();
     let fd = udp(stacks.a());
     stacks.a().bind(fd, &at("0.0.0.0", 0)).unwrap();
     let bound = port(&stacks.a().getsockname(fd).unwrap());
@@ -114,7 +120,7 @@ fn datagrams_from_stack_and_kernel() {
 
 #[test]
 fn sending_to_kernel_address_moves_socket() {
-    let stacks = Stacks::with(config);
+    let stacks = start();
     let kernel_socket = udp(&Kernel);
     Kernel.bind(kernel_socket, &at("127.0.0.1", 0)).unwrap();
     let bound = port(&Kernel.getsockname(kernel_socket).unwrap());

@@ -28,6 +28,7 @@ mod udp_errors;
 mod udp_segmentation;
 mod urgent;
 
+use ginnel_testkit::interop::enter_new_loopback;
 use record::{Record, Recorded};
 use stack::Stacks;
 use sys::Fixture;
@@ -57,9 +58,19 @@ const MODULES: [Cases; 14] = [
     urgent::tests::CASES,
 ];
 
+/// Moves the calling thread into a network namespace of its own, because sockets of other tests take ports,
+/// and their connections remain in TIME_WAIT. Without the right to that, the thread stays where it is.
+fn enter_own_namespace() {
+    match enter_new_loopback() {
+        Err(e) if e.kind() != std::io::ErrorKind::PermissionDenied => panic!("network namespace: {e}"),
+        _ => {}
+    }
+}
+
 /// Returns the transcript of a case on the kernel. Closes descriptors that the case leaves open, so that
 /// numbers stay small enough for `select`.
 fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut Fixture<'_>)) -> Vec<String> {
+    enter_own_namespace();
     let record = Record::default();
     let host = Recorded { host: &kernel::Kernel, record: &record };
     let mut fixture = Fixture::new(&host, &host, addresses);

@@ -226,6 +226,8 @@ pub fn control_messages(w: &mut Fixture<'_>) {
 
 pub fn broadcast_requires_so_broadcast(w: &mut Fixture<'_>) {
     let (_, b, at) = pair(w);
+    // A route is necessary without a bound source address.
+    w.b.bind(b, &w.at_b(0)).unwrap();
     let mut all = w.at_a(at);
     all[4..8].copy_from_slice(&[255; 4]);
     w.log("without SO_BROADCAST", w.b.send_to(b, b"x", Some(&all), &[], 0));
