@@ -358,9 +358,10 @@ impl<'a> Context<'a> {
     }
 
     /// Queues `len` bytes, which `fill` writes directly into the send buffer: see
-    /// [`Stack::send_with`](ginnel_stack::stack::Stack::send_with).
+    /// [`Stack::send_with`](ginnel_stack::stack::Stack::send_with). Where the engine is in another thread,
+    /// `fill` may be asked for bytes of which less are queued.
     #[inline]
-    pub(crate) fn send_with(
+    pub fn send_with(
         &mut self,
         conn: Conn,
         len: usize,

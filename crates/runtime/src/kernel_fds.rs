@@ -85,14 +85,19 @@ pub struct KernelFd {
 }
 
 impl KernelFd {
-    /// Converts to the data that the kernel keeps with the descriptor.
-    fn data(self) -> epoll::EventData {
+    /// Returns the handle as a number: the data that the kernel keeps with the descriptor.
+    pub const fn to_bits(self) -> u64 {
         // A descriptor is not negative.
-        epoll::EventData::new_u64(u64::from(self.generation) << 32 | u64::from(self.fd.cast_unsigned()))
+        (self.generation as u64) << 32 | self.fd.cast_unsigned() as u64
     }
 
-    fn of_data(data: u64) -> Self {
-        Self { fd: (data as u32).cast_signed(), generation: (data >> 32) as u32 }
+    /// Returns the handle that [`to_bits`](Self::to_bits) has converted. Any other number is a stale handle.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { fd: (bits as u32).cast_signed(), generation: (bits >> 32) as u32 }
+    }
+
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(self.to_bits())
     }
 }
 
@@ -201,7 +206,7 @@ impl KernelFds {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(&self.set, &mut events[..], Some(&at_once)) {
             Ok((events, _)) => {
-                let ready = |event: &epoll::Event| (KernelFd::of_data(event.data.u64()), event.flags);
+                let ready = |event: &epoll::Event| (KernelFd::from_bits(event.data.u64()), event.flags);
                 self.ready.extend(events.iter().map(ready));
                 Ok(())
             }

@@ -241,7 +241,7 @@ impl<H: Handler> Shard<H> {
                 std::thread::yield_now();
                 self.yields.record_yield(clock::now() - now, yield_time);
             } else {
-                self.sleep(stop, stop_deadline)?;
+                self.sleep(stop_deadline.is_none().then_some(stop), stop_deadline)?;
                 if let Some(cpu_share) = &mut cpu_share {
                     cpu_share.record_sleep();
                 }
@@ -262,9 +262,8 @@ impl<H: Handler> Shard<H> {
         while !self.is_shutdown_complete() && self.devices().next().is_some() {
             let now = clock::now();
             if self.relay_turn(now) == 0 {
-                // The stop flag is set, so it must not end the sleep; the deadline keeps it out of the wait
-                // set.
-                self.sleep(stop, Some(now + Duration::from_secs(1)))?;
+                // The stop flag is set, so it must not end the sleep.
+                self.sleep(None, Some(now + Duration::from_secs(1)))?;
             }
         }
         Ok(())
@@ -299,6 +298,62 @@ impl<H: Handler> Shard<H> {
         work += dispatch.deliver_events(core, &mut DrainedHandler, None);
         core.with_router(|router, stack, stats| router.exchange(stack, stats));
         work
+    }
+
+    /// Performs turns on the calling thread and sleeps between them, as [`run`](Self::run) does, until `is_done`
+    /// returns true after a turn, the time `until` has come, `stop` is set, or the handler has stopped the
+    /// shard. Performs one turn at least. For programs whose own loop waits for the shard; the handler is
+    /// not told of `stop`.
+    ///
+    /// An application with a thread of its own (`shard.placement`) is not possible here: its stack's shard
+    /// runs within this thread's turns.
+    ///
+    /// # Errors
+    /// As of [`run`](Self::run).
+    pub fn run_until(
+        &mut self,
+        stop: Option<&StopFlag>,
+        until: Option<Instant>,
+        mut is_done: impl FnMut(&mut H) -> bool,
+    ) -> Result<(), Error> {
+        let Affinity { key, cpu, spin, .. } = self.affinity;
+        if self.core.stats.turns == 0 {
+            self.mailbox.set_running(true);
+            if let Some(cpu) = cpu {
+                pin::pin(key, cpu)?;
+            }
+        }
+        let mut last_work = clock::now();
+        loop {
+            let now = clock::now();
+            let work = self.turn(now)?;
+            let is_over = until.is_some_and(|until| now >= until) || stop.is_some_and(StopFlag::is_set);
+            if is_done(&mut self.handler) || is_over || self.core.is_stopping {
+                return Ok(());
+            }
+            if work > 0 {
+                last_work = now;
+            } else if now - last_work < spin
+                || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
+            {
+                core::hint::spin_loop();
+            } else {
+                self.sleep(stop, until)?;
+            }
+        }
+    }
+
+    /// Ends the loop of [`run_until`](Self::run_until): sends what is queued, and publishes the last counters.
+    ///
+    /// # Errors
+    /// As of [`run`](Self::run).
+    pub fn end(mut self) -> Result<H, Error> {
+        let result = self.turn(clock::now());
+        self.mailbox.set_running(false);
+        let now = clock::now();
+        self.publish(now);
+        self.publish_page(now, ShardActivity::Ended);
+        result.map(|_| self.handler)
     }
 
     /// Performs one turn at the time `now`, which must not decrease. For simulations, and for programs that
@@ -519,7 +574,8 @@ impl<H: Handler> Shard<H> {
     }
 
     /// Sleeps in the kernel until there is something to do. Returns at once if there is something already.
-    fn sleep(&mut self, stop: &StopFlag, stop_deadline: Option<Instant>) -> Result<(), Error> {
+    /// The stop flag ends the sleep if it is given, and so does the time `until`.
+    fn sleep(&mut self, stop: Option<&StopFlag>, until: Option<Instant>) -> Result<(), Error> {
         let mut can_sleep = self.mailbox.before_sleep()
             && self.priorities.as_ref().is_none_or(|priorities| !priorities.has_work(&self.core))
             && !self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
@@ -532,8 +588,7 @@ impl<H: Handler> Shard<H> {
             && !self.cross_shard_receivers.iter_mut().any(CrossShardReceiver::has_pending)
             && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|router| router.is_stale()));
         let now = clock::now();
-        let mut deadline =
-            [self.next_deadline(), self.exact_poll_start(), stop_deadline].into_iter().flatten().min();
+        let mut deadline = [self.next_deadline(), self.exact_poll_start(), until].into_iter().flatten().min();
         if yield_time.is_none() && self.devices().any(|p| p.rx.wake_fd().is_none()) {
             deadline = Some(deadline.unwrap_or(Instant::MAX).min(now + POLL_INTERVAL));
         }
@@ -552,7 +607,7 @@ impl<H: Handler> Shard<H> {
             let handler_fds = handler_fds.into_iter().flatten();
             let devices: ArrayVec<RawFd, { wait::DEVICE_FDS_MAX }> =
                 handler_fds.chain(devices).take(wait::DEVICE_FDS_MAX).collect();
-            let shard_fds = [self.mailbox.wake().as_fd(), stop_fd(stop, stop_deadline, &self.mailbox)];
+            let shard_fds = [self.mailbox.wake().as_fd(), stop_fd(stop, &self.mailbox)];
             let timeout = deadline.map(|deadline| deadline - now);
             let slept = match yield_time {
                 None => self.watch.sleep(shard_fds, &devices, timeout),
@@ -661,12 +716,8 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Returns the descriptor of the stop flag. While the handler is stopping, the flag would end every sleep at
-/// once, so the mailbox takes its place.
-fn stop_fd<'a>(
-    stop: &'a StopFlag,
-    stop_deadline: Option<Instant>,
-    mailbox: &'a Mailbox,
-) -> rustix::fd::BorrowedFd<'a> {
-    if stop_deadline.is_some() { mailbox.wake().as_fd() } else { stop.wake().as_fd() }
+/// Returns the descriptor of the stop flag. A flag that is set would end every sleep at once, so it is not given
+/// while the handler is stopping, and the mailbox takes its place.
+fn stop_fd<'a>(stop: Option<&'a StopFlag>, mailbox: &'a Mailbox) -> rustix::fd::BorrowedFd<'a> {
+    stop.map_or(mailbox.wake(), StopFlag::wake).as_fd()
 }

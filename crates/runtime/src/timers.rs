@@ -14,6 +14,18 @@ pub struct Timer {
     generation: u32,
 }
 
+impl Timer {
+    /// Returns the handle as a number, for interfaces that have no types.
+    pub const fn to_bits(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    /// Returns the handle that [`to_bits`](Self::to_bits) has converted. Any other number is a stale handle.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
 /// A timer, in 24 bytes. Entries are reused in LIFO order; the `token` of a free entry is the next free
 /// entry.
 #[derive(Clone, Copy, Debug)]

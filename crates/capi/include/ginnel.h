@@ -1,0 +1,401 @@
+/* The native API of Ginnel, a TCP/IP stack in user space. docs/c-api.md explains it with examples.
+ *
+ * A program has one of two forms:
+ *
+ *   callbacks   ginnel_run() runs a thread for each shard and calls the functions of struct ginnel_callbacks.
+ *               Received bytes are passed where the device put them, without a copy.
+ *   a loop      ginnel_open(), ginnel_enter(), then ginnel_wait() in a loop, which returns events in two lists:
+ *               those above best effort, and the others.
+ *
+ * All calls act on the shard of the calling thread: that of the callback that is running, or the one that the
+ * thread has entered. There they need no lock. Only the functions that say so may be called elsewhere; the others
+ * fail with EPERM.
+ *
+ * Functions that return int or ssize_t return a negative error number (-EAGAIN) if they fail. ginnel_error() then
+ * says more. Structures are passed with all reserved fields 0.
+ */
+#ifndef GINNEL_H
+#define GINNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Returns the version of the library. From any thread. */
+const char *ginnel_version(void);
+
+/* Returns a text about the last call of this thread that failed, valid until the next call of this function. */
+const char *ginnel_error(void);
+
+/* ---- Handles ----
+ *
+ * A handle that has outlived its object is refused (EBADF) and never means another object. { 0 } is no handle. */
+
+struct ginnel_conn { uint64_t id; };     /* a connection */
+struct ginnel_listener { uint64_t id; }; /* a listening socket */
+struct ginnel_udp { uint64_t id; };      /* a UDP socket */
+struct ginnel_timer { uint64_t id; };
+struct ginnel_fd { uint64_t id; };     /* a kernel descriptor that is watched */
+struct ginnel_source { uint64_t id; }; /* memory that is sent without a copy */
+
+/* Returns the slot of a connection: dense from 0, and reused after the connection's end. */
+static inline uint32_t ginnel_conn_index(struct ginnel_conn conn)
+{
+    return (uint32_t)conn.id - 1;
+}
+
+/* ---- Configuration: docs/configuration.md ---- */
+
+struct ginnel_config;
+
+/* Read a file, or the text of one. EINVAL: ginnel_error() names the line and the key. From any thread. */
+int ginnel_config_file(const char *path, struct ginnel_config **out);
+int ginnel_config_text(const char *text, struct ginnel_config **out);
+
+/* A frame, valid during the call. payload is that of the TCP segment or UDP datagram, or NULL. */
+struct ginnel_packet {
+    const uint8_t *frame;
+    size_t frame_len;
+    const uint8_t *payload;
+    size_t payload_len;
+    int transmits; /* 0: received, 1: sent */
+};
+
+/* Returns the priority of a frame, 0 to 7; usual is what the rules of the configuration, or the device, say. Called
+ * for each frame on the threads of all shards. */
+typedef uint8_t (*ginnel_classifier)(void *arg, const struct ginnel_packet *packet, uint8_t usual);
+
+/* Sets the function that gives frames their priorities (docs/priorities.md); NULL removes it. */
+int ginnel_config_classifier(struct ginnel_config *config, ginnel_classifier function, void *arg);
+
+/* Frees a configuration, also while stacks run with it. */
+void ginnel_config_free(struct ginnel_config *config);
+
+/* ---- Stop flags and commands, for other threads ---- */
+
+struct ginnel_stop;
+
+int ginnel_stop_new(struct ginnel_stop **out);
+void ginnel_stop_set(const struct ginnel_stop *stop); /* From any thread, and from signal handlers. */
+void ginnel_stop_free(struct ginnel_stop *stop);
+
+struct ginnel_commander;
+
+/* Creates a sender of commands to this thread's shard. */
+int ginnel_commander_new(struct ginnel_commander **out);
+/* Sends a number to the shard and wakes it. From any thread. EAGAIN: shard.commands_max commands wait. ESRCH: the
+ * shard has ended. */
+int ginnel_command(const struct ginnel_commander *commander, uint64_t token);
+void ginnel_commander_free(struct ginnel_commander *commander);
+
+/* ---- Callbacks ---- */
+
+/* A received datagram. len is its length, also if less was written. The port of to is 0. */
+struct ginnel_datagram {
+    struct sockaddr_storage from;
+    struct sockaddr_storage to;
+    size_t len;
+    uint8_t tos;
+    uint8_t hop_limit;
+    uint8_t reserved[6];
+};
+
+/* The functions of an application; all but data may be NULL. user is what create returned, or arg of ginnel_run()
+ * without create. No function may leave by longjmp() or an exception. While one runs, its shard neither receives
+ * nor sends. */
+struct ginnel_callbacks {
+    size_t size; /* sizeof(struct ginnel_callbacks) */
+    /* Called for each application (shards.count, or shard.workers each) on its thread. Returns user. */
+    void *(*create)(void *arg, unsigned application);
+    /* Called when the addresses can be used: listens, connects, sets timers. Returns 0, or a negative error number,
+     * which ends the stack. */
+    int (*start)(void *user);
+    void (*accepted)(void *user, struct ginnel_conn conn, struct ginnel_listener listener);
+    void (*connected)(void *user, struct ginnel_conn conn);
+    /* Bytes in order, valid during the call. Returns how many were consumed, from the front. The rest is kept, the
+     * receive window shrinks, and the rest is passed again with more, or after ginnel_resume(). */
+    size_t (*data)(void *user, struct ginnel_conn conn, const uint8_t *data, size_t len);
+    /* Bytes above best effort that arrived early (GINNEL_UNORDERED): ahead bytes of the stream were not passed
+     * before the first of them. Passed once. */
+    void (*unordered)(void *user, struct ginnel_conn conn, size_t ahead, const uint8_t *data, size_t len);
+    void (*writable)(void *user, struct ginnel_conn conn); /* after a short send */
+    void (*acked)(void *user, struct ginnel_conn conn, uint32_t bytes); /* GINNEL_ACK_EVENTS */
+    /* The peer sent FIN. NULL closes the connection. */
+    void (*peer_closed)(void *user, struct ginnel_conn conn);
+    /* The connection ended: 0, or the error number. Called once for each; only ginnel_conn_token() takes the handle.
+     * ECANCELED: this side aborted it, or closed it with unread data. */
+    void (*closed)(void *user, struct ginnel_conn conn, int error);
+    void (*datagram)(void *user, struct ginnel_udp socket, const struct ginnel_datagram *datagram,
+                     const uint8_t *data, size_t len);
+    void (*datagram_error)(void *user, struct ginnel_udp socket, int error);
+    void (*timer)(void *user, uint64_t token);
+    void (*fd_ready)(void *user, uint64_t token, uint32_t events); /* GINNEL_EV_FD_READABLE, … */
+    void (*command)(void *user, uint64_t token);
+    void (*destroyed)(void *user, struct ginnel_listener listener); /* ginnel ss -K closed it. */
+    /* The stop flag was set: call ginnel_exit() within shard.stop_grace_ms. NULL ends the shard at once. */
+    void (*stopping)(void *user);
+    void (*ended)(void *user); /* The last call. The shard is gone. */
+};
+
+/* Runs a stack on threads of its own (a single shard on this one) until stop is set, an application calls
+ * ginnel_exit(), or one fails. stop may be NULL. */
+int ginnel_run(const struct ginnel_config *config, const struct ginnel_callbacks *callbacks, void *arg,
+               const struct ginnel_stop *stop);
+
+/* ---- A loop of the program's own ---- */
+
+enum {
+    GINNEL_EV_INCOMING = 1 << 0,     /* listener: ginnel_accept() until EAGAIN */
+    GINNEL_EV_CONNECTED = 1 << 1,    /* connection */
+    GINNEL_EV_READABLE = 1 << 2,     /* connection: ginnel_recv() until EAGAIN */
+    GINNEL_EV_UNORDERED = 1 << 3,    /* connection: ginnel_recv_unordered() until EAGAIN */
+    GINNEL_EV_WRITABLE = 1 << 4,     /* connection: room to send, after a short send */
+    GINNEL_EV_ACKED = 1 << 5,        /* connection: acked bytes were acknowledged */
+    GINNEL_EV_PEER_CLOSED = 1 << 6,  /* connection: FIN arrived; unread bytes before it may still be there */
+    GINNEL_EV_CLOSED = 1 << 7,       /* connection: its end, error says why, and the handle is stale */
+    GINNEL_EV_DATAGRAMS = 1 << 8,    /* UDP socket: ginnel_udp_recv() until EAGAIN */
+    GINNEL_EV_TIMER = 1 << 9,        /* token */
+    GINNEL_EV_FD_READABLE = 1 << 10, /* token */
+    GINNEL_EV_FD_WRITABLE = 1 << 11, /* token */
+    GINNEL_EV_COMMAND = 1 << 12,     /* token */
+    GINNEL_EV_DESTROYED = 1 << 13,   /* listener */
+};
+
+/* What happened to one object since it was last reported. */
+struct ginnel_event {
+    uint64_t source; /* the id of the connection, listener or UDP socket */
+    uint64_t token;  /* of the connection, timer, descriptor or command */
+    uint32_t events;
+    uint32_t acked;
+    int32_t error;
+    uint8_t class_; /* of its frames, the highest first: 0 background, 1 best effort, 2 to 7 */
+    uint8_t reserved[3];
+};
+
+/* Room for max events. count is written. */
+struct ginnel_events {
+    struct ginnel_event *events;
+    size_t max;
+    size_t count;
+};
+
+struct ginnel_stack;
+
+/* Opens the devices. EOPNOTSUPP: shard.placement and shard.workers are for callbacks. */
+int ginnel_open(const struct ginnel_config *config, struct ginnel_stack **out);
+/* Returns the number of shards. From any thread. */
+int ginnel_shards(const struct ginnel_stack *stack);
+/* Makes a shard this thread's own. Each is entered once, by a thread of its own, and all of them. EBUSY: the shard
+ * was entered before, or this thread has one. Returns when the addresses can be used: IPv6 addresses are checked for
+ * duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). */
+int ginnel_enter(const struct ginnel_stack *stack, unsigned shard, const struct ginnel_stop *stop);
+
+/* Receives and sends until there are events. Events of classes above best effort are in high, the others in low, in
+ * the order in which they happened. Without high (NULL), both are in low, the former first. Events that find no
+ * room are reported by the next call, which looks for more urgent ones first. Returns the number of events; 0 if
+ * timeout_ms are over (negative: no end); once -ECANCELED when the stop flag is set and no events are left. */
+int ginnel_wait(struct ginnel_events *high, struct ginnel_events *low, int timeout_ms);
+
+/* Ends this thread's shard. What is queued is sent as far as the windows allow; close connections first. */
+int ginnel_leave(void);
+/* Frees a stack, after all shards were entered. */
+void ginnel_close(struct ginnel_stack *stack);
+
+static inline struct ginnel_conn ginnel_event_conn(const struct ginnel_event *event)
+{
+    struct ginnel_conn conn = { event->source };
+    return conn;
+}
+
+static inline struct ginnel_listener ginnel_event_listener(const struct ginnel_event *event)
+{
+    struct ginnel_listener listener = { event->source };
+    return listener;
+}
+
+static inline struct ginnel_udp ginnel_event_udp(const struct ginnel_event *event)
+{
+    struct ginnel_udp socket = { event->source };
+    return socket;
+}
+
+/* ---- TCP ---- */
+
+enum {
+    GINNEL_REUSE_PORT = 1 << 0,
+    GINNEL_V6_ONLY = 1 << 1,
+    GINNEL_NODELAY = 1 << 2,
+    GINNEL_KEEPALIVE = 1 << 3,
+    GINNEL_ACK_EVENTS = 1 << 4, /* Acknowledged bytes are reported. */
+    GINNEL_UNORDERED = 1 << 5,  /* Unordered receive (docs/unordered.md). */
+};
+
+/* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A connection
+ * has neither backlog nor GINNEL_REUSE_PORT and GINNEL_V6_ONLY. */
+struct ginnel_socket_options {
+    uint32_t flags;
+    uint32_t backlog;
+    uint32_t recv_buffer_bytes;
+    uint32_t send_buffer_bytes;
+    uint16_t mss;
+    uint8_t priority; /* 0 to 7 */
+    uint8_t tos;
+    uint8_t hop_limit;
+    uint8_t reserved[3];
+};
+
+/* Listens on all shards of the stack; each that calls this for the address gets its own handle. options may be
+ * NULL. */
+int ginnel_listen(const struct sockaddr *address, socklen_t len, const struct ginnel_socket_options *options,
+                  struct ginnel_listener *out);
+/* Stops listening. Connections in the accept queue are reset. */
+int ginnel_unlisten(struct ginnel_listener listener);
+/* Takes a connection from the accept queue, in a loop of the program's own. */
+int ginnel_accept(struct ginnel_listener listener, struct ginnel_conn *out);
+/* Opens a connection: connected or closed follows. local and options may be NULL. */
+int ginnel_connect(const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *local,
+                   socklen_t local_len, const struct ginnel_socket_options *options, struct ginnel_conn *out);
+
+/* Queues a copy of bytes. Returns how many found room: after fewer than len, the connection becomes writable. */
+ssize_t ginnel_send(struct ginnel_conn conn, const void *data, size_t len);
+
+/* Writes len bytes of what is sent to out, the first of which is byte offset. Calls of this API fail meanwhile. */
+typedef void (*ginnel_fill)(void *arg, size_t offset, uint8_t *out, size_t len);
+/* As ginnel_send(), but fill writes the bytes into the stack's send buffer. */
+ssize_t ginnel_send_fill(struct ginnel_conn conn, size_t len, ginnel_fill fill, void *arg);
+
+/* Queues a message before all queued messages of lower priority of which no byte was sent. All or nothing: EAGAIN,
+ * and the connection becomes writable. EMSGSIZE: it never fits. */
+int ginnel_send_message(struct ginnel_conn conn, const void *data, size_t len, uint8_t priority);
+
+/* Tells that nothing reads the memory of a source any more. Calls of this API may fail meanwhile. */
+typedef void (*ginnel_release)(void *arg, const void *data, size_t len);
+/* Registers memory that is sent without a copy. It must not change until release is called, or ever if that is
+ * NULL. */
+int ginnel_source_add(const void *data, size_t len, ginnel_release release, void *arg,
+                      struct ginnel_source *out);
+/* Queues len bytes of a source from offset on. All or nothing, as ginnel_send_message(). */
+int ginnel_send_source(struct ginnel_conn conn, struct ginnel_source source, uint64_t offset, uint64_t len);
+/* Releases a source. What is queued of it is still sent; then release is called. */
+int ginnel_source_release(struct ginnel_source source);
+
+/* Receive bytes, in a loop of the program's own. 0: the end of the stream. EAGAIN: nothing yet. */
+ssize_t ginnel_recv(struct ginnel_conn conn, void *buffer, size_t len);
+ssize_t ginnel_recv_unordered(struct ginnel_conn conn, void *buffer, size_t len, size_t *ahead);
+/* Returns how many bytes can be received. */
+ssize_t ginnel_unread(struct ginnel_conn conn);
+/* Passes bytes that data has left again, after this callback. */
+int ginnel_resume(struct ginnel_conn conn);
+
+/* Sends FIN after what is queued; receiving goes on. */
+int ginnel_shutdown(struct ginnel_conn conn);
+/* Closes both directions; what is queued is still sent. Unread bytes reset the connection, as on Linux. */
+int ginnel_conn_close(struct ginnel_conn conn);
+/* Resets the connection. */
+int ginnel_conn_abort(struct ginnel_conn conn);
+
+enum ginnel_option {
+    GINNEL_OPT_NODELAY = 1,
+    GINNEL_OPT_CORK = 2,
+    GINNEL_OPT_MORE = 3,
+    GINNEL_OPT_QUICKACK = 4,
+    GINNEL_OPT_KEEPALIVE = 5,
+    GINNEL_OPT_KEEPIDLE_S = 6,
+    GINNEL_OPT_KEEPINTVL_S = 7,
+    GINNEL_OPT_KEEPCNT = 8,
+    GINNEL_OPT_USER_TIMEOUT_MS = 9,
+    GINNEL_OPT_LINGER_ZERO = 10,
+    GINNEL_OPT_OOBINLINE = 11,
+    GINNEL_OPT_ACK_EVENTS = 12,
+    GINNEL_OPT_RCVBUF = 13,
+    GINNEL_OPT_SNDBUF = 14,
+    GINNEL_OPT_NOTSENT_LOWAT = 15,
+    GINNEL_OPT_MAXSEG = 16,
+    GINNEL_OPT_TOS = 17,
+    GINNEL_OPT_HOP_LIMIT = 18,
+    GINNEL_OPT_PRIORITY = 19,
+    GINNEL_OPT_UNORDERED = 20,
+};
+
+/* Sets an option. EINVAL: out of range. ENOPROTOOPT: no such option. */
+int ginnel_conn_set_option(struct ginnel_conn conn, int option, int64_t value);
+/* A number of the program, which events carry; 0 at first. */
+int ginnel_conn_set_token(struct ginnel_conn conn, uint32_t token);
+int ginnel_conn_token(struct ginnel_conn conn, uint32_t *token);
+
+struct ginnel_info {
+    struct sockaddr_storage local;
+    struct sockaddr_storage remote;
+    uint64_t rtt_ns;
+    uint64_t rttvar_ns;
+    uint64_t min_rtt_ns;
+    uint32_t send_queued; /* bytes queued and not acknowledged */
+    uint32_t recv_queued; /* bytes that can be received */
+    uint32_t unsent;      /* bytes queued and not sent */
+    uint32_t mss;
+    uint32_t congestion_window; /* in segments */
+    uint32_t unacked_segments;
+    uint32_t retransmits;
+    uint32_t state; /* TCP_ESTABLISHED, … of netinet/tcp.h */
+};
+
+int ginnel_conn_info(struct ginnel_conn conn, struct ginnel_info *info);
+
+/* ---- UDP ---- */
+
+enum {
+    GINNEL_UDP_REUSE_PORT = 1 << 0,
+    GINNEL_UDP_V6_ONLY = 1 << 1,
+    GINNEL_UDP_BROADCAST = 1 << 2,
+    GINNEL_UDP_REUSE_ADDRESS = 1 << 3,
+};
+
+/* Opens a socket; port 0 lets the stack choose one. */
+int ginnel_udp_bind(const struct sockaddr *local, socklen_t len, uint32_t flags, struct ginnel_udp *out);
+int ginnel_udp_connect(struct ginnel_udp socket, const struct sockaddr *remote, socklen_t len);
+/* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the datagram's to
+ * as source, so that it comes from the address that was asked. */
+int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len, const struct sockaddr *remote,
+                    socklen_t remote_len, const struct sockaddr *source, socklen_t source_len);
+/* Receives a datagram, in a loop of the program's own. A pending error is returned first. datagram may be NULL. */
+ssize_t ginnel_udp_recv(struct ginnel_udp socket, void *buffer, size_t len, struct ginnel_datagram *datagram);
+int ginnel_udp_local(struct ginnel_udp socket, struct sockaddr_storage *address);
+int ginnel_udp_close(struct ginnel_udp socket);
+
+/* ---- Timers, kernel descriptors, the shard ---- */
+
+/* Expires once, after_ns from now, rounded up by 66 µs at most. out may be NULL. ENOBUFS: shard.timers_max. */
+int ginnel_timer_set(uint64_t after_ns, uint64_t token, struct ginnel_timer *out);
+/* EBADF: it has expired. */
+int ginnel_timer_cancel(struct ginnel_timer timer);
+
+enum {
+    GINNEL_FD_READ = 1 << 0,
+    GINNEL_FD_WRITE = 1 << 1,
+    GINNEL_FD_EDGES = 1 << 2, /* Reports a state when it begins, not as long as it lasts. */
+};
+
+/* Watches a non-blocking kernel descriptor. Remove it before you close it. */
+int ginnel_fd_add(int fd, uint32_t interests, uint64_t token, struct ginnel_fd *out);
+int ginnel_fd_modify(struct ginnel_fd fd, uint32_t interests);
+int ginnel_fd_remove(struct ginnel_fd fd);
+
+/* Returns the class of the frames whose event is being delivered, as class_ of struct ginnel_event. */
+int ginnel_class(void);
+/* Returns the index of the shard. */
+int ginnel_shard(void);
+/* Reads the time of the current burst: nanoseconds of CLOCK_MONOTONIC. */
+int ginnel_now(uint64_t *nanos);
+/* Ends the shard of this callback after the current turn. Close connections first. */
+int ginnel_exit(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

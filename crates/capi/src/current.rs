@@ -1,0 +1,100 @@
+//! The shard of the calling thread, on which all calls act: that of the callback that is running, or the one
+//! that the thread has entered (`ginnel_enter`).
+#![allow(unsafe_code)] // a context's lifetime ends with the callback, which the compiler cannot follow through C
+
+use crate::event_queue::EventQueue;
+use crate::failure::Failure;
+use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
+use ginnel::{Context, Instant, Shard, StopFlag, clock};
+use rustix::io::Errno;
+
+const NO_SHARD: Failure = Failure::new(
+    Errno::PERM,
+    "this thread has no shard: call this in a callback, or between ginnel_enter and ginnel_leave",
+);
+
+/// A shard that a thread has entered.
+pub struct Entered {
+    pub shard: Shard<EventQueue>,
+    pub stop: Option<StopFlag>,
+}
+
+thread_local! {
+    /// The context of the callback that is running. Taken while a call uses it, so that a function that the call
+    /// itself calls back (such as that of `ginnel_send_fill`) does not get it, too.
+    static CALLBACK: Cell<Option<NonNull<Context<'static>>>> = const { Cell::new(None) };
+    /// The shard that the thread has entered. Taken while a call uses it, as above.
+    static ENTERED: RefCell<Option<Box<Entered>>> = const { RefCell::new(None) };
+}
+
+/// Restores the context of an outer callback.
+struct Restore(Option<NonNull<Context<'static>>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CALLBACK.set(self.0);
+    }
+}
+
+/// Calls `callback`, during which calls of this thread act on `cx`.
+pub fn during_callback<R>(cx: &mut Context<'_>, callback: impl FnOnce() -> R) -> R {
+    let _outer = Restore(CALLBACK.replace(Some(NonNull::from(cx).cast())));
+    callback()
+}
+
+/// Calls `act` with the context of the calling thread's shard.
+///
+/// # Errors
+/// `EPERM` if the thread has no shard, or if another call of this thread uses the shard.
+pub fn with_context<R>(act: impl FnOnce(&mut Context<'_>) -> Result<R, Failure>) -> Result<R, Failure> {
+    if let Some(mut cx) = CALLBACK.take() {
+        let _restore = Restore(Some(cx));
+        // SAFETY: `during_callback` has borrowed the context of this thread and does not use it before the
+        // callback has returned, when it resets the pointer. Nobody else has the pointer while it is taken.
+        return act(unsafe { cx.as_mut() });
+    }
+    with_shard(|entered| {
+        let now = clock_of(&entered.shard);
+        entered.shard.with(now, |_, cx| act(cx))
+    })
+}
+
+/// Returns whether a callback of this thread is running, and no call of it uses the context.
+pub fn is_callback() -> bool {
+    CALLBACK.get().is_some()
+}
+
+/// Returns the time for a call: the shard's clock never goes back.
+fn clock_of(shard: &Shard<EventQueue>) -> Instant {
+    clock::now().max(shard.now())
+}
+
+/// Calls `act` with the shard that the thread has entered. If `act` panics, the shard is gone.
+///
+/// # Errors
+/// `EPERM` if there is none.
+pub fn with_shard<R>(act: impl FnOnce(&mut Entered) -> Result<R, Failure>) -> Result<R, Failure> {
+    let mut entered = take().ok_or(NO_SHARD)?;
+    let result = act(&mut entered);
+    ENTERED.set(Some(entered));
+    result
+}
+
+/// Takes the shard that the thread has entered.
+pub fn take() -> Option<Box<Entered>> {
+    ENTERED.try_with(RefCell::take).ok().flatten()
+}
+
+/// Makes the shard that of the calling thread.
+///
+/// # Errors
+/// `EBUSY` if the thread has a shard.
+pub fn enter(entered: Box<Entered>) -> Result<(), (Failure, Box<Entered>)> {
+    let is_free = CALLBACK.get().is_none() && ENTERED.with_borrow(Option::is_none);
+    if !is_free {
+        return Err((Failure::new(Errno::BUSY, "this thread has a shard already"), entered));
+    }
+    ENTERED.set(Some(entered));
+    Ok(())
+}

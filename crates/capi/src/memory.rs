@@ -1,0 +1,112 @@
+//! Memory of the caller. What can be checked is checked: null pointers, alignment and impossible lengths.
+#![allow(unsafe_code)] // pointers of C
+
+use crate::failure::Failure;
+use core::ffi::{CStr, c_char, c_void};
+use rustix::io::Errno;
+
+const NULL: Failure = Failure::new(Errno::FAULT, "a null or misaligned pointer");
+const TOO_LONG: Failure = Failure::new(Errno::INVAL, "a length of more than half of the address space");
+
+fn checked_len(is_null: bool, len: usize) -> Result<(), Failure> {
+    match isize::try_from(len) {
+        Err(_) => Err(TOO_LONG),
+        Ok(_) if is_null && len > 0 => Err(NULL),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Returns bytes that the caller lends. A null pointer is permitted for no bytes.
+///
+/// # Safety
+/// `len` bytes at `data` are readable and do not change during the call.
+pub unsafe fn bytes<'a>(data: *const c_void, len: usize) -> Result<&'a [u8], Failure> {
+    checked_len(data.is_null(), len)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the pointer is not null, and the caller says that the bytes are readable.
+    Ok(unsafe { core::slice::from_raw_parts(data.cast(), len) })
+}
+
+/// Returns a buffer that the caller lends.
+///
+/// # Safety
+/// `len` bytes at `data` are writable, and nobody else uses them during the call.
+pub unsafe fn bytes_mut<'a>(data: *mut c_void, len: usize) -> Result<&'a mut [u8], Failure> {
+    checked_len(data.is_null(), len)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: the pointer is not null, and the caller says that the bytes are writable.
+    Ok(unsafe { core::slice::from_raw_parts_mut(data.cast(), len) })
+}
+
+fn check<T>(pointer: *const T) -> Result<(), Failure> {
+    if pointer.is_null() || !pointer.is_aligned() { Err(NULL) } else { Ok(()) }
+}
+
+/// Returns a reference to an object of the caller.
+///
+/// # Safety
+/// A pointer that is neither null nor misaligned points to an object that nobody changes during the call.
+pub unsafe fn object<'a, T>(pointer: *const T) -> Result<&'a T, Failure> {
+    check(pointer)?;
+    // SAFETY: as the caller says.
+    Ok(unsafe { &*pointer })
+}
+
+/// Returns a reference through which an object of the caller is changed.
+///
+/// # Safety
+/// A pointer that is neither null nor misaligned points to an object that nobody else uses during the call.
+pub unsafe fn object_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Failure> {
+    check(pointer)?;
+    // SAFETY: as the caller says.
+    Ok(unsafe { &mut *pointer })
+}
+
+/// Writes a result to a variable of the caller.
+///
+/// # Safety
+/// As of [`object_mut`], but the variable need not be initialised.
+pub unsafe fn write<T>(to: *mut T, value: T) -> Result<(), Failure> {
+    check(to)?;
+    // SAFETY: as the caller says.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Returns a text of the caller.
+///
+/// # Safety
+/// A pointer that is not null points to a C string that nobody changes during the call.
+pub unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(NULL);
+    }
+    // SAFETY: as the caller says.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::new(Errno::ILSEQ, "a text that is not UTF-8"))
+}
+
+/// Frees an object that this library has given to C. A null pointer is nothing.
+///
+/// # Safety
+/// The pointer is null or from [`give`], and was not freed.
+pub unsafe fn free<T>(pointer: *mut T) {
+    if !pointer.is_null() {
+        // SAFETY: as the caller says.
+        drop(unsafe { Box::from_raw(pointer) });
+    }
+}
+
+/// Gives an object to C, which frees it by a function of this library.
+///
+/// # Safety
+/// As of [`write`].
+pub unsafe fn give<T>(to: *mut *mut T, value: T) -> Result<(), Failure> {
+    check(to)?;
+    // SAFETY: as the caller says.
+    unsafe { write(to, Box::into_raw(Box::new(value))) }
+}

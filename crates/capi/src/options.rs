@@ -1,0 +1,120 @@
+//! Options of sockets, as C passes them.
+
+use crate::failure::Failure;
+use core::ffi::c_int;
+use core::time::Duration;
+use ginnel::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
+use rustix::io::Errno;
+
+const UNKNOWN: Failure = Failure::new(Errno::NOPROTOOPT, "no such option");
+const OUT_OF_RANGE: Failure = Failure::new(Errno::INVAL, "an option is out of range");
+
+const REUSE_PORT: u32 = 1;
+const V6_ONLY: u32 = 1 << 1;
+const NODELAY: u32 = 1 << 2;
+const KEEPALIVE: u32 = 1 << 3;
+const ACK_EVENTS: u32 = 1 << 4;
+const UNORDERED: u32 = 1 << 5;
+const ALL: u32 = (UNORDERED << 1) - 1;
+
+/// `struct ginnel_socket_options`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CSocketOptions {
+    flags: u32,
+    backlog: u32,
+    recv_buffer_bytes: u32,
+    send_buffer_bytes: u32,
+    mss: u16,
+    priority: u8,
+    tos: u8,
+    hop_limit: u8,
+    reserved: [u8; 3],
+}
+
+fn nonzero<T: Copy + Default + PartialEq>(value: T) -> Option<T> {
+    (value != T::default()).then_some(value)
+}
+
+impl CSocketOptions {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.flags & !ALL != 0 || self.reserved != [0; 3] { Err(OUT_OF_RANGE) } else { Ok(()) }
+    }
+
+    fn socket(&self) -> SocketOptions {
+        SocketOptions {
+            recv_buffer_bytes: nonzero(self.recv_buffer_bytes),
+            send_buffer_bytes: nonzero(self.send_buffer_bytes),
+            mss: nonzero(self.mss),
+            nodelay: self.has(NODELAY),
+            keepalive: self.has(KEEPALIVE),
+            ack_events: self.has(ACK_EVENTS),
+            tos: self.tos,
+            hop_limit: nonzero(self.hop_limit),
+            priority: self.priority,
+            unordered: self.has(UNORDERED),
+            ..SocketOptions::default()
+        }
+    }
+
+    /// Returns the options of a listener.
+    pub fn listen(&self) -> Result<ListenOptions, Failure> {
+        self.check()?;
+        let mut options = ListenOptions {
+            v6_only: self.has(V6_ONLY),
+            reuse_port: self.has(REUSE_PORT),
+            socket: self.socket(),
+            ..ListenOptions::default()
+        };
+        if self.backlog != 0 {
+            options.backlog = self.backlog;
+        }
+        Ok(options)
+    }
+
+    /// Returns the options of a connection.
+    pub fn connect(&self) -> Result<ConnectOptions, Failure> {
+        self.check()?;
+        if self.has(REUSE_PORT | V6_ONLY) || self.backlog != 0 {
+            return Err(OUT_OF_RANGE);
+        }
+        Ok(ConnectOptions { socket: self.socket(), ..ConnectOptions::default() })
+    }
+}
+
+/// Returns the option of a connection that has this number in the header.
+pub fn option(number: c_int, value: i64) -> Result<TcpOption, Failure> {
+    let on = value != 0;
+    let millis = || u64::try_from(value).map(Duration::from_millis).map_err(|_| OUT_OF_RANGE);
+    let seconds = || u64::try_from(value).map(Duration::from_secs).map_err(|_| OUT_OF_RANGE);
+    let byte = || u8::try_from(value).map_err(|_| OUT_OF_RANGE);
+    let short = || u16::try_from(value).map_err(|_| OUT_OF_RANGE);
+    let word = || u32::try_from(value).map_err(|_| OUT_OF_RANGE);
+    Ok(match number {
+        1 => TcpOption::NoDelay(on),
+        2 => TcpOption::Cork(on),
+        3 => TcpOption::More(on),
+        4 => TcpOption::QuickAck(on),
+        5 => TcpOption::KeepAlive(on),
+        6 => TcpOption::KeepIdle(seconds()?),
+        7 => TcpOption::KeepInterval(seconds()?),
+        8 => TcpOption::KeepCount(byte()?),
+        9 => TcpOption::UserTimeout(millis()?),
+        10 => TcpOption::LingerZero(on),
+        11 => TcpOption::OobInline(on),
+        12 => TcpOption::AckEvents(on),
+        13 => TcpOption::RecvBuffer(word()?),
+        14 => TcpOption::SendBuffer(word()?),
+        15 => TcpOption::NotSentLowat(word()?),
+        16 => TcpOption::MaxSegment(short()?),
+        17 => TcpOption::Tos(byte()?),
+        18 => TcpOption::HopLimit(nonzero(byte()?)),
+        19 => TcpOption::Priority(byte()?),
+        20 => TcpOption::Unordered(on),
+        _ => return Err(UNKNOWN),
+    })
+}

@@ -1,0 +1,144 @@
+//! Timers and kernel descriptors of the calling thread's shard, and what a program asks the shard itself.
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::current::{is_callback, with_context};
+use crate::failure::{Failure, STALE, call};
+use crate::handles::{KernelFdHandle, TimerHandle};
+use crate::memory;
+use core::ffi::c_int;
+use core::time::Duration;
+use ginnel::{Context, Interest, KernelFd, Timer};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+
+const READ: u32 = 1;
+const WRITE: u32 = 1 << 1;
+const EDGES: u32 = 1 << 2;
+
+/// Sets a timer.
+///
+/// # Safety
+/// `out` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_timer_set(after_ns: u64, token: u64, out: *mut TimerHandle) -> c_int {
+    call(|| {
+        let timer = with_context(|cx| Ok(cx.set_timer(Duration::from_nanos(after_ns), token)))?;
+        let timer = timer.ok_or(Failure::new(Errno::NOBUFS, "shard.timers_max timers are set"))?;
+        if !out.is_null() {
+            // SAFETY: as the caller says.
+            unsafe { memory::write(out, TimerHandle { id: timer.to_bits() }) }?;
+        }
+        Ok(0)
+    })
+}
+
+/// Cancels a timer.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_timer_cancel(timer: TimerHandle) -> c_int {
+    call(|| {
+        let was_set = with_context(|cx| Ok(cx.cancel_timer(Timer::from_bits(timer.id))))?;
+        if was_set { Ok(0) } else { Err(STALE) }
+    })
+}
+
+fn interest(bits: u32) -> Result<Interest, Failure> {
+    if bits & !(READ | WRITE | EDGES) != 0 {
+        return Err(Failure::new(Errno::INVAL, "an unknown interest"));
+    }
+    Ok(Interest { read: bits & READ != 0, write: bits & WRITE != 0, edge_triggered: bits & EDGES != 0 })
+}
+
+/// Watches a kernel descriptor.
+///
+/// # Safety
+/// `out` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_fd_add(
+    fd: c_int,
+    interests: u32,
+    token: u64,
+    out: *mut KernelFdHandle,
+) -> c_int {
+    call(|| {
+        if fd < 0 {
+            return Err(Failure::new(Errno::BADF, "a negative descriptor"));
+        }
+        let interest = interest(interests)?;
+        // SAFETY: as the caller says.
+        let out = unsafe { memory::object_mut(out) }?;
+        // SAFETY: the number is not -1, and epoll returns EBADF if it is no descriptor.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let watched = with_context(|cx| {
+            cx.register_kernel_fd(fd, interest, token)
+                .map_err(|e| Failure::about(ginnel::errno::of_io(&e), format!("descriptor: {e}")))
+        })?;
+        out.id = watched.to_bits();
+        Ok(0)
+    })
+}
+
+/// Changes what is reported about a kernel descriptor.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_fd_modify(fd: KernelFdHandle, interests: u32) -> c_int {
+    call(|| {
+        let interest = interest(interests)?;
+        with_context(|cx| {
+            cx.modify_kernel_fd(KernelFd::from_bits(fd.id), interest)
+                .map_err(|e| Failure::about(ginnel::errno::of_io(&e), format!("descriptor: {e}")))
+        })?;
+        Ok(0)
+    })
+}
+
+/// Stops watching a kernel descriptor.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_fd_remove(fd: KernelFdHandle) -> c_int {
+    call(|| {
+        with_context(|cx| Ok(cx.deregister_kernel_fd(KernelFd::from_bits(fd.id))?))?;
+        Ok(0)
+    })
+}
+
+/// Returns what `read` says about the shard; a thread without a shard gets the error number.
+fn ask(read: impl FnOnce(&mut Context<'_>) -> c_int) -> c_int {
+    call(|| with_context(|cx| Ok(read(cx))))
+}
+
+/// Returns the class of the event that is being delivered.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_class() -> c_int {
+    ask(|cx| cx.event_class().into())
+}
+
+/// Returns the index of the shard.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_shard() -> c_int {
+    // There are at most 64 shards.
+    ask(|cx| cx.shard() as c_int)
+}
+
+/// Ends the shard after this turn.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_exit() -> c_int {
+    if !is_callback() {
+        return call(|| Err(Failure::new(Errno::PERM, "no callback is running: ginnel_leave ends a shard")));
+    }
+    ask(|cx| {
+        cx.stop();
+        0
+    })
+}
+
+/// Reads the time of the shard.
+///
+/// # Safety
+/// `nanos` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_now(nanos: *mut u64) -> c_int {
+    call(|| {
+        let now = with_context(|cx| Ok(cx.now().as_nanos()))?;
+        // SAFETY: as the caller says.
+        unsafe { memory::write(nanos, now) }?;
+        Ok(0)
+    })
+}

@@ -1,0 +1,364 @@
+//! Listeners and connections of the calling thread's shard.
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::current::with_context;
+use crate::failure::{Failure, call, call_bytes};
+use crate::handles::{ConnHandle, ListenerHandle, SourceHandle};
+use crate::options::{CSocketOptions, option};
+use crate::sources::source_id;
+use crate::{address, memory};
+use core::ffi::{c_int, c_void};
+use ginnel::State;
+use libc::{sockaddr, sockaddr_storage, socklen_t};
+use rustix::io::Errno;
+
+/// `ginnel_fill`: writes `len` bytes of what is sent, the first of which is the byte `offset`.
+pub type Fill = unsafe extern "C" fn(*mut c_void, usize, *mut u8, usize);
+
+/// `struct ginnel_info`.
+#[repr(C)]
+pub struct CInfo {
+    local: sockaddr_storage,
+    remote: sockaddr_storage,
+    rtt_ns: u64,
+    rttvar_ns: u64,
+    min_rtt_ns: u64,
+    send_queued: u32,
+    recv_queued: u32,
+    unsent: u32,
+    mss: u32,
+    congestion_window: u32,
+    unacked_segments: u32,
+    retransmits: u32,
+    state: u32,
+}
+
+/// Returns the options of the caller, or the default.
+///
+/// # Safety
+/// `options` is null or points to a structure.
+unsafe fn socket_options(options: *const CSocketOptions) -> Result<CSocketOptions, Failure> {
+    if options.is_null() {
+        return Ok(CSocketOptions::default());
+    }
+    // SAFETY: as the caller says.
+    unsafe { memory::object(options) }.copied()
+}
+
+/// Listens on an address.
+///
+/// # Safety
+/// `len` bytes at `address` are readable; `options` is null or points to a structure, `out` to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listen(
+    address: *const sockaddr,
+    len: socklen_t,
+    options: *const CSocketOptions,
+    out: *mut ListenerHandle,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let (local, options) = unsafe { (address::read(address, len)?, socket_options(options)?) };
+        let options = options.listen()?;
+        // SAFETY: as the caller says.
+        let out = unsafe { memory::object_mut(out) }?;
+        *out = with_context(|cx| Ok(cx.listen(local, options)?))?.into();
+        Ok(0)
+    })
+}
+
+/// Stops listening.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_unlisten(listener: ListenerHandle) -> c_int {
+    call(|| {
+        let listener = listener.get()?;
+        with_context(|cx| Ok(cx.unlisten(listener)?))?;
+        Ok(0)
+    })
+}
+
+/// Takes a connection from the accept queue.
+///
+/// # Safety
+/// `out` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_accept(listener: ListenerHandle, out: *mut ConnHandle) -> c_int {
+    call(|| {
+        let listener = listener.get()?;
+        // SAFETY: as the caller says.
+        let out = unsafe { memory::object_mut(out) }?;
+        let conn = with_context(|cx| Ok(cx.accept(listener)))?;
+        *out = conn.ok_or(Failure::new(Errno::AGAIN, "no connection to accept yet"))?.into();
+        Ok(0)
+    })
+}
+
+/// Opens a connection.
+///
+/// # Safety
+/// The lengths of bytes at the addresses are readable; `local` and `options` may be null; `out` is null or points
+/// to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_connect(
+    remote: *const sockaddr,
+    remote_len: socklen_t,
+    local: *const sockaddr,
+    local_len: socklen_t,
+    options: *const CSocketOptions,
+    out: *mut ConnHandle,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let remote = unsafe { address::read(remote, remote_len) }?;
+        // SAFETY: as the caller says.
+        let mut options = unsafe { socket_options(options) }?.connect()?;
+        // SAFETY: as the caller says.
+        options.local = unsafe { address::read_optional(local, local_len) }?;
+        // SAFETY: as the caller says.
+        let out = unsafe { memory::object_mut(out) }?;
+        *out = with_context(|cx| Ok(cx.connect(remote, options)?))?.into();
+        Ok(0)
+    })
+}
+
+/// Queues a copy of bytes. Returns how many.
+///
+/// # Safety
+/// `len` bytes at `data` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_send(conn: ConnHandle, data: *const c_void, len: usize) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let data = unsafe { memory::bytes(data, len) }?;
+        with_context(|cx| Ok(cx.send(conn, data)?))
+    })
+}
+
+/// Queues bytes that `fill` writes into the send buffer. Returns how many.
+///
+/// # Safety
+/// `fill` is null or writes all bytes that it is asked for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_send_fill(
+    conn: ConnHandle,
+    len: usize,
+    fill: Option<Fill>,
+    argument: *mut c_void,
+) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        let fill = fill.ok_or(Failure::new(Errno::FAULT, "no function that writes the bytes"))?;
+        with_context(|cx| {
+            Ok(cx.send_with(conn, len, false, |offset, out| {
+                // SAFETY: the function writes to the slice only, as the caller says.
+                unsafe { fill(argument, offset, out.as_mut_ptr(), out.len()) }
+            })?)
+        })
+    })
+}
+
+/// Queues a message with a priority.
+///
+/// # Safety
+/// `len` bytes at `data` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_send_message(
+    conn: ConnHandle,
+    data: *const c_void,
+    len: usize,
+    priority: u8,
+) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let data = unsafe { memory::bytes(data, len) }?;
+        with_context(|cx| Ok(cx.send_message(conn, data, priority)?))?;
+        Ok(0)
+    })
+}
+
+/// Queues bytes of a source without copying them.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_send_source(conn: ConnHandle, source: SourceHandle, offset: u64, len: u64) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.send_source(conn, source_id(source), offset, len)?))?;
+        Ok(0)
+    })
+}
+
+/// Receives bytes. Returns how many; 0 at the end of the stream.
+///
+/// # Safety
+/// `len` bytes at `buffer` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_recv(conn: ConnHandle, buffer: *mut c_void, len: usize) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let buffer = unsafe { memory::bytes_mut(buffer, len) }?;
+        with_context(|cx| Ok(cx.recv(conn, buffer)?))
+    })
+}
+
+/// Receives bytes that arrived before bytes which precede them. Returns how many.
+///
+/// # Safety
+/// `len` bytes at `buffer` are writable; `ahead` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_recv_unordered(
+    conn: ConnHandle,
+    buffer: *mut c_void,
+    len: usize,
+    ahead: *mut usize,
+) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        // SAFETY: as the caller says.
+        let (buffer, ahead) = unsafe { (memory::bytes_mut(buffer, len)?, memory::object_mut(ahead)?) };
+        let taken = with_context(|cx| Ok(cx.recv_unordered(conn, buffer)?))?;
+        let taken = taken.ok_or(Failure::new(Errno::AGAIN, "nothing to receive early"))?;
+        *ahead = taken.ahead;
+        Ok(taken.len)
+    })
+}
+
+/// Returns the number of bytes that can be received.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_unread(conn: ConnHandle) -> isize {
+    call_bytes(|| {
+        let conn = conn.get()?;
+        with_context(|cx| {
+            cx.state(conn)?;
+            Ok(cx.unread(conn))
+        })
+    })
+}
+
+/// Delivers bytes that the callback `data` has left again.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_resume(conn: ConnHandle) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| {
+            cx.state(conn)?;
+            cx.resume_reading(conn);
+            Ok(0)
+        })
+    })
+}
+
+/// Sends FIN after what is queued.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_shutdown(conn: ConnHandle) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.shutdown_write(conn)?))?;
+        Ok(0)
+    })
+}
+
+/// Closes both directions.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_conn_close(conn: ConnHandle) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.close(conn)?))?;
+        Ok(0)
+    })
+}
+
+/// Sends RST.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_conn_abort(conn: ConnHandle) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.abort(conn)?))?;
+        Ok(0)
+    })
+}
+
+/// Sets an option of a connection.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_conn_set_option(conn: ConnHandle, number: c_int, value: i64) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        let option = option(number, value)?;
+        with_context(|cx| Ok(cx.set_option(conn, option)?))?;
+        Ok(0)
+    })
+}
+
+/// Stores a number with a connection.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_conn_set_token(conn: ConnHandle, token: u32) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        with_context(|cx| Ok(cx.set_token(conn, token)?))?;
+        Ok(0)
+    })
+}
+
+/// Reads the number that was stored with a connection.
+///
+/// # Safety
+/// `token` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_conn_token(conn: ConnHandle, token: *mut u32) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        let value = with_context(|cx| Ok(cx.token(conn)?))?;
+        // SAFETY: as the caller says.
+        unsafe { memory::write(token, value) }?;
+        Ok(0)
+    })
+}
+
+/// Returns the number that `netinet/tcp.h` gives a state.
+fn number_of(state: State) -> u32 {
+    match state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::TimeWait => 6,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Listen => 10,
+        State::Closing => 11,
+    }
+}
+
+/// Describes a connection.
+///
+/// # Safety
+/// `info` is null or points to a variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_conn_info(conn: ConnHandle, info: *mut CInfo) -> c_int {
+    call(|| {
+        let conn = conn.get()?;
+        let known = with_context(|cx| Ok(cx.info(conn)?))?;
+        let nanos = |time: core::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let described = CInfo {
+            local: address::storage(known.local),
+            remote: address::storage(known.remote),
+            rtt_ns: nanos(known.rtt),
+            rttvar_ns: nanos(known.rttvar),
+            min_rtt_ns: nanos(known.min_rtt),
+            send_queued: known.send_queued,
+            recv_queued: known.recv_queued,
+            unsent: known.notsent_bytes,
+            mss: known.snd_mss,
+            congestion_window: known.snd_cwnd,
+            unacked_segments: known.unacked,
+            retransmits: known.total_retrans,
+            state: number_of(known.state),
+        };
+        // SAFETY: as the caller says.
+        unsafe { memory::write(info, described) }?;
+        Ok(0)
+    })
+}

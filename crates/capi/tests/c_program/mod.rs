@@ -1,0 +1,40 @@
+//! Compiles C programs with the header and the library of this build.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A compiled program, which exists as long as this value.
+pub struct CProgram {
+    folder: tempfile::TempDir,
+}
+
+impl CProgram {
+    /// Returns the path of the program.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("program")
+    }
+}
+
+/// Returns the folder of this build's libraries: cargo puts them next to the test.
+pub fn library_folder() -> PathBuf {
+    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    assert!(
+        folder.join("libginnel_c.so").exists(),
+        "{} has no libginnel_c.so: build it with `cargo test -p ginnel-capi`",
+        folder.display()
+    );
+    folder
+}
+
+/// Compiles a source of this crate.
+pub fn compile(source: &str, libraries: &[&str]) -> CProgram {
+    let program = CProgram { folder: tempfile::tempdir().unwrap() };
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    cc.arg("-I").arg(tree.join("include")).arg("-o").arg(program.path()).arg(tree.join(source));
+    cc.arg("-L").arg(library_folder()).args(libraries);
+    let output = cc.output().expect("cc, a C compiler, runs");
+    assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+    program
+}

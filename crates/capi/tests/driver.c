@@ -1,0 +1,818 @@
+/* Cases of tests/driver.rs: each is a stack whose loopback is inside it, and both ends of its connections. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ginnel.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ginnel_error());                                \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+#define IS(value, expected)                                                                                            \
+    do {                                                                                                               \
+        long long value_ = (long long)(value);                                                                         \
+        if (value_ != (long long)(expected)) {                                                                         \
+            fprintf(stderr, "line %d: %s is %lld, not %s (%s)\n", __LINE__, #value, value_, #expected, ginnel_error());  \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+enum { ROOM = 32, PORT = 7 };
+
+static const char *const CONFIGURATION = "loopback = \"stack\"\nrun.directory = false\nshard.spin_us = 0\n";
+
+static struct sockaddr_in address(uint16_t port)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+}
+
+#define ADDRESS(port) (struct sockaddr *)&(struct sockaddr_in[]){ address(port) }, sizeof(struct sockaddr_in)
+
+/* ---- A shard with a loop ---- */
+
+static struct ginnel_config *config;
+static struct ginnel_stack *stack;
+static struct ginnel_event high_room[ROOM], low_room[ROOM];
+static struct ginnel_events high = { high_room, ROOM, 0 }, low = { low_room, ROOM, 0 };
+
+static void open_shard(ginnel_classifier classifier, void *arg, struct ginnel_stop *stop)
+{
+    IS(ginnel_config_text(CONFIGURATION, &config), 0);
+    IS(ginnel_config_classifier(config, classifier, arg), 0);
+    IS(ginnel_open(config, &stack), 0);
+    ginnel_config_free(config);
+    IS(ginnel_shards(stack), 1);
+    IS(ginnel_enter(stack, 0, stop), 0);
+}
+
+static void close_shard(void)
+{
+    IS(ginnel_leave(), 0);
+    ginnel_close(stack);
+}
+
+/* Returns the event of the list that has one of these bits, or NULL. */
+static struct ginnel_event *find(struct ginnel_events *list, uint32_t events)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (list->events[i].events & events)
+            return &list->events[i];
+    return NULL;
+}
+
+/* Waits until an event with one of these bits is in low. Other events are passed over. */
+static struct ginnel_event expect(uint32_t events)
+{
+    for (int i = 0; i < 1000; i++) {
+        CHECK(ginnel_wait(NULL, &low, 5000) > 0);
+        struct ginnel_event *found = find(&low, events);
+        if (found)
+            return *found;
+    }
+    fprintf(stderr, "no event %x\n", events);
+    exit(1);
+}
+
+/* Opens a connection to a listener of this shard. */
+static void open_pair(struct ginnel_listener listener, uint16_t port, struct ginnel_conn *client,
+                      struct ginnel_conn *server)
+{
+    IS(ginnel_connect(ADDRESS(port), NULL, 0, NULL, client), 0);
+    int connected = 0, accepted = 0;
+    while (!connected || !accepted) {
+        CHECK(ginnel_wait(NULL, &low, 5000) > 0);
+        for (size_t i = 0; i < low.count; i++) {
+            struct ginnel_event *event = &low.events[i];
+            if (event->events & GINNEL_EV_CONNECTED) {
+                IS(event->source, client->id);
+                connected = 1;
+            }
+            if (event->events & GINNEL_EV_INCOMING) {
+                IS(event->source, listener.id);
+                IS(ginnel_accept(listener, server), 0);
+                accepted = 1;
+            }
+        }
+    }
+    IS(ginnel_accept(listener, server), -EAGAIN);
+}
+
+static void receive(struct ginnel_conn conn, char *buffer, size_t len)
+{
+    for (size_t got = 0; got < len;) {
+        ssize_t more = ginnel_recv(conn, buffer + got, len - got);
+        if (more == -EAGAIN)
+            CHECK(ginnel_wait(NULL, &low, 5000) >= 0);
+        else {
+            CHECK(more > 0);
+            got += (size_t)more;
+        }
+    }
+}
+
+static void loop_carries_bytes(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    struct ginnel_info info;
+    char buffer[100];
+    uint32_t token;
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    IS(ginnel_wait(NULL, &low, 0), 0);
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_recv(server, buffer, sizeof(buffer)), -EAGAIN);
+    IS(ginnel_conn_set_token(server, 77), 0);
+    IS(ginnel_send(client, "hello", 5), 5);
+    struct ginnel_event event = expect(GINNEL_EV_READABLE);
+    IS(event.source, server.id);
+    IS(event.token, 77);
+    IS(ginnel_unread(server), 5);
+    IS(ginnel_recv(server, buffer, sizeof(buffer)), 5);
+    CHECK(memcmp(buffer, "hello", 5) == 0);
+    IS(ginnel_conn_info(server, &info), 0);
+    IS(info.state, TCP_ESTABLISHED);
+    IS(((struct sockaddr_in *)&info.local)->sin_port, htons(PORT));
+    IS(((struct sockaddr_in *)&info.local)->sin_addr.s_addr, htonl(INADDR_LOOPBACK));
+    /* Unread bytes before a FIN are received first. */
+    IS(ginnel_send(client, "bye", 3), 3);
+    IS(ginnel_shutdown(client), 0);
+    IS(expect(GINNEL_EV_PEER_CLOSED).source, server.id);
+    IS(ginnel_send(client, "x", 1), -EPIPE);
+    IS(ginnel_recv(server, buffer, 2), 2);
+    IS(ginnel_recv(server, buffer, 2), 1);
+    IS(ginnel_recv(server, buffer, 2), 0);
+    IS(ginnel_conn_close(server), 0);
+    IS(ginnel_conn_close(client), 0);
+    event = expect(GINNEL_EV_CLOSED);
+    IS(event.error, 0);
+    IS(ginnel_recv(server, buffer, 2), -EBADF);
+    IS(ginnel_conn_token(server, &token), -EBADF);
+    /* Nobody listens any more. */
+    IS(ginnel_unlisten(listener), 0);
+    IS(ginnel_unlisten(listener), -EBADF);
+    IS(ginnel_connect(ADDRESS(PORT), NULL, 0, NULL, &client), 0);
+    do
+        event = expect(GINNEL_EV_CLOSED);
+    while (event.source != client.id);
+    IS(event.error, ECONNREFUSED);
+    close_shard();
+}
+
+static void large_transfer_needs_all_events(void)
+{
+    enum { BYTES = 20 << 20 };
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    char *sent = malloc(BYTES), *got = malloc(BYTES);
+    for (size_t i = 0; i < BYTES; i++)
+        sent[i] = (char)(i * 31 >> 5);
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    size_t queued = 0, received = 0;
+    int readable = 0, writable = 1, short_sends = 0;
+    while (received < BYTES) {
+        while (writable && queued < BYTES) {
+            ssize_t now = ginnel_send(client, sent + queued, BYTES - queued);
+            CHECK(now >= 0);
+            queued += (size_t)now;
+            writable = queued == BYTES;
+            short_sends += queued < BYTES;
+        }
+        while (readable) {
+            ssize_t now = ginnel_recv(server, got + received, BYTES - received);
+            readable = now > 0;
+            if (now > 0)
+                received += (size_t)now;
+            else if (received < BYTES)
+                IS(now, -EAGAIN);
+        }
+        if (received == BYTES)
+            break;
+        CHECK(ginnel_wait(NULL, &low, 5000) > 0);
+        for (size_t i = 0; i < low.count; i++) {
+            readable |= low.events[i].source == server.id && low.events[i].events & GINNEL_EV_READABLE;
+            writable |= low.events[i].source == client.id && low.events[i].events & GINNEL_EV_WRITABLE;
+        }
+    }
+    CHECK(short_sends > 0);
+    CHECK(memcmp(sent, got, BYTES) == 0);
+    close_shard();
+    free(sent);
+    free(got);
+}
+
+static uint8_t exclamations(void *arg, const struct ginnel_packet *packet, uint8_t usual)
+{
+    ++*(int *)arg;
+    CHECK(packet->frame && packet->frame_len > packet->payload_len);
+    return packet->payload_len > 0 && packet->payload[0] == '!' ? 6 : usual;
+}
+
+static void urgent_events_are_in_their_own_list(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client[2], server[2];
+    char buffer[10];
+    int calls = 0;
+    open_shard(exclamations, &calls, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    for (int i = 0; i < 2; i++)
+        open_pair(listener, PORT, &client[i], &server[i]);
+    CHECK(calls > 0);
+    IS(ginnel_send(client[0], "usual", 5), 5);
+    IS(ginnel_send(client[1], "!urgent", 7), 7);
+    uint64_t in_high = 0, in_low = 0;
+    while (!in_high || !in_low) {
+        CHECK(ginnel_wait(&high, &low, 5000) > 0);
+        struct ginnel_event *event = find(&high, GINNEL_EV_READABLE);
+        if (event) {
+            in_high = event->source;
+            IS(event->class_, 6);
+        }
+        event = find(&low, GINNEL_EV_READABLE);
+        if (event) {
+            CHECK(in_high);
+            in_low = event->source;
+            IS(event->class_, 1);
+        }
+    }
+    IS(in_high, server[1].id);
+    IS(in_low, server[0].id);
+    IS(ginnel_recv(server[1], buffer, sizeof(buffer)), 7);
+    /* Without a list for urgent events they come first in the other. */
+    struct ginnel_events one = { low_room, 1, 0 };
+    IS(ginnel_send(client[0], "usual", 5), 5);
+    IS(ginnel_send(client[1], "!urgent", 7), 7);
+    IS(ginnel_wait(NULL, &one, 5000), 1);
+    IS(one.events[0].source, server[1].id);
+    IS(ginnel_wait(NULL, &one, 5000), 1);
+    IS(one.events[0].source, server[0].id);
+    close_shard();
+}
+
+static void messages_overtake_each_other(void)
+{
+    enum { FILL = 200000 };
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    static char many[FILL], got[FILL + 8];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    memset(many, '.', FILL);
+    IS(ginnel_send_message(client, many, FILL, 0), 0);
+    IS(ginnel_send_message(client, "low", 3, 1), 0);
+    IS(ginnel_send_message(client, "high", 4, 7), 0);
+    IS(ginnel_send_message(client, many, 1 << 30, 7), -EMSGSIZE);
+    receive(server, got, FILL + 7);
+    /* No byte of the first was sent when the last was queued. */
+    CHECK(memcmp(got, "high", 4) == 0);
+    CHECK(memcmp(got + 4, many, FILL) == 0);
+    CHECK(memcmp(got + 4 + FILL, "low", 3) == 0);
+    close_shard();
+}
+
+static int released;
+
+static void count_release(void *arg, const void *data, size_t len)
+{
+    CHECK(arg == &released);
+    CHECK(data != NULL && len == 100000);
+    released++;
+}
+
+static void fill_with_offsets(void *arg, size_t offset, uint8_t *out, size_t len)
+{
+    ++*(int *)arg;
+    for (size_t i = 0; i < len; i++)
+        out[i] = (uint8_t)((offset + i) % 251);
+    IS(ginnel_unread((struct ginnel_conn){ 1 }), -EPERM);
+}
+
+static void memory_is_sent_without_a_copy(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    struct ginnel_source source;
+    static char data[100000], got[300000];
+    int fills = 0;
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (char)(i % 253);
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_source_add(data, 0, NULL, NULL, &source), -EINVAL);
+    IS(ginnel_source_add(data, sizeof(data), count_release, &released, &source), 0);
+    IS(ginnel_send_source(client, source, 1, sizeof(data)), -EINVAL);
+    IS(ginnel_send_source(client, source, UINT64_MAX, 2), -EINVAL);
+    IS(ginnel_send_source(client, (struct ginnel_source){ 0 }, 0, 1), -EINVAL);
+    IS(ginnel_send_source(client, source, 0, sizeof(data)), 0);
+    IS(ginnel_send_source(client, source, 99000, 1000), 0);
+    IS(ginnel_source_release(source), 0);
+    IS(ginnel_send_source(client, source, 0, 1), -EINVAL);
+    IS(released, 0);
+    /* The memory is read when segments are built. */
+    data[0] = 'X';
+    receive(server, got, 101000);
+    CHECK(got[0] == 'X' && memcmp(got, data, 100000) == 0 && memcmp(got + 100000, data + 99000, 1000) == 0);
+    for (int i = 0; i < 1000 && !released; i++)
+        CHECK(ginnel_wait(NULL, &low, 10) >= 0);
+    IS(released, 1);
+    IS(ginnel_send_fill(client, 30000, fill_with_offsets, &fills), 30000);
+    CHECK(fills > 0);
+    IS(ginnel_send_fill(client, 1, NULL, NULL), -EFAULT);
+    receive(server, got, 30000);
+    for (size_t i = 0; i < 30000; i++)
+        IS((uint8_t)got[i], i % 251);
+    close_shard();
+    IS(released, 1);
+}
+
+static void source_outlives_its_connection(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server;
+    struct ginnel_source source;
+    static char data[100000];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_source_add(data, sizeof(data), count_release, &released, &source), 0);
+    IS(ginnel_send_source(client, source, 0, sizeof(data)), 0);
+    IS(ginnel_conn_abort(client), 0);
+    CHECK(expect(GINNEL_EV_CLOSED).error != 0);
+    IS(released, 0);
+    /* The end of the shard releases it. */
+    close_shard();
+    IS(released, 1);
+}
+
+static void *command_from_thread(void *commander)
+{
+    usleep(20000);
+    IS(ginnel_command(commander, 4711), 0);
+    /* A thread without a shard. */
+    IS(ginnel_shard(), -EPERM);
+    return NULL;
+}
+
+static void timers_descriptors_and_commands_wake_the_shard(void)
+{
+    struct ginnel_timer timer, other;
+    struct ginnel_fd watched;
+    struct ginnel_commander *commander;
+    uint64_t before, after;
+    int pipes[2];
+    char byte;
+    pthread_t thread;
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_now(&before), 0);
+    IS(ginnel_timer_set(30000000, 11, &timer), 0);
+    IS(ginnel_timer_set(20000000, 12, &other), 0);
+    IS(ginnel_timer_set(40000000, 13, NULL), 0);
+    IS(ginnel_timer_cancel(other), 0);
+    IS(ginnel_timer_cancel(other), -EBADF);
+    IS(expect(GINNEL_EV_TIMER).token, 11);
+    IS(ginnel_now(&after), 0);
+    CHECK(after - before >= 30000000);
+    IS(ginnel_timer_cancel(timer), -EBADF);
+    IS(ginnel_timer_cancel((struct ginnel_timer){ ~0ull }), -EBADF);
+    IS(expect(GINNEL_EV_TIMER).token, 13);
+
+    IS(pipe(pipes), 0);
+    IS(ginnel_fd_add(pipes[0], GINNEL_FD_READ, 5, &watched), 0);
+    IS(ginnel_fd_add(pipes[0], GINNEL_FD_READ, 5, &watched), -EEXIST);
+    IS(ginnel_fd_add(-1, GINNEL_FD_READ, 5, &watched), -EBADF);
+    IS(ginnel_fd_add(9999, GINNEL_FD_READ, 5, &watched), -EBADF);
+    IS(ginnel_fd_add(pipes[0], 8, 5, &watched), -EINVAL);
+    IS(ginnel_wait(NULL, &low, 10), 0);
+    IS(write(pipes[1], "x", 1), 1);
+    struct ginnel_event event = expect(GINNEL_EV_FD_READABLE);
+    IS(event.token, 5);
+    IS(event.events, GINNEL_EV_FD_READABLE);
+    IS(read(pipes[0], &byte, 1), 1);
+    IS(ginnel_fd_modify(watched, 0), 0);
+    IS(write(pipes[1], "x", 1), 1);
+    while (ginnel_wait(NULL, &low, 10) > 0)
+        ;
+    IS(ginnel_fd_remove(watched), 0);
+    IS(ginnel_fd_remove(watched), -EBADF);
+    IS(ginnel_fd_modify(watched, 0), -ENOENT);
+
+    IS(ginnel_commander_new(&commander), 0);
+    IS(pthread_create(&thread, NULL, command_from_thread, commander), 0);
+    IS(expect(GINNEL_EV_COMMAND).token, 4711);
+    pthread_join(thread, NULL);
+    close_shard();
+    IS(ginnel_command(commander, 1), -ESRCH);
+    ginnel_commander_free(commander);
+}
+
+static void datagrams_are_carried(void)
+{
+    struct ginnel_udp server, client;
+    struct ginnel_datagram datagram;
+    struct sockaddr_storage local;
+    char buffer[100];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_udp_bind(ADDRESS(53), 0, &server), 0);
+    IS(ginnel_udp_bind(ADDRESS(53), 0, &client), -EADDRINUSE);
+    IS(ginnel_udp_bind(ADDRESS(0), 0, &client), 0);
+    IS(ginnel_udp_send(client, "q", 1, NULL, 0, NULL, 0), -EDESTADDRREQ);
+    IS(ginnel_udp_connect(client, ADDRESS(53)), 0);
+    IS(ginnel_udp_send(client, "question", 8, NULL, 0, NULL, 0), 0);
+    IS(expect(GINNEL_EV_DATAGRAMS).source, server.id);
+    IS(ginnel_udp_recv(server, buffer, 3, &datagram), 3);
+    IS(datagram.len, 8);
+    IS(ginnel_udp_local(client, &local), 0);
+    IS(((struct sockaddr_in *)&datagram.from)->sin_port, ((struct sockaddr_in *)&local)->sin_port);
+    IS(ginnel_udp_recv(server, buffer, 3, NULL), -EAGAIN);
+    IS(ginnel_udp_send(server, "answer", 6, (struct sockaddr *)&datagram.from, sizeof(datagram.from),
+                       (struct sockaddr *)&datagram.to, sizeof(datagram.to)), 0);
+    IS(expect(GINNEL_EV_DATAGRAMS).source, client.id);
+    IS(ginnel_udp_recv(client, buffer, sizeof(buffer), NULL), 6);
+    /* An error comes from the peer whose socket is closed. */
+    IS(ginnel_udp_close(server), 0);
+    IS(ginnel_udp_close(server), -EBADF);
+    IS(ginnel_udp_send(client, "question", 8, NULL, 0, NULL, 0), 0);
+    IS(expect(GINNEL_EV_DATAGRAMS).source, client.id);
+    IS(ginnel_udp_recv(client, buffer, sizeof(buffer), NULL), -ECONNREFUSED);
+    close_shard();
+}
+
+static void stop_flag_ends_the_wait_once(void)
+{
+    struct ginnel_stop *stop;
+    IS(ginnel_stop_new(&stop), 0);
+    open_shard(NULL, NULL, stop);
+    IS(ginnel_timer_set(0, 1, NULL), 0);
+    ginnel_stop_set(stop);
+    IS(expect(GINNEL_EV_TIMER).token, 1);
+    IS(ginnel_wait(NULL, &low, -1), -ECANCELED);
+    IS(ginnel_wait(NULL, &low, 1), 0);
+    close_shard();
+    ginnel_stop_free(stop);
+}
+
+static void events_without_room_are_kept(void)
+{
+    struct ginnel_events one = { low_room, 1, 0 };
+    int seen = 0;
+    open_shard(NULL, NULL, NULL);
+    for (uint64_t i = 0; i < 100; i++)
+        IS(ginnel_timer_set(1000, i, NULL), 0);
+    while (seen < 100) {
+        IS(ginnel_wait(NULL, &one, 5000), 1);
+        IS(one.count, 1);
+        CHECK(one.events[0].token < 100);
+        seen++;
+    }
+    IS(ginnel_wait(NULL, &one, 0), 0);
+    close_shard();
+}
+
+static void wrong_arguments_are_errors(void)
+{
+    struct ginnel_config *none = NULL;
+    struct ginnel_listener listener;
+    struct ginnel_conn conn = { 0 };
+    struct ginnel_socket_options options = { .flags = 1 << 20 };
+    struct ginnel_events no_room = { low_room, 0, 0 }, no_events = { NULL, 5, 0 };
+    struct sockaddr_in any = address(PORT);
+    struct ginnel_callbacks callbacks = { .size = 3 };
+    uint32_t token;
+    char buffer[10];
+    IS(ginnel_config_file("/nonexistent.toml", &none), -EINVAL);
+    CHECK(strstr(ginnel_error(), "/nonexistent.toml"));
+    IS(ginnel_config_text("tcp.connections = 3", &none), -EINVAL);
+    CHECK(strstr(ginnel_error(), "connections"));
+    IS(ginnel_config_text(NULL, &none), -EFAULT);
+    IS(ginnel_config_text("\xff", &none), -EILSEQ);
+    IS(ginnel_config_text("", NULL), -EFAULT);
+    CHECK(none == NULL);
+    IS(ginnel_open(NULL, &stack), -EFAULT);
+    IS(ginnel_enter(NULL, 0, NULL), -EFAULT);
+    IS(ginnel_shards(NULL), -EFAULT);
+    IS(ginnel_leave(), -EPERM);
+    IS(ginnel_wait(NULL, &low, 0), -EPERM);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), -EPERM);
+    CHECK(strstr(ginnel_error(), "ginnel_enter"));
+    IS(ginnel_run(NULL, &callbacks, NULL, NULL), -EFAULT);
+    IS(ginnel_config_text("shard.placement = \"split\"\nloopback = \"stack\"", &config), 0);
+    IS(ginnel_open(config, &stack), -EOPNOTSUPP);
+    IS(ginnel_run(config, NULL, NULL, NULL), -EFAULT);
+    IS(ginnel_run(config, &callbacks, NULL, NULL), -EINVAL);
+    callbacks.size = sizeof(callbacks);
+    IS(ginnel_run(config, &callbacks, NULL, NULL), -EINVAL);
+    CHECK(strstr(ginnel_error(), "data"));
+    callbacks.size = sizeof(callbacks) + sizeof(void *);
+    IS(ginnel_run(config, &callbacks, NULL, NULL), -EINVAL);
+    ginnel_config_free(config);
+    ginnel_config_free(NULL);
+    ginnel_stop_set(NULL);
+    ginnel_stop_free(NULL);
+    ginnel_commander_free(NULL);
+    ginnel_close(NULL);
+    IS(ginnel_command(NULL, 1), -EFAULT);
+
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_enter(stack, 0, NULL), -EBUSY);
+    IS(ginnel_enter(stack, 1, NULL), -EINVAL);
+    IS(ginnel_wait(NULL, NULL, 0), -EFAULT);
+    IS(ginnel_wait(&high, NULL, 0), -EFAULT);
+    IS(ginnel_wait(NULL, &no_room, 0), -EINVAL);
+    IS(ginnel_wait(NULL, &no_events, 0), -EFAULT);
+    IS(ginnel_exit(), -EPERM);
+    IS(ginnel_listen(NULL, 0, NULL, &listener), -EINVAL);
+    IS(ginnel_listen(NULL, sizeof(any), NULL, &listener), -EFAULT);
+    IS(ginnel_listen((struct sockaddr *)&any, 4, NULL, &listener), -EINVAL);
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), NULL, NULL), -EFAULT);
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), &options, &listener), -EINVAL);
+    options.flags = 0;
+    options.reserved[1] = 1;
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), &options, &listener), -EINVAL);
+    options.reserved[1] = 0;
+    options.mss = 1;
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), &options, &listener), -EINVAL);
+    options = (struct ginnel_socket_options){ .backlog = 4 };
+    IS(ginnel_connect(ADDRESS(PORT), NULL, 0, &options, &conn), -EINVAL);
+    any.sin_family = AF_UNIX;
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), NULL, &listener), -EAFNOSUPPORT);
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(0x0a000001);
+    IS(ginnel_listen((struct sockaddr *)&any, sizeof(any), NULL, &listener), -EADDRNOTAVAIL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), -EADDRINUSE);
+    IS(ginnel_accept((struct ginnel_listener){ 0 }, &conn), -EBADF);
+    /* Numbers that were never handles. */
+    for (uint64_t id = 0; id < 70; id++)
+        for (int high_bits = 0; high_bits < 2; high_bits++) {
+            conn.id = high_bits ? id << 32 | 0xffffffff : id;
+            IS(ginnel_send(conn, "x", 1), -EBADF);
+            IS(ginnel_recv(conn, buffer, 1), -EBADF);
+            IS(ginnel_conn_close(conn), -EBADF);
+            IS(ginnel_conn_abort(conn), -EBADF);
+            IS(ginnel_shutdown(conn), -EBADF);
+            IS(ginnel_resume(conn), -EBADF);
+            IS(ginnel_unread(conn), -EBADF);
+            IS(ginnel_conn_token(conn, &token), -EBADF);
+            IS(ginnel_conn_set_option(conn, GINNEL_OPT_NODELAY, 1), -EBADF);
+            IS(ginnel_udp_close((struct ginnel_udp){ conn.id }), -EBADF);
+        }
+    struct ginnel_conn client, server;
+    open_pair(listener, PORT, &client, &server);
+    IS(ginnel_send(client, NULL, 1), -EFAULT);
+    IS(ginnel_send(client, NULL, 0), 0);
+    IS(ginnel_send(client, buffer, SIZE_MAX), -EINVAL);
+    IS(ginnel_recv(client, NULL, 1), -EFAULT);
+    IS(ginnel_recv_unordered(client, buffer, 1, NULL), -EFAULT);
+    IS(ginnel_conn_info(client, NULL), -EFAULT);
+    IS(ginnel_conn_info(client, (struct ginnel_info *)(buffer + 1)), -EFAULT);
+    IS(ginnel_conn_set_option(client, 0, 1), -ENOPROTOOPT);
+    IS(ginnel_conn_set_option(client, 999, 1), -ENOPROTOOPT);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_KEEPIDLE_S, 0), -EINVAL);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_KEEPIDLE_S, -1), -EINVAL);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_PRIORITY, 8), -EINVAL);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_PRIORITY, 7), 0);
+    IS(ginnel_conn_set_option(client, GINNEL_OPT_RCVBUF, 1ll << 40), -EINVAL);
+    close_shard();
+    IS(ginnel_send(client, "x", 1), -EPERM);
+}
+
+static void a_stack_can_be_opened_again(void)
+{
+    for (int i = 0; i < 20; i++) {
+        struct ginnel_listener listener;
+        open_shard(NULL, NULL, NULL);
+        IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+        close_shard();
+    }
+    /* A stack whose shards nobody entered. */
+    IS(ginnel_config_text(CONFIGURATION, &config), 0);
+    IS(ginnel_open(config, &stack), 0);
+    ginnel_close(stack);
+    ginnel_config_free(config);
+}
+
+/* ---- Callbacks ---- */
+
+enum { MESSAGE = 300000 };
+
+struct application {
+    struct ginnel_conn client;
+    size_t sent, received, echoed;
+    int accepted, connected, writable, closed, timers, ended, commands, stops;
+    const uint8_t *kept;
+};
+
+static struct application program;
+static struct ginnel_stop *program_stop;
+static const char *mode;
+
+static void *create(void *arg, unsigned application)
+{
+    IS(application, 0);
+    CHECK(strcmp(arg, "argument") == 0);
+    IS(ginnel_shard(), -EPERM);
+    return &program;
+}
+
+static void send_more(struct application *app)
+{
+    static char bytes[MESSAGE];
+    while (app->sent < MESSAGE) {
+        size_t part = MESSAGE - app->sent < 50000 ? MESSAGE - app->sent : 50000;
+        ssize_t sent = ginnel_send(app->client, bytes + app->sent, part);
+        CHECK(sent >= 0);
+        app->sent += (size_t)sent;
+        if ((size_t)sent < part)
+            return;
+    }
+    IS(ginnel_shutdown(app->client), 0);
+}
+
+static int start(void *user)
+{
+    struct application *app = user;
+    struct ginnel_listener listener;
+    struct ginnel_socket_options options = { .recv_buffer_bytes = 30000, .send_buffer_bytes = 30000 };
+    if (strcmp(mode, "fails") == 0)
+        return -ENOSPC;
+    IS(ginnel_listen(ADDRESS(PORT), &options, &listener), 0);
+    IS(ginnel_connect(ADDRESS(PORT), NULL, 0, &options, &app->client), 0);
+    IS(ginnel_timer_set(1000000, 9, NULL), 0);
+    return 0;
+}
+
+static void accepted(void *user, struct ginnel_conn conn, struct ginnel_listener listener)
+{
+    struct application *app = user;
+    app->accepted++;
+    CHECK(conn.id != 0 && listener.id != 0);
+    IS(ginnel_class(), 1);
+}
+
+static void connected(void *user, struct ginnel_conn conn)
+{
+    struct application *app = user;
+    app->connected++;
+    IS(conn.id, app->client.id);
+    send_more(app);
+}
+
+static size_t data(void *user, struct ginnel_conn conn, const uint8_t *bytes, size_t len)
+{
+    struct application *app = user;
+    if (conn.id == app->client.id) {
+        app->received += len;
+        return len;
+    }
+    ssize_t sent = ginnel_send(conn, bytes, len);
+    CHECK(sent >= 0);
+    app->echoed += (size_t)sent;
+    return (size_t)sent;
+}
+
+static void writable(void *user, struct ginnel_conn conn)
+{
+    struct application *app = user;
+    app->writable++;
+    if (conn.id == app->client.id)
+        send_more(app);
+    else
+        IS(ginnel_resume(conn), 0);
+}
+
+static void closed(void *user, struct ginnel_conn conn, int error)
+{
+    struct application *app = user;
+    uint32_t token;
+    IS(error, 0);
+    IS(ginnel_conn_token(conn, &token), 0);
+    IS(ginnel_send(conn, "x", 1), -EBADF);
+    if (++app->closed == 2)
+        ginnel_stop_set(program_stop);
+}
+
+static void timer(void *user, uint64_t token)
+{
+    struct application *app = user;
+    IS(token, 9);
+    app->timers++;
+}
+
+static void stopping(void *user)
+{
+    struct application *app = user;
+    app->stops++;
+    IS(ginnel_exit(), 0);
+}
+
+static void ended(void *user)
+{
+    struct application *app = user;
+    app->ended++;
+    IS(ginnel_exit(), -EPERM);
+}
+
+static void run_callbacks(const char *configuration)
+{
+    struct ginnel_callbacks callbacks = {
+        .size = sizeof(callbacks),
+        .create = create,
+        .start = start,
+        .accepted = accepted,
+        .connected = connected,
+        .data = data,
+        .writable = writable,
+        .closed = closed,
+        .timer = timer,
+        .stopping = stopping,
+        .ended = ended,
+    };
+    char text[300];
+    snprintf(text, sizeof(text), "%s%s", CONFIGURATION, configuration);
+    IS(ginnel_config_text(text, &config), 0);
+    IS(ginnel_stop_new(&program_stop), 0);
+    int result = ginnel_run(config, &callbacks, "argument", program_stop);
+    IS(program.ended, 1);
+    if (strcmp(mode, "fails") == 0) {
+        IS(result, -ENOSPC);
+        return;
+    }
+    IS(result, 0);
+    IS(program.accepted, 1);
+    IS(program.connected, 1);
+    IS(program.sent, MESSAGE);
+    IS(program.echoed, MESSAGE);
+    IS(program.received, MESSAGE);
+    IS(program.closed, 2);
+    IS(program.timers, 1);
+    IS(program.stops, 1);
+    CHECK(program.writable > 0);
+    ginnel_stop_free(program_stop);
+    ginnel_config_free(config);
+}
+
+static void callbacks_carry_bytes(void)
+{
+    run_callbacks("");
+}
+
+static void callbacks_run_in_a_thread_of_their_own(void)
+{
+    run_callbacks("shard.placement = \"split\"\n");
+}
+
+static void a_start_that_fails_ends_the_stack(void)
+{
+    mode = "fails";
+    run_callbacks("");
+}
+
+#define CASE(name) { #name, name }
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} CASES[] = {
+    CASE(loop_carries_bytes),
+    CASE(large_transfer_needs_all_events),
+    CASE(urgent_events_are_in_their_own_list),
+    CASE(messages_overtake_each_other),
+    CASE(memory_is_sent_without_a_copy),
+    CASE(source_outlives_its_connection),
+    CASE(timers_descriptors_and_commands_wake_the_shard),
+    CASE(datagrams_are_carried),
+    CASE(stop_flag_ends_the_wait_once),
+    CASE(events_without_room_are_kept),
+    CASE(wrong_arguments_are_errors),
+    CASE(a_stack_can_be_opened_again),
+    CASE(callbacks_carry_bytes),
+    CASE(callbacks_run_in_a_thread_of_their_own),
+    CASE(a_start_that_fails_ends_the_stack),
+};
+
+int main(int argc, char **argv)
+{
+    mode = "";
+    for (size_t i = 0; argc == 2 && i < sizeof(CASES) / sizeof(*CASES); i++)
+        if (strcmp(argv[1], CASES[i].name) == 0) {
+            CASES[i].run();
+            return 0;
+        }
+    fprintf(stderr, "usage: driver CASE\n");
+    return 2;
+}
