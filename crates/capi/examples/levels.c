@@ -1,5 +1,5 @@
-/* A server with a loop of its own, which waits in two levels: it answers each line with the level at which the line
- * arrived. Lines that begin with '!' are urgent, as far as they begin a segment.
+/* A server with a loop of its own, which waits in two levels: it answers each line with the level at which
+ * the line arrived. Lines that begin with '!' are urgent, as far as they begin a segment.
  *
  *   cc -o levels levels.c -pthread $(pkg-config --cflags --libs ginnel)
  *   ./levels tap.toml 7

@@ -4,15 +4,15 @@
  *
  *   callbacks   ginnel_run() runs a thread for each shard and calls the functions of struct ginnel_callbacks.
  *               Received bytes are passed where the device put them, without a copy.
- *   a loop      ginnel_open(), ginnel_enter(), then ginnel_wait() in a loop, which returns events in two lists:
- *               those above best effort, and the others.
+ *   a loop      ginnel_open(), ginnel_enter(), then ginnel_wait() in a loop, which returns events in two
+ *               lists: those above best effort, and the others.
  *
  * All calls act on the shard of the calling thread: that of the callback that is running, or the one that the
- * thread has entered. There they need no lock. Only the functions that say so may be called elsewhere; the others
- * fail with EPERM.
+ * thread has entered. There they need no lock. Only the functions that say so may be called elsewhere; the
+ * others fail with EPERM.
  *
- * Functions that return int or ssize_t return a negative error number (-EAGAIN) if they fail. ginnel_error() then
- * says more. Structures are passed with all reserved fields 0.
+ * Functions that return int or ssize_t return a negative error number (-EAGAIN) if they fail. ginnel_error()
+ * then says more. Structures are passed with all reserved fields 0.
  */
 #ifndef GINNEL_H
 #define GINNEL_H
@@ -29,12 +29,14 @@ extern "C" {
 /* Returns the version of the library. From any thread. */
 const char *ginnel_version(void);
 
-/* Returns a text about the last call of this thread that failed, valid until the next call of this function. */
+/* Returns a text about the last call of this thread that failed, valid until the next call of this
+ * function. */
 const char *ginnel_error(void);
 
 /* ---- Handles ----
  *
- * A handle that has outlived its object is refused (EBADF) and never means another object. { 0 } is no handle. */
+ * A handle that has outlived its object is refused (EBADF) and never means another object. { 0 } is no
+ * handle. */
 
 struct ginnel_conn { uint64_t id; };     /* a connection */
 struct ginnel_listener { uint64_t id; }; /* a listening socket */
@@ -66,8 +68,8 @@ struct ginnel_packet {
     int transmits; /* 0: received, 1: sent */
 };
 
-/* Returns the priority of a frame, 0 to 7; usual is what the rules of the configuration, or the device, say. Called
- * for each frame on the threads of all shards. */
+/* Returns the priority of a frame, 0 to 7; usual is what the rules of the configuration, or the device, say.
+ * Called for each frame on the threads of all shards. */
 typedef uint8_t (*ginnel_classifier)(void *arg, const struct ginnel_packet *packet, uint8_t usual);
 
 /* Sets the function that gives frames their priorities (docs/priorities.md); NULL removes it. */
@@ -88,8 +90,8 @@ struct ginnel_commander;
 
 /* Creates a sender of commands to this thread's shard. */
 int ginnel_commander_new(struct ginnel_commander **out);
-/* Sends a number to the shard and wakes it. From any thread. EAGAIN: shard.commands_max commands wait. ESRCH: the
- * shard has ended. */
+/* Sends a number to the shard and wakes it. From any thread. EAGAIN: shard.commands_max commands wait. ESRCH:
+ * the shard has ended. */
 int ginnel_command(const struct ginnel_commander *commander, uint64_t token);
 void ginnel_commander_free(struct ginnel_commander *commander);
 
@@ -105,29 +107,29 @@ struct ginnel_datagram {
     uint8_t reserved[6];
 };
 
-/* The functions of an application; all but data may be NULL. user is what create returned, or arg of ginnel_run()
- * without create. No function may leave by longjmp() or an exception. While one runs, its shard neither receives
- * nor sends. */
+/* The functions of an application; all but data may be NULL. user is what create returned, or arg of
+ * ginnel_run() without create. No function may leave by longjmp() or an exception. While one runs, its shard
+ * neither receives nor sends. */
 struct ginnel_callbacks {
     size_t size; /* sizeof(struct ginnel_callbacks) */
     /* Called for each application (shards.count, or shard.workers each) on its thread. Returns user. */
     void *(*create)(void *arg, unsigned application);
-    /* Called when the addresses can be used: listens, connects, sets timers. Returns 0, or a negative error number,
-     * which ends the stack. */
+    /* Called when the addresses can be used: listens, connects, sets timers. Returns 0, or a negative error
+     * number, which ends the stack. */
     int (*start)(void *user);
     void (*accepted)(void *user, struct ginnel_conn conn, struct ginnel_listener listener);
     void (*connected)(void *user, struct ginnel_conn conn);
-    /* Bytes in order, valid during the call. Returns how many were consumed, from the front. The rest is kept, the
-     * receive window shrinks, and the rest is passed again with more, or after ginnel_resume(). */
+    /* Bytes in order, valid during the call. Returns how many were consumed, from the front. The rest is
+     * kept, the receive window shrinks, and the rest is passed again with more, or after ginnel_resume(). */
     size_t (*data)(void *user, struct ginnel_conn conn, const uint8_t *data, size_t len);
-    /* Bytes above best effort that arrived early (GINNEL_UNORDERED): ahead bytes of the stream were not passed
-     * before the first of them. Passed once. */
+    /* Bytes above best effort that arrived early (GINNEL_UNORDERED): ahead bytes of the stream were not
+     * passed before the first of them. Passed once. */
     void (*unordered)(void *user, struct ginnel_conn conn, size_t ahead, const uint8_t *data, size_t len);
     void (*writable)(void *user, struct ginnel_conn conn); /* after a short send */
     void (*acked)(void *user, struct ginnel_conn conn, uint32_t bytes); /* GINNEL_ACK_EVENTS */
     /* The peer sent FIN. NULL closes the connection. */
     void (*peer_closed)(void *user, struct ginnel_conn conn);
-    /* The connection ended: 0, or the error number. Called once for each; only ginnel_conn_token() takes the handle.
+    /* The connection ended: 0, or the error number. Called once for each. The handle is stale afterwards.
      * ECANCELED: this side aborted it, or closed it with unread data. */
     void (*closed)(void *user, struct ginnel_conn conn, int error);
     void (*datagram)(void *user, struct ginnel_udp socket, const struct ginnel_datagram *datagram,
@@ -157,7 +159,7 @@ enum {
     GINNEL_EV_WRITABLE = 1 << 4,     /* connection: room to send, after a short send */
     GINNEL_EV_ACKED = 1 << 5,        /* connection: acked bytes were acknowledged */
     GINNEL_EV_PEER_CLOSED = 1 << 6,  /* connection: FIN arrived; unread bytes before it may still be there */
-    GINNEL_EV_CLOSED = 1 << 7,       /* connection: its end, error says why, and the handle is stale */
+    GINNEL_EV_CLOSED = 1 << 7,       /* connection: its end, after all bytes were received or it was closed */
     GINNEL_EV_DATAGRAMS = 1 << 8,    /* UDP socket: ginnel_udp_recv() until EAGAIN */
     GINNEL_EV_TIMER = 1 << 9,        /* token */
     GINNEL_EV_FD_READABLE = 1 << 10, /* token */
@@ -166,7 +168,8 @@ enum {
     GINNEL_EV_DESTROYED = 1 << 13,   /* listener */
 };
 
-/* What happened to one object since it was last reported. */
+/* What happened to one object since it was last reported. After GINNEL_EV_CLOSED the handle of a connection
+ * is stale; error is 0 or the error number. */
 struct ginnel_event {
     uint64_t source; /* the id of the connection, listener or UDP socket */
     uint64_t token;  /* of the connection, timer, descriptor or command */
@@ -190,15 +193,16 @@ struct ginnel_stack;
 int ginnel_open(const struct ginnel_config *config, struct ginnel_stack **out);
 /* Returns the number of shards. From any thread. */
 int ginnel_shards(const struct ginnel_stack *stack);
-/* Makes a shard this thread's own. Each is entered once, by a thread of its own, and all of them. EBUSY: the shard
- * was entered before, or this thread has one. Returns when the addresses can be used: IPv6 addresses are checked for
- * duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). */
+/* Makes a shard this thread's own. Each is entered once, by a thread of its own, and all of them. EBUSY: the
+ * shard was entered before, or this thread has one. Returns when the addresses can be used: IPv6 addresses
+ * are checked for duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). */
 int ginnel_enter(const struct ginnel_stack *stack, unsigned shard, const struct ginnel_stop *stop);
 
-/* Receives and sends until there are events. Events of classes above best effort are in high, the others in low, in
- * the order in which they happened. Without high (NULL), both are in low, the former first. Events that find no
- * room are reported by the next call, which looks for more urgent ones first. Returns the number of events; 0 if
- * timeout_ms are over (negative: no end); once -ECANCELED when the stop flag is set and no events are left. */
+/* Receives and sends until there are events. Events of classes above best effort are in high, the others in
+ * low, in the order in which they happened. Without high (NULL), both are in low, the former first. Events
+ * that find no room are reported by the next call, which looks for more urgent ones first. Returns the number
+ * of events; 0 if timeout_ms are over (negative: no end); once -ECANCELED when the stop flag is set and no
+ * events are left. */
 int ginnel_wait(struct ginnel_events *high, struct ginnel_events *low, int timeout_ms);
 
 /* Ends this thread's shard. What is queued is sent as far as the windows allow; close connections first. */
@@ -235,8 +239,8 @@ enum {
     GINNEL_UNORDERED = 1 << 5,  /* Unordered receive (docs/unordered.md). */
 };
 
-/* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A connection
- * has neither backlog nor GINNEL_REUSE_PORT and GINNEL_V6_ONLY. */
+/* Options of a listener, whose connections begin with them, or of a connection. 0 takes the default. A
+ * connection has neither backlog nor GINNEL_REUSE_PORT and GINNEL_V6_ONLY. */
 struct ginnel_socket_options {
     uint32_t flags;
     uint32_t backlog;
@@ -249,8 +253,8 @@ struct ginnel_socket_options {
     uint8_t reserved[3];
 };
 
-/* Listens on all shards of the stack; each that calls this for the address gets its own handle. options may be
- * NULL. */
+/* Listens on all shards of the stack; each that calls this for the address gets its own handle. options may
+ * be NULL. */
 int ginnel_listen(const struct sockaddr *address, socklen_t len, const struct ginnel_socket_options *options,
                   struct ginnel_listener *out);
 /* Stops listening. Connections in the accept queue are reset. */
@@ -261,22 +265,24 @@ int ginnel_accept(struct ginnel_listener listener, struct ginnel_conn *out);
 int ginnel_connect(const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *local,
                    socklen_t local_len, const struct ginnel_socket_options *options, struct ginnel_conn *out);
 
-/* Queues a copy of bytes. Returns how many found room: after fewer than len, the connection becomes writable. */
+/* Queues a copy of bytes. Returns how many found room: after fewer than len, the connection becomes
+ * writable. */
 ssize_t ginnel_send(struct ginnel_conn conn, const void *data, size_t len);
 
-/* Writes len bytes of what is sent to out, the first of which is byte offset. Calls of this API fail meanwhile. */
+/* Writes len bytes of what is sent to out, the first of which is byte offset. Calls of this API fail
+ * meanwhile. */
 typedef void (*ginnel_fill)(void *arg, size_t offset, uint8_t *out, size_t len);
 /* As ginnel_send(), but fill writes the bytes into the stack's send buffer. */
 ssize_t ginnel_send_fill(struct ginnel_conn conn, size_t len, ginnel_fill fill, void *arg);
 
-/* Queues a message before all queued messages of lower priority of which no byte was sent. All or nothing: EAGAIN,
- * and the connection becomes writable. EMSGSIZE: it never fits. */
+/* Queues a message before all queued messages of lower priority of which no byte was sent. All or nothing:
+ * EAGAIN, and the connection becomes writable. EMSGSIZE: it never fits. */
 int ginnel_send_message(struct ginnel_conn conn, const void *data, size_t len, uint8_t priority);
 
 /* Tells that nothing reads the memory of a source any more. Calls of this API may fail meanwhile. */
 typedef void (*ginnel_release)(void *arg, const void *data, size_t len);
-/* Registers memory that is sent without a copy. It must not change until release is called, or ever if that is
- * NULL. */
+/* Registers memory that is sent without a copy. It must not change until release is called, or ever if that
+ * is NULL. */
 int ginnel_source_add(const void *data, size_t len, ginnel_release release, void *arg,
                       struct ginnel_source *out);
 /* Queues len bytes of a source from offset on. All or nothing, as ginnel_send_message(). */
@@ -358,18 +364,21 @@ enum {
 /* Opens a socket; port 0 lets the stack choose one. */
 int ginnel_udp_bind(const struct sockaddr *local, socklen_t len, uint32_t flags, struct ginnel_udp *out);
 int ginnel_udp_connect(struct ginnel_udp socket, const struct sockaddr *remote, socklen_t len);
-/* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the datagram's to
- * as source, so that it comes from the address that was asked. */
-int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len, const struct sockaddr *remote,
-                    socklen_t remote_len, const struct sockaddr *source, socklen_t source_len);
-/* Receives a datagram, in a loop of the program's own. A pending error is returned first. datagram may be NULL. */
+/* Sends a datagram to remote, or NULL for the connected peer, from source, or NULL. An answer has the
+ * datagram's to as source, so that it comes from the address that was asked. */
+int ginnel_udp_send(struct ginnel_udp socket, const void *data, size_t data_len,
+                    const struct sockaddr *remote, socklen_t remote_len, const struct sockaddr *source,
+                    socklen_t source_len);
+/* Receives a datagram, in a loop of the program's own. A pending error is returned first. datagram may be
+ * NULL. */
 ssize_t ginnel_udp_recv(struct ginnel_udp socket, void *buffer, size_t len, struct ginnel_datagram *datagram);
 int ginnel_udp_local(struct ginnel_udp socket, struct sockaddr_storage *address);
 int ginnel_udp_close(struct ginnel_udp socket);
 
 /* ---- Timers, kernel descriptors, the shard ---- */
 
-/* Expires once, after_ns from now, rounded up by 66 µs at most. out may be NULL. ENOBUFS: shard.timers_max. */
+/* Expires once, after_ns from now, rounded up by 66 µs at most. out may be NULL. ENOBUFS:
+ * shard.timers_max. */
 int ginnel_timer_set(uint64_t after_ns, uint64_t token, struct ginnel_timer *out);
 /* EBADF: it has expired. */
 int ginnel_timer_cancel(struct ginnel_timer timer);

@@ -1,4 +1,4 @@
-//! What other threads do: stop shards, and send them commands.
+//! Calls for other threads: they stop shards, and send them commands.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::current::with_context;
@@ -22,8 +22,8 @@ pub unsafe extern "C" fn ginnel_stop_new(out: *mut *mut StopFlag) -> c_int {
     })
 }
 
-/// Sets a flag. Does nothing but an atomic store and a write to an event descriptor, so that signal handlers may
-/// call it.
+/// Sets a flag. Does nothing but an atomic store and a write to an event descriptor, so that signal handlers
+/// may call it.
 ///
 /// # Safety
 /// `stop` is null or a flag of this library.

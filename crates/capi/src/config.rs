@@ -16,11 +16,11 @@ pub type Classifier = unsafe extern "C" fn(*mut c_void, *const PacketView, u8) -
 /// `struct ginnel_packet`.
 #[repr(C)]
 pub struct PacketView {
-    frame: *const u8,
-    frame_len: usize,
-    payload: *const u8,
-    payload_len: usize,
-    transmits: c_int,
+    pub frame: *const u8,
+    pub frame_len: usize,
+    pub payload: *const u8,
+    pub payload_len: usize,
+    pub transmits: c_int,
 }
 
 /// `struct ginnel_config`.
@@ -51,7 +51,8 @@ impl ClassifierCall {
             payload_len: payload.map_or(0, <[u8]>::len),
             transmits: transmits.into(),
         };
-        // SAFETY: `ginnel_config_classifier` got the function, and the view's pointers are valid during the call.
+        // SAFETY: `ginnel_config_classifier` got the function, and the view's pointers are valid during the
+        // call.
         unsafe { (self.function)(self.argument, &raw const view, usual) }
     }
 }

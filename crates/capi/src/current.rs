@@ -21,8 +21,8 @@ pub struct Entered {
 }
 
 thread_local! {
-    /// The context of the callback that is running. Taken while a call uses it, so that a function that the call
-    /// itself calls back (such as that of `ginnel_send_fill`) does not get it, too.
+    /// The context of the callback that is running. Taken while a call uses it, so that a function that the
+    /// call itself calls back (such as that of `ginnel_send_fill`) does not get it, too.
     static CALLBACK: Cell<Option<NonNull<Context<'static>>>> = const { Cell::new(None) };
     /// The shard that the thread has entered. Taken while a call uses it, as above.
     static ENTERED: RefCell<Option<Box<Entered>>> = const { RefCell::new(None) };
@@ -79,6 +79,14 @@ pub fn with_shard<R>(act: impl FnOnce(&mut Entered) -> Result<R, Failure>) -> Re
     let result = act(&mut entered);
     ENTERED.set(Some(entered));
     result
+}
+
+/// Calls `act` with the events of the shard that the thread has entered. Returns `None` if there is none.
+pub fn with_events<R>(act: impl FnOnce(&mut EventQueue) -> Option<R>) -> Option<R> {
+    if is_callback() {
+        return None;
+    }
+    ENTERED.with_borrow_mut(|entered| act(entered.as_mut()?.shard.handler_mut()))
 }
 
 /// Takes the shard that the thread has entered.

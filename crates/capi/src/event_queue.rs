@@ -1,7 +1,7 @@
 //! Events that a program's own loop takes: a handler that pulls, and queues what happens in two levels.
 //!
-//! A connection, listener or socket is in a queue at most once, whatever happened to it meanwhile. So the queues
-//! hold at most what the stack has, and what [`EventQueue::is_full`] bounds.
+//! A connection, listener or socket is in a queue at most once, whatever happened to it meanwhile. So the
+//! queues hold at most what the stack has, and what [`EventQueue::is_full`] bounds.
 
 use crate::failure::of_close;
 use crate::handles::{ConnHandle, ListenerHandle, UdpSocketHandle};
@@ -9,12 +9,19 @@ use core::any::Any;
 use ginnel::{
     CloseReason, Conn, Context, Error, Handler, Listener, Readiness, UdpError, UdpHandle, priority,
 };
-use std::collections::VecDeque;
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::io::Read;
 
 /// Events of timers, descriptors, commands and ended connections that may wait. The shard makes no turn while
 /// there are more.
 // limit: events that a program in C has not taken
 const SINGLE_EVENTS_MAX: usize = 16_384;
+
+/// Connections that the peer has reset before the program has received all of their bytes. The bytes of
+/// further ones are discarded.
+// limit: reset connections of a program in C with unread bytes
+const LATE_CONNS_MAX: usize = 65_536;
 
 macro_rules! event_bits {
     ($($(#[$doc:meta])* $name:ident = $value:expr;)*) => {
@@ -89,13 +96,22 @@ enum Kind {
     Udp,
 }
 
-/// What happened to one object and was not taken yet.
+/// Events of one object that were not taken yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     /// The event; nothing waits if its bits are 0.
     event: Event,
     /// True for each level in whose queue the slot is.
     is_queued: [bool; 2],
+}
+
+/// Unread bytes of a connection that was reset or has timed out. (One that both sides have closed stays in
+/// the engine until its bytes were received.)
+#[derive(Debug)]
+struct Late {
+    unread: VecDeque<u8>,
+    /// Reported when nothing is unread any more.
+    closed: Event,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,8 +129,10 @@ pub struct EventQueue {
     queues: [VecDeque<Entry>; 2],
     /// Events that wait, by level.
     waiting: [usize; 2],
-    /// Those of them that are not of slots.
+    /// Number of waiting events that are not of slots.
     singles: usize,
+    /// Connections whose end waits until the program has received their bytes, by handle.
+    late: HashMap<u64, Late>,
     is_started: bool,
 }
 
@@ -156,8 +174,8 @@ impl EventQueue {
         }
     }
 
-    /// Adds what happened to an object. An object that has an event gets it in addition, and the higher of both
-    /// classes.
+    /// Adds what happened to an object. An object that has an event gets it in addition, and the higher of
+    /// both classes.
     fn add(&mut self, kind: Kind, index: u32, happened: Event) {
         let at = index as usize;
         let slots = &mut self.slots[kind as usize];
@@ -205,6 +223,51 @@ impl EventQueue {
         event
     }
 
+    /// Receives bytes of a connection that has ended, and then the error number of its end. `None` if it has
+    /// no bytes, or has not ended.
+    pub fn recv_late(&mut self, conn: ConnHandle, buffer: &mut [u8]) -> Option<Result<usize, Errno>> {
+        if self.late.is_empty() {
+            return None;
+        }
+        let late = self.late.get_mut(&conn.id)?;
+        if late.unread.is_empty() {
+            let error = Errno::from_raw_os_error(late.closed.error);
+            self.close_late(conn);
+            return Some(Err(error));
+        }
+        // Never fails: the source is memory.
+        Some(Ok(late.unread.read(buffer).unwrap_or(0)))
+    }
+
+    /// Returns the number of unread bytes of a connection that has ended; `None` as of
+    /// [`recv_late`](Self::recv_late).
+    pub fn unread_late(&self, conn: ConnHandle) -> Option<usize> {
+        Some(self.late.get(&conn.id)?.unread.len())
+    }
+
+    /// Reports the end of a connection, whose unread bytes are discarded. Returns false as of
+    /// [`recv_late`](Self::recv_late).
+    pub fn close_late(&mut self, conn: ConnHandle) -> bool {
+        let Some(late) = self.late.remove(&conn.id) else { return false };
+        self.add_single(late.closed);
+        true
+    }
+
+    /// Reports the end of a connection, or, if bytes are unread, these, and the end later.
+    fn end(&mut self, mut closed: Event, unread: VecDeque<u8>) {
+        if unread.is_empty() {
+            return self.add_single(closed);
+        }
+        if self.late.len() >= LATE_CONNS_MAX {
+            closed.error = Errno::NOBUFS.raw_os_error();
+            return self.add_single(closed);
+        }
+        self.add_single(Event { events: closed.events & !CLOSED | READABLE, error: 0, ..closed });
+        closed.events = CLOSED;
+        closed.acked = 0;
+        self.late.insert(closed.source, Late { unread, closed });
+    }
+
     fn add_conn(&mut self, cx: &Context<'_>, conn: Conn, events: u32, acked: u32) {
         let event = Event {
             source: ConnHandle::from(conn).id,
@@ -222,6 +285,20 @@ impl EventQueue {
         let event = Event { source, events, class: cx.event_class(), ..Event::default() };
         self.add(Kind::Listener, listener.index(), event);
     }
+}
+
+/// Takes the bytes that a connection has left at its end.
+fn receive_all(cx: &mut Context<'_>, conn: Conn) -> VecDeque<u8> {
+    let mut bytes = vec![0; cx.unread(conn)];
+    let mut count = 0;
+    while count < bytes.len()
+        && let Ok(more) = cx.recv(conn, &mut bytes[count..])
+        && more > 0
+    {
+        count += more;
+    }
+    bytes.truncate(count);
+    bytes.into()
 }
 
 impl Handler for EventQueue {
@@ -269,7 +346,7 @@ impl Handler for EventQueue {
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         let before = self.take_slot(Kind::Conn, conn.index());
-        self.add_single(Event {
+        let closed = Event {
             source: ConnHandle::from(conn).id,
             token: cx.token(conn).map_or(0, u64::from),
             // What can no longer be received or sent is not reported.
@@ -278,7 +355,8 @@ impl Handler for EventQueue {
             error: of_close(reason),
             class: cx.event_class().max(before.class),
             ..Event::default()
-        });
+        };
+        self.end(closed, receive_all(cx, conn));
     }
 
     fn datagrams(&mut self, cx: &mut Context<'_>, socket: UdpHandle) {
@@ -321,7 +399,10 @@ impl Handler for EventQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Event, EventQueue, Kind, Level, READABLE, SINGLE_EVENTS_MAX, TIMER, WRITABLE};
+    use super::{
+        CLOSED, ConnHandle, Errno, Event, EventQueue, Kind, LATE_CONNS_MAX, Level, READABLE,
+        SINGLE_EVENTS_MAX, TIMER, WRITABLE,
+    };
 
     fn happened(source: u64, events: u32, class: u8) -> Event {
         Event { source, events, class, ..Event::default() }
@@ -356,11 +437,11 @@ mod tests {
     #[test]
     fn queues_do_not_grow_with_repeated_events() {
         let mut queue = EventQueue::default();
-        for turn in 0..10_000 {
-            queue.add(Kind::Conn, 5, happened(6, READABLE, 1 + turn % 2 * 4));
+        for turn in 0..10_000_u32 {
+            queue.add(Kind::Conn, 5, happened(6, READABLE, if turn % 2 == 0 { 1 } else { 5 }));
         }
         assert!(queue.queues.iter().all(|queue| queue.len() <= 1));
-        assert_eq!(queue.waiting, [0, 1]);
+        assert_eq!(queue.waiting, [0, 1], "the event keeps its highest class");
     }
 
     // limit: events that a program in C has not taken
@@ -374,5 +455,27 @@ mod tests {
         assert!(queue.is_full());
         assert!(queue.pop(Level::Low).is_some());
         assert!(!queue.is_full());
+    }
+
+    // limit: reset connections of a program in C with unread bytes
+    #[test]
+    fn reset_connections_keep_their_bytes_up_to_a_limit() {
+        let mut queue = EventQueue::default();
+        let reset = |source| Event { source, events: CLOSED, error: 104, ..Event::default() };
+        for source in 1..=LATE_CONNS_MAX as u64 {
+            queue.end(reset(source), vec![7].into());
+            assert_eq!(queue.pop(Level::Low).map(|event| event.events), Some(READABLE));
+        }
+        queue.end(reset(0), vec![7].into());
+        let refused = Event { error: Errno::NOBUFS.raw_os_error(), ..reset(0) };
+        assert_eq!(queue.pop(Level::Low), Some(refused));
+        let mut buffer = [0; 9];
+        let conn = ConnHandle { id: 1 };
+        assert_eq!(queue.recv_late(conn, &mut buffer), Some(Ok(1)));
+        assert_eq!(queue.recv_late(conn, &mut buffer), Some(Err(Errno::CONNRESET)));
+        assert_eq!(queue.pop(Level::Low), Some(reset(1)));
+        assert_eq!(queue.recv_late(conn, &mut buffer), None);
+        queue.end(reset(0), vec![7].into());
+        assert_eq!(queue.pop(Level::Low).map(|event| event.events), Some(READABLE));
     }
 }

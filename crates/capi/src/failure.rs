@@ -19,7 +19,7 @@ pub struct Failure {
     text: Text,
 }
 
-/// What is known about a failure besides its number. Frequent failures are not allocated.
+/// Description of a failure. Frequent failures are not allocated.
 #[derive(Debug)]
 enum Text {
     Fixed(&'static str),
@@ -176,8 +176,8 @@ fn remember(text: Text) {
     let _ = LAST.try_with(|last| last.borrow_mut().text = text);
 }
 
-/// Calls the body of a function of the interface. Returns its value, or the negative error number. A panic of the
-/// library becomes `ENOTRECOVERABLE`.
+/// Calls the body of a function of the interface. Returns its value, or the negative error number. A panic of
+/// the library becomes `ENOTRECOVERABLE`.
 pub fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return value,

@@ -1,4 +1,5 @@
-//! Compares the structures and constants of the header, as a C compiler sees them, with those of this library.
+//! Compares the structures and constants of the header, as a C compiler sees them, with those of this
+//! library.
 
 use crate::config::PacketView;
 use crate::event_queue::{self, Event};

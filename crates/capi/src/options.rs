@@ -21,15 +21,15 @@ const ALL: u32 = (UNORDERED << 1) - 1;
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct CSocketOptions {
-    flags: u32,
-    backlog: u32,
-    recv_buffer_bytes: u32,
-    send_buffer_bytes: u32,
-    mss: u16,
-    priority: u8,
-    tos: u8,
-    hop_limit: u8,
-    reserved: [u8; 3],
+    pub flags: u32,
+    pub backlog: u32,
+    pub recv_buffer_bytes: u32,
+    pub send_buffer_bytes: u32,
+    pub mss: u16,
+    pub priority: u8,
+    pub tos: u8,
+    pub hop_limit: u8,
+    pub reserved: [u8; 3],
 }
 
 fn nonzero<T: Copy + Default + PartialEq>(value: T) -> Option<T> {

@@ -20,25 +20,26 @@ use rustix::io::Errno;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Callbacks {
-    size: usize,
-    create: Option<unsafe extern "C" fn(*mut c_void, c_uint) -> *mut c_void>,
-    start: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
-    accepted: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, ListenerHandle)>,
-    connected: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
-    data: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, *const u8, usize) -> usize>,
-    unordered: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, usize, *const u8, usize)>,
-    writable: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
-    acked: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, u32)>,
-    peer_closed: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
-    closed: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, c_int)>,
-    datagram: Option<unsafe extern "C" fn(*mut c_void, UdpSocketHandle, *const CDatagram, *const u8, usize)>,
-    datagram_error: Option<unsafe extern "C" fn(*mut c_void, UdpSocketHandle, c_int)>,
-    timer: Option<unsafe extern "C" fn(*mut c_void, u64)>,
-    fd_ready: Option<unsafe extern "C" fn(*mut c_void, u64, u32)>,
-    command: Option<unsafe extern "C" fn(*mut c_void, u64)>,
-    destroyed: Option<unsafe extern "C" fn(*mut c_void, ListenerHandle)>,
-    stopping: Option<unsafe extern "C" fn(*mut c_void)>,
-    ended: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub size: usize,
+    pub create: Option<unsafe extern "C" fn(*mut c_void, c_uint) -> *mut c_void>,
+    pub start: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+    pub accepted: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, ListenerHandle)>,
+    pub connected: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
+    pub data: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, *const u8, usize) -> usize>,
+    pub unordered: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, usize, *const u8, usize)>,
+    pub writable: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
+    pub acked: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, u32)>,
+    pub peer_closed: Option<unsafe extern "C" fn(*mut c_void, ConnHandle)>,
+    pub closed: Option<unsafe extern "C" fn(*mut c_void, ConnHandle, c_int)>,
+    pub datagram:
+        Option<unsafe extern "C" fn(*mut c_void, UdpSocketHandle, *const CDatagram, *const u8, usize)>,
+    pub datagram_error: Option<unsafe extern "C" fn(*mut c_void, UdpSocketHandle, c_int)>,
+    pub timer: Option<unsafe extern "C" fn(*mut c_void, u64)>,
+    pub fd_ready: Option<unsafe extern "C" fn(*mut c_void, u64, u32)>,
+    pub command: Option<unsafe extern "C" fn(*mut c_void, u64)>,
+    pub destroyed: Option<unsafe extern "C" fn(*mut c_void, ListenerHandle)>,
+    pub stopping: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub ended: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
 /// Returns the callbacks of a program, which may know fewer than this library.
@@ -65,7 +66,7 @@ unsafe fn read(callbacks: *const Callbacks) -> Result<Callbacks, Failure> {
     Ok(all)
 }
 
-/// What the shards' threads need to create their applications.
+/// Functions and argument with which the shards' threads create their applications.
 struct Program {
     callbacks: Callbacks,
     argument: *mut c_void,
@@ -84,7 +85,8 @@ struct Application {
 macro_rules! callback {
     ($self:ident, $cx:ident, $name:ident $(, $argument:expr)*) => {
         if let Some(function) = $self.callbacks.$name {
-            // SAFETY: the program gave this function for these arguments, and pointers are valid during the call.
+            // SAFETY: the program gave this function for these arguments, and pointers are valid during the
+            // call.
             during_callback($cx, || unsafe { function($self.user $(, $argument)*) });
         }
     };
@@ -202,8 +204,9 @@ impl Handler for Application {
 /// Runs a stack until it ends.
 ///
 /// # Safety
-/// `config` and `stop` are null or objects of this library, `stop` also while this runs. `callbacks` points to a
-/// structure of the size that it states, whose functions can be called with their arguments on any thread.
+/// `config` and `stop` are null or objects of this library, `stop` also while this runs. `callbacks` points
+/// to a structure of the size that it states, whose functions can be called with their arguments on any
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_run(
     config: *const CConfig,

@@ -21,9 +21,9 @@ pub struct CStack {
 /// `struct ginnel_events`.
 #[repr(C)]
 pub struct EventList {
-    events: *mut Event,
-    max: usize,
-    count: usize,
+    pub events: *mut Event,
+    pub max: usize,
+    pub count: usize,
 }
 
 /// Opens the devices of a stack whose shards are driven by the program's threads.
@@ -128,8 +128,8 @@ fn take(queue: &mut EventQueue, level: Level, events: &mut [Event], count: &mut 
     *count - before
 }
 
-/// Drives the shard until there are events. Returns how many; 0 if the time is over. `ECANCELED` says once that the
-/// stop flag is set.
+/// Drives the shard until there are events. Returns how many; 0 if the time is over. `ECANCELED` says once
+/// that the stop flag is set.
 ///
 /// # Safety
 /// `low`, and `high` unless it is null, point to lists with as much room as they say.

@@ -20,8 +20,8 @@ struct CSource {
     argument: *mut c_void,
 }
 
-// SAFETY: the header says that the memory is read, and the function called, on the thread of the shard or of its
-// stack, wherever that runs.
+// SAFETY: the header says that the memory is read, and the function called, on the thread of the shard or of
+// its stack, wherever that runs.
 unsafe impl Send for CSource {}
 
 impl Source for CSource {
@@ -30,8 +30,8 @@ impl Source for CSource {
     }
 
     fn fill(&self, offset: u64, out: &mut [u8]) {
-        // SAFETY: the program keeps the memory unchanged until it is released, which happens when this value is
-        // dropped. The length was checked when the source was added.
+        // SAFETY: the program keeps the memory unchanged until it is released, which happens when this value
+        // is dropped. The length was checked when the source was added.
         let bytes = unsafe { core::slice::from_raw_parts(self.data, self.len) };
         // The engine stays within the length.
         let offset = offset as usize;

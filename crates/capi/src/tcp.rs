@@ -1,7 +1,7 @@
 //! Listeners and connections of the calling thread's shard.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::current::with_context;
+use crate::current::{with_context, with_events};
 use crate::failure::{Failure, call, call_bytes};
 use crate::handles::{ConnHandle, ListenerHandle, SourceHandle};
 use crate::options::{CSocketOptions, option};
@@ -18,19 +18,19 @@ pub type Fill = unsafe extern "C" fn(*mut c_void, usize, *mut u8, usize);
 /// `struct ginnel_info`.
 #[repr(C)]
 pub struct CInfo {
-    local: sockaddr_storage,
-    remote: sockaddr_storage,
-    rtt_ns: u64,
-    rttvar_ns: u64,
-    min_rtt_ns: u64,
-    send_queued: u32,
-    recv_queued: u32,
-    unsent: u32,
-    mss: u32,
-    congestion_window: u32,
-    unacked_segments: u32,
-    retransmits: u32,
-    state: u32,
+    pub local: sockaddr_storage,
+    pub remote: sockaddr_storage,
+    pub rtt_ns: u64,
+    pub rttvar_ns: u64,
+    pub min_rtt_ns: u64,
+    pub send_queued: u32,
+    pub recv_queued: u32,
+    pub unsent: u32,
+    pub mss: u32,
+    pub congestion_window: u32,
+    pub unacked_segments: u32,
+    pub retransmits: u32,
+    pub state: u32,
 }
 
 /// Returns the options of the caller, or the default.
@@ -96,8 +96,8 @@ pub unsafe extern "C" fn ginnel_accept(listener: ListenerHandle, out: *mut ConnH
 /// Opens a connection.
 ///
 /// # Safety
-/// The lengths of bytes at the addresses are readable; `local` and `options` may be null; `out` is null or points
-/// to a variable.
+/// The lengths of bytes at the addresses are readable; `local` and `options` may be null; `out` is null or
+/// points to a variable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_connect(
     remote: *const sockaddr,
@@ -195,9 +195,12 @@ pub extern "C" fn ginnel_send_source(conn: ConnHandle, source: SourceHandle, off
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_recv(conn: ConnHandle, buffer: *mut c_void, len: usize) -> isize {
     call_bytes(|| {
-        let conn = conn.get()?;
         // SAFETY: as the caller says.
         let buffer = unsafe { memory::bytes_mut(buffer, len) }?;
+        if let Some(received) = with_events(|events| events.recv_late(conn, buffer)) {
+            return Ok(received?);
+        }
+        let conn = conn.get()?;
         with_context(|cx| Ok(cx.recv(conn, buffer)?))
     })
 }
@@ -228,6 +231,9 @@ pub unsafe extern "C" fn ginnel_recv_unordered(
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_unread(conn: ConnHandle) -> isize {
     call_bytes(|| {
+        if let Some(count) = with_events(|events| events.unread_late(conn)) {
+            return Ok(count);
+        }
         let conn = conn.get()?;
         with_context(|cx| {
             cx.state(conn)?;
@@ -259,10 +265,18 @@ pub extern "C" fn ginnel_shutdown(conn: ConnHandle) -> c_int {
     })
 }
 
+/// Ends a connection that only waits until its bytes are received. Returns false for others.
+fn end_late(conn: ConnHandle) -> bool {
+    with_events(|events| Some(events.close_late(conn))).unwrap_or(false)
+}
+
 /// Closes both directions.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_conn_close(conn: ConnHandle) -> c_int {
     call(|| {
+        if end_late(conn) {
+            return Ok(0);
+        }
         let conn = conn.get()?;
         with_context(|cx| Ok(cx.close(conn)?))?;
         Ok(0)
@@ -273,6 +287,9 @@ pub extern "C" fn ginnel_conn_close(conn: ConnHandle) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_conn_abort(conn: ConnHandle) -> c_int {
     call(|| {
+        if end_late(conn) {
+            return Ok(0);
+        }
         let conn = conn.get()?;
         with_context(|cx| Ok(cx.abort(conn)?))?;
         Ok(0)

@@ -20,12 +20,12 @@ const ALL: u32 = (REUSE_ADDRESS << 1) - 1;
 /// `struct ginnel_datagram`.
 #[repr(C)]
 pub struct CDatagram {
-    from: sockaddr_storage,
-    to: sockaddr_storage,
-    len: usize,
-    tos: u8,
-    hop_limit: u8,
-    reserved: [u8; 6],
+    pub from: sockaddr_storage,
+    pub to: sockaddr_storage,
+    pub len: usize,
+    pub tos: u8,
+    pub hop_limit: u8,
+    pub reserved: [u8; 6],
 }
 
 impl From<&Datagram> for CDatagram {

@@ -9,20 +9,21 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ginnel_error());                                \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ginnel_error()); \
+            exit(1); \
+        } \
     } while (0)
-#define IS(value, expected)                                                                                            \
-    do {                                                                                                               \
-        long long value_ = (long long)(value);                                                                         \
-        if (value_ != (long long)(expected)) {                                                                         \
-            fprintf(stderr, "line %d: %s is %lld, not %s (%s)\n", __LINE__, #value, value_, #expected, ginnel_error());  \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define IS(value, expected) \
+    do { \
+        long long value_ = (long long)(value); \
+        if (value_ != (long long)(expected)) { \
+            fprintf(stderr, "line %d: %s is %lld, not %s (%s)\n", __LINE__, #value, value_, #expected, \
+                    ginnel_error()); \
+            exit(1); \
+        } \
     } while (0)
 
 enum { ROOM = 32, PORT = 7 };
@@ -154,9 +155,12 @@ static void loop_carries_bytes(void)
     IS(ginnel_recv(server, buffer, 2), 0);
     IS(ginnel_conn_close(server), 0);
     IS(ginnel_conn_close(client), 0);
-    event = expect(GINNEL_EV_CLOSED);
-    IS(event.error, 0);
+    for (int i = 0; i < 2; i++) {
+        event = expect(GINNEL_EV_CLOSED);
+        IS(event.error, 0);
+    }
     IS(ginnel_recv(server, buffer, 2), -EBADF);
+    IS(ginnel_recv(client, buffer, 2), -EBADF);
     IS(ginnel_conn_token(server, &token), -EBADF);
     /* Nobody listens any more. */
     IS(ginnel_unlisten(listener), 0);
@@ -166,6 +170,50 @@ static void loop_carries_bytes(void)
         event = expect(GINNEL_EV_CLOSED);
     while (event.source != client.id);
     IS(event.error, ECONNREFUSED);
+    close_shard();
+}
+
+/* The peer answers and closes in the same moment, when this side has sent its FIN. */
+static void bytes_before_the_end_are_received(void)
+{
+    struct ginnel_listener listener;
+    struct ginnel_conn client, server, other;
+    char buffer[100];
+    open_shard(NULL, NULL, NULL);
+    IS(ginnel_listen(ADDRESS(PORT), NULL, &listener), 0);
+    for (int variant = 0; variant < 6; variant++) {
+        int reset = variant >= 3, error = reset ? ECONNRESET : variant == 2 ? ECANCELED : 0;
+        open_pair(listener, PORT, &client, &server);
+        IS(ginnel_conn_set_token(client, 5), 0);
+        IS(ginnel_shutdown(client), 0);
+        IS(expect(GINNEL_EV_PEER_CLOSED).source, server.id);
+        IS(ginnel_send(server, "late bytes", 10), 10);
+        IS(reset ? ginnel_conn_abort(server) : ginnel_conn_close(server), 0);
+        struct ginnel_event event = expect(GINNEL_EV_READABLE);
+        IS(event.source, client.id);
+        IS(event.token, 5);
+        /* The end waits for the bytes, and other connections do not. */
+        open_pair(listener, PORT, &other, &server);
+        IS(ginnel_unread(client), 10);
+        if (variant % 3 == 0) {
+            IS(ginnel_recv(client, buffer, 4), 4);
+            IS(ginnel_recv(client, buffer + 4, 90), 6);
+            CHECK(memcmp(buffer, "late bytes", 10) == 0);
+            IS(ginnel_recv(client, buffer, 100), reset ? -ECONNRESET : 0);
+        } else if (variant % 3 == 1)
+            IS(ginnel_conn_close(client), 0);
+        else
+            IS(ginnel_conn_abort(client), 0);
+        do
+            event = expect(GINNEL_EV_CLOSED);
+        while (event.source != client.id);
+        IS(event.token, 5);
+        IS(event.error, error);
+        IS(ginnel_recv(client, buffer, 100), -EBADF);
+        IS(ginnel_conn_close(client), -EBADF);
+        IS(ginnel_conn_abort(other), 0);
+        IS(expect(GINNEL_EV_CLOSED).source == client.id, 0);
+    }
     close_shard();
 }
 
@@ -458,6 +506,7 @@ static void stop_flag_ends_the_wait_once(void)
     IS(ginnel_stop_new(&stop), 0);
     open_shard(NULL, NULL, stop);
     IS(ginnel_timer_set(0, 1, NULL), 0);
+    usleep(2000);
     ginnel_stop_set(stop);
     IS(expect(GINNEL_EV_TIMER).token, 1);
     IS(ginnel_wait(NULL, &low, -1), -ECANCELED);
@@ -701,8 +750,8 @@ static void closed(void *user, struct ginnel_conn conn, int error)
     uint32_t token;
     IS(error, 0);
     IS(ginnel_conn_token(conn, &token), 0);
-    IS(ginnel_send(conn, "x", 1), -EBADF);
-    if (++app->closed == 2)
+    CHECK(ginnel_send(conn, "x", 1) < 0);
+    if (++app->closed == 2 && app->timers == 1)
         ginnel_stop_set(program_stop);
 }
 
@@ -711,6 +760,8 @@ static void timer(void *user, uint64_t token)
     struct application *app = user;
     IS(token, 9);
     app->timers++;
+    if (app->closed == 2)
+        ginnel_stop_set(program_stop);
 }
 
 static void stopping(void *user)
@@ -789,6 +840,7 @@ static const struct {
     void (*run)(void);
 } CASES[] = {
     CASE(loop_carries_bytes),
+    CASE(bytes_before_the_end_are_received),
     CASE(large_transfer_needs_all_events),
     CASE(urgent_events_are_in_their_own_list),
     CASE(messages_overtake_each_other),

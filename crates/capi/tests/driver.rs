@@ -1,12 +1,12 @@
-//! C programs on the library: `driver.c`, whose cases have both ends of their connections, and the examples of the
-//! package, which clients of the kernel reach through a TAP interface.
+//! C programs on the library: `driver.c`, whose cases have both ends of their connections, and the examples
+//! of the package, which clients of the kernel reach through a TAP interface.
 //!
 //! They run in real time, with generous limits.
 
 mod c_program;
 
 use c_program::{CProgram, compile, library_folder};
-use ginnel_testkit::namespace::{Namespace, unavailable};
+use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -38,6 +38,7 @@ macro_rules! cases {
 
 cases! {
     loop_carries_bytes
+    bytes_before_the_end_are_received
     large_transfer_needs_all_events
     urgent_events_are_in_their_own_list
     messages_overtake_each_other

@@ -4,11 +4,13 @@
 mod temp_folder;
 
 use ginnel::Config;
-use ginnel_testkit::interop::build_preload_library;
+use ginnel_testkit::interop::{build_c_library, build_preload_library};
 use ginnel_testkit::skip;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use temp_folder::TempFolder;
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
@@ -76,6 +78,7 @@ fn the_package_is_installed_used_and_removed() {
     }
     let folder = TempFolder::new("package");
     let library = build_preload_library(GINNEL);
+    assert_eq!(build_c_library(GINNEL).parent(), library.parent());
     let binaries = library.parent().unwrap().display().to_string();
     let output = folder.0.join("deb").display().to_string();
     let built = Command::new(tree().join("scripts/deb"))
@@ -96,6 +99,7 @@ fn the_package_is_installed_used_and_removed() {
     examine_documents(&root);
     use_programs(&root, &folder);
     use_completions(&root, &folder);
+    use_c_api(&root, &folder);
     // A second installation is an upgrade.
     succeed(&dpkg(&root, &["--install", &package]));
     fs::write(root.join("etc/ginnel/web.toml"), "loopback = \"stack\"\n").unwrap();
@@ -158,6 +162,39 @@ fn use_programs(root: &Path, folder: &TempFolder) {
         assert!(opened.contains("\"all\":{\"tcp.passive_opens\":1}"), "{opened}");
     }
     succeed(&installed(root, folder, "ginnel", &["down", "lab"]));
+}
+
+/// Builds an example in C with what is installed, and runs it until it is asked to end.
+fn use_c_api(root: &Path, folder: &TempFolder) {
+    let multiarch = succeed(&run("dpkg-architecture", &["-qDEB_HOST_MULTIARCH"]));
+    let libraries = root.join("usr/lib").join(multiarch.trim());
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "ginnel"])
+        .env("PKG_CONFIG_LIBDIR", libraries.join("pkgconfig"))
+        .env("PKG_CONFIG_SYSROOT_DIR", root)
+        .env("PKG_CONFIG_ALLOW_SYSTEM_CFLAGS", "1")
+        .env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1")
+        .output();
+    let Ok(flags) = flags else {
+        return skip("use_c_api", "no pkg-config");
+    };
+    let examples = root.join("usr/share/doc/ginnel/examples");
+    let program = folder.0.join("echo");
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&program).arg(examples.join("c/echo.c"));
+    succeed(&cc.args(succeed(&flags).split_whitespace()).output().expect("cc, a C compiler, runs"));
+    let mut example = Command::new(&program);
+    example.arg(examples.join("loopback.toml")).arg("7").env("LD_LIBRARY_PATH", &libraries);
+    example.env("GINNEL_RUN_DIR", folder.0.join("run")).stderr(Stdio::piped());
+    let mut running = example.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(running.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "echo: shard 0 is ready\n");
+    // Other commands see the stack of the program.
+    let sockets = succeed(&installed(root, folder, "ginnel", &["ss", "-l"]));
+    assert!(sockets.contains("0.0.0.0:7"), "{sockets}");
+    kill_process(Pid::from_child(&running), Signal::TERM).unwrap();
+    assert!(running.wait().unwrap().success());
 }
 
 /// Completes a word with each shell that is here.

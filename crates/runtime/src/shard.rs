@@ -300,10 +300,10 @@ impl<H: Handler> Shard<H> {
         work
     }
 
-    /// Performs turns on the calling thread and sleeps between them, as [`run`](Self::run) does, until `is_done`
-    /// returns true after a turn, the time `until` has come, `stop` is set, or the handler has stopped the
-    /// shard. Performs one turn at least. For programs whose own loop waits for the shard; the handler is
-    /// not told of `stop`.
+    /// Performs turns on the calling thread and sleeps between them, as [`run`](Self::run) does, until
+    /// `is_done` returns true after a turn, the time `until` has come, `stop` is set, or the handler has
+    /// stopped the shard. Performs one turn at least. For programs whose own loop waits for the shard; the
+    /// handler is not told of `stop`.
     ///
     /// An application with a thread of its own (`shard.placement`) is not possible here: its stack's shard
     /// runs within this thread's turns.
@@ -343,7 +343,8 @@ impl<H: Handler> Shard<H> {
         }
     }
 
-    /// Ends the loop of [`run_until`](Self::run_until): sends what is queued, and publishes the last counters.
+    /// Ends the loop of [`run_until`](Self::run_until): sends what is queued, and publishes the last
+    /// counters.
     ///
     /// # Errors
     /// As of [`run`](Self::run).
@@ -716,8 +717,8 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Returns the descriptor of the stop flag. A flag that is set would end every sleep at once, so it is not given
-/// while the handler is stopping, and the mailbox takes its place.
+/// Returns the descriptor of the stop flag. A flag that is set would end every sleep at once, so it is not
+/// given while the handler is stopping, and the mailbox takes its place.
 fn stop_fd<'a>(stop: Option<&'a StopFlag>, mailbox: &'a Mailbox) -> rustix::fd::BorrowedFd<'a> {
     stop.map_or(mailbox.wake(), StopFlag::wake).as_fd()
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 /// A compiled program, which exists as long as this value.
 pub struct CProgram {
@@ -16,7 +17,7 @@ impl CProgram {
 }
 
 /// Returns the folder of this build's libraries: cargo puts them next to the test.
-pub fn library_folder() -> PathBuf {
+fn built() -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     assert!(
         folder.join("libginnel_c.so").exists(),
@@ -24,6 +25,23 @@ pub fn library_folder() -> PathBuf {
         folder.display()
     );
     folder
+}
+
+/// Returns a folder with the libraries of this build as they are installed, where the shared library has its
+/// name for the loader.
+pub fn library_folder() -> PathBuf {
+    static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, target) in [
+            ("libginnel_c.so.0", "libginnel_c.so"),
+            ("libginnel_c.so", "libginnel_c.so"),
+            ("libginnel_c.a", "libginnel_c.a"),
+        ] {
+            std::os::unix::fs::symlink(built().join(target), folder.path().join(name)).unwrap();
+        }
+        folder
+    });
+    FOLDER.path().to_owned()
 }
 
 /// Compiles a source of this crate.

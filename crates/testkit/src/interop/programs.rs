@@ -27,21 +27,32 @@ const EXTRA_PATH: &str = "/usr/sbin";
 /// If the build fails.
 pub fn build_preload_library(ginnel: &str) -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(ginnel).parent().expect("the path has a directory");
-        if programs_are_built() {
-            return folder.join("libginnel.so");
-        }
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
-        build.arg("--target-dir").arg(folder.parent().expect("the command is in a profile directory"));
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        let built = build.output().expect("cargo runs");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        folder.join("libginnel.so")
-    })
+    LIBRARY.get_or_init(|| build_library(ginnel, "ginnel-posix", "libginnel.so"))
+}
+
+/// Builds the library of the C API, as [`build_preload_library`] does its library.
+///
+/// # Panics
+/// If the build fails.
+pub fn build_c_library(ginnel: &str) -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| build_library(ginnel, "ginnel-capi", "libginnel_c.so"))
+}
+
+fn build_library(ginnel: &str, package: &str, file: &str) -> PathBuf {
+    let folder = Path::new(ginnel).parent().expect("the path has a directory");
+    if programs_are_built() {
+        return folder.join(file);
+    }
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--package", package]);
+    build.arg("--target-dir").arg(folder.parent().expect("the command is in a profile directory"));
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    let built = build.output().expect("cargo runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    folder.join(file)
 }
 
 /// Returns true if `scripts/test` has built all programs and libraries of the workspace. A build of single
