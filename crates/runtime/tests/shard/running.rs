@@ -245,3 +245,41 @@ fn missing_memory_device_fails_the_build() {
     let error = built.err().expect("refused").to_string();
     assert!(error.contains("memory device \"cable\" has no other end"), "{error}");
 }
+
+#[test]
+fn loop_of_a_program_waits_for_events_time_and_stop() {
+    let (mut shard, from) = shard(true);
+    let (stop, commander) = (StopFlag::new().unwrap(), shard.commander());
+    let mut seen = Vec::new();
+    // An event of the handler.
+    shard.run_until(Some(&stop), None, |_| from.try_recv().is_ok_and(|event| event == "timer")).unwrap();
+    // A time.
+    let now = ginnel::clock::now();
+    shard.run_until(Some(&stop), Some(now + Duration::from_millis(20)), |_| false).unwrap();
+    assert!(ginnel::clock::now() - now >= Duration::from_millis(20));
+    // A command of another thread, which finds the shard asleep.
+    let sleeps = shard.stats().sleeps;
+    let sender = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        commander.send(Box::new(1u8)).unwrap();
+        commander
+    });
+    shard
+        .run_until(Some(&stop), None, |_| {
+            seen.extend(from.try_recv());
+            !seen.is_empty()
+        })
+        .unwrap();
+    assert_eq!(seen, ["command"]);
+    assert!(shard.stats().sleeps > sleeps);
+    // The stop flag, of which the handler is not told.
+    let flag = stop.clone();
+    let stopper = thread::spawn(move || flag.stop());
+    shard.run_until(Some(&stop), None, |_| false).unwrap();
+    stopper.join().unwrap();
+    assert!(from.try_recv().is_err());
+    // The flag stays set, and the program may finish its work.
+    shard.run_until(None, Some(ginnel::clock::now()), |_| false).unwrap();
+    shard.end().unwrap();
+    assert!(matches!(sender.join().unwrap().send(Box::new(1u8)), Err(ginnel::CommandError::Gone(_))));
+}
