@@ -113,6 +113,11 @@ pub struct OwnStackOptions {
     /// Time in microseconds that the stack's thread polls without finding work before it sleeps.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub spin_us: Option<u32>,
+
+    /// Least time in microseconds between two turns of the stack's thread while it has little to do. It saves
+    /// processor time at a moderate load; frames and timers wait for up to this long.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub coalesce_us: Option<u32>,
 }
 
 /// Options of a stack for programs in other processes.
@@ -261,6 +266,7 @@ impl OwnStackOptions {
         config.run.name = self.name.clone().or(config.run.name.take());
         config.shard.cpu = self.cpu.or(config.shard.cpu);
         config.shard.spin_us = self.spin_us.unwrap_or(config.shard.spin_us);
+        config.shard.coalesce_us = self.coalesce_us.unwrap_or(config.shard.coalesce_us);
         change(&mut config);
         config.validate().map_err(|e| Failure::usage(e.to_string()))?;
         Ok(config)
@@ -316,6 +322,7 @@ impl OwnStackOptions {
             ("--name", self.name.is_some()),
             ("--cpu", self.cpu.is_some()),
             ("--spin-us", self.spin_us.is_some()),
+            ("--coalesce-us", self.coalesce_us.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
     }

@@ -11,6 +11,7 @@ pub mod builder;
 pub mod channel;
 mod classifier;
 pub mod clock;
+pub mod coalescing;
 pub mod command;
 pub mod config;
 pub mod context;

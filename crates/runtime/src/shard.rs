@@ -1,6 +1,7 @@
 //! A shard: one thread, its devices, one engine and one handler, and the loop that drives them.
 
 use crate::clock;
+use crate::coalescing::Coalescing;
 use crate::command::{Commander, Mailbox};
 use crate::config::ShardConfig;
 use crate::context::{Context, CoreSlot, ShardCore, WorkContext};
@@ -204,6 +205,7 @@ impl<H: Handler> Shard<H> {
         }
         let mut cpu_share =
             quantum.as_ref().map(|quantum| CpuShare::new(ThreadScheduler, quantum.length, quantum.realtime));
+        let coalescing = Coalescing::new(self.config.coalesce_us);
         let mut last_work = clock::now();
         let mut stop_deadline: Option<Instant> = None;
         loop {
@@ -229,6 +231,11 @@ impl<H: Handler> Shard<H> {
                 self.yields.record_work();
                 if let Some(cpu_share) = &mut cpu_share {
                     cpu_share.record_work(clock::now());
+                }
+                if let Some(next_turn) = coalescing.next_turn(now, work) {
+                    self.idle_since = Some(clock::now());
+                    self.core.stats.sleeps += 1;
+                    Coalescing::sleep(next_turn);
                 }
             } else if now - last_work < spin && !self.handler.is_cpu_contended()
                 || self.exact_poll_start().is_some_and(|deadline| deadline <= now)

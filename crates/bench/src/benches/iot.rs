@@ -3,6 +3,8 @@
 //!
 //! Server and generator have a core each, and Redis and the monitor run wherever there is room, so on two
 //! cores all four compete. The generator uses its cheapest TCP, so that most is left for the others.
+//!
+//! `GINNEL_BLESS=1` draws the latencies of each run into `docs/`.
 
 use crate::harness::jitter::{self, Jitter};
 use crate::harness::machine::Cpus;
@@ -16,7 +18,7 @@ use ginnel_measure::program::ginnel_path;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Seek;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A scenario as QStack's evaluation had it.
@@ -51,6 +53,9 @@ const PROBE_SECONDS: f64 = 15.0;
 /// Shares of urgent requests and of ordinary ones; the rest are heartbeats.
 const HIGH_SHARE: f64 = 0.05;
 const LOW_SHARE: f64 = 0.05;
+/// Least time between two turns of the generator in microseconds. A message or a response is there after each
+/// turn, so it would never sleep otherwise. Latencies count from the intended times, so they include this.
+const COALESCE_US: u32 = 100;
 /// How long the monitor may take to end after the stack.
 const MONITOR_END_TIMEOUT: Duration = Duration::from_secs(60);
 /// Set-up of the connections per second.
@@ -142,7 +147,7 @@ fn capacity(scenario: &Scenario, options: &Options) -> Result<f64, MeasureError>
     let seconds = options.seconds(PROBE_SECONDS);
     let rate = PROBE_FACTOR * scenario.rate;
     let run = Run { part: "probe", priorities: false, rate, seconds, is_overloaded: true };
-    let outcome = observe(scenario, run)?;
+    let outcome = observe(scenario, run, None)?;
     // The first sample of the next stage is taken as soon as that begins.
     let counters = &outcome.counters;
     let is_sending = |(sample, _): &(Sample, Value)| sample.stage == "sending";
@@ -196,22 +201,26 @@ impl Monitor {
     }
 }
 
-fn observe(scenario: &Scenario, run: Run) -> Result<Outcome, MeasureError> {
+/// Observes a run, and draws its latencies into a file if there is one for the picture.
+fn observe(scenario: &Scenario, run: Run, picture: Option<PathBuf>) -> Result<Outcome, MeasureError> {
     let connections = f64::from(scenario.connections);
     let mut server = words("iot --start-redis 1");
     if run.priorities {
         server.push("--priorities".into());
     }
     let setup = connections / SETUP_RATE;
-    let load = format!(
-        "iot --stack light --high-share {HIGH_SHARE} --low-share {LOW_SHARE} --setup {setup:.3}s --wait 5s \
-         --epoch {:.6}s --duration {:.3}s --timeout 30s",
+    let mut load = words(&format!(
+        "iot --stack light --coalesce-us {COALESCE_US} --high-share {HIGH_SHARE} --low-share {LOW_SHARE} \
+         --setup {setup:.3}s --wait 5s --epoch {:.6}s --duration {:.3}s --timeout 30s",
         connections / run.rate,
         run.seconds
-    );
+    ));
+    if let Some(picture) = picture {
+        load.extend(["--svg".into(), picture.display().to_string()]);
+    }
     let pair = ProgramPair {
         server,
-        load: words(&load),
+        load,
         connections: scenario.connections,
         connections_max: scenario.connections + 1_000,
         shard_keys: "spin_us = 0".into(),
@@ -254,7 +263,11 @@ fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
     let name = format!("{}/{}", scenario.name, run.part);
     println!("  {name}: {:.0} messages/s for {:.0} s", run.rate, run.seconds);
     let floor = jitter::measure(Cpus::choose()?)?;
-    let outcome = observe(scenario, run)?;
+    let picture = match std::env::var_os("GINNEL_BLESS") {
+        Some(_) => Some(std::path::absolute(format!("docs/{}-{}.svg", scenario.name, run.part))?),
+        None => None,
+    };
+    let outcome = observe(scenario, run, picture)?;
     let report = &outcome.report;
     let latency = |priority, figure| report.number(&["latency_ns", priority, figure]) / 1e6;
     let figure = latency(scenario.goal_priority, scenario.goal_percentile);

@@ -262,9 +262,10 @@ impl SocketOptionState {
         (self.ints, self.settings_log, self.applied_udp) = (IntOptions::default(), Vec::new(), None);
     }
 
-    /// Returns the options that processes share.
+    /// Returns the options without the settings that only this process needs.
+    #[inline]
     pub fn shared(&self) -> Self {
-        Self { settings_log: Vec::new(), ..self.clone() }
+        Self { settings_log: Vec::new(), ints: self.ints.clone(), ..*self }
     }
 
     /// Takes over the options that another process has published.
@@ -426,7 +427,7 @@ impl SocketOptionState {
     /// Returns the options that an accepted socket inherits from its listener.
     pub fn for_accepted_socket(&self) -> Self {
         // The priority is not inherited (`sk_clone_lock`).
-        let mut options = self.clone();
+        let mut options = self.shared();
         if options.priority != 0 {
             options.set_priority(0);
         }

@@ -163,6 +163,45 @@ fn shard_polls_for_spin_us_then_sleeps() {
     passes(2_000, |both| both.sleeps >= 30 && both.idle_turns > 3 * both.sleeps);
 }
 
+/// Has a timer that is due after each turn.
+struct Busy {
+    left: u32,
+}
+
+impl Handler for Busy {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.set_timer(Duration::ZERO, 0);
+        Ok(())
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        self.left -= 1;
+        if self.left == 0 {
+            cx.stop();
+        } else {
+            cx.set_timer(Duration::ZERO, 0);
+        }
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn shard_with_coalesced_turns_sleeps_between_them() {
+    let (device, _other_end) = pair(MemoryConfig::default());
+    let mut config = config(&[SERVER_ADDRESS]);
+    config.shard.coalesce_us = 1000;
+    let busy = Busy { left: 50 };
+    let mut shard = Shard::builder(config).handler(busy).device("cable", device).build().unwrap();
+    let start = std::time::Instant::now();
+    shard.run(&StopFlag::new().unwrap()).unwrap();
+    // A turn for each of the timers, with waits between them.
+    assert!(start.elapsed() >= Duration::from_millis(49), "{:?}", start.elapsed());
+    assert!(shard.stats().sleeps >= 49, "{:?}", shard.stats());
+}
+
 /// Opens connections, a few at a time, and keeps them open.
 struct Opener {
     wanted: u32,

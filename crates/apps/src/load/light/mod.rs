@@ -48,7 +48,8 @@ use super::plan::WorkerShare;
 use super::run::{self, LoadJob, LoadSession, WorkerStats};
 use super::stats::LiveProgress;
 use core::time::Duration;
-use ginnel::config::DeviceKind;
+use ginnel::coalescing::Coalescing;
+use ginnel::config::{DeviceKind, ShardConfig};
 use ginnel::{Config, Error, Instant, StopFlag, clock, raw};
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use std::hash::{BuildHasher, RandomState};
@@ -274,7 +275,9 @@ impl<J: LoadJob> LightWorker<J> {
     }
 
     /// Runs turns until the run is over.
-    fn run(&mut self, spin: Duration, stop: &StopFlag) -> Result<(), Error> {
+    fn run(&mut self, config: &ShardConfig, stop: &StopFlag) -> Result<(), Error> {
+        let spin = Duration::from_micros(config.spin_us.into());
+        let coalescing = Coalescing::new(config.coalesce_us);
         let mut now = clock::now();
         let (mut last_work, mut is_interrupted) = (now, false);
         loop {
@@ -305,7 +308,14 @@ impl<J: LoadJob> LightWorker<J> {
             if self.is_measuring() {
                 self.busy.count(after - now, is_idle);
             }
-            now = after;
+            let turn_start = core::mem::replace(&mut now, after);
+            if !is_idle && let Some(next_turn) = coalescing.next_turn(turn_start, turn.work) {
+                Coalescing::sleep(next_turn);
+                now = clock::now();
+                if self.is_measuring() {
+                    self.busy.count(now - after, true);
+                }
+            }
         }
     }
 
@@ -356,7 +366,7 @@ pub(super) fn run<J: LoadJob>(
         raw::pin(cpu)?;
     }
     let mut light = LightWorker::new(job, share, progress, stack, clock::now())?;
-    light.run(Duration::from_micros(shard.spin_us.into()), stop)?;
+    light.run(&shard, stop)?;
     Ok(light.stats())
 }
 

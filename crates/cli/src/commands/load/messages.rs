@@ -67,6 +67,9 @@ fn measure<A: Args + MessageLoadOptions>(
     }
     let mut config = stack.to_config()?;
     if messages.mode == SendMode::Precision {
+        if config.shard.coalesce_us > 0 {
+            return Err(Failure::usage("--coalesce-us delays messages, which --mode precision is to avoid"));
+        }
         // The shard polls for this long after each message, and so until the next one.
         config.shard.spin_us = PRECISE_SPIN.as_micros() as u32;
     }
