@@ -373,6 +373,11 @@ fn load_refuses_what_it_cannot_do() {
             "--device cannot be combined with --stack kernel",
         ),
         (&["iot", "10.0.0.1"], &["--device", "memory"], "--device memory has no server at its other end"),
+        (
+            &["iot", "10.0.0.1", "--mode", "precision", "--coalesce-us", "9"],
+            &device,
+            "--coalesce-us delays messages",
+        ),
         (&["iot", "10.0.0.1", "--smp", "2", "--stack", "light"], &device, "--workers 2 needs"),
         (&["echo", "10.0.0.1", "--low-share", "0.1"], &device, "--low-share"),
         (&["iot"], &device, "SERVER"),

@@ -123,7 +123,7 @@ pub struct ShardConfig {
     /// 10,000. The shard then works on what has arrived in the meantime at once and sleeps in between, which
     /// saves processor time at a moderate load. Each frame, timer and call waits for up to this long, and for
     /// about 50 microseconds more until the kernel wakes the thread. A shard that receives full bursts does
-    /// not wait. Default 0: no turn waits.
+    /// not wait; with 0 no shard does. Default 0.
     pub coalesce_us: u32,
     /// Commands from other threads that may wait: 1 to 1,048,576. Default 1,024.
     pub commands_max: u32,
