@@ -8,7 +8,7 @@ use crate::clock::{self, SimulatedClock, TurnClock};
 use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
 use crate::context::{CoreSlot, ShardCore};
-use crate::cross_shard::CrossShardReceiver;
+use crate::cross_shard::CrossShardInbox;
 use crate::devices;
 use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
@@ -103,7 +103,7 @@ pub(crate) struct ShardMember {
     pub(crate) count: u8,
     pub(crate) steering: Option<Arc<SteeringRules>>,
     pub(crate) router: ShardRouter,
-    pub(crate) receivers: Vec<CrossShardReceiver>,
+    pub(crate) inbox: Box<CrossShardInbox>,
     pub(crate) commander: Commander,
     pub(crate) mailbox: Mailbox,
     pub(crate) stats: StatsWriter,
@@ -287,17 +287,17 @@ impl<H: Handler> ShardBuilder<H> {
             None => self.build_engine(&seed, now)?,
         };
 
-        let (router, receivers, (commander, mailbox), stats) =
+        let (router, inbox, (commander, mailbox), stats) =
             match (self.parts.member, self.parts.position.commands) {
                 (Some(member), _) => {
-                    let ShardMember { mut router, receivers, commander, mailbox, stats, .. } = member;
+                    let ShardMember { mut router, inbox, commander, mailbox, stats, .. } = member;
                     if let Some(classifiers) = &classifiers {
                         router.set_classifier(Some(classifiers.classifier(FrameDirection::Receive)?));
                     }
-                    (Some(Box::new(router)), receivers, (commander, mailbox), stats)
+                    (Some(Box::new(router)), Some(inbox), (commander, mailbox), stats)
                 }
-                (None, Some(commands)) => (None, Vec::new(), commands, StatsWriter::new()),
-                (None, None) => (None, Vec::new(), command_channel(&self.parts.config)?, StatsWriter::new()),
+                (None, Some(commands)) => (None, None, commands, StatsWriter::new()),
+                (None, None) => (None, None, command_channel(&self.parts.config)?, StatsWriter::new()),
             };
         let ThreadPosition { role, shard, .. } = self.parts.position;
         let worker = match role {
@@ -342,7 +342,7 @@ impl<H: Handler> ShardBuilder<H> {
             dispatch: EventDispatcher::new(),
             ports,
             links,
-            cross_shard_receivers: receivers,
+            cross_shard_inbox: inbox,
             mailbox,
             commander,
             config: self.parts.config.shard,

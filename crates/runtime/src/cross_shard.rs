@@ -1,5 +1,7 @@
 //! Queues between shards. For each ordered pair of shards there are two SPSC rings, one for frames that
-//! belong to the other shard and one for broadcasts. Both are bounded.
+//! belong to the other shard and one for broadcasts. Both are bounded. A shard visits a queue only if it has
+//! entries ([`PendingQueues`]), and the memory of a queue is resident only where it was used, so that a shard
+//! does not pay for the number of the others.
 //!
 //! * **Frames** are copied once, into the memory of the ring, because the device gets its frames back at the
 //!   end of the turn. The receiver processes them in place. If the ring is full, the frame is dropped, and
@@ -10,6 +12,7 @@
 //!   about each object is kept, so their number is bounded.
 
 use crate::doorbell::Doorbell;
+use crate::pending_queues::PendingQueues;
 use ginnel_devices::memory::spsc::{SpscRx, SpscTx, spsc_ring};
 use ginnel_stack::device::RxFrame;
 use ginnel_stack::handle::PortId;
@@ -29,6 +32,9 @@ pub(crate) struct CrossShardSender {
     broadcasts: SpscTx,
     pending_updates: VecDeque<ControlUpdate>,
     doorbell: Arc<Doorbell>,
+    /// The reader's word, and the bit of this queue.
+    pending_queues: Arc<PendingQueues>,
+    index: u8,
 }
 
 /// The reader's end of a queue from another shard.
@@ -37,18 +43,63 @@ pub(crate) struct CrossShardReceiver {
     pub(crate) broadcasts: SpscRx,
 }
 
-/// Creates a queue. `doorbell` wakes the reader.
-pub(crate) fn cross_shard_queue(
-    frame_bytes: usize,
-    broadcast_bytes: usize,
+/// The queues that other shards write to.
+pub(crate) struct CrossShardInbox {
+    receivers: Vec<CrossShardReceiver>,
+    pending_queues: Arc<PendingQueues>,
+    /// Queues in which entries were left in the last turn.
+    left: u64,
     doorbell: Arc<Doorbell>,
-) -> (CrossShardSender, CrossShardReceiver) {
-    let ((frames, frames_rx), (broadcasts, broadcasts_rx)) =
-        (spsc_ring(frame_bytes), spsc_ring(broadcast_bytes));
-    (
-        CrossShardSender { frames, broadcasts, pending_updates: VecDeque::new(), doorbell },
-        CrossShardReceiver { frames: frames_rx, broadcasts: broadcasts_rx },
-    )
+}
+
+impl CrossShardInbox {
+    /// Creates an inbox without queues. `doorbell` wakes its shard.
+    pub(crate) fn new(doorbell: Arc<Doorbell>) -> Self {
+        Self { receivers: Vec::new(), pending_queues: Arc::new(PendingQueues::new()), left: 0, doorbell }
+    }
+
+    /// Creates a queue to this inbox, of which there may be 64, and returns the writer's end.
+    pub(crate) fn add_queue(&mut self, frame_bytes: usize, broadcast_bytes: usize) -> CrossShardSender {
+        let ((frames, frames_rx), (broadcasts, broadcasts_rx)) =
+            (spsc_ring(frame_bytes), spsc_ring(broadcast_bytes));
+        // Cannot truncate: there are at most 64 shards.
+        let index = self.receivers.len() as u8;
+        self.receivers.push(CrossShardReceiver { frames: frames_rx, broadcasts: broadcasts_rx });
+        CrossShardSender {
+            frames,
+            broadcasts,
+            pending_updates: VecDeque::new(),
+            doorbell: Arc::clone(&self.doorbell),
+            pending_queues: Arc::clone(&self.pending_queues),
+            index,
+        }
+    }
+
+    /// Returns whether an entry is pending.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.left != 0 || self.pending_queues.is_any()
+    }
+
+    /// Calls `receive` with each queue that has entries, in the order of the shards, and returns the sum of
+    /// the results. A queue in which `receive` leaves entries is visited again in the next turn.
+    #[inline]
+    pub(crate) fn visit(&mut self, receive: impl FnMut(&mut CrossShardReceiver) -> usize) -> usize {
+        if self.has_pending() { self.visit_pending(receive) } else { 0 }
+    }
+
+    #[inline(never)]
+    fn visit_pending(&mut self, mut receive: impl FnMut(&mut CrossShardReceiver) -> usize) -> usize {
+        let mut queues = core::mem::take(&mut self.left) | self.pending_queues.take();
+        let mut work = 0;
+        while queues != 0 {
+            let index = queues.trailing_zeros();
+            queues &= queues - 1;
+            let Some(receiver) = self.receivers.get_mut(index as usize) else { continue };
+            work += receive(receiver);
+            self.left |= u64::from(receiver.has_pending()) << index;
+        }
+        work
+    }
 }
 
 impl CrossShardSender {
@@ -91,6 +142,7 @@ impl CrossShardSender {
         }
         // Not `||`: both rings must be published.
         if self.frames.publish() | self.broadcasts.publish() {
+            self.pending_queues.set(self.index);
             self.doorbell.ring();
         }
     }
@@ -108,7 +160,7 @@ impl CrossShardSender {
 
 impl CrossShardReceiver {
     /// Returns whether an entry is pending.
-    pub(crate) fn has_pending(&mut self) -> bool {
+    fn has_pending(&mut self) -> bool {
         self.frames.is_waiting() || self.broadcasts.is_waiting()
     }
 }
@@ -122,17 +174,28 @@ mod tests {
         ControlUpdate::PathMtu { destination: IpAddr::from([10, 0, 0, last]), mtu }
     }
 
-    fn received(receiver: &mut CrossShardReceiver) -> Vec<ControlUpdate> {
-        let update =
-            receiver.broadcasts.burst().iter().filter_map(|c| ControlUpdate::decode(c.frame.bytes)).collect();
-        receiver.broadcasts.release();
-        update
+    fn inbox() -> CrossShardInbox {
+        CrossShardInbox::new(Arc::new(Doorbell::new().unwrap()))
+    }
+
+    /// Takes a burst of updates from each queue that has entries.
+    fn received(inbox: &mut CrossShardInbox) -> Vec<ControlUpdate> {
+        let mut updates = Vec::new();
+        inbox.visit(|receiver| {
+            let burst = receiver.broadcasts.burst();
+            updates.extend(burst.iter().filter_map(|c| ControlUpdate::decode(c.frame.bytes)));
+            drop(burst);
+            receiver.broadcasts.release();
+            0
+        });
+        updates
     }
 
     /// While the receiver does not read, no update is lost, and the latest about each object arrives.
     #[test]
     fn updates_wait_for_space_in_a_full_queue() {
-        let (mut sender, mut receiver) = cross_shard_queue(4096, 4096, Arc::new(Doorbell::new().unwrap()));
+        let mut inbox = inbox();
+        let mut sender = inbox.add_queue(4096, 4096);
         for last in 0..200 {
             sender.broadcast_update(path_mtu(last, 1400));
             sender.publish();
@@ -143,8 +206,8 @@ mod tests {
         );
         sender.broadcast_update(path_mtu(199, 1300));
         let mut all = Vec::new();
-        while sender.has_pending_updates() || receiver.has_pending() {
-            all.extend(received(&mut receiver));
+        while sender.has_pending_updates() || inbox.has_pending() {
+            all.extend(received(&mut inbox));
             sender.publish();
         }
         let expected: Vec<ControlUpdate> =
@@ -159,13 +222,39 @@ mod tests {
         rustix::io::read(doorbell.wake().as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
+    /// Takes a burst of frames, and returns their number.
+    fn take_frames(receiver: &mut CrossShardReceiver) -> usize {
+        let frames = receiver.frames.burst().len();
+        receiver.frames.release();
+        frames
+    }
+
+    /// A queue is visited as long as it has entries, and empty queues are not visited at all.
+    #[test]
+    fn only_queues_with_entries_are_visited() {
+        let mut inbox = inbox();
+        let mut senders: Vec<_> = (0..63).map(|_| inbox.add_queue(16_384, 4096)).collect();
+        let frame = RxFrame::new(&[7; 60]);
+        (0..70).for_each(|_| assert!(senders[62].send(PortId(0), &frame)));
+        assert!(senders[5].send(PortId(0), &frame));
+        assert!(!inbox.has_pending(), "nothing is published");
+        senders.iter_mut().for_each(CrossShardSender::publish);
+        let mut bursts = Vec::new();
+        while inbox.has_pending() {
+            inbox.visit(|receiver| {
+                bursts.push(take_frames(receiver));
+                0
+            });
+        }
+        assert_eq!(bursts, [1, 64, 6]);
+        assert_eq!(inbox.visit(|_| panic!("all queues are empty")), 0);
+    }
+
     #[test]
     fn sleeping_reader_is_woken_once_and_awake_never() {
-        let doorbell = Arc::new(Doorbell::new().unwrap());
-        let ((mut one, mut from_one), (mut other, _from_other)) = (
-            cross_shard_queue(4096, 4096, doorbell.clone()),
-            cross_shard_queue(4096, 4096, doorbell.clone()),
-        );
+        let mut inbox = inbox();
+        let doorbell = Arc::clone(&inbox.doorbell);
+        let (mut one, mut other) = (inbox.add_queue(4096, 4096), inbox.add_queue(4096, 4096));
         let frame = RxFrame::new(&[7; 60]);
         let send = |sender: &mut CrossShardSender| {
             assert!(sender.send(PortId(0), &frame));
@@ -174,12 +263,11 @@ mod tests {
         send(&mut one);
         assert_eq!(rings(&doorbell), 0, "the reader is awake");
         doorbell.before_sleep();
-        assert!(from_one.has_pending(), "the reader must not sleep");
+        assert!(inbox.has_pending(), "the reader must not sleep");
         doorbell.after_sleep(false);
-        from_one.frames.burst();
-        from_one.frames.release();
+        assert_eq!(inbox.visit(take_frames), 1);
         doorbell.before_sleep();
-        assert!(!from_one.has_pending());
+        assert!(!inbox.has_pending());
         one.publish();
         assert_eq!(rings(&doorbell), 0, "nothing was published");
         (0..10).for_each(|_| send(&mut one));
@@ -194,7 +282,8 @@ mod tests {
 
     #[test]
     fn waiting_updates_are_bounded() {
-        let (mut sender, _inbox) = cross_shard_queue(4096, 4096, Arc::new(Doorbell::new().unwrap()));
+        let mut inbox = inbox();
+        let mut sender = inbox.add_queue(4096, 4096);
         for n in 0..20_000u32 {
             sender.broadcast_update(ControlUpdate::PathMtu {
                 destination: IpAddr::from(n.to_be_bytes()),

@@ -32,6 +32,7 @@ pub mod inspect;
 pub mod internal_fd;
 pub mod kernel_fds;
 mod listener_registry;
+mod pending_queues;
 mod pin;
 mod placement;
 mod prioritized_rx;

@@ -6,7 +6,7 @@ use crate::command::{Commander, Mailbox};
 use crate::config::ShardConfig;
 use crate::context::{Context, CoreSlot, ShardCore, WorkContext};
 use crate::cpu_share::{CpuShare, ThreadScheduler};
-use crate::cross_shard::CrossShardReceiver;
+use crate::cross_shard::CrossShardInbox;
 use crate::cross_shard_rx;
 use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
@@ -99,8 +99,8 @@ pub struct Shard<H> {
     pub(crate) dispatch: EventDispatcher,
     pub(crate) ports: Vec<RxPort>,
     pub(crate) links: Vec<LinkId>,
-    /// Queues that other shards write to.
-    pub(crate) cross_shard_receivers: Vec<CrossShardReceiver>,
+    /// Queues that other shards write to, if there are other shards.
+    pub(crate) cross_shard_inbox: Option<Box<CrossShardInbox>>,
     pub(crate) mailbox: Mailbox,
     pub(crate) commander: Commander,
     pub(crate) config: ShardConfig,
@@ -283,20 +283,22 @@ impl<H: Handler> Shard<H> {
 
     /// Performs a turn without the application. Returns the number of frames and events.
     fn relay_turn(&mut self, now: Instant) -> usize {
-        let Self { core, dispatch, ports, cross_shard_receivers, priorities, .. } = self;
+        let Self { core, dispatch, ports, cross_shard_inbox, priorities, .. } = self;
         core.now = now;
         let mut work = 0;
         for port in ports.iter_mut() {
             port.is_gone |= port.rx.is_gone();
         }
         if let Some(priorities) = priorities {
-            work += priorities.turn(ports, cross_shard_receivers, core, &mut DrainedHandler, dispatch);
+            work +=
+                priorities.turn(ports, cross_shard_inbox.as_deref_mut(), core, &mut DrainedHandler, dispatch);
         } else {
             for port in ports.iter_mut().filter(|port| !port.is_gone) {
                 work += receive_burst(port, core, &mut DrainedHandler, dispatch, now);
             }
-            for receiver in cross_shard_receivers {
-                work += cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, receiver);
+            if let Some(inbox) = cross_shard_inbox {
+                work +=
+                    inbox.visit(|queue| cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, queue));
             }
         }
         core.stack.advance(now);
@@ -442,9 +444,8 @@ impl<H: Handler> Shard<H> {
     /// Performs a turn: receive, deliver events, advance timers, transmit. In this order, the response of a
     /// handler leaves together with the acknowledgement of the request. Each part is bounded.
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
-        let Self {
-            core, handler, dispatch, ports, mailbox, co_shard, cross_shard_receivers, priorities, ..
-        } = self;
+        let Self { core, handler, dispatch, ports, mailbox, co_shard, cross_shard_inbox, priorities, .. } =
+            self;
         core.now = now;
         if let Some(stack) = core.stack.local_mut() {
             stack.set_now(now);
@@ -477,13 +478,11 @@ impl<H: Handler> Shard<H> {
             }
         }
         if let Some(priorities) = priorities {
-            work += priorities.turn(ports, cross_shard_receivers, core, handler, dispatch);
+            work += priorities.turn(ports, cross_shard_inbox.as_deref_mut(), core, handler, dispatch);
         } else if core.device_check.is_some() {
             work += dispatch.begin_remote_turn(core, handler);
-        } else {
-            for receiver in cross_shard_receivers {
-                work += cross_shard_rx::receive(core, handler, dispatch, receiver);
-            }
+        } else if let Some(inbox) = cross_shard_inbox {
+            work += inbox.visit(|queue| cross_shard_rx::receive(core, handler, dispatch, queue));
         }
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
@@ -593,7 +592,7 @@ impl<H: Handler> Shard<H> {
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
         can_sleep = can_sleep
             && (yield_time.is_some() || devices.all(|p| p.rx.arm()))
-            && !self.cross_shard_receivers.iter_mut().any(CrossShardReceiver::has_pending)
+            && self.cross_shard_inbox.as_ref().is_none_or(|inbox| !inbox.has_pending())
             && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|router| router.is_stale()));
         let now = clock::now();
         let mut deadline = [self.next_deadline(), self.exact_poll_start(), until].into_iter().flatten().min();

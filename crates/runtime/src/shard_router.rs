@@ -26,6 +26,10 @@ pub(crate) struct ShardRouter {
     shard: u8,
     /// By index of the shard; `None` for this shard.
     senders: Vec<Option<CrossShardSender>>,
+    /// Bits of the shards whose queues have entries to publish.
+    unpublished: u64,
+    /// Bits of the shards in whose queues updates wait for space.
+    waiting_updates: u64,
     registry: Arc<ListenerRegistry>,
     /// The version of the registry that was applied last.
     seen_version: u64,
@@ -57,6 +61,8 @@ impl ShardRouter {
         Self {
             shard,
             senders,
+            unpublished: 0,
+            waiting_updates: 0,
             registry,
             seen_version: 0,
             has_unopened: false,
@@ -167,6 +173,7 @@ impl ShardRouter {
         // The hash is not used any more.
         let frame = RxFrame { label: frame.label.without_hash(), ..*frame };
         if out.send(port, &frame) {
+            self.unpublished |= 1 << owner;
             stats.frames_forwarded += 1;
         } else {
             stats.forwards_dropped += 1;
@@ -189,6 +196,7 @@ impl ShardRouter {
             sender.broadcast(port, frame);
             stats.broadcasts_sent += 1;
         }
+        self.unpublished = u64::MAX;
         true
     }
 
@@ -211,17 +219,32 @@ impl ShardRouter {
                 sender.broadcast_update(update);
                 stats.broadcasts_sent += 1;
             }
+            self.unpublished = u64::MAX;
         }
         self.flush();
     }
 
+    /// Publishes what was put into the queues since the last call, and updates for which there is space now.
+    #[inline]
     fn flush(&mut self) {
-        self.senders.iter_mut().flatten().for_each(CrossShardSender::publish);
+        if self.unpublished | self.waiting_updates != 0 {
+            self.publish_queues();
+        }
+    }
+
+    #[inline(never)]
+    fn publish_queues(&mut self) {
+        let unpublished = core::mem::take(&mut self.unpublished) | core::mem::take(&mut self.waiting_updates);
+        for (shard, sender) in self.senders.iter_mut().enumerate() {
+            let Some(sender) = sender.as_mut().filter(|_| unpublished >> shard & 1 != 0) else { continue };
+            sender.publish();
+            self.waiting_updates |= u64::from(sender.has_pending_updates()) << shard;
+        }
     }
 
     /// Returns whether updates wait for space in a queue.
     pub(crate) fn has_pending_updates(&self) -> bool {
-        self.senders.iter().flatten().any(CrossShardSender::has_pending_updates)
+        self.waiting_updates != 0
     }
 
     /// Returns whether the registry has changed.

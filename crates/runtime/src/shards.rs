@@ -24,9 +24,8 @@ use crate::builder::{ShardMember, ThreadPosition, command_channel, random_seed};
 use crate::classifier::{FrameDirection, PriorityFunctionFactory};
 use crate::command::{Commander, Mailbox};
 use crate::config::{Config, Placement, SteeringMode};
-use crate::cross_shard::{CrossShardReceiver, CrossShardSender, cross_shard_queue};
+use crate::cross_shard::{CrossShardInbox, CrossShardSender};
 use crate::devices::KeptTaps;
-use crate::doorbell::Doorbell;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::listener_registry::ListenerRegistry;
@@ -246,29 +245,25 @@ fn members(config: &Config, rules: &[ProgramRule]) -> Result<Vec<Option<ShardMem
     let registry = Arc::new(ListenerRegistry::default());
     let steering = SteeringRules::new(&config.steering, rules);
     let mailboxes = (0..count).map(|_| command_channel(config)).collect::<Result<Vec<_>, Error>>()?;
-    let doorbells: Vec<Arc<Doorbell>> =
-        mailboxes.iter().map(|(commander, _)| Arc::clone(commander.doorbell())).collect();
-    let (frames, broadcast_bytes) =
+    let mut inboxes: Vec<CrossShardInbox> = mailboxes
+        .iter()
+        .map(|(commander, _)| CrossShardInbox::new(Arc::clone(commander.doorbell())))
+        .collect();
+    let (frame_bytes, broadcast_bytes) =
         (config.shards.mailbox_bytes as usize, config.shards.control_bytes as usize);
-    let mut receivers: Vec<Vec<CrossShardReceiver>> = (0..count).map(|_| Vec::new()).collect();
     let mut senders: Vec<Vec<Option<CrossShardSender>>> = Vec::new();
     for from in 0..usize::from(count) {
-        let mut row = Vec::new();
-        for to in 0..usize::from(count) {
-            row.push((from != to).then(|| {
-                let (sender, receiver) =
-                    cross_shard_queue(frames, broadcast_bytes, Arc::clone(&doorbells[to]));
-                receivers[to].push(receiver);
-                sender
-            }));
-        }
-        senders.push(row);
+        let to_all = inboxes.iter_mut().enumerate();
+        let row =
+            to_all.map(|(to, inbox)| (from != to).then(|| inbox.add_queue(frame_bytes, broadcast_bytes)));
+        senders.push(row.collect());
     }
-    let parts = mailboxes.into_iter().zip(senders).zip(receivers);
-    let member = |(index, (((commander, mailbox), row), receivers)): (u8, _)| {
+    let parts = mailboxes.into_iter().zip(senders).zip(inboxes);
+    let member = |(index, (((commander, mailbox), row), inbox)): (u8, _)| {
         let router = ShardRouter::new(index, row, Arc::clone(&registry));
         let (steering, stats) = (steering.clone(), StatsWriter::new());
-        Some(ShardMember { index, count, steering, router, receivers, commander, mailbox, stats })
+        let inbox = Box::new(inbox);
+        Some(ShardMember { index, count, steering, router, inbox, commander, mailbox, stats })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }

@@ -23,7 +23,8 @@
 use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 use ginnel_stack::device::{Gso, GsoKind, Label, RxBurst, RxChecksum, RxFrame, TxMeta};
 use ginnel_stack::prefetch::{prefetch, prefetch_to_write};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -87,7 +88,7 @@ struct SharedRing {
 // they access disjoint ranges as the module comment says, handed over by release/acquire pairs on `tail` and
 // `head`.
 unsafe impl Sync for SharedRing {}
-// SAFETY: the allocation is not bound to a thread.
+// SAFETY: the mapping is not bound to a thread.
 unsafe impl Send for SharedRing {}
 
 impl SharedRing {
@@ -121,8 +122,9 @@ impl SharedRing {
 
 impl Drop for SharedRing {
     fn drop(&mut self) {
-        // SAFETY: allocated in `ring` with the same layout; both sides are dropped.
-        unsafe { dealloc(self.bytes.as_ptr(), Self::layout(self.capacity)) }
+        // SAFETY: mapped in `ring` with this length; both sides are dropped.
+        let unmapped = unsafe { munmap(self.bytes.as_ptr().cast(), self.capacity) };
+        debug_assert!(unmapped.is_ok());
     }
 }
 
@@ -148,11 +150,15 @@ pub(super) const fn capacity_min(frame_bytes_max: usize) -> usize {
 /// bytes of it are used ([`LAP_BYTES_MIN`]).
 pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (RecordProducer, RecordConsumer) {
     let capacity = capacity.next_power_of_two().max(2 * ALIGN);
-    let layout = SharedRing::layout(capacity);
-    // SAFETY: the size of the layout is above 0. The memory is zeroed, because it is lent as `&mut [u8]`,
-    // which must be initialised.
-    let bytes = unsafe { alloc_zeroed(layout) };
-    let bytes = NonNull::new(bytes).unwrap_or_else(|| handle_alloc_error(layout));
+    // Mapped, not allocated: there are rings between all pairs of shards, few of which are used, and an
+    // allocator would write zeros to all of their pages. The memory must be zeroed, because it is lent as
+    // `&mut [u8]`.
+    // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
+    let mapped = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), capacity, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    let bytes = mapped.ok().and_then(|bytes| NonNull::new(bytes.cast()));
+    let bytes = bytes.unwrap_or_else(|| handle_alloc_error(SharedRing::layout(capacity)));
     let shared = Arc::new(SharedRing {
         tail: CachePadded(AtomicUsize::new(0)),
         head: CachePadded(AtomicUsize::new(0)),

@@ -86,8 +86,8 @@ impl SpscRx {
     /// Lends the next frames, up to 64.
     pub fn burst(&mut self) -> TaggedBurst<'_> {
         self.ring.release();
-        // A shard asks the queues of all other shards in every turn, and most are empty. Moving an empty
-        // burst would cost as much as moving a full one.
+        // A queue has two rings, of which one is usually empty. Moving an empty burst would cost as much as
+        // moving a full one.
         if !self.ring.is_waiting() {
             return TaggedBurst::new();
         }

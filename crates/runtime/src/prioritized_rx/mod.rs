@@ -22,7 +22,7 @@ pub(crate) use device_check::DeviceCheck;
 
 use crate::config::PriorityConfig;
 use crate::context::ShardCore;
-use crate::cross_shard::CrossShardReceiver;
+use crate::cross_shard::{CrossShardInbox, CrossShardReceiver};
 use crate::cross_shard_rx;
 use crate::dispatch::EventDispatcher;
 use crate::handler::Handler;
@@ -62,7 +62,7 @@ impl Priorities {
     pub(crate) fn turn<H: Handler>(
         &mut self,
         ports: &mut [RxPort],
-        receivers: &mut [CrossShardReceiver],
+        inbox: Option<&mut CrossShardInbox>,
         core: &mut ShardCore,
         handler: &mut H,
         dispatch: &mut EventDispatcher,
@@ -76,8 +76,8 @@ impl Priorities {
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
             work += self.receive(port, core, handler, dispatch, &mut done);
         }
-        for receiver in receivers {
-            work += self.receive_forwarded(receiver, core, handler, dispatch);
+        if let Some(inbox) = inbox {
+            work += inbox.visit(|queue| self.receive_forwarded(queue, core, handler, dispatch));
         }
         self.serve(core, handler, dispatch, &mut done);
         self.limit_windows(core);
