@@ -227,6 +227,12 @@ pub trait RxQueue {
         None
     }
 
+    /// Returns whether the device itself computes the hashes in the labels of received frames, as an adapter
+    /// does, so that no sender can have made a wrong one.
+    fn computes_hashes(&self) -> bool {
+        false
+    }
+
     /// Returns whether the device was removed permanently (for example, the interface was deleted): no frame
     /// will ever arrive. The caller must not sleep on its descriptor, which may stay readable forever.
     fn is_gone(&self) -> bool {

@@ -122,7 +122,7 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
         ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
     let doorbell = Arc::new(OnceLock::new());
     let tx = MemoryTx { ring: producer, capabilities, doorbell: doorbell.clone() };
-    (tx, MemoryRx { ring: consumer, doorbell, armed: false, unread: 0 })
+    (tx, MemoryRx { ring: consumer, doorbell, armed: false, computes_hashes: false, unread: 0 })
 }
 
 /// The eventfd that wakes the receiver. It is created when the receiver first wants to sleep, so that
@@ -169,6 +169,8 @@ struct MemoryRx {
     doorbell: Doorbell,
     /// True if a wake-up was requested and not withdrawn.
     armed: bool,
+    /// True if the hashes of frames were computed by a simulated adapter.
+    computes_hashes: bool,
     /// Wake-ups that were sent, or are about to be, and that have not been read from the eventfd.
     unread: u64,
 }
@@ -198,6 +200,10 @@ impl MemoryRx {
 }
 
 impl RxQueue for MemoryRx {
+    fn computes_hashes(&self) -> bool {
+        self.computes_hashes
+    }
+
     fn rx_burst<'a>(&'a mut self, _now: Instant, burst: &mut RxBurst<'a>) {
         if self.armed {
             self.disarm();

@@ -2,9 +2,10 @@
 //! receive-side scaling (RSS).
 
 use super::{Doorbell, MemoryConfig, MemoryRx, MemoryTx, direction};
-use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Device, Label, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::ip::NetworkConfig;
 use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::tcp::FlowKey;
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -18,6 +19,9 @@ pub enum RssMode {
     /// Selects the queue by the Toeplitz hash of addresses and ports, like an adapter with RSS. Frames
     /// without a flow go to the first queue.
     Hash,
+    /// Selects the queue like [`RssMode::Hash`], and delivers the hashes of TCP segments with the frames, as
+    /// the descriptors of most adapters do.
+    DeliveredHash,
 }
 
 /// Creates a single-queue device, and `queues` devices at the other end of its cable that share the second
@@ -34,9 +38,12 @@ pub fn multi_queue(config: &MemoryConfig, queues: usize, rss_mode: RssMode) -> (
     let doorbell = Doorbell::default();
     let (mut tx, mut rx, mut devices) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..queues {
-        let (to_queue, queue_rx) = direction(config, single_mac);
+        let (to_queue, mut queue_rx) = direction(config, single_mac);
         let (mut queue_tx, from_queue) = direction(config, queues_mac);
         queue_tx.doorbell = doorbell.clone();
+        queue_rx.computes_hashes = rss_mode == RssMode::DeliveredHash;
+        // An adapter does not put labels on a wire.
+        queue_tx.capabilities.labels &= !queue_rx.computes_hashes;
         rx.push(MemoryRx { doorbell: doorbell.clone(), ..from_queue });
         tx.push(to_queue);
         devices.push(Device { rx: Box::new(queue_rx), tx: Box::new(queue_tx) });
@@ -68,10 +75,24 @@ impl MultiQueueTx {
                 self.next_queue = (self.next_queue + 1) % self.queues.len();
                 self.next_queue
             }
-            RssMode::Hash => match self.steering.owner_of_bytes(&self.buffer[..len]) {
+            RssMode::Hash | RssMode::DeliveredHash => match self.steering.owner_of_bytes(&self.buffer[..len])
+            {
                 FrameOwner::Shard(queue) => queue.into(),
                 FrameOwner::All | FrameOwner::Primary { .. } => 0,
             },
+        }
+    }
+}
+
+impl MultiQueueTx {
+    /// Returns the label of a frame with the hash that the adapter has computed.
+    fn label(&self, len: usize, label: Label) -> Label {
+        match FlowKey::of_frame(&self.buffer[..len]) {
+            Some(flow) => {
+                let hash = self.steering.flow_hash(flow.remote_addr(), flow.local_addr());
+                Label::new(Some(hash), label.priority())
+            }
+            None => label.without_hash(),
         }
     }
 }
@@ -91,6 +112,10 @@ impl TxQueue for MultiQueueTx {
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
         let chosen = self.choose_queue(len);
+        let meta = match self.rss_mode {
+            RssMode::DeliveredHash => TxMeta { label: self.label(len, meta.label), ..meta },
+            _ => meta,
+        };
         let queue = &mut self.queues[chosen];
         if let Some(room) = queue.reserve(len) {
             room.copy_from_slice(&self.buffer[..len]);

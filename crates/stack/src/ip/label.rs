@@ -20,6 +20,14 @@ impl Network {
         link.is_some_and(|link| self.port(link.port).capabilities.labels)
     }
 
+    /// Sets whether all hashes of received frames are right ([`RxQueue::computes_hashes`]); by default they
+    /// are checked when a flow is not found.
+    ///
+    /// [`RxQueue::computes_hashes`]: crate::device::RxQueue::computes_hashes
+    pub fn set_trusts_hashes(&mut self, on: bool) {
+        self.trusts_hashes = on;
+    }
+
     /// Prepares the hashing of transmitted flows.
     pub(super) fn enable_labels(&mut self) {
         self.flow_hasher.get_or_insert_with(|| Toeplitz::new(&KEY));
@@ -37,7 +45,7 @@ impl Network {
     /// on twice.
     #[inline(always)]
     pub(crate) fn is_misrouted(&mut self, frame: Option<u16>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
-        self.steering.is_some() && self.has_wrong_label_hash(frame, burst, key)
+        self.steering.is_some() && !self.trusts_hashes && self.has_wrong_label_hash(frame, burst, key)
     }
 
     #[cold]

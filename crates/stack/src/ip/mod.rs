@@ -102,6 +102,8 @@ pub struct Network {
     pub(crate) misrouted: u64,
     /// Set if any device carries labels.
     flow_hasher: Option<Toeplitz>,
+    /// True if senders cannot have made the hashes of received frames.
+    trusts_hashes: bool,
 }
 
 impl Network {
@@ -155,6 +157,7 @@ impl Network {
             control_updates: VecDeque::new(),
             misrouted: 0,
             flow_hasher: None,
+            trusts_hashes: false,
             config,
         })
     }

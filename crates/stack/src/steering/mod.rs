@@ -62,6 +62,8 @@ pub struct Steering {
     udp: Arc<UdpPortTable>,
     udp_port_first: u16,
     udp_port_last: u16,
+    /// The entries of the indirection table that belong to this shard; none if rules come before the hash.
+    home_entries: [bool; INDIRECTION_ENTRIES as usize],
     /// Local ports for connections of this shard.
     home_ports: HomePorts,
     /// Rules that come before the hash.
@@ -76,10 +78,12 @@ impl Steering {
     pub fn new(shard: u8, shards: u8, network: &NetworkConfig) -> Self {
         assert!(shard < shards && shards <= SHARDS_MAX, "shard {shard} of {shards}");
         let toeplitz = Toeplitz::new(&toeplitz::KEY);
+        let home_entries = core::array::from_fn(|entry| entry % usize::from(shards) == usize::from(shard));
         Self {
             shard,
             shards,
-            home_ports: HomePorts::new(shard, shards, &toeplitz),
+            home_entries,
+            home_ports: HomePorts::new(&home_entries, &toeplitz),
             toeplitz,
             udp: Arc::default(),
             udp_port_first: network.udp_port_first,
@@ -103,10 +107,16 @@ impl Steering {
         self.udp = table;
     }
 
+    /// Returns the hash of a flow, given the source and destination of its received packets.
+    #[inline]
+    pub fn flow_hash(&self, src: SocketAddr, dst: SocketAddr) -> u32 {
+        self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port())))
+    }
+
     /// Returns the owner of a TCP flow, given the source and destination of its received packets.
     #[inline]
     pub fn flow_owner(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
-        self.tcp_owner(src, dst, self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
+        self.tcp_owner(src, dst, self.flow_hash(src, dst))
     }
 
     /// Returns the owner of a TCP flow whose hash is known.
@@ -124,6 +134,7 @@ impl Steering {
     /// connection is.
     pub fn set_policy(&mut self, policy: Arc<dyn policy::SteeringPolicy>, active_ports: RangeInclusive<u16>) {
         self.policy = Some(Box::new(PolicyState::new(policy, active_ports)));
+        self.home_entries = [false; INDIRECTION_ENTRIES as usize];
     }
 
     /// Returns how often a rule has chosen an owner, and how often a rule has named a shard that does not
@@ -154,6 +165,22 @@ impl Steering {
     fn shard_of_hash(&self, hash: u32) -> u8 {
         // Cannot truncate: the remainder is below 64.
         (hash % INDIRECTION_ENTRIES % u32::from(self.shards)) as u8
+    }
+
+    /// Returns whether a frame is a plain TCP segment whose label has a hash that belongs to this shard, so
+    /// that [`Steering::owner_of_frame`] would return this shard. False for frames that only the latter can
+    /// judge: a few instructions for most frames of a device that steers by the hash.
+    #[inline(always)]
+    pub fn is_home_segment(&self, frame: &RxFrame<'_>) -> bool {
+        let Some(header) = frame.bytes.first_chunk::<34>() else { return false };
+        let Some(hash) = frame.label.hash() else { return false };
+        let [.., e0, e1, version, _, _, _, _, _, f0, f1, _, protocol, _, _, _, _, _, _, _, _, _, _] = *header;
+        // Two comparisons of words: EtherType, version and header length, then fragmentation and protocol.
+        const IPV4: [u32; 2] = [u32::from_ne_bytes([0x08, 0, 0x45, 0]), u32::from_ne_bytes([0, 0, 0, 6])];
+        let words = [[e0, e1, version, 0], [f0 & 0x3f, f1, 0, protocol]].map(u32::from_ne_bytes);
+        let is_ipv6 =
+            || (e0, e1, version >> 4, f0) == (0x86, 0xdd, 6, protocol::TCP) && frame.bytes.len() >= 54;
+        (words == IPV4 || is_ipv6()) && self.home_entries[(hash % INDIRECTION_ENTRIES) as usize]
     }
 
     /// Returns the owner of a received frame, Ethernet header included. A malformed frame stays with this

@@ -104,6 +104,43 @@ fn hash_from_the_device_is_trusted() {
     assert_eq!(owner(&free, Some(6)), FrameOwner::Shard(6), "no socket has the port");
 }
 
+/// The quick check agrees with the full one, and judges plain segments that belong here.
+#[test]
+fn home_segments_are_recognized_by_their_hash() {
+    let mut steering = steering(2, 7);
+    let plain = [
+        frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80))),
+        frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x4000, &ports(5000, 80))),
+        frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80))),
+    ];
+    let mut options = ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80));
+    options[0] = 0x46;
+    let others = [
+        frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x2000, &ports(5000, 80))),
+        frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 9, &ports(5000, 80))),
+        frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 53))),
+        frame(0x86dd, &ipv6("fd00::9", "fd00::1", 44, &ports(1536, 0))),
+        frame(0x0800, &options),
+        frame(0x0806, &[0; 28]),
+        frame(0x0800, &[0x45]),
+        Vec::new(),
+    ];
+    let is_home = |steering: &Steering, bytes: &[u8], hash| {
+        steering.is_home_segment(&RxFrame { label: Label::new(hash, 5), ..RxFrame::new(bytes) })
+    };
+    for hash in 0..300 {
+        for bytes in &plain {
+            let label = Label::new(Some(hash), 5);
+            let owner = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(bytes) });
+            assert_eq!(is_home(&steering, bytes, Some(hash)), owner == FrameOwner::Shard(2), "{hash}");
+        }
+        assert!(!others.iter().any(|bytes| is_home(&steering, bytes, Some(hash))));
+    }
+    assert!(!plain.iter().any(|bytes| is_home(&steering, bytes, None)));
+    steering.set_policy(Arc::new(LastShard), 32_768..=60_999);
+    assert!(!is_home(&steering, &plain[0], Some(2)), "rules come before the hash");
+}
+
 #[test]
 fn fragments_of_a_packet_share_one_owner() {
     let steering = steering(0, 16);

@@ -1,6 +1,6 @@
 //! The Toeplitz hash by which network adapters distribute flows (Microsoft, "RSS hashing types").
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 /// Microsoft's key, the default of most adapters, so that their hashes agree with those computed here.
 pub const KEY: [u8; 40] = [
@@ -37,11 +37,16 @@ impl Toeplitz {
         Self { tables }
     }
 
-    fn absorb(&self, hash: &mut u32, at: &mut usize, bytes: &[u8]) {
-        for byte in bytes {
-            *hash ^= self.tables[*at][usize::from(byte >> 4)] ^ self.tables[*at + 1][usize::from(byte & 15)];
-            *at += 2;
+    /// Returns the contribution of bytes that begin at byte `FROM` of the input. Their number is a constant, so
+    /// that the compiler unrolls the loop and needs no checks of bounds.
+    #[inline(always)]
+    fn part<const FROM: usize, const BYTES: usize>(&self, bytes: [u8; BYTES]) -> u32 {
+        let mut hash = 0;
+        for (at, byte) in bytes.into_iter().enumerate() {
+            let at = 2 * (FROM + at);
+            hash ^= self.tables[at][usize::from(byte >> 4)] ^ self.tables[at + 1][usize::from(byte & 15)];
         }
+        hash
     }
 
     /// Returns the hash of a packet's addresses and, if given, of its ports, source before destination. The
@@ -49,18 +54,38 @@ impl Toeplitz {
     /// hash, too.
     #[inline]
     pub fn hash(&self, src: IpAddr, dst: IpAddr, ports: Option<(u16, u16)>) -> u32 {
-        let (mut hash, mut at) = (0, 0);
-        for address in [src, dst] {
-            match address {
-                IpAddr::V4(address) => self.absorb(&mut hash, &mut at, &address.octets()),
-                IpAddr::V6(address) => self.absorb(&mut hash, &mut at, &address.octets()),
+        let with_ports = ports.map(|(src, dst)| (u32::from(src) << 16 | u32::from(dst)).to_be_bytes());
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let addresses = self.part::<0, 4>(src.octets()) ^ self.part::<4, 4>(dst.octets());
+                addresses ^ with_ports.map_or(0, |ports| self.part::<8, 4>(ports))
             }
+            _ => self.hash_wide(src, dst, with_ports),
         }
-        if let Some((src, dst)) = ports {
-            self.absorb(&mut hash, &mut at, &src.to_be_bytes());
-            self.absorb(&mut hash, &mut at, &dst.to_be_bytes());
+    }
+
+    /// Returns the hash of packets from `remote` to port 0 of `local`: what the flow contributes without its
+    /// local port.
+    #[inline]
+    pub fn hash_without_local_port(&self, remote: SocketAddr, local: IpAddr) -> u32 {
+        match (remote, local) {
+            (SocketAddr::V4(remote), IpAddr::V4(local)) => {
+                self.part::<0, 4>(remote.ip().octets())
+                    ^ self.part::<4, 4>(local.octets())
+                    ^ self.part::<8, 2>(remote.port().to_be_bytes())
+            }
+            _ => self.hash(remote.ip(), local, Some((remote.port(), 0))),
         }
-        hash
+    }
+
+    #[inline(never)]
+    fn hash_wide(&self, src: IpAddr, dst: IpAddr, ports: Option<[u8; 4]>) -> u32 {
+        let octets = |address| match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        let addresses = self.part::<0, 16>(octets(src)) ^ self.part::<16, 16>(octets(dst));
+        addresses ^ ports.map_or(0, |ports| self.part::<32, 4>(ports))
     }
 }
 
