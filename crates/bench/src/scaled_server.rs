@@ -1,5 +1,5 @@
 //! `ginnel demo-server` on many simulated shards: all shards, their clients and their backends run in turns
-//! on one thread, in simulated time. The device delivers frames by their hash, as an adapter does.
+//! on one thread, in simulated time. The device delivers frames by their hash and with it, as an adapter does.
 
 use crate::harness::MeasureError;
 use crate::single_thread::{START, TICK};
@@ -16,8 +16,10 @@ use std::sync::Arc;
 
 /// Concurrent connections of clients for each shard.
 const CONNECTIONS_EACH: u64 = 16;
-/// Ports of the server, so that clients have enough ports of their own, and ports of the backends.
-const SERVER_PORTS: core::ops::Range<u16> = 80..88;
+/// Ports of the server, and ports of the backends. Clients have 28,232 ports of their own. The number of the
+/// server's ports has no factor in common with it, so that addresses are used again only after 254,088
+/// connections, when those of the server's TIME-WAIT are gone.
+const SERVER_PORTS: core::ops::Range<u16> = 80..89;
 const BACKEND_PORTS: core::ops::Range<u16> = 8000..8004;
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 64\r\n\r\n\
@@ -55,7 +57,8 @@ impl ScalingCase {
         let failed = |e: Error| MeasureError::Failed(e.to_string());
         let before = resident_kib();
         let count = u64::from(self.shards);
-        let (far, queues) = multi_queue(&MemoryConfig::default(), self.shards as usize, RssMode::Hash);
+        let (far, queues) =
+            multi_queue(&MemoryConfig::default(), self.shards as usize, RssMode::DeliveredHash);
         let mut config = stack_config("10.0.0.1/24");
         config.shards.count = self.shards;
         let shards = Shards::new(config).device("cable", queues).seed([1; 32]).now(START);

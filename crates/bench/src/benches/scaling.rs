@@ -14,8 +14,9 @@ use std::process::Command;
 
 /// Numbers of shards.
 const SHARDS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Responses for each shard in the short and in the long run.
-const OPERATIONS: [u64; 2] = [200, 500];
+/// Responses for each shard in the short and in the long run. After the short one, tables have their final
+/// sizes.
+const OPERATIONS: [u64; 2] = [500, 1000];
 /// Largest growth of the instructions from one shard to more.
 const GROWTH_MAX: f64 = 0.02;
 /// Prefix of the cases.

@@ -81,6 +81,11 @@ pub fn draw(curves: &[Curve]) -> String {
             let (x, y) = (x(*cores), y(*efficiency));
             let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>");
         }
+        if let Some((cores, efficiency)) = points.last().filter(|_| !dash.is_empty()) {
+            let (x, y) = (x(*cores) + 8.0, y(*efficiency) + 4.0);
+            let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{name}</text>");
+            return;
+        }
         let from = WIDTH - RIGHT + 20.0;
         let _ = writeln!(out, "<path d=\"M{from} {legend}h30\" {stroke}/>");
         let _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{name}</text>", from + 38.0, legend + 4.0);
