@@ -17,7 +17,7 @@ use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::options::{BufferLimits, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -516,8 +516,14 @@ impl<'a> Context<'a> {
 
     /// Returns the sizes of a connection's receive and send buffer in the engine. `None` if the handle is
     /// stale, or the engine is not in this thread.
-    pub(crate) fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
+    pub(crate) fn buffer_limits(&self, conn: Conn) -> Option<BufferLimits> {
         self.core.stack.local()?.buffer_limits(conn)
+    }
+
+    /// See [`Stack::has_grown_window`](ginnel_stack::stack::Stack::has_grown_window). True if the engine is
+    /// not in this thread.
+    pub(crate) fn has_grown_window(&self, conn: Conn) -> bool {
+        self.core.stack.local().is_none_or(|stack| stack.has_grown_window(conn))
     }
 
     /// Returns the local and the peer's address.

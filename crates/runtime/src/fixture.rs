@@ -33,10 +33,14 @@ pub fn host<H: Handler>(address: &str, handler: H, device: Device) -> ShardBuild
     Shard::builder(config(&[address])).handler(handler).device("cable", device)
 }
 
-/// Creates two hosts on a link. All bytes of the seed are 1 in the first host, 2 in the second.
+/// Creates two hosts on a link; the first one has send buffers of the largest size. All bytes of the seed are
+/// 1 in the first host, 2 in the second.
 pub fn linked_hosts<S: Handler, C: Handler>(server: S, client: C, now: Instant) -> (Shard<S>, Shard<C>) {
     let (a, b) = pair(MemoryConfig::default());
-    let server = host(SERVER_ADDRESS, server, a).seed([1; 32]).now(now).build().unwrap();
+    let mut config = config(&[SERVER_ADDRESS]);
+    config.tcp.send_buffer_first_bytes = config.tcp.send_buffer_bytes;
+    let server = Shard::builder(config).handler(server).device("cable", a);
+    let server = server.seed([1; 32]).now(now).build().unwrap();
     (server, host(CLIENT_ADDRESS, client, b).seed([2; 32]).now(now).build().unwrap())
 }
 

@@ -214,6 +214,17 @@ impl TcpOption {
     }
 }
 
+/// Sizes of the buffers of a connection in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferLimits {
+    /// Largest size of the receive buffer.
+    pub recv_max: u32,
+    /// Largest size of the send buffer.
+    pub send_max: u32,
+    /// Size of the send buffer now.
+    pub send: u64,
+}
+
 /// Information about a connection, in the terms of Linux's `struct tcp_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {

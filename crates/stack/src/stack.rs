@@ -28,7 +28,7 @@ use crate::ip::rx_fast_path::{self, FastPathSegment};
 use crate::ip::{InputResult, L4, Network, NetworkConfig, ParsedFrame, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{
-    ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
+    BufferLimits, ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
 };
 use crate::priority::{BEST_EFFORT, ClassSet};
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
@@ -830,10 +830,15 @@ impl Stack {
         self.tcp.endpoints(conn)
     }
 
-    /// Returns the sizes of the receive buffer and the send buffer in bytes, as configured or as set by
-    /// options; `None` if the handle is stale.
-    pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
+    /// Returns the sizes of the receive buffer and the send buffer; `None` if the handle is stale.
+    pub fn buffer_limits(&self, conn: Conn) -> Option<BufferLimits> {
         self.tcp.buffer_limits(conn)
+    }
+
+    /// Returns whether the receive window of a connection has grown to more than twice its usual size,
+    /// because the application kept up with what arrived, or need not grow; true if the handle is stale.
+    pub fn has_grown_window(&self, conn: Conn) -> bool {
+        self.tcp.has_grown_window(conn)
     }
 
     /// Returns the state of a connection; `None` if the handle is stale.

@@ -283,6 +283,8 @@ fn header_prediction_changes_no_frame_and_no_event() {
 #[test]
 fn mtu_probe_is_one_segment_despite_gso() {
     let config = TcpConfig { mtu_probing: MtuProbing::Always, ..TcpConfig::default() };
+    // The server does not read, and has room for everything.
+    let config = TcpConfig { send_buffer_first_bytes: 1 << 20, recv_window_first_bytes: 1 << 20, ..config };
     let mut server = TestHost::new('S', 1, 2, &config, true, true);
     let mut client = TestHost::new('C', 2, 1, &config, true, true);
     let to = SocketAddr::new(address(1).into(), 80);

@@ -72,7 +72,10 @@ impl Instance {
             ..ChannelConfig::default()
         };
         let server = ChannelServer::new(&channel)?;
-        let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &settings.tcp))
+        // The operations limit what scripts queue.
+        let tcp =
+            TcpConfig { send_buffer_first_bytes: settings.tcp.send_buffer_bytes, ..settings.tcp.clone() };
+        let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &tcp))
             .handler(server)
             .device(DEVICE, tunnel.device(clock))
             .build()?;

@@ -335,6 +335,12 @@ impl Region {
         self.layout.buffer_bytes
     }
 
+    /// Returns the bytes of the largest buffer that a direction may have.
+    pub fn largest_buffer_bytes(&self) -> usize {
+        let (large_count, large_bytes) = self.large();
+        if large_count > 0 { large_bytes } else { self.buffer_bytes() }
+    }
+
     fn header(&self) -> &RegionHeader {
         // SAFETY: atomics, at the start of a page.
         unsafe { &self.mapping.slice::<RegionHeader>(0, 1)[0] }

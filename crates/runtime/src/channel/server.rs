@@ -20,6 +20,7 @@ mod requests;
 mod slot_allocator;
 mod udp_requests;
 mod unordered;
+mod unread;
 mod waker;
 mod zero_copy;
 

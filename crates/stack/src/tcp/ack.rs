@@ -242,7 +242,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
         if advanced && c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN) {
-            let limit = u64::from(self.profile(idx).send_buffer_bytes);
+            let limit = self.send_buffer_limit(idx);
             // Linux wakes a writer when a third of the buffer is free.
             if b.send.len() <= limit - limit / 3 {
                 let conn = self.conns.handle(idx);

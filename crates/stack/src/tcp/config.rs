@@ -73,14 +73,19 @@ pub struct TcpConfig {
     /// Bytes in receive and send buffers of all connections together; the last quarter is reserved for
     /// connections that use no more than 8 KiB in each direction. 65,536 … 2^42, default 1 GiB.
     pub buffer_pool_bytes: u64,
-    /// Receive buffer of a connection in bytes. 2,048 … 2^30, default 6 MiB.
+    /// Largest receive buffer of a connection in bytes. 2,048 … 2^30, default 6 MiB.
     pub recv_buffer_bytes: u32,
     /// Largest initial receive window of a connection in bytes, unless its socket requested a receive buffer
-    /// size: the window is rounded down to whole segments, limited to the 65,535 that a SYN can announce, and
-    /// grows up to the buffer size as data arrive. 2,048 … 2^30, default 65,536.
+    /// size: the window is rounded down to whole segments and limited to the 65,535 that a SYN can announce.
+    /// As data arrive it grows to twice this size, and up to `recv_buffer_bytes` while the application keeps
+    /// up with what arrives. 2,048 … 2^30, default 65,536.
     pub recv_window_first_bytes: u32,
-    /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
+    /// Largest send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
+    /// Send buffer of a connection in bytes before it grows with the congestion window, unless its socket
+    /// requested a size. The buffer has room for at least twenty segments with their overhead, as on Linux,
+    /// and at most `send_buffer_bytes`. 2,048 … 2^30, default 16,384.
+    pub send_buffer_first_bytes: u32,
     /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default
     /// `cubic`.
     pub congestion_control: CongestionControl,
@@ -187,6 +192,7 @@ impl Default for TcpConfig {
             recv_buffer_bytes: 6 << 20,
             recv_window_first_bytes: 1 << 16,
             send_buffer_bytes: 4 << 20,
+            send_buffer_first_bytes: 1 << 14,
             congestion_control: CongestionControl::Cubic,
             ecn: EcnMode::Passive,
             syn_cookies: SynCookies::Auto,
@@ -251,6 +257,7 @@ impl TcpConfig {
         within("recv_buffer_bytes", self.recv_buffer_bytes, 2048..=1 << 30)?;
         within("recv_window_first_bytes", self.recv_window_first_bytes, 2048..=1 << 30)?;
         within("send_buffer_bytes", self.send_buffer_bytes, 2048..=1 << 30)?;
+        within("send_buffer_first_bytes", self.send_buffer_first_bytes, 2048..=1 << 30)?;
         within("initial_window_segments", self.initial_window_segments, 1..=1000)?;
         within("rto_initial_ms", self.rto_initial_ms, 1..=120_000)?;
         within("rto_min_ms", self.rto_min_ms, 1..=120_000)?;

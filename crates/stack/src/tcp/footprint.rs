@@ -33,7 +33,7 @@ impl Tcp {
         let tcb_bytes = size_of::<Tcb>() + AddressPool::bytes_of(c.has(Flags::V6));
         let mut memory = SocketMemory {
             rcvbuf: profile.recv_buffer_bytes.into(),
-            sndbuf: profile.send_buffer_bytes.into(),
+            sndbuf: self.send_buffer_limit(idx),
             drops: Some(0),
             total: tcb_bytes as u64,
             ..SocketMemory::default()

@@ -40,6 +40,7 @@ mod rtx_queue;
 mod saved_syn;
 mod secrets;
 pub mod send_buffer;
+mod send_limit;
 mod single_segment;
 mod socket;
 mod soft_errors;

@@ -29,15 +29,24 @@ impl ProfileId {
 /// `SO_REUSEADDR`.
 const USUAL: u16 = 2;
 
+/// Largest initial receive window in bytes: the maximum without scaling.
+const INITIAL_WINDOW_MAX: u32 = 65_535;
+
 /// Values of the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
     /// Size of the initial receive window in bytes.
     pub recv_window_first: u32,
+    /// The size in bytes that the receive window doubles from: that of the initial window, within the 65,535
+    /// that a SYN can announce.
+    pub recv_window_step: u32,
     /// Smallest shift of a window that can express the receive buffer (RFC 7323 §2.3: at most 14).
     pub recv_window_shift: u8,
+    /// Largest size of the send buffer in bytes.
     pub send_buffer_bytes: u32,
+    /// Size of the send buffer in bytes before it grows; its largest size if that was requested.
+    pub send_buffer_first: u32,
     /// `TCP_NOTSENT_LOWAT` in bytes: the application is notified when fewer than half of it are unsent; 0 if
     /// not set.
     pub notsent_lowat: u32,
@@ -84,11 +93,14 @@ pub(crate) const RTO_MAX_RANGE: RangeInclusive<Duration> = Duration::from_secs(1
 
 impl Profile {
     pub fn from_config(config: &TcpConfig) -> Self {
+        let recv_window_first = config.recv_window_first_bytes.min(config.recv_buffer_bytes);
         Self {
             recv_buffer_bytes: config.recv_buffer_bytes,
-            recv_window_first: config.recv_window_first_bytes.min(config.recv_buffer_bytes),
+            recv_window_first,
+            recv_window_step: recv_window_first.min(INITIAL_WINDOW_MAX),
             recv_window_shift: window_shift(config.recv_buffer_bytes),
             send_buffer_bytes: config.send_buffer_bytes,
+            send_buffer_first: config.send_buffer_first_bytes.min(config.send_buffer_bytes),
             notsent_lowat: 0,
             mss: 0,
             keep_idle_seconds: config.keepalive_time_seconds as u16,
@@ -135,7 +147,20 @@ impl Profile {
     pub fn set_recv_buffer(&mut self, bytes: u32) {
         self.recv_buffer_bytes = bytes;
         self.recv_window_first = bytes;
+        self.recv_window_step = bytes.min(INITIAL_WINDOW_MAX);
         self.recv_window_shift = window_shift(bytes);
+    }
+
+    /// Sets the size of the send buffer, which was validated. The buffer does not grow.
+    pub fn set_send_buffer(&mut self, bytes: u32) {
+        self.send_buffer_bytes = bytes;
+        self.send_buffer_first = bytes;
+    }
+
+    /// Returns the size in bytes up to which the receive window grows whether or not the application reads:
+    /// twice the initial one, as Linux's `tcp_rmem` has room for twice the initial window by default.
+    pub fn usual_recv_window(&self) -> u32 {
+        self.recv_window_first.saturating_mul(2).min(self.recv_buffer_bytes)
     }
 
     /// Sets the minimum time-out; `time` is within [`RTO_MIN_RANGE`].
@@ -169,7 +194,7 @@ impl Profile {
             self.set_recv_buffer(checked_buffer(bytes)?);
         }
         if let Some(bytes) = options.send_buffer_bytes {
-            self.send_buffer_bytes = checked_buffer(bytes)?;
+            self.set_send_buffer(checked_buffer(bytes)?);
         }
         if let Some(mss) = options.mss {
             self.mss = checked_mss(mss)?;

@@ -22,9 +22,6 @@ use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
 
-/// Largest initial receive window in bytes: the maximum without scaling.
-const INITIAL_WINDOW_MAX: u32 = 65_535;
-
 /// Maximum number of doublings of the receive window: [`Tcb::rcv_grow`] has four bits.
 const WINDOW_DOUBLINGS_MAX: u8 = 15;
 
@@ -173,6 +170,7 @@ impl Tcp {
         }
         self.conns[idx].rcv_nxt += out.newly_contiguous as u32;
         if out.newly_contiguous > 0 {
+            self.limit_window_growth(idx, at + self.delivered_unread(idx), out.newly_contiguous);
             self.report_readable(idx);
         }
         out.newly_contiguous
@@ -363,6 +361,7 @@ impl Tcp {
         let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
         debug_assert_eq!(out.accepted, bytes.len());
         self.stats.bytes_copied_in += out.stored as u64;
+        self.limit_window_growth(idx, at + self.delivered_unread(idx), bytes.len());
         self.report_readable(idx);
     }
 
@@ -401,9 +400,45 @@ impl Tcp {
         let before = core::mem::replace(&mut self.active[active].delivered_unread, bytes);
         if bytes < before && receives {
             self.after_read(idx);
+        } else {
+            let queued = self.active[active].recv.contiguous() + before as usize;
+            self.limit_window_growth(idx, queued, bytes.saturating_sub(before) as usize);
         }
         self.rearm(idx);
         Ok(())
+    }
+
+    /// Takes back the growth of the receive window by `bytes` bytes that arrived and were not read, if the
+    /// application does not keep up with what arrives: `queued` bytes were unread when these arrived. Up to
+    /// its usual size the window grows nevertheless: see [`Profile::usual_recv_window`].
+    ///
+    /// Linux measures what the application reads in a round trip (`tcp_rcv_space_adjust`). Here the fill
+    /// level of the buffer tells the same without a clock: the buffer of an application that is slower than
+    /// its peer is full.
+    #[inline(never)]
+    fn limit_window_growth(&mut self, idx: u32, queued: usize, bytes: usize) {
+        let c = &self.conns[idx];
+        if c.has(Flags::ORPHAN) || !c.state.may_receive() {
+            return;
+        }
+        let profile = self.profiles.get(c.profile);
+        let window = rcv_ssthresh(c, profile);
+        let grown = window.saturating_sub(profile.usual_recv_window().into());
+        if grown > 0 && queued as u64 > window / 4 {
+            self.conns[idx].rcv_grow_seq += grown.min(bytes as u64) as u32;
+        }
+    }
+
+    /// Returns whether the receive window has grown to more than twice its usual size, because the
+    /// application kept up with what arrived, or need not grow. (A burst counts as read until the owner was
+    /// told of it, so a smaller window may have grown too early.)
+    pub fn has_grown_window(&self, conn: Conn) -> bool {
+        self.index(conn).is_none_or(|idx| {
+            let c = &self.conns[idx];
+            let profile = self.profiles.get(c.profile);
+            let usual = profile.usual_recv_window();
+            usual == profile.recv_buffer_bytes || rcv_ssthresh(c, profile) > 2 * u64::from(usual)
+        })
     }
 
     /// Sends a window update if reading has opened the window enough (RFC 9293 §3.8.6.2.2), and finishes a
@@ -516,17 +551,12 @@ pub(super) fn event_data_recv(
     seg: &Segment<'_>,
     fills_hole: bool,
 ) -> AckDue {
-    let limit = profile.recv_buffer_bytes;
     let wire = seg.wire_payload();
     if wire > usize::from(c.rcv_mss) {
         measure_rcv_mss(c, profile, wire);
     }
-    let first = profile.recv_window_first.min(INITIAL_WINDOW_MAX);
-    let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
-    if (c.rcv_nxt - c.rcv_grow_seq) as u32 >= window && window < limit && c.rcv_grow() < WINDOW_DOUBLINGS_MAX
-    {
-        c.rcv_grow_and_mtu_search += 1;
-        c.rcv_grow_seq = c.rcv_nxt;
+    if i64::from(c.rcv_nxt - c.rcv_grow_seq) >= i64::from(profile.recv_window_step) << c.rcv_grow() {
+        double_window(c, profile);
     }
     if !c.has(Flags::ATO_SET) {
         c.flags.set(Flags::ATO_SET);
@@ -550,6 +580,16 @@ pub(super) fn event_data_recv(
     AckDue::Later
 }
 
+/// Doubles the receive window, unless it is as large as the buffer, after as many bytes as it had arrived.
+#[cold]
+fn double_window(c: &mut Tcb, profile: &Profile) {
+    let window = u64::from(profile.recv_window_step) << c.rcv_grow();
+    if window < profile.recv_buffer_bytes.into() && c.rcv_grow() < WINDOW_DOUBLINGS_MAX {
+        c.rcv_grow_and_mtu_search += 1;
+    }
+    c.rcv_grow_seq = c.rcv_nxt;
+}
+
 /// Raises the estimate of the peer's segment size to `wire` bytes, within what was announced.
 #[inline(never)]
 fn measure_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
@@ -563,15 +603,16 @@ fn measure_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
 
 /// Returns the largest window that a connection may offer now. It grows by one byte with each byte that
 /// arrives, so that it doubles in a round trip like the window of a sender in slow start, without steps,
-/// which would cause bursts.
+/// which would cause bursts. [`Tcp::limit_window_growth`] takes the growth back if the application does not
+/// keep up.
 #[inline]
 fn rcv_ssthresh(c: &Tcb, profile: &Profile) -> u64 {
-    let step = u64::from(profile.recv_window_first.min(INITIAL_WINDOW_MAX)) << c.rcv_grow();
+    let step = u64::from(profile.recv_window_step) << c.rcv_grow();
     if c.has(Flags::ORPHAN) {
         // The window of an orphan does not grow, and in FIN-WAIT-2 `rcv_grow_seq` is a deadline.
         return step;
     }
-    step + u64::from((c.rcv_nxt - c.rcv_grow_seq) as u32).min(step)
+    step + u64::try_from(c.rcv_nxt - c.rcv_grow_seq).unwrap_or(0).min(step)
 }
 
 /// Returns how many chunks `bytes` bytes may need in a receive buffer: they may begin and end inside of

@@ -17,7 +17,7 @@ use crate::error::{OptionError, RecvError, SendError, Stale};
 use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
-use crate::options::{CaState, TcpInfo, TcpOption};
+use crate::options::{BufferLimits, CaState, TcpInfo, TcpOption};
 use crate::priority;
 use crate::wire::tcp::SeqNumber;
 use core::net::SocketAddr;
@@ -62,8 +62,10 @@ impl Tcp {
         fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
         let idx = self.check_writable(conn)?;
-        let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let active = self.ensure_active(idx);
+        let first = u64::from(self.profile(idx).send_buffer_first);
+        let is_short = self.active[active].send.len() + len as u64 <= first;
+        let limit = if is_short { first } else { self.send_buffer_limit(idx) };
         let b = &mut self.active[active];
         let spare = self.chunks.spare() * CHUNK_BYTES;
         let fair = (b.send.len() + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
@@ -197,8 +199,8 @@ impl Tcp {
         len: usize,
     ) -> Result<usize, SendError> {
         let idx = self.check_writable(conn)?;
-        let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let active = self.ensure_active(idx);
+        let limit = self.send_buffer_limit(idx);
         let b = &mut self.active[active];
         let count = limit.saturating_sub(b.send.len()).min(len as u64);
         let pushed = b.send.push_source(&mut self.sources, source, offset, count);
@@ -536,7 +538,7 @@ impl Tcp {
             TcpOption::UserTimeout(time) => p.user_timeout_ms = time.as_millis() as u32,
             TcpOption::Linger2(time) => p.fin_timeout_seconds = seconds(time),
             TcpOption::RecvBuffer(bytes) => p.set_recv_buffer(bytes),
-            TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
+            TcpOption::SendBuffer(bytes) => p.set_send_buffer(bytes),
             TcpOption::NotSentLowat(bytes) => p.notsent_lowat = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,
             TcpOption::Congestion(kind) => p.congestion = kind,
@@ -575,10 +577,16 @@ impl Tcp {
         self.index(conn).map(|idx| self.conns[idx].state)
     }
 
-    /// Returns the sizes of the receive buffer and the send buffer in bytes.
-    pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
-        let profile = self.profile(self.index(conn)?);
-        Some([profile.recv_buffer_bytes, profile.send_buffer_bytes])
+    /// Returns the largest sizes of the receive buffer and the send buffer in bytes, and the size that the
+    /// send buffer has now.
+    pub fn buffer_limits(&self, conn: Conn) -> Option<BufferLimits> {
+        let idx = self.index(conn)?;
+        let profile = self.profile(idx);
+        Some(BufferLimits {
+            recv_max: profile.recv_buffer_bytes,
+            send_max: profile.send_buffer_bytes,
+            send: self.send_buffer_limit(idx),
+        })
     }
 
     /// Returns the local and the remote address of a connection that has not ended.

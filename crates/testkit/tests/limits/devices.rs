@@ -8,7 +8,7 @@ use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, PortId};
 use ginnel_stack::link::LinkConfig;
-use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 
@@ -92,7 +92,8 @@ fn full_ring_does_not_affect_other_devices() {
     let mut server = Endpoint::new(1, vec![(0, near), (1, other)]);
     let (mut slow, mut quick) = (Endpoint::new(2, vec![(0, far)]), Endpoint::new(2, vec![(1, away)]));
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
-    server.stack.listen(any, ListenOptions::default()).unwrap();
+    let socket = SocketOptions { send_buffer_bytes: Some(1 << 20), ..SocketOptions::default() };
+    server.stack.listen(any, ListenOptions { socket, ..ListenOptions::default() }).unwrap();
     let mut now = Instant::from_millis(1000);
     let lost = slow.connect(now, 0);
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));

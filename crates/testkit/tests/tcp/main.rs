@@ -3,6 +3,7 @@
 mod buffers;
 mod closing;
 mod common;
+mod default_buffers;
 mod handshake;
 mod idle;
 mod listeners;

@@ -401,6 +401,33 @@ pub fn send_buffer_limits_what_is_queued(w: &mut Fixture<'_>) {
     }
 }
 
+/// With default buffers a peer that does not read takes what fits in Linux's default receive buffer, and
+/// reading makes room for more.
+pub fn unread_data_fill_the_default_receive_buffer(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let block = [0; 4000];
+    let (mut sent, mut idle) = (0, 0);
+    while idle < 10 {
+        let before = sent;
+        while let Ok(count) = w.b.send(b, &block, MSG_DONTWAIT | MSG_NOSIGNAL) {
+            sent += count as i32;
+        }
+        idle = if sent == before { idle + 1 } else { 0 };
+        w.settle();
+    }
+    let taken = sent - w.b.query(b, libc::TIOCOUTQ).unwrap();
+    let expected = 120_000;
+    w.log("taken", if (taken - expected).abs() * 5 <= expected { expected } else { taken });
+    w.log("poll when full", w.ready(w.b, b));
+    let mut read = 0;
+    while !w.ready(w.b, b).contains("OUT") && read < sent {
+        read += w.a.recv(a, 65_536, MSG_DONTWAIT).map_or(0, |bytes| bytes.len()) as i32;
+        w.a.catch_up();
+        w.b.catch_up();
+    }
+    w.log("writable before all is read", read < sent);
+}
+
 /// A set that has found the fixed send buffer full reports the space that acknowledgements free.
 pub fn epoll_reports_a_freed_send_buffer(w: &mut Fixture<'_>) {
     for flags in [libc::EPOLLOUT, libc::EPOLLOUT | libc::EPOLLET] {
@@ -433,6 +460,7 @@ pub mod tests {
         shutdown_before_connect_result
         shutdown_while_connecting
         send_buffer_limits_what_is_queued
+        unread_data_fill_the_default_receive_buffer
         epoll_reports_a_freed_send_buffer
         vectored_io_and_select
         recv_timeout

@@ -227,7 +227,7 @@ impl Domain {
         let backlog = options.backlog.min(self.backlog_max as u32);
         let options = ListenOptions { backlog, socket: listener_options(&options.socket), ..options };
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
-        let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
+        let report_unread_after = self.report_unread_after(options.socket.recv_buffer_bytes);
         let listener = if exclusive { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
         self.listener_slots.allocate();
         if number as usize >= self.listeners.len() {
@@ -247,7 +247,7 @@ impl Domain {
             unaccepted: 0,
             backlog: backlog.max(1) as usize,
             requested_backlog: backlog,
-            has_small_recv_buffer,
+            report_unread_after,
             is_destroyed: false,
         });
         self.add_listener_owner(number, client);
@@ -276,9 +276,9 @@ impl Domain {
         number: u32,
         options: &SocketOptions,
     ) {
-        let has_small_recv_buffer = self.is_small_recv_buffer(options.recv_buffer_bytes);
+        let report_unread_after = self.report_unread_after(options.recv_buffer_bytes);
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
-            listening.has_small_recv_buffer = has_small_recv_buffer;
+            listening.report_unread_after = report_unread_after;
             if cx.set_listener_options(listening.listener, &listener_options(options)).is_err() {
                 self.stats.options_refused += 1;
             }

@@ -75,8 +75,8 @@ pub(super) struct DomainListener {
     pub backlog: usize,
     /// The backlog that the application requested, within the domain's limit.
     pub requested_backlog: u32,
-    /// Receive buffers of its connections are smaller than the region's.
-    pub has_small_recv_buffer: bool,
+    /// [`DomainSocket::report_unread_after`] of its connections.
+    pub report_unread_after: u64,
     /// An administrator has closed it: the engine has no such listener any more.
     pub is_destroyed: bool,
 }
@@ -131,9 +131,11 @@ pub(super) struct DomainSocket {
     pub is_write_shut: bool,
     /// True if bytes arrived after both directions were shut down.
     pub has_late_data: bool,
-    /// Its receive buffer is smaller than the region's, so unread bytes in the region reduce the advertised
-    /// window.
-    pub has_small_recv_buffer: bool,
+    /// Position in the stream after which unread bytes in the region are reported to the engine, which then
+    /// advertises a smaller window.
+    pub report_unread_after: u64,
+    /// True if the engine was told that bytes in the region are unread.
+    pub is_unread_reported: bool,
     /// Clients want to know how many bytes were sent.
     pub publishes_sent: bool,
     /// True if a client waits for acknowledgements although there is space.
@@ -397,6 +399,7 @@ impl Domain {
             is_in_use: true,
             generation,
             state_bits: bits,
+            report_unread_after: self.report_unread_after(None),
             ..DomainSocket::default()
         };
         self.region.socket(socket).reset(generation);
@@ -491,8 +494,8 @@ impl Domain {
         if has_options {
             self.apply_options(cx, socket, conn, OptionOrder::BeforeData);
         }
-        if self.sockets[socket as usize].has_small_recv_buffer {
-            self.update_unread(cx, socket, conn);
+        if self.sockets[socket as usize].is_unread_reported {
+            self.report_unread(cx, socket, conn);
         }
         let all = self.forward(cx, socket, conn, CHUNK_BYTES);
         if self.socket(socket).is_unfinished {
@@ -526,7 +529,10 @@ impl Domain {
                 self.socket(socket).resets_at_close = on;
             }
             if let TcpOption::RecvBuffer(bytes) = option {
-                self.socket(socket).has_small_recv_buffer = self.is_small_recv_buffer(Some(bytes));
+                let report_unread_after = self.report_unread_after(Some(bytes));
+                let entry = self.socket(socket);
+                entry.report_unread_after = report_unread_after;
+                entry.is_unread_reported |= report_unread_after == 0;
             }
             if let TcpOption::NotSentLowat(bytes) = option {
                 self.socket(socket).publishes_sent = bytes != 0;
@@ -543,12 +549,6 @@ impl Domain {
         }
     }
 
-    /// Returns whether a receive buffer is smaller than the region's, so that unread bytes in the region
-    /// exceed it.
-    pub(super) fn is_small_recv_buffer(&self, recv_buffer_bytes: Option<u32>) -> bool {
-        recv_buffer_bytes.is_some_and(|bytes| (bytes as usize) < self.region.buffer_bytes())
-    }
-
     /// Publishes how many bytes that clients wrote were sent.
     fn publish_sent(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
         let sent = self.sockets[socket as usize].taken.saturating_sub(cx.notsent(conn).into());
@@ -560,17 +560,6 @@ impl Domain {
         let stream = self.region.stream(socket, Direction::Outgoing);
         let waiting = stream.readable(self.sockets[socket as usize].taken).unwrap_or(0);
         u32::try_from(waiting).unwrap_or(u32::MAX)
-    }
-
-    /// Tells the engine how many bytes clients have not read, which reduces the advertised window.
-    fn update_unread(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
-        let area = self.region.socket(socket);
-        area.wants_recv_space.store(1, Ordering::Relaxed);
-        // Pairs with the fence of a client that has read.
-        fence(Ordering::SeqCst);
-        let read = area.positions(Direction::Incoming).read();
-        let unread = self.sockets[socket as usize].received.saturating_sub(read);
-        cx.set_unread(conn, unread.min(self.region.buffer_bytes() as u64) as u32);
     }
 
     /// Returns whether clients left bytes unread. An invalid position counts as unread bytes.
@@ -859,9 +848,9 @@ impl Domain {
                     listening.pending.push_back(socket, class);
                 }
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
-                let has_small_recv_buffer = listening.has_small_recv_buffer;
+                let report_unread_after = listening.report_unread_after;
                 let entry = self.socket(socket);
-                (entry.is_pending, entry.has_small_recv_buffer) = (true, has_small_recv_buffer);
+                (entry.is_pending, entry.report_unread_after) = (true, report_unread_after);
                 self.set_distributable(number);
             }
             None => {
@@ -900,15 +889,16 @@ impl Domain {
             count = count.and_then(|done| Ok(done + stream.write(&mut entry.received, &data[done..])?));
             entry.is_recv_blocked = count.is_ok_and(|count| count < data.len());
         }
-        let (is_deferred, has_small_recv_buffer) = (entry.deferred_at.is_some(), entry.has_small_recv_buffer);
+        let is_deferred = entry.deferred_at.is_some();
+        let reports_unread = entry.received > entry.report_unread_after;
         if is_short {
             self.ensure_large_buffer(cx, socket, conn, Direction::Incoming);
         }
         if is_deferred {
             self.promote(socket);
         }
-        if has_small_recv_buffer {
-            self.update_unread(cx, socket, conn);
+        if reports_unread {
+            self.report_unread(cx, socket, conn);
         }
         match count {
             Ok(count) => {

@@ -12,6 +12,10 @@ use super::domain::{Domain, DomainSocket};
 use crate::context::Context;
 use ginnel_stack::handle::Conn;
 
+/// Acknowledged bytes after which a connection is known to move much data. A peer that does not read
+/// acknowledges at most half as many (`tcp_rmem`).
+const ACKED_BYTES_MIN: u64 = 256 << 10;
+
 /// Numbers of free buffers. The last one was used most recently, so its pages are allocated.
 pub(super) type LargeBufferPool = Vec<u32>;
 
@@ -47,13 +51,19 @@ impl Domain {
     #[cold]
     fn grant_large_buffer(&mut self, cx: &Context<'_>, socket: u32, conn: Conn, direction: Direction) {
         let (count, bytes) = self.region.large();
-        let Some([recv, send]) = cx.buffer_limits(conn) else { return };
+        let Some(limits) = cx.buffer_limits(conn) else { return };
         let limit = match direction {
-            Direction::Incoming => recv,
-            Direction::Outgoing => send,
+            Direction::Incoming => limits.recv_max,
+            Direction::Outgoing => limits.send_max,
         };
         // A program that has limited its buffers does not want more bytes to be queued (`SOCK_RCVBUF_LOCK`).
         if count == 0 || (limit as usize) < bytes {
+            return;
+        }
+        // Nor does one whose peer may not read: the large buffer would exceed what Linux queues.
+        let acked = self.sockets[socket as usize].taken.saturating_sub(cx.queued(conn));
+        let is_slow = limits.send < bytes as u64 / 2 && acked < ACKED_BYTES_MIN;
+        if direction == Direction::Outgoing && is_slow {
             return;
         }
         match self.large_buffer_pool.pop() {

@@ -80,7 +80,11 @@ impl Domain {
         self.add_owner(socket, client);
         self.preallocate_slot(client, slot);
         match cx.connect(remote, ConnectOptions::default()) {
-            Ok(conn) => self.attach_conn(cx, conn, socket),
+            Ok(conn) => {
+                let report_unread_after = self.report_unread_after(None);
+                self.socket(socket).report_unread_after = report_unread_after;
+                self.attach_conn(cx, conn, socket);
+            }
             Err(error) => {
                 let why = match error {
                     Error::Connect(_, why) => why,

@@ -134,7 +134,7 @@ impl Domain {
                 if self.is_full() {
                     return ChannelReply::Connect(Err(Error::Connect(remote, ConnectError::TooMany)));
                 }
-                let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
+                let report_unread_after = self.report_unread_after(options.socket.recv_buffer_bytes);
                 let socket = cx.connect(remote, options).map(|conn| self.open_socket(cx, conn, 0));
                 if socket.is_ok() {
                     self.preallocate(number);
@@ -143,7 +143,7 @@ impl Domain {
                     let socket = socket.expect("a socket is free: checked above");
                     self.add_owner(socket, number);
                     let entry = self.socket(socket);
-                    entry.has_small_recv_buffer = has_small_recv_buffer;
+                    entry.report_unread_after = report_unread_after;
                     (socket, entry.generation)
                 }))
             }
