@@ -415,8 +415,15 @@ impl Tcp {
     /// Linux measures what the application reads in a round trip (`tcp_rcv_space_adjust`). Here the fill
     /// level of the buffer tells the same without a clock: the buffer of an application that is slower than
     /// its peer is full.
-    #[inline(never)]
+    #[inline(always)]
     fn limit_window_growth(&mut self, idx: u32, queued: usize, bytes: usize) {
+        if queued > 0 {
+            self.take_back_growth(idx, queued, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn take_back_growth(&mut self, idx: u32, queued: usize, bytes: usize) {
         let c = &self.conns[idx];
         if c.has(Flags::ORPHAN) || !c.state.may_receive() {
             return;
