@@ -361,7 +361,8 @@ impl Tcp {
         let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
         debug_assert_eq!(out.accepted, bytes.len());
         self.stats.bytes_copied_in += out.stored as u64;
-        self.limit_window_growth(idx, at + self.delivered_unread(idx), bytes.len());
+        let queued = at + b.delivered_unread as usize;
+        self.limit_window_growth(idx, queued, bytes.len());
         self.report_readable(idx);
     }
 
