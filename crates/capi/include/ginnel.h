@@ -8,8 +8,8 @@
  *               lists: those above best effort, and the others.
  *
  * All calls act on the shard of the calling thread: that of the callback that is running, or the one that the
- * thread has entered. There they need no lock. Only the functions that say so may be called elsewhere; the
- * others fail with EPERM.
+ * thread has entered. There they need no lock. Functions that make, read or free a configuration, a stop flag
+ * or a stack may be called on any thread, and so may those that say so; the others fail with EPERM.
  *
  * Functions that return int or ssize_t return a negative error number (-EAGAIN) if they fail. ginnel_error()
  * then says more. Structures are passed with all reserved fields 0.
@@ -35,8 +35,9 @@ const char *ginnel_error(void);
 
 /* ---- Handles ----
  *
- * A handle that has outlived its object is refused (EBADF) and never means another object. { 0 } is no
- * handle. */
+ * A handle is valid on the thread of the shard that returned it. One that has outlived its object is refused
+ * there (EBADF; ginnel_accept(): EAGAIN, ginnel_send_source(): EINVAL) and never means another object. { 0 }
+ * is no handle. */
 
 struct ginnel_conn { uint64_t id; };     /* a connection */
 struct ginnel_listener { uint64_t id; }; /* a listening socket */
@@ -45,7 +46,8 @@ struct ginnel_timer { uint64_t id; };
 struct ginnel_fd { uint64_t id; };     /* a kernel descriptor that is watched */
 struct ginnel_source { uint64_t id; }; /* memory that is sent without a copy */
 
-/* Returns the slot of a connection: dense from 0, and reused after the connection's end. */
+/* Returns the slot of a connection: dense from 0, and reused after the connection's end. In a loop it may be
+ * reused before GINNEL_EV_CLOSED of the former connection is taken: compare the whole id. */
 static inline uint32_t ginnel_conn_index(struct ginnel_conn conn)
 {
     return (uint32_t)conn.id - 1;
@@ -129,7 +131,8 @@ struct ginnel_callbacks {
     void (*acked)(void *user, struct ginnel_conn conn, uint32_t bytes); /* GINNEL_ACK_EVENTS */
     /* The peer sent FIN. NULL closes the connection. */
     void (*peer_closed)(void *user, struct ginnel_conn conn);
-    /* The connection ended: 0, or the error number. Called once for each. The handle is stale afterwards.
+    /* The connection ended: 0, or the error number. Called once for each connection that ends before its
+     * shard. The handle is stale afterwards.
      * ECANCELED: this side aborted it, or closed it with unread data. */
     void (*closed)(void *user, struct ginnel_conn conn, int error);
     void (*datagram)(void *user, struct ginnel_udp socket, const struct ginnel_datagram *datagram,
@@ -145,7 +148,8 @@ struct ginnel_callbacks {
 };
 
 /* Runs a stack on threads of its own (a single shard on this one) until stop is set, an application calls
- * ginnel_exit(), or one fails. stop may be NULL. */
+ * ginnel_exit(), or one fails. stop may be NULL; of several shards, the first one that ends sets it. In
+ * callbacks, calls that receive or accept fail with EOPNOTSUPP. EBUSY: this thread has entered a shard. */
 int ginnel_run(const struct ginnel_config *config, const struct ginnel_callbacks *callbacks, void *arg,
                const struct ginnel_stop *stop);
 
@@ -168,8 +172,9 @@ enum {
     GINNEL_EV_DESTROYED = 1 << 13,   /* listener */
 };
 
-/* What happened to one object since it was last reported. After GINNEL_EV_CLOSED the handle of a connection
- * is stale; error is 0 or the error number. */
+/* What happened to one object since it was last reported. When GINNEL_EV_CLOSED is taken, the handle of a
+ * connection is stale already, except for bytes that are still to be received; error is 0 or the error
+ * number. Events that were found before a timer, descriptor or socket was removed may still follow. */
 struct ginnel_event {
     uint64_t source; /* the id of the connection, listener or UDP socket */
     uint64_t token;  /* of the connection, timer, descriptor or command */
@@ -195,14 +200,16 @@ int ginnel_open(const struct ginnel_config *config, struct ginnel_stack **out);
 int ginnel_shards(const struct ginnel_stack *stack);
 /* Makes a shard this thread's own. Each is entered once, by a thread of its own, and all of them. EBUSY: the
  * shard was entered before, or this thread has one. Returns when the addresses can be used: IPv6 addresses
- * are checked for duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). */
+ * are checked for duplicates first, for a second. stop, which may be NULL, ends ginnel_wait(). ECANCELED: it
+ * was set before; after this and other failures the shard is gone. With several shards, drive all of them
+ * until each has nothing left to do before one leaves, since they forward each other's frames. */
 int ginnel_enter(const struct ginnel_stack *stack, unsigned shard, const struct ginnel_stop *stop);
 
 /* Receives and sends until there are events. Events of classes above best effort are in high, the others in
  * low, in the order in which they happened. Without high (NULL), both are in low, the former first. Events
  * that find no room are reported by the next call, which looks for more urgent ones first. Returns the number
  * of events; 0 if timeout_ms are over (negative: no end); once -ECANCELED when the stop flag is set and no
- * events are left. */
+ * events are left. EINVAL: both lists have the same memory. */
 int ginnel_wait(struct ginnel_events *high, struct ginnel_events *low, int timeout_ms);
 
 /* Ends this thread's shard. What is queued is sent as far as the windows allow; close connections first. */
@@ -269,7 +276,8 @@ int ginnel_connect(const struct sockaddr *remote, socklen_t remote_len, const st
  * writable. */
 ssize_t ginnel_send(struct ginnel_conn conn, const void *data, size_t len);
 
-/* Writes len bytes of what is sent to out, the first of which is byte offset. Calls of this API fail
+/* Writes len bytes of what is sent to out, the first of which is byte offset. It may be asked for bytes that
+ * are not queued in the end: only those that ginnel_send_fill() returns are. Calls of this API fail
  * meanwhile. */
 typedef void (*ginnel_fill)(void *arg, size_t offset, uint8_t *out, size_t len);
 /* As ginnel_send(), but fill writes the bytes into the stack's send buffer. */

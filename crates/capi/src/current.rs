@@ -14,6 +14,8 @@ const NO_SHARD: Failure = Failure::new(
     "this thread has no shard: call this in a callback, or between ginnel_enter and ginnel_leave",
 );
 
+const HAS_SHARD: Failure = Failure::new(Errno::BUSY, "this thread has a shard already");
+
 /// A shard that a thread has entered.
 pub struct Entered {
     pub shard: Shard<EventQueue>,
@@ -26,6 +28,24 @@ thread_local! {
     static CALLBACK: Cell<Option<NonNull<Context<'static>>>> = const { Cell::new(None) };
     /// The shard that the thread has entered. Taken while a call uses it, as above.
     static ENTERED: RefCell<Option<Box<Entered>>> = const { RefCell::new(None) };
+    /// True while a call uses the context or the shard, so that both look absent.
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A call that uses the context or the shard of its thread.
+struct Call;
+
+impl Call {
+    fn begin() -> Self {
+        IN_CALL.set(true);
+        Self
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        IN_CALL.set(false);
+    }
 }
 
 /// Restores the context of an outer callback.
@@ -49,10 +69,13 @@ pub fn during_callback<R>(cx: &mut Context<'_>, callback: impl FnOnce() -> R) ->
 /// `EPERM` if the thread has no shard, or if another call of this thread uses the shard.
 pub fn with_context<R>(act: impl FnOnce(&mut Context<'_>) -> Result<R, Failure>) -> Result<R, Failure> {
     if let Some(mut cx) = CALLBACK.take() {
-        let _restore = Restore(Some(cx));
+        let (_call, _restore) = (Call::begin(), Restore(Some(cx)));
         // SAFETY: `during_callback` has borrowed the context of this thread and does not use it before the
         // callback has returned, when it resets the pointer. Nobody else has the pointer while it is taken.
         return act(unsafe { cx.as_mut() });
+    }
+    if IN_CALL.get() {
+        return Err(NO_SHARD);
     }
     with_shard(|entered| {
         let now = clock_of(&entered.shard);
@@ -76,6 +99,7 @@ fn clock_of(shard: &Shard<EventQueue>) -> Instant {
 /// `EPERM` if there is none.
 pub fn with_shard<R>(act: impl FnOnce(&mut Entered) -> Result<R, Failure>) -> Result<R, Failure> {
     let mut entered = take().ok_or(NO_SHARD)?;
+    let _call = Call::begin();
     let result = act(&mut entered);
     ENTERED.set(Some(entered));
     result
@@ -99,10 +123,32 @@ pub fn take() -> Option<Box<Entered>> {
 /// # Errors
 /// `EBUSY` if the thread has a shard.
 pub fn enter(entered: Box<Entered>) -> Result<(), (Failure, Box<Entered>)> {
-    let is_free = CALLBACK.get().is_none() && ENTERED.with_borrow(Option::is_none);
-    if !is_free {
-        return Err((Failure::new(Errno::BUSY, "this thread has a shard already"), entered));
+    if CALLBACK.get().is_some() {
+        return Err((HAS_SHARD, entered));
     }
-    ENTERED.set(Some(entered));
-    Ok(())
+    match check_free() {
+        Ok(()) => {
+            ENTERED.set(Some(entered));
+            Ok(())
+        }
+        Err(failure) => Err((failure, entered)),
+    }
+}
+
+/// Checks that the thread has entered no shard, and that no call of it uses one.
+///
+/// # Errors
+/// `EBUSY` otherwise.
+pub fn check_free() -> Result<(), Failure> {
+    let is_free = !IN_CALL.get() && ENTERED.with_borrow(Option::is_none);
+    if is_free { Ok(()) } else { Err(HAS_SHARD) }
+}
+
+/// Checks that no callback is running, in which received data is passed to the program.
+///
+/// # Errors
+/// `EOPNOTSUPP` otherwise.
+pub fn check_loop() -> Result<(), Failure> {
+    let failure = Failure::new(Errno::OPNOTSUPP, "callbacks are given what arrives: this is for a loop");
+    if is_callback() { Err(failure) } else { Ok(()) }
 }

@@ -83,8 +83,12 @@ pub extern "C" fn ginnel_fd_modify(fd: KernelFdHandle, interests: u32) -> c_int 
     call(|| {
         let interest = interest(interests)?;
         with_context(|cx| {
-            cx.modify_kernel_fd(KernelFd::from_bits(fd.id), interest)
-                .map_err(|e| Failure::about(ginnel::errno::of_io(&e), format!("descriptor: {e}")))
+            cx.modify_kernel_fd(KernelFd::from_bits(fd.id), interest).map_err(|e| match ginnel::errno::of_io(
+                &e,
+            ) {
+                Errno::NOENT => STALE,
+                errno => Failure::about(errno, format!("descriptor: {e}")),
+            })
         })?;
         Ok(0)
     })

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // functions of C
 
 use crate::config::CConfig;
-use crate::current::during_callback;
+use crate::current::{check_free, during_callback};
 use crate::event_queue::{FD_READABLE, FD_WRITABLE};
 use crate::failure::{Failure, call, of_close};
 use crate::handles::{ConnHandle, ListenerHandle, UdpSocketHandle};
@@ -215,6 +215,7 @@ pub unsafe extern "C" fn ginnel_run(
     stop: *const StopFlag,
 ) -> c_int {
     call(|| {
+        check_free()?;
         // SAFETY: as the caller says.
         let (config, callbacks) = unsafe { (memory::object(config)?, read(callbacks)?) };
         let stop = match stop.is_null() {

@@ -88,10 +88,15 @@ pub unsafe extern "C" fn ginnel_enter(stack: *const CStack, index: c_uint, stop:
             failure
         })?;
         drop(shards);
-        with_shard(|entered| {
-            Ok(entered.shard.run_until(entered.stop.as_ref(), None, |queue| queue.is_started())?)
-        })?;
-        Ok(0)
+        let started = with_shard(|entered| {
+            entered.shard.run_until(entered.stop.as_ref(), None, |queue| queue.is_started())?;
+            let is_started = entered.shard.handler_mut().is_started();
+            if is_started { Ok(()) } else { Err(Failure::new(Errno::CANCELED, "the stop flag is set")) }
+        });
+        if started.is_err() {
+            drop(current::take());
+        }
+        started.map(|()| 0)
     })
 }
 
@@ -116,6 +121,27 @@ unsafe fn room<'a>(list: *mut EventList) -> Result<Option<(&'a mut [Event], &'a 
     Ok(Some((events, &mut list.count)))
 }
 
+/// Checks that two lists, and their events, are not the same memory.
+///
+/// # Safety
+/// Each is null or points to a list.
+unsafe fn check_distinct(high: *const EventList, low: *const EventList) -> Result<(), Failure> {
+    if high.is_null() || low.is_null() {
+        return Ok(());
+    }
+    // SAFETY: as the caller says.
+    let (one, other) = unsafe { (memory::object(high)?, memory::object(low)?) };
+    let range = |list: &EventList| {
+        let start = list.events.addr();
+        (start, start.saturating_add(list.max.saturating_mul(size_of::<Event>())))
+    };
+    let ((start, end), (other_start, other_end)) = (range(one), range(other));
+    if core::ptr::eq(high, low) || start < other_end && other_start < end {
+        return Err(Failure::new(Errno::INVAL, "both lists have the same memory"));
+    }
+    Ok(())
+}
+
 /// Moves events of a level to a list behind those that are in it. Returns how many.
 fn take(queue: &mut EventQueue, level: Level, events: &mut [Event], count: &mut usize) -> usize {
     let before = *count;
@@ -137,6 +163,8 @@ fn take(queue: &mut EventQueue, level: Level, events: &mut [Event], count: &mut 
 pub unsafe extern "C" fn ginnel_wait(high: *mut EventList, low: *mut EventList, timeout_ms: c_int) -> c_int {
     call(|| {
         // SAFETY: as the caller says.
+        unsafe { check_distinct(high, low) }?;
+        // SAFETY: as the caller says; the lists are distinct.
         let (high, low) = unsafe { (room(high)?, room(low)?) };
         let (low, low_count) = low.ok_or(Failure::new(Errno::FAULT, "no list for events"))?;
         let start = clock::now();

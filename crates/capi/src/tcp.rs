@@ -1,7 +1,7 @@
 //! Listeners and connections of the calling thread's shard.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::current::{with_context, with_events};
+use crate::current::{check_loop, with_context, with_events};
 use crate::failure::{Failure, call, call_bytes};
 use crate::handles::{ConnHandle, ListenerHandle, SourceHandle};
 use crate::options::{CSocketOptions, option};
@@ -84,6 +84,7 @@ pub extern "C" fn ginnel_unlisten(listener: ListenerHandle) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_accept(listener: ListenerHandle, out: *mut ConnHandle) -> c_int {
     call(|| {
+        check_loop()?;
         let listener = listener.get()?;
         // SAFETY: as the caller says.
         let out = unsafe { memory::object_mut(out) }?;
@@ -195,6 +196,7 @@ pub extern "C" fn ginnel_send_source(conn: ConnHandle, source: SourceHandle, off
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_recv(conn: ConnHandle, buffer: *mut c_void, len: usize) -> isize {
     call_bytes(|| {
+        check_loop()?;
         // SAFETY: as the caller says.
         let buffer = unsafe { memory::bytes_mut(buffer, len) }?;
         if let Some(received) = with_events(|events| events.recv_late(conn, buffer)) {
@@ -217,6 +219,7 @@ pub unsafe extern "C" fn ginnel_recv_unordered(
     ahead: *mut usize,
 ) -> isize {
     call_bytes(|| {
+        check_loop()?;
         let conn = conn.get()?;
         // SAFETY: as the caller says.
         let (buffer, ahead) = unsafe { (memory::bytes_mut(buffer, len)?, memory::object_mut(ahead)?) };

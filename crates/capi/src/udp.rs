@@ -1,7 +1,7 @@
 //! UDP sockets of the calling thread's shard.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::current::with_context;
+use crate::current::{check_loop, with_context};
 use crate::failure::{Failure, call, call_bytes};
 use crate::handles::UdpSocketHandle;
 use crate::{address, memory};
@@ -129,6 +129,7 @@ pub unsafe extern "C" fn ginnel_udp_recv(
     datagram: *mut CDatagram,
 ) -> isize {
     call_bytes(|| {
+        check_loop()?;
         let socket = socket.get()?;
         // SAFETY: as the caller says.
         let buffer = unsafe { memory::bytes_mut(buffer, len) }?;

@@ -437,6 +437,13 @@ static void timers_descriptors_and_commands_wake_the_shard(void)
     CHECK(after - before >= 30000000);
     IS(ginnel_timer_cancel(timer), -EBADF);
     IS(ginnel_timer_cancel((struct ginnel_timer){ ~0ull }), -EBADF);
+    /* Numbers that were never handles, of entries that are in use and of entries that are free. */
+    for (uint64_t generation = 0; generation < 8; generation += 2)
+        for (uint64_t index = 0; index < 4; index++)
+            IS(ginnel_timer_cancel((struct ginnel_timer){ generation << 32 | index }), -EBADF);
+    IS(ginnel_wait(&low, &low, 0), -EINVAL);
+    struct ginnel_events same_room = low;
+    IS(ginnel_wait(&same_room, &low, 0), -EINVAL);
     IS(expect(GINNEL_EV_TIMER).token, 13);
 
     IS(pipe(pipes), 0);
@@ -457,7 +464,7 @@ static void timers_descriptors_and_commands_wake_the_shard(void)
         ;
     IS(ginnel_fd_remove(watched), 0);
     IS(ginnel_fd_remove(watched), -EBADF);
-    IS(ginnel_fd_modify(watched, 0), -ENOENT);
+    IS(ginnel_fd_modify(watched, 0), -EBADF);
 
     IS(ginnel_commander_new(&commander), 0);
     IS(pthread_create(&thread, NULL, command_from_thread, commander), 0);

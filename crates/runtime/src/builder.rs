@@ -405,7 +405,9 @@ impl<H> ShardBuilder<H> {
             let problem = format!("the configuration has no device named \"{name}\"");
             return Err(ConfigError::new("device", problem).into());
         }
-        stack.network_mut().set_trusts_hashes(ports.iter().all(|port| port.rx.computes_hashes()));
+        stack
+            .network_mut()
+            .set_trusts_hashes(!ports.is_empty() && ports.iter().all(|port| port.rx.computes_hashes()));
         let links = add_links(&mut stack, config, &ports)?;
         if self.parts.local_delivery || config.loopback == Loopback::Stack {
             ports.push(add_loopback_link(&mut stack, config.loopback, classifiers.as_ref())?);

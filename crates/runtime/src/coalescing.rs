@@ -29,12 +29,13 @@ impl Coalescing {
         waits.then(|| turn_start + self.interval)
     }
 
-    /// Sleeps until `until`, whatever arrives.
-    pub fn sleep(until: Instant) {
-        let now = clock::now();
-        if now < until {
-            std::thread::sleep(until - now);
+    /// Sleeps from `now` until `until`, whatever arrives, and returns for how long.
+    pub fn sleep(now: Instant, until: Instant) -> Duration {
+        if until <= now {
+            return Duration::ZERO;
         }
+        std::thread::sleep(until - now);
+        clock::now() - now
     }
 }
 

@@ -121,9 +121,10 @@ pub struct ShardConfig {
     pub spin_us: u32,
     /// Least time between the starts of two turns of a shard that has little to do, in microseconds: 0 to
     /// 10,000. The shard then works on what has arrived in the meantime at once and sleeps in between, which
-    /// saves processor time at a moderate load. Each frame, timer and call waits for up to this long, and for
-    /// about 50 microseconds more until the kernel wakes the thread. A shard that receives full bursts does
-    /// not wait; with 0 no shard does. Default 0.
+    /// saves processor time at a moderate load. Each frame, timer and call waits for up to this long in each
+    /// thread that serves it, and for about 50 microseconds more until the kernel wakes the thread. A shard
+    /// that receives full bursts, or has work left, does not wait, nor does one that a program drives by a
+    /// loop of its own; with 0 no shard does. Default 0.
     pub coalesce_us: u32,
     /// Commands from other threads that may wait: 1 to 1,048,576. Default 1,024.
     pub commands_max: u32,

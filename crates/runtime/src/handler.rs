@@ -219,6 +219,12 @@ pub trait Handler {
         let _ = (cx, command);
     }
 
+    /// Returns whether the application has left work of this turn to the next one, which then starts at once
+    /// (`shard.coalesce_us`).
+    fn has_unfinished(&self) -> bool {
+        false
+    }
+
     /// The shard is about to sleep: from now on, work of other threads must make [`wake_fd`](Self::wake_fd)
     /// readable. Returns false if there is work already.
     fn before_sleep(&mut self) -> bool {

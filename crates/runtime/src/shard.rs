@@ -232,10 +232,10 @@ impl<H: Handler> Shard<H> {
                 if let Some(cpu_share) = &mut cpu_share {
                     cpu_share.record_work(clock::now());
                 }
-                if let Some(next_turn) = coalescing.next_turn(now, work) {
-                    self.idle_since = Some(clock::now());
-                    self.core.stats.sleeps += 1;
-                    Coalescing::sleep(next_turn);
+                if let Some(next_turn) = coalescing.next_turn(now, work)
+                    && !self.has_unfinished()
+                {
+                    self.sleep_until(next_turn, &mut cpu_share);
                 }
             } else if now - last_work < spin && !self.handler.is_cpu_contended()
                 || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
@@ -578,6 +578,29 @@ impl<H: Handler> Shard<H> {
         }
         let deadline = self.core.timers.next_exact()?;
         Some(Instant::ZERO + (deadline - Instant::ZERO).saturating_sub(WAKEUP_LATENCY))
+    }
+
+    /// Returns whether this turn has left work to the next one.
+    fn has_unfinished(&self) -> bool {
+        self.handler.has_unfinished()
+            || self.priorities.as_ref().is_some_and(|priorities| priorities.has_work(&self.core))
+            || self.cross_shard_inbox.as_ref().is_some_and(|inbox| inbox.has_pending())
+    }
+
+    /// Sleeps until `next_turn`, whatever arrives, but not beyond the time of an exact timer.
+    fn sleep_until(&mut self, next_turn: Instant, cpu_share: &mut Option<CpuShare<ThreadScheduler>>) {
+        let until = self.exact_poll_start().map_or(next_turn, |start| start.min(next_turn));
+        let before = clock::now();
+        let slept = Coalescing::sleep(before, until);
+        if slept.is_zero() {
+            return;
+        }
+        self.idle_since = self.started.map(|_| before);
+        self.core.stats.sleeps += 1;
+        self.core.stats.slept_ns += slept.as_nanos() as u64;
+        if let Some(cpu_share) = cpu_share {
+            cpu_share.record_sleep();
+        }
     }
 
     /// Sleeps in the kernel until there is something to do. Returns at once if there is something already.

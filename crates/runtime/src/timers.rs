@@ -106,11 +106,11 @@ impl Timers {
         };
         let entry = &mut self.entries.0[index as usize];
         entry.token = token;
+        entry.generation = entry.generation.wrapping_add(1);
         Some(Timer { index, generation: entry.generation })
     }
 
     pub(crate) fn cancel(&mut self, timer: Timer) -> bool {
-        // Freeing an entry changes its generation, so an entry of this generation is in use.
         let armed = self.is_set(timer.index, timer.generation);
         if armed {
             if !self.wheel.cancel(&mut self.entries, timer.index) {
@@ -122,8 +122,10 @@ impl Timers {
         armed
     }
 
+    /// Returns whether a timer of this index and generation is set. Entries in use have odd generations, so
+    /// that no number means an entry that is free.
     fn is_set(&self, index: u32, generation: u32) -> bool {
-        self.entries.0.get(index as usize).is_some_and(|e| e.generation == generation)
+        generation & 1 != 0 && self.entries.0.get(index as usize).is_some_and(|e| e.generation == generation)
     }
 
     /// Removes cancelled timers from the top of the heap, and all of them if they are more than half of it.
@@ -185,7 +187,7 @@ pub const TIMER_TICK: Duration = Duration::from_nanos(1 << 16);
 
 #[cfg(test)]
 mod tests {
-    use super::{TIMER_TICK, Timers};
+    use super::{TIMER_TICK, Timer, Timers};
     use core::time::Duration;
     use ginnel_stack::time::Instant;
 
@@ -202,6 +204,20 @@ mod tests {
             assert_eq!(timers.pop(due + TIMER_TICK), Some(ms));
         }
         assert_eq!(timers.next_deadline(), None);
+    }
+
+    #[test]
+    fn no_number_means_a_free_entry() {
+        let due = Instant::from_millis(2000);
+        let mut timers = Timers::new(Instant::from_millis(1000), 4);
+        let first = timers.set(due, 1).unwrap();
+        assert_ne!(first.to_bits(), 0);
+        assert!(timers.cancel(first));
+        for generation in 0..8 {
+            assert!(!timers.cancel(Timer::from_bits(generation << 32)), "{generation}");
+        }
+        let all = [2, 3, 4].map(|token| timers.set(due, token).unwrap().to_bits());
+        assert_eq!(all.map(|bits| bits as u32), [0, 1, 2], "each timer has an entry of its own");
     }
 
     #[test]

@@ -587,6 +587,10 @@ impl Handler for ChannelServer {
         Ok(done)
     }
 
+    fn has_unfinished(&self) -> bool {
+        self.domains.iter().flatten().any(|domain| domain.has_unfinished())
+    }
+
     fn before_sleep(&mut self) -> bool {
         let mut may_sleep = true;
         for domain in self.domains.iter_mut().flatten() {

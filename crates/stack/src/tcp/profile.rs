@@ -158,9 +158,10 @@ impl Profile {
     }
 
     /// Returns the size in bytes up to which the receive window grows whether or not the application reads:
-    /// twice the initial one, as Linux's `tcp_rmem` has room for twice the initial window by default.
+    /// twice the initial one, as Linux's `tcp_rmem` has room for twice the initial window by default, and at
+    /// least as large as its default, so that an application may wait for a message that long.
     pub fn usual_recv_window(&self) -> u32 {
-        self.recv_window_first.saturating_mul(2).min(self.recv_buffer_bytes)
+        self.recv_window_first.max(INITIAL_WINDOW_MAX + 1).saturating_mul(2).min(self.recv_buffer_bytes)
     }
 
     /// Sets the minimum time-out; `time` is within [`RTO_MIN_RANGE`].

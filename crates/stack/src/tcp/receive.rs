@@ -432,8 +432,10 @@ impl Tcp {
         let profile = self.profiles.get(c.profile);
         let window = rcv_ssthresh(c, profile);
         let grown = window.saturating_sub(profile.usual_recv_window().into());
+        // What grew before the last doubling stays.
+        let since_doubling = u64::try_from(c.rcv_nxt - c.rcv_grow_seq).unwrap_or(0);
         if grown > 0 && queued as u64 > window / 4 {
-            self.conns[idx].rcv_grow_seq += grown.min(bytes as u64) as u32;
+            self.conns[idx].rcv_grow_seq += grown.min(bytes as u64).min(since_doubling) as u32;
         }
     }
 

@@ -64,7 +64,7 @@ impl Tcp {
         let idx = self.check_writable(conn)?;
         let active = self.ensure_active(idx);
         let first = u64::from(self.profile(idx).send_buffer_first);
-        let is_short = self.active[active].send.len() + len as u64 <= first;
+        let is_short = self.active[active].send.len().saturating_add(len as u64) <= first;
         let limit = if is_short { first } else { self.send_buffer_limit(idx) };
         let b = &mut self.active[active];
         let spare = self.chunks.spare() * CHUNK_BYTES;

@@ -310,10 +310,10 @@ impl<J: LoadJob> LightWorker<J> {
             }
             let turn_start = core::mem::replace(&mut now, after);
             if !is_idle && let Some(next_turn) = coalescing.next_turn(turn_start, turn.work) {
-                Coalescing::sleep(next_turn);
-                now = clock::now();
+                let slept = Coalescing::sleep(after, next_turn);
+                now = after + slept;
                 if self.is_measuring() {
-                    self.busy.count(now - after, true);
+                    self.busy.count(slept, true);
                 }
             }
         }

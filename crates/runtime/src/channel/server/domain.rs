@@ -764,10 +764,15 @@ impl Domain {
         continued + handled + reclaimed
     }
 
+    /// Returns whether work was left to the next turn.
+    pub fn has_unfinished(&self) -> bool {
+        !self.unfinished.is_empty() || !self.chunked.is_empty() || self.clients.has_unfinished()
+    }
+
     /// Makes notifications wake the shard. Returns whether the shard may sleep as far as this domain is
     /// concerned.
     pub fn before_sleep(&mut self) -> bool {
-        if !self.unfinished.is_empty() || !self.chunked.is_empty() || self.clients.has_unfinished() {
+        if self.has_unfinished() {
             return false;
         }
         self.region.stack_sleep().begin_sleep();

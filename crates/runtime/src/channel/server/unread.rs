@@ -8,6 +8,10 @@ use super::domain::Domain;
 use crate::context::Context;
 use ginnel_stack::handle::Conn;
 
+/// Half of the smallest window that every connection may reach whether or not clients read
+/// (`Profile::usual_recv_window` of the engine).
+const USUAL_BUFFER_BYTES: usize = 65_536;
+
 impl Domain {
     /// Returns the position in the stream after which unread bytes are reported for the first time.
     /// `recv_buffer_bytes`: the size of the receive buffer that clients have set.
@@ -16,6 +20,8 @@ impl Domain {
             // Unread bytes in the region alone exceed the buffer.
             Some(bytes) if (bytes as usize) < self.region.buffer_bytes() => 0,
             Some(_) => u64::MAX,
+            // A region with larger buffers than the usual window keeps its bytes unreported.
+            None if self.region.buffer_bytes() > USUAL_BUFFER_BYTES => u64::MAX,
             None => self.unreported_bytes_max(),
         }
     }
@@ -37,6 +43,8 @@ impl Domain {
         if entry.report_unread_after != 0 {
             let has_grown = cx.has_grown_window(conn);
             if has_grown || entry.received.saturating_sub(read) <= unreported_max {
+                // A client writes the position, so it may be any number.
+                let read = read.min(entry.received);
                 entry.report_unread_after = if has_grown { u64::MAX } else { read + unreported_max };
                 if core::mem::take(&mut entry.is_unread_reported) {
                     cx.set_unread(conn, 0);
