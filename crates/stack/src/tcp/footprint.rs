@@ -48,6 +48,8 @@ impl Tcp {
             recv.list_bytes + send.list_bytes + b.rtx_queue.list_bytes() + b.record_marks.list_bytes();
         memory.rmem_alloc = recv.bytes;
         memory.wmem_queued = send.bytes;
+        // The limit falls with the congestion window; what is queued stays.
+        memory.sndbuf = memory.sndbuf.max(send.bytes);
         memory.fwd_alloc = chunks - recv.bytes - send.bytes;
         memory.drops = Some(b.recv.dropped_ranges());
         memory.total += chunks + (size_of::<ActiveConn>() + lists) as u64;
