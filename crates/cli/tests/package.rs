@@ -120,8 +120,11 @@ fn examine_documents(root: &Path) {
     assert!(!pages.iter().any(|page| page.contains("with-parent")), "{pages:?}");
     for page in &pages {
         let page = share.join("man/man1").join(page).display().to_string();
-        if let Ok(shown) =
-            Command::new("man").args(["--warnings", "--local-file", &page]).env("MANPAGER", "cat").env("LC_ALL", "C.UTF-8").output()
+        if let Ok(shown) = Command::new("man")
+            .args(["--warnings", "--local-file", &page])
+            .env("MANPAGER", "cat")
+            .env("LC_ALL", "C.UTF-8")
+            .output()
         {
             let shown_text = succeed(&shown);
             assert!(
