@@ -1,5 +1,6 @@
 //! `ginnel demo-server` on many simulated shards: all shards, their clients and their backends run in turns
-//! on one thread, in simulated time. The device delivers frames by their hash and with it, as an adapter does.
+//! on one thread, in simulated time. The device delivers frames by their hash and with it, as an adapter
+//! does.
 
 use crate::harness::MeasureError;
 use crate::single_thread::{START, TICK};

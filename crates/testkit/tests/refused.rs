@@ -170,7 +170,9 @@ fn withdraw_route(sim: &mut Sim, to: SocketAddr) {
 /// Bytes in flight, queued bytes, pending acknowledgements, and FIN.
 #[test]
 fn missing_route_for_a_minute_loses_nothing() {
-    let (mut sim, to) = advertised(|_| {});
+    // All bytes are queued at once.
+    let large = 4 << 20;
+    let (mut sim, to) = advertised(|config| config.stack.tcp.send_buffer_first_bytes = large);
     let (conn, served_conn) = connect(&mut sim, to);
     let bytes = pattern(3_000_000);
     let now = sim.now;

@@ -37,8 +37,8 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// Returns the contribution of bytes that begin at byte `FROM` of the input. Their number is a constant, so
-    /// that the compiler unrolls the loop and needs no checks of bounds.
+    /// Returns the contribution of bytes that begin at byte `FROM` of the input. Their number is a constant,
+    /// so that the compiler unrolls the loop and needs no checks of bounds.
     #[inline(always)]
     fn part<const FROM: usize, const BYTES: usize>(&self, bytes: [u8; BYTES]) -> u32 {
         let mut hash = 0;
