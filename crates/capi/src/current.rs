@@ -1,6 +1,6 @@
 //! The shard of the calling thread, on which all calls act: that of the callback that is running, or the one
 //! that the thread has entered (`ginnel_enter`).
-#![allow(unsafe_code)] // a context's lifetime ends with the callback, which the compiler cannot follow through C
+#![allow(unsafe_code)] // the context of a callback, whose lifetime the compiler cannot follow through C
 
 use crate::event_queue::EventQueue;
 use crate::failure::Failure;

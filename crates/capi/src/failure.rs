@@ -139,25 +139,13 @@ fn errno_of(error: &Error) -> Errno {
     }
 }
 
-/// Returns the error number with which a connection ended; 0 if it was closed by both sides.
+/// Returns the error number with which a connection ended; 0 if it was closed by both sides, and `ECANCELED`
+/// if this side ended it.
 pub fn of_close(reason: CloseReason) -> c_int {
-    let errno = match reason {
-        CloseReason::Normal => return 0,
-        CloseReason::Reset => Errno::CONNRESET,
-        CloseReason::Refused => Errno::CONNREFUSED,
-        CloseReason::TimedOut => Errno::TIMEDOUT,
-        CloseReason::HostUnreachable => Errno::HOSTUNREACH,
-        CloseReason::NetUnreachable => Errno::NETUNREACH,
-        CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
-        CloseReason::HostDown => Errno::HOSTDOWN,
-        CloseReason::HostIsolated => Errno::NONET,
-        CloseReason::SourceRouteFailed => Errno::OPNOTSUPP,
-        CloseReason::Prohibited => Errno::ACCESS,
-        CloseReason::ProtocolError => Errno::PROTO,
-        CloseReason::Aborted => Errno::CANCELED,
-        CloseReason::Destroyed => Errno::CONNABORTED,
-    };
-    errno.raw_os_error()
+    match reason {
+        CloseReason::Normal => 0,
+        reason => ginnel::errno::of_close(reason).unwrap_or(Errno::CANCELED).raw_os_error(),
+    }
 }
 
 /// The text of the calling thread's last failure.
@@ -168,7 +156,8 @@ struct LastError {
 }
 
 thread_local! {
-    static LAST: RefCell<LastError> = RefCell::new(LastError { text: Text::Fixed(""), shown: CString::default() });
+    static LAST: RefCell<LastError> =
+        RefCell::new(LastError { text: Text::Fixed(""), shown: CString::default() });
 }
 
 fn remember(text: Text) {

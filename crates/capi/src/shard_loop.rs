@@ -37,7 +37,8 @@ pub unsafe extern "C" fn ginnel_open(config: *const CConfig, out: *mut *mut CSta
         let (config, out) = unsafe { (memory::object(config)?, memory::object_mut(out)?) };
         let shard = &config.config().shard;
         if shard.placement != Placement::Inline || shard.workers > 0 {
-            let text = "shard.placement and shard.workers: a program with a loop of its own runs in the shard's thread";
+            let text = "shard.placement and shard.workers: a program with a loop of its own runs in the shard's \
+                        thread";
             return Err(Failure::new(Errno::OPNOTSUPP, text));
         }
         let shards = config.shards()?.open()?.build(|_| Ok(EventQueue::default()))?;

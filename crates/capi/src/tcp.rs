@@ -8,7 +8,6 @@ use crate::options::{CSocketOptions, option};
 use crate::sources::source_id;
 use crate::{address, memory};
 use core::ffi::{c_int, c_void};
-use ginnel::State;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
@@ -335,23 +334,6 @@ pub unsafe extern "C" fn ginnel_conn_token(conn: ConnHandle, token: *mut u32) ->
     })
 }
 
-/// Returns the number that `netinet/tcp.h` gives a state.
-fn number_of(state: State) -> u32 {
-    match state {
-        State::Established => 1,
-        State::SynSent => 2,
-        State::SynReceived => 3,
-        State::FinWait1 => 4,
-        State::FinWait2 => 5,
-        State::TimeWait => 6,
-        State::Closed => 7,
-        State::CloseWait => 8,
-        State::LastAck => 9,
-        State::Listen => 10,
-        State::Closing => 11,
-    }
-}
-
 /// Describes a connection.
 ///
 /// # Safety
@@ -375,7 +357,7 @@ pub unsafe extern "C" fn ginnel_conn_info(conn: ConnHandle, info: *mut CInfo) ->
             congestion_window: known.snd_cwnd,
             unacked_segments: known.unacked,
             retransmits: known.total_retrans,
-            state: number_of(known.state),
+            state: known.state.linux_number().into(),
         };
         // SAFETY: as the caller says.
         unsafe { memory::write(info, described) }?;

@@ -1,7 +1,7 @@
 //! C programs on the library: `driver.c`, whose cases have both ends of their connections, and the examples
 //! of the package, which clients of the kernel reach through a TAP interface.
 //!
-//! They run in real time, with generous limits.
+//! These programs run in real time, with generous limits.
 
 mod c_program;
 

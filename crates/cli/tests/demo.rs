@@ -72,9 +72,9 @@ impl Folder {
         found
     }
 
-    /// Asserts that neither files nor processes are left.
+    /// Asserts that neither files nor processes are left. The shards of a stack end a moment after their
+    /// supervisor.
     #[track_caller]
-    /// Asserts that nothing is left. The shards of a stack end a moment after their supervisor.
     fn assert_nothing_is_left(&self) {
         let until = Instant::now() + Duration::from_secs(10);
         while !self.leftovers().is_empty() && Instant::now() < until {

@@ -1,5 +1,6 @@
 //! Maps errors to the error numbers of Linux.
 
+use ginnel_stack::events::CloseReason;
 use ginnel_stack::udp::UdpError;
 use rustix::io::Errno;
 
@@ -24,6 +25,26 @@ pub fn udp(error: UdpError) -> Errno {
         UdpError::WouldBlock => Errno::AGAIN,
         UdpError::Destroyed => Errno::CONNABORTED,
     }
+}
+
+/// Returns the error number with which Linux reports the end of a connection (`tcp_reset`, `tcp_write_err`);
+/// `None` if this side ended it, or both sides closed it.
+pub fn of_close(reason: CloseReason) -> Option<Errno> {
+    Some(match reason {
+        CloseReason::Normal | CloseReason::Aborted => return None,
+        CloseReason::Reset => Errno::CONNRESET,
+        CloseReason::Refused => Errno::CONNREFUSED,
+        CloseReason::TimedOut => Errno::TIMEDOUT,
+        CloseReason::HostUnreachable => Errno::HOSTUNREACH,
+        CloseReason::NetUnreachable => Errno::NETUNREACH,
+        CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
+        CloseReason::HostDown => Errno::HOSTDOWN,
+        CloseReason::HostIsolated => Errno::NONET,
+        CloseReason::SourceRouteFailed => Errno::OPNOTSUPP,
+        CloseReason::Prohibited => Errno::ACCESS,
+        CloseReason::ProtocolError => Errno::PROTO,
+        CloseReason::Destroyed => Errno::CONNABORTED,
+    })
 }
 
 /// Returns the error number of a failed system call; `ENOMEM` for an error that is not from the kernel.

@@ -199,7 +199,7 @@ impl<H: Handler> Shard<H> {
     }
 
     fn run_loop(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let Affinity { key, cpu, spin, ref quantum } = self.affinity;
+        let Affinity { key, cpu, ref quantum, .. } = self.affinity;
         if let Some(cpu) = cpu {
             pin::pin(key, cpu)?;
         }
@@ -237,9 +237,7 @@ impl<H: Handler> Shard<H> {
                 {
                     self.sleep_until(next_turn, &mut cpu_share);
                 }
-            } else if now - last_work < spin && !self.handler.is_cpu_contended()
-                || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
-            {
+            } else if self.should_poll(now, last_work) {
                 core::hint::spin_loop();
             } else if self.affinity.quantum.is_none()
                 && self.yields.may_yield()
@@ -255,10 +253,22 @@ impl<H: Handler> Shard<H> {
             }
         }
         self.relay_until_shutdown(stop)?;
+        self.publish_end();
+        Ok(())
+    }
+
+    /// Publishes the last counters.
+    fn publish_end(&mut self) {
         let now = clock::now();
         self.publish(now);
         self.publish_page(now, ShardActivity::Ended);
-        Ok(())
+    }
+
+    /// Returns whether a turn without work is followed by the next one at once: within `shard.spin_us` of the
+    /// last work, unless others want this CPU, or because an exact timer is nearly due.
+    fn should_poll(&self, now: Instant, last_work: Instant) -> bool {
+        now - last_work < self.affinity.spin && !self.handler.is_cpu_contended()
+            || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
     }
 
     /// Relays frames for the other shards until their applications have ended, too.
@@ -325,7 +335,7 @@ impl<H: Handler> Shard<H> {
         until: Option<Instant>,
         mut is_done: impl FnMut(&mut H) -> bool,
     ) -> Result<(), Error> {
-        let Affinity { key, cpu, spin, .. } = self.affinity;
+        let Affinity { key, cpu, .. } = self.affinity;
         if self.core.stats.turns == 0 {
             self.mailbox.set_running(true);
             if let Some(cpu) = cpu {
@@ -342,9 +352,7 @@ impl<H: Handler> Shard<H> {
             }
             if work > 0 {
                 last_work = now;
-            } else if now - last_work < spin
-                || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
-            {
+            } else if self.should_poll(now, last_work) {
                 core::hint::spin_loop();
             } else {
                 self.sleep(stop, until)?;
@@ -360,9 +368,7 @@ impl<H: Handler> Shard<H> {
     pub fn end(mut self) -> Result<H, Error> {
         let result = self.turn(clock::now());
         self.mailbox.set_running(false);
-        let now = clock::now();
-        self.publish(now);
-        self.publish_page(now, ShardActivity::Ended);
+        self.publish_end();
         result.map(|_| self.handler)
     }
 

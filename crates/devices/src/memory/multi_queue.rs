@@ -82,9 +82,7 @@ impl MultiQueueTx {
             },
         }
     }
-}
 
-impl MultiQueueTx {
     /// Returns the label of a frame with the hash that the adapter has computed.
     fn label(&self, len: usize, label: Label) -> Label {
         match FlowKey::of_frame(&self.buffer[..len]) {

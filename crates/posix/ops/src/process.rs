@@ -466,25 +466,9 @@ impl ProcessState {
     }
 }
 
-/// Returns the value of `sk_err` for the end of a connection (`tcp_reset`, `tcp_write_err`). A reset in
-/// CLOSE_WAIT is `EPIPE`.
+/// Returns the value of `sk_err` for the end of a connection. A reset in CLOSE_WAIT is `EPIPE`.
 fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
-    Some(match reason {
-        CloseReason::Normal | CloseReason::Aborted => return None,
-        CloseReason::Reset if fin => Errno::PIPE,
-        CloseReason::Reset => Errno::CONNRESET,
-        CloseReason::Refused => Errno::CONNREFUSED,
-        CloseReason::TimedOut => Errno::TIMEDOUT,
-        CloseReason::HostUnreachable => Errno::HOSTUNREACH,
-        CloseReason::NetUnreachable => Errno::NETUNREACH,
-        CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
-        CloseReason::HostDown => Errno::HOSTDOWN,
-        CloseReason::HostIsolated => Errno::NONET,
-        CloseReason::SourceRouteFailed => Errno::OPNOTSUPP,
-        CloseReason::Prohibited => Errno::ACCESS,
-        CloseReason::ProtocolError => Errno::PROTO,
-        CloseReason::Destroyed => Errno::CONNABORTED,
-    })
+    if fin && reason == CloseReason::Reset { Some(Errno::PIPE) } else { ginnel::errno::of_close(reason) }
 }
 
 fn set_slot(table: &mut Vec<FileId>, index: u32, file: FileId) {

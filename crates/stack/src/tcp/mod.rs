@@ -80,6 +80,7 @@ use listen::ListenTable;
 use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
 use port_use::PortUse;
+pub use profile::USUAL_RECV_WINDOW_MIN;
 use profile::{Profile, ProfileId, ProfileTable};
 use saved_syn::SavedSyns;
 use secrets::Secrets;

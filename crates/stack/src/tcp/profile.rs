@@ -32,6 +32,10 @@ const USUAL: u16 = 2;
 /// Largest initial receive window in bytes: the maximum without scaling.
 const INITIAL_WINDOW_MAX: u32 = 65_535;
 
+/// Bytes that a receive buffer of the default size takes whether or not the application reads, as Linux's
+/// `tcp_rmem` says.
+pub const USUAL_RECV_WINDOW_MIN: u32 = 131_072;
+
 /// Values of the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Profile {
@@ -161,7 +165,7 @@ impl Profile {
     /// twice the initial one, as Linux's `tcp_rmem` has room for twice the initial window by default, and at
     /// least as large as its default, so that an application may wait for a message that long.
     pub fn usual_recv_window(&self) -> u32 {
-        self.recv_window_first.max(INITIAL_WINDOW_MAX + 1).saturating_mul(2).min(self.recv_buffer_bytes)
+        self.recv_window_first.saturating_mul(2).max(USUAL_RECV_WINDOW_MIN).min(self.recv_buffer_bytes)
     }
 
     /// Sets the minimum time-out; `time` is within [`RTO_MIN_RANGE`].

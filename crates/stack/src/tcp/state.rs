@@ -46,6 +46,23 @@ pub enum State {
 }
 
 impl State {
+    /// Returns the number that Linux gives the state (`<net/tcp_states.h>`, `<netinet/tcp.h>`).
+    pub const fn linux_number(self) -> u8 {
+        match self {
+            Self::Established => 1,
+            Self::SynSent => 2,
+            Self::SynReceived => 3,
+            Self::FinWait1 => 4,
+            Self::FinWait2 => 5,
+            Self::TimeWait => 6,
+            Self::Closed => 7,
+            Self::CloseWait => 8,
+            Self::LastAck => 9,
+            Self::Listen => 10,
+            Self::Closing => 11,
+        }
+    }
+
     /// Returns whether the state is synchronized (RFC 9293 §3.3.2): the handshake is complete.
     pub const fn is_synchronized(self) -> bool {
         !matches!(self, Self::Closed | Self::Listen | Self::SynSent | Self::SynReceived)

@@ -24,32 +24,16 @@ const SACK: u8 = 2;
 const WSCALE: u8 = 4;
 const ECN: u8 = 8;
 
-/// Returns the kernel's number of a state (`<net/tcp_states.h>`).
-fn state(state: State) -> u8 {
-    match state {
-        State::Established => 1,
-        State::SynSent => 2,
-        State::SynReceived => 3,
-        State::FinWait1 => 4,
-        State::FinWait2 => 5,
-        State::TimeWait => 6,
-        State::Closed => 7,
-        State::CloseWait => 8,
-        State::LastAck => 9,
-        State::Listen => 10,
-        State::Closing => 11,
-    }
-}
-
 /// Returns the structure for a connection, for a listener, or for a socket that is neither.
 pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is_listening: bool) -> Vec<u8> {
     let mut out = vec![0; BYTES];
     let Some(info) = info else {
-        out[0] = state(if is_listening { State::Listen } else { State::Closed });
+        let state = if is_listening { State::Listen } else { State::Closed };
+        out[0] = state.linux_number();
         return out;
     };
     let options = [(info.timestamps, TIMESTAMPS), (info.sack, SACK), (info.wscale, WSCALE), (info.ecn, ECN)];
-    out[0] = state(info.state);
+    out[0] = info.state.linux_number();
     out[1] = match info.ca_state {
         CaState::Open => 0,
         CaState::Disorder => 1,

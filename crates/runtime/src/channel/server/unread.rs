@@ -7,10 +7,7 @@ use super::super::sync::{Ordering, fence};
 use super::domain::Domain;
 use crate::context::Context;
 use ginnel_stack::handle::Conn;
-
-/// Half of the smallest window that every connection may reach whether or not clients read
-/// (`Profile::usual_recv_window` of the engine).
-const USUAL_BUFFER_BYTES: usize = 65_536;
+use ginnel_stack::tcp::USUAL_RECV_WINDOW_MIN;
 
 impl Domain {
     /// Returns the position in the stream after which unread bytes are reported for the first time.
@@ -20,8 +17,8 @@ impl Domain {
             // Unread bytes in the region alone exceed the buffer.
             Some(bytes) if (bytes as usize) < self.region.buffer_bytes() => 0,
             Some(_) => u64::MAX,
-            // A region with larger buffers than the usual window keeps its bytes unreported.
-            None if self.region.buffer_bytes() > USUAL_BUFFER_BYTES => u64::MAX,
+            // Larger buffers alone may exceed the usual window, so what is in them is not reported.
+            None if 2 * self.region.buffer_bytes() > USUAL_RECV_WINDOW_MIN as usize => u64::MAX,
             None => self.unreported_bytes_max(),
         }
     }

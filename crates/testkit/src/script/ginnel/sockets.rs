@@ -645,22 +645,6 @@ fn closed_info() -> Info {
     Info::from([("tcpi_state", 7)])
 }
 
-fn state_number(state: State) -> i64 {
-    match state {
-        State::Established => 1,
-        State::SynSent => 2,
-        State::SynReceived => 3,
-        State::FinWait1 => 4,
-        State::FinWait2 => 5,
-        State::TimeWait => 6,
-        State::Closed => 7,
-        State::CloseWait => 8,
-        State::LastAck => 9,
-        State::Listen => 10,
-        State::Closing => 11,
-    }
-}
-
 fn info(stack: &Stack, conn: Conn) -> Option<Info> {
     let i = stack.info(conn)?;
     let us = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX);
@@ -674,7 +658,7 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
     let options =
         i64::from(i.timestamps) | i64::from(i.sack) << 1 | i64::from(i.wscale) << 2 | i64::from(i.ecn) << 3;
     Some(Info::from([
-        ("tcpi_state", state_number(i.state)),
+        ("tcpi_state", i.state.linux_number().into()),
         ("tcpi_ca_state", ca_state),
         ("tcpi_retransmits", i.retransmits.into()),
         ("tcpi_probes", i.probes.into()),
