@@ -117,7 +117,7 @@ def refused(f):
     except OSError as e: return e.errno == 100
 print(len(ends), len(set(ends)), own < 0.3, float(open('child').read()) < 0.3)
 print(refused(lambda: socket.create_connection(('127.0.0.1', 7001))), refused(lambda: server('127.0.0.1', 7009)))
-os._exit(0)";
+sys.stdout.flush(); os._exit(0)";
     let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
     wait_until("the program waits", || fixture.path().join("there").exists());
     std::thread::sleep(std::time::Duration::from_millis(200));
