@@ -99,6 +99,11 @@ const LIMITS: &[Limit] = &[
         keys: "network.autoconf_addresses_max, network.autoconf_routes_max",
     },
     Limit {
+        counter: "ip.looped_back_dropped",
+        effect: "datagrams to groups did not reach members on other shards",
+        keys: "looped-back datagrams of a turn",
+    },
+    Limit {
         counter: "udp.receive_overflow",
         effect: "datagrams were dropped because the program does not read fast enough",
         keys: "network.udp_receive_bytes, network.udp_receive_total_bytes",

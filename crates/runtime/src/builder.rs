@@ -6,7 +6,7 @@ use crate::channel::{ChannelServer, Client};
 use crate::classifier::{ClassifierFactory, FrameDirection, PriorityFunctionFactory};
 use crate::clock::{self, SimulatedClock, TurnClock};
 use crate::command::{self, Commander, Mailbox};
-use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
+use crate::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Loopback, Placement};
 use crate::context::{CoreSlot, ShardCore};
 use crate::cross_shard::CrossShardInbox;
 use crate::devices;
@@ -437,9 +437,11 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec
     let mut links: Vec<LinkId> = Vec::new();
     for (i, link) in config.links.iter().enumerate() {
         let device = config.devices.iter().position(|d| d.name == link.device);
+        // An XDP program redirects packets to the stack's addresses only.
+        let kernel_has_groups = device.is_some_and(|d| config.devices[d].kind == DeviceKind::AfXdp);
         let port: PortId = device.and_then(|d| ports.get(d)).map(|p| p.id).unwrap_or_default();
         let id = stack
-            .add_link(port, &stack_link_config(link))
+            .add_link(port, &stack_link_config(link, kernel_has_groups))
             .map_err(|e| with_table_key(e, format!("link[{i}]")))?;
         links.push(id);
     }
@@ -509,7 +511,7 @@ fn with_table_key(e: ConfigError, table: String) -> ConfigError {
     ConfigError::new(key, e.problem)
 }
 
-fn stack_link_config(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
+fn stack_link_config(link: &LinkConfig, kernel_has_groups: bool) -> ginnel_stack::link::LinkConfig {
     ginnel_stack::link::LinkConfig {
         name: link.name.clone(),
         addresses: link.addresses.iter().map(|p| (p.address, p.len)).collect(),
@@ -518,6 +520,7 @@ fn stack_link_config(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
         vlan: link.vlan,
         accept_ra: link.accept_ra,
         loopback: false,
+        kernel_has_groups,
         static_neighbours: link.neighbours.iter().map(|n| (n.address, MacAddr(n.mac.0))).collect(),
     }
 }

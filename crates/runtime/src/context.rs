@@ -15,8 +15,9 @@ use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
-use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
+use ginnel_stack::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
+use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{BufferLimits, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
@@ -24,7 +25,7 @@ use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 
@@ -111,6 +112,18 @@ impl ShardCore {
     pub(crate) fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
         self.stack.udp_connect(self.now, socket, remote)?;
         self.with_router(|router, stack, stats| router.udp_connected(stack, stats, socket, remote));
+        Ok(())
+    }
+
+    pub(crate) fn udp_set_membership(
+        &mut self,
+        socket: UdpHandle,
+        link: LinkId,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        self.stack.udp_set_membership(socket, link, group, filter)?;
+        self.with_router(|router, stack, stats| router.publish_groups(stack, stats));
         Ok(())
     }
 
@@ -650,6 +663,35 @@ impl<'a> Context<'a> {
     /// Sets options of a UDP socket. Options that concern binding have no effect any more.
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         self.core.stack.udp_set_options(socket, options)
+    }
+
+    /// Sets the filter with which a UDP socket receives a group on a link; `None` leaves the group. The link
+    /// is the number of an entry of the configuration's list, from 0.
+    ///
+    /// # Errors
+    /// Returns [`UdpError::InvalidAddress`] if there is no such link, the group is not a multicast address,
+    /// or a source is of another family; [`UdpError::NoBuffers`] if the socket has joined
+    /// `network.igmp_max_memberships` groups or the filter has more than `network.igmp_max_msf` sources (for
+    /// IPv6 `mld_max_memberships` and `mld_max_msf`); and [`UdpError::Stale`].
+    pub fn udp_set_membership(
+        &mut self,
+        socket: UdpHandle,
+        link: LinkId,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        self.core.udp_set_membership(socket, link, group, filter)
+    }
+
+    /// Returns the link by which a group is reached if the program names none, and the limits of memberships.
+    /// Without an engine in this thread there is no link.
+    pub(crate) fn link_of_group(&self, group: IpAddr) -> (Option<LinkId>, MembershipLimits) {
+        let network = self.core.stack.local().map(ginnel_stack::stack::Stack::network);
+        let limits = network.map_or_else(
+            || ginnel_stack::ip::NetworkConfig::default().membership_limits(),
+            |network| network.config().membership_limits(),
+        );
+        (network.and_then(|network| network.link_of_group(group)), limits)
     }
 
     /// Returns the local address of a UDP socket.

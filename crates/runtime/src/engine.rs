@@ -2,11 +2,12 @@
 //! channel.
 
 use crate::channel::remote::RemoteEngine;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::Event;
-use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 use ginnel_stack::ip::{DropStats, NetworkStats};
+use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
@@ -80,6 +81,7 @@ both! {
     fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpExtendedError, UdpError>;
     fn udp_path_mtu(&mut self, now: Instant, socket: UdpHandle) -> Result<u16, UdpError>;
     fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError>;
+    fn udp_set_membership(&mut self, socket: UdpHandle, link: LinkId, group: IpAddr, filter: Option<SourceFilter>) -> Result<(), UdpError>;
     fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
     fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError>;
     fn advance(&mut self, now: Instant);

@@ -65,7 +65,9 @@ pub use ginnel_devices::random::Random;
 pub use ginnel_matcher::Packet;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;
+pub use ginnel_stack::handle::LinkId;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 pub use ginnel_stack::options::{
     CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo, TcpOption,
 };
@@ -76,7 +78,9 @@ pub use ginnel_stack::tcp::config::CongestionControl;
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;
 pub use ginnel_stack::time::Instant;
-pub use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+pub use ginnel_stack::udp::{
+    Datagram, MembershipLimits, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams,
+};
 pub use ginnel_stack::wire::checksum::Sum;
 pub use handler::{Handler, UrgentData};
 pub use kernel_fds::{Interest, KernelFd, Readiness};

@@ -8,6 +8,8 @@
 
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
+use ginnel_stack::link::ShardGroup;
+use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::ListenOptions;
 use ginnel_stack::steering::udp::{UdpBinding, UdpPortTable};
 use ginnel_stack::udp::UdpOptions;
@@ -33,6 +35,9 @@ pub(crate) struct RegistryState {
     /// UDP sockets with an ephemeral port. Their shard follows from the port, so the others need not know
     /// them, except for conflicts of addresses.
     pub(crate) ephemeral_udp: UdpPortTable,
+    /// The filters of each shard's UDP sockets for groups: every shard receives what any of them does, and
+    /// the primary shard reports them.
+    pub(crate) groups: BTreeMap<ShardGroup, SourceFilter>,
     /// `udp` as of the last [`publish`](ListenerRegistry::publish).
     published_udp: Arc<UdpPortTable>,
     version: u64,

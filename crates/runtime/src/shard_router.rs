@@ -294,6 +294,9 @@ impl ShardRouter {
                 }
             }
         }
+        let others = state.groups.iter().filter(|((shard, ..), _)| *shard != self.shard);
+        let others = others.map(|(group, filter)| (*group, filter.clone())).collect();
+        stack.network_mut().set_groups_of_other_shards(others);
         if let Some(steering) = stack.network_mut().steering_mut() {
             steering.set_udp_ports(state.udp_owners());
         }
@@ -436,8 +439,30 @@ impl ShardRouter {
         }
     }
 
+    /// Tells the other shards which groups the sockets of this shard have joined or left.
+    pub(crate) fn publish_groups(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
+        let mut changes = core::iter::from_fn(|| stack.network_mut().next_group_change()).peekable();
+        if changes.peek().is_none() {
+            return;
+        }
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        for (link, group, filter) in changes {
+            let key = (self.shard, link.0, group);
+            if filter.is_none() {
+                state.groups.remove(&key);
+            } else {
+                state.groups.insert(key, filter);
+            }
+        }
+        self.publish_registry(&registry, &mut state, stack, stats);
+        drop(state);
+        self.ring_all();
+    }
+
     /// A socket of this shard was closed.
     pub(crate) fn udp_closed(&mut self, stack: &mut Stack, stats: &mut ShardStats, socket: UdpHandle) {
+        self.publish_groups(stack, stats);
         let Some((id, port)) = self.udp_claims.remove(&socket) else { return };
         let registry = Arc::clone(&self.registry);
         let mut state = registry.lock();

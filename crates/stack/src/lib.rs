@@ -13,6 +13,7 @@ pub mod handle;
 pub mod icmp;
 pub mod ip;
 pub mod link;
+pub mod multicast;
 pub mod options;
 pub mod prefetch;
 pub mod priority;

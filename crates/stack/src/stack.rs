@@ -27,6 +27,7 @@ use crate::icmp::error::TransportError;
 use crate::ip::rx_fast_path::{self, FastPathSegment};
 use crate::ip::{InputResult, L4, Network, NetworkConfig, ParsedFrame, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
+use crate::multicast::SourceFilter;
 use crate::options::{
     BufferLimits, ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
 };
@@ -358,9 +359,9 @@ impl Stack {
         owner != FrameOwner::All
     }
 
-    /// Returns the next packet that was reassembled here and belongs to another shard.
+    /// Returns the next packet that was reassembled or looped back here and belongs to another shard.
     pub fn next_misrouted(&mut self) -> Option<MisroutedPacket> {
-        self.misrouted.pop()
+        self.misrouted.pop().or_else(|| self.net.looped_back.pop_front())
     }
 
     /// Applies a control update of another shard.
@@ -984,11 +985,26 @@ impl Stack {
         self.udp.set_options(socket, options)
     }
 
+    /// Sets the filter with which a UDP socket receives a group on a link; `None` leaves the group.
+    ///
+    /// # Errors
+    /// As [`Udp::set_membership`].
+    pub fn udp_set_membership(
+        &mut self,
+        socket: UdpHandle,
+        link: LinkId,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        self.udp.set_membership(&mut self.net, socket, link, group, filter)
+    }
+
     /// Closes a UDP socket.
     ///
     /// # Errors
     /// [`UdpError::Stale`].
     pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
+        self.udp.leave_all(&mut self.net, socket);
         self.udp.close(socket)
     }
 

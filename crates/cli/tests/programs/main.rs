@@ -12,6 +12,7 @@ mod lighttpd;
 mod many_workers;
 mod memcached;
 mod mosquitto;
+mod multicast;
 mod open_loop;
 mod processes;
 mod python;

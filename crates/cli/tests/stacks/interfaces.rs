@@ -64,7 +64,7 @@ packet, = [one for one in ours if type(one[2]) is tuple]
 v4, = [one for one in ours if one[2] == '10.5.0.1']
 assert packet[2][0] == index and packet[4] == (index, 'ff:ff:ff:ff:ff:ff')
 assert v4[3:] == ('255.255.255.0', '10.5.0.255'), v4
-assert all(one[1] & 0x104b == 0x43 for one in ours), 'up, running, broadcast; neither a loop nor for groups'
+assert all(one[1] & 0x104b == 0x1043 for one in ours), 'up, running, broadcast, for groups; no loop'
 assert {{one[2] for one in ours if one[2] != packet[2]}} >= {{'10.5.0.1'}}
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 number = lambda request: struct.unpack('i', ask(s, request, link)[:4])[0]

@@ -6,7 +6,7 @@ use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use ginnel_stack::wire::echo::Echo;
 use ginnel_stack::wire::ethernet::{EtherType, Header, VlanTag};
 use ginnel_stack::wire::tcp::{self, TcpHeader, TcpOptions};
-use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, ipv4, ipv6, ndp, protocol};
+use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, igmp, ipv4, ipv6, ndp, protocol};
 
 /// MAC address of the stack.
 pub const LOCAL_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -22,6 +22,27 @@ pub const GATEWAY: u8 = HOSTS;
 /// Returns the MAC address of a host.
 pub fn mac(host: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, host])
+}
+
+/// Returns an IGMP message of the type that the lowest bits of `kind` select: a query of any version, or a
+/// report of another host. `fields` has the response code, the robustness variable and the number of sources.
+pub fn group_message(host: u8, kind: u8, fields: u32) -> Vec<u8> {
+    const GROUP: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 251);
+    let [code, robustness, interval, count] = fields.to_le_bytes();
+    let kinds = [igmp::QUERY, igmp::REPORT_V1, igmp::REPORT_V2, igmp::REPORT_V3];
+    let mut message = vec![kinds[usize::from(kind & 3)], code, 0, 0];
+    let group = if kind & 4 == 0 { GROUP } else { Ipv4Addr::UNSPECIFIED };
+    message.extend(group.octets());
+    if kind & 8 != 0 {
+        message.extend([robustness, interval, 0, count & 7]);
+        let sources = if kind & 16 == 0 { count & 7 } else { count >> 5 };
+        (0..sources).for_each(|number| message.extend(on_link(number % HOSTS).0.octets()));
+    }
+    let checksum = if kind & 32 == 0 { Sum::of(&message).finish() } else { 0 };
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let source = if kind & 64 == 0 { on_link(host).0 } else { Ipv4Addr::UNSPECIFIED };
+    let target = if kind & 128 == 0 { Ipv4Addr::new(224, 0, 0, 1) } else { GROUP };
+    ip(source.into(), target.into(), protocol::IGMP, 0, 1, &message)
 }
 
 /// Returns the addresses of a host on the link.

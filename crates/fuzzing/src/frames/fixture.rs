@@ -201,6 +201,7 @@ impl StackFixture {
                 let data = vec![0x5a; word.x as usize % 20_000];
                 let packet = match word.a {
                     kind @ (0 | 1) => build::echo_request(host, kind == 1, &data),
+                    protocol::IGMP => build::group_message(host, word.b, word.x),
                     other => {
                         let protocol = if other & 1 == 0 { other } else { protocol::UDP };
                         let (source, target) = (build::on_link(host).0, build::LOCAL_V4);

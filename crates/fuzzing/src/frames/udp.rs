@@ -3,8 +3,9 @@
 use super::build;
 use super::word::{Op, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::ip::NetworkConfig;
+use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{PmtuDiscovery, UdpError, UdpOptions, UdpSendParams};
@@ -164,10 +165,13 @@ impl UdpSockets {
             recverr_v4: word.c & 32 != 0,
             recverr_v6: word.c & 64 != 0,
             pmtu_discovery: PATH_MTU_MODES[word.z as usize / 256 % PATH_MTU_MODES.len()],
+            multicast_v4: multicast_options(word.y),
+            multicast_v6: multicast_options(word.y >> 8),
         };
         match stack.udp_bind(SocketAddr::new(ip, port), options) {
             Ok(socket) => {
                 assert!(!self.open.contains(&socket), "{socket:?} was returned twice");
+                change_membership(stack, socket, word);
                 self.closed.retain(|other| *other != socket);
                 self.open.push(socket);
                 assert!(self.open.len() <= limits.udp_sockets_max as usize, "too many sockets");
@@ -189,8 +193,10 @@ impl UdpSockets {
         let to: IpAddr = match (v6, word.b & udp_bits::TO_ALL != 0) {
             (false, false) => build::LOCAL_V4.into(),
             (true, false) => build::LOCAL_V6.into(),
-            (false, true) => Ipv4Addr::new(10, 0, 0, 255).into(),
-            (true, true) => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into(),
+            (false, true) if word.z & 0x100 == 0 => Ipv4Addr::new(10, 0, 0, 255).into(),
+            (false, true) => Ipv4Addr::new(224, 0, 0, 251).into(),
+            (true, true) if word.z & 0x100 == 0 => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into(),
+            (true, true) => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb).into(),
         };
         let bound = self.pick(word.a & 0x7f).and_then(|socket| stack.udp_local(socket).ok());
         let port = match bound {
@@ -270,6 +276,31 @@ impl UdpSockets {
             assert_eq!(stack.udp_close(socket), Ok(()));
             assert_eq!(stack.udp_close(socket), Err(UdpError::Stale));
         }
+    }
+}
+
+/// Returns multicast options, most of which are the default.
+fn multicast_options(bits: u32) -> MulticastOptions {
+    MulticastOptions {
+        link: (bits & 1 != 0).then_some(LinkId((bits >> 1 & 1) as u16)),
+        source: None,
+        hop_limit: (bits & 4 != 0).then_some((bits & 3) as u8),
+        no_loop: bits & 8 != 0,
+        members_only: bits & 16 != 0,
+    }
+}
+
+/// Joins a group, changes the filter, or leaves it.
+fn change_membership(stack: &mut Stack, socket: UdpHandle, word: &Word) {
+    let group: IpAddr = match word.y >> 16 & 1 {
+        0 => Ipv4Addr::new(224, 0, 0, 251).into(),
+        _ => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb).into(),
+    };
+    let mode = if word.y >> 17 & 1 == 0 { FilterMode::Exclude } else { FilterMode::Include };
+    for bits in [word.y >> 18, word.y >> 21, word.y >> 24] {
+        let sources = (0..bits & 3).map(|number| build::address(number as u8, group.is_ipv6(), false));
+        let filter = (bits & 4 == 0).then(|| SourceFilter::new(mode, sources.collect()));
+        let _ = stack.udp_set_membership(socket, LinkId((word.y >> 27 & 1) as u16), group, filter);
     }
 }
 

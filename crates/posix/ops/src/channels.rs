@@ -2,7 +2,7 @@
 //! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
 use crate::user_memory::{UserSlice, UserSliceMut};
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use core::time::Duration;
 use ginnel::broker::{Attachment, GlobalSocketId};
@@ -12,8 +12,9 @@ use ginnel::channel::{
     SocketState, SocketStatus, UrgentMark,
 };
 use ginnel::{
-    Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError,
-    SocketOptions, Stale, TcpInfo, TcpOption, UdpError, UdpExtendedError, UdpOptions, UdpSendParams,
+    Conn, ConnectError, ConnectOptions, Error, ListenOptions, MembershipLimits, OptionError, RecvError,
+    SendError, SocketOptions, SourceFilter, Stale, TcpInfo, TcpOption, UdpError, UdpExtendedError,
+    UdpOptions, UdpSendParams,
 };
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -979,6 +980,23 @@ impl Channels {
     ) -> Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
         client.udp_take_extended_error(conn)
+    }
+
+    pub fn udp_set_membership(
+        &mut self,
+        conn: Conn,
+        link: u16,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_set_membership(conn, link, group, filter)
+    }
+
+    /// Returns the number of the link by which a group is reached if the program names none, and the limits
+    /// of memberships.
+    pub fn link_of_group(&mut self, group: IpAddr) -> Result<(Option<u16>, MembershipLimits), Error> {
+        self.clients.get_mut(RESERVATION_SHARD).ok_or(Error::StackGone)?.link_of_group(group)
     }
 
     pub fn udp_path_mtu(&mut self, conn: Conn) -> Result<u16, UdpError> {

@@ -17,6 +17,7 @@ pub(crate) use cork::CorkedDatagram;
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::{SocketRole, UdpSocket};
+use crate::interfaces::FIRST_INDEX;
 use crate::lock::LockGuard;
 use crate::options::BoolOption;
 use crate::process::ProcessState;
@@ -237,7 +238,10 @@ impl Ops {
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let ip = address.ip();
-        if !ip.is_unspecified() {
+        // Groups exist on interfaces of the kernel, too; a scope names the stack's link.
+        let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
+        let is_shared_group = ip.is_multicast() && self.config.kernel_listen && scope < FIRST_INDEX;
+        if !ip.is_unspecified() && !is_shared_group {
             let is_stack_address = (self.config.is_stack_address)(ip);
             let not_available = Err(Errno::ADDRNOTAVAIL);
             let opened =
@@ -293,7 +297,8 @@ impl Ops {
             return Err(Errno::NETUNREACH);
         }
         let is_unconnected = matches!(socket.role, SocketRole::Unconnected { .. });
-        let connected = match (self.config.is_stack_address)(to.ip()) {
+        let by_option = socket.options.multicast.leaves_by_stack(to.ip());
+        let connected = match by_option.unwrap_or_else(|| (self.config.is_stack_address)(to.ip())) {
             true => state.connect_udp(file, to),
             false => Err(Errno::NETUNREACH),
         };
@@ -329,16 +334,22 @@ impl Ops {
         let socket = state.files.socket(file)?;
         let family = socket.family;
         let is_stack_address = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
+        let by_option = to.and_then(|to| socket.options.multicast.leaves_by_stack(to.ip()));
+        let stays = socket.options.multicast.has_memberships();
+        let is_kernels = |state: &mut LockGuard<'_>| match by_option {
+            Some(leaves_by_stack) => !leaves_by_stack,
+            None => !is_stack_address || !state.is_reachable(to),
+        };
         match socket.role {
             SocketRole::Udp(udp) => match udp.kernel_fd {
-                Some(kernel_fd) if udp.peer.is_none() && (!is_stack_address || !state.is_reachable(to)) => {
+                Some(kernel_fd) if udp.peer.is_none() && is_kernels(&mut state) => {
                     Ok(UdpPath::Kernel(kernel_fd))
                 }
                 _ => Ok(UdpPath::Stack(state, udp)),
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && (!is_stack_address || !state.is_reachable(to)) {
+                if self.config.kernel_listen && !stays && is_kernels(&mut state) {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
@@ -445,7 +456,8 @@ impl ProcessState {
             deferred_error: None,
         });
         self.bind_conn(conn, file);
-        self.apply_datagram_options(file)
+        self.apply_datagram_options(file)?;
+        self.apply_memberships(file)
     }
 
     fn connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {

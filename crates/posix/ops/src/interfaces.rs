@@ -30,6 +30,8 @@ pub struct Interface {
     pub mtu: u16,
     /// True if the link is loopback.
     pub loopback: bool,
+    /// True if programs can join groups on the link.
+    pub multicast: bool,
     /// Addresses and their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
 }
@@ -82,14 +84,14 @@ impl Ops {
 fn to_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<Interface> {
     let mut interfaces = Vec::<Interface>::new();
     for (index, link) in (FIRST_INDEX..).zip(links) {
-        let LinkInfo { name, mac, mtu, loopback, addresses } = link;
+        let LinkInfo { name, mac, mtu, loopback, multicast, addresses } = link;
         let (index, name) = if loopback {
             (1, "lo".into())
         } else {
             let known = |name: &str| is_taken(name) || interfaces.iter().any(|other| other.name == name);
             (index, unused_name(&sanitized(&name), known))
         };
-        interfaces.push(Interface { index, name, mac, mtu, loopback, addresses });
+        interfaces.push(Interface { index, name, mac, mtu, loopback, multicast, addresses });
     }
     interfaces
 }
@@ -121,7 +123,8 @@ mod tests {
     use super::*;
 
     fn link(name: &str, loopback: bool) -> LinkInfo {
-        LinkInfo { name: name.into(), mac: [2, 0, 0, 0, 0, 1], mtu: 1500, loopback, addresses: Vec::new() }
+        let (mac, addresses) = ([2, 0, 0, 0, 0, 1], Vec::new());
+        LinkInfo { name: name.into(), mac, mtu: 1500, loopback, multicast: true, addresses }
     }
 
     #[test]

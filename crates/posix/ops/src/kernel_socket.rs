@@ -93,6 +93,25 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
 }
 
+/// Checks whether the kernel accepts an option for a new datagram socket with earlier options.
+pub(crate) fn try_datagram_option(
+    family: Family,
+    earlier: &[(c_int, c_int, Box<[u8]>)],
+    level: c_int,
+    name: c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    let family = match family {
+        Family::V4 => AddressFamily::INET,
+        Family::V6 => AddressFamily::INET6,
+    };
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    for (level, name, value) in earlier {
+        syscall::setsockopt(socket.as_raw_fd(), *level, *name, value)?;
+    }
+    syscall::setsockopt(socket.as_raw_fd(), level, name, value)
+}
+
 /// Makes a kernel socket non-blocking: after the socket was reported ready, another process may take the
 /// connection or data first.
 pub(crate) fn set_nonblocking(fd: RawFd) -> Result<(), Errno> {

@@ -13,6 +13,7 @@ mod values;
 
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
+use crate::multicast::MulticastState;
 use crate::process::ProcessState;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
@@ -177,6 +178,8 @@ pub(crate) struct SocketOptionState {
     /// The user who has set `SO_REUSEPORT`.
     user: u32,
     ints: IntOptions,
+    /// Options about groups, and memberships.
+    pub multicast: MulticastState,
     /// The options that the engine has for a UDP socket.
     pub applied_udp: Option<ginnel::UdpOptions>,
     /// The options in the order in which the program set them, while the socket may still become a kernel
@@ -215,12 +218,13 @@ ginnel::codec_struct!(SocketOptionState {
     port_range,
     user,
     ints,
+    multicast,
     settings_log,
 } defaults { applied_udp: None });
 
 impl SocketOptionState {
     /// Returns the options of a new socket.
-    pub fn new(_family: Family, is_udp: bool) -> Self {
+    pub fn new(family: Family, is_udp: bool) -> Self {
         Self {
             flags: 0,
             set: 0,
@@ -252,6 +256,7 @@ impl SocketOptionState {
             port_range: 0,
             user: 0,
             ints: IntOptions::default(),
+            multicast: if is_udp { MulticastState::new(family) } else { MulticastState::default() },
             applied_udp: None,
             settings_log: Vec::new(),
         }
@@ -260,12 +265,13 @@ impl SocketOptionState {
     /// Releases heap memory, because the socket is closed.
     pub fn release_memory(&mut self) {
         (self.ints, self.settings_log, self.applied_udp) = (IntOptions::default(), Vec::new(), None);
+        self.multicast = MulticastState::default();
     }
 
     /// Returns the options without the settings that only this process needs.
     #[inline]
     pub fn shared(&self) -> Self {
-        Self { settings_log: Vec::new(), ints: self.ints.clone(), ..*self }
+        Self { settings_log: Vec::new(), ints: self.ints.clone(), multicast: self.multicast.clone(), ..*self }
     }
 
     /// Takes over the options that another process has published.
@@ -538,6 +544,33 @@ fn option_errno(error: OptionError) -> Errno {
 }
 
 impl ProcessState {
+    /// Records an option for the kernel socket that an unconnected socket may still become; `replaces` tells
+    /// whether it replaces the earlier value.
+    pub(crate) fn remember_setting(
+        &mut self,
+        file: FileId,
+        level: c_int,
+        name: c_int,
+        value: &[u8],
+        replaces: bool,
+    ) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if !matches!(socket.role, SocketRole::Unconnected { .. }) {
+            return;
+        }
+        if replaces {
+            socket.options.settings_log.retain(|(l, n, _)| (*l, *n) != (level, name));
+        }
+        socket.options.settings_log.push((level, name, value.into()));
+    }
+
+    /// Forgets what [`remember_setting`](Self::remember_setting) recorded of an option.
+    pub(crate) fn forget_setting(&mut self, file: FileId, level: c_int, name: c_int) {
+        if let Ok(socket) = self.files.socket(file) {
+            socket.options.settings_log.retain(|(l, n, _)| (*l, *n) != (level, name));
+        }
+    }
+
     /// Passes the options of a UDP socket on to the stack.
     pub(crate) fn apply_datagram_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;

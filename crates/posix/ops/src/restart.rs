@@ -209,6 +209,8 @@ impl ProcessState {
         self.bind_conn(conn, file);
         // The options were passed with the request.
         let _ = self.apply_datagram_options(file);
+        // Links and limits are those of before.
+        let _ = self.apply_memberships(file);
         self.share_again(file);
         Ok(())
     }

@@ -249,6 +249,16 @@ impl Codec for Duration {
     }
 }
 
+impl Codec for Ipv4Addr {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.to_bits().encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        u32::decode(from).map(Self::from_bits)
+    }
+}
+
 impl Codec for IpAddr {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {

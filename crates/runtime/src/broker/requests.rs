@@ -7,14 +7,18 @@ use crate::channel::control::{
     UnorderedReply,
 };
 use crate::error::Error;
+use core::net::IpAddr;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
-use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::icmp::extensions::IcmpExtensions;
+use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::options::{
     CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
 };
 use ginnel_stack::tcp::state::State;
-use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+use ginnel_stack::udp::{
+    Datagram, MembershipLimits, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams,
+};
 
 codec_enum!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
 codec_enum!(ConnectError {
@@ -26,7 +30,7 @@ codec_enum!(RecvError { 0 => Stale, 1 => WouldBlock });
 codec_enum!(Stale { 0 => Handle });
 codec_enum!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
 codec_struct!(AddressSharing { reuse_address, reuse_port, uid, v6only });
-codec_struct!(LinkInfo { name, mac, mtu, loopback, addresses });
+codec_struct!(LinkInfo { name, mac, mtu, loopback, multicast, addresses });
 codec_struct!(Reservation { number, address });
 codec_enum!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooManySockets, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
@@ -76,7 +80,11 @@ codec_struct!(UdpOptions {
     recverr_v6,
     pmtu_discovery,
     gro,
+    multicast_v4,
+    multicast_v6,
 });
+codec_struct!(MulticastOptions { link, source, hop_limit, no_loop, members_only });
+codec_struct!(MembershipLimits { igmp_max_memberships, igmp_max_msf, mld_max_memberships, mld_max_msf });
 codec_struct!(UdpExtendedError {
     error,
     destination,
@@ -147,11 +155,33 @@ impl Codec for UdpHandle {
     }
 }
 
+impl Codec for LinkId {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.0.encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        u16::decode(from).map(Self)
+    }
+}
+
+codec_enum!(FilterMode { 0 => Include, 1 => Exclude });
+
+impl Codec for SourceFilter {
+    fn encode(&self, out: &mut Vec<u8>) {
+        (self.mode(), self.sources().to_vec()).encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        <(FilterMode, Vec<IpAddr>)>::decode(from).map(|(mode, sources)| Self::new(mode, sources))
+    }
+}
+
 codec_enum!(UdpRequest {
     0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
     4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
     9 => RecvOversize(socket, take), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
-    12 => SendWith(socket, sending, data),
+    12 => SendWith(socket, sending, data), 13 => SetMembership(socket, link, group, filter), 14 => GroupLink(group),
 });
 
 // `Detach` is implied by the close of the control connection, and the broker does not serve counters.
@@ -260,6 +290,7 @@ impl Codec for ChannelReply {
             Self::Reserve(result) => tagged(out, 12, result),
             Self::UdpExtendedError(result) => tagged(out, 13, result),
             Self::UdpPathMtu(result) => tagged(out, 14, result),
+            Self::UdpGroupLink(link, limits) => tagged(out, 21, &(*link, *limits)),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
             Self::IsShared(is_shared) => tagged(out, 18, is_shared),
@@ -286,6 +317,7 @@ impl Codec for ChannelReply {
             12 => Self::Reserve(Codec::decode(from)?),
             13 => Self::UdpExtendedError(Codec::decode(from)?),
             14 => Self::UdpPathMtu(Codec::decode(from)?),
+            21 => Self::UdpGroupLink(Codec::decode(from)?, Codec::decode(from)?),
             15 => Self::SavedSyn(Codec::decode(from)?),
             16 => Self::SendableWithin(Codec::decode(from)?),
             18 => Self::IsShared(Codec::decode(from)?),
@@ -314,6 +346,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
             loopback: false,
+            multicast: true,
             addresses: vec![(core::net::Ipv6Addr::LOCALHOST.into(), 64); addresses],
         };
         let most = LinkInfo::ADDRESSES_MAX;

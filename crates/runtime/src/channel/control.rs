@@ -12,9 +12,10 @@ use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::link::AddressState;
+use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
-use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -139,6 +140,11 @@ pub enum UdpRequest {
     PathMtu(UdpHandle),
     /// Sends a datagram, or several, with these parameters.
     SendWith(UdpHandle, UdpSendParams, Vec<u8>),
+    /// Sets the filter with which a socket receives a group on the link of this number; `None` leaves the
+    /// group.
+    SetMembership(UdpHandle, u16, IpAddr, Option<SourceFilter>),
+    /// Returns the link by which a group is reached if the program names none, and the limits of memberships.
+    GroupLink(IpAddr),
 }
 
 /// Counters of the stack.
@@ -163,6 +169,8 @@ pub struct LinkInfo {
     pub mtu: u16,
     /// Packets sent on this link return to the stack.
     pub loopback: bool,
+    /// Sockets can join groups on this link.
+    pub multicast: bool,
     /// Valid addresses with their prefix lengths, at most [`LinkInfo::ADDRESSES_MAX`].
     pub addresses: Vec<(IpAddr, u8)>,
 }
@@ -198,7 +206,8 @@ impl LinkInfo {
         // Only addresses that can be bound, not tentative or duplicate ones.
         let valid = view.addresses.iter().filter(|entry| entry.state == AddressState::Valid);
         let addresses = valid.map(|entry| (entry.address, entry.prefix)).take(Self::ADDRESSES_MAX).collect();
-        Self { name: name.into(), mac: view.mac.0, mtu: view.mtu, loopback: view.loopback, addresses }
+        let LinkView { mtu, loopback, multicast, .. } = *view;
+        Self { name: name.into(), mac: view.mac.0, mtu, loopback, multicast, addresses }
     }
 }
 
@@ -282,6 +291,8 @@ pub enum ChannelReply {
     UdpExtendedError(Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>),
     /// Reply to [`UdpRequest::PathMtu`].
     UdpPathMtu(Result<u16, UdpError>),
+    /// Reply to [`UdpRequest::GroupLink`]: the number of the link.
+    UdpGroupLink(Option<u16>, MembershipLimits),
     /// Reply to the other requests about UDP sockets.
     Udp(Result<(), UdpError>),
     /// Reply to [`ChannelRequest::Links`]: empty after the last link.
@@ -499,6 +510,7 @@ mod tests {
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: 1500,
             loopback: false,
+            multicast: true,
             addresses,
         };
         let views =

@@ -9,11 +9,12 @@ use super::client_memory::OFFERS_MAX;
 use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest, UnorderedReply};
 use crate::error::Error;
 use crate::wait::EventFd;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::{CloseReason, Event};
-use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
+use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::stream_position::StreamPosition;
@@ -684,6 +685,16 @@ impl RemoteEngine {
 
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         self.udp_call_done(UdpRequest::SetOptions(socket, options))
+    }
+
+    pub fn udp_set_membership(
+        &mut self,
+        socket: UdpHandle,
+        link: LinkId,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        self.udp_call_done(UdpRequest::SetMembership(socket, link.0, group, filter))
     }
 
     pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {

@@ -11,7 +11,7 @@ use crate::link::ndp::NdpPacket;
 use crate::steering::ControlUpdate;
 use crate::time::Instant;
 use crate::wire::echo::Echo;
-use crate::wire::{MacAddr, icmpv4, icmpv6, protocol};
+use crate::wire::{MacAddr, icmpv4, icmpv6, mld, protocol};
 use core::net::IpAddr;
 
 /// An echo request to be answered.
@@ -131,10 +131,13 @@ impl Network {
                 None => self.stats.ndp_invalid += 1,
             },
             Ok(icmpv6::Message::MldQuery(message)) => {
-                self.mld_input(now, link, header.src, header.hop_limit, message);
+                self.mld_query_input(now, link, header.src, header.hop_limit, message);
             }
-            // Reports of other listeners.
-            Ok(icmpv6::Message::Other { kind: 131 | 132 | 143, .. }) => {}
+            Ok(icmpv6::Message::Other { kind: mld::REPORT_V1, .. }) => {
+                self.mld_report_input(now, link, packet.payload);
+            }
+            // Messages of other listeners to routers.
+            Ok(icmpv6::Message::Other { kind: mld::DONE | mld::REPORT, .. }) => {}
             Ok(_) => self.stats.icmp_unhandled += 1,
             Err(_) => self.stats.icmp_invalid += 1,
         }

@@ -1,6 +1,7 @@
 //! The keys of the `[network]` configuration table.
 
 use crate::error::ConfigError;
+use crate::udp::MembershipLimits;
 use core::fmt::Display;
 use core::ops::RangeInclusive;
 use core::time::Duration;
@@ -83,6 +84,18 @@ pub struct NetworkConfig {
     pub udp_receive_bytes: u32,
     /// Capacity of all UDP receive queues together, in bytes. 65,536 … 2^40, default 64 MiB.
     pub udp_receive_total_bytes: u64,
+    /// Largest number of IPv4 groups that a UDP socket can join (`net.ipv4.igmp_max_memberships`). 1 …
+    /// 65,536, default 20.
+    pub igmp_max_memberships: u32,
+    /// Largest number of sources in the filter of an IPv4 group (`net.ipv4.igmp_max_msf`). 0 … 1,024, default
+    /// 10.
+    pub igmp_max_msf: u32,
+    /// Largest number of IPv6 groups that a UDP socket can join; Linux limits their memory
+    /// (`net.core.optmem_max`). 1 … 65,536, default 2,048.
+    pub mld_max_memberships: u32,
+    /// Largest number of sources in the filter of an IPv6 group (`net.ipv6.mld_max_msf`). 0 … 1,024, default
+    /// 64.
+    pub mld_max_msf: u32,
     /// First ephemeral UDP port (RFC 6056). 1 … 65,535, default 32,768.
     pub udp_port_first: u16,
     /// Last ephemeral UDP port. 1 … 65,535, default 60,999.
@@ -120,6 +133,10 @@ impl Default for NetworkConfig {
             udp_sockets_max: 16_384,
             udp_receive_bytes: 212_992,
             udp_receive_total_bytes: 64 << 20,
+            igmp_max_memberships: 20,
+            igmp_max_msf: 10,
+            mld_max_memberships: 2_048,
+            mld_max_msf: 64,
             udp_port_first: 32_768,
             udp_port_last: 60_999,
         }
@@ -156,11 +173,21 @@ impl NetworkConfig {
         within("udp_sockets_max", self.udp_sockets_max, 1..=1 << 20)?;
         within("udp_receive_bytes", self.udp_receive_bytes, 2_048..=1 << 30)?;
         within("udp_receive_total_bytes", self.udp_receive_total_bytes, 65_536..=1 << 40)?;
+        within("igmp_max_memberships", self.igmp_max_memberships, 1..=1 << 16)?;
+        within("igmp_max_msf", self.igmp_max_msf, 0..=1_024)?;
+        within("mld_max_memberships", self.mld_max_memberships, 1..=1 << 16)?;
+        within("mld_max_msf", self.mld_max_msf, 0..=1_024)?;
         within("udp_port_first", self.udp_port_first, 1..=u16::MAX)?;
         if self.udp_port_last < self.udp_port_first {
             return Err(ConfigError::new("network.udp_port_last", "is below network.udp_port_first"));
         }
         Ok(())
+    }
+
+    /// Returns the limits of the memberships of a UDP socket.
+    pub fn membership_limits(&self) -> MembershipLimits {
+        let &Self { igmp_max_memberships, igmp_max_msf, mld_max_memberships, mld_max_msf, .. } = self;
+        MembershipLimits { igmp_max_memberships, igmp_max_msf, mld_max_memberships, mld_max_msf }
     }
 
     pub(crate) fn retransmit_interval(&self) -> Duration {

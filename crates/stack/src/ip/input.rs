@@ -68,6 +68,10 @@ impl Network {
             OtherFrameKind::Ipv4(packet) if packet.header.protocol == protocol::ICMP => {
                 self.icmpv4_input(now, packet)
             }
+            OtherFrameKind::Ipv4(packet) if packet.header.protocol == protocol::IGMP => {
+                self.igmp_input(now, other.link, packet);
+                InputResult::Handled
+            }
             OtherFrameKind::Ipv4(packet) => {
                 self.reject_protocol_v4(now, packet);
                 InputResult::Handled

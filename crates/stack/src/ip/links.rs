@@ -5,7 +5,7 @@ use super::route::{RouteConfig, RouteEntry, RouteOrigin};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::link::neighbour::{NeighbourInfo, NeighbourState};
-use crate::link::{AddressState, InterfaceAddress, Link, LinkConfig};
+use crate::link::{AddressState, InterfaceAddress, Link, LinkConfig, subnet_broadcast};
 use crate::time::Instant;
 use crate::wire::MacAddr;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,6 +26,8 @@ pub struct LinkView<'a> {
     pub mtu: u16,
     /// True if it is the loopback link.
     pub loopback: bool,
+    /// True if sockets can join groups on it.
+    pub multicast: bool,
     /// Its addresses in the order they were added, including those in state [`AddressState::Duplicate`].
     pub addresses: &'a [InterfaceAddress],
 }
@@ -117,6 +119,9 @@ impl Network {
                 if self.link(link).loopback {
                     // All addresses of the loopback network are local (RFC 1122 §3.2.1.3 (g)).
                     self.local.insert_network(address, prefix, link);
+                    if let Some(broadcast) = subnet_broadcast(v4, prefix) {
+                        self.local.v4.exclude(broadcast.to_bits());
+                    }
                 } else if prefix < 32 {
                     self.add_connected_route(link, address, prefix);
                 }
@@ -201,6 +206,7 @@ impl Network {
             mac: link.mac,
             mtu: link.mtu,
             loopback: link.loopback,
+            multicast: !link.kernel_has_groups,
             addresses: &link.addresses,
         })
     }

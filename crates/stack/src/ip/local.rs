@@ -13,11 +13,13 @@ pub(crate) struct AddressSet<T> {
     sorted: Vec<(T, LinkId)>,
     /// Networks whose addresses are all local: network address, mask and link.
     networks: Vec<(T, T, LinkId)>,
+    /// An address of a local network that is not local: the broadcast address of the loopback network.
+    excluded: Option<T>,
 }
 
 impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     const fn new() -> Self {
-        Self { primary: None, sorted: Vec::new(), networks: Vec::new() }
+        Self { primary: None, sorted: Vec::new(), networks: Vec::new(), excluded: None }
     }
 
     /// Returns the link that a local address belongs to; `None` if the address is not local.
@@ -47,7 +49,9 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
         match self.sorted.binary_search_by_key(&address, |&(key, _)| key) {
             Ok(at) => Some(self.sorted[at].1),
             Err(_) => {
-                let holds = |&&(network, mask, _): &&(T, T, LinkId)| address & mask == network;
+                let holds = |&&(network, mask, _): &&(T, T, LinkId)| {
+                    address & mask == network && self.excluded != Some(address)
+                };
                 self.networks.iter().find(holds).map(|&(.., link)| link)
             }
         }
@@ -56,6 +60,11 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     /// Makes all addresses of a network local.
     pub(crate) fn insert_network(&mut self, address: T, mask: T, link: LinkId) {
         self.networks.push((address & mask, mask, link));
+    }
+
+    /// Makes an address of a local network an address that is not local.
+    pub(crate) fn exclude(&mut self, address: T) {
+        self.excluded = Some(address);
     }
 
     fn insert(&mut self, address: T, link: LinkId) {

@@ -16,6 +16,7 @@ mod input;
 mod label;
 mod links;
 pub(crate) mod local;
+mod loop_back;
 mod multi_shard;
 mod output;
 mod parse;
@@ -51,10 +52,11 @@ use crate::ip::path_mtu::PathMtuCache;
 use crate::ip::reassembly::Reassembly;
 use crate::ip::route::RouteTable;
 use crate::ip::timers::{NetworkTimer, NetworkTimers};
+use crate::link::groups::ShardGroups;
 use crate::link::neighbour::NeighbourTable;
 use crate::link::{Link, TxPort};
 use crate::steering::toeplitz::Toeplitz;
-use crate::steering::{ControlUpdate, Steering};
+use crate::steering::{ControlUpdate, MisroutedPacket, Steering};
 use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -100,6 +102,10 @@ pub struct Network {
     last_confirmed: NextHop,
     /// Frames of the present burst that a wrong flow hash brought to this shard: one bit for each.
     pub(crate) misrouted: u64,
+    /// The groups of all shards.
+    pub(crate) shard_groups: ShardGroups,
+    /// Datagrams of this shard to groups, for members on other shards.
+    pub(crate) looped_back: VecDeque<MisroutedPacket>,
     /// Set if any device carries labels.
     flow_hasher: Option<Toeplitz>,
     /// True if senders cannot have made the hashes of received frames.
@@ -156,6 +162,8 @@ impl Network {
             steering: None,
             control_updates: VecDeque::new(),
             misrouted: 0,
+            shard_groups: ShardGroups::default(),
+            looped_back: VecDeque::new(),
             flow_hasher: None,
             trusts_hashes: false,
             config,
@@ -262,7 +270,8 @@ impl Network {
                 NetworkTimer::Dad(link, address) => self.on_dad_timer(now, link, address),
                 NetworkTimer::Lifetimes(link) => self.on_lifetimes(now, link),
                 NetworkTimer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
-                NetworkTimer::ListenerReport(link) => self.on_listener_report(now, link),
+                NetworkTimer::StateChange(link, is_v4) => self.on_group_state_change(now, link, is_v4),
+                NetworkTimer::QueryResponse(link, is_v4) => self.on_query_response(now, link, is_v4),
                 NetworkTimer::Reassembly => self.on_reassembly_timeout(now),
                 NetworkTimer::Backlog => self.retry_backlog(now),
             }

@@ -5,7 +5,7 @@ use super::Network;
 use super::stats::DropReason;
 use crate::device::{Gso, RxChecksum, RxFrame};
 use crate::handle::{LinkId, PortId};
-use crate::link::{ALL_HOSTS_V4, Link, is_unicast};
+use crate::link::{Link, is_unicast};
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::{MacAddr, arp, ipv4, ipv6, protocol, tcp, udp};
@@ -164,7 +164,9 @@ impl Network {
     #[inline]
     fn parse_frame<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Result<ParsedFrame<'b>, DropReason> {
         let ethernet = ethernet::Header::parse(frame.bytes).map_err(|_| DropReason::BadEthernet)?;
-        let port = self.ports.get(usize::from(port.0)).ok_or(DropReason::UnknownVlan)?;
+        let Some(port) = self.ports.get(usize::from(port.0)) else {
+            return self.parse_looped_back(port, &ethernet, frame.bytes);
+        };
         let id = port.link_of(ethernet.vlan).ok_or(DropReason::UnknownVlan)?;
         let link = self.link(id);
         let group_frame = ethernet.dst.is_multicast();
@@ -240,7 +242,11 @@ impl Network {
         if is_local_src != link.loopback
             || !link.loopback && (!is_unicast(header.src.into()) || link.is_broadcast(header.src))
         {
-            return Err(DropReason::MartianSource);
+            // RFC 4541 §2.1.1: switches send queries from the unspecified address.
+            let is_query = broadcast && header.protocol == protocol::IGMP && header.src.is_unspecified();
+            if !is_query {
+                return Err(DropReason::MartianSource);
+            }
         }
         let other = Ipv4Packet { header, bytes: packet, payload: &packet[header_len..], broadcast };
         if header.is_fragment() {
@@ -274,7 +280,8 @@ impl Network {
             // RFC 1122 §3.3.6.
             return if frame.group_frame { Err(DropReason::UnicastInBroadcast) } else { Ok(false) };
         }
-        if dst == ALL_HOSTS_V4 || link.is_broadcast(dst) { Ok(true) } else { Err(DropReason::NotLocal) }
+        let is_group = dst.is_multicast() && link.groups.is_member(dst.into());
+        if is_group || link.is_broadcast(dst) { Ok(true) } else { Err(DropReason::NotLocal) }
     }
 
     #[inline]
@@ -347,7 +354,7 @@ impl Network {
             }
             Some(_) if frame.group_frame => Err(DropReason::UnicastInBroadcast),
             Some(_) => Ok(false),
-            None if dst.is_multicast() && link.is_member(dst) => Ok(true),
+            None if dst.is_multicast() && link.groups.is_member(dst.into()) => Ok(true),
             None => Err(DropReason::NotLocal),
         }
     }

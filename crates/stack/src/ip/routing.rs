@@ -125,7 +125,11 @@ impl Network {
         if self.local.link_of(dst).is_some() {
             return self.route_to_self(dst, src);
         }
-        if source_link.is_some() && source_link == self.loopback {
+        if source_link.is_some()
+            && source_link == self.loopback
+            && group_mac(dst).is_none()
+            && !dst.is_loopback()
+        {
             // A loopback address is meaningless to other hosts (RFC 1122 §3.2.1.3 (g)).
             return Err(RouteError::InvalidDestination);
         }
@@ -213,7 +217,7 @@ impl Network {
             return Ok(NextHopLookup { link, address: dst, fixed_mac: Some(mac) });
         }
         if !is_unicast(dst) {
-            return Err(RouteError::InvalidDestination);
+            return self.next_hop_of_loopback_broadcast(dst).ok_or(RouteError::InvalidDestination);
         }
         if let IpAddr::V6(address) = dst
             && address.is_unicast_link_local()
@@ -241,6 +245,54 @@ impl Network {
             address: entry.gateway.unwrap_or(dst),
             fixed_mac: broadcast.then_some(MacAddr::BROADCAST),
         })
+    }
+
+    /// Returns the next hop of the broadcast address of the loopback network.
+    #[cold]
+    fn next_hop_of_loopback_broadcast(&self, dst: IpAddr) -> Option<NextHopLookup> {
+        let (link, IpAddr::V4(address)) = (self.loopback?, dst) else { return None };
+        let is_broadcast = self.link(link).is_broadcast(address);
+        is_broadcast.then_some(NextHopLookup { link, address: dst, fixed_mac: Some(MacAddr::BROADCAST) })
+    }
+
+    /// Returns the route to a group by a given link, from `src` if given.
+    ///
+    /// # Errors
+    /// [`RouteError::InvalidDestination`] if `dst` is no group, [`RouteError::NetUnreachable`] if there is no
+    /// such link or no source address, [`RouteError::SourceNotLocal`],
+    /// [`RouteError::NeighboursExhausted`].
+    pub(crate) fn route_by_link(
+        &mut self,
+        now: Instant,
+        dst: IpAddr,
+        link: LinkId,
+        src: Option<IpAddr>,
+    ) -> Result<Route, RouteError> {
+        let mac = group_mac(dst).ok_or(RouteError::InvalidDestination)?;
+        if !self.has_link(link) {
+            return Err(RouteError::NetUnreachable);
+        }
+        if src.is_some_and(|src| !self.is_local(src) || src.is_ipv4() != dst.is_ipv4()) {
+            return Err(RouteError::SourceNotLocal);
+        }
+        let src = src
+            .or_else(|| self.select_source_address(now, link, dst, dst))
+            .ok_or(RouteError::NetUnreachable)?;
+        let slot = self.neighbour_slot(link, dst, Some(mac))?;
+        let hop = NextHop { neighbour: self.neighbours.reference(slot), link: link.0, epoch: self.epoch };
+        Ok(Route { hop, src, mtu: self.link(link).mtu_for(dst), mtu_locked: false })
+    }
+
+    /// Returns the link by which a group is reached if the program names none: by the routes, otherwise the
+    /// first link with an address of the family. Returns `None` also if the kernel receives the groups of
+    /// that link.
+    pub fn link_of_group(&self, group: IpAddr) -> Option<LinkId> {
+        self.default_link(group).filter(|link| !self.link(*link).kernel_has_groups)
+    }
+
+    /// Returns whether packets of `source` to a group are received on a link.
+    pub(crate) fn receives_group(&self, link: LinkId, group: IpAddr, source: IpAddr) -> bool {
+        self.links.get(usize::from(link.0)).is_some_and(|link| link.groups.accepts(group, source))
     }
 
     fn neighbour_failed(&self, link: LinkId, address: IpAddr) -> bool {

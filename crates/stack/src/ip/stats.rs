@@ -157,10 +157,19 @@ counters! {
         /// Prefixes, routers and addresses of router advertisements that were ignored because a limit was
         /// reached.
         router_advertisement_limits,
+        /// IGMP reports sent.
+        igmp_reports_out,
+        /// IGMP queries received.
+        igmp_queries_in,
+        /// IGMP messages that were malformed or had a wrong checksum.
+        igmp_invalid,
         /// Multicast listener reports sent.
         mld_reports_out,
         /// Multicast listener queries received.
         mld_queries_in,
+        /// Datagrams to groups or broadcast addresses that members on other shards did not get because too
+        /// many were sent in one turn.
+        looped_back_dropped,
         /// Fragments received.
         fragments_in,
         /// Datagrams reassembled.

@@ -21,8 +21,10 @@ pub(crate) enum NetworkTimer {
     Lifetimes(LinkId),
     /// Sends the next router solicitation.
     RouterSolicitation(LinkId),
-    /// Reports multicast group memberships.
-    ListenerReport(LinkId),
+    /// Reports changes of the membership in groups; true for IPv4.
+    StateChange(LinkId, bool),
+    /// Answers queries about groups; true for IPv4.
+    QueryResponse(LinkId, bool),
     /// Sends packets again that a full device refused.
     Backlog,
 }

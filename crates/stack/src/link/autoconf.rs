@@ -259,7 +259,7 @@ impl Network {
             .iter()
             .any(|entry| matches!(entry.address, IpAddr::V6(other) if solicited_node(other) == group));
         if !shared {
-            self.leave_group(id, group);
+            self.leave_group(id, group.into());
         }
     }
 }

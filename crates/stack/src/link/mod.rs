@@ -4,10 +4,12 @@
 mod arp;
 mod autoconf;
 mod control;
-mod mld;
+pub(crate) mod groups;
 pub(crate) mod ndp;
 pub mod neighbour;
 mod resolve;
+
+pub use groups::ShardGroup;
 
 use crate::device::{Capabilities, PayloadPiece, TxMeta, TxQueue};
 use crate::error::ConfigError;
@@ -15,6 +17,7 @@ use crate::handle::{LinkId, PortId};
 use crate::ip::path_mtu::IPV6_MTU_MIN;
 use crate::ip::route::same_network;
 use crate::ip::{NetworkConfig, NetworkStats};
+use crate::link::groups::GroupTable;
 use crate::link::neighbour::LINK_HEADER_MAX;
 use crate::time::Instant;
 use crate::wire::MacAddr;
@@ -55,6 +58,9 @@ pub struct LinkConfig {
     /// any link take it, and no others do. It may have addresses in 127.0.0.0/8 and ::1; other links may not.
     /// At most one link is the loopback link.
     pub loopback: bool,
+    /// True if the device passes packets to groups to the kernel of this host: sockets cannot join groups on
+    /// the link.
+    pub kernel_has_groups: bool,
 }
 
 /// The state of an address in duplicate address detection.
@@ -227,11 +233,13 @@ pub(crate) struct Link {
     pub accept_ra: bool,
     /// True if this is the loopback link.
     pub loopback: bool,
+    /// True if the kernel receives the packets to groups.
+    pub kernel_has_groups: bool,
     pub addresses: Vec<InterfaceAddress>,
     /// Broadcast addresses of the IPv4 networks, sorted.
     broadcasts: Vec<Ipv4Addr>,
-    /// IPv6 multicast groups, sorted.
-    pub groups: Vec<Ipv6Addr>,
+    /// The multicast groups that this host has joined.
+    pub groups: GroupTable,
     /// How long a neighbour counts as reachable after an answer (ReachableTime of RFC 4861).
     pub reachable_time: Duration,
     /// Time between solicitations (RetransTimer of RFC 4861).
@@ -240,8 +248,6 @@ pub(crate) struct Link {
     pub hop_limit: u8,
     /// Router solicitations still to be sent.
     pub router_solicitations_left: u8,
-    /// Unsolicited reports of new groups still to be sent.
-    pub join_reports_left: u8,
     /// The nonce in this host's duplicate address detection solicitations (RFC 7527).
     pub dad_nonce: [u8; 6],
     /// The reachable time that routers advertise, in milliseconds; 0 if none does.
@@ -300,14 +306,14 @@ impl Link {
             ipv6: mtu >= IPV6_MTU_MIN && (has_ipv6 || config.accept_ra || config.loopback),
             accept_ra: config.accept_ra && !config.loopback,
             loopback: config.loopback,
+            kernel_has_groups: config.kernel_has_groups,
             addresses: Vec::new(),
             broadcasts: Vec::new(),
-            groups: Vec::new(),
+            groups: GroupTable::default(),
             reachable_time: reachable,
             retrans_timer: network.retransmit_interval(),
             hop_limit: network.hop_limit,
             router_solicitations_left: network.router_solicitations,
-            join_reports_left: 0,
             dad_nonce: [0; 6],
             advertised_reachable_time_ms: 0,
         })
@@ -370,11 +376,6 @@ impl Link {
         }
         self.addresses.push(address);
         true
-    }
-
-    /// Returns whether this host receives multicast packets to `group`.
-    pub(crate) fn is_member(&self, group: Ipv6Addr) -> bool {
-        group == ALL_NODES_V6 || self.groups.binary_search(&group).is_ok()
     }
 
     /// Returns the entry of an address of this link.

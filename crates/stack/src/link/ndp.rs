@@ -62,7 +62,7 @@ impl Network {
         if !self.link_mut(id).add_address(address) {
             return;
         }
-        self.join_group(id, solicited_node(v6));
+        self.join_group(id, solicited_node(v6).into());
         if checked {
             self.on_dad_completed(id, v6);
         } else if !self.is_secondary_shard() {

@@ -12,7 +12,7 @@
 //! | UDP, unfragmented | the shard whose socket is bound to the port ([`udp`]); without such a socket as for TCP |
 //! | fragments | hash of the addresses; the fragments are reassembled there, and the packet is then passed to its own owner |
 //! | ICMP errors | the owner of the quoted flow |
-//! | ARP, neighbour and router discovery, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
+//! | ARP, neighbour and router discovery, IGMP, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
 //! | everything else (echo requests) | the shard that received the frame |
 
 pub(crate) mod home_ports;
@@ -239,6 +239,8 @@ impl Steering {
                 }
                 _ => None,
             },
+            // The other shards learn nothing from group management.
+            protocol::IGMP => Some(FrameOwner::Primary { broadcast: false }),
             protocol => self.owner_of_transport(protocol, transport, src, dst.into(), group, hash),
         }
     }
@@ -285,7 +287,7 @@ impl Steering {
         }
     }
 
-    fn udp_owner(
+    pub(crate) fn udp_owner(
         &self,
         src: SocketAddr,
         dst: SocketAddr,
@@ -317,12 +319,12 @@ impl Steering {
     }
 }
 
-/// A packet that one shard has reassembled and another shard owns.
+/// A packet that one shard has reassembled, or looped back, and that another shard owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MisroutedPacket {
     /// The owner.
     pub owner: FrameOwner,
-    /// The device that received the fragments.
+    /// The device that received the fragments, or by which the packet was sent.
     pub port: PortId,
     /// The packet with an Ethernet header.
     pub frame: Vec<u8>,

@@ -89,6 +89,7 @@ impl Udp {
             listed_in: 0,
             route: None,
             drops: 0,
+            memberships: Vec::new(),
         });
         self.ports.entry(port).or_default().push(index);
         Ok(UdpHandle { index, generation: slot.generation })
@@ -132,17 +133,8 @@ impl Udp {
         }
     }
 
-    fn compute_score(socket: &UdpSocket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
+    pub(super) fn compute_score(socket: &UdpSocket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
         compute_score(socket.local, socket.remote, &socket.options, local, remote)
-    }
-
-    /// Returns every socket that matches a datagram.
-    pub(super) fn matching_sockets(&self, local: SocketAddr, remote: SocketAddr) -> Vec<u32> {
-        let sockets = self.ports.get(&local.port()).map_or(&[][..], Vec::as_slice);
-        let fits = |index: &u32| {
-            self.socket_at(*index).is_some_and(|socket| Self::compute_score(socket, local, remote).is_some())
-        };
-        sockets.iter().copied().filter(fits).collect()
     }
 
     /// Returns the socket that receives a datagram. Among sockets with equal scores, those with `reuse_port`

@@ -6,6 +6,7 @@
 mod bind;
 mod error;
 mod error_queue;
+mod groups;
 mod gso;
 mod pmtu_discovery;
 mod queue;
@@ -13,6 +14,7 @@ mod queue;
 pub(crate) use bind::{compute_score, has_bind_conflict};
 pub use error::UdpError;
 pub use error_queue::UdpExtendedError;
+pub use groups::MembershipLimits;
 pub use pmtu_discovery::PmtuDiscovery;
 pub use queue::Datagram;
 
@@ -22,6 +24,7 @@ use crate::icmp::UnreachableReason;
 use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
+use crate::multicast::MulticastOptions;
 use crate::priority::{self, ClassQueues, ClassSet};
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
@@ -29,11 +32,9 @@ use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 use error_queue::UdpErrorQueue;
+use groups::Membership;
 use queue::UdpReceiveQueue;
 use std::collections::{BTreeMap, VecDeque};
-
-/// Hop limit of multicast datagrams (RFC 1112 §6.1).
-const MULTICAST_HOP_LIMIT: u8 = 1;
 
 /// The parameters of a send call, which sends one datagram or several datagrams of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +88,10 @@ pub struct UdpOptions {
     pub pmtu_discovery: PmtuDiscovery,
     /// Coalesces consecutive datagrams of one sender and one length ([`Datagram::gso_size`], `UDP_GRO`).
     pub gro: bool,
+    /// Options about IPv4 groups.
+    pub multicast_v4: MulticastOptions,
+    /// Options about IPv6 groups.
+    pub multicast_v6: MulticastOptions,
 }
 
 impl UdpOptions {
@@ -128,6 +133,8 @@ struct UdpSocket {
     route: Option<CachedRoute>,
     /// Datagrams dropped because a queue had reached its limit.
     drops: u64,
+    /// The groups that the socket has joined.
+    memberships: Vec<Membership>,
 }
 
 /// A route that a socket caches.
@@ -323,8 +330,12 @@ impl Udp {
     ) -> Result<(), UdpError> {
         let socket = self.socket(handle)?;
         check_destination(network, socket, remote)?;
-        let from = (!socket.local.ip().is_unspecified()).then_some(socket.local.ip());
-        let route = network.route(now, remote.ip(), from).map_err(route_error)?;
+        let route = if remote.ip().is_multicast() {
+            socket.group_route(now, network, remote.ip(), None)?
+        } else {
+            let from = (!socket.local.ip().is_unspecified()).then_some(socket.local.ip());
+            network.route(now, remote.ip(), from).map_err(route_error)?
+        };
         socket.local.set_ip(route.src);
         socket.remote = Some(remote);
         socket.cache_route(network, route, remote);
@@ -390,7 +401,9 @@ impl Udp {
         if to.is_some_and(|to| to.port() == 0) {
             return Err(UdpError::InvalidAddress);
         }
-        check_destination(network, socket, remote)?;
+        if check_destination(network, socket, remote)? {
+            return self.send_to_all(now, network, handle, params, payload);
+        }
         let len = udp::Header::LEN + payload.len();
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
         let CachedRoute { route, flow_hash } = match source {
@@ -416,7 +429,6 @@ impl Udp {
             tos: params.tos.unwrap_or(socket.options.tos),
             hop_limit: match (params.hop_limit, socket.options.hop_limit) {
                 (Some(hop_limit), _) => hop_limit,
-                _ if remote.ip().is_multicast() => MULTICAST_HOP_LIMIT,
                 (None, Some(hop_limit)) => hop_limit,
                 (None, None) => network.hop_limit(route.hop.link()),
             },
@@ -552,15 +564,17 @@ impl Udp {
         let payload = header.payload(l4.bytes);
         // A super-frame holds several datagrams of equal length.
         let gso_size = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
+        let describe = || {
+            let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
+            Datagram { len: payload.len(), from: remote, to: l4.dst, tos, hop_limit, gso_size: 0 }
+        };
         if l4.broadcast {
             // Every matching socket gets a copy, as on Linux.
-            for index in self.matching_sockets(local, remote) {
-                self.deliver(index, l4, remote, payload, gso_size);
-            }
+            self.deliver_to_all(network, l4.link, header.dst_port, &describe(), payload, gso_size);
             return;
         }
         match self.lookup(network, local, remote) {
-            Some(index) => self.deliver(index, l4, remote, payload, gso_size),
+            Some(index) => self.deliver(index, &describe(), payload, gso_size),
             None => {
                 self.stats.no_port += 1;
                 network.send_icmp_unreachable(now, l4, UnreachableReason::Port);
@@ -568,18 +582,16 @@ impl Udp {
         }
     }
 
-    fn deliver(&mut self, index: u32, l4: &L4<'_>, from: SocketAddr, payload: &[u8], gso_size: usize) {
-        let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
-        let description = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, gso_size: 0 };
+    fn deliver(&mut self, index: u32, description: &Datagram, payload: &[u8], gso_size: usize) {
         if gso_size < payload.len() && self.socket_at(index).is_some_and(|socket| socket.options.gro) {
             // Cannot truncate: shorter than the payload of an IP packet.
-            self.enqueue(index, Datagram { gso_size: gso_size as u16, ..description }, payload);
+            self.enqueue(index, Datagram { gso_size: gso_size as u16, ..*description }, payload);
             return;
         }
         let mut rest = payload;
         loop {
             let (datagram, following) = rest.split_at(gso_size.min(rest.len()));
-            self.enqueue(index, Datagram { len: datagram.len(), ..description }, datagram);
+            self.enqueue(index, Datagram { len: datagram.len(), ..*description }, datagram);
             rest = following;
             if rest.is_empty() {
                 break;
@@ -717,18 +729,20 @@ impl UdpSlot {
     }
 }
 
-/// Checks whether a socket may send to an address.
-fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) -> Result<(), UdpError> {
+/// Checks whether a socket may send to an address. Returns whether the address is a group or broadcast
+/// address.
+fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) -> Result<bool, UdpError> {
     let local = socket.local.ip();
     // Only the IPv6 wildcard address is open to both families.
     let both = local.is_ipv6() && local.is_unspecified() && !socket.options.v6only;
     if local.is_ipv4() != remote.is_ipv4() && !both {
         return Err(UdpError::WrongFamily);
     }
-    if network.is_broadcast(remote.ip()) && !socket.options.broadcast {
+    let is_broadcast = network.is_broadcast(remote.ip());
+    if is_broadcast && !socket.options.broadcast {
         return Err(UdpError::BroadcastForbidden);
     }
-    Ok(())
+    Ok(is_broadcast || remote.ip().is_multicast())
 }
 
 /// Returns the route to `remote`, from the socket's cache if it is still valid.

@@ -11,16 +11,16 @@ use core::net::Ipv4Addr;
 const ANY_V4: &str = "0.0.0.0";
 const ANY_V6: &str = "::";
 
-struct Sockets {
-    fixture: NetworkFixture,
-    udp: Udp,
+pub(super) struct Sockets {
+    pub(super) fixture: NetworkFixture,
+    pub(super) udp: Udp,
 }
 
-fn sockets() -> Sockets {
+pub(super) fn sockets() -> Sockets {
     sockets_with(network_config())
 }
 
-fn sockets_with(config: NetworkConfig) -> Sockets {
+pub(super) fn sockets_with(config: NetworkConfig) -> Sockets {
     let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
     let udp = Udp::new(&config);
     Sockets {
@@ -33,7 +33,7 @@ fn sockets_with(config: NetworkConfig) -> Sockets {
     }
 }
 
-fn at(ip: &str, port: u16) -> SocketAddr {
+pub(super) fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
 
@@ -42,16 +42,26 @@ fn options() -> UdpOptions {
 }
 
 impl Sockets {
-    fn bind_with(&mut self, ip: &str, port: u16, options: UdpOptions) -> Result<UdpHandle, UdpError> {
+    pub(super) fn bind_with(
+        &mut self,
+        ip: &str,
+        port: u16,
+        options: UdpOptions,
+    ) -> Result<UdpHandle, UdpError> {
         self.udp.bind(&mut self.fixture.network, at(ip, port), options)
     }
 
     #[track_caller]
-    fn bind(&mut self, ip: &str, port: u16) -> UdpHandle {
+    pub(super) fn bind(&mut self, ip: &str, port: u16) -> UdpHandle {
         self.bind_with(ip, port, options()).unwrap()
     }
 
-    fn send(&mut self, socket: UdpHandle, to: Option<SocketAddr>, payload: &[u8]) -> Result<(), UdpError> {
+    pub(super) fn send(
+        &mut self,
+        socket: UdpHandle,
+        to: Option<SocketAddr>,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
         self.udp.send_to(self.fixture.now, &mut self.fixture.network, socket, to, payload)
     }
 
@@ -80,7 +90,7 @@ impl Sockets {
     }
 
     #[track_caller]
-    fn read(&mut self, socket: UdpHandle) -> Result<Vec<u8>, UdpError> {
+    pub(super) fn read(&mut self, socket: UdpHandle) -> Result<Vec<u8>, UdpError> {
         let mut out = vec![0; 70_000];
         let datagram = self.udp.recv_from(socket, &mut out)?;
         out.truncate(datagram.len);

@@ -106,7 +106,7 @@ pub enum Message<'a> {
     /// [`NdpMessage::parse`](super::ndp::NdpMessage::parse).
     Ndp(&'a [u8]),
     /// A query for group members (type 130), complete, for
-    /// [`mld::MldQuery::parse`](super::mld::MldQuery::parse).
+    /// [`mld::parse_query`](super::mld::parse_query).
     MldQuery(&'a [u8]),
     /// Any other message.
     Other {

@@ -144,6 +144,25 @@ impl Header {
         out[10..12].copy_from_slice(&checksum.to_be_bytes());
         Self::LEN
     }
+
+    /// Length of a header with the router alert option in bytes.
+    pub const LEN_ROUTER_ALERT: usize = 24;
+
+    /// Writes the header with the router alert option (RFC 2113) and its checksum, and returns its length
+    /// (24).
+    ///
+    /// # Panics
+    /// If `out` is shorter than the header.
+    pub fn emit_router_alert(&self, out: &mut [u8]) -> usize {
+        self.emit(out);
+        let out = header_buffer::<{ Self::LEN_ROUTER_ALERT }>(out);
+        out[0] = 0x46;
+        out[10..12].fill(0);
+        out[20..].copy_from_slice(&[148, 4, 0, 0]);
+        let checksum = Sum::of(out).finish();
+        out[10..12].copy_from_slice(&checksum.to_be_bytes());
+        Self::LEN_ROUTER_ALERT
+    }
 }
 
 /// Checks a header whose first byte is unusual: another version, no space for the fixed part, or options.

@@ -9,9 +9,11 @@ pub mod arp;
 pub mod checksum;
 pub mod echo;
 pub mod ethernet;
+pub mod group_record;
 pub mod gso;
 pub mod icmpv4;
 pub mod icmpv6;
+pub mod igmp;
 pub mod ipv4;
 pub mod ipv6;
 mod mac;
@@ -31,6 +33,8 @@ pub mod protocol {
     pub const HOP_BY_HOP: u8 = 0;
     /// ICMP for IPv4 (RFC 792).
     pub const ICMP: u8 = 1;
+    /// IGMP (RFC 3376).
+    pub const IGMP: u8 = 2;
     /// TCP (RFC 9293).
     pub const TCP: u8 = 6;
     /// UDP (RFC 768).

@@ -3,7 +3,7 @@
 use crate::values::*;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::tcp::{TcpOptions, TcpSegment, emit};
-use ginnel_stack::wire::{arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, mld, ndp, udp};
+use ginnel_stack::wire::{arp, ethernet, icmpv4, icmpv6, igmp, ipv4, ipv6, mld, ndp, udp};
 use proptest::prelude::*;
 
 /// Calls every function that parses received bytes, and checks the properties that hold for all bytes.
@@ -49,7 +49,9 @@ fn read_all(bytes: &[u8], a: Ipv6Addr, b: Ipv6Addr) -> Result<(), TestCaseError>
     let _ = icmpv4::Message::parse(bytes);
     let _ = icmpv6::Message::parse(bytes, a, b);
     let _ = ndp::NdpMessage::parse(bytes, a, b, 255);
-    let _ = mld::MldQuery::parse(bytes, a, 1);
+    let _ = mld::parse_query(bytes, a, 1);
+    let _ = mld::parse_report_v1(bytes);
+    let _ = igmp::Message::parse(bytes);
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use crate::values::*;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use ginnel_stack::wire::echo::Echo;
+use ginnel_stack::wire::group_record::{self, GroupQuery, GroupRecord, RecordType};
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, TcpSegment, Timestamps, emit};
 use ginnel_stack::wire::{MacAddr, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, mld, ndp, protocol, udp};
 use proptest::prelude::*;
@@ -342,13 +343,13 @@ proptest! {
     #[test]
     fn mld_reports_of_ours(groups in prop::collection::vec((multicast(), 0usize..3), 0..5), a in link_local()) {
         let kinds = [
-            (mld::RecordType::ModeIsExclude, MldRecordType::ModeIsExclude),
-            (mld::RecordType::ChangeToExcludeMode, MldRecordType::ChangeToExclude),
-            (mld::RecordType::ChangeToIncludeMode, MldRecordType::ChangeToInclude),
+            (RecordType::ModeIsExclude, MldRecordType::ModeIsExclude),
+            (RecordType::ChangeToExcludeMode, MldRecordType::ChangeToExclude),
+            (RecordType::ChangeToIncludeMode, MldRecordType::ChangeToInclude),
         ];
-        let records: Vec<_> = groups.iter().map(|&(group, kind)| mld::MulticastAddressRecord { kind: kinds[kind].0, group }).collect();
+        let records: Vec<_> = groups.iter().map(|&(group, kind)| GroupRecord { kind: kinds[kind].0, group: group.into(), sources: Vec::new() }).collect();
         let theirs: Vec<_> = groups.iter().map(|&(group, kind)| MldAddressRecordRepr::new(kinds[kind].1, group)).collect();
-        let mut ours = vec![0xee; mld::report_len(records.len())];
+        let mut ours = vec![0xee; group_record::report_len(&records)];
         mld::emit_report(&records, a, mld::ALL_MLDV2_ROUTERS, &mut ours);
         let repr = Icmpv6Repr::Mld(MldRepr::ReportRecordReprs(&theirs));
         // smoltcp returns the length of the report header only, although it writes the records, too.
@@ -364,7 +365,7 @@ proptest! {
         let mut bytes = vec![0; repr.buffer_len()];
         repr.emit(&a, &group, &mut Icmpv6Packet::new_unchecked(&mut bytes[..]), &caps());
         prop_assert_eq!(icmpv6::Message::parse(&bytes, a, group), Ok(icmpv6::Message::MldQuery(&bytes)));
-        let expected = mld::MldQuery { max_response_ms: code.into(), group: specific.then_some(group), version_1: false };
-        prop_assert_eq!(mld::MldQuery::parse(&bytes, a, 1), Ok(expected));
+        let expected = GroupQuery { max_response_ms: code.into(), group: specific.then_some(group.into()), sources: Vec::new(), version: 2, robustness: 2, interval_seconds: 125 };
+        prop_assert_eq!(mld::parse_query(&bytes, a, 1), Ok(expected));
     }
 }

@@ -43,11 +43,11 @@ impl OptionValue {
         Self { bytes, is_indivisible: true }
     }
 
-    pub(super) fn truncatable(bytes: Vec<u8>) -> Self {
+    pub(crate) fn truncatable(bytes: Vec<u8>) -> Self {
         Self { bytes, is_indivisible: false }
     }
 
-    pub(super) fn int(value: c_int) -> Self {
+    pub(crate) fn int(value: c_int) -> Self {
         Self::truncatable(value.to_ne_bytes().to_vec())
     }
 
@@ -83,7 +83,9 @@ impl Ops {
             OptionValue::ints(&[time.as_secs().cast_signed(), time.subsec_micros().into()])
         };
         let number = |value: u32| OptionValue::int(value.cast_signed());
+        let multicast = options.multicast.value(family, level, name).filter(|_| is_udp);
         let value = match (level, name) {
+            _ if let Some(value) = multicast => value,
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress),
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(BoolOption::ReusePort),
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(BoolOption::Broadcast),

@@ -137,6 +137,8 @@ impl SocketOptionState {
             recverr_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
             pmtu_discovery: self.path_mtu(family),
             gro: self.is_on("UDP_GRO"),
+            multicast_v4: self.multicast.options(true),
+            multicast_v6: self.multicast.options(false),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::lock::LockGuard;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
 use crate::unordered::{GINNEL_UNORDERED_RECV, GINNEL_UNORDERED_SEND, SOL_GINNEL};
-use crate::{kernel_socket, syscall};
+use crate::{kernel_socket, multicast, syscall};
 use core::ffi::c_int;
 use core::time::Duration;
 use ginnel::TcpOption;
@@ -35,6 +35,10 @@ impl Ops {
         }
         if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
             return state.set_addrform(file, value);
+        }
+        let socket = state.files.socket(file)?;
+        if socket.is_udp && multicast::is_option(socket.family, level, name) {
+            return self.set_multicast(state, file, (level, name), value);
         }
         // If the library limits writes itself, the stack need not know the size of the send buffer.
         let limits_writes = state.send_buffer.is_some();

@@ -305,6 +305,15 @@ impl Sys for Kernel {
         Ok(value)
     }
 
+    fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut value = value.to_vec();
+        let mut len = value.len() as u32;
+        // SAFETY: the buffer has the length that is passed.
+        unit_result(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })?;
+        value.truncate(len as usize);
+        Ok(value)
+    }
+
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
         let mut value = vec![0; 128];
         let mut len = value.len() as u32;

@@ -12,6 +12,7 @@ mod dual_listeners;
 mod epoll;
 mod kernel;
 mod listeners;
+mod multicast;
 mod options;
 mod pipes;
 mod ports;
@@ -41,10 +42,11 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 14] = [
+const MODULES: [Cases; 15] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     listeners::tests::CASES,
+    multicast::tests::CASES,
     options::tests::CASES,
     pipes::tests::CASES,
     ports::tests::CASES,

@@ -323,6 +323,11 @@ impl Sys for Recorded<'_> {
         self.host.getsockopt_into(fd, level, name, capacity)
     }
 
+    fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.note("getsockopt", fd, [option(level, name)]);
+        self.host.source_filter(fd, level, name, value)
+    }
+
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
         self.note("getsockname", fd, []);
         self.host.getsockname(fd)

@@ -295,6 +295,10 @@ impl Sys for OnStack {
         Ok(value.bytes()[..capacity.min(value.bytes().len())].to_vec())
     }
 
+    fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.0.source_filter(fd, level, name, value)?.ok_or(Errno::NOPROTOOPT)
+    }
+
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
         self.0.getsockname(fd).map(|name| name.bytes().to_vec())
     }

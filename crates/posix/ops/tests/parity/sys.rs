@@ -72,6 +72,8 @@ pub trait Sys: Sync {
     fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
         self.getsockopt_into(fd, level, name, 256).map_err(|(error, _)| error)
     }
+    /// `getsockopt` of a source filter: `value` names the group.
+    fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno>;
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     /// Returns the number that an `ioctl` gives.

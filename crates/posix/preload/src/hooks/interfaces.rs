@@ -65,11 +65,11 @@ fn c_name(link: &Interface) -> [c_char; NAME_MAX + 1] {
 }
 
 fn flags_of(link: &Interface) -> c_int {
-    // Without `IFF_MULTICAST`: programs join groups on kernel interfaces only.
+    let multicast = if link.multicast { libc::IFF_MULTICAST } else { 0 };
     if link.loopback {
         libc::IFF_UP | libc::IFF_LOOPBACK | libc::IFF_RUNNING
     } else {
-        libc::IFF_UP | libc::IFF_BROADCAST | libc::IFF_RUNNING
+        libc::IFF_UP | libc::IFF_BROADCAST | libc::IFF_RUNNING | multicast
     }
 }
 

@@ -5,12 +5,14 @@ use super::stack_ops;
 use crate::{attach, inherit, real};
 use core::ffi::{c_int, c_void};
 use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
-use ginnel_posix_ops::{Ops, SignalDeferred, user_memory};
+use ginnel_posix_ops::{Ops, SignalDeferred, is_source_filter, user_memory};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 /// Upper limit of the length of an option's value, in bytes.
 const OPTION_BYTES_MAX: usize = 512;
+/// Bytes of a `struct group_filter` with the most sources that can be configured.
+const GROUP_FILTER_BYTES_MAX: usize = 144 + 1024 * 128;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -66,6 +68,12 @@ hook! {
     fn getsockopt(
         fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t,
     ) -> c_int = |ops| {
+        if is_source_filter(level, name)
+            // SAFETY: the program's buffer and its length.
+            && let Some(result) = unsafe { source_filter(ops, fd, level, name, value, len) }
+        {
+            return result.into_c();
+        }
         // Allocates the value, so signals are deferred.
         *SignalDeferred::new(|| {
             // SAFETY: the program's buffer and its length.
@@ -79,12 +87,48 @@ hook! {
         let mut copy = [0; OPTION_BYTES_MAX];
         match usize::try_from(len.cast_signed()) {
             Err(_) => Err(Errno::INVAL),
+            // A source filter.
+            Ok(len) if len > OPTION_BYTES_MAX && level != libc::SOL_SOCKET => {
+                let mut copy = vec![0; len.min(GROUP_FILTER_BYTES_MAX)];
+                user_memory::read_bytes(value.cast(), &mut copy)
+                    .and_then(|()| *SignalDeferred::new(|| ops.setsockopt(fd, level, name, &copy)))
+            }
             Ok(len) => {
                 let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];
                 user_memory::read_bytes(value.cast(), copy).and_then(|()| ops.setsockopt(fd, level, name, copy))
             }
         }
     };
+}
+
+/// Reads a source filter, of a group that the program's buffer names. Returns `None` if the socket has no
+/// groups.
+///
+/// # Safety
+/// The program must have passed the pointers to be written to.
+unsafe fn source_filter(
+    ops: &Ops,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Option<Result<(), Errno>> {
+    let read = || {
+        // SAFETY: any bytes are a length.
+        let len = unsafe { user_memory::read(len) }?;
+        let len = usize::try_from(len.cast_signed()).map_err(|_| Errno::INVAL)?;
+        let mut copy = vec![0; len.min(GROUP_FILTER_BYTES_MAX)];
+        user_memory::read_bytes(value.cast(), &mut copy)?;
+        ops.source_filter(fd, level, name, &copy)
+    };
+    let found = &*SignalDeferred::new(read);
+    match found {
+        Err(error) => Some(Err(*error)),
+        Ok(None) => None,
+        // SAFETY: the caller's promise.
+        Ok(Some(filter)) => Some(unsafe { ffi::write_value(filter, value, len) }),
+    }
 }
 
 /// Explains why the kernel refuses an address, if a program on another stack is the reason.

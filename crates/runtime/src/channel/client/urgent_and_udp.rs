@@ -15,7 +15,8 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
 use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, UdpHandle};
-use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+use ginnel_stack::multicast::SourceFilter;
+use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use std::io::IoSlice;
 
 fn udp_handle(socket: Conn) -> UdpHandle {
@@ -163,6 +164,34 @@ impl Client {
     /// As [`Client::udp_connect`].
     pub fn udp_set_options(&mut self, socket: Conn, options: UdpOptions) -> Result<(), UdpError> {
         self.udp_call(UdpRequest::SetOptions(udp_handle(socket), options))
+    }
+
+    /// Sets the filter with which a socket receives a group on the link of this number; `None` leaves the
+    /// group.
+    ///
+    /// # Errors
+    /// As [`Context::udp_set_membership`](crate::Context::udp_set_membership); [`UdpError::Stale`] also if
+    /// the shard is gone.
+    pub fn udp_set_membership(
+        &mut self,
+        socket: Conn,
+        link: u16,
+        group: IpAddr,
+        filter: Option<SourceFilter>,
+    ) -> Result<(), UdpError> {
+        self.udp_call(UdpRequest::SetMembership(udp_handle(socket), link, group, filter))
+    }
+
+    /// Returns the number of the link by which a group is reached if the program names none, and the limits
+    /// of memberships.
+    ///
+    /// # Errors
+    /// Returns an error if the shard is gone.
+    pub fn link_of_group(&mut self, group: IpAddr) -> Result<(Option<u16>, MembershipLimits), Error> {
+        match self.call(ChannelRequest::Udp(UdpRequest::GroupLink(group)))? {
+            ChannelReply::UdpGroupLink(link, limits) => Ok((link, limits)),
+            _ => Err(unexpected_reply()),
+        }
     }
 
     /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is

@@ -6,7 +6,7 @@ use crate::channel::control::{ChannelReply, UdpRequest};
 use crate::channel::socket::state;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
-use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::VecDeque;
 
@@ -95,6 +95,16 @@ impl Domain {
             }
             UdpRequest::PathMtu(socket) => {
                 ChannelReply::UdpPathMtu(owned(self, socket).and_then(|udp| cx.udp_path_mtu(udp)))
+            }
+            UdpRequest::SetMembership(socket, link, group, filter) => {
+                ChannelReply::Udp(owned(self, socket).and_then(|udp| {
+                    let link = LinkId(link);
+                    cx.udp_set_membership(udp, link, group, filter)
+                }))
+            }
+            UdpRequest::GroupLink(group) => {
+                let (link, limits) = cx.link_of_group(group);
+                ChannelReply::UdpGroupLink(link.map(|link| link.0), limits)
             }
             UdpRequest::RecvOversize(socket, take) => match find(self, socket) {
                 Some(_) => self.recv_oversize(socket.index(), take),

@@ -4,10 +4,11 @@ use super::{Fixture, RecordingFixture, RecordingHandler, recording_fixture, stac
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
-use ginnel_stack::handle::{Conn, UdpHandle};
+use ginnel_stack::handle::{Conn, LinkId, UdpHandle};
+use ginnel_stack::multicast::{MulticastOptions, SourceFilter};
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpOptions};
 use std::collections::BTreeSet;
 
@@ -48,6 +49,20 @@ const SHARED: UdpOptions = UdpOptions {
     recverr_v6: false,
     pmtu_discovery: PmtuDiscovery::Want,
     gro: false,
+    multicast_v4: MulticastOptions {
+        link: None,
+        source: None,
+        hop_limit: None,
+        no_loop: false,
+        members_only: false,
+    },
+    multicast_v6: MulticastOptions {
+        link: None,
+        source: None,
+        hop_limit: None,
+        no_loop: false,
+        members_only: false,
+    },
 };
 
 fn bind<C: Handler>(
@@ -240,4 +255,56 @@ fn frame_is_forwarded_at_most_once() {
     );
     send(&mut fixture, "10.0.0.1:53", 1, 100);
     assert_eq!(received(&fixture), [0, 1, 1], "the next datagram goes to the new shard");
+}
+
+/// Members on every shard receive a copy, whichever shard a datagram arrives at, and one shard reports.
+#[test]
+fn group_members_of_all_shards_receive_copies() {
+    let group = IpAddr::from([239, 1, 2, 3]);
+    let mut fixture = recording_fixture(3, RssMode::RoundRobin);
+    for shard in [0, 1, 2] {
+        bind(&mut fixture, shard, "0.0.0.0:53", SHARED).unwrap();
+    }
+    let filter = Some(SourceFilter::ANY);
+    let socket = bind(&mut fixture, 2, "239.1.2.3:53", SHARED).unwrap();
+    let reports = fixture.sum_network(|stats| stats.igmp_reports_out);
+    fixture.with_shard(2, |_, cx| cx.udp_set_membership(socket, LinkId(0), group, filter)).unwrap();
+    fixture.advance(Duration::from_secs(3));
+    let reported = fixture.sum_network(|stats| stats.igmp_reports_out) - reports;
+    assert_eq!(reported, 2, "a report and its repetition");
+    send(&mut fixture, "239.1.2.3:53", 9, 100);
+    assert_eq!(received(&fixture), [9, 9, 18], "every socket receives what the host does");
+    // What a shard sends comes back to the members of all shards.
+    let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
+        let socket = cx.udp_bind(at("0.0.0.0:0"), UdpOptions::default())?;
+        cx.udp_send(socket, Some(at("239.1.2.3:53")), b"from within")
+    };
+    fixture.with_shard(1, act).unwrap();
+    fixture.advance(Duration::from_millis(50));
+    assert_eq!(received(&fixture), [10, 10, 20]);
+    fixture.with_shard(2, |_, cx| cx.udp_close(socket)).unwrap();
+    fixture.advance(Duration::from_secs(3));
+    send(&mut fixture, "239.1.2.3:53", 3, 100);
+    assert_eq!(received(&fixture), [10, 10, 20], "the host has left the group");
+}
+
+// limit: looped-back datagrams of a turn
+#[test]
+fn looped_back_datagrams_of_a_turn_are_limited() {
+    let mut fixture = recording_fixture(2, RssMode::RoundRobin);
+    let member = bind(&mut fixture, 0, "0.0.0.0:53", UdpOptions::default()).unwrap();
+    let (link, group) = (LinkId(0), IpAddr::from([239, 1, 2, 3]));
+    let join = Some(SourceFilter::ANY);
+    fixture.with_shard(0, |_, cx| cx.udp_set_membership(member, link, group, join)).unwrap();
+    fixture.advance(Duration::from_millis(1));
+    let within_host = MulticastOptions { hop_limit: Some(0), ..MulticastOptions::default() };
+    let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
+        let options = UdpOptions { multicast_v4: within_host, ..UdpOptions::default() };
+        let socket = cx.udp_bind(at("0.0.0.0:0"), options)?;
+        (0..1100).try_for_each(|_| cx.udp_send(socket, Some(at("239.1.2.3:53")), b"x"))
+    };
+    fixture.with_shard(1, act).unwrap();
+    fixture.advance(Duration::from_millis(50));
+    assert_eq!(fixture.sum_network(|stats| stats.looped_back_dropped), 1100 - 1024);
+    assert!(received(&fixture)[0] > 0);
 }
