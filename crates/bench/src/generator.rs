@@ -14,12 +14,16 @@ use ginnel_apps::load::light::{LightWorker, WorkerStack};
 use ginnel_apps::load::plan::WorkerShare;
 use ginnel_apps::load::stats::Stats;
 use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, SharedStats};
+use ginnel_devices::mirror::{self, ring};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::Arc;
 
 /// Name of the generator's device.
 const NAME: &str = "server";
+/// Bytes of a ring of copies, and of the copy of a frame, as `ginnel monitor` has it.
+const MIRROR_BYTES: usize = 64 << 20;
+const SNAPLEN: usize = 1 << 16;
 
 /// A case: what runs, and for how long.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub struct GeneratorCase {
     pub light: bool,
     /// True if the server is `ginnel httpd`; otherwise it is a simple responder.
     pub httpd: bool,
+    /// True if a monitor gets copies of the frames of `ginnel httpd`.
+    pub is_mirrored: bool,
     /// True if a connection carries many requests.
     pub keep_alive: bool,
     /// Number of concurrent connections.
@@ -54,6 +60,13 @@ fn config(tcp: TcpConfig) -> Config {
     let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
     let device = DeviceConfig::new(NAME, DeviceKind::Memory);
     Config { tcp, ..Config::single(device, &[own], &[]) }
+}
+
+/// Returns a device whose frames are copied as for `ginnel monitor`. Nobody reads the copies: the rings have
+/// room for all of a run.
+fn mirrored(device: Device) -> Result<Device, MeasureError> {
+    let ring = || ring::create(MIRROR_BYTES, SNAPLEN, |_| clock::now()).map(|(writer, _)| Box::new(writer));
+    Ok(mirror::wrap(device, ring()?, ring()?))
 }
 
 fn failed(error: Error) -> MeasureError {
@@ -98,6 +111,7 @@ impl GeneratorCase {
         let root = root.path().to_string_lossy().into_owned();
         let options: httpd::HttpdOptions = options(&[&root, "--listen", "0.0.0.0:80"]);
         let handler = Httpd::new(&options).map_err(failed)?;
+        let server_end = if self.is_mirrored { mirrored(server_end)? } else { server_end };
         let server = ShardServer::new(server_end, handler, self.tcp.clone(), START).map_err(failed)?;
         self.against(server, client_end)
     }

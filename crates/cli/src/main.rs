@@ -12,6 +12,7 @@ mod descriptor_limit;
 mod doctor;
 mod entry_limit;
 mod executable;
+mod executable_check;
 mod failure;
 mod limit_watch;
 mod log;

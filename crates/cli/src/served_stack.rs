@@ -3,7 +3,7 @@
 use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::limit_watch::LimitWatch;
-use crate::supervisor::{OnStackDeath, ShardProcess};
+use crate::supervisor::{OnStackDeath, ShardProcess, StartedShards};
 use crate::{log, programs, publish, start_entries};
 use core::time::Duration;
 use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
@@ -145,8 +145,9 @@ impl OpenedStack {
     ) -> Result<Self, Failure> {
         start_entries::write_machine_limits(&config);
         if on_death != OnStackDeath::Fail {
-            let (process, link, restart) = ShardProcess::start(&config, published.dir().path(), on_death)?;
-            let broker = Broker::open_supervising(&published, link, restart, info)?;
+            let StartedShards { process, link, restart, upgrade } =
+                ShardProcess::start(&config, published.dir().path(), on_death)?;
+            let broker = Broker::open_supervising(&published, link, restart, upgrade, info)?;
             return Ok(Self { shards: ShardThreads::Child(process), broker, published });
         }
         let (shards, commanders) = open_shards(config, published.clone(), Vec::new())?;

@@ -8,20 +8,27 @@
 //!   └───────────────────────────────────────────┘        └──────────────────────────┘
 //! ```
 
+use crate::executable_check::{self, Version};
 use crate::failure::Failure;
 use crate::served_stack::{POLL_INTERVAL, open_shards};
 use crate::{log, signals};
 use clap::{Args, ValueEnum};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use ginnel::broker::{AfterDeath, ChildLink, link_pair, receive_taps, send_taps, serve_broker};
+use ginnel::broker::{
+    AfterDeath, ChildLink, UpgradeShards, link_pair, receive_taps, send_taps, serve_broker,
+};
 use ginnel::config::RunConfig;
 use ginnel::{Config, KeptTaps, PublishedStack, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::thread::set_name;
+use std::ffi::CStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -33,6 +40,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Longest time for an upgrade, from the check of the new executable until its child runs.
+pub const UPGRADE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Name of the process of the shards, as tools show it.
+const PROCESS_NAME: &CStr = c"ginnel";
 
 /// Options for the death of the process of the shards.
 #[derive(Clone, Debug, Default, Args)]
@@ -44,6 +55,10 @@ pub struct DeathOptions {
     /// Set in the process of the shards: the directory of the stack.
     #[arg(long, hide = true, value_name = "DIRECTORY")]
     pub shards_of: Option<PathBuf>,
+
+    /// Only check the other options and the configuration, and print the version.
+    #[arg(long, hide = true)]
+    pub check_shards: bool,
 }
 
 /// Action if the process of the shards dies.
@@ -70,21 +85,27 @@ impl DeathOptions {
 pub struct ShardProcess {
     /// The child that runs now.
     child: Mutex<Child>,
+    /// The executable of the next child. Its path may name another file by then, or none.
+    executable: Mutex<File>,
+    /// The upgrade for which the child is being ended.
+    upgrade: Mutex<Option<Upgrade>>,
     is_stopping: AtomicBool,
     /// Why the stack has ended.
     end: Mutex<Option<String>>,
 }
 
 impl ShardProcess {
-    /// Starts the child for the stack with this directory. Returns the child, its connection, and the
-    /// function that starts the next one.
+    /// Starts the child for the stack with this directory. Returns the child, its connection, and what the
+    /// broker calls for a restart and for an upgrade.
     pub fn start(
         config: &Config,
         directory: &Path,
         action: OnStackDeath,
-    ) -> Result<(Arc<Self>, ChildLink, impl FnMut() -> AfterDeath + Send + 'static), Failure> {
+    ) -> Result<StartedShards<impl FnMut() -> AfterDeath + Send + 'static>, Failure> {
         let taps = open_taps(config)?;
-        let (mut child, link) = spawn(directory, &taps)?;
+        let executable = File::open("/proc/self/exe")
+            .map_err(|e| Failure::running(format!("executable of this process: {e}")))?;
+        let (mut child, link) = spawn(&executable, directory, &taps)?;
         let link = ChildLink::open(link, START_TIMEOUT).map_err(|error| {
             // The child has reported its own error.
             match child.wait().ok().and_then(|status| status.code()) {
@@ -94,16 +115,24 @@ impl ShardProcess {
         })?;
         let process = Arc::new(Self {
             child: Mutex::new(child),
+            executable: Mutex::new(executable),
+            upgrade: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             end: Mutex::default(),
         });
         let (restarting, directory) = (process.clone(), directory.to_owned());
         let mut history = History { started: Instant::now(), pause: FIRST_PAUSE };
-        Ok((process, link, move || restarting.restart(&directory, &taps, action, &mut history)))
+        let upgrading = process.clone();
+        Ok(StartedShards {
+            process,
+            link,
+            restart: move || restarting.restart(&directory, &taps, action, &mut history),
+            upgrade: Arc::new(move |executable| upgrading.upgrade(executable)),
+        })
     }
 
     fn child(&self) -> MutexGuard<'_, Child> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.child)
     }
 
     fn is_stopping(&self) -> bool {
@@ -112,11 +141,45 @@ impl ShardProcess {
 
     /// Returns why the stack has ended; `None` as long as it serves.
     pub fn end(&self) -> Option<String> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.end).clone()
     }
 
     fn set_end(&self, cause: String) {
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+        *lock(&self.end) = Some(cause);
+    }
+
+    /// Has another executable run the shards from now on. See [`UpgradeShards`].
+    fn upgrade(&self, executable: OwnedFd) -> Result<Duration, String> {
+        let began = Instant::now();
+        let executable = File::from(executable);
+        let version = executable_check::version(&executable)?;
+        let (started, result) = channel();
+        {
+            let mut upgrade = lock(&self.upgrade);
+            if upgrade.is_some() {
+                return Err("another upgrade is in progress".into());
+            }
+            *upgrade = Some(Upgrade { executable, version, started, ended: Instant::now() });
+        }
+        loop {
+            {
+                // Held, so that the child is not the upgraded one. A child that died by itself may have been
+                // replaced by the former executable since the last kill.
+                let upgrade = lock(&self.upgrade);
+                if upgrade.is_some() {
+                    // Fails only if it has ended.
+                    let _ = self.child().kill();
+                }
+            }
+            match result.recv_timeout(POLL_INTERVAL) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Disconnected) => return Err("the stack is being stopped".into()),
+                Err(RecvTimeoutError::Timeout) if self.is_stopping() || began.elapsed() > UPGRADE_TIMEOUT => {
+                    *lock(&self.upgrade) = None;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     /// Starts the next child after the death of this one, as far as `action` says so.
@@ -127,13 +190,22 @@ impl ShardProcess {
         action: OnStackDeath,
         history: &mut History,
     ) -> AfterDeath {
+        // The programs are not ended because of an upgrade that fails.
+        let mut has_upgraded = false;
         loop {
             let status = self.child().wait();
             if self.is_stopping() {
                 return AfterDeath::Ended;
             }
+            if let Some(upgrade) = lock(&self.upgrade).take() {
+                has_upgraded = true;
+                if let Some(link) = self.start_upgraded(directory, taps, upgrade) {
+                    history.started = Instant::now();
+                    return AfterDeath::Restarted(link);
+                }
+            }
             let cause = status.map_or_else(|error| error.to_string(), describe);
-            if action == OnStackDeath::Kill {
+            if action == OnStackDeath::Kill && !has_upgraded {
                 tracing::error!(
                     "the process of the shards has ended ({cause}): the programs are ended (--on-stack-death=kill)"
                 );
@@ -142,10 +214,8 @@ impl ShardProcess {
             }
             history.wait(|| self.is_stopping());
             let started = Instant::now();
-            match spawn(directory, taps).map(|(child, link)| {
-                *self.child() = child;
-                ChildLink::open(link, START_TIMEOUT)
-            }) {
+            let next = spawn(&lock(&self.executable), directory, taps);
+            match next.map(|next| self.replace_child(next)) {
                 Ok(Ok(link)) => {
                     let took = started.elapsed().as_millis();
                     tracing::warn!(
@@ -166,6 +236,40 @@ impl ShardProcess {
                 }
             }
         }
+    }
+
+    /// Makes `next` the child, and waits until it runs the shards.
+    fn replace_child(&self, next: (Child, OwnedFd)) -> Result<ChildLink, ginnel::Error> {
+        *self.child() = next.0;
+        ChildLink::open(next.1, START_TIMEOUT)
+    }
+
+    /// Starts the child of an upgrade, and tells the result to the thread that waits for it. Returns `None`
+    /// if the child does not run the shards.
+    fn start_upgraded(&self, directory: &Path, taps: &KeptTaps, upgrade: Upgrade) -> Option<ChildLink> {
+        let Upgrade { executable, version, started, ended } = upgrade;
+        let next = spawn(&executable, directory, taps).map_err(|failure| failure.to_string());
+        let opened = next.and_then(|next| self.replace_child(next).map_err(|error| error.to_string()));
+        let result = opened.map_or_else(
+            |error| {
+                tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
+                // A child that hangs must not keep its devices.
+                let _ = self.child().kill();
+                (None, Err(format!("version {version} cannot start the shards (its log says why): {error}")))
+            },
+            |link| {
+                *lock(&self.executable) = executable;
+                let away = ended.elapsed();
+                tracing::warn!(
+                    "the shards were upgraded to version {version}, in {} ms; connections were reset",
+                    away.as_millis()
+                );
+                (Some(link), Ok(away))
+            },
+        );
+        // Fails if nobody waits any more.
+        let _ = started.send(result.1);
+        result.0
     }
 
     /// Waits until `stop` returns true or the stack has ended, and then for the end of the child, which
@@ -192,6 +296,32 @@ impl ShardProcess {
         let _ = self.child().kill();
         Ok(())
     }
+}
+
+/// The process of the shards, and what the broker needs to supervise it.
+pub struct StartedShards<R> {
+    /// The process.
+    pub process: Arc<ShardProcess>,
+    /// The connection to the child.
+    pub link: ChildLink,
+    /// Starts the next child when one has died.
+    pub restart: R,
+    /// Exchanges the executable of the child.
+    pub upgrade: Arc<UpgradeShards>,
+}
+
+/// An executable that is about to run the shards.
+#[derive(Debug)]
+struct Upgrade {
+    executable: File,
+    version: Version,
+    started: Sender<Result<Duration, String>>,
+    /// When the former child was ended.
+    ended: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When the child was started, and the pause before the next start.
@@ -228,17 +358,29 @@ pub fn describe(status: ExitStatus) -> String {
 
 /// Starts a child by the same command line, and returns it and the supervisor's end of its connection.
 /// Forking alone is not possible: this process has threads.
-fn spawn(directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure> {
+fn spawn(executable: &File, directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure> {
     let failed = |e| Failure::running(format!("process of the shards: {e}"));
     let (link, child_end) = link_pair()?;
     send_taps(&link, taps)?;
-    let mut arguments = std::env::args_os().skip(1);
-    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Options precede the program of `ginnel run`.
-    command.args(arguments.next()).arg("--shards-of").arg(directory).args(arguments);
+    let mut command = same_command(executable, |command| _ = command.arg("--shards-of").arg(directory));
     // Signals of the terminal are for the supervisor and its programs.
     command.process_group(0).stdin(Stdio::from(child_end));
     Ok((command.spawn().map_err(failed)?, link))
+}
+
+/// Returns a command that runs an executable with the command line of this process and further options.
+pub fn same_command(executable: &File, add_options: impl FnOnce(&mut Command)) -> Command {
+    let mut arguments = std::env::args_os();
+    // By its descriptor: a package may have replaced the file since this process was started.
+    let mut command = Command::new(format!("/proc/self/fd/{}", executable.as_raw_fd()));
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    // Options precede the program of `ginnel run`.
+    command.args(arguments.next());
+    add_options(&mut command);
+    command.args(arguments);
+    command
 }
 
 /// Writes to the log that the child cannot run the shards.
@@ -251,6 +393,8 @@ pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
 /// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the
 /// supervisor, whose hang-up ends this process.
 pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
+    // The kernel has named this process after the number of a descriptor.
+    let _ = set_name(PROCESS_NAME);
     signals::ignore_hangup()?;
     let stop = signals::stop_on_signal("the stack")?;
     let failed = |e: rustix::io::Errno| Failure::running(format!("connection to the supervisor: {e}"));

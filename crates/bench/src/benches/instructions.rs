@@ -47,6 +47,7 @@ const CASES: &[(&str, &str)] = &[
     ("load-light-keep-alive-request", "instructions per request"),
     ("httpd-short-connection", "instructions per connection"),
     ("httpd-keep-alive-request", "instructions per request"),
+    ("httpd-mirrored-keep-alive-request", "instructions per request"),
     ("smoltcp-short-connection", "instructions per connection"),
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
@@ -69,6 +70,10 @@ const LOAD_PREFIX: &str = "load-";
 const LIGHT_PREFIX: &str = "light-";
 /// Cases of `ginnel httpd`, with the generator on the light TCP.
 const HTTPD_PREFIX: &str = "httpd-";
+/// Second prefix of the cases of which `ginnel monitor` gets copies of all frames, which may cost
+/// [`MIRROR_COST_MAX`] more than the case alone.
+const MIRRORED_PREFIX: &str = "mirrored-";
+const MIRROR_COST_MAX: f64 = 0.05;
 
 /// Counts all cases and compares them with the accepted counts.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
@@ -83,20 +88,14 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
             .map(|(case, thread)| Ok((case, thread.join().expect("counting does not panic")?)))
             .collect::<Result<_, MeasureError>>()
     })?;
-    for (case, count) in &counted {
-        let Some(alone) = case.strip_prefix(CALLS_PREFIX).and_then(|case| case.strip_prefix(CROWD_PREFIX))
-        else {
-            continue;
-        };
-        let cost = count / counted[format!("{CALLS_PREFIX}{alone}").as_str()] - 1.0;
-        println!("  {CROWD} idle clients change a {alone} by {:+.2} %", 100.0 * cost);
-        if cost > CROWD_COST_MAX {
-            let limit = 100.0 * CROWD_COST_MAX;
-            let problem =
-                format!("{case}: {:+.2} % with {CROWD} idle clients, more than {limit} %", 100.0 * cost);
-            return Err(MeasureError::Failed(problem));
-        }
-    }
+    check_cost(&counted, CALLS_PREFIX, CROWD_PREFIX, &format!("{CROWD} idle clients"), CROWD_COST_MAX)?;
+    check_cost(
+        &counted,
+        HTTPD_PREFIX,
+        MIRRORED_PREFIX,
+        "copies of all frames for a monitor",
+        MIRROR_COST_MAX,
+    )?;
     let ours = CASES.iter().filter(|(case, _)| !case.starts_with(SMOLTCP_PREFIX));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
@@ -122,6 +121,28 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let accepted: BTreeMap<String, f64> = serde_json::from_str(&text)
         .map_err(|e| MeasureError::Failed(format!("bench/instructions.json: {e}")))?;
     compare(results, &accepted)
+}
+
+/// Checks that the cases with a second prefix cost at most the share `limit` more than those without it.
+fn check_cost(
+    counted: &BTreeMap<&str, f64>,
+    prefix: &str,
+    second_prefix: &str,
+    name: &str,
+    limit: f64,
+) -> Result<(), MeasureError> {
+    for (case, count) in counted {
+        let Some(alone) = case.strip_prefix(prefix).and_then(|case| case.strip_prefix(second_prefix)) else {
+            continue;
+        };
+        let cost = 100.0 * (count / counted[format!("{prefix}{alone}").as_str()] - 1.0);
+        println!("  {name} change a {alone} by {cost:+.2} %");
+        if cost > 100.0 * limit {
+            let problem = format!("{case}: {cost:+.2} % with {name}, more than {} %", 100.0 * limit);
+            return Err(MeasureError::Failed(problem));
+        }
+    }
+    Ok(())
 }
 
 /// Adds the accepted counts to the results. Fails if one is a regression.
@@ -216,8 +237,15 @@ pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
         let httpd = case.starts_with(HTTPD_PREFIX);
         let light = httpd || case.trim_start_matches(LOAD_PREFIX).starts_with(LIGHT_PREFIX);
         let keep_alive = case.ends_with("keep-alive-request");
-        let run =
-            GeneratorCase { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
+        let run = GeneratorCase {
+            light,
+            httpd,
+            is_mirrored: case.trim_start_matches(HTTPD_PREFIX).starts_with(MIRRORED_PREFIX),
+            keep_alive,
+            connections: CONNECTIONS,
+            requests: operations,
+            tcp,
+        };
         return run.run();
     }
     let kind = [SMOLTCP_PREFIX, RUNTIME_PREFIX, TASK_PREFIX, CALLS_PREFIX, CROWD_PREFIX]

@@ -19,6 +19,7 @@ mod ss;
 mod stat;
 mod top;
 mod up;
+mod upgrade;
 mod watch_group;
 mod with_parent;
 
@@ -50,6 +51,13 @@ pub enum Command {
     Up(up::UpOptions),
     /// Stop a stack that "ginnel up" started
     Down(up::DownOptions),
+    /// Have this version of ginnel run the shards of a running stack
+    ///
+    /// The programs on the stack go on: their listeners and UDP sockets serve again after some tens of
+    /// milliseconds, and their connections are reset, as after a crash of the shards. The new version first
+    /// checks the options and the configuration of the stack, and is refused if the programs on the stack do
+    /// not understand its messages. If it cannot start the shards, the former version starts them again.
+    Upgrade(upgrade::UpgradeOptions),
     /// Show whether a process runs on a stack, and for each of its sockets whether the stack or the kernel
     /// handles it and why
     Check(check::CheckOptions),
@@ -110,6 +118,7 @@ impl Command {
             Self::Run(options) => run::run(&options),
             Self::Up(options) => up::up(&options),
             Self::Down(options) => up::down(&options),
+            Self::Upgrade(options) => upgrade::run(&options),
             Self::Check(options) => check::run(&options),
             Self::Doctor(options) => doctor::run(&options),
             Self::Load(command) => command.run(),

@@ -1,6 +1,8 @@
 //! `ginnel run`: runs an unmodified program on a stack of its own, or on a stack that `ginnel up` started.
 
+use crate::executable_check;
 use crate::failure::Failure;
+use crate::output;
 use crate::programs::{ProgramOptions, find_library};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
 use crate::stack_options::StackOptions;
@@ -112,6 +114,9 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         return supervisor::run_shards(config, directory, false);
     }
     let config = options.stack.to_config()?;
+    if options.death.check_shards {
+        return output::print(executable_check::print_own());
+    }
     let library = find_library()?;
     if let Some(cause) = options.program.check_preloadable() {
         return Err(options.program.handle_missing_stack(&cause));

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::served_stack::{OpenedStack, POLL_INTERVAL};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
-use crate::{log, output, sd_notify, signals};
+use crate::{executable_check, log, output, sd_notify, signals};
 use clap::Args;
 use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
@@ -77,6 +77,9 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     };
     config.run.name = Some(options.stack_name.clone());
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    if options.death.check_shards {
+        return output::print(executable_check::print_own());
+    }
     if let Some(directory) = &options.death.shards_of {
         return supervisor::run_shards(config, directory, options.detached);
     }

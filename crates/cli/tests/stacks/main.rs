@@ -29,4 +29,5 @@ mod socket_users;
 mod symbols;
 mod system_calls;
 mod unattached;
+mod upgrade;
 mod urgent;

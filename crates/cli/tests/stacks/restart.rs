@@ -20,7 +20,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 /// Returns the process of the shards of a supervisor.
-fn shard_process(supervisor: u32) -> Option<u32> {
+pub fn shard_process(supervisor: u32) -> Option<u32> {
     children(supervisor).into_iter().find(|pid| {
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         command.split(|byte| *byte == 0).any(|word| word == b"--shards-of")
@@ -49,7 +49,7 @@ fn count_descriptors(pid: u32) -> usize {
 }
 
 /// Servers that wait in each way, a UDP server, and workers that share a listener with their parent.
-const SERVERS: &str = "
+pub const SERVERS: &str = "
 a = server('127.0.0.1', 7001); b = server('127.0.0.1', 7002); w = server('127.0.0.1', 7003)
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7004))
 def blocking():
@@ -76,7 +76,7 @@ open('there', 'w').close()
 signal.pause()";
 
 /// Requests that are repeated until the servers have opened their sockets again.
-const CLIENT: &str = "
+pub const CLIENT: &str = "
 def ask(port):
     while True:
         try:

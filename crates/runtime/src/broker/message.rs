@@ -8,9 +8,9 @@ use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
 use rustix::io::Errno;
 
-/// Version of the messages and of the region's layout. Both ends belong to one installation, so they must
-/// have the same version.
-pub const PROTOCOL_VERSION: u32 = 14;
+/// Version of the messages, of the connection between the supervisor and the process of its shards, and of the
+/// region's layout. Both ends belong to one installation, so they must have the same version.
+pub const PROTOCOL_VERSION: u32 = 15;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -19,6 +19,9 @@ pub(super) const MAGIC_UNATTACHED: u32 = 0x7473_6775;
 /// Magic number of [`Hello`] of a child, on the connection that its parent announced. It gets a reply only if
 /// it is refused, because its parent was told what the child needs. A pidfd of the child is attached.
 pub(super) const MAGIC_CHILD: u32 = 0x646c_6863;
+/// Magic number of [`Hello`] of a process that asks for an upgrade of the shards. Their new executable is
+/// attached. The only reply tells the result.
+pub(super) const MAGIC_UPGRADE: u32 = 0x6465_7075;
 /// Messages of an unattached process: one byte and a descriptor each. They get no reply.
 pub(super) mod unattached {
     /// The descriptor is the broker's end of a connection for a process that attaches as the user of this
@@ -152,10 +155,14 @@ pub(super) enum ControlReply {
     Resolved(ProxyContents),
     /// The request was refused.
     Refused(Refusal),
+    /// To [`MAGIC_UPGRADE`]: the new executable runs the shards, which were away for this many milliseconds.
+    Upgraded(u32),
+    /// To [`MAGIC_UPGRADE`]: the shards run the executable that they had, for this reason.
+    NotUpgraded(String),
 }
 codec_enum!(ControlReply {
     0 => Welcome(shards, terms), 1 => Attached(request_id), 2 => Reply(reply), 3 => Done, 4 => Resolved(contents), 5 => Refused(why),
-    6 => Forked(clients),
+    6 => Forked(clients), 7 => Upgraded(milliseconds), 8 => NotUpgraded(why),
 });
 
 /// Why the broker refuses a request.
@@ -178,6 +185,8 @@ pub enum Refusal {
     Malformed,
     /// The shard has ended.
     ShardEnded,
+    /// The shards run in the process of the broker, which cannot exchange them.
+    Unsupervised,
     /// The shards have ended and are being started again, for this many seconds so far.
     Restarting(u32),
     /// The process wants to resume on other shards, and those that it has were not seen to end yet.
@@ -195,7 +204,7 @@ pub enum Refusal {
 codec_enum!(Refusal {
     0 => Version(version), 1 => User(uid), 2 => Clients(limit), 3 => Domains(limit), 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
     9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit), 12 => ShardsRun,
-    13 => Restarting(seconds),
+    13 => Restarting(seconds), 14 => Unsupervised,
 });
 
 impl fmt::Display for Refusal {
@@ -230,6 +239,9 @@ impl fmt::Display for Refusal {
                 "its shards have ended and are being started again, for {seconds} s so far (ginnel log says why)"
             ),
             Self::ShardsRun => f.write_str("its shards run"),
+            Self::Unsupervised => f.write_str(
+                "it has no supervisor that could exchange its shards: stop it, and start it again",
+            ),
             Self::Unattached(limit) => write!(
                 f,
                 "this user has too many programs on it that have opened no socket yet: all users may have {limit}, at most a quarter of the descriptors of the stack's process (see its ulimit -n)"

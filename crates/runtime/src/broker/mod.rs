@@ -27,6 +27,7 @@ mod shard_link;
 mod tests;
 mod thread;
 mod unreachable;
+mod upgrade;
 
 pub use attached::AttachedProcess;
 use attached::AttachedProcesses;
@@ -50,10 +51,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-pub use thread::AfterDeath;
+pub use thread::{AfterDeath, UpgradeShards};
 use thread::{BrokerCommand, BrokerShared, BrokerThread, Supervision};
 pub use unreachable::UnreachableStack;
 pub(crate) use unreachable::owner_of;
+pub use upgrade::upgrade;
 
 /// File name of the broker's socket in the directory of its stack.
 pub const SOCKET_NAME: &str = "control";
@@ -161,6 +163,7 @@ impl Broker {
 
     /// As [`Broker::open_for`], for shards in the child process at the other end of `link`. When that process
     /// is gone, `restart` starts the next one and waits until it runs; the attached processes continue there.
+    /// `upgrade` is called for [`upgrade()`].
     ///
     /// # Errors
     /// As [`Broker::open`].
@@ -168,12 +171,13 @@ impl Broker {
         published: &PublishedStack,
         link: ChildLink,
         restart: impl FnMut() -> AfterDeath + Send + 'static,
+        upgrade: Arc<UpgradeShards>,
         stack_info: StackInfo,
     ) -> Result<Self, Error> {
         let link = Arc::new(link);
         let shards = (0..link.shards()).map(|shard| ShardLink::Child(link.clone(), shard)).collect();
         let broker = Self::open_published(published, shards, stack_info)?;
-        let supervision = Supervision { link, restart: Box::new(restart) };
+        let supervision = Supervision { link, restart: Box::new(restart), upgrade };
         broker.handle.send(BrokerCommand::Supervise(supervision));
         Ok(broker)
     }

@@ -3,10 +3,12 @@
 
 mod process_log;
 mod restart;
+mod upgrade;
 
 pub use restart::AfterDeath;
 pub(super) use restart::Supervision;
 use restart::{END_TIMEOUT, PreviousDomains, RestoredSockets, SupervisedShards};
+pub use upgrade::UpgradeShards;
 
 use super::BrokerCounters;
 use super::admission::{self, AdmissionLimits, PeerUser};
@@ -14,8 +16,8 @@ use super::attached::{AttachedProcesses, pid_of};
 use super::control_listener::{AcceptedPeer, ControlListener, creator_uid};
 use super::message::{
     ControlReply, ControlRequest, DOMAIN_NAME_BYTES_MAX, GlobalSocketId, Hello, MAGIC, MAGIC_CHILD,
-    MAGIC_UNATTACHED, METADATA_BYTES_MAX, PROTOCOL_VERSION, PreviousSocket, ProxyContents, Refusal,
-    SOCKETS_PER_MESSAGE_MAX, StackInfo, decode, encode, unattached,
+    MAGIC_UNATTACHED, MAGIC_UPGRADE, METADATA_BYTES_MAX, PROTOCOL_VERSION, PreviousSocket, ProxyContents,
+    Refusal, SOCKETS_PER_MESSAGE_MAX, StackInfo, decode, encode, unattached,
 };
 use super::seqpacket::{self, RecvResult};
 use super::shard_link::{ChildLink, ShardLink};
@@ -480,6 +482,14 @@ impl BrokerThread {
                         false
                     }
                 };
+            }
+            if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == MAGIC_UPGRADE) {
+                let started = self.start_upgrade(id, request_id, hello, descriptors);
+                if let Err(refusal) = &started {
+                    increment(&self.shared.counters.rejected);
+                    self.send_reply(id, request_id, &ControlReply::Refused(*refusal), &[]);
+                }
+                return started.is_ok();
             }
             let reply = match hello {
                 Some(hello) if hello.magic == MAGIC => self.greet(id, &hello, descriptors, pid),

@@ -3,7 +3,7 @@
 
 use super::{
     BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, ProcessEntry, Refusal,
-    ShardLink, SocketId, WatchedFd, process_log,
+    ShardLink, SocketId, UpgradeShards, WatchedFd, process_log,
 };
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -34,6 +34,7 @@ pub(in super::super) struct Supervision {
     pub link: Arc<ChildLink>,
     /// Starts the next process; blocks until it runs.
     pub restart: Box<dyn FnMut() -> AfterDeath + Send>,
+    pub upgrade: Arc<UpgradeShards>,
 }
 
 /// The shards that run in a process of their own, and the thread that starts the next one: that may take many
@@ -45,6 +46,7 @@ pub(super) struct SupervisedShards {
     started: Receiver<AfterDeath>,
     /// Since when the next process is being started.
     restarting_since: Option<Instant>,
+    pub(super) upgrade: Arc<UpgradeShards>,
 }
 
 /// Decision after the death of the process that ran the shards.
@@ -137,7 +139,7 @@ impl RestoredSockets {
 impl BrokerThread {
     /// Sets the process that runs the shards.
     pub(super) fn supervise(&mut self, supervision: Supervision) {
-        let Supervision { link, mut restart } = supervision;
+        let Supervision { link, mut restart, upgrade } = supervision;
         let (start, starts) = channel();
         let (sender, started) = channel();
         let wake = self.wake.clone();
@@ -147,7 +149,9 @@ impl BrokerThread {
             }
         });
         match thread {
-            Ok(_) => self.watch_shards(SupervisedShards { link, start, started, restarting_since: None }),
+            Ok(_) => {
+                self.watch_shards(SupervisedShards { link, start, started, restarting_since: None, upgrade });
+            }
             Err(error) => tracing::error!("the shards will not be started again if they end: {error}"),
         }
     }

@@ -1,0 +1,113 @@
+//! Check of an executable before an upgrade: it must be a version of this program that accepts the command line
+//! of the stack and whose messages the supervisor and the programs on the stack understand.
+
+use crate::supervisor::same_command;
+use core::fmt;
+use core::time::Duration;
+use ginnel::broker::PROTOCOL_VERSION;
+use std::fs::File;
+use std::io::{self, Read};
+use std::process::{Child, Stdio};
+use std::time::Instant;
+
+/// Longest time for the check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// First word of what a version prints of itself.
+const WORD: &str = "ginnel-shards";
+
+/// Version of an executable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version(String);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Prints the version of this program, for [`version`] in another one.
+pub fn print_own() -> String {
+    format!("{WORD} {PROTOCOL_VERSION} {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Has `executable` check the command line and the configuration of this process. Returns its version, or why
+/// it cannot run the shards.
+pub fn version(executable: &File) -> Result<Version, String> {
+    let mut command = same_command(executable, |command| _ = command.arg("--check-shards"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| format!("the new executable cannot be started: {e}"))?;
+    let is_finished = wait(&mut child).map_err(|e| format!("the new executable: {e}"))?;
+    let (output, errors) = (text(child.stdout.take()), text(child.stderr.take()));
+    if !is_finished {
+        return Err(format!(
+            "the new executable has not checked the options within {} s",
+            CHECK_TIMEOUT.as_secs()
+        ));
+    }
+    parse(&output).unwrap_or_else(|| {
+        let reason =
+            errors.lines().find(|line| !line.trim().is_empty()).unwrap_or("it is no version of ginnel");
+        Err(format!("the new executable does not accept the stack's options: {reason}"))
+    })
+}
+
+/// Waits until the child has ended. Returns false if it had to be killed.
+fn wait(child: &mut Child) -> io::Result<bool> {
+    let until = Instant::now() + CHECK_TIMEOUT;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > until {
+            child.kill()?;
+            child.wait()?;
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(true)
+}
+
+/// Returns the first bytes that a child has written and that the pipe holds; the others are not needed.
+fn text(pipe: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        // What was read until an error is used.
+        let _ = pipe.take(4096).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the version in what an executable has printed, or why it does not fit; `None` if it has not printed
+/// a version.
+fn parse(output: &str) -> Option<Result<Version, String>> {
+    let mut words = output.split_whitespace();
+    let (WORD, protocol, version) = (words.next()?, words.next()?, words.next()?) else { return None };
+    let protocol: u32 = protocol.parse().ok()?;
+    if protocol == PROTOCOL_VERSION {
+        return Some(Ok(Version(version.to_owned())));
+    }
+    Some(Err(format!(
+        "version {version} has version {protocol} of the broker protocol, and the programs on the stack have version {PROTOCOL_VERSION}: stop the stack, and start it again"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_version_fits() {
+        assert_eq!(parse(&print_own()), Some(Ok(Version(env!("CARGO_PKG_VERSION").into()))));
+    }
+
+    #[test]
+    fn other_output_is_no_version() {
+        for output in ["", "nginx 1.22", "ginnel-shards", "ginnel-shards 15", "ginnel-shards x 1.0"] {
+            assert_eq!(parse(output), None, "{output}");
+        }
+    }
+
+    #[test]
+    fn another_protocol_is_refused_by_name() {
+        let reason = parse(&format!("ginnel-shards {} 9.8.7", PROTOCOL_VERSION + 1)).unwrap().unwrap_err();
+        assert!(reason.contains("version 9.8.7") && reason.contains("start it again"), "{reason}");
+    }
+}

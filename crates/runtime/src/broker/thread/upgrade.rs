@@ -1,0 +1,48 @@
+//! Upgrade of the shards: the supervisor exchanges their process, and programs continue as after its death
+//! (docs/adr/0021-restart-of-the-shards.md).
+
+use super::{BrokerThread, ControlReply, Hello, PROTOCOL_VERSION, Refusal, encode, seqpacket};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::process::geteuid;
+use std::time::Duration;
+
+/// Has the supervisor run the shards by another executable: checks it, ends the process of the shards, and
+/// waits until the next one runs. Returns how long the shards were away, or the reason why the shards run
+/// their former executable. Any thread may call it.
+pub type UpgradeShards = dyn Fn(OwnedFd) -> Result<Duration, String> + Send + Sync;
+
+impl BrokerThread {
+    /// Starts an upgrade in a thread of its own, which also replies: the broker is needed for the restart.
+    pub(super) fn start_upgrade(
+        &mut self,
+        id: u64,
+        request_id: u32,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        if hello.version != PROTOCOL_VERSION {
+            return Err(Refusal::Version(PROTOCOL_VERSION));
+        }
+        let executable = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let is_privileged = self.processes.get(&id).is_some_and(|entry| entry.is_privileged);
+        if !is_privileged {
+            return Err(Refusal::User(geteuid().as_raw()));
+        }
+        let upgrade = self.supervised.as_ref().ok_or(Refusal::Unsupervised)?.upgrade.clone();
+        let entry = self.processes.remove(&id).ok_or(Refusal::Unknown)?;
+        self.pending.remove(&id);
+        let thread = std::thread::Builder::new().name("upgrade".into()).spawn(move || {
+            let reply = match upgrade(executable) {
+                Ok(away) => ControlReply::Upgraded(u32::try_from(away.as_millis()).unwrap_or(u32::MAX)),
+                Err(reason) => ControlReply::NotUpgraded(reason),
+            };
+            // Fails if the process that asked has ended. The log has the result, too.
+            let _ = seqpacket::send(entry.connection.fd.as_fd(), &encode(request_id, &reply), &[]);
+        });
+        // The connection is closed: the process that asked finds no reply.
+        if let Err(error) = thread {
+            tracing::error!("the upgrade cannot begin: no thread: {error}");
+        }
+        Ok(())
+    }
+}

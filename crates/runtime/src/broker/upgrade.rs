@@ -1,0 +1,60 @@
+//! The request to run the shards of a stack by another version of its program.
+
+use super::control_listener::connect_to;
+use super::message::{ControlReply, Hello, MAGIC_UPGRADE, PROTOCOL_VERSION, decode, encode};
+use super::seqpacket::{self, RecvResult};
+use super::unreachable::UnreachableStack;
+use crate::error::Error;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Id of the only request.
+const REQUEST_ID: u32 = 1;
+
+/// Asks the supervisor of the stack whose broker is at `path` to run the shards by `executable`, which must
+/// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Returns how long
+/// the shards were away. Connections are reset; listeners and UDP sockets serve again.
+///
+/// # Errors
+/// Nobody listens at `path`; the stack has another version, another user, or no supervisor; the executable
+/// does not accept the command line of the stack or cannot start the shards, which then run by their former
+/// executable; or the timeout.
+pub fn upgrade(path: &Path, executable: BorrowedFd<'_>, timeout: Duration) -> Result<Duration, Error> {
+    let unreachable = |e| UnreachableStack::error(path, e);
+    let connection = connect_to(path).map_err(unreachable)?;
+    let hello = Hello { magic: MAGIC_UPGRADE, version: PROTOCOL_VERSION, domain: String::new() };
+    seqpacket::send(&connection, &encode(REQUEST_ID, &hello), &[executable]).map_err(unreachable)?;
+    let until = Instant::now() + timeout;
+    let mut buffer = seqpacket::buffer();
+    loop {
+        let remaining = until.saturating_duration_since(Instant::now());
+        let remaining =
+            Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() };
+        // The result is not needed: `receive` tells whether there is a packet, also after a signal.
+        let _ = poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(&remaining));
+        match seqpacket::receive(&connection, &mut buffer) {
+            RecvResult::Packet(bytes, _) => {
+                return match decode::<ControlReply>(&buffer[..bytes]).1 {
+                    Some(ControlReply::Upgraded(milliseconds)) => {
+                        Ok(Duration::from_millis(milliseconds.into()))
+                    }
+                    Some(ControlReply::NotUpgraded(reason)) => Err(Error::application(reason)),
+                    Some(ControlReply::Refused(refusal)) => Err(Error::Refused(refusal)),
+                    _ => Err(Error::application("the stack sent a malformed reply")),
+                };
+            }
+            RecvResult::WouldBlock if Instant::now() < until => {}
+            RecvResult::WouldBlock => {
+                let seconds = timeout.as_secs();
+                return Err(Error::application(format!(
+                    "the stack has not said within {seconds} s whether it was upgraded: its log tells"
+                )));
+            }
+            RecvResult::Closed | RecvResult::Oversized | RecvResult::NoDescriptors(_) => {
+                return Err(Error::StackGone);
+            }
+        }
+    }
+}
