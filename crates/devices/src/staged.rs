@@ -19,8 +19,11 @@ impl StagedTx {
     /// Lends a buffer for a frame of `len` bytes, if the device below has room for the frame.
     pub(crate) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.inner.reserve(len)?;
-        self.buffer.resize(len, 0);
-        Some(&mut self.buffer)
+        // Grows to the longest frame, so that no byte is cleared per frame.
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0);
+        }
+        Some(&mut self.buffer[..len])
     }
 
     /// Returns the first `len` bytes of the buffer.
