@@ -205,5 +205,5 @@ fn missing_af_xdp_requirements_give_one_line() {
     powerless.args(["--user", "--map-root-user", "--net", "sh", "-c"]);
     powerless
         .arg(format!("ip link set lo up && exec {GINNEL} echo --device af_xdp:lo --address 10.9.0.2/24"));
-    says(&mut powerless, "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF");
+    says(&mut powerless, "needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON");
 }

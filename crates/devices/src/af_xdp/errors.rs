@@ -6,8 +6,7 @@ use rustix::io::Errno;
 use std::io;
 
 /// The capabilities that a process needs, and how to get them.
-const CAPABILITIES: &str =
-    "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF (root, or AmbientCapabilities= of a systemd unit)";
+const CAPABILITIES: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON (root, or AmbientCapabilities= of a systemd unit)";
 
 fn with_context(error: impl Into<io::Error>, text: &str) -> io::Error {
     let error = error.into();
@@ -32,6 +31,8 @@ pub(super) fn map_error(error: Errno) -> io::Error {
 pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Error {
     match error {
         Errno::PERM => with_context(error, CAPABILITIES),
+        // The verifier permits arithmetic on pointers to processes with CAP_PERFMON only.
+        Errno::ACCESS if log.contains("prohibited for !root") => with_context(error, CAPABILITIES),
         Errno::INVAL if multi_buffer && log.is_empty() => with_context(
             error,
             "an MTU above 3,822 needs multi-buffer frames, which need Linux 6.6: set a smaller MTU",
@@ -113,6 +114,10 @@ mod tests {
         for (error, words) in [
             (map_error(Errno::PERM), "CAP_BPF"),
             (load_error(Errno::PERM, "", false), "CAP_NET_ADMIN"),
+            (
+                load_error(Errno::ACCESS, "R2 pointer arithmetic with it prohibited for !root", false),
+                "CAP_PERFMON",
+            ),
             (load_error(Errno::INVAL, "", true), "Linux 6.6"),
             (
                 load_error(Errno::ACCESS, "1: r0 = 0\nR3 invalid\nprocessed 9", false),
