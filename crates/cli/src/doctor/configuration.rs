@@ -132,12 +132,23 @@ fn write_device(
         write!(text, "\n[[device]]\nname = \"{name}\"\nkind = \"af_xdp\"\naf_xdp = \"{queues},{take}\"\n");
 }
 
-/// Writes a default route for each gateway whose family the stack has.
+/// Writes a default route for each gateway whose family the stack has. A gateway in no network of the
+/// interface, as pods often have it, gets a route of its own.
 fn write_routes(text: &mut String, interface: &InterfaceDescription, addresses: &[String]) {
     let has = |ipv4: bool| addresses.iter().any(|address| address.contains(':') != ipv4);
+    let networks: Vec<Prefix> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+    let is_outside = |gateway: IpAddr| {
+        let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+        !link_local && !networks.iter().any(|network| network.contains(gateway))
+    };
     for gateway in &interface.gateways {
         let ipv4 = !gateway.contains(':');
         if has(ipv4) {
+            if gateway.parse().is_ok_and(is_outside) {
+                let len = if ipv4 { 32 } else { 128 };
+                let link = &interface.name;
+                let _ = write!(text, "\n[[route]]\ndestination = \"{gateway}/{len}\"\nlink = \"{link}\"\n");
+            }
             let destination = if ipv4 { "0.0.0.0/0" } else { "::/0" };
             let _ = write!(
                 text,
@@ -186,6 +197,16 @@ mod tests {
         assert!(low.contains("local_port_first = 10000\nlocal_port_last = 19999"), "{low}");
         let none = text(interface(&["10.0.0.2/24"]), (1024, 65_535), &[]).unwrap_err();
         assert!(none.contains("1024 to 65535"), "{none}");
+    }
+
+    #[test]
+    fn a_gateway_outside_of_the_network_is_on_the_link() {
+        let mut pod = interface(&["10.244.0.7/32", "fd00::7/128"]);
+        pod.gateways = vec!["169.254.1.1".into(), "fe80::1".into()];
+        let config = text(pod, (32_768, 60_999), &[]).unwrap();
+        let direct = "[[route]]\ndestination = \"169.254.1.1/32\"\nlink = \"eth0\"\n";
+        assert!(config.contains(direct) && config.contains("gateway = \"169.254.1.1\""), "{config}");
+        assert_eq!(config.matches("[[route]]").count(), 3, "{config}");
     }
 
     #[test]
