@@ -135,10 +135,23 @@ fn examine_documents(root: &Path) {
         }
     }
     let examples = share.join("doc/ginnel/examples");
-    for example in ["loopback.toml", "tap.toml", "af_xdp.toml"] {
+    for example in ["loopback.toml", "tap.toml", "af_xdp.toml", "ecmp/web.toml"] {
         Config::from_file(&examples.join(example)).unwrap_or_else(|e| panic!("{e}"));
     }
-    assert!(examples.join("nginx.service.d/ginnel.conf").exists());
+    for example in [
+        "nginx.service.d/ginnel.conf",
+        "redis-server.service.d/ginnel.conf",
+        "ginnel@redis.service.d/user.conf",
+        "kubernetes/web.yaml",
+    ] {
+        assert!(examples.join(example).exists(), "{example}");
+    }
+    // Without arguments they say how they are called.
+    for script in ["announce-while", "resilient-routes"] {
+        let usage = Command::new(examples.join("ecmp").join(script)).output().unwrap();
+        assert_eq!(usage.status.code(), Some(2), "{script}");
+        assert!(text(&usage.stderr).trim_start().starts_with(script), "{}", text(&usage.stderr));
+    }
     assert!(share.join("doc/ginnel/operations.md").exists());
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/ginnel@.service")).unwrap();
     let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
