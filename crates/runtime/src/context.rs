@@ -391,6 +391,13 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// See [`Stack::push_before_held`](ginnel_stack::stack::Stack::push_before_held).
+    pub(crate) fn push_before_held(&mut self, conn: Conn) {
+        if let Some(stack) = self.core.stack.local_mut() {
+            stack.push_before_held(conn);
+        }
+    }
+
     /// See [`Stack::sendable_within`](ginnel_stack::stack::Stack::sendable_within).
     pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, unsent_max: u32, unacked_max: u32) -> u32 {
         self.core

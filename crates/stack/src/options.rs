@@ -102,6 +102,23 @@ pub struct SocketOptions {
     /// Options that let other sockets be bound to the local port (`SO_REUSEADDR`, `SO_REUSEPORT`); those of a
     /// listener are converted by [`PortSharing::of_listener`].
     pub port_sharing: PortSharing,
+    /// For a listener: time-outs of the SYN+ACK during which an acknowledgement without data does not create
+    /// a connection (`TCP_DEFER_ACCEPT`, see [`defer_accept_timeouts`]); 0 creates it at once.
+    pub defer_accept: u8,
+    /// True if routers may fragment packets over IPv4: see [`TcpOption::MayFragment`].
+    pub may_fragment: bool,
+}
+
+/// Returns how many time-outs of a SYN+ACK a time in seconds lasts, rounded up (`secs_to_retrans`): the first
+/// one is 1 s, each further one twice as long as the previous one, up to 120 s.
+pub fn defer_accept_timeouts(seconds: u32) -> u8 {
+    let (mut timeout, mut period, mut count) = (1, 1, u8::from(seconds > 0));
+    while seconds > period && count < u8::MAX {
+        count += 1;
+        timeout = (timeout * 2).min(120);
+        period += timeout;
+    }
+    count
 }
 
 /// Headers of a SYN that are saved for the application that accepts the connection.
@@ -160,7 +177,7 @@ pub enum TcpOption {
     /// Sends remain bounded by the send buffer alone:
     /// [`Stack::sendable_within`](crate::stack::Stack::sendable_within) returns what Linux would accept.
     NotSentLowat(u32),
-    /// Largest segment to send (`TCP_MAXSEG`).
+    /// Largest segment to send (`TCP_MAXSEG`, which on Linux has no effect after the handshake).
     MaxSegment(u16),
     /// Congestion control algorithm (`TCP_CONGESTION`).
     Congestion(CongestionControl),
@@ -191,6 +208,11 @@ pub enum TcpOption {
     /// [`Event::Unordered`](crate::events::Event::Unordered). Off by default. Switching it off delivers in
     /// order what the application has not taken yet.
     Unordered(bool),
+    /// Sends packets over IPv4 without DF, except SYN+ACKs, so that routers may fragment them
+    /// (`IP_MTU_DISCOVER` other than `IP_PMTUDISC_WANT` and `IP_PMTUDISC_DO`). Off by default.
+    MayFragment(bool),
+    /// Records when data arrive (`SO_TIMESTAMP`). Implemented by channels; without effect on the engine.
+    ArrivalTimes(bool),
 }
 
 impl TcpOption {

@@ -631,6 +631,13 @@ impl Stack {
         self.tcp.end_record(conn);
     }
 
+    /// Separates the queued data from data that are sent later and held back (`MSG_MORE`, `TCP_CORK`), if
+    /// windows and Nagle's algorithm admit all queued data now. The queued data are then sent at the end of
+    /// the turn, whatever holds back later data.
+    pub fn push_before_held(&mut self, conn: Conn) {
+        self.tcp.push_before_held(conn);
+    }
+
     /// Returns how many of `len` bytes (at most 2^30) Linux would accept in one call, in which it also sends,
     /// before `unsent_max` bytes are unsent (`TCP_NOTSENT_LOWAT`) or `unacked_max` bytes are unacknowledged
     /// (`SO_SNDBUF`).

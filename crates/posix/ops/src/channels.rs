@@ -4,7 +4,6 @@
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
-use core::time::Duration;
 use ginnel::broker::{Attachment, GlobalSocketId};
 use ginnel::channel::control::{ReserveError, UnorderedReply};
 use ginnel::channel::{
@@ -403,10 +402,6 @@ impl Channels {
     /// Waits until the connections in the accept queue are offered.
     pub fn request_offers(&mut self, listener: u32) -> Result<(), Error> {
         self.on_all_shards(listener, |client, _| client.request_offers())
-    }
-
-    pub fn set_defer_accept(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
-        self.on_all_shards(listener, |client, number| client.set_defer_accept(number, time))
     }
 
     pub fn set_listener_options(&mut self, listener: u32, options: SocketOptions) -> Result<(), Error> {
@@ -819,6 +814,11 @@ impl Channels {
         client.read_position(conn)
     }
 
+    pub fn arrival_time(&mut self, conn: Conn, end: u64) -> Result<Option<u32>, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.arrival_time(conn, end)
+    }
+
     pub fn notsent(&mut self, conn: Conn) -> Result<usize, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.not_sent(conn)
@@ -827,6 +827,11 @@ impl Channels {
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.end_record(conn)
+    }
+
+    pub fn begin_hold(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.begin_hold(conn)
     }
 
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {

@@ -181,6 +181,7 @@ impl Ops {
         if !socket.is_udp {
             let inq = socket.options.flag(BoolOption::Inq);
             let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
+            let timestamps = socket.options.timestamps();
             drop(state);
             if is_unordered && let Some(result) = self.recv_unordered(fd, buffers, flags, control_space) {
                 return result;
@@ -188,6 +189,18 @@ impl Ops {
             let mut received = self.recv(fd, buffers, flags).map(ReceivedMessage::from_stream)?;
             if flags & libc::MSG_OOB != 0 && received.count > 0 {
                 received.flags |= libc::MSG_OOB;
+            }
+            // Without buffer space it is the time of the next byte.
+            let has_space = buffers.iter().any(|buffer| buffer.len() > 0);
+            let is_timed = received.count > 0 || !has_space;
+            if timestamps.are_on() && is_timed && flags & libc::MSG_OOB == 0 {
+                let ahead = match received.count {
+                    0 => 1,
+                    count if flags & libc::MSG_PEEK != 0 => count,
+                    _ => 0,
+                };
+                let arrived_us = self.arrival_time(fd, ahead)?;
+                received.put_arrival_time(timestamps, arrived_us, control_space);
             }
             if inq {
                 received.put_inq(self.inq_hint(fd)?, control_space);

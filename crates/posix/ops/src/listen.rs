@@ -69,9 +69,6 @@ impl Ops {
         };
         let number = state.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
         state.bind_listener(number, file);
-        if let Some(time) = state.files.socket(file)?.options.defer_accept_time() {
-            state.client.set_defer_accept(number, time).map_err(|e| errno_of(&e))?;
-        }
         let socket = state.files.socket(file)?;
         socket.options.mark_initial_applied(v4);
         let kernel = bound.kernel_fd;

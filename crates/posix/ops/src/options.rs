@@ -22,7 +22,9 @@ use core::net::SocketAddr;
 use core::time::Duration;
 pub use get::OptionValue;
 use ginnel::channel::{AddressSharing, ReceivedDatagram};
-use ginnel::{CongestionControl, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption};
+use ginnel::{
+    CongestionControl, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption, defer_accept_timeouts,
+};
 use int_options::IntOptions;
 use rustix::io::Errno;
 pub(crate) use tcp_info::Transferred;
@@ -71,6 +73,8 @@ enum StackOption {
     NotsentLowat,
     LingerZero,
     Unordered,
+    MayFragment,
+    ArrivalTimes,
 }
 
 /// Options that new connections have from the start.
@@ -84,7 +88,8 @@ const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
     | bit(StackOption::RtoMax)
     | bit(StackOption::DelayedAckMax)
     | bit(StackOption::Priority)
-    | bit(StackOption::Unordered);
+    | bit(StackOption::Unordered)
+    | bit(StackOption::MayFragment);
 
 const fn bit(option: StackOption) -> u32 {
     1 << option as u32
@@ -409,6 +414,8 @@ impl SocketOptionState {
                 reuse_address: self.flag(BoolOption::ReuseAddress),
                 reuse_port: self.flag(BoolOption::ReusePort),
             },
+            defer_accept: defer_accept_timeouts(self.defer_accept_s),
+            may_fragment: self.may_fragment(),
         }
     }
 
@@ -461,9 +468,9 @@ impl SocketOptionState {
         self.timestamps.timestamping_cmsg(datagram.received_us)
     }
 
-    /// Returns how long a connection without data waits before it can be accepted (`TCP_DEFER_ACCEPT`).
-    pub fn defer_accept_time(&self) -> Option<Duration> {
-        (self.defer_accept_s > 0).then(|| Duration::from_secs(self.defer_accept_s.into()))
+    /// Returns which receive timestamps are enabled.
+    pub fn timestamps(&self) -> TimestampOptions {
+        self.timestamps
     }
 
     fn has_unapplied(&self) -> bool {
@@ -512,6 +519,8 @@ impl SocketOptionState {
             (StackOption::NotsentLowat, TcpOption::NotSentLowat(self.notsent_lowat().unwrap_or(0))),
             (StackOption::LingerZero, TcpOption::LingerZero(self.resets_at_close())),
             (StackOption::Unordered, TcpOption::Unordered(self.flag(BoolOption::UnorderedReceive))),
+            (StackOption::MayFragment, TcpOption::MayFragment(self.may_fragment())),
+            (StackOption::ArrivalTimes, TcpOption::ArrivalTimes(self.timestamps.are_on())),
         ];
         all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }

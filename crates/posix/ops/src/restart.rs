@@ -168,13 +168,9 @@ impl ProcessState {
             user: sharing.uid,
             socket: socket.options.initial_options(socket.child_is_v4()),
         };
-        let defer_accept = socket.options.defer_accept_time();
         let (number, address) = (listening.number, listening.bound.address());
         let number = self.client.restore_listener(attachment, before, number, address, options)?;
         self.bind_listener(number, file);
-        if let Some(time) = defer_accept {
-            self.client.set_defer_accept(number, time)?;
-        }
         if let Ok(socket) = self.files.socket(file)
             && let SocketRole::Listening(now) = &mut socket.role
         {

@@ -6,7 +6,7 @@ use crate::channels::Channels;
 use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
-use crate::options::Transferred;
+use crate::options::{BoolOption, Transferred};
 use crate::process::ProcessState;
 use crate::signal;
 use crate::sleep::{Timeout, Wait};
@@ -180,6 +180,17 @@ impl Ops {
         let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
         let is_closed = status.state.is_closed() && bytes == 0;
         Ok(bytes.saturating_add((status.state.has_fin() || is_closed).into()))
+    }
+
+    /// Returns when the byte arrived that ends `ahead` bytes after the read position: the lowest 32 bits of
+    /// the time in microseconds. `None` if it has not arrived or times are not recorded.
+    pub(crate) fn arrival_time(&self, fd: RawFd, ahead: usize) -> Result<Option<u32>, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let Some(stream) = state.files.stream(file) else { return Ok(None) };
+        let conn = stream.conn;
+        let Ok(read) = state.client.read_position(conn) else { return Ok(None) };
+        Ok(state.client.arrival_time(conn, read + ahead as u64).unwrap_or(None))
     }
 
     /// Waits until a connection has send space, unless the socket or the caller is non-blocking. Returns the
@@ -583,8 +594,12 @@ impl ProcessState {
         let SocketRole::Stream(stream) = &mut socket.role else { return };
         // Each send with `MSG_MORE` sets it again, because acknowledgements release the held segment.
         if stream.msg_more || more {
+            let begins_hold = more && !stream.msg_more && !socket.options.flag(BoolOption::Cork);
             stream.msg_more = more;
             let conn = stream.conn;
+            if begins_hold {
+                let _ = self.client.begin_hold(conn);
+            }
             // A connection that is over holds nothing back.
             let _ = self.client.set_option(conn, TcpOption::More(more));
         }

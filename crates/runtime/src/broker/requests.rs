@@ -60,6 +60,8 @@ codec_struct!(SocketOptions {
     priority,
     unordered,
     port_sharing,
+    defer_accept,
+    may_fragment,
 });
 codec_struct!(PortSharing { reuse_address, reuse_port });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
@@ -208,7 +210,7 @@ impl Codec for ChannelRequest {
             Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).encode(out),
             Self::SendableWithin(socket, len, most) => (16u8, (*socket, (*len, *most))).encode(out),
             Self::Links(from) => (17u8, *from).encode(out),
-            Self::DeferAccept(listener, time) => (13u8, (*listener, *time)).encode(out),
+            Self::ArrivalTime(socket, end) => (13u8, (*socket, *end)).encode(out),
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
             Self::IsShared(socket) => (19u8, *socket).encode(out),
@@ -241,7 +243,7 @@ impl Codec for ChannelRequest {
             15 => Self::SavedSyn(Codec::decode(from)?, Codec::decode(from)?),
             16 => Self::SendableWithin(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
-            13 => Self::DeferAccept(Codec::decode(from)?, Codec::decode(from)?),
+            13 => Self::ArrivalTime(Codec::decode(from)?, Codec::decode(from)?),
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
             19 => Self::IsShared(Codec::decode(from)?),
@@ -293,6 +295,7 @@ impl Codec for ChannelReply {
             Self::UdpGroupLink(link, limits) => tagged(out, 21, &(*link, *limits)),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
+            Self::ArrivalTime(result) => tagged(out, 21, result),
             Self::IsShared(is_shared) => tagged(out, 18, is_shared),
             Self::SendMessage(result) => tagged(out, 19, result),
             Self::RecvUnordered(result) => tagged(out, 20, result),
@@ -320,6 +323,7 @@ impl Codec for ChannelReply {
             21 => Self::UdpGroupLink(Codec::decode(from)?, Codec::decode(from)?),
             15 => Self::SavedSyn(Codec::decode(from)?),
             16 => Self::SendableWithin(Codec::decode(from)?),
+            21 => Self::ArrivalTime(Codec::decode(from)?),
             18 => Self::IsShared(Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             19 => Self::SendMessage(Codec::decode(from)?),

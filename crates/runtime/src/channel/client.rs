@@ -653,6 +653,17 @@ impl Client {
         Ok(())
     }
 
+    /// Separates bytes that were written from those that are written later and held back (`MSG_MORE`,
+    /// `TCP_CORK`): the former are sent as they would have been without the hold. Called before the option
+    /// is set.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale.
+    pub fn begin_hold(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.socket_ref(conn)?.begin_hold();
+        Ok(())
+    }
+
     /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `unsent_max` bytes are
     /// unsent, counting what the stack would send meanwhile, or `unacked_max` bytes are unacknowledged. If
     /// the result is less than `len`, [`ClientEvent::Writable`] follows when bytes were acknowledged, or were

@@ -41,9 +41,6 @@ pub enum ChannelRequest {
     OfferPending,
     /// Asks whether another client, or a proxy descriptor, owns this socket, too.
     IsShared(u32),
-    /// Offers connections of the listener of this number only when they have received bytes, or after this
-    /// time; 0 offers them at once (`TCP_DEFER_ACCEPT`).
-    DeferAccept(u32, Duration),
     /// Sets the options with which later connections of the listener of this number begin.
     SetListenerOptions(u32, SocketOptions),
     /// Adds the client to the owners of the listener of this number.
@@ -57,6 +54,8 @@ pub enum ChannelRequest {
     /// Returns the headers of the SYN that began a socket's connection, if they were saved. The stack
     /// discards them if the caller's buffer, whose length is the second number, can hold them.
     SavedSyn(u32, u32),
+    /// Returns when the byte of a socket's stream before this position arrived.
+    ArrivalTime(u32, u64),
     /// Returns how many bytes a socket may write, up to the second value (at most 2^30), before one of the
     /// limits in the pair is reached: unsent bytes, then unacknowledged bytes.
     SendableWithin(u32, u32, (u32, u32)),
@@ -271,6 +270,9 @@ pub enum ChannelReply {
     Info(Result<Box<TcpInfo>, Stale>),
     /// Reply to [`ChannelRequest::SavedSyn`]: the headers, empty if none were saved.
     SavedSyn(Vec<u8>),
+    /// Reply to [`ChannelRequest::ArrivalTime`]: the lowest 32 bits of the time in microseconds, or 0 if
+    /// times are not recorded.
+    ArrivalTime(Result<u32, Stale>),
     /// Reply to [`ChannelRequest::SendableWithin`].
     SendableWithin(Result<u32, Stale>),
     /// Reply to [`ChannelRequest::IsShared`].

@@ -11,7 +11,7 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Number of option kinds, each of which has a bit.
-pub(super) const OPTION_KINDS: usize = 27;
+pub(super) const OPTION_KINDS: usize = 29;
 /// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
 pub(super) const NOTSENT_LOWAT: usize = 25;
 
@@ -51,6 +51,8 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::More(on) => (24, on.into()),
         TcpOption::NotSentLowat(bytes) => (NOTSENT_LOWAT, bytes),
         TcpOption::Unordered(on) => (26, on.into()),
+        TcpOption::MayFragment(on) => (27, on.into()),
+        TcpOption::ArrivalTimes(on) => (28, on.into()),
         TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
     }
 }
@@ -88,6 +90,8 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         24 => TcpOption::More(on),
         NOTSENT_LOWAT => TcpOption::NotSentLowat(word),
         26 => TcpOption::Unordered(on),
+        27 => TcpOption::MayFragment(on),
+        28 => TcpOption::ArrivalTimes(on),
         _ => return None,
     })
 }
@@ -170,6 +174,8 @@ mod tests {
         TcpOption::More(true),
         TcpOption::NotSentLowat(16_384),
         TcpOption::Unordered(true),
+        TcpOption::MayFragment(true),
+        TcpOption::ArrivalTimes(true),
     ];
 
     #[test]

@@ -102,8 +102,9 @@ pub(super) struct SocketArea {
     pub requests: AtomicU32,
     /// A write of a client was short, and the client wants to be notified when there is space.
     pub wants_send_space: AtomicU32,
-    /// End of the last record that clients wrote (`MSG_EOR`); 0 if there is none. The stack clears the word
-    /// when it has reached that position.
+    /// End of the last record that clients wrote (`MSG_EOR`), or with [`HOLD_BEGINS`] the end of what they
+    /// wrote before they held data back; 0 if there is none. The stack clears the word when it has reached
+    /// that position.
     pub record_end: AtomicU64,
     /// See [`super::lock`].
     pub lock: AtomicU32,
@@ -114,6 +115,10 @@ pub(super) struct SocketArea {
     incoming: StreamPositions,
     outgoing: StreamPositions,
 }
+
+/// Bit of [`SocketArea::record_end`]: bytes after the position are held back (`MSG_MORE`, `TCP_CORK`), and
+/// those before it are not.
+pub(super) const HOLD_BEGINS: u64 = 1 << 63;
 
 /// A direction of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

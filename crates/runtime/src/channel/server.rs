@@ -2,11 +2,11 @@
 //! region except what it wrote there itself and kept a copy of.
 
 mod accept;
+mod arrival_times;
 mod client_state;
 mod client_table;
 mod credit_queue;
 mod datagram_queue;
-mod defer_accept;
 mod domain;
 mod error_queue;
 mod large_buffers;
@@ -462,7 +462,6 @@ impl Handler for ChannelServer {
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some((domain, socket)) = self.socket_of(cx, conn) {
-            domain.promote(socket);
             domain.add_state(socket, state::FIN);
         }
     }
@@ -491,11 +490,7 @@ impl Handler for ChannelServer {
         self.begin_event(cx, BEST_EFFORT);
         // Cannot truncate: the lower half is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
-            if token & defer_accept::DEFER_TIMER != 0 {
-                domain.promote_expired(cx);
-            } else {
-                domain.revoke_expired_offers(cx);
-            }
+            domain.revoke_expired_offers(cx);
         }
     }
 

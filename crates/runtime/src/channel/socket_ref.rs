@@ -5,7 +5,7 @@ use super::buffers::{Fault, RecvBuffer, SendBuffer};
 use super::datagram::{DatagramHeader, HAS_EXTENDED_ERRORS, HEADER_BYTES, error_from_word};
 use super::lock::{self, SocketLockGuard};
 use super::pending_options;
-use super::region::{Direction, Region, SocketArea};
+use super::region::{Direction, HOLD_BEGINS, Region, SocketArea};
 use super::socket::{close_reason, closed_bits, request, state};
 use super::stream::Stream;
 use super::sync::{Ordering, fence};
@@ -501,6 +501,18 @@ impl<'a> SocketRef<'a> {
         let written = self.area.positions(Direction::Outgoing).written();
         // Bytes that are written later come after this position.
         self.area.record_end.store(written, Ordering::Release);
+    }
+
+    /// Marks the end of what was written as the place after which bytes are held back, if there are bytes
+    /// that the stack has not taken. The mark is left out if the stack has not yet reached the end of the
+    /// last record.
+    pub fn begin_hold(&self) {
+        let positions = self.area.positions(Direction::Outgoing);
+        let written = positions.written();
+        if written > positions.taken() {
+            let mark = written | HOLD_BEGINS;
+            let _ = self.area.record_end.compare_exchange(0, mark, Ordering::Release, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether the stack has not yet reached the end of the last record.

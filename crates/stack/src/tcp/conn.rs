@@ -87,8 +87,8 @@ impl Flags {
     /// `Connected` is queued and was not reported. The bit is that of `IN_ACCEPT_QUEUE`, which a connection
     /// with `ACTIVE_OPEN` never has.
     pub const CONNECTED_QUEUED: Self = Self::IN_ACCEPT_QUEUE;
-    /// The path reported an MTU below the smallest one that is accepted: packets may be fragmented on the
-    /// way.
+    /// The path reported an MTU below the smallest one that is accepted, or the application allows it:
+    /// packets may be fragmented on the way.
     pub const MTU_LOCKED: Self = Self(1 << 28);
     /// An ICMP error or another soft error was recorded since the last progress.
     pub const SOFT_ERROR: Self = Self(1 << 29);
@@ -106,6 +106,7 @@ impl Flags {
         flags.assign(Self::NODELAY, options.nodelay);
         flags.assign(Self::KEEPALIVE, options.keepalive);
         flags.assign(Self::ACK_EVENTS, options.ack_events);
+        flags.assign(Self::MTU_LOCKED, options.may_fragment);
         flags
     }
 

@@ -215,7 +215,8 @@ impl Tcp {
             Ok(route) => {
                 let c = &mut self.conns[idx];
                 c.hop = route.hop;
-                c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
+                let may_fragment = route.mtu_locked || self.profiles.get(c.profile).may_fragment;
+                c.flags.assign(Flags::MTU_LOCKED, may_fragment);
                 if route.mtu < c.pmtu {
                     self.mtu_reduced(idx, route.mtu);
                 } else if c.mtu_search() == MtuSearchState::Off {

@@ -348,7 +348,8 @@ impl Tcp {
             protocol: protocol::TCP,
             tos: tos | if segment.ect { ECT0 } else { 0 },
             hop_limit,
-            dont_fragment: !c.has(Flags::MTU_LOCKED),
+            // A SYN+ACK is too short to be fragmented (`ip_build_and_send_pkt`).
+            dont_fragment: !c.has(Flags::MTU_LOCKED) || segment.flags.contains(TcpFlags::SYN | TcpFlags::ACK),
             label,
         };
         net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;

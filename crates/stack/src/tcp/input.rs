@@ -297,7 +297,7 @@ impl Tcp {
         if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE_OPEN) {
             // The SYN+ACK was lost: it is sent again without counting as a time-out. The next acknowledgement
             // may belong to either of them (Karn).
-            c.rttvar = listen::SYNACK_AMBIGUOUS;
+            c.rttvar |= listen::SYNACK_AMBIGUOUS;
             // A SYN+ACK that was not sent at all yet is not a retransmission.
             self.stats.retransmitted += u64::from(!c.has(Flags::SYN_PENDING));
             c.flags.set(Flags::SYN_PENDING);
@@ -377,9 +377,9 @@ impl Tcp {
             c.snd_una += 1;
             self.establish_active(idx);
         } else {
-            if !self.listeners.is_open(listen::listener_of(c.token)) && !self.migrate_half_open(idx) {
-                self.send_reset(net, seg);
-                self.destroy(idx, CloseReason::Aborted);
+            if !self.listeners.accepts_at_once(listen::listener_of(c.token))
+                && !self.may_establish_passive(net, idx, seg)
+            {
                 return false;
             }
             if !self.establish_passive(idx) {

@@ -38,6 +38,8 @@ pub(crate) struct ListenEntry {
     flags: Flags,
     generation: u32,
     open: bool,
+    /// True if the listener is open, and an acknowledgement without data creates a connection.
+    accepts_at_once: bool,
     half_open: u32,
     /// Half-open connections whose peer is this stack itself.
     half_open_loopback: u32,
@@ -119,6 +121,7 @@ impl ListenTable {
             flags: Flags::from_options(&options.socket),
             generation,
             open: true,
+            accepts_at_once: options.socket.defer_accept == 0,
             half_open: 0,
             half_open_loopback: 0,
             queue: VecDeque::new(),
@@ -144,7 +147,7 @@ impl ListenTable {
     fn remove(&mut self, index: u32) -> (ProfileId, VecDeque<u32>) {
         self.by_port.retain(|(_, i)| *i != index);
         let entry = &mut self.entries[index as usize];
-        entry.open = false;
+        (entry.open, entry.accepts_at_once) = (false, false);
         let queue = core::mem::take(&mut entry.queue);
         if entry.half_open == 0 {
             self.free.push(index);
@@ -277,6 +280,12 @@ impl ListenTable {
         self.entries[index as usize].open
     }
 
+    /// Returns whether a listener is open and does not defer connections.
+    #[inline(always)]
+    pub fn accepts_at_once(&self, index: u32) -> bool {
+        self.entries[index as usize].accepts_at_once
+    }
+
     /// Returns whether a listener uses a local port, so that `connect` must not choose it.
     pub fn has_port(&self, port: u16) -> bool {
         let from = self.by_port.partition_point(|e| e.0 < port);
@@ -310,6 +319,7 @@ impl Tcp {
         self.note_profile(profile);
         let entry = &mut self.listeners.entries[index as usize];
         (entry.options.socket, entry.flags) = (*options, Flags::from_options(options));
+        entry.accepts_at_once = options.defer_accept == 0;
         let old = core::mem::replace(&mut entry.profile, profile);
         self.profiles.release(old);
         Ok(())
@@ -528,7 +538,9 @@ impl Tcp {
         c.state = State::SynReceived;
         c.flags |= flags | Flags::SYN_PENDING;
         c.flags.assign(Flags::ECN, ecn);
-        c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
+        if route.mtu_locked {
+            c.flags.set(Flags::MTU_LOCKED);
+        }
         c.token = listener;
         c.hop = route.hop;
         c.pmtu = route.mtu;
@@ -642,8 +654,8 @@ impl Tcp {
         let cookie = cookies::make(&self.secrets, &seg.key, seg.header.seq.0, peer_mss, self.now);
         let header = if seg.key.remote.is_v4() { 40 } else { 60 };
         let announced = match self.profiles.get(self.listeners.get(listener).profile).mss {
-            0 => route.mtu.saturating_sub(header),
-            limit => limit.min(route.mtu.saturating_sub(header)),
+            0 => route.mtu.saturating_sub(header).max(ADVMSS_MIN),
+            limit => limit.min(route.mtu.saturating_sub(header).max(ADVMSS_MIN)),
         };
         self.stats.cookies_sent += 1;
         let profile = self.profiles.get(self.listeners.get(listener).profile);
@@ -703,10 +715,14 @@ impl Tcp {
     }
 }
 
+/// Smallest segment size that is announced unless the socket requests less (`ip_rt_min_advmss`): a peer's
+/// larger segments arrive in fragments.
+const ADVMSS_MIN: u16 = 256;
+
 /// Returns the segment size to announce, given TCB and profile.
 #[inline]
 pub(super) fn advmss(c: &Tcb, profile: &Profile) -> u16 {
-    let mss = c.pmtu.saturating_sub(c.header_bytes());
+    let mss = c.pmtu.saturating_sub(c.header_bytes()).max(ADVMSS_MIN);
     if profile.mss == 0 { mss } else { mss.min(profile.mss) }
 }
 
@@ -752,14 +768,16 @@ pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCo
     }
 }
 
-/// Value of `rttvar` before there is a sample: SYN+ACK was retransmitted without a time-out.
+/// Bits of `rttvar` before there is a sample: SYN+ACK was retransmitted without a time-out; the peer has
+/// acknowledged it, and the connection is deferred ([`super::defer_accept`]).
 pub(crate) const SYNACK_AMBIGUOUS: u32 = 1;
+pub(crate) const SYNACK_DEFERRED: u32 = 2;
 
 /// Takes the first round-trip time sample, that of SYN or SYN+ACK, if the segment was sent only once (Karn).
 #[inline(always)]
 pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
-    let ambiguous = core::mem::take(&mut c.rttvar) == SYNACK_AMBIGUOUS;
+    let ambiguous = core::mem::take(&mut c.rttvar) & SYNACK_AMBIGUOUS != 0;
     if c.retries == 0 && !ambiguous {
         rtt::on_sample(c, profile, now_us.wrapping_sub(sent));
     }

@@ -16,6 +16,7 @@ mod congestion;
 mod conn;
 mod connect;
 mod cookies;
+mod defer_accept;
 mod deferred_acks;
 pub(crate) mod demux;
 mod emit;

@@ -430,22 +430,22 @@ impl Tcp {
     /// Returns how many of `max_bytes` bytes are sent now; `None` if they wait (Nagle, cork, window).
     /// `ends_record`: the data after them belong to another record.
     fn size_to_send(&mut self, idx: u32, a: &SendQuota, max_bytes: u32, ends_record: bool) -> Option<u32> {
-        let c = &self.conns[idx];
-        let b = &mut self.active[c.active];
         let partial = max_bytes % a.mss;
         if partial == 0 {
             return (max_bytes > 0).then_some(max_bytes);
         }
         let full_segments = max_bytes - partial;
         let last = max_bytes == a.unsent;
-        let urgent = b.snd_up.is_some();
-        if ends_record && !last {
+        if ends_record && (!last || self.is_released_after(idx, max_bytes)) {
             return Some(max_bytes);
         }
+        let c = &self.conns[idx];
+        let b = &mut self.active[c.active];
         if last {
             let corked = c.has(Flags::CORK) || b.msg_more == MsgMore::Expected;
             // Minshall: a small segment is held back only while another small segment is unacknowledged.
             let nagle = !c.has(Flags::NODELAY) && !b.rtx_queue.is_empty() && b.snd_sml.is_some();
+            let urgent = b.snd_up.is_some();
             if urgent || c.has(Flags::FIN_QUEUED) || b.nagle_push || !(corked || nagle) {
                 b.nagle_push = false;
                 return Some(max_bytes);
@@ -475,7 +475,10 @@ impl Tcp {
             b.chrono.set(ChronoType::RwndLimited, now);
         }
         if (c.has(Flags::CORK) || b.msg_more == MsgMore::Expected) && fits {
-            b.cork_deadline.get_or_insert(now + CORK_MAX);
+            if b.rtx_queue.is_empty() {
+                b.cork_deadline.get_or_insert(now + CORK_MAX);
+            }
+            // Otherwise an acknowledgement or a tail loss probe follows first (`tcp_check_probe_timer`).
             return;
         }
         if b.rtx_queue.is_empty() && b.timer_kind == RetransmitTimer::Off {

@@ -77,6 +77,8 @@ pub(crate) struct Profile {
     pub port_sharing: PortSharing,
     /// True if high-priority data are delivered before a gap in front of them fills.
     pub unordered: bool,
+    /// True if packets over IPv4 have no DF, whatever the route says.
+    pub may_fragment: bool,
     /// Retransmission time-out before the first sample.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -120,6 +122,7 @@ impl Profile {
             min_hop_limits: [0; 2],
             port_sharing: PortSharing::default(),
             unordered: false,
+            may_fragment: false,
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,
@@ -213,6 +216,7 @@ impl Profile {
         self.min_hop_limits = [options.min_ttl, options.min_hop_count];
         self.port_sharing = options.port_sharing;
         self.unordered = options.unordered;
+        self.may_fragment = options.may_fragment;
         if let Some(time) = options.rto_min {
             self.set_rto_min(within(RTO_MIN_RANGE, time)?);
         }

@@ -516,7 +516,11 @@ impl Tcp {
         let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
         let free = capacity.saturating_sub(unread as u32).min(pool);
         let left = c.rcv_wnd();
-        let step = u32::from(c.rcv_mss).min(capacity / 2);
+        let mut step = u32::from(c.rcv_mss).min(capacity / 2);
+        if left == 0 {
+            // A closed window opens by a sixteenth of the buffer at least (`__tcp_select_window`).
+            step = step.max(capacity >> 4);
+        }
         if free < left + step && free < capacity { left } else { free.max(left) }
     }
 }

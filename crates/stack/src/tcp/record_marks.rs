@@ -10,6 +10,7 @@
 
 use super::Tcp;
 use super::active::SlowPathFlags;
+use super::conn::{Flags, NONE};
 use super::output::SendQuota;
 use crate::handle::Conn;
 use crate::wire::tcp::SeqNumber;
@@ -30,6 +31,15 @@ struct RecordMark {
     end: SeqNumber,
     /// True if a record ends here: no segment reaches beyond the mark.
     is_record_end: bool,
+    /// True if nothing holds back the data before the mark (see [`Tcp::push_before_held`]).
+    is_released: bool,
+}
+
+impl RecordMark {
+    /// Returns a mark that pushes at `end` and ends no record.
+    fn push_at(end: SeqNumber) -> Self {
+        Self { end, is_record_end: false, is_released: false }
+    }
 }
 
 /// Marks of one connection. They are valid only while [`SlowPathFlags::RECORD_MARKS`] is set.
@@ -68,7 +78,10 @@ impl RecordMarks {
     fn push(&mut self, mark: RecordMark) {
         let count = self.marks.len();
         match self.marks.back_mut() {
-            Some(last) if last.end == mark.end => last.is_record_end |= mark.is_record_end,
+            Some(last) if last.end == mark.end => {
+                last.is_record_end |= mark.is_record_end;
+                last.is_released |= mark.is_released;
+            }
             _ if count < MARKS_MAX => self.marks.push_back(mark),
             _ => {}
         }
@@ -95,7 +108,7 @@ impl RecordMarks {
             self.marks.pop_front();
         }
         if self.marks.len() < before && self.marks.front().is_none_or(|mark| mark.end != end) {
-            self.marks.push_front(RecordMark { end, is_record_end: false });
+            self.marks.push_front(RecordMark::push_at(end));
         }
     }
 
@@ -271,7 +284,7 @@ impl Tcp {
                 }
                 continues_write = true;
             }
-            SendmsgStep::Push(at) => marks.push(RecordMark { end: snd_nxt + at, is_record_end: false }),
+            SendmsgStep::Push(at) => marks.push(RecordMark::push_at(snd_nxt + at)),
         });
         marks.skb_start = snd_nxt + model.skb_start;
         marks.pushed_seq = continues.then(|| snd_nxt + model.pushed_seq as u32);
@@ -285,6 +298,10 @@ impl Tcp {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return;
         };
+        self.end_record_at_queue_end(idx, false);
+    }
+
+    fn end_record_at_queue_end(&mut self, idx: u32, is_released: bool) {
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
         let end = c.snd_una + b.send.len() as u32;
         if end.gt(c.snd_nxt) {
@@ -292,9 +309,39 @@ impl Tcp {
                 b.record_marks.clear();
             }
             b.record_marks.discard_before(c.snd_nxt);
-            b.record_marks.push(RecordMark { end, is_record_end: true });
+            b.record_marks.push(RecordMark { end, is_record_end: true, is_released });
             b.slow_path.set(SlowPathFlags::RECORD_MARKS);
         }
+    }
+
+    /// Separates the queued data from data that are written later and held back (`MSG_MORE`, `TCP_CORK`),
+    /// if Linux would have sent the queued data when they were written: the windows and Nagle's algorithm
+    /// admit all of them. A hold that begins now does not affect them.
+    #[cold]
+    pub fn push_before_held(&mut self, conn: Conn) {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
+            return;
+        };
+        if self.conns[idx].active == NONE {
+            return;
+        }
+        let a = self.send_quota(idx);
+        let c = &self.conns[idx];
+        let b = &self.active[c.active];
+        let holds_partial = !c.has(Flags::NODELAY) && !b.rtx_queue.is_empty() && b.snd_sml.is_some();
+        let is_held = holds_partial && !a.unsent.is_multiple_of(a.mss);
+        if a.unsent <= a.window && a.unsent.div_ceil(a.mss) <= a.cwnd_quota && !is_held {
+            self.end_record_at_queue_end(idx, true);
+        }
+    }
+
+    /// Returns whether nothing holds back the next `len` bytes, after which a record ends.
+    #[cold]
+    pub(super) fn is_released_after(&self, idx: u32, len: u32) -> bool {
+        let c = &self.conns[idx];
+        let end = c.snd_nxt + len;
+        let marks = &self.active[c.active].record_marks.marks;
+        marks.iter().find(|mark| mark.is_record_end).is_some_and(|mark| mark.end == end && mark.is_released)
     }
 
     /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when
@@ -351,7 +398,7 @@ mod tests {
     use super::*;
 
     fn mark(end: u32, record: bool) -> RecordMark {
-        RecordMark { end: SeqNumber(end), is_record_end: record }
+        RecordMark { end: SeqNumber(end), is_record_end: record, is_released: false }
     }
 
     // limit: record and push marks of a connection

@@ -471,6 +471,10 @@ impl Tcp {
                 }
             }
             TcpOption::Cork(on) => {
+                if on {
+                    self.push_before_hold(idx);
+                }
+                let c = &mut self.conns[idx];
                 c.flags.assign(Flags::CORK, on);
                 if !on {
                     self.push_pending_frames(idx);
@@ -496,6 +500,7 @@ impl Tcp {
             TcpOption::LingerZero(on) => c.flags.assign(Flags::LINGER_ZERO, on),
             TcpOption::OobInline(on) => c.flags.assign(Flags::OOB_INLINE, on),
             TcpOption::AckEvents(on) => c.flags.assign(Flags::ACK_EVENTS, on),
+            TcpOption::ArrivalTimes(_) => {}
             other => self.set_profile_option(idx, other)?,
         }
         self.rearm(idx);
@@ -513,9 +518,18 @@ impl Tcp {
         }
     }
 
+    /// Separates queued data, which wait for the end of the turn, from data that are held back from now on.
+    fn push_before_hold(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        if c.active != NONE && !c.has(Flags::CORK) && self.active[c.active].msg_more == MsgMore::No {
+            self.push_before_held(self.conns.handle(idx));
+        }
+    }
+
     fn set_more(&mut self, idx: u32, on: bool) {
         if on {
             let active = self.ensure_active(idx);
+            self.push_before_hold(idx);
             self.active[active].msg_more = MsgMore::Expected;
         } else if let Some((_, b)) = self.tcb_and_active(idx) {
             b.msg_more = MsgMore::No;
@@ -550,6 +564,7 @@ impl Tcp {
             TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),
             TcpOption::Priority(priority) => p.priority = priority,
             TcpOption::Unordered(on) => p.unordered = on,
+            TcpOption::MayFragment(on) => p.may_fragment = on,
             TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }
@@ -557,6 +572,10 @@ impl Tcp {
         self.note_profile(id);
         let c = &mut self.conns[idx];
         let old = core::mem::replace(&mut c.profile, id);
+        if let TcpOption::MayFragment(on) = option {
+            // If the path needs fragmentation, the next ICMP message says it again.
+            c.flags.assign(Flags::MTU_LOCKED, on);
+        }
         if p.mss != 0 {
             c.peer_mss = c.peer_mss.min(p.mss);
         }

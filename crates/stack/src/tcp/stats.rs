@@ -46,6 +46,8 @@ counters! {
         accept_overflows,
         /// SYNs dropped because the limit of half-open connections or a listener's backlog was reached.
         half_open_overflows,
+        /// Acknowledgements without data that did not create a connection yet (`TCP_DEFER_ACCEPT`).
+        accepts_deferred,
         /// SYN cookies sent.
         cookies_sent,
         /// Connections created from a SYN cookie.

@@ -3,6 +3,7 @@
 
 use super::active::{RetransmitTimer, SlowPathFlags};
 use super::conn::{Flags, NONE, SlotState};
+use super::listen::SYNACK_DEFERRED;
 use super::recovery;
 use super::state::State;
 use super::timer_queue::TimerQueue;
@@ -354,7 +355,12 @@ impl Tcp {
         };
         self.stats.timeouts += 1;
         let c = &self.conns[idx];
-        let gave_up = c.retries >= limit
+        let is_deferred = c.state == State::SynReceived && c.rttvar & SYNACK_DEFERRED != 0;
+        if is_deferred && self.skips_syn_ack(idx) {
+            return true;
+        }
+        let c = &self.conns[idx];
+        let gave_up = c.retries >= limit && !(is_deferred && self.is_within_deferral(idx))
             || c.state == State::SynSent && c.retries > 0 && {
                 let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
                 self.connect_time_left(idx) <= rto_ms

@@ -275,6 +275,8 @@ pub struct Segment {
     pub ecn: Option<Ecn>,
     /// TTL or hop limit: `[ttl 5]`.
     pub ttl: Option<u8>,
+    /// DF over IPv4: `[df]`, `[nodf]` (outbound only).
+    pub dont_fragment: Option<bool>,
     /// `[badcsum]`: the checksum is wrong (inbound only).
     pub bad_checksum: bool,
     /// `[doff 4]`: overrides the data offset (inbound only).

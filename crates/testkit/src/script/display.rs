@@ -56,6 +56,10 @@ impl fmt::Display for Segment {
             Some(Ecn::Ce) => f.write_str("[ce] ")?,
             Some(Ecn::AnyEct) => f.write_str("[ect] ")?,
         }
+        match self.dont_fragment {
+            None | Some(true) => {}
+            Some(false) => f.write_str("[nodf] ")?,
+        }
         if self.bad_checksum {
             f.write_str("[badcsum] ")?;
         }

@@ -115,6 +115,7 @@ impl Flow {
         Segment {
             ecn: Some(wire.ecn),
             ttl: Some(wire.ttl),
+            dont_fragment: wire.dont_fragment,
             flags: wire.flags,
             seq: wire.seq.wrapping_sub(self.local_isn.unwrap_or(0)),
             len: wire.payload.len() as u32,
@@ -150,6 +151,7 @@ impl Flow {
         WireSegment {
             ecn: script.ecn.unwrap_or(super::ast::Ecn::NotEct),
             ttl: script.ttl.unwrap_or(64),
+            dont_fragment: None,
             src_port: self.remote_port,
             dst_port: self.local_port,
             seq,

@@ -270,6 +270,13 @@ impl Runner<'_> {
             ("urgent pointer", expected.urgent == actual.urgent),
             ("ECN field", ecn_fits),
             ("TTL", expected.ttl.is_none() || expected.ttl == actual.ttl),
+            // There is no DF over IPv6.
+            (
+                "DF",
+                expected.dont_fragment.is_none()
+                    || actual.dont_fragment.is_none()
+                    || expected.dont_fragment == actual.dont_fragment,
+            ),
             ("options", options_fit),
             (
                 "payload",

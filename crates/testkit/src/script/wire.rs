@@ -27,6 +27,8 @@ pub struct WireSegment {
     pub ecn: Ecn,
     /// TTL or hop limit.
     pub ttl: u8,
+    /// DF of a packet that was parsed; `None` over IPv6 and in packets that are sent.
+    pub dont_fragment: Option<bool>,
     /// Source port.
     pub src_port: u16,
     /// Destination port.
@@ -229,6 +231,7 @@ impl WireSegment {
         Ok(Some(Self {
             ecn,
             ttl,
+            dont_fragment: src.is_ipv4().then(|| packet[6] & 0x40 != 0),
             src_port: be16(0),
             dst_port: be16(2),
             seq: be32(4),
@@ -316,6 +319,7 @@ impl WireIcmp {
         let quoted = WireSegment {
             ecn: Ecn::NotEct,
             ttl: self.quoted_ttl,
+            dont_fragment: None,
             src_port: self.local_port,
             dst_port: self.remote_port,
             seq: self.seq,
@@ -396,6 +400,7 @@ mod tests {
         WireSegment {
             ecn: Ecn::Ect0,
             ttl: 64,
+            dont_fragment: None,
             src_port: 8080,
             dst_port: 40001,
             seq: 0xffff_fff0,
@@ -420,7 +425,9 @@ mod tests {
         for ip in [IpVersion::V4, IpVersion::V6] {
             let (local, remote) = addresses(ip);
             let bytes = sample().to_bytes(local, remote, Corruption::default());
-            assert_eq!(WireSegment::from_bytes(&bytes, local, remote).unwrap().unwrap(), sample());
+            let parsed = WireSegment::from_bytes(&bytes, local, remote).unwrap().unwrap();
+            assert_eq!(parsed.dont_fragment.is_some(), ip == IpVersion::V4);
+            assert_eq!(WireSegment { dont_fragment: None, ..parsed }, sample());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Data that come with a datagram besides its payload: the sender's address, and control messages
 //! (`<bits/socket.h>`).
 
+use crate::options::timestamps::TimestampOptions;
 use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::unordered::{GINNEL_STREAM_OFFSET, SOL_GINNEL};
@@ -103,6 +104,25 @@ impl ReceivedMessage {
     /// Appends the number of bytes that are waiting (`TCP_INQ`).
     pub(super) fn put_inq(&mut self, bytes: c_int, space: usize) {
         self.control_with_room(space).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
+    }
+
+    /// Appends the time at which the last byte arrived, if it is known (`tcp_recv_timestamp`).
+    pub(super) fn put_arrival_time(
+        &mut self,
+        timestamps: TimestampOptions,
+        arrived_us: Option<u32>,
+        space: usize,
+    ) {
+        if arrived_us.is_none() {
+            return;
+        }
+        let control = self.control_with_room(space);
+        if let Some((name, value)) = timestamps.timestamp_cmsg(arrived_us) {
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
+        if let Some((name, value)) = timestamps.timestamping_cmsg(arrived_us) {
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
     }
 
     /// Appends the offset of the first byte in the stream.

@@ -87,8 +87,10 @@ impl SocketOptionState {
                 // Linux stores 0, too.
                 let value = if row.linux_name == "TCP_THIN_DUPACK" { 0 } else { value };
                 self.ints.set(row.linux_name, value);
-                if row.linux_name == "TCP_NOTSENT_LOWAT" {
-                    self.mark_set(StackOption::NotsentLowat);
+                match row.linux_name {
+                    "TCP_NOTSENT_LOWAT" => self.mark_set(StackOption::NotsentLowat),
+                    "IP_MTU_DISCOVER" => self.mark_set(StackOption::MayFragment),
+                    _ => {}
                 }
                 Ok(())
             }
@@ -169,6 +171,11 @@ impl SocketOptionState {
             _ if family == Family::V6 && self.is_on("IPV6_DONTFRAG") => PmtuDiscovery::Do,
             _ => PmtuDiscovery::Want,
         }
+    }
+
+    /// Returns whether packets of a connection over IPv4 are sent without DF (`ip_dont_fragment`).
+    pub(super) fn may_fragment(&self) -> bool {
+        !matches!(self.ints.get("IP_MTU_DISCOVER"), None | Some(1 | 2))
     }
 
     /// Returns the offset at which `MSG_PEEK` reads, if one is set (`SO_PEEK_OFF`).

@@ -51,6 +51,9 @@ impl Ops {
         let (family, shape, is_udp) = (socket.family, socket.role, socket.is_udp);
         let v4 = socket.child_is_v4();
         let options = &mut socket.options;
+        let begins_hold = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
+            && !options.flag(BoolOption::Cork)
+            && int(value)? != 0;
         let old_initial = matches!(shape, SocketRole::Listening(_)).then(|| options.initial_options(v4));
         if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(Errno::NOPROTOOPT);
@@ -123,11 +126,13 @@ impl Ops {
                 apply_send_buffer(options);
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
-                options.timestamps.set(name, int(value)? != 0)
+                options.timestamps.set(name, int(value)? != 0);
+                options.mark_set(StackOption::ArrivalTimes);
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
                 let has_ids = is_udp || matches!(shape, SocketRole::Stream(_));
                 options.timestamps.set_flags(name, value, has_ids)?;
+                options.mark_set(StackOption::ArrivalTimes);
             }
             (libc::SOL_SOCKET, BUF_LOCK) => {
                 let locks = int(value)?;
@@ -184,7 +189,8 @@ impl Ops {
                     0 => 0,
                     _ => within(value, 88..=32_767)? as u16,
                 };
-                if options.max_segment > 0 {
+                // The handshake has decided on the size of a connection's segments.
+                if options.max_segment > 0 && !matches!(shape, SocketRole::Stream(_)) {
                     options.mark_set(StackOption::MaxSegment);
                 }
             }
@@ -202,13 +208,6 @@ impl Ops {
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
                 options.defer_accept_s = defer_accept::seconds(int(value)?);
-                let time = Duration::from_secs(options.defer_accept_s.into());
-                if let SocketRole::Listening(listening) = shape {
-                    // Applies to new connections; a listener that is gone has none.
-                    let _ = state.client.set_defer_accept(listening.number, time);
-                    state.publish_shared(file);
-                    return Ok(());
-                }
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 options.congestion = Some(congestion(value)?);
@@ -288,6 +287,13 @@ impl Ops {
             if state.status(file).is_some_and(|(_, status)| status.readable > 0 || status.state.has_fin()) {
                 state.data_ready(file);
             }
+        }
+        if let SocketRole::Stream(stream) = shape
+            && begins_hold
+            && !stream.msg_more
+        {
+            // A connection that is over holds nothing back.
+            let _ = state.client.begin_hold(stream.conn);
         }
         let applied = match (shape, old_initial) {
             (SocketRole::Listening(listening), Some(old_initial)) => {

@@ -6,6 +6,7 @@ use libc::{
     SHUT_WR, SO_RCVTIMEO, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_QUICKACK,
 };
 use rustix::io::Errno;
+use std::time::{Duration, SystemTime};
 
 pub fn bytes_in_both_directions(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
@@ -290,6 +291,63 @@ pub fn recv_timeout(w: &mut Fixture<'_>) {
     w.log("recv of zero bytes", w.a.recv(a, 0, 0));
 }
 
+/// Receive timestamps of a stream: the time of the last segment that a read returned.
+pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
+    const NEW: i32 = 65;
+    let (a, b) = w.connection();
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let on = |w: &Fixture<'_>, name, value: u32| w.a.setsockopt(a, SOL_SOCKET, name, &value.to_ne_bytes());
+    let options = [
+        (libc::SO_TIMESTAMP, 1_000_000),
+        (libc::SO_TIMESTAMPNS, 1_000_000_000),
+        (63, 1_000_000),
+        (64, 1_000_000_000),
+        (libc::SO_TIMESTAMPING, 1_000_000_000),
+        (NEW, 1_000_000_000),
+    ];
+    w.log("on", on(w, libc::SO_TIMESTAMP, 1));
+    // The kernel begins to take timestamps with a delay.
+    w.settle();
+    for (name, units) in options {
+        let is_timestamping = matches!(name, libc::SO_TIMESTAMPING | NEW);
+        w.log("on", on(w, name, if is_timestamping { 0x18 } else { 1 }));
+        w.settle();
+        w.b.send(b, b"abc", 0).unwrap();
+        w.wait(w.a, a, libc::POLLIN);
+        for flags in [libc::MSG_PEEK, 0] {
+            let mut got = w.a.recv_from(a, 3, 200, flags).unwrap();
+            let word = |from: usize| u64::from_ne_bytes(got.control[from..from + 8].try_into().unwrap());
+            let arrival =
+                Duration::from_secs(word(16)) + Duration::from_nanos(word(24) * (1_000_000_000 / units));
+            w.log("timestamp is recent", now().saturating_sub(arrival) < Duration::from_secs(5));
+            got.control.splice(16..32, []);
+            w.log("message", (got.bytes, got.control, got.flags));
+        }
+        if is_timestamping {
+            w.log("off", on(w, name, 0));
+        }
+        w.log("off", on(w, libc::SO_TIMESTAMP, 0));
+    }
+    w.b.send(b, b"abc", 0).unwrap();
+    w.log("off", w.a.recv_from(a, 3, 200, 0).map(|got| (got.bytes, got.control, got.flags)));
+    w.log("on", (on(w, libc::SO_TIMESTAMP, 1), w.a.setsockopt(a, libc::IPPROTO_TCP, 36, &word(1))));
+    w.settle();
+    w.b.send(b, b"late", 0).unwrap();
+    w.wait(w.a, a, libc::POLLIN);
+    std::thread::sleep(Duration::from_millis(1100));
+    w.log("no control buffer", w.a.recv_from(a, 1, 0, 0).map(|got| (got.bytes, got.control, got.flags)));
+    let mut got = w.a.recv_from(a, 2, 200, 0).unwrap();
+    let arrival = u64::from_ne_bytes(got.control[16..24].try_into().unwrap());
+    w.log("arrival time", now().as_secs() - arrival >= 1);
+    got.control.splice(16..32, []);
+    w.log("with TCP_INQ", (got.bytes, got.control));
+    w.log("nothing to read", w.a.recv_from(a, 0, 200, libc::MSG_DONTWAIT).map(|got| got.control));
+    w.b.close(b).unwrap();
+    w.wait(w.a, a, libc::POLLRDHUP);
+    w.log("rest", w.a.recv_from(a, 9, 200, 0).map(|got| got.control.len()));
+    w.log("end of file", w.a.recv_from(a, 9, 200, 0).map(|got| got.control));
+}
+
 /// Linux has `SO_PRIORITY` here since 6.14 only.
 pub fn control_messages_of_streams(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
@@ -482,5 +540,6 @@ pub mod tests {
         shutdown_of_reading
         msg_more
         control_messages_of_streams
+        timestamps_of_streams
     }
 }

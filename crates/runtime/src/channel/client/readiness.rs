@@ -6,7 +6,6 @@ use crate::error::Error;
 use crate::internal_fd::InternalFd;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
-use core::time::Duration;
 use ginnel_stack::error::Stale;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::SocketOptions;
@@ -120,15 +119,6 @@ impl Client {
         self.call(ChannelRequest::Unreserve(reserved.number)).map(|_| ())
     }
 
-    /// Makes later connections of a listener be offered only when they have received bytes, or after `time`;
-    /// 0, the initial value, offers them at once (`TCP_DEFER_ACCEPT`).
-    ///
-    /// # Errors
-    /// Returns an error if the shard is gone.
-    pub fn set_defer_accept(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
-        self.call(ChannelRequest::DeferAccept(listener, time)).map(|_| ())
-    }
-
     /// Sets the options with which later connections of a listener begin.
     ///
     /// # Errors
@@ -146,6 +136,20 @@ impl Client {
         self.tracked(conn)?;
         match self.call(ChannelRequest::SavedSyn(conn.index(), u32::try_from(max_len).unwrap_or(u32::MAX))) {
             Ok(ChannelReply::SavedSyn(bytes)) => Ok(bytes),
+            _ => Err(Stale::Handle),
+        }
+    }
+
+    /// Returns when the byte of a connection's stream before position `end` arrived: the lowest 32 bits of
+    /// the time in microseconds, or `None` if times are not recorded ([`TcpOption::ArrivalTimes`]).
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale or the shard is gone.
+    pub fn arrival_time(&mut self, conn: Conn, end: u64) -> Result<Option<u32>, Stale> {
+        self.tracked(conn)?;
+        self.flush();
+        match self.call(ChannelRequest::ArrivalTime(conn.index(), end)) {
+            Ok(ChannelReply::ArrivalTime(Ok(at))) => Ok(Some(at).filter(|at| *at != 0)),
             _ => Err(Stale::Handle),
         }
     }

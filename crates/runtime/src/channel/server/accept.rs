@@ -339,7 +339,6 @@ impl Domain {
         self.stalled_listeners.retain(|stalled| u32::from(*stalled) != number);
         listening.unaccepted = 0;
         let mut orphans = listening.pending.take_all();
-        self.drain_deferred(number as usize, &mut orphans);
         for client in self.clients.offering().into_iter().map(usize::from) {
             let slots = self.clients.get(client).map(|client| client.offer_slots());
             for slot in slots.into_iter().flatten() {

@@ -4,14 +4,14 @@
 use super::super::control::AddressSharing;
 use super::super::data_class;
 use super::super::pending_options::{self, OptionOrder};
-use super::super::region::{Direction, Region, SocketArea};
+use super::super::region::{Direction, HOLD_BEGINS, Region, SocketArea};
 use super::super::socket::{closed_bits, request, state};
 use super::super::sync::{Ordering, fence};
 use super::super::urgent_mark;
 use super::super::{ChannelConfig, ChannelStats};
+use super::arrival_times::ArrivalTimes;
 use super::client_table::ClientTable;
 use super::credit_queue::CreditQueue;
-use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
 use super::pending_connections::PendingConnections;
@@ -69,7 +69,7 @@ pub(super) struct DomainListener {
     pub is_backlog_full: bool,
     /// True if the listener is among those that wait for a free socket of the domain.
     pub is_stalled: bool,
-    /// Number of connections that are pending, deferred or offered.
+    /// Number of connections that are pending or offered.
     pub unaccepted: u32,
     /// How many connections may be pending here; further ones wait in the engine.
     pub backlog: usize,
@@ -111,12 +111,10 @@ pub(super) struct DomainSocket {
     pub offer: Option<ClientSlot>,
     /// The slot of the client for which it is preallocated.
     pub preallocated: Option<ClientSlot>,
-    /// It is pending or deferred at a listener.
+    /// It is pending at a listener.
     pub is_pending: bool,
     /// Number of the listener that has it while it is pending.
     pub listener: u16,
-    /// The listener at which it is deferred: see [`super::defer_accept`].
-    pub deferred_at: Option<u16>,
     pub state_bits: u32,
     /// Positions: bytes received, and bytes taken from clients.
     pub received: u64,
@@ -156,6 +154,8 @@ pub(super) struct DomainSocket {
     pub loan: Option<ZeroCopyLoan>,
     /// Offsets in the stream, once bytes could be taken before bytes which precede them.
     pub unordered: Option<Box<UnorderedStream>>,
+    /// Times at which bytes arrived, if clients want them.
+    pub arrival_times: Option<Box<ArrivalTimes>>,
 }
 
 /// Datagrams of a socket that are not in the region, and what those in it are charged.
@@ -216,8 +216,6 @@ pub(super) struct Domain {
     /// Bytes of queued datagrams, and their limit.
     pub datagram_bytes: usize,
     pub datagram_bytes_max: usize,
-    /// Deferred connections, once a listener defers.
-    pub deferred: Option<Box<DeferredAccepts>>,
     /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
     /// Listeners that could not take all connections of the engine's accept queue for lack of sockets.
@@ -247,15 +245,18 @@ enum ForwardOutcome {
     Violation,
 }
 
-/// Handles the end of a record that clients set at position `end`. Returns how many bytes after position
+/// Handles the end of a record that clients set at position `end`, or where they began to hold data back
+/// ([`HOLD_BEGINS`]). Returns how many bytes after position
 /// `taken` the record still has; `None` if its end is reached.
 #[cold]
 fn reach_record(cx: &mut Context<'_>, area: &SocketArea, conn: Conn, end: u64, taken: u64) -> Option<usize> {
-    match end.checked_sub(taken) {
+    match (end & !HOLD_BEGINS).checked_sub(taken) {
         Some(ahead @ 1..) => Some(usize::try_from(ahead).unwrap_or(usize::MAX)),
         at_once => {
-            if at_once.is_some() {
-                cx.end_record(conn);
+            match at_once {
+                Some(_) if end & HOLD_BEGINS != 0 => cx.push_before_held(conn),
+                Some(_) => cx.end_record(conn),
+                None => {}
             }
             // Fails if clients have set another end by now. An end that was passed before it was set is
             // ignored.
@@ -300,7 +301,6 @@ impl Domain {
             udp: HashMap::new(),
             datagram_bytes: 0,
             datagram_bytes_max: config.datagram_bytes_max as usize,
-            deferred: None,
             is_offer_timer_set: false,
             stalled_listeners: VecDeque::new(),
             shares_listeners: false,
@@ -525,13 +525,17 @@ impl Domain {
                 self.socket(socket).oob_inline = on;
                 continue;
             }
+            if let TcpOption::ArrivalTimes(on) = option {
+                self.set_arrival_times(socket, on);
+                continue;
+            }
             if let TcpOption::LingerZero(on) = option {
                 self.socket(socket).resets_at_close = on;
             }
             if let TcpOption::RecvBuffer(bytes) = option {
                 let report_unread_after = self.report_unread_after(Some(bytes));
                 let entry = self.socket(socket);
-                entry.report_unread_after = report_unread_after;
+                entry.set_unread_threshold(report_unread_after);
                 entry.is_unread_reported |= report_unread_after == 0;
             }
             if let TcpOption::NotSentLowat(bytes) = option {
@@ -809,10 +813,9 @@ impl Domain {
 
     /// Returns whether a connection of a listener can be accepted. If not, it is accepted later.
     pub fn may_accept(&mut self, number: usize) -> bool {
-        let deferring = self.deferred_count(number);
         let has_socket = self.socket_slots.free_count() > 0;
         let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return false };
-        if listening.pending.len() + deferring >= listening.backlog {
+        if listening.pending.len() >= listening.backlog {
             listening.is_backlog_full = true;
             return false;
         }
@@ -845,13 +848,10 @@ impl Domain {
         }
         // Cannot truncate: listener numbers have 16 bits.
         self.socket(socket).listener = number as u16;
-        let defers = self.defer_connection(cx, number, socket);
         let class = self.pending_class(socket);
         match self.listeners.get_mut(number).and_then(Option::as_mut) {
             Some(listening) => {
-                if !defers {
-                    listening.pending.push_back(socket, class);
-                }
+                listening.pending.push_back(socket, class);
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
                 let report_unread_after = listening.report_unread_after;
                 let entry = self.socket(socket);
@@ -894,16 +894,12 @@ impl Domain {
             count = count.and_then(|done| Ok(done + stream.write(&mut entry.received, &data[done..])?));
             entry.is_recv_blocked = count.is_ok_and(|count| count < data.len());
         }
-        let is_deferred = entry.deferred_at.is_some();
         let reports_unread = entry.received > entry.report_unread_after;
         if is_short {
             self.ensure_large_buffer(cx, socket, conn, Direction::Incoming);
         }
-        if is_deferred {
-            self.promote(socket);
-        }
         if reports_unread {
-            self.report_unread(cx, socket, conn);
+            self.on_reported_arrival(cx, socket, conn);
         }
         match count {
             Ok(count) => {
@@ -949,7 +945,6 @@ impl Domain {
         // For a program that shut down both directions, it is as if the peer had reset the connection.
         let reason = if self.socket(socket).has_late_data { CloseReason::Reset } else { reason };
         self.add_state(socket, closed_bits(reason));
-        self.drop_deferred(cx, socket);
         self.socket(socket).conn = None;
         self.close_if_unowned(cx, socket);
     }

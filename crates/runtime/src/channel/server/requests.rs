@@ -108,10 +108,6 @@ impl Domain {
             }
             // Reservations belong to the stack, not to a domain: `ChannelServer` handles them.
             ChannelRequest::Reserve(..) | ChannelRequest::Unreserve(_) => ChannelReply::Done,
-            ChannelRequest::DeferAccept(listener, time) => {
-                self.set_defer_accept(listener, time);
-                ChannelReply::Done
-            }
             ChannelRequest::SetBacklog(listener, backlog) => {
                 self.set_backlog(cx, listener, backlog);
                 ChannelReply::Done
@@ -155,6 +151,13 @@ impl Domain {
                 ChannelReply::SavedSyn(match owned_conn(self, socket) {
                     Some(conn) => cx.saved_syn(conn, max_len as usize),
                     None => Vec::new(),
+                })
+            }
+            ChannelRequest::ArrivalTime(socket, end) => {
+                let is_owner = self.sockets.get(socket as usize).is_some_and(|s| s.owners.contains(number));
+                ChannelReply::ArrivalTime(match is_owner {
+                    true => self.arrival_time(socket, end),
+                    false => Err(Stale::Handle),
                 })
             }
             ChannelRequest::SendableWithin(socket, len, (unsent, unacked)) => {

@@ -37,12 +37,12 @@ impl Domain {
         let area = self.region.socket(socket);
         let entry = &mut self.sockets[socket as usize];
         let read = area.positions(Direction::Incoming).read();
-        if entry.report_unread_after != 0 {
+        if entry.unread_threshold() != 0 {
             let has_grown = cx.has_grown_window(conn);
             if has_grown || entry.received.saturating_sub(read) <= unreported_max {
                 // A client writes the position, so it may be any number.
                 let read = read.min(entry.received);
-                entry.report_unread_after = if has_grown { u64::MAX } else { read + unreported_max };
+                entry.set_unread_threshold(if has_grown { u64::MAX } else { read + unreported_max });
                 if core::mem::take(&mut entry.is_unread_reported) {
                     cx.set_unread(conn, 0);
                 }

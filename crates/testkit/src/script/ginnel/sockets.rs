@@ -10,7 +10,9 @@ use core::time::Duration;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError};
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener};
-use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpOption};
+use ginnel_stack::options::{
+    CaState, ConnectOptions, ListenOptions, SocketOptions, TcpOption, defer_accept_timeouts,
+};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -514,7 +516,7 @@ impl Socket {
         let seconds = Duration::from_secs(number.into());
         let option = match option.name {
             // The engine discovers path MTUs regardless of these options.
-            "SO_REUSEADDR" | "IP_MTU_DISCOVER" | "IPV6_MTU_DISCOVER" => return CallResult::value(0),
+            "SO_REUSEADDR" | "IPV6_MTU_DISCOVER" => return CallResult::value(0),
             "SO_KEEPALIVE" => TcpOption::KeepAlive(on),
             "SO_LINGER" => TcpOption::LingerZero(on),
             "SO_OOBINLINE" => {
@@ -529,6 +531,8 @@ impl Socket {
                 self.options.send_buffer_bytes = Some(number);
                 TcpOption::SendBuffer(number)
             }
+            // The handshake has decided on the size of a connection's segments.
+            "TCP_MAXSEG" if matches!(self.kind, SocketKind::Connected(_)) => return CallResult::value(0),
             "TCP_MAXSEG" => {
                 self.options.mss = u16::try_from(number).ok();
                 TcpOption::MaxSegment(u16::try_from(number).unwrap_or(0))
@@ -548,6 +552,17 @@ impl Socket {
             "TCP_RTO_MAX_MS" => TcpOption::RtoMax(Duration::from_millis(number.into())),
             "TCP_RTO_MIN_US" => TcpOption::RtoMin(Duration::from_micros(number.into())),
             "TCP_DELACK_MAX_US" => TcpOption::DelayedAckMax(Duration::from_micros(number.into())),
+            "IP_MTU_DISCOVER" => {
+                self.options.may_fragment = !matches!(number, 1 | 2);
+                TcpOption::MayFragment(self.options.may_fragment)
+            }
+            "TCP_DEFER_ACCEPT" => {
+                self.options.defer_accept = defer_accept_timeouts(number);
+                if let SocketKind::Listening(listener) = self.kind {
+                    let _ = stack.set_listener_options(listener, &self.options);
+                }
+                return CallResult::value(0);
+            }
             "IP_MINTTL" | "IPV6_MINHOPCOUNT" => match u8::try_from(number) {
                 Ok(hops) => TcpOption::MinHopLimit(hops),
                 Err(_) => return fail(libc::EINVAL),

@@ -78,6 +78,8 @@ fn modifier(s: &mut Scanner<'_>, direction: Direction, segment: &mut Segment) ->
         "ect1" => segment.ecn = Some(Ecn::Ect1),
         "ce" => segment.ecn = Some(Ecn::Ce),
         "ect" if direction == Direction::Outbound => segment.ecn = Some(Ecn::AnyEct),
+        "df" if direction == Direction::Outbound => segment.dont_fragment = Some(true),
+        "nodf" if direction == Direction::Outbound => segment.dont_fragment = Some(false),
         "ttl" => segment.ttl = Some(s.number_as()?),
         "badcsum" if direction == Direction::Inbound => segment.bad_checksum = true,
         "doff" if direction == Direction::Inbound => segment.data_offset = Some(s.number_as()?),
