@@ -737,7 +737,12 @@ impl Domain {
         let area = self.region.socket(socket);
         let read = area.positions(Direction::Incoming).read();
         urgent_mark::announce(area, position, urgent.byte, read, entry.oob_inline);
-        self.notify_owners(socket);
+        // If the byte is next in the stream, the notification of its data follows in this turn: an
+        // edge-triggered waiter must not be woken twice.
+        let data_follow = urgent.byte.is_some() && !entry.is_recv_blocked && cx.unread(conn) > 0;
+        if !data_follow {
+            self.notify_owners(socket);
+        }
     }
 
     /// Notifies owners of an event that is not a byte of a stream.
