@@ -69,8 +69,8 @@ pub use ginnel_stack::handle::LinkId;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 pub use ginnel_stack::options::{
-    CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo, TcpOption,
-    defer_accept_timeouts,
+    CaState, ConnectOptions, FastOpenKeys, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
+    TcpOption, defer_accept_timeouts,
 };
 pub use ginnel_stack::priority;
 pub use ginnel_stack::stream_position::StreamPosition;

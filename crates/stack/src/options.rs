@@ -2,6 +2,7 @@
 
 use crate::device::Label;
 use crate::tcp::config::CongestionControl;
+pub use crate::tcp::fastopen::FastOpenKeys;
 pub use crate::tcp::port_use::PortSharing;
 use crate::tcp::profile::{RTO_MAX_RANGE, RTO_MIN_RANGE, checked_buffer, checked_mss};
 use crate::tcp::state::State;
@@ -107,6 +108,14 @@ pub struct SocketOptions {
     pub defer_accept: u8,
     /// True if routers may fragment packets over IPv4: see [`TcpOption::MayFragment`].
     pub may_fragment: bool,
+    /// For a listener: connections that may be opened fast and whose handshake is not complete
+    /// (`TCP_FASTOPEN`, RFC 7413); 0 opens none.
+    pub fastopen_queue: u32,
+    /// For a listener: keys of the cookies that it sends and accepts, and of cookies that it accepts, too
+    /// (`TCP_FASTOPEN_KEY`). Without the first one those of the configuration are used.
+    pub fastopen_keys: FastOpenKeys,
+    /// For a listener: data of SYNs are accepted without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
+    pub fastopen_no_cookie: bool,
 }
 
 /// Returns how many time-outs of a SYN+ACK a time in seconds lasts, rounded up (`secs_to_retrans`): the first
@@ -316,6 +325,8 @@ pub struct TcpInfo {
     pub wscale: bool,
     /// True if ECN was negotiated.
     pub ecn: bool,
+    /// True if data of the SYN were acknowledged (`TCPI_OPT_SYN_DATA`).
+    pub syn_data: bool,
     /// Bytes queued and not sent yet.
     pub notsent_bytes: u32,
     /// Time since data were last received, or since any segment was last received if nothing has been queued

@@ -328,6 +328,11 @@ impl StackFixture {
                     reuse_address: word.z & 1 << 24 != 0,
                     reuse_port: word.z & 1 << 25 != 0,
                 },
+                defer_accept: (word.z >> 26) as u8 & 3,
+                may_fragment: word.z & 1 << 28 != 0,
+                fastopen_queue: word.z >> 29 & 3,
+                fastopen_keys: (None, None),
+                fastopen_no_cookie: word.z & 1 << 31 != 0,
             },
         };
         // The cookie of one listener may return to another one with different options.

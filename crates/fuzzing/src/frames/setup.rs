@@ -139,6 +139,7 @@ fn tcp_config(word: &Word) -> TcpConfig {
             variant::COOKIES_NEVER => SynCookies::Off,
             _ => SynCookies::Auto,
         },
+        fastopen: 3,
         timestamps: b & variant::NO_TIMESTAMPS == 0,
         sack: b & variant::NO_SACK == 0,
         window_scaling: b & variant::NO_SCALING == 0,

@@ -191,7 +191,7 @@ impl Ops {
                 received.flags |= libc::MSG_OOB;
             }
             // Without buffer space it is the time of the next byte.
-            let has_space = buffers.iter().any(|buffer| buffer.len() > 0);
+            let has_space = buffers.iter().any(|buffer| !buffer.is_empty());
             let is_timed = received.count > 0 || !has_space;
             if timestamps.are_on() && is_timed && flags & libc::MSG_OOB == 0 {
                 let ahead = match received.count {

@@ -23,7 +23,8 @@ use core::time::Duration;
 pub use get::OptionValue;
 use ginnel::channel::{AddressSharing, ReceivedDatagram};
 use ginnel::{
-    CongestionControl, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption, defer_accept_timeouts,
+    CongestionControl, FastOpenKeys, OptionError, PortSharing, SocketOptions, TcpInfo, TcpOption,
+    defer_accept_timeouts,
 };
 use int_options::IntOptions;
 use rustix::io::Errno;
@@ -176,6 +177,7 @@ pub(crate) struct SocketOptionState {
     ttl: i16,
     unicast_hops: i16,
     defer_accept_s: u32,
+    fastopen_keys: FastOpenKeys,
     quick_ack: bool,
     timestamps: TimestampOptions,
     /// `IP_LOCAL_PORT_RANGE`.
@@ -218,6 +220,7 @@ ginnel::codec_struct!(SocketOptionState {
     ttl,
     unicast_hops,
     defer_accept_s,
+    fastopen_keys,
     quick_ack,
     timestamps,
     port_range,
@@ -256,6 +259,7 @@ impl SocketOptionState {
             ttl: -1,
             unicast_hops: -1,
             defer_accept_s: 0,
+            fastopen_keys: (None, None),
             quick_ack: true,
             timestamps: TimestampOptions::default(),
             port_range: 0,
@@ -416,6 +420,9 @@ impl SocketOptionState {
             },
             defer_accept: defer_accept_timeouts(self.defer_accept_s),
             may_fragment: self.may_fragment(),
+            fastopen_queue: self.fastopen_queue(),
+            fastopen_keys: self.fastopen_keys,
+            fastopen_no_cookie: self.is_on("TCP_FASTOPEN_NO_COOKIE"),
         }
     }
 

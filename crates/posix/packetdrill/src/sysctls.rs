@@ -84,6 +84,10 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
             tcp.local_port_first = short()?;
             tcp.local_port_last = parse(words.get(1).copied().unwrap_or_default())?;
         }
+        "tcp_fastopen" => tcp.fastopen = number()?,
+        // The kernel shows zeros until it has a key.
+        "tcp_fastopen_key" if first == "00000000-00000000-00000000-00000000" => {}
+        "tcp_fastopen_key" => tcp.fastopen_key = first.into(),
         "tcp_congestion_control" => {
             tcp.congestion_control = match first {
                 "cubic" => CongestionControl::Cubic,

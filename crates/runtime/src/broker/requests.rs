@@ -62,6 +62,9 @@ codec_struct!(SocketOptions {
     port_sharing,
     defer_accept,
     may_fragment,
+    fastopen_queue,
+    fastopen_keys,
+    fastopen_no_cookie,
 });
 codec_struct!(PortSharing { reuse_address, reuse_port });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
@@ -136,6 +139,7 @@ codec_struct!(TcpInfo {
     sack,
     wscale,
     ecn,
+    syn_data,
     notsent_bytes,
     last_data_recv,
     busy_time,
@@ -295,7 +299,7 @@ impl Codec for ChannelReply {
             Self::UdpGroupLink(link, limits) => tagged(out, 21, &(*link, *limits)),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
-            Self::ArrivalTime(result) => tagged(out, 21, result),
+            Self::ArrivalTime(result) => tagged(out, 22, result),
             Self::IsShared(is_shared) => tagged(out, 18, is_shared),
             Self::SendMessage(result) => tagged(out, 19, result),
             Self::RecvUnordered(result) => tagged(out, 20, result),
@@ -323,7 +327,7 @@ impl Codec for ChannelReply {
             21 => Self::UdpGroupLink(Codec::decode(from)?, Codec::decode(from)?),
             15 => Self::SavedSyn(Codec::decode(from)?),
             16 => Self::SendableWithin(Codec::decode(from)?),
-            21 => Self::ArrivalTime(Codec::decode(from)?),
+            22 => Self::ArrivalTime(Codec::decode(from)?),
             18 => Self::IsShared(Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             19 => Self::SendMessage(Codec::decode(from)?),

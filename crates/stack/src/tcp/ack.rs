@@ -297,10 +297,13 @@ impl Tcp {
             b.set_timer(RetransmitTimer::ReoTimeout, at + slack);
             return;
         }
-        let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::LossProbe);
-        if !restart && b.timer_kind == RetransmitTimer::LossProbe {
-            return;
-        }
+        let running = match b.timer_kind {
+            // The handshake comes first (`tcp_rearm_rto`).
+            RetransmitTimer::SynAck => return,
+            RetransmitTimer::LossProbe if !restart => return,
+            RetransmitTimer::LossProbe | RetransmitTimer::Rto => true,
+            _ => false,
+        };
         let rto_at = if restart || !running {
             now.after_micros(rtt::rto_us(c, self.profiles.get(c.profile), b.backoff))
         } else {

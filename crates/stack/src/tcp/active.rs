@@ -13,6 +13,7 @@ use super::rtx_queue::RtxQueue;
 use super::send_buffer::SendBuffer;
 use super::state::State;
 use crate::device::Label;
+use crate::handle::Listener;
 use crate::options::CaState;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
@@ -42,6 +43,9 @@ pub(crate) enum RetransmitTimer {
     ReoTimeout,
     /// Zero window probe (RFC 9293 §3.8.6.1).
     Persist,
+    /// SYN+ACK of a connection that was opened fast ([`super::fastopen`]). Data in flight have no timer
+    /// meanwhile.
+    SynAck,
 }
 
 /// Urgent data of the receiving side: one byte, as on Linux (`urg_data`).
@@ -81,6 +85,8 @@ impl SlowPathFlags {
     pub const RECORD_MARKS: Self = Self(4);
     /// The application is notified when few bytes are unsent (`TCP_NOTSENT_LOWAT`).
     pub const NOTSENT_LOWAT: Self = Self(8);
+    /// The connection was opened fast, and its SYN+ACK was not acknowledged yet.
+    pub const FASTOPEN: Self = Self(16);
 
     pub fn has(self, flag: Self) -> bool {
         self.0 & flag.0 != 0
@@ -161,6 +167,8 @@ pub(crate) struct ActiveConn {
     /// Largest window that the peer has offered.
     pub max_window: u32,
     pub slow_path: SlowPathFlags,
+    /// The listener of a connection that was opened fast, until its SYN+ACK is acknowledged.
+    pub fastopen_listener: Option<Listener>,
     pub mtu: MtuSearch,
     pub record_marks: RecordMarks,
     /// Announcement of the last send about the data that follow it.
@@ -214,6 +222,7 @@ impl ActiveConn {
             delivered_unread: 0,
             max_window: 0,
             slow_path: SlowPathFlags::NONE,
+            fastopen_listener: None,
             mtu: MtuSearch::NONE,
             record_marks: RecordMarks::default(),
             msg_more: MsgMore::No,
@@ -266,6 +275,7 @@ impl ActiveConn {
             delivered_unread,
             max_window,
             slow_path,
+            fastopen_listener: _,
             mtu,
             record_marks,
             msg_more,

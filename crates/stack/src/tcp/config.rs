@@ -177,6 +177,13 @@ pub struct TcpConfig {
     pub local_port_first: u16,
     /// Last local port that `connect` chooses. 1 … 65,535, default 60,999.
     pub local_port_last: u16,
+    /// TCP Fast Open (RFC 7413), with the bits of Linux's `net.ipv4.tcp_fastopen`: 2 for servers, 0x200 to
+    /// accept data without a cookie, 0x400 for listeners without `TCP_FASTOPEN`. The bits of clients have no
+    /// effect. 0 … 0xfff, default 1.
+    pub fastopen: u32,
+    /// Key of fast open cookies: four hexadecimal words as in `net.ipv4.tcp_fastopen_key`, and perhaps after
+    /// a comma a second key, whose cookies are accepted, too. Default empty: a random key.
+    pub fastopen_key: String,
     /// Hop limit (TTL) of the packets that are sent. 1 … 255, default 64.
     pub hop_limit: u8,
 }
@@ -230,6 +237,8 @@ impl Default for TcpConfig {
             time_wait_reuse_ms: 1000,
             local_port_first: 32_768,
             local_port_last: 60_999,
+            fastopen: 1,
+            fastopen_key: String::new(),
             hop_limit: 64,
         }
     }
@@ -295,6 +304,11 @@ impl TcpConfig {
         within("local_port_first", self.local_port_first, 1..=u16::MAX)?;
         if self.local_port_last < self.local_port_first {
             return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));
+        }
+        within("fastopen", self.fastopen, 0..=0xfff)?;
+        if !self.fastopen_key.is_empty() && super::fastopen::parse_keys(&self.fastopen_key).is_none() {
+            let problem = format!("{:?} is not four hexadecimal words such as 1-2-3-4", self.fastopen_key);
+            return Err(ConfigError::new("tcp.fastopen_key", problem));
         }
         within("hop_limit", self.hop_limit, 1..=255)
     }

@@ -7,7 +7,7 @@ use crate::ip::{IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4L
 use crate::priority;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
-use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+use crate::wire::tcp::{self, FastOpenCookie, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
 /// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
 const ECT0: u8 = 2;
@@ -144,6 +144,28 @@ impl Tcp {
         }
         self.on_plain_ack_sent(idx, edge);
         Ok(true)
+    }
+
+    /// Builds a SYN+ACK with a fast open cookie, if there is one.
+    #[cold]
+    pub(super) fn emit_syn_ack_with(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &TxSegment,
+        cookie: Option<&FastOpenCookie>,
+    ) -> Result<(), TxError> {
+        if !net.hop_is_current(&self.conns[idx].hop) {
+            self.reroute(net, idx)?;
+        }
+        let options = TcpOptions { fastopen: cookie.cloned(), ..self.syn_options(idx, true) };
+        let (window, edge) = self.window_field(idx, true);
+        let plain = !self.conns[idx].has(Flags::V6 | Flags::MTU_LOCKED);
+        if !plain || !self.emit_v4(net, idx, segment, window, 0, &options.words())? {
+            self.emit_generic(net, idx, segment, window, 0, &options)?;
+        }
+        self.on_plain_ack_sent(idx, edge);
+        Ok(())
     }
 
     /// Builds a segment over IPv4 that must not be fragmented, and counts it.

@@ -200,10 +200,13 @@ impl Tcp {
         }
         // Fourth check: SYN (RFC 5961 §4.2): never a reason to reset.
         if seg.has(TcpFlags::SYN) {
-            self.on_unexpected_syn(idx, seg);
+            self.on_unexpected_syn(net, idx, seg);
             return;
         }
         if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
+            return;
+        }
+        if self.fastopen_pending > 0 && !self.complete_fastopen(net, idx, seg) {
             return;
         }
         if is_unacceptable_ack(&self.conns[idx], seg.header.ack) {
@@ -265,7 +268,7 @@ impl Tcp {
         self.stats.out_of_window += 1;
         if !rst {
             if seg.has(TcpFlags::SYN) {
-                self.on_unexpected_syn(idx, seg);
+                self.on_unexpected_syn(net, idx, seg);
             } else {
                 self.send_dup_ack(net, idx, seg);
             }
@@ -291,7 +294,10 @@ impl Tcp {
         self.destroy(idx, reason);
     }
 
-    fn on_unexpected_syn(&mut self, idx: u32, seg: &Segment<'_>) {
+    fn on_unexpected_syn(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
+        if self.fastopen_pending > 0 && self.answer_repeated_fastopen(net, idx, seg) {
+            return;
+        }
         let c = &mut self.conns[idx];
         let repeated = c.state == State::SynReceived && seg.header.seq + 1 == c.rcv_nxt;
         if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE_OPEN) {

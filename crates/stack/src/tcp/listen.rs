@@ -3,6 +3,7 @@
 use super::conn::{Flags, NONE, SlotState, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
+use super::fastopen::{FastOpenQueue, FastOpenReply};
 use super::input::Segment;
 use super::profile::{Profile, ProfileId};
 use super::reply::CookieSynAck;
@@ -47,6 +48,7 @@ pub(crate) struct ListenEntry {
     queue: VecDeque<u32>,
     /// Connections that were accepted by the owner and not delivered to an application: they count as queued.
     accepted_undelivered: u32,
+    fastopen: FastOpenQueue,
 }
 
 impl ListenEntry {
@@ -126,6 +128,7 @@ impl ListenTable {
             half_open_loopback: 0,
             queue: VecDeque::new(),
             accepted_undelivered: 0,
+            fastopen: FastOpenQueue::default(),
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -195,7 +198,13 @@ impl ListenTable {
         &self.entries[index as usize]
     }
 
-    fn handle(&self, index: u32) -> Listener {
+    /// Returns the requests for fast open of a listener, its options, and its backlog.
+    pub fn fastopen_queue(&mut self, index: u32) -> (&mut FastOpenQueue, &SocketOptions, u32) {
+        let entry = &mut self.entries[index as usize];
+        (&mut entry.fastopen, &entry.options.socket, entry.options.backlog)
+    }
+
+    pub fn handle(&self, index: u32) -> Listener {
         Listener::new(index, self.entries[index as usize].generation)
     }
 
@@ -482,11 +491,24 @@ impl Tcp {
         }
         let iss = sequence.unwrap_or_else(|| SeqNumber(self.secrets.initial_sequence(&seg.key, self.now)));
         let options = TcpOptions::parse(seg.options);
+        let fastopen = if options.fastopen.is_some() | !seg.payload.is_empty() {
+            self.try_fastopen(listener, seg, &options)
+        } else {
+            FastOpenReply::None
+        };
         let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
         let save = self.listeners.get(listener).options.socket.save_syn;
         if save != SaveSyn::Off {
             self.save_syn(idx, save, seg, burst);
         }
+        let cookie = match &fastopen {
+            FastOpenReply::None => None,
+            FastOpenReply::Cookie(cookie) => Some(cookie),
+            FastOpenReply::Accept(cookie) => {
+                self.open_fast(net, idx, seg, burst, cookie.as_ref());
+                return true;
+            }
+        };
         self.half_open += 1;
         self.half_open_high_water = self.half_open_high_water.max(self.half_open);
         let is_loopback = net.is_loopback(self.conns[idx].hop.link());
@@ -497,7 +519,11 @@ impl Tcp {
             self.conns[idx].token |= LOOPBACK_BIT;
         }
         // No data of the application can be sent with the SYN+ACK, so it is sent at once.
-        if self.send_syn(net, idx) == Err(TxError::Full) {
+        let sent = match cookie {
+            None => self.send_syn(net, idx),
+            Some(cookie) => self.send_syn_ack_with_cookie(net, idx, cookie),
+        };
+        if sent == Err(TxError::Full) {
             self.stats.device_full += 1;
             self.want_transmit(idx);
             return true;

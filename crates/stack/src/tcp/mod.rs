@@ -20,6 +20,7 @@ mod defer_accept;
 mod deferred_acks;
 pub(crate) mod demux;
 mod emit;
+pub mod fastopen;
 mod footprint;
 pub(crate) mod input;
 mod listen;
@@ -144,6 +145,10 @@ pub(crate) struct Tcp {
     pub is_gtsm_used: bool,
     /// True if a socket has ever asked for unordered receive.
     pub is_unordered_used: bool,
+    /// Connections that were opened fast and whose handshake is not complete.
+    pub fastopen_pending: u32,
+    /// Keys of cookies for listeners without keys of their own.
+    pub fastopen_keys: fastopen::FastOpenKeys,
     /// True if the segments that arrive have overtaken earlier ones: see [`Tcp::set_overtaking`].
     pub is_overtaking: bool,
     challenge_timestamp: u64,
@@ -196,6 +201,9 @@ impl Tcp {
             half_open_high_water: 0,
             is_gtsm_used: false,
             is_unordered_used: false,
+            fastopen_pending: 0,
+            fastopen_keys: fastopen::parse_keys(&config.fastopen_key)
+                .unwrap_or((Some(Secrets::fastopen_key(seed)), None)),
             is_overtaking: false,
             challenge_timestamp: 0,
             challenge_count: 0,
@@ -500,6 +508,9 @@ impl Tcp {
     /// Ends a connection: removes it from the flow table, the timer wheel, the queues and the pools, and
     /// reports its end. If the owner may still read, the receive buffer is kept until the report was taken.
     pub fn destroy(&mut self, idx: u32, reason: CloseReason) {
+        if self.fastopen_pending > 0 {
+            self.end_fastopen(idx, reason == CloseReason::Reset);
+        }
         self.remove_flow(idx);
         self.finish(idx, reason);
     }

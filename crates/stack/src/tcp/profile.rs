@@ -79,6 +79,8 @@ pub(crate) struct Profile {
     pub unordered: bool,
     /// True if packets over IPv4 have no DF, whatever the route says.
     pub may_fragment: bool,
+    /// True if data of the SYN were acknowledged (`TCPI_OPT_SYN_DATA`): no option, but rare.
+    pub syn_data: bool,
     /// Retransmission time-out before the first sample.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -123,6 +125,7 @@ impl Profile {
             port_sharing: PortSharing::default(),
             unordered: false,
             may_fragment: false,
+            syn_data: false,
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,

@@ -98,6 +98,13 @@ impl Secrets {
         }
     }
 
+    /// Returns the key of fast open cookies for a stack whose configuration has none.
+    pub fn fastopen_key(seed: &[u8; 32]) -> (u64, u64) {
+        let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| seed[i * 8 + k]));
+        let hash = SipHasher13::new_with_keys(word(0) ^ 0x7466_6f00, word(1));
+        (hash.hash(&[0]), hash.hash(&[1]))
+    }
+
     fn with_key(mut hasher: SipHasher13, key: &FlowKey) -> SipHasher13 {
         write_address(&mut hasher, key.remote);
         write_address(&mut hasher, key.local);

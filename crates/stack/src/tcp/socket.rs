@@ -635,7 +635,7 @@ impl Tcp {
         let last_data = b.map_or(c.last_rx, |b| b.lrcvtime);
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
-            state: c.state,
+            state: if self.is_fastopen_pending(idx) { State::SynReceived } else { c.state },
             local: key.local_addr(),
             remote: key.remote_addr(),
             ca_state: b.map_or(CaState::Open, |b| b.recovery.ca_state),
@@ -668,6 +668,7 @@ impl Tcp {
             sack: c.has(Flags::SACK),
             wscale: c.has(Flags::WSCALE),
             ecn: c.has(Flags::ECN),
+            syn_data: self.profile(idx).syn_data,
             last_data_recv: Duration::from_millis(self.now_ms().wrapping_sub(last_data).into()),
             busy_time,
             rwnd_limited,

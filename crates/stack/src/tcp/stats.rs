@@ -48,6 +48,16 @@ counters! {
         half_open_overflows,
         /// Acknowledgements without data that did not create a connection yet (`TCP_DEFER_ACCEPT`).
         accepts_deferred,
+        /// Connections that were created by SYNs with data or a cookie (TCP Fast Open, RFC 7413).
+        fastopen_accepts,
+        /// SYNs that requested a fast open cookie.
+        fastopen_cookie_requests,
+        /// SYNs with an invalid fast open cookie.
+        fastopen_failures,
+        /// SYNs with a fast open cookie of a listener's second key.
+        fastopen_alternate_keys,
+        /// SYNs that were not opened fast because of a listener's `TCP_FASTOPEN`.
+        fastopen_overflows,
         /// SYN cookies sent.
         cookies_sent,
         /// Connections created from a SYN cookie.

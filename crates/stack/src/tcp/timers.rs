@@ -455,7 +455,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
         if release.is_some_and(|at| at <= now) {
-            if b.is_idle(c.state) && c.state.is_synchronized() {
+            if b.is_idle(c.state) && c.state.is_synchronized() && b.timer_kind != RetransmitTimer::SynAck {
                 if self.active[self.conns[idx].active].mtu.has_failed() {
                     self.suspend_mtu_search(idx);
                 }
@@ -478,6 +478,7 @@ impl Tcp {
             }
             RetransmitTimer::ReoTimeout => self.on_reorder_timeout(idx),
             RetransmitTimer::Persist => return self.on_persist(net, idx),
+            RetransmitTimer::SynAck => return self.on_fastopen_timeout(net, idx),
         }
         true
     }

@@ -2,7 +2,7 @@
 
 mod options;
 
-pub use options::{OPTIONS_LEN_MAX, SACK_BLOCKS_MAX, TcpOptions, Timestamps};
+pub use options::{FastOpenCookie, OPTIONS_LEN_MAX, SACK_BLOCKS_MAX, TcpOptions, Timestamps};
 
 use super::{WireError, be16, be32, header_buffer, header_bytes};
 use core::fmt;

@@ -143,6 +143,7 @@ pub fn tcp_options() -> impl Strategy<Value = TcpOptions> {
                 timestamps,
                 sack_blocks: ArrayVec::new(),
                 user_timeout,
+                fastopen: None,
             };
             let room = (OPTIONS_LEN_MAX - options.encoded_len()).saturating_sub(4) / 8;
             options.sack_blocks = blocks.into_iter().take(room).collect();

@@ -1,7 +1,7 @@
 //! `getsockopt`.
 
 use super::timestamps::TimestampOptions;
-use super::values::congestion_name;
+use super::values::{congestion_name, fastopen_key_bytes};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDBUF_GROWN_MAX,
     SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
@@ -156,6 +156,9 @@ impl Ops {
             (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_ttl(true).into()),
             (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
                 number(options.min_ttl(false).into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_KEY) => {
+                OptionValue::truncatable(fastopen_key_bytes(options.fastopen_keys))
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),

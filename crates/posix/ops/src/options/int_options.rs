@@ -173,6 +173,11 @@ impl SocketOptionState {
         }
     }
 
+    /// Returns how many connections a listener opens fast at a time (`TCP_FASTOPEN`).
+    pub(super) fn fastopen_queue(&self) -> u32 {
+        self.ints.get("TCP_FASTOPEN").unwrap_or(0).unsigned_abs()
+    }
+
     /// Returns whether packets of a connection over IPv4 are sent without DF (`ip_dont_fragment`).
     pub(super) fn may_fragment(&self) -> bool {
         !matches!(self.ints.get("IP_MTU_DISCOVER"), None | Some(1 | 2))

@@ -1,7 +1,7 @@
 //! `setsockopt`.
 
 use super::timestamps::TimestampOptions;
-use super::values::{congestion, defer_accept};
+use super::values::{congestion, defer_accept, fastopen_keys};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
     PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW,
@@ -209,6 +209,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
                 options.defer_accept_s = defer_accept::seconds(int(value)?);
             }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_KEY) => options.fastopen_keys = fastopen_keys(value)?,
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 options.congestion = Some(congestion(value)?);
                 options.mark_set(StackOption::Congestion);
@@ -245,7 +246,9 @@ impl Ops {
                 }
                 flag(BoolOption::V6Only, None)?;
             }
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) if matches!(shape, SocketRole::Stream(_)) => {
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE)
+                if matches!(shape, SocketRole::Stream(_)) =>
+            {
                 return Err(Errno::INVAL);
             }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {

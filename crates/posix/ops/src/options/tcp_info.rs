@@ -23,6 +23,7 @@ const TIMESTAMPS: u8 = 1;
 const SACK: u8 = 2;
 const WSCALE: u8 = 4;
 const ECN: u8 = 8;
+const SYN_DATA: u8 = 32;
 
 /// Returns the structure for a connection, for a listener, or for a socket that is neither.
 pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is_listening: bool) -> Vec<u8> {
@@ -32,7 +33,13 @@ pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is
         out[0] = state.linux_number();
         return out;
     };
-    let options = [(info.timestamps, TIMESTAMPS), (info.sack, SACK), (info.wscale, WSCALE), (info.ecn, ECN)];
+    let options = [
+        (info.timestamps, TIMESTAMPS),
+        (info.sack, SACK),
+        (info.wscale, WSCALE),
+        (info.ecn, ECN),
+        (info.syn_data, SYN_DATA),
+    ];
     out[0] = info.state.linux_number();
     out[1] = match info.ca_state {
         CaState::Open => 0,

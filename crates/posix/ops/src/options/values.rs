@@ -1,7 +1,7 @@
 //! Values of TCP options that are not plain integers.
 
 use super::OptionValue;
-use ginnel::CongestionControl;
+use ginnel::{CongestionControl, FastOpenKeys};
 use rustix::io::Errno;
 
 /// Bytes of an algorithm's name (`TCP_CA_NAME_MAX`).
@@ -26,6 +26,25 @@ pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
     };
     name.resize(CONGESTION_NAME_BYTES, 0);
     OptionValue::truncatable(name)
+}
+
+/// Parses the keys of `TCP_FASTOPEN_KEY`: one or two, of 16 bytes each.
+///
+/// # Errors
+/// `EINVAL` for another length.
+pub(super) fn fastopen_keys(value: &[u8]) -> Result<FastOpenKeys, Errno> {
+    let key = |words: &[[u8; 8]]| {
+        words.first_chunk().map(|[a, b]| (u64::from_le_bytes(*a), u64::from_le_bytes(*b)))
+    };
+    match value.as_chunks::<8>() {
+        (words, []) if matches!(words.len(), 2 | 4) => Ok((key(words), key(&words[2..]))),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Returns the keys as the value of `TCP_FASTOPEN_KEY`.
+pub(super) fn fastopen_key_bytes((first, second): FastOpenKeys) -> Vec<u8> {
+    [first, second].iter().flatten().flat_map(|(a, b)| [a.to_le_bytes(), b.to_le_bytes()]).flatten().collect()
 }
 
 /// Linux stores `TCP_DEFER_ACCEPT` as a number of SYN+ACKs, so the time reads back as the time that these

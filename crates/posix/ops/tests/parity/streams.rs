@@ -341,7 +341,8 @@ pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
     w.log("arrival time", now().as_secs() - arrival >= 1);
     got.control.splice(16..32, []);
     w.log("with TCP_INQ", (got.bytes, got.control));
-    w.log("nothing to read", w.a.recv_from(a, 0, 200, libc::MSG_DONTWAIT).map(|got| got.control));
+    // The time of the next byte.
+    w.log("no space", w.a.recv_from(a, 0, 200, libc::MSG_DONTWAIT).map(|got| got.control.len()));
     w.b.close(b).unwrap();
     w.wait(w.a, a, libc::POLLRDHUP);
     w.log("rest", w.a.recv_from(a, 9, 200, 0).map(|got| got.control.len()));

@@ -21,6 +21,12 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 const USER_TIMEOUT: u8 = 28;
+const FASTOPEN: u8 = 34;
+const EXPERIMENTAL: u8 = 254;
+/// Number of fast open among the experimental options (RFC 7413 §4.1.1).
+const EXPERIMENTAL_FASTOPEN: [u8; 2] = [0xf9, 0x89];
+/// Bytes of a fast open cookie (RFC 7413 §4.1.1).
+const COOKIE_LEN: core::ops::RangeInclusive<usize> = 4..=16;
 
 /// NOP, NOP, and kind and length of the timestamps option: the first bytes of the options of most segments.
 const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
@@ -42,6 +48,37 @@ impl Timestamps {
     }
 }
 
+/// The fast open option (RFC 7413 §4.1.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FastOpenCookie {
+    /// The cookie: 4 to 16 bytes, an even number. Empty in a request for a cookie.
+    pub bytes: ArrayVec<u8, 16>,
+    /// True if the option is the experimental one of before the RFC.
+    pub is_experimental: bool,
+}
+
+impl FastOpenCookie {
+    /// Creates an option with at most 16 bytes.
+    pub fn new(bytes: &[u8], is_experimental: bool) -> Self {
+        Self { bytes: bytes.iter().copied().take(16).collect(), is_experimental }
+    }
+
+    /// Returns the option with the padding after it.
+    fn encoded(&self) -> ArrayVec<u8, 20> {
+        let mut out = ArrayVec::new();
+        let len = self.bytes.len() as u8;
+        match self.is_experimental {
+            true => out.extend([EXPERIMENTAL, 4 + len, EXPERIMENTAL_FASTOPEN[0], EXPERIMENTAL_FASTOPEN[1]]),
+            false => out.extend([FASTOPEN, 2 + len]),
+        }
+        out.extend(self.bytes.iter().copied());
+        while !out.len().is_multiple_of(4) {
+            out.push(NOP);
+        }
+        out
+    }
+}
+
 /// The options of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TcpOptions {
@@ -60,6 +97,8 @@ pub struct TcpOptions {
     pub sack_blocks: ArrayVec<(SeqNumber, SeqNumber), SACK_BLOCKS_MAX>,
     /// The user timeout as encoded: the top bit selects minutes instead of seconds (RFC 5482 §3.1).
     pub user_timeout: Option<u16>,
+    /// Fast open (RFC 7413). Valid on SYN only.
+    pub fastopen: Option<FastOpenCookie>,
 }
 
 impl TcpOptions {
@@ -139,8 +178,20 @@ impl TcpOptions {
                     self.sack_blocks = blocks.iter().take(SACK_BLOCKS_MAX).map(block).collect();
                 }
             }
+            (FASTOPEN, cookie) => self.read_fastopen(cookie, false),
+            (EXPERIMENTAL, &[a, b, ref cookie @ ..]) if [a, b] == EXPERIMENTAL_FASTOPEN => {
+                self.read_fastopen(cookie, true);
+            }
             (USER_TIMEOUT, &[a, b]) => self.user_timeout = Some(be16(&[a, b], 0)),
             _ => {}
+        }
+    }
+
+    /// Evaluates a fast open option (`tcp_parse_fastopen_option`). One of an invalid length counts as absent.
+    fn read_fastopen(&mut self, cookie: &[u8], is_experimental: bool) {
+        if cookie.len().is_multiple_of(2) {
+            let is_valid = cookie.is_empty() || COOKIE_LEN.contains(&cookie.len());
+            self.fastopen = is_valid.then(|| FastOpenCookie::new(cookie, is_experimental));
         }
     }
 
@@ -167,6 +218,7 @@ impl TcpOptions {
             + usize::from(sack_permitted)
             + usize::from(self.user_timeout.is_some()))
             + 12 * usize::from(self.timestamps.is_some())
+            + self.fastopen.as_ref().map_or(0, |cookie| cookie.encoded().len())
     }
 
     /// Returns how many SACK blocks fit besides the other options: up to 4, or 3 with timestamps (RFC 2018
@@ -224,6 +276,9 @@ impl TcpOptions {
         }
         if let Some(timeout) = self.user_timeout {
             words.push(u32::from_be_bytes([USER_TIMEOUT, 4, 0, 0]) | u32::from(timeout));
+        }
+        if let Some(cookie) = &self.fastopen {
+            words.extend(cookie.encoded().as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)));
         }
         if !self.sack_blocks.is_empty() {
             let fit = self.sack_blocks_fitting();

@@ -225,3 +225,17 @@ fn aligned_parser_matches_the_general_parser() {
     assert!(aligned > 1000 && others > 1000, "{aligned} and {others}");
     assert_eq!(TcpOptions::parse_aligned(&[2, 4, 5, 0xb4, 1]), None, "an odd byte");
 }
+
+#[test]
+fn fast_open_cookies_round_trip() {
+    for (len, experimental) in [(0, false), (0, true), (4, false), (8, false), (8, true), (16, false)] {
+        let cookie = FastOpenCookie::new(&[7; 16][..len], experimental);
+        let options = TcpOptions { mss: Some(1460), fastopen: Some(cookie), ..Default::default() };
+        let bytes = emitted(&options);
+        assert_eq!((bytes.len(), TcpOptions::parse(&bytes)), (options.encoded_len(), options), "{len}");
+    }
+    for (len, body) in [(3, 1), (4, 2), (20, 18)] {
+        let option = [&[34, len][..], &vec![7; body]].concat();
+        assert_eq!(TcpOptions::parse(&option).fastopen, None, "a cookie of {body} bytes");
+    }
+}

@@ -61,6 +61,8 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "reordering" => tcp.reordering_segments = number()?,
         // The kernel's slack follows from its clock granularity.
         "ginnel.reordering_slack_ms" => tcp.reordering_slack_ms = number()?,
+        "fastopen" => tcp.fastopen = number()?,
+        "fastopen_key" => tcp.fastopen_key = value.into(),
         "mtu_probing" => {
             tcp.mtu_probing = match value {
                 "0" => MtuProbing::Off,

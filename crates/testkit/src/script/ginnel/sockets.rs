@@ -556,6 +556,13 @@ impl Socket {
                 self.options.may_fragment = !matches!(number, 1 | 2);
                 TcpOption::MayFragment(self.options.may_fragment)
             }
+            "TCP_FASTOPEN" => {
+                self.options.fastopen_queue = number;
+                if let SocketKind::Listening(listener) = self.kind {
+                    let _ = stack.set_listener_options(listener, &self.options);
+                }
+                return CallResult::value(0);
+            }
             "TCP_DEFER_ACCEPT" => {
                 self.options.defer_accept = defer_accept_timeouts(number);
                 if let SocketKind::Listening(listener) = self.kind {
@@ -670,8 +677,11 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         CaState::Recovery => 3,
         CaState::Loss => 4,
     };
-    let options =
-        i64::from(i.timestamps) | i64::from(i.sack) << 1 | i64::from(i.wscale) << 2 | i64::from(i.ecn) << 3;
+    let options = i64::from(i.timestamps)
+        | i64::from(i.sack) << 1
+        | i64::from(i.wscale) << 2
+        | i64::from(i.ecn) << 3
+        | i64::from(i.syn_data) << 5;
     Some(Info::from([
         ("tcpi_state", i.state.linux_number().into()),
         ("tcpi_ca_state", ca_state),
