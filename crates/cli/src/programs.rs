@@ -5,13 +5,16 @@ use crate::failure::Failure;
 use crate::output;
 use clap::{Args, ValueEnum};
 use ginnel::config::ListenSpawnMode;
+use ginnel_kernel_lane::{MODE_VARIABLE, Mode};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// File name of the preloaded library.
+/// File name of the library that programs on a stack are preloaded with.
 const LIBRARY: &str = "libginnel.so";
+/// File name of the library that programs on the kernel's network with `--listen-spawn` are preloaded with.
+const KERNEL_LIBRARY: &str = "libginnel_kernel.so";
 /// Environment variables that the library reads (crates/posix/preload/src/attach.rs).
 const STACK_VARIABLE: &str = "GINNEL_STACK";
 const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
@@ -30,7 +33,9 @@ pub struct ProgramOptions {
 
     /// On a stack with several shards (threads that each serve a part of the connections): from which shard a
     /// worker process accepts connections first. A worker also accepts from shards that no other worker
-    /// serves. Default: run.listen_spawn of the stack.
+    /// serves. Default: run.listen_spawn of the stack. With --stack kernel: gives each worker of a
+    /// pre-forking server a listener of its own, to which a CPU delivers the connections that it receives;
+    /// "auto" pins workers to CPUs. Default there: off.
     #[arg(long, value_name = "MODE", value_enum)]
     listen_spawn: Option<ListenSpawn>,
 
@@ -61,7 +66,8 @@ enum ListenSpawn {
     /// From the shard of the CPU that the worker is pinned to, if it is pinned to one.
     #[value(alias = "1")]
     Bound,
-    /// As "bound"; workers that are not pinned get the shards in turn. CPU affinity is not changed.
+    /// As "bound"; workers that are not pinned get the shards in turn. CPU affinity is not changed, except
+    /// with --stack kernel.
     #[value(alias = "2")]
     Auto,
 }
@@ -105,22 +111,32 @@ enum OnMissing {
     Kernel,
 }
 
-/// Returns the path of the library: `GINNEL_LIBRARY`, or the file beside this executable, or where packages
-/// install it.
+/// Returns the path of the library for programs on a stack: `GINNEL_LIBRARY`, or the file beside this
+/// executable, or where packages install it.
 pub fn find_library() -> Result<PathBuf, Failure> {
-    if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
+    find(LIBRARY, "GINNEL_LIBRARY")
+}
+
+/// Returns the path of the library for programs on the kernel's network: `GINNEL_KERNEL_LIBRARY`, or the file
+/// beside this executable, or where packages install it.
+pub fn find_kernel_library() -> Result<PathBuf, Failure> {
+    find(KERNEL_LIBRARY, "GINNEL_KERNEL_LIBRARY")
+}
+
+fn find(library: &str, variable: &str) -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os(variable) {
         return Ok(path.into());
     }
     let program = std::env::current_exe()
         .map_err(|e| Failure::running(format!("path of the ginnel executable: {e}")))?;
-    let beside = program.with_file_name(LIBRARY);
+    let beside = program.with_file_name(library);
     let candidates = program
         .parent()
         .into_iter()
-        .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(LIBRARY)));
+        .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(library)));
     core::iter::once(beside.clone()).chain(candidates).find(|path| path.exists()).ok_or_else(|| {
         Failure::running(format!(
-            "{} is missing: set GINNEL_LIBRARY to the path of the library",
+            "{} is missing: set {variable} to the path of the library",
             beside.display()
         ))
     })
@@ -144,12 +160,17 @@ impl ProgramOptions {
         }))
     }
 
-    fn command_on_stack(&self, library: &Path, control: &Path) -> Command {
-        let mut preload = library.as_os_str().to_owned();
-        if let Some(other_libraries) = other_preloaded_libraries() {
-            preload.push(":");
-            preload.push(other_libraries);
+    /// Returns the mode of `--listen-spawn` for workers on the kernel's network; `None` if they share their
+    /// listeners.
+    pub fn kernel_lane(&self) -> Option<Mode> {
+        match self.listen_spawn? {
+            ListenSpawn::Off => None,
+            ListenSpawn::Bound => Some(Mode::Bound),
+            ListenSpawn::Auto => Some(Mode::Auto),
         }
+    }
+
+    fn command_on_stack(&self, library: &Path, control: &Path) -> Command {
         let kernel_listen = match self.kernel_listen {
             KernelListen::Auto => "auto",
             KernelListen::Off => "off",
@@ -165,7 +186,8 @@ impl ProgramOptions {
         let mut command = self.command();
         command
             .env(LISTEN_SPAWN_VARIABLE, listen_spawn.name())
-            .env("LD_PRELOAD", preload)
+            .env("LD_PRELOAD", with_other_libraries(library))
+            .env_remove(MODE_VARIABLE)
             .env(STACK_VARIABLE, control)
             .env(ON_MISSING_VARIABLE, on_missing)
             .env(KERNEL_LISTEN_VARIABLE, kernel_listen)
@@ -193,16 +215,32 @@ impl ProgramOptions {
     /// Replaces this process by the program without the library, for the reason `cause`. Returns only if that
     /// fails.
     pub fn exec_on_kernel(&self, cause: &str) -> Failure {
-        let mut command = self.command();
+        let mut command = self.command_on_kernel(cause);
         match other_preloaded_libraries() {
             Some(other_libraries) => command.env("LD_PRELOAD", other_libraries),
             None => command.env_remove("LD_PRELOAD"),
         };
-        for name in [STACK_VARIABLE, ON_MISSING_VARIABLE, KERNEL_LISTEN_VARIABLE, LISTEN_SPAWN_VARIABLE] {
+        self.exec_failure(&command.exec())
+    }
+
+    /// Replaces this process by the program on the kernel's network, with the library that gives each worker
+    /// a listener of its own. Returns only if that fails.
+    pub fn exec_in_kernel_lane(&self, library: &Path, mode: Mode) -> Failure {
+        let mode = mode.name();
+        let cause = format!("started with --stack kernel --listen-spawn {mode}");
+        let mut command = self.command_on_kernel(&cause);
+        command.env("LD_PRELOAD", with_other_libraries(library)).env(MODE_VARIABLE, mode);
+        self.exec_failure(&command.exec())
+    }
+
+    fn command_on_kernel(&self, cause: &str) -> Command {
+        let mut command = self.command();
+        let variables = [STACK_VARIABLE, ON_MISSING_VARIABLE, KERNEL_LISTEN_VARIABLE, LISTEN_SPAWN_VARIABLE];
+        for name in variables.into_iter().chain([MODE_VARIABLE]) {
             command.env_remove(name);
         }
         command.env(NO_STACK_VARIABLE, cause);
-        self.exec_failure(&command.exec())
+        command
     }
 
     /// Handles the case that the program cannot use a stack, for the reason `cause`. Returns an error, or
@@ -218,11 +256,24 @@ impl ProgramOptions {
     }
 }
 
+/// Returns a value of `LD_PRELOAD` with this library and those of other projects.
+fn with_other_libraries(library: &Path) -> OsString {
+    let mut preload = library.as_os_str().to_owned();
+    if let Some(other_libraries) = other_preloaded_libraries() {
+        preload.push(":");
+        preload.push(other_libraries);
+    }
+    preload
+}
+
 /// Returns the other libraries in `LD_PRELOAD`, or `None` if there are none.
 fn other_preloaded_libraries() -> Option<OsString> {
     let all = std::env::var_os("LD_PRELOAD")?;
     let text = all.to_str()?;
-    let is_ours = |path: &&str| Path::new(path).file_name() == Some(OsStr::new(LIBRARY));
+    let is_ours = |path: &&str| {
+        let name = Path::new(path).file_name();
+        [LIBRARY, KERNEL_LIBRARY].iter().any(|own| name == Some(OsStr::new(own)))
+    };
     let other_libraries: Vec<&str> =
         text.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).collect();
     (!other_libraries.is_empty()).then(|| other_libraries.join(":").into())

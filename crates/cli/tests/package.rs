@@ -4,7 +4,7 @@
 mod temp_folder;
 
 use ginnel::Config;
-use ginnel_testkit::interop::{build_c_library, build_preload_library};
+use ginnel_testkit::interop::{build_c_library, build_kernel_library, build_preload_library};
 use ginnel_testkit::skip;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -79,6 +79,7 @@ fn the_package_is_installed_used_and_removed() {
     let folder = TempFolder::new("package");
     let library = build_preload_library(GINNEL);
     assert_eq!(build_c_library(GINNEL).parent(), library.parent());
+    assert_eq!(build_kernel_library(GINNEL).parent(), library.parent());
     let binaries = library.parent().unwrap().display().to_string();
     let output = folder.0.join("deb").display().to_string();
     let built = Command::new(tree().join("scripts/deb"))

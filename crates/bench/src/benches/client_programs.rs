@@ -229,7 +229,7 @@ fn parse_ab(text: &str) -> Option<(f64, u64)> {
 
 /// Parses requests per second and failures from the output of wrk, which does not mention failures if there
 /// were none.
-fn parse_wrk(text: &str) -> Option<(f64, u64)> {
+pub fn parse_wrk(text: &str) -> Option<(f64, u64)> {
     let numbers =
         |line: &str| line.split([' ', ',']).filter_map(|word| word.parse::<u64>().ok()).sum::<u64>();
     let failures = ["Socket errors:", "Non-2xx or 3xx responses:"]

@@ -9,6 +9,7 @@ mod idle_cpu;
 pub mod instructions;
 mod iot;
 mod kernel;
+mod kernel_lane;
 mod load_sink;
 mod loss;
 mod memif;
@@ -144,6 +145,12 @@ pub const ALL: &[Bench] = &[
         about: "HTTP requests/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over an equal veth; server and receive processing on one core, generator on another",
         needs: Needs::Namespace,
         run: httpd_vs_kernel::nginx_keep_alive,
+    },
+    Bench {
+        name: "kernel-lane",
+        about: "HTTP connections/s of nginx on the kernel over loopback, a worker per CPU, each with a listener of its own (ginnel run --stack kernel --listen-spawn auto), against one that all workers share; the client uses the same CPUs",
+        needs: Needs::Namespace,
+        run: kernel_lane::run,
     },
     Bench {
         name: "nginx-short-memory",

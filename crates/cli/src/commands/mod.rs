@@ -9,6 +9,7 @@ mod demo_server;
 mod doctor;
 mod generate;
 mod iot;
+mod listeners;
 mod load;
 mod log;
 mod metrics;
@@ -75,6 +76,12 @@ pub enum Command {
     Bench(bench::BenchCommand),
     /// Export the counters of running stacks to Prometheus, over HTTP
     Metrics(metrics::MetricsOptions),
+    /// Show the listeners and workers of programs under "ginnel run --stack kernel --listen-spawn"
+    ///
+    /// One line for each worker and listener: the worker's process id, the CPU whose connections it gets, and
+    /// how many it has accepted. "-" instead of a worker: it has ended, and its accept queue waits for another
+    /// one. "-" instead of a CPU: connections of CPUs without a worker of their own.
+    Listeners(listeners::ListenersOptions),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
     /// Show the log of a stack, which may have ended
@@ -126,6 +133,7 @@ impl Command {
             Self::Capture(options) => capture::run(&options),
             Self::Bench(command) => command.run(),
             Self::Metrics(options) => metrics::run(&options),
+            Self::Listeners(options) => listeners::run(&options),
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),
             Self::Stat(options) => stat::run(&options),

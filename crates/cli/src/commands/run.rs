@@ -3,12 +3,13 @@
 use crate::executable_check;
 use crate::failure::Failure;
 use crate::output;
-use crate::programs::{ProgramOptions, find_library};
+use crate::programs::{ProgramOptions, find_kernel_library, find_library};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
 use clap::Args;
 use ginnel::{StopFlag, run_dir};
+use ginnel_kernel_lane::Mode;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::Signals;
@@ -40,8 +41,8 @@ them. A second SIGINT or SIGTERM ends the stack without waiting.";
 #[command(after_long_help = HELP)]
 pub struct RunOptions {
     /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
-    /// network instead, so that the same command line can be switched back. Without --stack the program gets
-    /// a stack of its own, which the stack options below describe and which ends with the program.
+    /// network instead, so that the same command line can be switched back; with --listen-spawn, see there.
+    /// Without --stack the program gets a stack of its own, which the stack options below describe and which ends with the program.
     #[arg(long = "stack", value_name = "NAME")]
     stack_name: Option<String>,
 
@@ -60,9 +61,20 @@ pub fn run(options: &RunOptions) -> Result<(), Failure> {
     match options.stack_name.as_deref() {
         None => run_on_own_stack(options),
         // Stack options are ignored here, so that `--stack kernel` can be added to any command line.
-        Some(KERNEL) => Err(options.program.exec_on_kernel("started with --stack kernel")),
+        Some(KERNEL) => match options.program.kernel_lane() {
+            None => Err(options.program.exec_on_kernel("started with --stack kernel")),
+            Some(mode) => run_in_kernel_lane(options, mode),
+        },
         Some(name) => run_on_named_stack(options, name),
     }
+}
+
+fn run_in_kernel_lane(options: &RunOptions, mode: Mode) -> Result<(), Failure> {
+    let library = find_kernel_library()?;
+    if let Some(cause) = options.program.check_preloadable() {
+        return Err(options.program.handle_missing_stack(&cause));
+    }
+    Err(options.program.exec_in_kernel_lane(&library, mode))
 }
 
 fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {

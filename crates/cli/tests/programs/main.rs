@@ -7,6 +7,7 @@ mod errors;
 mod ftp;
 mod haproxy;
 mod iperf;
+mod kernel_lane;
 mod killed_worker;
 mod lighttpd;
 mod many_workers;

@@ -12,6 +12,8 @@ pub enum Side {
     Stack,
     /// A stack with two shards.
     TwoShards,
+    /// The kernel, with a listener per worker.
+    KernelLane,
 }
 
 /// Where clients reach a server, on either side.
@@ -25,7 +27,9 @@ impl Side {
     pub fn fixture(self, test: &str, programs: &[&str]) -> Option<ProgramFixture> {
         let fixture = fixture(test, programs)?;
         match self {
-            Self::Kernel => drop(fixture.namespace().ip("address add 10.9.0.2/32 dev lo").unwrap()),
+            Self::Kernel | Self::KernelLane => {
+                drop(fixture.namespace().ip("address add 10.9.0.2/32 dev lo").unwrap())
+            }
             Self::Stack | Self::TwoShards => {
                 fixture.namespace().sysctl("net.ipv4.ip_forward", "1").unwrap();
             }
@@ -40,6 +44,11 @@ impl Side {
         match self {
             Self::Kernel => {
                 fixture.start_on_kernel(program[0], &program[1..]);
+                fixture.wait_until_listening(ADDRESS);
+                None
+            }
+            Self::KernelLane => {
+                crate::kernel_lane::start(fixture, "auto", program);
                 fixture.wait_until_listening(ADDRESS);
                 None
             }

@@ -30,6 +30,16 @@ pub fn build_preload_library(ginnel: &str) -> &'static Path {
     LIBRARY.get_or_init(|| build_library(ginnel, "ginnel-posix", "libginnel.so"))
 }
 
+/// Builds the library of `ginnel run --stack kernel --listen-spawn`, as [`build_preload_library`] does its
+/// library.
+///
+/// # Panics
+/// If the build fails.
+pub fn build_kernel_library(ginnel: &str) -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| build_library(ginnel, "ginnel-kernel-preload", "libginnel_kernel.so"))
+}
+
 /// Builds the library of the C API, as [`build_preload_library`] does its library.
 ///
 /// # Panics

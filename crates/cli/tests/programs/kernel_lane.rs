@@ -1,0 +1,323 @@
+//! Pre-forking servers on the kernel with a listener per worker (`ginnel run --stack kernel --listen-spawn`).
+
+use crate::processes::{children, signal, wait_until};
+use crate::server::{ADDRESS, Nginx, Side};
+use ginnel_testkit::interop::{ProgramFixture, build_kernel_library};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+/// Connections from each CPU.
+const CONNECTIONS: usize = 30;
+
+/// A pre-forking server: `python3 server.py WAIT WORKERS RESPAWN`. Each worker answers a connection with its
+/// process id and its CPUs. WAIT is how it waits for connections.
+const SERVER: &str = "
+import os, select, selectors, signal, socket, sys
+wait, workers, respawn = sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'respawn'
+listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
+def serve():
+    if wait != 'accept': listener.setblocking(False)
+    if wait == 'epoll':
+        events = select.epoll()
+        events.register(listener, select.EPOLLIN)
+    while True:
+        if wait == 'epoll': events.poll()
+        if wait == 'poll':
+            events = select.poll()
+            events.register(listener, select.POLLIN)
+            events.poll()
+        if wait == 'select': select.select([listener], [], [])
+        try: connection, _ = listener.accept()
+        except BlockingIOError: continue
+        cpus = ','.join(map(str, sorted(os.sched_getaffinity(0))))
+        connection.sendall(b'%d %s' % (os.getpid(), cpus.encode()))
+        connection.close()
+def start():
+    if os.fork() == 0:
+        try: serve()
+        finally: os._exit(1)
+if workers == 0: serve()
+for _ in range(workers): start()
+while True:
+    os.wait()
+    if respawn: start()
+";
+
+/// A client: `python3 client.py CPU COUNT` connects from a CPU and prints an answer per line.
+const CLIENT: &str = "
+import os, socket, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+for _ in range(int(sys.argv[2])):
+    connection = socket.create_connection(('10.9.0.2', 8000), timeout=30)
+    print(connection.makefile().read())
+";
+
+/// Starts a program with a listener per worker.
+pub fn start(fixture: &ProgramFixture, mode: &str, program: &[&str]) {
+    let library = format!("GINNEL_KERNEL_LIBRARY={}", build_kernel_library(GINNEL).display());
+    let run = [&library, GINNEL, "run", "--stack", "kernel", "--listen-spawn", mode, "--"];
+    fixture.start_on_kernel("env", &[&run[..], program].concat());
+}
+
+fn fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
+    let fixture = Side::KernelLane.fixture(test, programs)?;
+    fixture.write("server.py", SERVER);
+    fixture.write("client.py", CLIENT);
+    Some(fixture)
+}
+
+/// Returns the workers with a listener of their own, and the CPU of each.
+fn workers(fixture: &ProgramFixture) -> BTreeMap<u64, Option<u64>> {
+    let output = fixture.ginnel(&["listeners", "--json"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of_fixture = rows.filter(|row| is_in(fixture, row["master"].as_u64().unwrap()));
+    of_fixture.filter_map(|row| Some((row["worker"].as_u64()?, row["cpu"].as_u64()))).collect()
+}
+
+/// Returns whether a process runs in the directory of the fixture: other tests run beside this one.
+fn is_in(fixture: &ProgramFixture, pid: u64) -> bool {
+    std::fs::read_link(format!("/proc/{pid}/cwd"))
+        .is_ok_and(|at| at == fixture.folder().canonicalize().unwrap())
+}
+
+/// Connects from a CPU and returns the process ids and the CPUs of the workers that have answered.
+#[track_caller]
+fn answers_to(fixture: &ProgramFixture, cpu: u64, count: usize) -> BTreeSet<(u64, String)> {
+    let client = fixture.folder().join("client.py").display().to_string();
+    let text = fixture.client_text("python3", &[&client, &cpu.to_string(), &count.to_string()]);
+    assert_eq!(text.lines().count(), count, "{text}");
+    let parse = |line: &str| line.split_once(' ').map(|(pid, cpus)| (pid.parse().unwrap(), cpus.to_string()));
+    text.lines().map(|line| parse(line).unwrap_or_else(|| panic!("{line:?}"))).collect()
+}
+
+fn cpus() -> Vec<u64> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..1024).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u64).collect()
+}
+
+#[test]
+fn a_worker_serves_the_connections_of_its_cpu() {
+    let test = "a_worker_serves_the_connections_of_its_cpu";
+    for wait in ["accept", "poll", "select", "epoll"] {
+        let Some(fixture) = fixture(test, &["python3"]) else { return };
+        let cpus = cpus();
+        start(&fixture, "auto", &["python3", "server.py", wait, &cpus.len().to_string(), "respawn"]);
+        wait_until("all workers have listeners", || workers(&fixture).len() == cpus.len());
+        let workers = workers(&fixture);
+        let used: BTreeSet<u64> = workers.values().flatten().copied().collect();
+        assert_eq!(used.into_iter().collect::<Vec<_>>(), cpus, "{wait}: {workers:?}");
+        for (worker, cpu) in workers {
+            let cpu = cpu.unwrap();
+            let only = BTreeSet::from([(worker, cpu.to_string())]);
+            assert_eq!(answers_to(&fixture, cpu, CONNECTIONS), only, "{wait}: CPU {cpu}");
+        }
+    }
+}
+
+#[test]
+fn more_workers_than_cpus_share_each_cpu() {
+    let test = "more_workers_than_cpus_share_each_cpu";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    let cpus = cpus();
+    start(&fixture, "auto", &["python3", "server.py", "epoll", &(2 * cpus.len()).to_string(), "respawn"]);
+    wait_until("all workers have listeners", || workers(&fixture).len() == 2 * cpus.len());
+    let of_cpu: BTreeSet<u64> =
+        workers(&fixture).into_iter().filter(|(_, cpu)| *cpu == Some(cpus[0])).map(|(pid, _)| pid).collect();
+    assert_eq!(of_cpu.len(), 2);
+    // The probability that one of two gets none of 60 is 2⁻⁵⁹.
+    let answers = answers_to(&fixture, cpus[0], 2 * CONNECTIONS);
+    assert_eq!(answers.into_iter().map(|(pid, _)| pid).collect::<BTreeSet<_>>(), of_cpu);
+}
+
+#[test]
+fn bound_workers_keep_their_cpus() {
+    let test = "bound_workers_keep_their_cpus";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    start(&fixture, "bound", &["python3", "server.py", "poll", "2", "respawn"]);
+    wait_until("all workers have listeners", || workers(&fixture).len() == 2);
+    let cpus = cpus();
+    let is_pinned = cpus.len() == 1;
+    assert!(workers(&fixture).values().all(|cpu| cpu.is_some() == is_pinned));
+    let all = cpus.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let answers = answers_to(&fixture, cpus[0], 2 * CONNECTIONS);
+    assert!(answers.iter().all(|(_, cpus)| *cpus == all), "{answers:?}");
+    assert_eq!(answers.len(), 2, "both share the CPUs");
+}
+
+#[test]
+fn a_server_without_workers_is_not_pinned() {
+    let test = "a_server_without_workers_is_not_pinned";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    start(&fixture, "auto", &["python3", "server.py", "epoll", "0", "respawn"]);
+    fixture.wait_until_listening(ADDRESS);
+    let all = cpus().iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    for cpu in cpus() {
+        let answers = answers_to(&fixture, cpu, CONNECTIONS);
+        assert_eq!(answers.into_iter().map(|(_, cpus)| cpus).collect::<Vec<_>>(), [all.as_str()]);
+    }
+}
+
+const REQUEST: &[u8] = b"GET /ok HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n";
+
+/// Opens connections from all CPUs that send a request and wait for the answer.
+fn waiting_connections(fixture: &ProgramFixture, request: &[u8]) -> Vec<TcpStream> {
+    let from_cpu = |cpu: u64| {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(usize::try_from(cpu).unwrap());
+        std::thread::scope(|scope| {
+            let connect = || {
+                rustix::thread::sched_setaffinity(None, &set).unwrap();
+                let streams = (0..CONNECTIONS).map(|_| {
+                    let mut stream = fixture.connect(ADDRESS).unwrap();
+                    stream.write_all(request).unwrap();
+                    stream
+                });
+                streams.collect::<Vec<_>>()
+            };
+            scope.spawn(connect).join().unwrap()
+        })
+    };
+    cpus().into_iter().flat_map(from_cpu).collect()
+}
+
+#[track_caller]
+fn assert_answered(streams: Vec<TcpStream>, end: &str) {
+    for mut stream in streams {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with(end) && !answer.is_empty(), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_new_nginx_worker_serves_waiting_connections() {
+    let test = "a_new_nginx_worker_serves_waiting_connections";
+    let Some(fixture) = fixture(test, &["nginx", "pgrep"]) else { return };
+    let count = cpus().len().max(2) as u32;
+    let nginx = Nginx::start(&fixture, Side::KernelLane, count, "");
+    wait_until("all workers have listeners", || workers(&fixture).len() == count as usize);
+    let before = workers(&fixture);
+    before.keys().for_each(|worker| signal(&worker.to_string(), "STOP"));
+    let streams = waiting_connections(&fixture, REQUEST);
+    let killed = *before.keys().next().unwrap();
+    signal(&killed.to_string(), "KILL");
+    wait_until("a new worker has the listener", || {
+        let now = workers(&fixture);
+        now.len() == count as usize && !now.contains_key(&killed)
+    });
+    let new: Vec<Option<u64>> = workers(&fixture)
+        .into_iter()
+        .filter(|(pid, _)| !before.contains_key(pid))
+        .map(|(_, cpu)| cpu)
+        .collect();
+    assert_eq!(new, [before[&killed]], "the new worker has the CPU of the old one");
+    before.keys().filter(|worker| **worker != killed).for_each(|worker| signal(&worker.to_string(), "CONT"));
+    assert_answered(streams, "\r\n\r\nok");
+    nginx.finish(true);
+}
+
+#[test]
+fn another_worker_takes_over_what_waits() {
+    let test = "another_worker_takes_over_what_waits";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    start(&fixture, "auto", &["python3", "server.py", "epoll", "2", "stay"]);
+    wait_until("all workers have listeners", || workers(&fixture).len() == 2);
+    let pids: Vec<u64> = workers(&fixture).into_keys().collect();
+    pids.iter().for_each(|pid| signal(&pid.to_string(), "STOP"));
+    let streams = waiting_connections(&fixture, b"");
+    signal(&pids[0].to_string(), "KILL");
+    wait_until("the slot is free", || workers(&fixture).len() == 1);
+    signal(&pids[1].to_string(), "CONT");
+    assert_answered(streams, "");
+    for cpu in cpus() {
+        let answers = answers_to(&fixture, cpu, CONNECTIONS);
+        assert_eq!(answers.into_iter().map(|(pid, _)| pid).collect::<Vec<_>>(), [pids[1]]);
+    }
+}
+
+#[test]
+fn a_reload_with_fewer_workers_loses_nothing() {
+    let test = "a_reload_with_fewer_workers_loses_nothing";
+    let Some(fixture) = fixture(test, &["nginx", "pgrep"]) else { return };
+    let nginx = Nginx::start(&fixture, Side::KernelLane, 4, "");
+    wait_until("all workers have listeners", || workers(&fixture).len() == 4);
+    let old = workers(&fixture);
+    old.keys().for_each(|worker| signal(&worker.to_string(), "STOP"));
+    let streams = waiting_connections(&fixture, REQUEST);
+    let text = String::from_utf8(fixture.read("nginx.conf")).unwrap();
+    fixture.write("nginx.conf", text.replace("worker_processes 4", "worker_processes 1"));
+    signal(&nginx.master, "HUP");
+    wait_until("there is a new worker", || children(&nginx.master).len() == 5);
+    // The old workers close their listeners before they accept anything.
+    old.keys().for_each(|worker| signal(&worker.to_string(), "CONT"));
+    wait_until("the old workers are gone", || children(&nginx.master).len() == 1);
+    assert_answered(streams, "\r\n\r\nok");
+    assert_answered(waiting_connections(&fixture, REQUEST), "\r\n\r\nok");
+    assert_eq!(workers(&fixture).len(), 1);
+    nginx.finish(false);
+}
+
+#[test]
+fn the_prefix_is_left_away_and_added() {
+    let test = "the_prefix_is_left_away_and_added";
+    let Some(fixture) = fixture(test, &["nginx", "pgrep", "python3"]) else { return };
+    for side in [Side::Kernel, Side::KernelLane, Side::Kernel] {
+        let nginx = Nginx::start(&fixture, side, 2, "");
+        if side == Side::KernelLane {
+            wait_until("all workers have listeners", || workers(&fixture).len() == 2);
+        }
+        assert_answered(waiting_connections(&fixture, REQUEST), "\r\n\r\nok");
+        // A second server finds the address in use, as without the prefix.
+        let bind = "import socket; socket.create_server(('0.0.0.0', 8000))";
+        let library = format!("GINNEL_KERNEL_LIBRARY={}", build_kernel_library(GINNEL).display());
+        let run = [
+            &library,
+            GINNEL,
+            "run",
+            "--stack",
+            "kernel",
+            "--listen-spawn",
+            "auto",
+            "--",
+            "python3",
+            "-c",
+            bind,
+        ];
+        let second = fixture.run_client("env", &run);
+        let error = String::from_utf8_lossy(&second.stderr).into_owned();
+        assert!(!second.status.success() && error.contains("Address already in use"), "{side:?}: {error}");
+        signal(&nginx.master, "QUIT");
+        wait_until("the port is closed", || fixture.connect(ADDRESS).is_err());
+        wait_until("nginx has ended", || !fixture.folder().join("pid").exists());
+        assert!(fixture.connect(ADDRESS).is_err(), "{side:?}");
+        assert_eq!(workers(&fixture), BTreeMap::new());
+        nginx.finish(false);
+    }
+}
+
+#[test]
+fn errors_name_the_program_and_the_library() {
+    let test = "errors_name_the_program_and_the_library";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    let program = fixture.write("static.c", "int main(void) { return 0; }");
+    let made = fixture.run_client("gcc", &["-static", "-o", "static", &program]);
+    assert!(made.status.success(), "{made:?}");
+    let path = fixture.folder().join("static").display().to_string();
+    let library = format!("GINNEL_KERNEL_LIBRARY={}", build_kernel_library(GINNEL).display());
+    let run = |options: &[&str]| {
+        let words = [&library, GINNEL, "run", "--stack", "kernel", "--listen-spawn", "auto"];
+        fixture.run_client("env", &[&words[..], options, &["--", &path]].concat())
+    };
+    let refused = run(&[]);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(125), "{error}");
+    assert!(error.contains(&path) && error.contains("--on-missing=kernel"), "{error}");
+    assert!(run(&["--on-missing", "kernel"]).status.success());
+    let none = fixture.ginnel(&["listeners", "1"]);
+    let error = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(error.contains("process 1 has no listeners of workers: start a server with"), "{error}");
+}

@@ -1,0 +1,362 @@
+//! What happens around the calls of the program: the hooks of libc call these functions.
+
+use crate::errno::ErrnoGuard;
+use crate::local::{INHERITED, LocalListener, OWN, PROCESS, UNUSED};
+use crate::mode::Mode;
+use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener};
+use crate::slot_socket::{self, borrow, cookie};
+use crate::worker::{self, locked, note};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::IntoRawFd;
+use rustix::process::getpid;
+use std::sync::OnceLock;
+
+/// Number of slots that are prepared at once, or that of the CPUs if those are more.
+const SLOTS_AT_ONCE: usize = 8;
+/// A worker looks for other workers that have died after this number of connections.
+const CONNECTIONS_BETWEEN_CHECKS: u64 = 1024;
+
+/// Returns the mode of this program.
+pub(crate) fn mode() -> Option<Mode> {
+    static MODE: OnceLock<Option<Mode>> = OnceLock::new();
+    *MODE.get_or_init(Mode::of_environment)
+}
+
+/// Returns whether the descriptor is a listener that workers may replace by one of their own.
+#[inline]
+pub fn is_listener(fd: c_int) -> bool {
+    PROCESS.listener(fd).is_some()
+}
+
+fn shared_listener(index: usize) -> Option<&'static SharedListener> {
+    PROCESS.region.get().map(|region| &region.listeners[index])
+}
+
+/// Prepares a call of `listen`: allows further sockets on the address. Returns false if nothing changes for
+/// this socket. The socket was bound alone, so an address in use has been found.
+pub fn listening_begins(fd: c_int) -> bool {
+    let socket = borrow(fd).filter(|socket| mode().is_some() && slot_socket::is_suitable(*socket));
+    socket.is_some_and(|socket| slot_socket::set_shared(socket, true).is_ok())
+}
+
+/// Undoes [`listening_begins`] after `listen` has failed.
+pub fn listening_failed(fd: c_int) {
+    if let Some(socket) = borrow(fd) {
+        let _ = slot_socket::set_shared(socket, false);
+    }
+}
+
+/// Records a listener after `listen` has succeeded. `is_new` is what [`listening_begins`] has returned.
+pub fn listening(fd: c_int, backlog: c_int, is_new: bool) {
+    let _errno = ErrnoGuard::new();
+    if !is_new {
+        if let Some((_, local)) = PROCESS.listener(fd) {
+            local.backlog.store(backlog, Ordering::Relaxed);
+        }
+        return;
+    }
+    let Some(region) = region() else { return };
+    if let Some((index, local)) = PROCESS.listener(fd) {
+        // The program has closed the previous listener at this number in a way that was not seen.
+        forget(index, local);
+    }
+    locked(region, |_| register(region, fd, backlog));
+}
+
+/// Returns the shared memory, which the first listener creates.
+fn region() -> Option<&'static Region> {
+    if let Some(region) = PROCESS.region.get() {
+        return Some(region);
+    }
+    match Region::create() {
+        Ok((region, memory)) => {
+            if PROCESS.region.set(region).is_ok() {
+                // Stays open as long as the process runs.
+                let _ = slot_socket::hide(memory).into_raw_fd();
+            }
+            PROCESS.region.get().copied()
+        }
+        Err(error) => {
+            note(format_args!("workers share their listeners: shared memory: {error}"));
+            None
+        }
+    }
+}
+
+fn register(region: &'static Region, fd: c_int, backlog: c_int) {
+    let Some(socket) = borrow(fd) else { return };
+    let Ok(address) = slot_socket::address(socket) else { return };
+    let is_free = |index: &usize| {
+        let is_unused = PROCESS.listeners[*index].fd.get().is_none();
+        is_unused && region.listeners[*index].cookie.load(Ordering::Acquire) == 0
+    };
+    let Some(index) = (0..LISTENERS_MAX).find(is_free) else {
+        return note(format_args!(
+            "{address}: workers share this listener: there are {LISTENERS_MAX} others"
+        ));
+    };
+    if !PROCESS.mark(fd, Some(index)) {
+        return note(format_args!("{address}: workers share this listener: its descriptor is {fd}"));
+    }
+    let local = &PROCESS.listeners[index];
+    let cookie = cookie(socket);
+    local.fd.set(Some(fd));
+    local.cookie.store(cookie, Ordering::Relaxed);
+    local.present_cookie.store(cookie, Ordering::Relaxed);
+    local.backlog.store(backlog, Ordering::Relaxed);
+    local.usage.store(UNUSED, Ordering::Relaxed);
+    local.sockets_len.store(0, Ordering::Relaxed);
+    region.listeners[index].fill(cookie, getpid().as_raw_nonzero().get(), address);
+    PROCESS.count_unused();
+}
+
+/// Called before the process accepts from a listener or waits for its connections. The first time, the
+/// process gets a slot, and its descriptor the socket of that slot.
+#[inline]
+pub fn use_listener(fd: c_int) {
+    if let Some((index, local)) = PROCESS.listener(fd)
+        && local.usage.load(Ordering::Relaxed) == UNUSED
+    {
+        let _errno = ErrnoGuard::new();
+        worker::begin(index, local);
+    }
+}
+
+/// Calls [`use_listener`] for all descriptors, unless the process has no unused listener.
+#[inline]
+pub fn use_all_in(fds: impl Iterator<Item = c_int>) {
+    if PROCESS.unused.load(Ordering::Relaxed) != 0 {
+        fds.for_each(use_listener);
+    }
+}
+
+/// Accepts a connection that a worker has left behind, by `accept` of another socket of the listener. Returns
+/// the result of `accept`, or `None` if no such connection waits.
+pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_int> {
+    let (index, local) = PROCESS.listener(fd)?;
+    let shared = shared_listener(index)?;
+    let is_watching = local.is_watching.load(Ordering::Relaxed);
+    if shared.orphans.load(Ordering::Acquire) == 0 && !is_watching {
+        return None;
+    }
+    let _errno = ErrnoGuard::new();
+    let mut still_watching = false;
+    let mut accepted = None;
+    for slot in 0..PROCESS.region.get()?.slots_len() {
+        let entry = &shared.sockets[slot];
+        if entry.is_orphan.load(Ordering::Acquire) == 0 {
+            if local.watched[slot].swap(false, Ordering::Relaxed) {
+                watch_slot(local, slot, false);
+            }
+            continue;
+        }
+        let Some(socket) = local.socket(slot) else { continue };
+        if !local.watched[slot].load(Ordering::Relaxed) && watch_slot(local, slot, true) {
+            local.watched[slot].store(true, Ordering::Relaxed);
+        }
+        still_watching |= local.watched[slot].load(Ordering::Relaxed);
+        if accepted.is_none() {
+            slot_socket::set_nonblocking(socket);
+            let result = accept(rustix::fd::AsRawFd::as_raw_fd(&socket));
+            if result >= 0 {
+                entry.accepted.fetch_add(1, Ordering::Relaxed);
+                accepted = Some(result);
+            }
+        }
+    }
+    local.is_watching.store(still_watching, Ordering::Relaxed);
+    accepted
+}
+
+/// Adds the socket of a slot to the epoll set that has the listener, with the data of the listener, or
+/// removes it. Returns whether the kernel has done so.
+fn watch_slot(local: &LocalListener, slot: usize, add: bool) -> bool {
+    let (Some(set), Some(socket)) = (local.epoll.get().and_then(borrow), local.socket(slot)) else {
+        return false;
+    };
+    let data = EventData::new_u64(local.epoll_data.load(Ordering::Relaxed));
+    if add {
+        epoll::add(set, socket, data, EventFlags::IN).is_ok()
+    } else {
+        epoll::delete(set, socket).is_ok()
+    }
+}
+
+/// Counts a connection that the program has accepted from its own socket.
+pub fn accepted(fd: c_int) {
+    let Some((index, local)) = PROCESS.listener(fd) else { return };
+    let (Some(shared), Some(region)) = (shared_listener(index), PROCESS.region.get()) else { return };
+    let slot = if local.usage.load(Ordering::Relaxed) == OWN { PROCESS.slot().unwrap_or(0) } else { 0 };
+    let count = shared.sockets[slot].accepted.fetch_add(1, Ordering::Relaxed);
+    if count % CONNECTIONS_BETWEEN_CHECKS == CONNECTIONS_BETWEEN_CHECKS - 1 {
+        let _errno = ErrnoGuard::new();
+        worker::find_ended(region);
+    }
+}
+
+/// Called after `epoll_ctl` has succeeded for a listener. `event` has the events and the data, unless the
+/// listener was removed.
+pub fn epoll_changed(set: c_int, fd: c_int, event: Option<(u32, u64)>) {
+    let _errno = ErrnoGuard::new();
+    let Some((_, local)) = PROCESS.listener(fd) else { return };
+    unwatch(local);
+    let Some((_, data)) = event.filter(|(events, _)| events & EventFlags::IN.bits() != 0) else { return };
+    local.epoll.set(Some(set));
+    local.epoll_data.store(data, Ordering::Relaxed);
+    if let (Some(set), Some(notification)) = (borrow(set), local.notification.get().and_then(borrow)) {
+        let _ = epoll::add(set, notification, EventData::new_u64(data), EventFlags::IN | EventFlags::ET);
+    }
+}
+
+/// Removes all that [`epoll_changed`] and [`accept_waiting`] have added to the epoll set.
+fn unwatch(local: &LocalListener) {
+    for slot in 0..SLOTS_MAX {
+        if local.watched[slot].swap(false, Ordering::Relaxed) {
+            watch_slot(local, slot, false);
+        }
+    }
+    local.is_watching.store(false, Ordering::Relaxed);
+    let set = local.epoll.take().and_then(borrow);
+    if let (Some(set), Some(notification)) = (set, local.notification.get().and_then(borrow)) {
+        let _ = epoll::delete(set, notification);
+    }
+}
+
+/// Called before the program closes a descriptor. New connections go to other workers from now on.
+#[inline]
+pub fn before_close(fd: c_int) {
+    if let Some((index, local)) = PROCESS.listener(fd) {
+        let _errno = ErrnoGuard::new();
+        forget(index, local);
+    }
+}
+
+fn forget(index: usize, local: &LocalListener) {
+    let Some(region) = PROCESS.region.get() else { return };
+    let shared = &region.listeners[index];
+    if shared.cookie.load(Ordering::Acquire) == local.cookie.load(Ordering::Relaxed) {
+        if local.usage.load(Ordering::Relaxed) == OWN
+            && let Some(slot) = PROCESS.slot()
+        {
+            worker::leave(shared, slot);
+            worker::refresh(region);
+            worker::notify(local);
+        }
+        if shared.owner.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get() {
+            shared.is_closed.store(1, Ordering::Relaxed);
+        }
+        shared.free_if_unused();
+    }
+    unwatch(local);
+    if let Some(fd) = local.fd.take() {
+        PROCESS.mark(fd, None);
+    }
+    for slot in 0..SLOTS_MAX {
+        let is_own = local.socket(slot).is_some();
+        // The program may have closed the number, and another descriptor may have it now.
+        if let Some(socket) = local.sockets[slot].take().filter(|_| is_own) {
+            drop(slot_socket::own(socket));
+        }
+    }
+    if let Some(notification) = local.notification.take() {
+        drop(slot_socket::own(notification));
+    }
+    local.sockets_len.store(0, Ordering::Relaxed);
+    local.usage.store(UNUSED, Ordering::Relaxed);
+    PROCESS.count_unused();
+}
+
+/// Called before the process forks: binds sockets for the slots of its children, unless the process accepts
+/// connections itself.
+pub fn before_fork() {
+    let Some(region) = PROCESS.region.get() else { return };
+    if PROCESS.slot().is_some() {
+        return;
+    }
+    let _errno = ErrnoGuard::new();
+    // One for each child that runs, one for the new child.
+    let needed = (PROCESS.children.load(Ordering::Relaxed) + 1).min(SLOTS_MAX);
+    locked(region, |_| {
+        for (index, local) in PROCESS.open_listeners() {
+            region.listeners[index].owner.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+            prepare_slots(region, index, local, needed);
+        }
+    });
+}
+
+fn prepare_slots(region: &'static Region, index: usize, local: &LocalListener, needed: usize) {
+    let present = local.sockets_len.load(Ordering::Relaxed);
+    let listener = local.fd.get().and_then(borrow);
+    let Some(listener) = listener.filter(|fd| cookie(*fd) == local.cookie.load(Ordering::Relaxed)) else {
+        return;
+    };
+    if present >= needed {
+        return;
+    }
+    if local.notification.get().is_none()
+        && let Ok(notification) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    {
+        local.notification.set(Some(slot_socket::hide(notification).into_raw_fd()));
+    }
+    let at_once = crate::affinity::cpus(&crate::affinity::allowed()).count().max(SLOTS_AT_ONCE);
+    let wanted = needed.max(at_once).max(2 * present).min(SLOTS_MAX);
+    for slot in present..wanted {
+        let socket = match slot {
+            0 => rustix::io::fcntl_dupfd_cloexec(listener, 3).map(slot_socket::hide).map_err(Into::into),
+            _ => slot_socket::create(listener),
+        };
+        match socket {
+            Ok(socket) => {
+                local.socket_cookies[slot].store(cookie(rustix::fd::AsFd::as_fd(&socket)), Ordering::Relaxed);
+                local.sockets[slot].set(Some(socket.into_raw_fd()));
+            }
+            Err(error) => {
+                let address = region.listeners[index].address();
+                note(format_args!("{address}: only {slot} workers have listeners of their own: {error}"));
+                // No further attempts.
+                local.sockets_len.store(SLOTS_MAX, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+    local.sockets_len.store(wanted, Ordering::Relaxed);
+}
+
+/// Called after a fork in the process that has forked.
+pub fn after_fork_parent() {
+    if PROCESS.region.get().is_some() {
+        PROCESS.children.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Called after a fork in the new process, which has no slot yet. Listeners that its parent accepts from stay
+/// as they are, because they may be in an epoll set that both share.
+pub fn after_fork_child() {
+    if PROCESS.region.get().is_none() {
+        return;
+    }
+    PROCESS.is_child.store(true, Ordering::Relaxed);
+    PROCESS.children.store(0, Ordering::Relaxed);
+    PROCESS.slot.store(0, Ordering::Relaxed);
+    for (_, local) in PROCESS.open_listeners() {
+        if local.usage.load(Ordering::Relaxed) == OWN {
+            local.usage.store(INHERITED, Ordering::Relaxed);
+        }
+        local.epoll.set(None);
+        local.is_watching.store(false, Ordering::Relaxed);
+        local.watched.iter().for_each(|watched| watched.store(false, Ordering::Relaxed));
+    }
+    PROCESS.count_unused();
+}
+
+/// Called when the process has waited for a child that has ended. Safe in a signal handler.
+pub fn child_reaped(pid: c_int) {
+    let Some(region) = PROCESS.region.get() else { return };
+    let _errno = ErrnoGuard::new();
+    let one_less = |count: usize| count.checked_sub(1);
+    let _ = PROCESS.children.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+    worker::ended(region, pid);
+}

@@ -1,0 +1,36 @@
+//! The kernel lane: a pre-forking server on the kernel's stack gets one listener per worker instead of one
+//! that all workers share, and each CPU delivers new connections to its own worker.
+//!
+//! ```text
+//!   master   socket, bind, listen            the listener: slot 0, group of SO_REUSEPORT
+//!     │      before each fork                binds a socket for each further slot, and keeps all of them
+//!     ▼
+//!   worker   first accept, epoll_ctl, poll   takes a free slot, listens on its socket, and puts that socket
+//!                                            in the place of the shared listener; a BPF program of the
+//!                                            group delivers connections to the slot of the receiving CPU
+//! ```
+//!
+//! A worker that ends leaves its slot: new connections go to other workers at once. Those that wait in its
+//! accept queue stay there, because the master has the socket too, until a new worker takes the slot or
+//! another worker accepts them.
+//!
+//! Processes share one [`Region`](region::Region) of memory per program. Each process knows its descriptors
+//! in statics ([`local`]), because hooks of libc have no other state, and a child has a copy of them.
+
+mod affinity;
+mod errno;
+mod lane;
+mod local;
+mod mode;
+mod region;
+pub mod report;
+mod slot_socket;
+mod steering;
+mod worker;
+
+pub use errno::ErrnoGuard;
+pub use lane::{
+    accept_waiting, accepted, after_fork_child, after_fork_parent, before_close, before_fork, child_reaped,
+    epoll_changed, is_listener, listening, listening_begins, listening_failed, use_all_in, use_listener,
+};
+pub use mode::{MODE_VARIABLE, Mode};

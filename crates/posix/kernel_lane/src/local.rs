@@ -1,0 +1,174 @@
+//! What a process knows of its listeners: numbers of descriptors, and how it uses them. A child process has a
+//! copy.
+
+use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX};
+use crate::slot_socket::{borrow, cookie};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use rustix::fd::BorrowedFd;
+use std::sync::OnceLock;
+
+/// Number of descriptors that can be listeners of the program.
+const FDS_MAX: usize = 1 << 16;
+
+/// A descriptor's number, or none. All-zero memory is none.
+#[derive(Debug, Default)]
+pub struct FdCell(AtomicI32);
+
+impl FdCell {
+    /// Returns the number.
+    pub fn get(&self) -> Option<c_int> {
+        self.0.load(Ordering::Relaxed).checked_sub(1).filter(|fd| *fd >= 0)
+    }
+
+    /// Sets the number.
+    pub fn set(&self, fd: Option<c_int>) {
+        self.0.store(fd.map_or(0, |fd| fd + 1), Ordering::Relaxed);
+    }
+
+    /// Returns the number and forgets it, so that the caller may close the descriptor.
+    pub fn take(&self) -> Option<c_int> {
+        self.0.swap(0, Ordering::Relaxed).checked_sub(1).filter(|fd| *fd >= 0)
+    }
+}
+
+/// The process has not accepted from the listener.
+pub const UNUSED: u32 = 0;
+/// The process accepts from the socket of its slot.
+pub const OWN: u32 = 1;
+/// The process accepts from the socket that it has inherited.
+pub const INHERITED: u32 = 2;
+
+/// A listener of the program in this process.
+#[derive(Debug)]
+pub struct LocalListener {
+    /// The program's descriptor.
+    pub fd: FdCell,
+    /// `SO_COOKIE` of the socket that the program has listened on.
+    pub cookie: AtomicU64,
+    /// `SO_COOKIE` of the socket that is at the program's descriptor now.
+    pub present_cookie: AtomicU64,
+    /// The backlog that the program has asked for.
+    pub backlog: AtomicI32,
+    /// [`UNUSED`], [`OWN`] or [`INHERITED`].
+    pub usage: AtomicU32,
+    /// Becomes readable when a worker leaves connections behind.
+    pub notification: FdCell,
+    /// The epoll set that has the listener.
+    pub epoll: FdCell,
+    /// Data of the listener in the epoll set.
+    pub epoll_data: AtomicU64,
+    /// The sockets of slots.
+    pub sockets: [FdCell; SLOTS_MAX],
+    /// `SO_COOKIE` of the sockets of slots.
+    pub socket_cookies: [AtomicU64; SLOTS_MAX],
+    /// Slots whose orphaned sockets are in the epoll set.
+    pub watched: [AtomicBool; SLOTS_MAX],
+    /// True if any of these is true.
+    pub is_watching: AtomicBool,
+    /// Number of slots with a socket, or [`SLOTS_MAX`] if no more can be made.
+    pub sockets_len: AtomicUsize,
+}
+
+impl LocalListener {
+    const NEW: Self = Self {
+        fd: FdCell(AtomicI32::new(0)),
+        cookie: AtomicU64::new(0),
+        present_cookie: AtomicU64::new(0),
+        backlog: AtomicI32::new(0),
+        usage: AtomicU32::new(UNUSED),
+        notification: FdCell(AtomicI32::new(0)),
+        epoll: FdCell(AtomicI32::new(0)),
+        epoll_data: AtomicU64::new(0),
+        sockets: [const { FdCell(AtomicI32::new(0)) }; SLOTS_MAX],
+        socket_cookies: [const { AtomicU64::new(0) }; SLOTS_MAX],
+        watched: [const { AtomicBool::new(false) }; SLOTS_MAX],
+        is_watching: AtomicBool::new(false),
+        sockets_len: AtomicUsize::new(0),
+    };
+
+    /// Returns the socket of a slot, unless the program has closed it, as `closefrom` does.
+    pub fn socket(&self, slot: usize) -> Option<BorrowedFd<'static>> {
+        let socket = self.sockets[slot].get().and_then(borrow)?;
+        (cookie(socket) == self.socket_cookies[slot].load(Ordering::Relaxed)).then_some(socket)
+    }
+}
+
+/// The state of this process.
+#[derive(Debug)]
+pub struct Process {
+    /// The shared memory, once the program listens.
+    pub region: OnceLock<&'static Region>,
+    /// The listeners, at the indexes of their entries in the shared memory.
+    pub listeners: [LocalListener; LISTENERS_MAX],
+    /// Number of listeners that the process has not accepted from.
+    pub unused: AtomicUsize,
+    /// The slot of this process plus one; zero if it has none.
+    pub slot: AtomicUsize,
+    /// True in a process that was forked by a program which listens.
+    pub is_child: AtomicBool,
+    /// Number of child processes that run.
+    pub children: AtomicUsize,
+    /// Index of the listener plus one, for each descriptor; zero for all others.
+    indexes: [AtomicU8; FDS_MAX],
+}
+
+/// The state of this process.
+pub static PROCESS: Process = Process {
+    region: OnceLock::new(),
+    listeners: [const { LocalListener::NEW }; LISTENERS_MAX],
+    unused: AtomicUsize::new(0),
+    slot: AtomicUsize::new(0),
+    is_child: AtomicBool::new(false),
+    children: AtomicUsize::new(0),
+    indexes: [const { AtomicU8::new(0) }; FDS_MAX],
+};
+
+impl Process {
+    /// Returns the listener at a descriptor, with its index.
+    #[inline]
+    pub fn listener(&self, fd: c_int) -> Option<(usize, &LocalListener)> {
+        let index = self.indexes.get(usize::try_from(fd).ok()?)?.load(Ordering::Relaxed).checked_sub(1)?;
+        self.listeners.get(usize::from(index)).map(|listener| (usize::from(index), listener))
+    }
+
+    /// Records which listener a descriptor is. Returns false if the number of the descriptor is too large.
+    pub fn mark(&self, fd: c_int, index: Option<usize>) -> bool {
+        let value = index.map_or(0, |index| index as u8 + 1);
+        let entry = usize::try_from(fd).ok().and_then(|fd| self.indexes.get(fd));
+        entry.map(|entry| entry.store(value, Ordering::Relaxed)).is_some()
+    }
+
+    /// Returns the listeners that this process has, with their indexes.
+    pub fn open_listeners(&self) -> impl Iterator<Item = (usize, &LocalListener)> {
+        self.listeners.iter().enumerate().filter(|(_, listener)| listener.fd.get().is_some())
+    }
+
+    /// Returns the slot of this process.
+    pub fn slot(&self) -> Option<usize> {
+        self.slot.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Computes the number of listeners that the process has not accepted from.
+    pub fn count_unused(&self) {
+        let is_unused = |listener: &LocalListener| listener.usage.load(Ordering::Relaxed) == UNUSED;
+        let count = self.open_listeners().filter(|(_, listener)| is_unused(listener)).count();
+        self.unused.store(count, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PROCESS;
+
+    #[test]
+    fn only_marked_descriptors_are_listeners() {
+        let index = |fd| PROCESS.listener(fd).map(|(index, _)| index);
+        assert_eq!(index(65_000), None);
+        assert!(PROCESS.mark(65_000, Some(7)));
+        assert_eq!([65_000, 64_999, -1, 1 << 16].map(index), [Some(7), None, None, None]);
+        assert!(PROCESS.mark(65_000, None));
+        assert_eq!(index(65_000), None);
+        assert!(!PROCESS.mark(-1, Some(0)) && !PROCESS.mark(1 << 16, Some(0)));
+    }
+}

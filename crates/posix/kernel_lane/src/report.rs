@@ -1,0 +1,107 @@
+//! Reads the listeners and workers of all programs of this machine.
+
+use crate::region::{NAME, Region};
+use core::sync::atomic::Ordering;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// A worker's socket for one listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerListener {
+    /// Address of the listener.
+    pub address: SocketAddr,
+    /// Process that keeps the sockets of all workers: the master.
+    pub master: i32,
+    /// Process id of the worker that accepts from the socket; `None` if the worker has ended or has closed
+    /// its listener.
+    pub worker: Option<i32>,
+    /// CPU whose connections the worker gets; `None` if it shares those of CPUs without a worker.
+    pub cpu: Option<u32>,
+    /// Connections that were accepted from the socket.
+    pub accepted: u64,
+}
+
+/// Returns the listeners of all programs whose descriptors this process may see, or of those that `pid` has
+/// if it is given.
+///
+/// # Errors
+/// `/proc` or the directory of the process cannot be read.
+pub fn all(pid: Option<u32>) -> io::Result<Vec<WorkerListener>> {
+    let mut seen = BTreeSet::new();
+    let mut rows = Vec::new();
+    if let Some(pid) = pid {
+        add(Path::new("/proc").join(pid.to_string()).as_path(), &mut seen, &mut rows)?;
+        return Ok(rows);
+    }
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let is_process = path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
+        if is_process {
+            // A process may have ended, and one of another user cannot be read.
+            let _ = add(&path, &mut seen, &mut rows);
+        }
+    }
+    Ok(rows)
+}
+
+fn add(process: &Path, seen: &mut BTreeSet<u64>, rows: &mut Vec<WorkerListener>) -> io::Result<()> {
+    let wanted = format!("/memfd:{NAME} (deleted)");
+    for entry in fs::read_dir(process.join("fd"))? {
+        let Ok(entry) = entry else { continue };
+        if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str())
+            && let Ok(memory) = fs::File::open(entry.path())
+            && let Ok(inode) = rustix::fs::fstat(&memory)
+            && seen.insert(inode.st_ino)
+        {
+            add_region(Region::open(&memory)?, rows);
+        }
+    }
+    Ok(())
+}
+
+fn add_region(region: &Region, rows: &mut Vec<WorkerListener>) {
+    for listener in &region.listeners {
+        if listener.cookie.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        for (socket, slot) in listener.sockets.iter().zip(&region.slots) {
+            let is_active = socket.is_active.load(Ordering::Acquire) != 0;
+            let accepted = socket.accepted.load(Ordering::Relaxed);
+            if !is_active && (socket.group_index().is_none() || accepted == 0) {
+                continue;
+            }
+            let worker = slot.worker.load(Ordering::Relaxed);
+            rows.push(WorkerListener {
+                address: listener.address(),
+                master: listener.owner.load(Ordering::Relaxed),
+                worker: Some(worker).filter(|_| is_active),
+                cpu: slot.cpu().filter(|_| is_active),
+                accepted,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_found_by_its_descriptor() {
+        let (region, _memory) = Region::create().unwrap();
+        let address = "127.0.0.1:8000".parse().unwrap();
+        region.listeners[1].fill(5, 77, address);
+        region.listeners[1].join_group(1);
+        region.slots[1].worker.store(88, Ordering::Relaxed);
+        region.slots[1].set_cpu(Some(3));
+        region.listeners[1].sockets[1].is_active.store(1, Ordering::Relaxed);
+        region.listeners[1].sockets[1].accepted.store(9, Ordering::Relaxed);
+        let row = WorkerListener { address, master: 77, worker: Some(88), cpu: Some(3), accepted: 9 };
+        assert!(all(None).unwrap().contains(&row));
+        assert!(all(Some(std::process::id())).unwrap().contains(&row));
+        assert!(all(Some(u32::MAX)).is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Workers and their slots.
+
+use crate::affinity;
+use crate::lane::mode;
+use crate::local::{INHERITED, LocalListener, OWN, PROCESS};
+use crate::mode::Mode;
+use crate::region::{LockedRegion, Region, SharedListener};
+use crate::slot_socket::{self, borrow, cookie};
+use crate::steering::{ActiveListener, write_program};
+use core::ffi::c_int;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use rustix::io::Errno;
+use rustix::process::{Pid, getpid, test_kill_process};
+
+/// Writes a line to standard error, without libc's streams.
+pub fn note(text: fmt::Arguments<'_>) {
+    if let Some(terminal) = borrow(2) {
+        let _ = rustix::io::write(terminal, format!("ginnel: {text}\n").as_bytes());
+    }
+}
+
+/// Runs `action` with the lock, then steers anew if that is needed. Returns `None` in a signal handler that
+/// has interrupted the holder of the lock.
+pub fn locked<R>(region: &'static Region, action: impl FnOnce(&mut LockedRegion) -> R) -> Option<R> {
+    let result = action(&mut region.lock()?);
+    if region.is_stale.load(Ordering::Acquire) != 0 {
+        refresh(region);
+    }
+    Some(result)
+}
+
+/// Steers the connections of this process's listeners to those workers that accept now. If another thread
+/// holds the lock, that thread does so when it releases the lock.
+pub fn refresh(region: &'static Region) {
+    region.is_stale.store(1, Ordering::Release);
+    while region.is_stale.load(Ordering::Acquire) != 0 {
+        let Ok(mut lock) = region.try_lock() else { return };
+        region.is_stale.store(0, Ordering::Release);
+        for (index, local) in PROCESS.open_listeners() {
+            steer(region, &region.listeners[index], local, &mut lock);
+        }
+    }
+}
+
+fn steer(region: &Region, shared: &SharedListener, local: &LocalListener, lock: &mut LockedRegion) {
+    let sockets = shared.sockets.iter().zip(&region.slots).take(region.slots_len());
+    let is_alone = sockets.clone().skip(1).all(|(socket, _)| socket.group_index().is_none());
+    let listener = local.fd.get().and_then(borrow);
+    let present = |fd: &_| cookie(*fd) == local.present_cookie.load(Ordering::Relaxed);
+    let Some(listener) = listener.filter(present).filter(|_| !is_alone) else { return };
+    let active = sockets.filter_map(|(socket, slot)| {
+        let index = socket.group_index().filter(|_| socket.is_active.load(Ordering::Acquire) != 0)?;
+        Some(ActiveListener { index, cpu: slot.cpu() })
+    });
+    let program = lock.program();
+    let Some(len) = write_program(program, active) else { return };
+    if let Err(error) = slot_socket::steer(listener, &program[..len]) {
+        let address = shared.address();
+        note(format_args!("{address}: connections are not steered to the CPUs of workers: {error}"));
+    }
+}
+
+/// Begins to accept from a listener: in the slot of this process, or from the inherited socket if there is
+/// no free slot.
+pub fn begin(index: usize, local: &LocalListener) {
+    let Some(region) = PROCESS.region.get() else { return };
+    locked(region, |_| {
+        let usage = begin_locked(region, &region.listeners[index], local);
+        local.usage.store(usage, Ordering::Relaxed);
+        PROCESS.count_unused();
+    });
+}
+
+fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalListener) -> u32 {
+    let Some((number, listener)) = local.fd.get().and_then(|fd| Some((fd, borrow(fd)?))) else {
+        return INHERITED;
+    };
+    let is_known = shared.cookie.load(Ordering::Acquire) == local.cookie.load(Ordering::Relaxed);
+    if !is_known || cookie(listener) != local.present_cookie.load(Ordering::Relaxed) {
+        return INHERITED;
+    }
+    let Some(slot) = PROCESS.slot().or_else(|| take_slot(region)) else { return INHERITED };
+    let entry = &shared.sockets[slot];
+    if slot != 0 {
+        let Some(socket) = local.socket(slot) else { return INHERITED };
+        let address = shared.address();
+        let listening = slot_socket::listen(listener, socket, local.backlog.load(Ordering::Relaxed));
+        if listening.is_ok() && entry.group_index().is_none() {
+            shared.join_group(slot);
+        }
+        if let Err(error) = listening.and_then(|()| slot_socket::replace(number, socket)) {
+            note(format_args!("{address}: this worker has no listener of its own: {error}"));
+            return INHERITED;
+        }
+        local.present_cookie.store(cookie(socket), Ordering::Relaxed);
+    }
+    if entry.is_orphan.swap(0, Ordering::AcqRel) != 0 {
+        shared.orphans.fetch_sub(1, Ordering::AcqRel);
+    }
+    entry.is_active.store(1, Ordering::Release);
+    region.is_stale.store(1, Ordering::Release);
+    OWN
+}
+
+/// Takes a free slot for this process. The process that has called `listen` first keeps the program's own
+/// socket for its children, so it can have slot 0 only.
+fn take_slot(region: &'static Region) -> Option<usize> {
+    find_ended(region);
+    let own = getpid().as_raw_nonzero().get();
+    let is_child = PROCESS.is_child.load(Ordering::Relaxed);
+    let has_socket = |slot: usize| PROCESS.open_listeners().any(|(_, local)| local.socket(slot).is_some());
+    let len = if is_child { region.slots.len() } else { 1 };
+    let slot = (0..len).find(|slot| {
+        let worker = &region.slots[*slot].worker;
+        (*slot == 0 || has_socket(*slot))
+            && worker.compare_exchange(0, own, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })?;
+    region.raise_slots_len(slot + 1);
+    region.slots[slot].set_cpu(if is_child { cpu_of_worker(region) } else { None });
+    PROCESS.slot.store(slot + 1, Ordering::Relaxed);
+    Some(slot)
+}
+
+/// Returns the CPU of this worker, to which the worker is pinned if the mode says so. The threads of a
+/// process with several cannot be pinned by one of them.
+fn cpu_of_worker(region: &Region) -> Option<u32> {
+    let workers_of = |cpu| {
+        let is_taken = |slot: &&crate::region::Slot| slot.worker.load(Ordering::Relaxed) != 0;
+        region.slots.iter().filter(is_taken).filter(|slot| slot.cpu() == Some(cpu)).count()
+    };
+    affinity::pinned().or_else(|| {
+        let pins = mode() == Some(Mode::Auto) && !affinity::has_other_threads();
+        pins.then(|| affinity::pin_to_least(workers_of)).flatten()
+    })
+}
+
+/// Records that the worker of a slot does not accept from a listener any more. Connections that wait are left
+/// to other workers.
+pub fn leave(shared: &SharedListener, slot: usize) {
+    let entry = &shared.sockets[slot];
+    if entry.is_active.swap(0, Ordering::AcqRel) != 0 && entry.is_orphan.swap(1, Ordering::AcqRel) == 0 {
+        shared.orphans.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Wakes workers that wait in an epoll set, so that they take over connections that wait elsewhere.
+pub fn notify(local: &LocalListener) {
+    if let Some(notification) = local.notification.get().and_then(borrow) {
+        let _ = rustix::io::write(notification, &1u64.to_ne_bytes());
+    }
+}
+
+/// Frees the slot of a process that has ended. Safe in a signal handler.
+pub fn ended(region: &'static Region, pid: c_int) {
+    for (slot, entry) in region.slots.iter().enumerate().take(region.slots_len()) {
+        // The negative number keeps others away from the slot until all its listeners are free.
+        let worker = &entry.worker;
+        if worker.compare_exchange(pid, -pid, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            continue;
+        }
+        for shared in &region.listeners {
+            if shared.cookie.load(Ordering::Acquire) != 0 {
+                leave(shared, slot);
+                shared.free_if_unused();
+            }
+        }
+        worker.store(0, Ordering::Release);
+        refresh(region);
+        PROCESS.open_listeners().for_each(|(_, local)| notify(local));
+    }
+}
+
+/// Frees the slots of processes that have ended and that no parent has waited for.
+pub fn find_ended(region: &'static Region) {
+    for slot in region.slots.iter().take(region.slots_len()) {
+        let pid = slot.worker.load(Ordering::Relaxed);
+        if Pid::from_raw(pid).is_some_and(|process| pid > 0 && test_kill_process(process) == Err(Errno::SRCH))
+        {
+            ended(region, pid);
+        }
+    }
+}

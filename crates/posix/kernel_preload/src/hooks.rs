@@ -1,0 +1,207 @@
+//! The hooks: functions that replace libc's.
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::real;
+use core::ffi::c_int;
+use ginnel_kernel_lane as lane;
+use libc::{
+    epoll_event, fd_set, id_t, idtype_t, nfds_t, pid_t, pollfd, rusage, siginfo_t, sigset_t, size_t,
+    sockaddr, socklen_t, timespec, timeval,
+};
+use std::sync::Once;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    static FORK_HANDLERS: Once = Once::new();
+    let is_new = lane::listening_begins(fd);
+    if is_new {
+        // SAFETY: the functions are valid as long as the program runs, because the library is never unloaded.
+        FORK_HANDLERS.call_once(|| unsafe {
+            libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+        });
+    }
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { real::listen(fd, backlog) };
+    if result == 0 {
+        lane::listening(fd, backlog, is_new);
+    } else if is_new {
+        lane::listening_failed(fd);
+    }
+    result
+}
+
+unsafe extern "C" fn prepare() {
+    lane::before_fork();
+}
+
+unsafe extern "C" fn parent() {
+    lane::after_fork_parent();
+}
+
+unsafe extern "C" fn child() {
+    lane::after_fork_child();
+}
+
+/// Accepts from another worker's socket if connections were left there, otherwise by `accept` of `fd`.
+fn accept_with(fd: c_int, accept: impl Fn(c_int) -> c_int) -> c_int {
+    if !lane::is_listener(fd) {
+        return accept(fd);
+    }
+    lane::use_listener(fd);
+    if let Some(accepted) = lane::accept_waiting(fd, &accept) {
+        return accepted;
+    }
+    let result = accept(fd);
+    if result >= 0 {
+        lane::accepted(fd);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the program's arguments, or another listener.
+    accept_with(fd, |fd| unsafe { real::accept(fd, address, len) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: the program's arguments, or another listener.
+    accept_with(fd, |fd| unsafe { real::accept4(fd, address, len, flags) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    lane::before_close(fd);
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { real::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    if !lane::is_listener(fd) {
+        // SAFETY: the program's arguments, unchanged.
+        return unsafe { real::epoll_ctl(set, op, fd, event) };
+    }
+    if op == libc::EPOLL_CTL_ADD {
+        lane::use_listener(fd);
+    }
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { real::epoll_ctl(set, op, fd, event) };
+    if result == 0 {
+        // SAFETY: the kernel has read the event.
+        let event = (op != libc::EPOLL_CTL_DEL).then(|| unsafe { event.read_unaligned() });
+        lane::epoll_changed(set, fd, event.map(|event| (event.events, event.u64)));
+    }
+    result
+}
+
+/// Prepares the listeners among the descriptors of a call of `poll`.
+///
+/// # Safety
+/// `fds` must have `count` elements.
+unsafe fn use_polled(fds: *const pollfd, count: nfds_t) {
+    // SAFETY: the caller's promise. Nothing is read if the process has no unused listener.
+    lane::use_all_in((0..count as usize).map(|number| unsafe { (*fds.add(number)).fd }));
+}
+
+/// Prepares the listeners in the read set of a call of `select`.
+///
+/// # Safety
+/// `read` must be null or a set of `count` descriptors.
+unsafe fn use_selected(count: c_int, read: *const fd_set) {
+    if !read.is_null() {
+        // SAFETY: the caller's promise. Nothing is read if the process has no unused listener.
+        lane::use_all_in(
+            (0..count.min(libc::FD_SETSIZE as c_int)).filter(|fd| unsafe { libc::FD_ISSET(*fd, read) }),
+        );
+    }
+}
+
+/// Defines hooks that prepare listeners and then call libc's function.
+macro_rules! waiting {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $prepare:ident($first:ident, $second:ident);)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+            // SAFETY: the program's arguments, unchanged.
+            unsafe {
+                $prepare($first, $second);
+                real::$name($($argument),*)
+            }
+        }
+    )* };
+}
+
+waiting! {
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) = use_polled(fds, count);
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) = use_polled(fds, count);
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t)
+        = use_polled(fds, count);
+    fn __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t,
+    ) = use_polled(fds, count);
+    fn select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
+    ) = use_selected(count, read);
+    fn pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t,
+    ) = use_selected(count, read);
+}
+
+/// Tells the lane which child has ended, if `wait` has returned one.
+///
+/// # Safety
+/// `status` must be null or valid.
+unsafe fn reaped(pid: pid_t, status: *const c_int) -> pid_t {
+    // A child that was stopped or continued still runs. Without a status, ask whether it does.
+    let has_ended = if status.is_null() {
+        // SAFETY: sends nothing.
+        unsafe { libc::kill(pid, 0) != 0 }
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { libc::WIFEXITED(*status) || libc::WIFSIGNALED(*status) }
+    };
+    if pid > 0 && has_ended {
+        lane::child_reaped(pid);
+    }
+    pid
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn wait(status: *mut c_int) -> pid_t {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { reaped(real::wait(status), status) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn waitpid(pid: pid_t, status: *mut c_int, options: c_int) -> pid_t {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { reaped(real::waitpid(pid, status, options), status) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { reaped(real::wait3(status, options, usage), status) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn wait4(pid: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { reaped(real::wait4(pid, status, options, usage), status) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn waitid(kind: idtype_t, id: id_t, info: *mut siginfo_t, options: c_int) -> c_int {
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { real::waitid(kind, id, info, options) };
+    if result == 0 && !info.is_null() && options & libc::WNOWAIT == 0 {
+        // SAFETY: the kernel has filled the structure.
+        let (pid, code) = unsafe { ((*info).si_pid(), (*info).si_code) };
+        if pid > 0 && matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
+            lane::child_reaped(pid);
+        }
+    }
+    result
+}

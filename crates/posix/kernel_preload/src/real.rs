@@ -1,0 +1,62 @@
+//! The functions of libc that the hooks replace, looked up once each.
+#![allow(unsafe_code)] // functions by name
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use libc::{
+    epoll_event, fd_set, id_t, idtype_t, nfds_t, pid_t, pollfd, rusage, siginfo_t, sigset_t, size_t,
+    sockaddr, socklen_t, timespec, timeval,
+};
+
+/// Defines functions of libc: `real! { fn close(fd: c_int) -> c_int; }` defines `real::close`.
+macro_rules! real {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        $(
+            /// Calls libc's function.
+            ///
+            /// # Safety
+            /// As in libc's manual.
+            #[inline]
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+                let mut found = FOUND.load(Ordering::Relaxed);
+                if found.is_null() {
+                    // SAFETY: the name ends with a zero.
+                    found = unsafe { libc::dlsym(libc::RTLD_NEXT, concat!(stringify!($name), "\0").as_ptr().cast()) };
+                    FOUND.store(found, Ordering::Relaxed);
+                }
+                // SAFETY: all versions of libc have these functions, with these types.
+                let function = unsafe { core::mem::transmute::<*mut c_void, Function>(found) };
+                // SAFETY: the caller's promise.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+real! {
+    fn listen(fd: c_int, backlog: c_int) -> c_int;
+    fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t,
+    ) -> c_int;
+    fn select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval,
+    ) -> c_int;
+    fn pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t,
+    ) -> c_int;
+    fn wait(status: *mut c_int) -> pid_t;
+    fn waitpid(pid: pid_t, status: *mut c_int, options: c_int) -> pid_t;
+    fn wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
+    fn wait4(pid: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
+    fn waitid(kind: idtype_t, id: id_t, info: *mut siginfo_t, options: c_int) -> c_int;
+}
