@@ -19,6 +19,7 @@ use ginnel::broker::{
     AfterDeath, ChildLink, UpgradeShards, link_pair, receive_taps, send_taps, serve_broker,
 };
 use ginnel::config::RunConfig;
+use ginnel::inspect::restore_routes;
 use ginnel::{Config, KeptTaps, PublishedStack, StopFlag, open_taps};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_name;
@@ -392,7 +393,7 @@ pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
 
 /// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the
 /// supervisor, whose hang-up ends this process.
-pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
+pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
     // The kernel has named this process after the number of a descriptor.
     let _ = set_name(PROCESS_NAME);
     signals::ignore_hangup()?;
@@ -401,6 +402,10 @@ pub fn run_shards(config: Config, directory: &Path, logs_to_file: bool) -> Resul
     let link = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).map_err(failed)?;
     let published = PublishedStack::join(directory, &config.run)?;
     log::open(directory, &config.run);
+    match restore_routes(directory, &mut config) {
+        Ok(refused) => refused.iter().for_each(|route| tracing::warn!("a route was not restored: {route}")),
+        Err(e) => tracing::warn!("the routes before the restart were not restored: {e}"),
+    }
     let result = serve_shards(config, published, link, &stop, logs_to_file);
     if let Err(failure) = &result {
         log::record_failure("the stack was not started, or stops", failure);

@@ -7,19 +7,23 @@
 //! ```
 //!
 //! The thread also lists the attached processes (`ginnel down`, `ginnel check`), and closes sockets for the
-//! stack's user and root (`ginnel ss -K`), and passes copies of frames to a monitor.
+//! stack's user and root (`ginnel ss -K`), changes routes (`ginnel route`), and passes copies of frames to a
+//! monitor.
 //!
 //! The shard keeps no state of a listing between two chunks. If a client does not read, no more chunks are
 //! requested for it, and it is disconnected after a timeout.
 
 mod line;
 mod mirror;
+mod routes;
 mod server;
 
 pub(crate) use mirror::MirrorRequest;
 pub use mirror::{MirrorDirection, MirrorRing, StackMirror};
+pub(crate) use routes::RouteRequest;
+pub use routes::{ListedRoute, RouteAction, RouteChange, restore_routes};
 pub(crate) use server::{InspectServer, SOCKET};
-pub use server::{SocketCloser, explain_timeout, list_processes, list_sockets};
+pub use server::{RouteClient, SocketCloser, explain_timeout, list_processes, list_sockets};
 
 use crate::command::{CommandError, Commander};
 use crate::context::ShardCore;

@@ -501,7 +501,10 @@ impl<H: Handler> Shard<H> {
                     }),
                     Err(command) => match command.downcast::<inspect::MirrorRequest>() {
                         Ok(request) => request.answer(ports, core),
-                        Err(command) => handler.command(&mut Context::new(core), command),
+                        Err(command) => match command.downcast::<inspect::RouteRequest>() {
+                            Ok(request) => request.answer(core),
+                            Err(command) => handler.command(&mut Context::new(core), command),
+                        },
                     },
                 },
             }

@@ -36,6 +36,9 @@ struct TestHost {
     acts: bool,
 }
 
+/// Last bytes of the addresses of two routers on the line.
+const GATEWAYS: [u8; 2] = [98, 99];
+
 fn mac(last: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, last]
 }
@@ -76,7 +79,9 @@ impl TestHost {
         let link = LinkConfig {
             name: "line".into(),
             addresses: vec![(address(own).into(), 24)],
-            static_neighbours: vec![(address(peer).into(), MacAddr(mac(peer)))],
+            static_neighbours: [peer, GATEWAYS[0], GATEWAYS[1]]
+                .map(|last| (address(last).into(), MacAddr(mac(last))))
+                .to_vec(),
             ..LinkConfig::default()
         };
         stack.add_link(port, &link).unwrap();
@@ -277,6 +282,63 @@ fn header_prediction_changes_no_frame_and_no_event() {
     }
     assert!(opened > 500, "only {opened} connections");
     assert!(probes > 20, "only {probes} probes");
+}
+
+/// Changes of routes reach connections that remember their route and neighbour.
+#[test]
+fn a_connection_follows_changed_routes() {
+    let config = TcpConfig::default();
+    let mut server = TestHost::new('S', 1, 2, &config, true, false);
+    let mut client = TestHost::new('C', 2, 1, &config, true, false);
+    (server.acts, client.acts) = (false, false);
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    let through = |gateway: u8, metric| crate::ip::RouteConfig {
+        destination: address(1).into(),
+        prefix: 32,
+        gateway: Some(address(gateway).into()),
+        link: crate::handle::LinkId(0),
+        metric,
+    };
+    client.stack.add_route(through(GATEWAYS[0], 5)).unwrap();
+    let mut now = Instant::from_millis(1_000);
+    let conn = client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
+    let (mut random, mut transcript, mut frames) = (Random(1), Transcript::new(), Vec::new());
+    // Sends on the connection, and returns the hosts to which the client's frames went.
+    let mut exchange = |client: &mut TestHost, data: &[u8]| {
+        let mut hosts = std::collections::BTreeSet::new();
+        for turn in 0..8 {
+            now += Duration::from_millis(50);
+            if turn == 2 {
+                assert_eq!(client.stack.send(conn, data).unwrap(), data.len());
+            }
+            frames = client.turn(now, &frames, &mut random, &mut transcript);
+            hosts.extend(frames.iter().map(|(frame, _)| frame[5]));
+            // The routers forward.
+            frames.iter_mut().for_each(|(frame, _)| frame[..6].copy_from_slice(&mac(1)));
+            frames = server.turn(now, &frames, &mut random, &mut transcript);
+        }
+        hosts.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(exchange(&mut client, b"first"), [GATEWAYS[0]]);
+    client.stack.add_route(through(GATEWAYS[1], 1)).unwrap();
+    assert_eq!(exchange(&mut client, b"second"), [GATEWAYS[1]], "the lower metric wins");
+    let filter = |metric| crate::ip::RouteFilter {
+        destination: address(1).into(),
+        prefix: 32,
+        gateway: None,
+        link: None,
+        metric,
+    };
+    assert!(client.stack.network_mut().remove_route(&filter(Some(1))));
+    assert_eq!(exchange(&mut client, b"third"), [GATEWAYS[0]]);
+    assert!(client.stack.network_mut().remove_route(&filter(None)));
+    assert_eq!(exchange(&mut client, b"fourth"), [1], "on the link itself");
+    assert!(!client.stack.network_mut().remove_route(&filter(None)));
+    let connected = crate::ip::RouteFilter { prefix: 24, ..filter(None) };
+    assert!(!client.stack.network_mut().remove_route(&connected), "it belongs to the address");
+    assert_eq!(client.stack.network().find_route_entry(&connected).unwrap().link, crate::handle::LinkId(0));
+    assert_eq!(client.stack.tcp_stats().retransmitted, 0);
 }
 
 /// RFC 4821 §7.5: a device that segments large frames must not segment the probe.

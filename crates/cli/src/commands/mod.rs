@@ -14,6 +14,7 @@ mod load;
 mod log;
 mod metrics;
 mod monitor;
+mod route;
 mod run;
 mod serve;
 mod ss;
@@ -79,9 +80,15 @@ pub enum Command {
     /// Show the listeners and workers of programs under "ginnel run --stack kernel --listen-spawn"
     ///
     /// One line for each worker and listener: the worker's process id, the CPU whose connections it gets, and
-    /// how many it has accepted. "-" instead of a worker: it has ended, and its accept queue waits for another
-    /// one. "-" instead of a CPU: connections of CPUs without a worker of their own.
+    /// how many it has accepted. "-" instead of a worker: it has ended, and its accept queue waits for the
+    /// next one. "-" instead of a CPU: connections of CPUs without a worker of their own.
     Listeners(listeners::ListenersOptions),
+    /// Show or change the routes of a running stack, in the words of "ip route"
+    ///
+    /// Connections use changed routes at once. Changes stay until the stack ends, also if its shards are
+    /// started again; the configuration file is not changed. Only the stack's own user and root may change
+    /// routes.
+    Route(route::RouteOptions),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
     /// Show the log of a stack, which may have ended
@@ -134,6 +141,7 @@ impl Command {
             Self::Bench(command) => command.run(),
             Self::Metrics(options) => metrics::run(&options),
             Self::Listeners(options) => listeners::run(&options),
+            Self::Route(options) => route::run(&options),
             Self::Ss(options) => ss::run(&options),
             Self::Log(options) => log::run(&options),
             Self::Stat(options) => stat::run(&options),

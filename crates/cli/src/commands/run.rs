@@ -42,7 +42,8 @@ them. A second SIGINT or SIGTERM ends the stack without waiting.";
 pub struct RunOptions {
     /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
     /// network instead, so that the same command line can be switched back; with --listen-spawn, see there.
-    /// Without --stack the program gets a stack of its own, which the stack options below describe and which ends with the program.
+    /// Without --stack the program gets a stack of its own, which the stack options below describe and which
+    /// ends with the program.
     #[arg(long = "stack", value_name = "NAME")]
     stack_name: Option<String>,
 

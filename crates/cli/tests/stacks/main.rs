@@ -21,6 +21,7 @@ mod refusals;
 mod restart;
 mod restart_devices;
 mod reuseport;
+mod routes;
 mod shard_placement;
 mod siglongjmp;
 mod signal_delivery;

@@ -1,4 +1,4 @@
-//! What happens around the calls of the program: the hooks of libc call these functions.
+//! Actions around the calls of the program: the hooks of libc call these functions.
 
 use crate::errno::ErrnoGuard;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS, UNUSED};
@@ -154,16 +154,20 @@ pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_in
             continue;
         }
         let Some(socket) = local.socket(slot) else { continue };
-        if !local.watched[slot].load(Ordering::Relaxed) && watch_slot(local, slot, true) {
-            local.watched[slot].store(true, Ordering::Relaxed);
+        if !local.watched[slot].load(Ordering::Relaxed) {
+            slot_socket::set_nonblocking(socket);
+            if watch_slot(local, slot, true) {
+                local.watched[slot].store(true, Ordering::Relaxed);
+            }
         }
         still_watching |= local.watched[slot].load(Ordering::Relaxed);
         if accepted.is_none() {
-            slot_socket::set_nonblocking(socket);
             let result = accept(rustix::fd::AsRawFd::as_raw_fd(&socket));
             if result >= 0 {
                 entry.accepted.fetch_add(1, Ordering::Relaxed);
                 accepted = Some(result);
+            } else {
+                worker::retire(shared, slot);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a process knows of its listeners: numbers of descriptors, and how it uses them. A child process has a
+//! Listeners as one process knows them: numbers of descriptors, and how the process uses them. A child has a
 //! copy.
 
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX};

@@ -10,6 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Pid, test_kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -21,6 +22,14 @@ pub const SLOTS_MAX: usize = 256;
 pub const NAME: &str = "ginnel-listeners";
 /// First word of the memory. It changes with the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN01");
+
+/// Longest time to wait for the lock, in whole seconds.
+const LOCK_SECONDS_MAX: u64 = 1;
+
+/// Returns the seconds of the monotonic clock.
+pub fn seconds() -> u64 {
+    clock_gettime(ClockId::Monotonic).tv_sec as u64
+}
 
 /// The slot of a worker. All-zero memory is a free slot.
 #[derive(Debug)]
@@ -54,6 +63,8 @@ pub struct SlotSocket {
     pub is_active: AtomicU32,
     /// 1 if the worker has left, so that connections in the queue wait for another one.
     pub is_orphan: AtomicU32,
+    /// Seconds of the monotonic clock after which an orphan with an empty queue gets no connection any more.
+    pub retires_at: AtomicU64,
     /// Connections that were accepted from the socket.
     pub accepted: AtomicU64,
 }
@@ -232,12 +243,16 @@ impl Region {
         }
     }
 
-    /// Waits for the lock. Returns `None` in a signal handler that has interrupted the holder.
+    /// Waits for the lock. Returns `None` in a signal handler that has interrupted the holder, and after
+    /// [`LOCK_SECONDS_MAX`]: a holder that was stopped, or that no longer is the program which it was, must not
+    /// stop the others.
     pub fn lock(&'static self) -> Option<LockedRegion> {
+        let deadline = seconds() + LOCK_SECONDS_MAX;
         loop {
             match self.try_lock() {
                 Ok(locked) => return Some(locked),
                 Err(Contention::Interrupted) => return None,
+                Err(Contention::Other) if seconds() > deadline => return None,
                 Err(Contention::Other) => rustix::thread::sched_yield(),
             }
         }
@@ -312,7 +327,8 @@ mod tests {
         let (region, _memory) = Region::create().unwrap();
         let locked = region.lock().unwrap();
         assert_eq!(region.try_lock().unwrap_err(), Contention::Interrupted);
-        std::thread::spawn(|| assert_eq!(region.try_lock().unwrap_err(), Contention::Other)).join().unwrap();
+        let contended = || (region.try_lock().unwrap_err(), region.lock().is_none());
+        assert_eq!(std::thread::spawn(contended).join().unwrap(), (Contention::Other, true));
         drop(locked);
         std::thread::spawn(|| core::mem::forget(region.lock().unwrap())).join().unwrap();
         assert!(region.lock().is_some());

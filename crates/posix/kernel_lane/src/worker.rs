@@ -4,7 +4,7 @@ use crate::affinity;
 use crate::lane::mode;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS};
 use crate::mode::Mode;
-use crate::region::{LockedRegion, Region, SharedListener};
+use crate::region::{LockedRegion, Region, SharedListener, seconds};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::steering::{ActiveListener, write_program};
 use core::ffi::c_int;
@@ -12,6 +12,9 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, test_kill_process};
+
+/// Longest time that a handshake takes, in whole seconds: the kernel sends a SYN-ACK five times again.
+const HANDSHAKE_SECONDS_MAX: u64 = 120;
 
 /// Writes a line to standard error, without libc's streams.
 pub fn note(text: fmt::Arguments<'_>) {
@@ -117,6 +120,8 @@ fn take_slot(region: &'static Region) -> Option<usize> {
             && worker.compare_exchange(0, own, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     })?;
     region.raise_slots_len(slot + 1);
+    // The slot has the CPU of its previous worker, which does not count.
+    region.slots[slot].set_cpu(None);
     region.slots[slot].set_cpu(if is_child { cpu_of_worker(region) } else { None });
     PROCESS.slot.store(slot + 1, Ordering::Relaxed);
     Some(slot)
@@ -139,8 +144,19 @@ fn cpu_of_worker(region: &Region) -> Option<u32> {
 /// to other workers.
 pub fn leave(shared: &SharedListener, slot: usize) {
     let entry = &shared.sockets[slot];
+    entry.retires_at.store(seconds() + HANDSHAKE_SECONDS_MAX, Ordering::Relaxed);
     if entry.is_active.swap(0, Ordering::AcqRel) != 0 && entry.is_orphan.swap(1, Ordering::AcqRel) == 0 {
         shared.orphans.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Ends the search for connections in the empty queue of a worker that has left, once all handshakes that its
+/// socket had begun have ended.
+pub fn retire(shared: &SharedListener, slot: usize) {
+    let entry = &shared.sockets[slot];
+    let is_over = seconds() > entry.retires_at.load(Ordering::Relaxed);
+    if is_over && entry.is_orphan.swap(0, Ordering::AcqRel) != 0 {
+        shared.orphans.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -179,5 +195,26 @@ pub fn find_ended(region: &'static Region) {
         {
             ended(region, pid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_queue_is_searched_for_two_minutes() {
+        let (region, _memory) = Region::create().unwrap();
+        let shared = &region.listeners[0];
+        shared.fill(1, 1, "10.0.0.1:80".parse().unwrap());
+        shared.sockets[2].is_active.store(1, Ordering::Relaxed);
+        leave(shared, 2);
+        leave(shared, 2);
+        retire(shared, 2);
+        assert_eq!(shared.orphans.load(Ordering::Relaxed), 1);
+        shared.sockets[2].retires_at.store(0, Ordering::Relaxed);
+        retire(shared, 2);
+        retire(shared, 2);
+        assert_eq!(shared.orphans.load(Ordering::Relaxed), 0);
     }
 }

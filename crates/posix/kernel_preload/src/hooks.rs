@@ -120,7 +120,9 @@ unsafe fn use_selected(count: c_int, read: *const fd_set) {
 
 /// Defines hooks that prepare listeners and then call libc's function.
 macro_rules! waiting {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $prepare:ident($first:ident, $second:ident);)*) => { $(
+    ($(
+        fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $prepare:ident($first:ident, $second:ident);
+    )*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
             // SAFETY: the program's arguments, unchanged.

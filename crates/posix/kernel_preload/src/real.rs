@@ -22,8 +22,9 @@ macro_rules! real {
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
                 let mut found = FOUND.load(Ordering::Relaxed);
                 if found.is_null() {
+                    let name = concat!(stringify!($name), "\0").as_ptr().cast();
                     // SAFETY: the name ends with a zero.
-                    found = unsafe { libc::dlsym(libc::RTLD_NEXT, concat!(stringify!($name), "\0").as_ptr().cast()) };
+                    found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
                     FOUND.store(found, Ordering::Relaxed);
                 }
                 // SAFETY: all versions of libc have these functions, with these types.

@@ -2,6 +2,7 @@
 
 use super::line::{self, FIELDS};
 use super::mirror::MIRROR;
+use super::routes::{self, ListedRoute, RouteChange};
 use super::{list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
@@ -32,6 +33,13 @@ const LIST: &str = "list 1";
 const KILL: &str = "kill 1";
 /// Request for the attached processes, with the version of the answer.
 const PROCESSES: &str = "processes 1";
+
+/// Request for the routes, with the version of the answer: a line for each route, and `.`.
+const ROUTES: &str = "routes 1";
+/// Request to change the routes, with the version of the line that follows. The answer is `.`.
+const CHANGE_ROUTES: &str = "change-routes 1";
+/// Bytes of the longest list of routes.
+const ROUTES_BYTES_MAX: u64 = 64 << 20;
 
 /// Length of the longest line of a request to close sockets, and of its answer.
 const KILL_LINE_BYTES_MAX: u64 = 512;
@@ -67,6 +75,8 @@ struct ServerState {
     shards: ShardList,
     /// Set if the stack has a broker.
     attached: Mutex<Option<Arc<AttachedQuery>>>,
+    /// The directory in which changed routes are saved; locked while they are changed.
+    routes: Mutex<Option<PathBuf>>,
     clients: AtomicUsize,
     is_closing: AtomicBool,
     /// True while a monitor observes the stack.
@@ -86,7 +96,10 @@ impl InspectServer {
 
     fn open_at(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
-        let state = Arc::<ServerState>::default();
+        let state = Arc::new(ServerState {
+            routes: Mutex::new(path.parent().map(Path::to_owned)),
+            ..ServerState::default()
+        });
         let thread = {
             let state = state.clone();
             thread::Builder::new().name(SOCKET.into()).spawn(move || serve(&listener, &state))?
@@ -167,11 +180,16 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
         LIST => {}
         PROCESSES => return client.write_all(format_processes(state).as_bytes()),
         KILL => return kill(client, lines, state),
+        ROUTES => return list_routes(client, state),
+        CHANGE_ROUTES => return change_routes(client, lines, state),
         request if request.starts_with(MIRROR) => {
             let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
             return mirror::serve(client, &request[MIRROR.len()..], &shards, &state.is_mirrored);
         }
-        _ => return writeln!(client, "!\tthe requests are \"{LIST}\", \"{PROCESSES}\" and \"{KILL}\""),
+        _ => {
+            let known = [LIST, PROCESSES, KILL, ROUTES, CHANGE_ROUTES].join("\", \"");
+            return writeln!(client, "!\tthe requests are \"{known}\"");
+        }
     }
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut text = format!("{FIELDS}\n");
@@ -199,15 +217,109 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     client.write_all(text.as_bytes())
 }
 
+/// Returns the refusal of a client that is neither the stack's user nor root.
+fn refusal_of_user(client: &UnixStream, action: &str) -> io::Result<Option<String>> {
+    let (own_uid, uid) = (geteuid(), sockopt::socket_peercred(client)?.uid);
+    let is_allowed = uid == own_uid || uid.is_root();
+    Ok((!is_allowed)
+        .then(|| format!("!\tonly user {} and root may {action} of this stack\n", own_uid.as_raw())))
+}
+
+fn list_routes(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
+    let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match routes::request(&shards, None) {
+        Err(problem) => writeln!(client, "!\t{problem}"),
+        Ok(routes) => {
+            let text: String = routes.iter().map(|route| format!("{route}\n")).collect();
+            client.write_all((text + ".\n").as_bytes())
+        }
+    }
+}
+
+/// Changes the routes as the client's line says, and saves them for the next process of the shards.
+fn change_routes(
+    mut client: &UnixStream,
+    mut lines: BufReader<&UnixStream>,
+    state: &ServerState,
+) -> io::Result<()> {
+    if let Some(refusal) = refusal_of_user(client, "change routes")? {
+        return client.write_all(refusal.as_bytes());
+    }
+    let mut line = String::new();
+    lines.by_ref().take(KILL_LINE_BYTES_MAX).read_line(&mut line)?;
+    let Ok(change) = line.trim_end_matches('\n').parse::<RouteChange>() else {
+        return writeln!(client, "!\tmalformed line: {:?}", line.trim_end());
+    };
+    let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // One change at a time, so that what is saved is the last one.
+    let saved = state.routes.lock().unwrap_or_else(PoisonError::into_inner);
+    match routes::request(&shards, Some(&change)) {
+        Err(problem) => writeln!(client, "!\t{problem}"),
+        Ok(present) => {
+            if let Some(directory) = saved.as_deref()
+                && let Err(error) = routes::save(directory, &present)
+            {
+                let at = directory.display();
+                return writeln!(client, "!\tchanged, but lost at the next restart: {at}: {error}");
+            }
+            client.write_all(b".\n")
+        }
+    }
+}
+
+/// A connection to a stack for its routes. Each method is one request.
+#[derive(Debug)]
+pub struct RouteClient(BufReader<UnixStream>);
+
+impl RouteClient {
+    /// Connects to the stack with this directory.
+    ///
+    /// # Errors
+    /// The stack does not accept the connection.
+    pub fn connect(dir: &Path) -> io::Result<Self> {
+        let client = UnixStream::connect(dir.join(SOCKET))?;
+        client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+        Ok(Self(BufReader::new(client)))
+    }
+
+    /// Returns all routes, those of IPv4 first, longest prefixes first.
+    ///
+    /// # Errors
+    /// The stack does not answer, or its answer is malformed.
+    pub fn list(mut self) -> io::Result<Vec<ListedRoute>> {
+        writeln!(self.0.get_mut(), "{ROUTES}")?;
+        let malformed =
+            |line: &str| io::Error::new(io::ErrorKind::InvalidData, format!("malformed answer: {line:?}"));
+        let text = self.answer()?;
+        text.lines().map(|line| line.parse().map_err(|()| malformed(line))).collect()
+    }
+
+    /// Changes the routes. Connections use the new ones at once.
+    ///
+    /// # Errors
+    /// The stack refuses the change, or does not answer.
+    pub fn change(mut self, change: &RouteChange) -> io::Result<()> {
+        // Fails after a refusal, which the answer tells.
+        let _ = writeln!(self.0.get_mut(), "{CHANGE_ROUTES}\n{change}");
+        self.answer().map(drop)
+    }
+
+    /// Returns the answer without its last line.
+    fn answer(&mut self) -> io::Result<String> {
+        let mut text = String::new();
+        self.0.by_ref().take(ROUTES_BYTES_MAX).read_to_string(&mut text).map_err(explain_timeout)?;
+        if let Some(problem) = text.strip_prefix("!\t") {
+            return Err(io::Error::other(problem.trim_end().to_owned()));
+        }
+        let end = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        text.strip_suffix(".\n").map(str::to_owned).ok_or_else(end)
+    }
+}
+
 /// Closes the sockets that the client names.
 fn kill(mut client: &UnixStream, mut lines: BufReader<&UnixStream>, state: &ServerState) -> io::Result<()> {
-    let (own_uid, uid) = (geteuid(), sockopt::socket_peercred(client)?.uid);
-    if uid != own_uid && !uid.is_root() {
-        return writeln!(
-            client,
-            "!\tonly user {} and root may close sockets of this stack",
-            own_uid.as_raw()
-        );
+    if let Some(refusal) = refusal_of_user(client, "close sockets")? {
+        return client.write_all(refusal.as_bytes());
     }
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut line = String::new();

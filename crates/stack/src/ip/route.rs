@@ -2,7 +2,7 @@
 
 use crate::handle::LinkId;
 use crate::time::Instant;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::BTreeMap;
 
 /// A static route from the configuration.
@@ -22,7 +22,7 @@ pub struct RouteConfig {
 
 /// Where a route comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RouteOrigin {
+pub enum RouteOrigin {
     /// The network of a configured address.
     Connected,
     /// The configuration.
@@ -49,6 +49,11 @@ fn bits(address: IpAddr) -> u128 {
         IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
         IpAddr::V6(address) => address.to_bits(),
     }
+}
+
+/// Returns the address with these bits.
+fn address(bits: u128, is_v4: bool) -> IpAddr {
+    if is_v4 { Ipv4Addr::from_bits((bits >> 96) as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
 }
 
 fn mask(prefix: u8) -> u128 {
@@ -166,6 +171,18 @@ impl RouteTable {
         (removed, next)
     }
 
+    /// Returns all routes with their destinations, those of IPv4 first, longest prefixes first.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (IpAddr, u8, &RouteEntry)> {
+        let levels = [(true, &self.v4), (false, &self.v6)];
+        levels.into_iter().flat_map(|(is_v4, levels)| {
+            levels.iter().flat_map(move |level| {
+                level.networks.iter().flat_map(move |(&network, entries)| {
+                    entries.iter().map(move |entry| (address(network, is_v4), level.prefix, entry))
+                })
+            })
+        })
+    }
+
     /// Returns the number of routes on `link` that come from router advertisements.
     pub(crate) fn advertised_count(&self, link: LinkId) -> usize {
         self.v6
@@ -190,20 +207,20 @@ mod tests {
         }
     }
 
-    fn address(text: &str) -> IpAddr {
+    fn parse(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
 
     fn link_of(table: &RouteTable, destination: &str) -> Option<u16> {
-        table.lookup(address(destination), |_| true).map(|entry| entry.link.0)
+        table.lookup(parse(destination), |_| true).map(|entry| entry.link.0)
     }
 
     #[test]
     fn longest_prefix_wins_regardless_of_metric() {
         let mut table = RouteTable::default();
-        table.add(address("0.0.0.0"), 0, entry(Some("10.0.0.1"), 1, 0));
-        table.add(address("10.0.0.0"), 8, entry(None, 2, 5));
-        table.add(address("10.1.2.3"), 32, entry(None, 3, 9));
+        table.add(parse("0.0.0.0"), 0, entry(Some("10.0.0.1"), 1, 0));
+        table.add(parse("10.0.0.0"), 8, entry(None, 2, 5));
+        table.add(parse("10.1.2.3"), 32, entry(None, 3, 9));
         assert_eq!(link_of(&table, "192.0.2.1"), Some(1));
         assert_eq!(link_of(&table, "10.1.2.4"), Some(2));
         assert_eq!(link_of(&table, "10.1.2.3"), Some(3));
@@ -213,14 +230,14 @@ mod tests {
     #[test]
     fn lowest_metric_among_usable_routes_wins() {
         let mut table = RouteTable::default();
-        table.add(address("::"), 0, entry(Some("fe80::1"), 1, 10));
-        table.add(address("::"), 0, entry(Some("fe80::2"), 2, 5));
+        table.add(parse("::"), 0, entry(Some("fe80::1"), 1, 10));
+        table.add(parse("::"), 0, entry(Some("fe80::2"), 2, 5));
         assert_eq!(link_of(&table, "2001:db8::1"), Some(2));
-        let other = table.lookup(address("2001:db8::1"), |entry| entry.link.0 != 2);
+        let other = table.lookup(parse("2001:db8::1"), |entry| entry.link.0 != 2);
         assert_eq!(other.map(|entry| entry.link.0), Some(1));
-        assert_eq!(table.remove(address("::"), 0, |entry| entry.link.0 == 2), 1);
+        assert_eq!(table.remove(parse("::"), 0, |entry| entry.link.0 == 2), 1);
         assert_eq!(link_of(&table, "2001:db8::1"), Some(1));
-        assert_eq!(table.remove(address("::"), 0, |_| true), 1);
+        assert_eq!(table.remove(parse("::"), 0, |_| true), 1);
         assert!(table.v6.is_empty());
     }
 
@@ -229,7 +246,7 @@ mod tests {
         let mut table = RouteTable::default();
         for (gateway, seconds) in [("fe80::1", 1), ("fe80::2", 2)] {
             let expires = Instant::from_millis(seconds * 1000);
-            table.add(address("::"), 0, RouteEntry { expires, ..entry(Some(gateway), 1, 0) });
+            table.add(parse("::"), 0, RouteEntry { expires, ..entry(Some(gateway), 1, 0) });
         }
         assert_eq!(table.expire(Instant::from_millis(1000), LinkId(1)), (1, Instant::from_millis(2000)));
         assert_eq!(table.expire(Instant::from_millis(2000), LinkId(2)), (0, Instant::MAX));
@@ -238,11 +255,11 @@ mod tests {
 
     #[test]
     fn same_network_compares_prefixes_of_every_length() {
-        assert!(same_network(address("10.0.0.1"), address("11.0.0.1"), 0));
-        assert!(same_network(address("10.0.0.1"), address("10.0.0.2"), 30));
-        assert!(!same_network(address("10.0.0.1"), address("10.0.0.2"), 32));
-        assert!(!same_network(address("10.0.0.1"), address("::"), 0));
-        assert!(same_network(address("fe80::1"), address("fe80::1"), 128));
-        assert_eq!(common_bits(address("10.0.0.0"), address("10.0.0.1")), 31);
+        assert!(same_network(parse("10.0.0.1"), parse("11.0.0.1"), 0));
+        assert!(same_network(parse("10.0.0.1"), parse("10.0.0.2"), 30));
+        assert!(!same_network(parse("10.0.0.1"), parse("10.0.0.2"), 32));
+        assert!(!same_network(parse("10.0.0.1"), parse("::"), 0));
+        assert!(same_network(parse("fe80::1"), parse("fe80::1"), 128));
+        assert_eq!(common_bits(parse("10.0.0.0"), parse("10.0.0.1")), 31);
     }
 }
