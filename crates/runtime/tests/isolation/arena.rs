@@ -39,11 +39,13 @@ struct Arena {
 }
 
 impl Arena {
-    const NEW: Self = Self {
-        base: AtomicUsize::new(0),
-        used: AtomicUsize::new(0),
-        free: [const { AtomicUsize::new(0) }; CLASSES],
-    };
+    const fn new() -> Self {
+        Self {
+            base: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            free: [const { AtomicUsize::new(0) }; CLASSES],
+        }
+    }
 
     fn contains(&self, address: usize) -> bool {
         let base = self.base.load(Ordering::Relaxed);
@@ -102,7 +104,7 @@ fn block_bytes(layout: Layout) -> usize {
     layout.size().max(layout.align()).max(BLOCK_BYTES_MIN).next_power_of_two()
 }
 
-static SHARDS: [Arena; ARENAS] = [const { Arena::NEW }; ARENAS];
+static SHARDS: [Arena; ARENAS] = [const { Arena::new() }; ARENAS];
 /// Held while an arena is used: a block may be freed by another thread.
 static IS_LOCKED: AtomicBool = AtomicBool::new(false);
 
