@@ -201,10 +201,10 @@ fn a_new_nginx_worker_serves_waiting_connections() {
     let nginx = Nginx::start(&fixture, Side::KernelLane, count, "");
     wait_until("all workers have listeners", || workers(&fixture).len() == count as usize);
     let before = workers(&fixture);
-    before.keys().for_each(|worker| signal(&worker.to_string(), "STOP"));
+    before.keys().for_each(|worker| signal(worker, "STOP"));
     let streams = waiting_connections(&fixture, REQUEST);
     let killed = *before.keys().next().unwrap();
-    signal(&killed.to_string(), "KILL");
+    signal(killed, "KILL");
     wait_until("a new worker has the listener", || {
         let now = workers(&fixture);
         now.len() == count as usize && !now.contains_key(&killed)
@@ -215,7 +215,7 @@ fn a_new_nginx_worker_serves_waiting_connections() {
         .map(|(_, cpu)| cpu)
         .collect();
     assert_eq!(new, [before[&killed]], "the new worker has the CPU of the old one");
-    before.keys().filter(|worker| **worker != killed).for_each(|worker| signal(&worker.to_string(), "CONT"));
+    before.keys().filter(|worker| **worker != killed).for_each(|worker| signal(worker, "CONT"));
     assert_answered(streams, "\r\n\r\nok");
     nginx.finish(true);
 }
@@ -227,11 +227,11 @@ fn another_worker_takes_over_what_waits() {
     start(&fixture, "auto", &["python3", "server.py", "epoll", "2", "stay"]);
     wait_until("all workers have listeners", || workers(&fixture).len() == 2);
     let pids: Vec<u64> = workers(&fixture).into_keys().collect();
-    pids.iter().for_each(|pid| signal(&pid.to_string(), "STOP"));
+    pids.iter().for_each(|pid| signal(pid, "STOP"));
     let streams = waiting_connections(&fixture, b"");
-    signal(&pids[0].to_string(), "KILL");
+    signal(pids[0], "KILL");
     wait_until("the slot is free", || workers(&fixture).len() == 1);
-    signal(&pids[1].to_string(), "CONT");
+    signal(pids[1], "CONT");
     assert_answered(streams, "");
     for cpu in cpus() {
         let answers = answers_to(&fixture, cpu, CONNECTIONS);
@@ -246,14 +246,14 @@ fn a_reload_with_fewer_workers_loses_nothing() {
     let nginx = Nginx::start(&fixture, Side::KernelLane, 4, "");
     wait_until("all workers have listeners", || workers(&fixture).len() == 4);
     let old = workers(&fixture);
-    old.keys().for_each(|worker| signal(&worker.to_string(), "STOP"));
+    old.keys().for_each(|worker| signal(worker, "STOP"));
     let streams = waiting_connections(&fixture, REQUEST);
     let text = String::from_utf8(fixture.read("nginx.conf")).unwrap();
     fixture.write("nginx.conf", text.replace("worker_processes 4", "worker_processes 1"));
     signal(&nginx.master, "HUP");
     wait_until("there is a new worker", || children(&nginx.master).len() == 5);
     // The old workers close their listeners before they accept anything.
-    old.keys().for_each(|worker| signal(&worker.to_string(), "CONT"));
+    old.keys().for_each(|worker| signal(worker, "CONT"));
     wait_until("the old workers are gone", || children(&nginx.master).len() == 1);
     assert_answered(streams, "\r\n\r\nok");
     assert_answered(waiting_connections(&fixture, REQUEST), "\r\n\r\nok");

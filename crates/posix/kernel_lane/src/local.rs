@@ -71,21 +71,23 @@ pub struct LocalListener {
 }
 
 impl LocalListener {
-    const NEW: Self = Self {
-        fd: FdCell(AtomicI32::new(0)),
-        cookie: AtomicU64::new(0),
-        present_cookie: AtomicU64::new(0),
-        backlog: AtomicI32::new(0),
-        usage: AtomicU32::new(UNUSED),
-        notification: FdCell(AtomicI32::new(0)),
-        epoll: FdCell(AtomicI32::new(0)),
-        epoll_data: AtomicU64::new(0),
-        sockets: [const { FdCell(AtomicI32::new(0)) }; SLOTS_MAX],
-        socket_cookies: [const { AtomicU64::new(0) }; SLOTS_MAX],
-        watched: [const { AtomicBool::new(false) }; SLOTS_MAX],
-        is_watching: AtomicBool::new(false),
-        sockets_len: AtomicUsize::new(0),
-    };
+    const fn new() -> Self {
+        Self {
+            fd: FdCell(AtomicI32::new(0)),
+            cookie: AtomicU64::new(0),
+            present_cookie: AtomicU64::new(0),
+            backlog: AtomicI32::new(0),
+            usage: AtomicU32::new(UNUSED),
+            notification: FdCell(AtomicI32::new(0)),
+            epoll: FdCell(AtomicI32::new(0)),
+            epoll_data: AtomicU64::new(0),
+            sockets: [const { FdCell(AtomicI32::new(0)) }; SLOTS_MAX],
+            socket_cookies: [const { AtomicU64::new(0) }; SLOTS_MAX],
+            watched: [const { AtomicBool::new(false) }; SLOTS_MAX],
+            is_watching: AtomicBool::new(false),
+            sockets_len: AtomicUsize::new(0),
+        }
+    }
 
     /// Returns the socket of a slot, unless the program has closed it, as `closefrom` does.
     pub fn socket(&self, slot: usize) -> Option<BorrowedFd<'static>> {
@@ -116,7 +118,7 @@ pub struct Process {
 /// The state of this process.
 pub static PROCESS: Process = Process {
     region: OnceLock::new(),
-    listeners: [const { LocalListener::NEW }; LISTENERS_MAX],
+    listeners: [const { LocalListener::new() }; LISTENERS_MAX],
     unused: AtomicUsize::new(0),
     slot: AtomicUsize::new(0),
     is_child: AtomicBool::new(false),

@@ -68,11 +68,10 @@ fn steer(region: &Region, shared: &SharedListener, local: &LocalListener, lock: 
 /// no free slot.
 pub fn begin(index: usize, local: &LocalListener) {
     let Some(region) = PROCESS.region.get() else { return };
-    locked(region, |_| {
-        let usage = begin_locked(region, &region.listeners[index], local);
-        local.usage.store(usage, Ordering::Relaxed);
-        PROCESS.count_unused();
-    });
+    // Without the lock the process keeps the inherited socket for good: it may be in an epoll set soon.
+    let usage = locked(region, |_| begin_locked(region, &region.listeners[index], local));
+    local.usage.store(usage.unwrap_or(INHERITED), Ordering::Relaxed);
+    PROCESS.count_unused();
 }
 
 fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalListener) -> u32 {
