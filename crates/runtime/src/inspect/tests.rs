@@ -198,7 +198,10 @@ fn excess_clients_and_unknown_requests_are_refused() {
     let fixture = InspectFixture::new(SOCKETS);
     assert_eq!(
         fixture.lines("tell me all"),
-        ["!\tthe requests are \"list 1\", \"processes 1\" and \"kill 1\""]
+        [concat!(
+            "!\tthe requests are \"list 1\", \"processes 1\", \"kill 1\", \"routes 1\", ",
+            "\"change-routes 1\""
+        )]
     );
     let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
