@@ -1,5 +1,5 @@
-//! Check of an executable before an upgrade: it must be a version of this program that accepts the command line
-//! of the stack and whose messages the supervisor and the programs on the stack understand.
+//! Check of an executable before an upgrade: it must be a version of this program that accepts the command
+//! line of the stack and whose messages the supervisor and the programs on the stack understand.
 
 use crate::supervisor::same_command;
 use core::fmt;
@@ -75,8 +75,8 @@ fn text(pipe: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the version in what an executable has printed, or why it does not fit; `None` if it has not printed
-/// a version.
+/// Returns the version in what an executable has printed, or why it does not fit; `None` if it has not
+/// printed a version.
 fn parse(output: &str) -> Option<Result<Version, String>> {
     let mut words = output.split_whitespace();
     let (WORD, protocol, version) = (words.next()?, words.next()?, words.next()?) else { return None };

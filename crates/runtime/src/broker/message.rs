@@ -8,8 +8,8 @@ use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
 use rustix::io::Errno;
 
-/// Version of the messages, of the connection between the supervisor and the process of its shards, and of the
-/// region's layout. Both ends belong to one installation, so they must have the same version.
+/// Version of the messages, of the connection between the supervisor and the process of its shards, and of
+/// the region's layout. Both ends belong to one installation, so they must have the same version.
 pub const PROTOCOL_VERSION: u32 = 15;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const REQUEST_ID: u32 = 1;
 
 /// Asks the supervisor of the stack whose broker is at `path` to run the shards by `executable`, which must
-/// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Returns how long
-/// the shards were away. Connections are reset; listeners and UDP sockets serve again.
+/// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Returns how
+/// long the shards were away. Connections are reset; listeners and UDP sockets serve again.
 ///
 /// # Errors
 /// Nobody listens at `path`; the stack has another version, another user, or no supervisor; the executable
