@@ -47,6 +47,11 @@ pub(super) fn restoration_interrupted(program: Option<&(u32, Box<str>)>) {
 /// Writes that a process was refused. Process 0 is an unknown one.
 pub(super) fn refused(pid: u32, uid: u32, refusal: Refusal) {
     match (pid, refusal) {
+        // The text of the refusal is for the process, whose library has another version.
+        (_, Refusal::Version(version)) => tracing::warn!(
+            "{:?} (process {pid}, user {uid}) was refused: its library has another version of the broker protocol than {version}",
+            command_of(pid)
+        ),
         (0, _) => tracing::warn!("a process of user {uid} was refused: {refusal}"),
         // An event of its own, so that this frequent reason does not crowd out the others.
         (_, Refusal::Unattached(_)) => {
