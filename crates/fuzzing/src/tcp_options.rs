@@ -1,7 +1,7 @@
 //! TCP options: compares the engine's parser with a reference parser, and checks that emitted options parse
 //! to themselves.
 
-use ginnel_stack::wire::tcp::{SeqNumber, TcpOptions, Timestamps};
+use ginnel_stack::wire::tcp::{FastOpenCookie, SeqNumber, TcpOptions, Timestamps};
 
 /// Maximum length of the options in a TCP header in bytes.
 const AREA_BYTES_MAX: usize = 40;
@@ -27,9 +27,14 @@ fn check_round_trip(options: &TcpOptions) {
     assert_eq!(options.emit(&mut buffer), len);
     assert!(buffer[len..].iter().all(|b| *b == 0xa5), "written beyond the end");
     let read = TcpOptions::parse(&buffer[..len]);
-    // SACK blocks that do not fit are omitted; everything else is kept.
+    // SACK blocks and a cookie that do not fit are omitted; everything else is kept.
     let kept = read.sack_blocks.len();
     let mut expected = options.clone();
+    if let (Some(cookie), None) = (&options.fastopen, &read.fastopen) {
+        let bare = TcpOptions { fastopen: None, sack_blocks: Default::default(), ..options.clone() };
+        assert!(bare.encoded_len() + 2 + cookie.bytes.len() > AREA_BYTES_MAX - 4, "the cookie was omitted");
+        expected.fastopen = None;
+    }
     expected.sack_blocks.truncate(kept);
     assert_eq!(read, expected);
     let free_bytes = AREA_BYTES_MAX - len;
@@ -74,8 +79,22 @@ fn option(options: &mut TcpOptions, kind: u8, value: &[u8]) {
                 (0..value.len() / 8).map(|i| (SeqNumber(long(i * 8)), SeqNumber(long(i * 8 + 4)))).collect();
         }
         (8, 8) => options.timestamps = Some(Timestamps { tsval: long(0), tsecr: long(4) }),
+        (34, 0 | 4 | 6 | 8 | 10 | 12 | 14 | 16) => {
+            options.fastopen = Some(FastOpenCookie::new(value, false));
+        }
+        // An even length that no cookie has stands for no option.
+        (34, 2 | 18..) if value.len().is_multiple_of(2) => options.fastopen = None,
+        (254, 2..) if value[..2] == [0xf9, 0x89] => option_experimental(options, &value[2..]),
         (28, 2) => options.user_timeout = Some(u16::from_be_bytes([value[0], value[1]])),
         _ => {}
+    }
+}
+
+fn option_experimental(options: &mut TcpOptions, cookie: &[u8]) {
+    match cookie.len() {
+        0 | 4 | 6 | 8 | 10 | 12 | 14 | 16 => options.fastopen = Some(FastOpenCookie::new(cookie, true)),
+        odd if odd % 2 == 1 => {}
+        _ => options.fastopen = None,
     }
 }
 

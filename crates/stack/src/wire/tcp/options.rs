@@ -213,30 +213,41 @@ impl TcpOptions {
     fn len_without_sack(&self) -> usize {
         // SACK-permitted replaces the two NOPs in front of the timestamps.
         let sack_permitted = self.sack_permitted && self.timestamps.is_none();
-        4 * (usize::from(self.mss.is_some())
-            + usize::from(self.window_scale.is_some())
-            + usize::from(sack_permitted)
-            + usize::from(self.user_timeout.is_some()))
-            + 12 * usize::from(self.timestamps.is_some())
-            + self.fastopen.as_ref().map_or(0, |cookie| cookie.encoded().len())
+        let others = 4
+            * (usize::from(self.mss.is_some())
+                + usize::from(self.window_scale.is_some())
+                + usize::from(sack_permitted)
+                + usize::from(self.user_timeout.is_some()))
+            + 12 * usize::from(self.timestamps.is_some());
+        others + self.fitting_cookie(others).map_or(0, |cookie| cookie.len())
+    }
+
+    /// Returns the encoded fast open option if it fits besides `others` bytes of options.
+    #[inline]
+    fn fitting_cookie(&self, others: usize) -> Option<ArrayVec<u8, 20>> {
+        let encoded = self.fastopen.as_ref()?.encoded();
+        (others + encoded.len() <= OPTIONS_LEN_MAX).then_some(encoded)
     }
 
     /// Returns how many SACK blocks fit besides the other options: up to 4, or 3 with timestamps (RFC 2018
     /// §3).
     #[inline]
     fn sack_blocks_fitting(&self) -> usize {
-        ((OPTIONS_LEN_MAX - self.len_without_sack() - 4) / 8).min(self.sack_blocks.len())
+        ((OPTIONS_LEN_MAX - self.len_without_sack()).saturating_sub(4) / 8).min(self.sack_blocks.len())
     }
 
-    /// Returns the length of the encoded options in bytes: a multiple of 4, at most 40. SACK blocks that do
-    /// not fit are omitted.
+    /// Returns the length of the encoded options in bytes: a multiple of 4, at most 40. SACK blocks, and
+    /// a fast open cookie, that do not fit are omitted.
     #[inline]
     pub fn encoded_len(&self) -> usize {
         let len = self.len_without_sack();
         if self.sack_blocks.is_empty() {
             return len;
         }
-        len + 4 + 8 * self.sack_blocks_fitting()
+        match self.sack_blocks_fitting() {
+            0 => len,
+            fit => len + 4 + 8 * fit,
+        }
     }
 
     /// Writes the options and returns their length.
@@ -277,13 +288,15 @@ impl TcpOptions {
         if let Some(timeout) = self.user_timeout {
             words.push(u32::from_be_bytes([USER_TIMEOUT, 4, 0, 0]) | u32::from(timeout));
         }
-        if let Some(cookie) = &self.fastopen {
-            words.extend(cookie.encoded().as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)));
+        if let Some(cookie) = self.fitting_cookie(4 * words.len()) {
+            words.extend(cookie.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)));
         }
         if !self.sack_blocks.is_empty() {
             let fit = self.sack_blocks_fitting();
-            words.push(u32::from_be_bytes([NOP, NOP, SACK, 2 + 8 * fit as u8]));
-            words.extend(self.sack_blocks[..fit].iter().flat_map(|(start, end)| [start.0, end.0]));
+            if fit > 0 {
+                words.push(u32::from_be_bytes([NOP, NOP, SACK, 2 + 8 * fit as u8]));
+                words.extend(self.sack_blocks[..fit].iter().flat_map(|(start, end)| [start.0, end.0]));
+            }
         }
         words
     }
