@@ -141,7 +141,8 @@ impl Client {
     }
 
     /// Returns when the byte of a connection's stream before position `end` arrived: the lowest 32 bits of
-    /// the time in microseconds, or `None` if times are not recorded ([`TcpOption::ArrivalTimes`]).
+    /// the time in microseconds, or `None` if times are not recorded
+    /// ([`ArrivalTimes`](ginnel_stack::options::TcpOption::ArrivalTimes)).
     ///
     /// # Errors
     /// Returns an error if the handle is stale or the shard is gone.
