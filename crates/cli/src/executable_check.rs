@@ -5,8 +5,10 @@ use crate::supervisor::same_command;
 use core::fmt;
 use core::time::Duration;
 use ginnel::broker::PROTOCOL_VERSION;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
@@ -34,9 +36,14 @@ pub fn print_own() -> String {
 /// it cannot run the shards.
 pub fn version(executable: &File) -> Result<Version, String> {
     let mut command = same_command(executable, |command| _ = command.arg("--check-shards"));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|e| format!("the new executable cannot be started: {e}"))?;
     let is_finished = wait(&mut child).map_err(|e| format!("the new executable: {e}"))?;
+    // Processes that it has left behind would keep the pipes open.
+    if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
+        // Fails if there are none.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
     let (output, errors) = (text(child.stdout.take()), text(child.stderr.take()));
     if !is_finished {
         return Err(format!(

@@ -174,9 +174,12 @@ impl ShardProcess {
             }
             match result.recv_timeout(POLL_INTERVAL) {
                 Ok(result) => return result,
-                Err(RecvTimeoutError::Disconnected) => return Err("the stack is being stopped".into()),
-                Err(RecvTimeoutError::Timeout) if self.is_stopping() || began.elapsed() > UPGRADE_TIMEOUT => {
+                Err(_) if self.is_stopping() => return Err("the stack is being stopped".into()),
+                Err(RecvTimeoutError::Disconnected) => return Err("the stack has ended".into()),
+                Err(RecvTimeoutError::Timeout) if began.elapsed() > UPGRADE_TIMEOUT => {
                     *lock(&self.upgrade) = None;
+                    let seconds = UPGRADE_TIMEOUT.as_secs();
+                    return Err(format!("the next shards have not started within {seconds} s"));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -81,6 +81,11 @@ impl Fixture {
     #[track_caller]
     pub fn start_stack<'a>(&'a self, name: &'a str, options: &[&str]) -> RunningStack<'a> {
         self.run_ok(&[&["up", name, "--background"], options].concat());
+        self.stopped_at_end(name)
+    }
+
+    /// Returns a value that stops a running stack when it is dropped.
+    pub fn stopped_at_end<'a>(&'a self, name: &'a str) -> RunningStack<'a> {
         RunningStack(self, name)
     }
 

@@ -57,6 +57,9 @@ fn refused_routes_change_nothing() {
     let _stack = fixture.start_stack("lab", &MEMORY);
     let before = route(&fixture, "");
     for (words, code, cause) in [
+        ("add 10.5.0.0/24 dev link0 metric 7", 1, "belongs to an address"),
+        ("replace 10.5.0.0/24 dev link0", 1, "belongs to an address"),
+        ("add default via 10.5.0.254 metric 9", 1, "exists with metric 0"),
         ("del 192.0.2.0/24", 1, "there is no such route"),
         ("del default via 10.5.0.9", 1, "there is no such route"),
         ("del 10.5.0.0/24", 1, "belongs to an address"),

@@ -49,6 +49,7 @@ fn programs_go_on_after_an_upgrade() {
     let up = ["up", "lab", "--background", "--loopback", "stack", "--on-stack-death", "kill"];
     let started = run_to_end(command_of(&fixture, &former, &up));
     assert!(started.status.success(), "{started:?}");
+    let _up = fixture.stopped_at_end("lab");
     let servers = RunningProgram::new(fixture.script(&["--stack", "lab"], SERVERS));
     wait_until("the servers wait", || fixture.path().join("there").exists());
     let serve = || fixture.script_output(&["--stack", "lab"], CLIENT);
@@ -62,7 +63,6 @@ fn programs_go_on_after_an_upgrade() {
     let log = fixture.run_ok(&["log", "lab"]);
     assert!(log.contains("the shards were upgraded to version"), "{log}");
     drop(servers);
-    fixture.run_ok(&["down", "lab", "--force"]);
 }
 
 #[test]
@@ -75,6 +75,7 @@ fn shards_restart_after_their_file_was_replaced() {
     let up = ["up", "lab", "--background", "--loopback", "stack"];
     let started = run_to_end(command_of(&fixture, &installed, &up));
     assert!(started.status.success(), "{started:?}");
+    let _up = fixture.stopped_at_end("lab");
     // As a package manager does it.
     fs::remove_file(&installed).unwrap();
     fs::write(&installed, "no program").unwrap();
@@ -85,7 +86,6 @@ fn shards_restart_after_their_file_was_replaced() {
     wait_until("the process has its name", || {
         fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "ginnel\n"
     });
-    fixture.run_ok(&["down", "lab", "--force"]);
 }
 
 #[test]

@@ -187,6 +187,9 @@ pub enum Refusal {
     ShardEnded,
     /// The shards run in the process of the broker, which cannot exchange them.
     Unsupervised,
+    /// Only root may upgrade the shards: the process of the broker has capabilities, which the new executable
+    /// would get.
+    Capabilities,
     /// The shards have ended and are being started again, for this many seconds so far.
     Restarting(u32),
     /// The process wants to resume on other shards, and those that it has were not seen to end yet.
@@ -204,7 +207,7 @@ pub enum Refusal {
 codec_enum!(Refusal {
     0 => Version(version), 1 => User(uid), 2 => Clients(limit), 3 => Domains(limit), 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
     9 => Unattached(limit), 10 => Resources(errno), 11 => Pending(limit), 12 => ShardsRun,
-    13 => Restarting(seconds), 14 => Unsupervised,
+    13 => Restarting(seconds), 14 => Unsupervised, 15 => Capabilities,
 });
 
 impl fmt::Display for Refusal {
@@ -239,6 +242,9 @@ impl fmt::Display for Refusal {
                 "its shards have ended and are being started again, for {seconds} s so far (ginnel log says why)"
             ),
             Self::ShardsRun => f.write_str("its shards run"),
+            Self::Capabilities => {
+                f.write_str("it has capabilities, which the new version would get: only root may upgrade it")
+            }
             Self::Unsupervised => f.write_str(
                 "it has no supervisor that could exchange its shards: stop it, and start it again",
             ),

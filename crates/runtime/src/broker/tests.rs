@@ -167,6 +167,38 @@ fn limits_and_other_versions_are_refused() {
     assert_eq!(refusal, Refusal::Version(PROTOCOL_VERSION));
 }
 
+/// A process that inherited a connection may run as another user than the one that opened it.
+#[test]
+fn only_connections_to_the_socket_may_upgrade() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let fixture = BrokerFixture::new(&small_config(), Some(&path));
+    let executable: OwnedFd = std::fs::File::open("/bin/true").unwrap().into();
+    let hello =
+        message::Hello { magic: message::MAGIC_UPGRADE, version: PROTOCOL_VERSION, domain: String::new() };
+    let refusal_on = |connection: &OwnedFd| {
+        seqpacket::send(connection, &message::encode(1, &hello), &[executable.as_fd()]).unwrap();
+        let mut buffer = seqpacket::buffer();
+        let until = Instant::now() + TEST_TIMEOUT;
+        loop {
+            match seqpacket::receive(connection, &mut buffer) {
+                seqpacket::RecvResult::Packet(bytes, _) => {
+                    match message::decode::<message::ControlReply>(&buffer[..bytes]) {
+                        (1, Some(message::ControlReply::Refused(refusal))) => break refusal,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                _ => assert!(Instant::now() < until, "no reply"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let inherited = fixture.broker.open_connection("").unwrap();
+    assert!(matches!(refusal_on(&inherited), Refusal::User(_)));
+    let error = upgrade(&path, executable.as_fd(), TEST_TIMEOUT).unwrap_err().to_string();
+    assert!(error.contains("no supervisor") || error.contains("only root"), "{error}");
+}
+
 #[test]
 fn truncated_or_changed_messages_do_not_decode() {
     use super::codec::Codec;

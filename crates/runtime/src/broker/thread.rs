@@ -89,6 +89,15 @@ impl Drop for WatchedFd {
     }
 }
 
+/// Who opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opener {
+    /// The process at the other end, at the stack's socket, as the user of the entry.
+    Peer,
+    /// Another process, perhaps before the process at the other end dropped its privileges.
+    Other,
+}
+
 /// A process, a process that was announced, or a connection without a first message.
 struct ProcessEntry {
     connection: WatchedFd,
@@ -98,6 +107,7 @@ struct ProcessEntry {
     uid: u32,
     /// True for the stack's own user and for root, who may bind ports below `unprivileged_port_start`.
     is_privileged: bool,
+    opener: Opener,
     /// Name of the domain to which the connection belongs, regardless of [`Hello::domain`].
     domain_name: Option<String>,
     attachment: Option<DomainClients>,
@@ -275,7 +285,8 @@ impl BrokerThread {
                         while let Ok(command) = self.commands.try_recv() {
                             match command {
                                 BrokerCommand::Connection(connection, domain_name) => {
-                                    self.add_connection(connection, geteuid().as_raw(), Some(domain_name));
+                                    let uid = geteuid().as_raw();
+                                    self.add_connection(connection, uid, Some(domain_name), Opener::Other);
                                 }
                                 BrokerCommand::Barrier(barrier) => {
                                     self.barriers.push(barrier);
@@ -313,7 +324,9 @@ impl BrokerThread {
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         match listener.accept() {
-            Ok(AcceptedPeer::Permitted(connection, uid)) => self.add_connection(connection, uid, None),
+            Ok(AcceptedPeer::Permitted(connection, uid)) => {
+                self.add_connection(connection, uid, None, Opener::Peer)
+            }
             Ok(AcceptedPeer::Denied(connection, uid)) => {
                 increment(&self.shared.counters.rejected);
                 let refusal = Refusal::User(geteuid().as_raw());
@@ -328,7 +341,7 @@ impl BrokerThread {
     }
 
     /// Adds a connection that has not sent its first message.
-    fn add_connection(&mut self, connection: OwnedFd, uid: u32, domain_name: Option<String>) {
+    fn add_connection(&mut self, connection: OwnedFd, uid: u32, domain_name: Option<String>, opener: Opener) {
         self.evict_pending();
         let id = self.next_id();
         let is_privileged = uid == 0 || uid == geteuid().as_raw();
@@ -338,6 +351,7 @@ impl BrokerThread {
                 pidfd: None,
                 uid,
                 is_privileged,
+                opener,
                 domain_name,
                 attachment: None,
                 wake_fd: None,
@@ -548,7 +562,9 @@ impl BrokerThread {
         let Some(entry) = self.processes.get(&id) else { return true };
         let (uid, domain_name) = (entry.uid, entry.domain_name.clone());
         match (bytes, descriptors.pop()) {
-            ([unattached::ATTACH], Some(connection)) => self.add_connection(connection, uid, domain_name),
+            ([unattached::ATTACH], Some(connection)) => {
+                self.add_connection(connection, uid, domain_name, Opener::Other);
+            }
             ([unattached::SUCCESSOR], Some(connection)) => self.add_successor(connection, domain_name),
             ([unattached::IDENTIFY], Some(pidfd)) => return self.identify(id, pidfd),
             _ => increment(&self.shared.counters.requests_refused),
@@ -561,7 +577,9 @@ impl BrokerThread {
     fn add_successor(&mut self, connection: OwnedFd, domain_name: Option<String>) {
         match creator_uid(&connection) {
             // The connecting process cannot choose the domain: each user has one domain of this name.
-            Ok(uid) => self.add_connection(connection, uid, Some(domain_name.unwrap_or_default())),
+            Ok(uid) => {
+                self.add_connection(connection, uid, Some(domain_name.unwrap_or_default()), Opener::Other);
+            }
             Err(_) => increment(&self.shared.counters.requests_refused),
         }
     }
@@ -880,6 +898,7 @@ impl BrokerThread {
             pidfd: None,
             uid,
             is_privileged,
+            opener: Opener::Other,
             domain_name,
             attachment: Some(DomainClients { domain, clients: clients.numbers }),
             wake_fd: Some(process_end),

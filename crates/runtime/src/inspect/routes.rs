@@ -199,6 +199,22 @@ fn apply(stack: &mut Stack, change: &RouteChange) -> Result<(), String> {
     if change.action == RouteAction::Add && present.is_some() {
         return Err(format!("there is a route with metric {metric}: use \"replace\" or another metric"));
     }
+    // The table has one route per network, gateway and link.
+    let is_same_way = |view: &RouteView| {
+        let network = Prefix { address: view.destination, len: view.prefix };
+        view.prefix == prefix
+            && network.contains(destination)
+            && (view.gateway, view.link) == (change.gateway, link)
+    };
+    if let Some(other) = stack.network().routes().find(is_same_way) {
+        if other.origin != RouteOrigin::Static {
+            return Err("the same route belongs to an address or a router, and stays as it is".to_owned());
+        }
+        if change.action == RouteAction::Add {
+            let metric = other.metric;
+            return Err(format!("the same route exists with metric {metric}: use \"replace\""));
+        }
+    }
     let route = RouteConfig { destination, prefix, gateway: change.gateway, link, metric };
     stack.add_route(route).map_err(|error| error.problem)?;
     // After the new route, without which connections had none for a moment.
@@ -222,16 +238,24 @@ fn link_named(stack: &Stack, name: &str) -> Result<LinkId, String> {
     })
 }
 
+/// The routes of the first shard, and the shards that were not changed with it.
+pub(super) struct RouteAnswer {
+    pub routes: Vec<ListedRoute>,
+    /// Why some shards were not changed; empty if all were.
+    pub unchanged: Vec<String>,
+}
+
 /// Changes the routes of all shards, if there is a change, and returns those of the first one.
 ///
 /// # Errors
-/// Which shard does not answer, or what is wrong with the change. The shards have equal routes and links, so
-/// the first one refuses what the others would.
+/// The first shard does not answer, or what is wrong with the change. The shards have equal routes and links,
+/// so the first one refuses what the others would.
 pub(super) fn request(
     shards: &[(String, Commander)],
     change: Option<&RouteChange>,
-) -> Result<Vec<ListedRoute>, String> {
+) -> Result<RouteAnswer, String> {
     let mut first = None;
+    let mut unchanged = Vec::new();
     for (label, shard) in shards {
         if change.is_none() && first.is_some() {
             break;
@@ -239,13 +263,18 @@ pub(super) fn request(
         let (reply, replies) = sync_channel(1);
         let answer = send_request(shard, Box::new(RouteRequest { change: change.cloned(), reply }))
             .and_then(|()| wait_for_reply(shard, &replies))
-            .map_err(|problem| format!("shard {label} {problem}"))?;
-        if let Some(routes) = answer {
-            let routes = routes?;
-            first.get_or_insert(routes);
+            .map_err(|problem| format!("shard {label} {problem}"));
+        match answer {
+            Ok(None) => {}
+            Ok(Some(Ok(routes))) => _ = first.get_or_insert(routes),
+            Ok(Some(Err(problem))) | Err(problem) if first.is_none() => return Err(problem),
+            // The others are changed nevertheless.
+            Ok(Some(Err(problem))) => unchanged.push(format!("shard {label}: {problem}")),
+            Err(problem) => unchanged.push(problem),
         }
     }
-    first.ok_or_else(|| "the stack has no shard with an engine".to_owned())
+    let routes = first.ok_or_else(|| "the stack has no shard with an engine".to_owned())?;
+    Ok(RouteAnswer { routes, unchanged })
 }
 
 /// Writes the static routes to the stack's directory, where the next process of the shards finds them.

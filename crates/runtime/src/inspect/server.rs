@@ -2,7 +2,7 @@
 
 use super::line::{self, FIELDS};
 use super::mirror::MIRROR;
-use super::routes::{self, ListedRoute, RouteChange};
+use super::routes::{self, ListedRoute, RouteAnswer, RouteChange};
 use super::{list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
@@ -229,7 +229,7 @@ fn list_routes(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
     let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match routes::request(&shards, None) {
         Err(problem) => writeln!(client, "!\t{problem}"),
-        Ok(routes) => {
+        Ok(RouteAnswer { routes, .. }) => {
             let text: String = routes.iter().map(|route| format!("{route}\n")).collect();
             client.write_all((text + ".\n").as_bytes())
         }
@@ -255,12 +255,19 @@ fn change_routes(
     let saved = state.routes.lock().unwrap_or_else(PoisonError::into_inner);
     match routes::request(&shards, Some(&change)) {
         Err(problem) => writeln!(client, "!\t{problem}"),
-        Ok(present) => {
+        Ok(RouteAnswer { routes: present, unchanged }) => {
             if let Some(directory) = saved.as_deref()
                 && let Err(error) = routes::save(directory, &present)
             {
                 let at = directory.display();
                 return writeln!(client, "!\tchanged, but lost at the next restart: {at}: {error}");
+            }
+            if !unchanged.is_empty() {
+                let shards = unchanged.join("; ");
+                return writeln!(
+                    client,
+                    "!\tchanged, but not on all shards (repeat it with \"replace\"): {shards}"
+                );
             }
             client.write_all(b".\n")
         }

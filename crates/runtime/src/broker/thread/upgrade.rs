@@ -1,9 +1,11 @@
 //! Upgrade of the shards: the supervisor exchanges their process, and programs continue as after its death
 //! (docs/adr/0021-restart-of-the-shards.md).
 
-use super::{BrokerThread, ControlReply, Hello, PROTOCOL_VERSION, Refusal, encode, seqpacket};
+use super::{BrokerThread, ControlReply, Hello, Opener, PROTOCOL_VERSION, Refusal, encode, seqpacket};
+use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::geteuid;
+use rustix::thread::capabilities;
 use std::time::Duration;
 
 /// Has the supervisor run the shards by another executable: checks it, ends the process of the shards, and
@@ -24,13 +26,21 @@ impl BrokerThread {
             return Err(Refusal::Version(PROTOCOL_VERSION));
         }
         let executable = descriptors.pop().ok_or(Refusal::Malformed)?;
-        let is_privileged = self.processes.get(&id).is_some_and(|entry| entry.is_privileged);
-        if !is_privileged {
+        let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
+        // A process that inherited a connection may have dropped its privileges since it was opened.
+        if !entry.is_privileged || entry.opener != Opener::Peer || entry.attachment.is_some() {
             return Err(Refusal::User(geteuid().as_raw()));
+        }
+        // The executable gets the capabilities of this process, which others of its user may not have.
+        let has_capabilities = || !capabilities(None).is_ok_and(|own| own.permitted.is_empty());
+        if entry.uid != 0 && has_capabilities() {
+            return Err(Refusal::Capabilities);
         }
         let upgrade = self.supervised.as_ref().ok_or(Refusal::Unsupervised)?.upgrade.clone();
         let entry = self.processes.remove(&id).ok_or(Refusal::Unknown)?;
         self.pending.remove(&id);
+        // Nothing more is read from it. Fails only for a descriptor that is not watched.
+        let _ = epoll::delete(&self.epoll, &entry.connection.fd);
         let thread = std::thread::Builder::new().name("upgrade".into()).spawn(move || {
             let reply = match upgrade(executable) {
                 Ok(away) => ControlReply::Upgraded(u32::try_from(away.as_millis()).unwrap_or(u32::MAX)),
