@@ -518,8 +518,9 @@ impl Tcp {
         let left = c.rcv_wnd();
         let mut step = u32::from(c.rcv_mss).min(capacity / 2);
         if left == 0 {
-            // A closed window opens by a sixteenth of the buffer at least (`__tcp_select_window`).
-            step = step.max(capacity >> 4);
+            // A closed window opens by a sixteenth of the buffer at least (`__tcp_select_window`), or by all
+            // of the pool: a sixteenth may be more than the pool ever has.
+            step = step.max((capacity >> 4).min(pool));
         }
         if free < left + step && free < capacity { left } else { free.max(left) }
     }

@@ -78,6 +78,33 @@ fn senders_competing_for_memory_send_all_bytes() {
     assert_nothing_left(&sim.hosts[CLIENT]);
 }
 
+/// A sixteenth of the receive buffer is more than the pool can hold.
+// limit: tcp.buffer_pool_bytes
+#[test]
+fn closed_window_reopens_with_a_small_pool() {
+    let mut sim = server_with(|c| {
+        c.tcp.buffer_pool_bytes = POOL;
+        (c.tcp.recv_buffer_bytes, c.tcp.recv_window_first_bytes) = (4 << 20, 4 << 20);
+    });
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].defer_reads = true;
+    let conn = connect(&mut sim);
+    sim.run(SECOND / 10);
+    let served_conn = served(&sim, conn);
+    send(&mut sim, CLIENT, conn, &pattern(5, 300_000), false);
+    sim.run(SECOND * 5);
+    assert_eq!(sim.hosts[SERVER].stack.info(served_conn).unwrap().rcv_wnd, 0, "the window is not closed");
+    for _ in 0..100 {
+        while read_some(&mut sim, served_conn, 1 << 16) > 0 {}
+        sim.run(SECOND);
+    }
+    assert!(
+        read(&sim, SERVER, served_conn) == pattern(5, 300_000),
+        "{} bytes",
+        read(&sim, SERVER, served_conn).len()
+    );
+}
+
 /// Exchanges requests and responses of 500 bytes in sequence for a second. Returns the number of exchanges.
 fn exchanges(sim: &mut Sim, conn: Conn, served_conn: Conn) -> usize {
     let until = sim.now + SECOND;
