@@ -186,24 +186,18 @@ impl Ops {
             if is_unordered && let Some(result) = self.recv_unordered(fd, buffers, flags, control_space) {
                 return result;
             }
-            let mut received = self.recv(fd, buffers, flags).map(ReceivedMessage::from_stream)?;
+            let (count, arrived_us) = match timestamps.are_on() {
+                true => self.recv_timed(fd, buffers, flags)?,
+                false => (self.recv(fd, buffers, flags)?, None),
+            };
+            let mut received = ReceivedMessage::from_stream(count);
             if flags & libc::MSG_OOB != 0 && received.count > 0 {
                 received.flags |= libc::MSG_OOB;
             }
-            // Without buffer space it is the time of the next byte.
-            let has_space = buffers.iter().any(|buffer| !buffer.is_empty());
-            let is_timed = received.count > 0 || !has_space;
-            if timestamps.are_on() && is_timed && flags & libc::MSG_OOB == 0 {
-                let ahead = match received.count {
-                    0 => 1,
-                    count if flags & libc::MSG_PEEK != 0 => count,
-                    _ => 0,
-                };
-                let arrived_us = self.arrival_time(fd, ahead)?;
-                received.put_arrival_time(timestamps, arrived_us, control_space);
-            }
-            if inq {
-                received.put_inq(self.inq_hint(fd)?, control_space);
+            received.put_arrival_time(timestamps, arrived_us, control_space);
+            // The bytes are consumed, so the call does not fail any more.
+            if inq && let Ok(bytes) = self.inq_hint(fd) {
+                received.put_inq(bytes, control_space);
             }
             return Ok(received);
         }

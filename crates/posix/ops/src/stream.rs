@@ -39,6 +39,27 @@ impl Ops {
         self.recv_stream(fd, buffers, flags, false)
     }
 
+    /// As [`recv`](Self::recv). Also returns when the last byte arrived, or the next one for a call without
+    /// buffer space: the lowest 32 bits of the time in microseconds, or `None` if it is not known.
+    pub(crate) fn recv_timed(
+        &self,
+        fd: RawFd,
+        buffers: &mut [UserSliceMut<'_>],
+        flags: c_int,
+    ) -> Result<(usize, Option<u32>), Errno> {
+        let has_space = buffers.iter().any(|buffer| !buffer.is_empty());
+        let mut arrived_us = None;
+        let count = self.recv_then(fd, buffers, flags, false, |state, file, offset, count| {
+            if count == 0 && has_space {
+                return;
+            }
+            let is_consumed = count > 0 && flags & libc::MSG_PEEK == 0;
+            let ahead = if is_consumed { 0 } else { offset.saturating_add(count.max(1)) };
+            arrived_us = state.arrival_time(file, ahead);
+        })?;
+        Ok((count, arrived_us))
+    }
+
     /// As [`recv`](Self::recv), also for a pipe: such a read never passes an urgent byte (`tcp_read_sock`).
     pub(crate) fn recv_stream(
         &self,
@@ -46,6 +67,20 @@ impl Ops {
         buffers: &mut [UserSliceMut<'_>],
         flags: c_int,
         for_pipe: bool,
+    ) -> Result<usize, Errno> {
+        self.recv_then(fd, buffers, flags, for_pipe, |_, _, _, _| {})
+    }
+
+    /// As [`recv_stream`](Self::recv_stream). Calls `on_received` under the lock of the read, with the offset
+    /// at which the call has peeked and the number of bytes; not for urgent data.
+    #[inline(always)]
+    fn recv_then(
+        &self,
+        fd: RawFd,
+        buffers: &mut [UserSliceMut<'_>],
+        flags: c_int,
+        for_pipe: bool,
+        on_received: impl FnOnce(&mut ProcessState, FileId, usize, usize),
     ) -> Result<usize, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
@@ -106,12 +141,16 @@ impl Ops {
         {
             socket.options.move_peek_offset(flags & libc::MSG_PEEK != 0, done.get());
         }
-        match result {
+        let result = match result {
             Err(Errno::AGAIN | Errno::INTR | Errno::FAULT) if done.get() > 0 => Ok(done.get()),
             // A call without buffer space waits once and accepts whatever arrived (`tcp_recvmsg_locked`).
             Err(Errno::AGAIN | Errno::INTR) if total == 0 && timeout != Timeout::Zero => Ok(0),
             result => result,
+        };
+        if let Ok(count) = result {
+            on_received(&mut state, file, args.offset, count);
         }
+        result
     }
 
     /// Implements `send`, `write`, `writev`, and `sendmsg` without address, which a connection ignores, and
@@ -182,17 +221,6 @@ impl Ops {
         Ok(bytes.saturating_add((status.state.has_fin() || is_closed).into()))
     }
 
-    /// Returns when the byte arrived that ends `ahead` bytes after the read position: the lowest 32 bits of
-    /// the time in microseconds. `None` if it has not arrived or times are not recorded.
-    pub(crate) fn arrival_time(&self, fd: RawFd, ahead: usize) -> Result<Option<u32>, Errno> {
-        let mut state = self.lock()?;
-        let file = self.file_of(&mut state, fd)?;
-        let Some(stream) = state.files.stream(file) else { return Ok(None) };
-        let conn = stream.conn;
-        let Ok(read) = state.client.read_position(conn) else { return Ok(None) };
-        Ok(state.client.arrival_time(conn, read + ahead as u64).unwrap_or(None))
-    }
-
     /// Waits until a connection has send space, unless the socket or the caller is non-blocking. Returns the
     /// space in bytes.
     pub(crate) fn wait_for_send_space(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
@@ -240,6 +268,14 @@ pub(crate) struct RecvArgs<'a> {
 }
 
 impl ProcessState {
+    /// Returns when the byte arrived that ends `ahead` bytes after the read position: the lowest 32 bits of
+    /// the time in microseconds. `None` if it has not arrived or times are not recorded.
+    fn arrival_time(&mut self, file: FileId, ahead: usize) -> Option<u32> {
+        let conn = self.files.stream(file)?.conn;
+        let read = self.client.read_position(conn).ok()?;
+        self.client.arrival_time(conn, read.saturating_add(ahead as u64)).ok()?
+    }
+
     /// Receives what has arrived. Returns the total number of bytes once it reaches the target, or no more
     /// will arrive.
     pub(crate) fn recv_step(

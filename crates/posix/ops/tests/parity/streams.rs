@@ -341,6 +341,17 @@ pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
     w.log("arrival time", now().as_secs() - arrival >= 1);
     got.control.splice(16..32, []);
     w.log("with TCP_INQ", (got.bytes, got.control));
+    // Bytes that are peeked at an offset have their own time.
+    let before = now() - Duration::from_millis(500);
+    w.b.send(b, b"more", 0).unwrap();
+    w.settle();
+    w.log("peek offset", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &word(1)));
+    let got = w.a.recv_from(a, 1, 200, libc::MSG_PEEK).unwrap();
+    let word_at = |from: usize| u64::from_ne_bytes(got.control[from..from + 8].try_into().unwrap());
+    let arrival = Duration::from_secs(word_at(16)) + Duration::from_micros(word_at(24));
+    w.log("peeked at an offset", (got.bytes, arrival > before));
+    w.log("no peek offset", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &(-1i32).to_ne_bytes()));
+    w.log("all but one", w.a.recv(a, 4, 0));
     // The time of the next byte.
     w.log("no space", w.a.recv_from(a, 0, 200, libc::MSG_DONTWAIT).map(|got| got.control.len()));
     w.b.close(b).unwrap();
