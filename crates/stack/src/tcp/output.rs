@@ -255,7 +255,7 @@ impl Tcp {
             self.retransmit_entry(net, idx, &lost, pushes)?;
             let c = &self.conns[idx];
             let b = &self.active[c.active];
-            if first && b.timer_kind != RetransmitTimer::ReoTimeout {
+            if first && !matches!(b.timer_kind, RetransmitTimer::ReoTimeout | RetransmitTimer::SynAck) {
                 let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
                 let at = self.clamp_rto_to_user_timeout(idx, rto);
                 self.active[active].set_timer(RetransmitTimer::Rto, at);
