@@ -335,6 +335,8 @@ pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
     w.b.send(b, b"late", 0).unwrap();
     w.wait(w.a, a, libc::POLLIN);
     std::thread::sleep(Duration::from_millis(1100));
+    w.log("on again", on(w, libc::SO_TIMESTAMP, 1));
+    w.settle();
     w.log("no control buffer", w.a.recv_from(a, 1, 0, 0).map(|got| (got.bytes, got.control, got.flags)));
     let mut got = w.a.recv_from(a, 2, 200, 0).unwrap();
     let arrival = u64::from_ne_bytes(got.control[16..24].try_into().unwrap());

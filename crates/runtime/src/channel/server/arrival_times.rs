@@ -59,9 +59,13 @@ impl DomainSocket {
 }
 
 impl Domain {
-    /// Begins or stops to record arrival times. Bytes that have arrived before get the current time.
+    /// Begins or stops to record arrival times. Bytes that have arrived before get the current time, unless
+    /// theirs were recorded already.
     pub(super) fn set_arrival_times(&mut self, socket: u32, on: bool) {
         let entry = self.socket(socket);
+        if on == entry.arrival_times.is_some() {
+            return;
+        }
         let report_unread_after = entry.unread_threshold();
         entry.arrival_times = None;
         entry.report_unread_after = report_unread_after;
