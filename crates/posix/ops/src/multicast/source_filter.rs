@@ -12,7 +12,8 @@ use libc::{IPPROTO_IP, IPPROTO_IPV6};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// Returns whether `getsockopt` of an option reads its value, which names a group.
+/// Returns whether an option is the source filter of a group. `getsockopt` reads its value, too, which names
+/// the group.
 pub fn is_source_filter(level: c_int, name: c_int) -> bool {
     matches!((level, name), (IPPROTO_IP, IP_MSFILTER) | (IPPROTO_IP | IPPROTO_IPV6, MCAST_MSFILTER))
 }

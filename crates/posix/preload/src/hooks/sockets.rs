@@ -83,16 +83,16 @@ hook! {
     fn setsockopt(
         fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t,
     ) -> c_int = |ops| {
-        // No option is longer. The kernel reads only what the option needs.
+        // Only source filters are longer. The kernel reads only what the option needs.
         let mut copy = [0; OPTION_BYTES_MAX];
         match usize::try_from(len.cast_signed()) {
             Err(_) => Err(Errno::INVAL),
-            // A source filter.
-            Ok(len) if len > OPTION_BYTES_MAX && level != libc::SOL_SOCKET => {
+            // Allocates the copy, so signals are deferred.
+            Ok(len) if len > OPTION_BYTES_MAX && is_source_filter(level, name) => *SignalDeferred::new(|| {
                 let mut copy = vec![0; len.min(GROUP_FILTER_BYTES_MAX)];
-                user_memory::read_bytes(value.cast(), &mut copy)
-                    .and_then(|()| *SignalDeferred::new(|| ops.setsockopt(fd, level, name, &copy)))
-            }
+                user_memory::read_bytes(value.cast(), &mut copy)?;
+                ops.setsockopt(fd, level, name, &copy)
+            }),
             Ok(len) => {
                 let copy = &mut copy[..len.min(OPTION_BYTES_MAX)];
                 user_memory::read_bytes(value.cast(), copy).and_then(|()| ops.setsockopt(fd, level, name, copy))
