@@ -2,6 +2,7 @@
 
 mod control;
 mod datagrams;
+mod fast_open;
 mod labels;
 mod limits;
 mod listeners;

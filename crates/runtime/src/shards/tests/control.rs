@@ -16,10 +16,10 @@ use ginnel_stack::wire::ndp::{NdpMessage, PrefixInfo, RouterAdvertisement};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, ipv4, ipv6, protocol};
 
 /// MAC addresses of the shards' device and of the other end.
-const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+pub(super) const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+pub(super) const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
+pub(super) fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; 14];
     Header::new(dst, WIRE_MAC, None, ethertype).emit(&mut frame);
     frame.extend(payload);

@@ -1,0 +1,108 @@
+//! TCP Fast Open: the next connection of a peer may belong to another shard than the one that sent the
+//! cookie.
+
+use super::control::{OUR_MAC, WIRE_MAC, arp, ethernet, turn};
+use super::{RecordingHandler, START, receive, send, shards_and_device, stack_config};
+use core::net::Ipv4Addr;
+use core::time::Duration;
+use ginnel_devices::memory::RssMode;
+use ginnel_stack::options::{ListenOptions, SocketOptions};
+use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
+use ginnel_stack::wire::ethernet::EtherType;
+use ginnel_stack::wire::tcp::{self, FastOpenCookie, SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
+use ginnel_stack::wire::{MacAddr, arp::ArpOperation, ipv4, protocol};
+
+const STACK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// Returns a SYN of the peer with this cookie, empty to request one, and with data.
+fn syn(src_port: u16, cookie: &[u8], data: &[u8]) -> Vec<u8> {
+    let header = TcpHeader {
+        src_port,
+        dst_port: 80,
+        seq: SeqNumber(1),
+        ack: SeqNumber(0),
+        flags: TcpFlags::SYN,
+        window: 60_000,
+        urg_ptr: 0,
+        header_len: 0,
+    };
+    let options = TcpOptions { fastopen: Some(FastOpenCookie::new(cookie, false)), ..TcpOptions::default() };
+    let len = TcpHeader::LEN + options.encoded_len() + data.len();
+    let mut packet = vec![0; 20 + len];
+    let ip = ipv4::Header {
+        dscp: 0,
+        ecn: 0,
+        total_len: (20 + len) as u16,
+        ident: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: protocol::TCP,
+        src: PEER,
+        dst: STACK,
+        header_len: 20,
+    };
+    ip.emit(&mut packet);
+    let segment = &mut packet[20..];
+    let header_len = tcp::emit(&header, &options, segment);
+    segment[header_len..].copy_from_slice(data);
+    let sum = pseudo_v4(PEER, STACK, protocol::TCP, len).add(Sum::of(segment)).finish();
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    ethernet(OUR_MAC, EtherType::IPV4, &packet)
+}
+
+/// Returns the cookie in a SYN+ACK.
+fn cookie_of(frame: &[u8]) -> Option<Vec<u8>> {
+    let packet = frame.get(14..).filter(|_| frame[12..14] == [8, 0])?;
+    let ip = ipv4::Header::parse(packet).ok().filter(|ip| ip.protocol == protocol::TCP)?;
+    let segment = TcpSegment::parse(ip.payload(packet)).ok()?;
+    assert_eq!(segment.header.flags, TcpFlags::SYN | TcpFlags::ACK);
+    Some(TcpOptions::parse(segment.options).fastopen?.bytes.to_vec())
+}
+
+#[test]
+fn cookie_of_one_shard_is_valid_on_others() {
+    let mut config = stack_config(2);
+    config.tcp.fastopen = 2;
+    let steering = Steering::new(0, 2, &config.network);
+    let (mut shards, mut wire) = shards_and_device(config, RssMode::Hash, |_| RecordingHandler::default());
+    let mut now = START + Duration::from_secs(5);
+    turn(&mut shards, now);
+    for shard in &mut shards {
+        let socket = SocketOptions { fastopen_queue: 8, ..SocketOptions::default() };
+        let options = ListenOptions { socket, ..ListenOptions::default() };
+        shard.with(now, |_, cx| cx.listen("10.0.0.1:80".parse().unwrap(), options).unwrap());
+    }
+    send(&mut wire, &arp(ArpOperation::Request, PEER, WIRE_MAC, MacAddr::BROADCAST));
+    turn(&mut shards, now);
+    receive(&mut wire);
+
+    // Each shard is the one that sends the cookie, once.
+    for (first, second) in [(0, 1), (1, 0)] {
+        let port_of = |shard: u8| {
+            let belongs =
+                |port: &u16| steering.owner_of_bytes(&syn(*port, &[], &[])) == FrameOwner::Shard(shard);
+            (1000 + 1000 * u16::from(first)..).find(belongs).unwrap()
+        };
+        let accepts = |shard: &crate::shard::Shard<RecordingHandler>| {
+            let stats = shard.core.stack.local().unwrap().tcp_stats();
+            (stats.fastopen_accepts, stats.fastopen_failures)
+        };
+        let before = accepts(&shards[usize::from(second)]);
+        send(&mut wire, &syn(port_of(first), &[], &[]));
+        now += Duration::from_millis(1);
+        turn(&mut shards, now);
+        let cookies: Vec<_> = receive(&mut wire).iter().filter_map(|frame| cookie_of(frame)).collect();
+        let [cookie] = &cookies[..] else { panic!("{cookies:?}") };
+        assert_eq!(cookie.len(), 8);
+        send(&mut wire, &syn(port_of(second), cookie, b"early"));
+        now += Duration::from_millis(1);
+        turn(&mut shards, now);
+        assert_eq!(accepts(&shards[usize::from(second)]), (before.0 + 1, 0));
+        assert_eq!(shards[usize::from(second)].handler().accepted.len(), 1);
+        receive(&mut wire);
+    }
+}
