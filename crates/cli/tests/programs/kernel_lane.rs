@@ -13,11 +13,13 @@ const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 const CONNECTIONS: usize = 30;
 
 /// A pre-forking server: `python3 server.py WAIT WORKERS RESPAWN`. Each worker answers a connection with its
-/// process id and its CPUs. WAIT is how it waits for connections.
+/// process id and its CPUs. WAIT is how it waits for connections. RESPAWN is `respawn`, `stay`, or `asked`: the
+/// master replaces a worker that has ended after SIGUSR1.
 const SERVER: &str = "
 import os, select, selectors, signal, socket, sys
-wait, workers, respawn = sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'respawn'
+wait, workers, respawn = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 def serve():
     if wait != 'accept': listener.setblocking(False)
     if wait == 'epoll':
@@ -31,7 +33,9 @@ def serve():
             events.poll()
         if wait == 'select': select.select([listener], [], [])
         try: connection, _ = listener.accept()
-        except BlockingIOError: continue
+        except BlockingIOError:
+            if wait == 'accept': raise
+            continue
         cpus = ','.join(map(str, sorted(os.sched_getaffinity(0))))
         connection.sendall(b'%d %s' % (os.getpid(), cpus.encode()))
         connection.close()
@@ -43,7 +47,8 @@ if workers == 0: serve()
 for _ in range(workers): start()
 while True:
     os.wait()
-    if respawn: start()
+    if respawn == 'asked': signal.sigwait({signal.SIGUSR1})
+    if respawn != 'stay': start()
 ";
 
 /// A client: `python3 client.py CPU COUNT` connects from a CPU and prints an answer per line.
@@ -69,13 +74,18 @@ fn fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
     Some(fixture)
 }
 
-/// Returns the workers with a listener of their own, and the CPU of each.
-fn workers(fixture: &ProgramFixture) -> BTreeMap<u64, Option<u64>> {
+/// Returns what `ginnel listeners` shows of the fixture's programs, in the order of slots.
+fn rows(fixture: &ProgramFixture) -> Vec<Value> {
     let output = fixture.ginnel(&["listeners", "--json"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let of_fixture = rows.filter(|row| is_in(fixture, row["master"].as_u64().unwrap()));
-    of_fixture.filter_map(|row| Some((row["worker"].as_u64()?, row["cpu"].as_u64()))).collect()
+    rows.filter(|row| is_in(fixture, row["master"].as_u64().unwrap())).collect()
+}
+
+/// Returns the workers with a listener of their own, and the CPU of each.
+fn workers(fixture: &ProgramFixture) -> BTreeMap<u64, Option<u64>> {
+    let rows = rows(fixture).into_iter();
+    rows.filter_map(|row| Some((row["worker"].as_u64()?, row["cpu"].as_u64()))).collect()
 }
 
 /// Returns whether a process runs in the directory of the fixture: other tests run beside this one.
@@ -237,6 +247,35 @@ fn another_worker_takes_over_what_waits() {
         let answers = answers_to(&fixture, cpu, CONNECTIONS);
         assert_eq!(answers.into_iter().map(|(pid, _)| pid).collect::<Vec<_>>(), [pids[1]]);
     }
+}
+
+#[test]
+fn a_blocking_accept_still_blocks_after_a_takeover() {
+    let test = "a_blocking_accept_still_blocks_after_a_takeover";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    start(&fixture, "auto", &["python3", "server.py", "accept", "2", "asked"]);
+    wait_until("all workers have listeners", || workers(&fixture).len() == 2);
+    let first = rows(&fixture).remove(0);
+    let killed = first["worker"].as_u64().unwrap();
+    let kept = *workers(&fixture).keys().find(|pid| **pid != killed).unwrap();
+    // These connections wait in the queue of the program's own socket, until the other worker accepts them.
+    [killed, kept].iter().for_each(|pid| signal(pid, "STOP"));
+    let streams = waiting_connections(&fixture, b"");
+    signal(killed, "KILL");
+    wait_until("the slot is free", || workers(&fixture).len() == 1);
+    signal(kept, "CONT");
+    // The worker looks for them after each connection of its own.
+    for cpu in cpus() {
+        answers_to(&fixture, cpu, CONNECTIONS);
+    }
+    assert_answered(streams, "");
+    signal(first["master"].as_u64().unwrap(), "USR1");
+    wait_until("a new worker has the listener", || workers(&fixture).len() == 2);
+    let before = workers(&fixture);
+    for cpu in cpus() {
+        answers_to(&fixture, cpu, CONNECTIONS);
+    }
+    assert_eq!(workers(&fixture), before, "accept has failed in none");
 }
 
 #[test]

@@ -3,14 +3,14 @@
 use crate::errno::ErrnoGuard;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS, UNUSED};
 use crate::mode::Mode;
-use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener};
+use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener, SlotSocket};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::worker::{self, locked, note};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::IntoRawFd;
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::process::getpid;
 use std::sync::OnceLock;
 
@@ -31,8 +31,12 @@ pub fn is_listener(fd: c_int) -> bool {
     PROCESS.listener(fd).is_some()
 }
 
-fn shared_listener(index: usize) -> Option<&'static SharedListener> {
-    PROCESS.region.get().map(|region| &region.listeners[index])
+/// Returns the listener at a descriptor and its entry in the shared memory.
+fn shared_listener(fd: c_int) -> Option<(&'static LocalListener, &'static Region, &'static SharedListener)> {
+    let (index, local) = PROCESS.listener(fd)?;
+    let region = *PROCESS.region.get()?;
+    let shared = &region.listeners[index];
+    local.is_in(shared).then_some((local, region, shared))
 }
 
 /// Prepares a call of `listen`: allows further sockets on the address. Returns false if nothing changes for
@@ -136,8 +140,7 @@ pub fn use_all_in(fds: impl Iterator<Item = c_int>) {
 /// Accepts a connection that a worker has left behind, by `accept` of another socket of the listener. Returns
 /// the result of `accept`, or `None` if no such connection waits.
 pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_int> {
-    let (index, local) = PROCESS.listener(fd)?;
-    let shared = shared_listener(index)?;
+    let (local, region, shared) = shared_listener(fd)?;
     let is_watching = local.is_watching.load(Ordering::Relaxed);
     if shared.orphans.load(Ordering::Acquire) == 0 && !is_watching {
         return None;
@@ -145,7 +148,7 @@ pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_in
     let _errno = ErrnoGuard::new();
     let mut still_watching = false;
     let mut accepted = None;
-    for slot in 0..PROCESS.region.get()?.slots_len() {
+    for slot in 0..region.slots_len() {
         let entry = &shared.sockets[slot];
         if entry.is_orphan.load(Ordering::Acquire) == 0 {
             if local.watched[slot].swap(false, Ordering::Relaxed) {
@@ -154,18 +157,18 @@ pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_in
             continue;
         }
         let Some(socket) = local.socket(slot) else { continue };
-        if !local.watched[slot].load(Ordering::Relaxed) {
-            slot_socket::set_nonblocking(socket);
-            if watch_slot(local, slot, true) {
-                local.watched[slot].store(true, Ordering::Relaxed);
-            }
+        if local.socket_cookies[slot].load(Ordering::Relaxed) == local.present_cookie.load(Ordering::Relaxed) {
+            // The process accepts from this socket anyway.
+            worker::retire(shared, slot);
+            continue;
+        }
+        if !local.watched[slot].load(Ordering::Relaxed) && watch_slot(local, slot, true) {
+            local.watched[slot].store(true, Ordering::Relaxed);
         }
         still_watching |= local.watched[slot].load(Ordering::Relaxed);
         if accepted.is_none() {
-            let result = accept(rustix::fd::AsRawFd::as_raw_fd(&socket));
-            if result >= 0 {
-                entry.accepted.fetch_add(1, Ordering::Relaxed);
-                accepted = Some(result);
+            if slot_socket::has_connection(socket) {
+                accepted = accept_orphan(region, entry, socket, &accept);
             } else {
                 worker::retire(shared, slot);
             }
@@ -173,6 +176,31 @@ pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_in
     }
     local.is_watching.store(still_watching, Ordering::Relaxed);
     accepted
+}
+
+/// Accepts a connection from the socket of a worker that has left. Never blocks, and leaves the flags of the
+/// socket alone, because a later worker has it, too. Returns `None` if no connection was accepted.
+fn accept_orphan(
+    region: &'static Region,
+    entry: &SlotSocket,
+    socket: BorrowedFd<'_>,
+    accept: impl Fn(c_int) -> c_int,
+) -> Option<c_int> {
+    let is_blocking = slot_socket::is_blocking(socket);
+    // While this process has the lock, no worker takes the slot, and no other one accepts from its socket.
+    let lock = if is_blocking { Some(region.try_lock().ok()?) } else { None };
+    let is_alone = entry.is_orphan.load(Ordering::Acquire) != 0
+        && entry.is_inherited.load(Ordering::Acquire) == 0
+        && slot_socket::has_connection(socket);
+    let result = if is_blocking && !is_alone { -1 } else { accept(socket.as_raw_fd()) };
+    drop(lock);
+    if is_blocking && region.is_stale.load(Ordering::Acquire) != 0 {
+        worker::refresh(region);
+    }
+    if result >= 0 {
+        entry.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+    (result >= 0).then_some(result)
 }
 
 /// Adds the socket of a slot to the epoll set that has the listener, with the data of the listener, or
@@ -191,8 +219,7 @@ fn watch_slot(local: &LocalListener, slot: usize, add: bool) -> bool {
 
 /// Counts a connection that the program has accepted from its own socket.
 pub fn accepted(fd: c_int) {
-    let Some((index, local)) = PROCESS.listener(fd) else { return };
-    let (Some(shared), Some(region)) = (shared_listener(index), PROCESS.region.get()) else { return };
+    let Some((local, region, shared)) = shared_listener(fd) else { return };
     let slot = if local.usage.load(Ordering::Relaxed) == OWN { PROCESS.slot().unwrap_or(0) } else { 0 };
     let count = shared.sockets[slot].accepted.fetch_add(1, Ordering::Relaxed);
     if count % CONNECTIONS_BETWEEN_CHECKS == CONNECTIONS_BETWEEN_CHECKS - 1 {
@@ -241,7 +268,7 @@ pub fn before_close(fd: c_int) {
 fn forget(index: usize, local: &LocalListener) {
     let Some(region) = PROCESS.region.get() else { return };
     let shared = &region.listeners[index];
-    if shared.cookie.load(Ordering::Acquire) == local.cookie.load(Ordering::Relaxed) {
+    if local.is_in(shared) {
         if local.usage.load(Ordering::Relaxed) == OWN
             && let Some(slot) = PROCESS.slot()
         {
@@ -277,7 +304,13 @@ fn forget(index: usize, local: &LocalListener) {
 /// connections itself.
 pub fn before_fork() {
     let Some(region) = PROCESS.region.get() else { return };
-    if PROCESS.slot().is_some() {
+    if let Some(slot) = PROCESS.slot() {
+        for (index, local) in PROCESS.open_listeners() {
+            let shared = &region.listeners[index];
+            if local.is_in(shared) {
+                shared.sockets[slot].is_inherited.store(1, Ordering::Release);
+            }
+        }
         return;
     }
     let _errno = ErrnoGuard::new();

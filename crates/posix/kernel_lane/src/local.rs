@@ -1,7 +1,7 @@
 //! Listeners as one process knows them: numbers of descriptors, and how the process uses them. A child has a
 //! copy.
 
-use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX};
+use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener};
 use crate::slot_socket::{borrow, cookie};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -89,6 +89,13 @@ impl LocalListener {
         }
     }
 
+    /// Returns whether the entry in the shared memory is still that of this listener. Another process may have
+    /// freed the entry, and then used it again.
+    pub fn is_in(&self, shared: &SharedListener) -> bool {
+        let cookie = self.cookie.load(Ordering::Relaxed);
+        cookie != 0 && shared.cookie.load(Ordering::Acquire) == cookie
+    }
+
     /// Returns the socket of a slot, unless the program has closed it, as `closefrom` does.
     pub fn socket(&self, slot: usize) -> Option<BorrowedFd<'static>> {
         let socket = self.sockets[slot].get().and_then(borrow)?;
@@ -161,7 +168,21 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use super::PROCESS;
+    use super::{LocalListener, PROCESS};
+    use crate::region::Region;
+    use core::sync::atomic::Ordering;
+
+    #[test]
+    fn an_entry_that_is_used_again_is_foreign() {
+        let (region, _memory) = Region::create().unwrap();
+        let (shared, local) = (&region.listeners[0], LocalListener::new());
+        assert!(!local.is_in(shared), "both have no cookie");
+        local.cookie.store(9, Ordering::Relaxed);
+        shared.fill(9, 1, "10.0.0.1:80".parse().unwrap());
+        assert!(local.is_in(shared));
+        shared.fill(10, 1, "10.0.0.1:80".parse().unwrap());
+        assert!(!local.is_in(shared));
+    }
 
     #[test]
     fn only_marked_descriptors_are_listeners() {

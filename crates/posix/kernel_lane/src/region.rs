@@ -22,7 +22,7 @@ pub const SLOTS_MAX: usize = 256;
 /// Name of the memory in `/proc/PID/fd`.
 pub const NAME: &str = "ginnel-listeners";
 /// First word of the memory. It changes with the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN01");
+const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN02");
 
 /// Longest time to wait for the lock, in whole seconds.
 const LOCK_SECONDS_MAX: u64 = 10;
@@ -67,6 +67,8 @@ pub struct SlotSocket {
     pub is_active: AtomicU32,
     /// 1 if the worker has left, so that connections in the queue wait for another one.
     pub is_orphan: AtomicU32,
+    /// 1 if processes that have no slot may accept from the socket.
+    pub is_inherited: AtomicU32,
     /// Seconds of the monotonic clock after which an orphan with an empty queue gets no connection any more.
     pub retires_at: AtomicU64,
     /// Connections that were accepted from the socket.
@@ -108,6 +110,7 @@ impl SharedListener {
             socket.group_index.store(0, Ordering::Relaxed);
             socket.is_active.store(0, Ordering::Relaxed);
             socket.is_orphan.store(0, Ordering::Relaxed);
+            socket.is_inherited.store(0, Ordering::Relaxed);
             socket.accepted.store(0, Ordering::Relaxed);
         }
         self.sockets[0].group_index.store(1, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 
 use crate::steering::Instruction;
 use core::ffi::{c_int, c_void};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{fcntl_dupfd_cloexec, fcntl_getfd};
@@ -132,11 +133,16 @@ pub fn listen(listener: BorrowedFd<'_>, socket: BorrowedFd<'_>, backlog: c_int) 
     Ok(rustix::net::listen(socket, backlog)?)
 }
 
-/// Makes `accept` on a socket return at once.
-pub fn set_nonblocking(socket: BorrowedFd<'_>) {
-    if let Ok(flags) = fcntl_getfl(socket) {
-        let _ = fcntl_setfl(socket, flags | OFlags::NONBLOCK);
-    }
+/// Returns whether `accept` waits for a connection.
+pub fn is_blocking(socket: BorrowedFd<'_>) -> bool {
+    !fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+}
+
+/// Returns whether a connection waits for `accept`.
+pub fn has_connection(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::IN)
 }
 
 /// Puts a slot's socket at the number of the program's listener.

@@ -69,7 +69,14 @@ fn steer(region: &Region, shared: &SharedListener, local: &LocalListener, lock: 
 pub fn begin(index: usize, local: &LocalListener) {
     let Some(region) = PROCESS.region.get() else { return };
     // Without the lock the process keeps the inherited socket for good: it may be in an epoll set soon.
-    let usage = locked(region, |_| begin_locked(region, &region.listeners[index], local));
+    let shared = &region.listeners[index];
+    let usage = locked(region, |_| {
+        let usage = begin_locked(region, shared, local);
+        if usage == INHERITED {
+            shared.sockets[0].is_inherited.store(1, Ordering::Release);
+        }
+        usage
+    });
     local.usage.store(usage.unwrap_or(INHERITED), Ordering::Relaxed);
     PROCESS.count_unused();
 }
@@ -78,8 +85,7 @@ fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalL
     let Some((number, listener)) = local.fd.get().and_then(|fd| Some((fd, borrow(fd)?))) else {
         return INHERITED;
     };
-    let is_known = shared.cookie.load(Ordering::Acquire) == local.cookie.load(Ordering::Relaxed);
-    if !is_known || cookie(listener) != local.present_cookie.load(Ordering::Relaxed) {
+    if !local.is_in(shared) || cookie(listener) != local.present_cookie.load(Ordering::Relaxed) {
         return INHERITED;
     }
     let Some(slot) = PROCESS.slot().or_else(|| take_slot(region)) else { return INHERITED };
