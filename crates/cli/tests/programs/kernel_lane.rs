@@ -67,6 +67,15 @@ pub fn start(fixture: &ProgramFixture, mode: &str, program: &[&str]) {
     fixture.start_on_kernel("env", &[&run[..], program].concat());
 }
 
+/// Runs a Python program to its end with a listener per worker, and returns what it prints. `before` are the
+/// program that starts Python and its arguments.
+#[track_caller]
+fn run_python(fixture: &ProgramFixture, before: &[&str], program: &str) -> String {
+    let library = format!("GINNEL_KERNEL_LIBRARY={}", build_kernel_library(GINNEL).display());
+    let run = [&library, GINNEL, "run", "--stack", "kernel", "--listen-spawn", "auto", "--"];
+    fixture.client_text("env", &[&run, before, &["python3", "-c", program]].concat())
+}
+
 fn fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
     let fixture = Side::KernelLane.fixture(test, programs)?;
     fixture.write("server.py", SERVER);
@@ -336,6 +345,20 @@ fn the_prefix_is_left_away_and_added() {
         assert_eq!(workers(&fixture), BTreeMap::new());
         nginx.finish(false);
     }
+}
+
+#[test]
+fn a_failed_wait_keeps_its_error_number() {
+    let test = "a_failed_wait_keeps_its_error_number";
+    let Some(fixture) = fixture(test, &["python3", "unshare"]) else { return };
+    // A signal to all processes of this namespace would find none.
+    let program = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.wait(None), ctypes.get_errno())
+";
+    let printed = run_python(&fixture, &["unshare", "--pid", "--fork"], program);
+    assert_eq!(printed.trim(), format!("-1 {}", rustix::io::Errno::CHILD.raw_os_error()));
 }
 
 #[test]

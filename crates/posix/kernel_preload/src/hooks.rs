@@ -156,15 +156,19 @@ waiting! {
 /// # Safety
 /// `status` must be null or valid.
 unsafe fn reaped(pid: pid_t, status: *const c_int) -> pid_t {
+    if pid <= 0 {
+        return pid;
+    }
     // A child that was stopped or continued still runs. Without a status, ask whether it does.
     let has_ended = if status.is_null() {
+        let _errno = lane::ErrnoGuard::new();
         // SAFETY: sends nothing.
         unsafe { libc::kill(pid, 0) != 0 }
     } else {
         // SAFETY: the caller's promise.
         unsafe { libc::WIFEXITED(*status) || libc::WIFSIGNALED(*status) }
     };
-    if pid > 0 && has_ended {
+    if has_ended {
         lane::child_reaped(pid);
     }
     pid
