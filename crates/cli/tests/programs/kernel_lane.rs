@@ -361,6 +361,41 @@ print(libc.wait(None), ctypes.get_errno())
     assert_eq!(printed.trim(), format!("-1 {}", rustix::io::Errno::CHILD.raw_os_error()));
 }
 
+/// A server with one worker, whose master has closed the listener in a child of `vfork`.
+const VFORK: &str = "
+#include <arpa/inet.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(8000)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 100)) return 1;
+    if (vfork() == 0) {
+        close(listener);
+        _exit(0);
+    }
+    if (fork() == 0)
+        for (;;) {
+            int connection = accept(listener, 0, 0);
+            if (write(connection, \"ok\", 2) != 2) return 1;
+            close(connection);
+        }
+    for (;;) wait(0);
+}
+";
+
+#[test]
+fn a_vfork_child_closes_its_own_listener() {
+    let test = "a_vfork_child_closes_its_own_listener";
+    let Some(fixture) = fixture(test, &["gcc"]) else { return };
+    let program = fixture.write("vfork.c", VFORK);
+    let made = fixture.run_client("gcc", &["-o", "vfork", &program]);
+    assert!(made.status.success(), "{made:?}");
+    start(&fixture, "auto", &[&fixture.folder().join("vfork").display().to_string()]);
+    wait_until("the worker has a listener", || workers(&fixture).len() == 1);
+    assert_answered(waiting_connections(&fixture, b""), "ok");
+}
+
 #[test]
 fn errors_name_the_program_and_the_library() {
     let test = "errors_name_the_program_and_the_library";

@@ -63,6 +63,7 @@ pub fn listening(fd: c_int, backlog: c_int, is_new: bool) {
         return;
     }
     let Some(region) = region() else { return };
+    PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
     if let Some((index, local)) = PROCESS.listener(fd) {
         // The program has closed the previous listener at this number in a way that was not seen.
         forget(index, local);
@@ -256,10 +257,13 @@ fn unwatch(local: &LocalListener) {
     }
 }
 
-/// Called before the program closes a descriptor. New connections go to other workers from now on.
+/// Called when the program closes a descriptor. New connections go to other workers from now on. A child of
+/// `vfork` closes its copy of the descriptor, and the tables are those of its parent.
 #[inline]
 pub fn before_close(fd: c_int) {
-    if let Some((index, local)) = PROCESS.listener(fd) {
+    if let Some((index, local)) = PROCESS.listener(fd)
+        && PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
+    {
         let _errno = ErrnoGuard::new();
         forget(index, local);
     }
@@ -375,6 +379,7 @@ pub fn after_fork_child() {
     if PROCESS.region.get().is_none() {
         return;
     }
+    PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
     PROCESS.is_child.store(true, Ordering::Relaxed);
     PROCESS.children.store(0, Ordering::Relaxed);
     PROCESS.slot.store(0, Ordering::Relaxed);

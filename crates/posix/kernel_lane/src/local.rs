@@ -106,6 +106,8 @@ impl LocalListener {
 /// The state of this process.
 #[derive(Debug)]
 pub struct Process {
+    /// Process id, once the program listens. A child of `vfork` has another one, and no tables of its own.
+    pub id: AtomicI32,
     /// The shared memory, once the program listens.
     pub region: OnceLock<&'static Region>,
     /// The listeners, at the indexes of their entries in the shared memory.
@@ -124,6 +126,7 @@ pub struct Process {
 
 /// The state of this process.
 pub static PROCESS: Process = Process {
+    id: AtomicI32::new(0),
     region: OnceLock::new(),
     listeners: [const { LocalListener::new() }; LISTENERS_MAX],
     unused: AtomicUsize::new(0),
