@@ -3,13 +3,13 @@
 use crate::errno::ErrnoGuard;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS, UNUSED};
 use crate::mode::Mode;
+use crate::notification;
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener, SlotSocket};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::worker::{self, locked, note};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::process::getpid;
 use std::sync::OnceLock;
@@ -238,7 +238,7 @@ pub fn epoll_changed(set: c_int, fd: c_int, event: Option<(u32, u64)>) {
     let Some((_, data)) = event.filter(|(events, _)| events & EventFlags::IN.bits() != 0) else { return };
     local.epoll.set(Some(set));
     local.epoll_data.store(data, Ordering::Relaxed);
-    if let (Some(set), Some(notification)) = (borrow(set), local.notification.get().and_then(borrow)) {
+    if let (Some(set), Some(notification)) = (borrow(set), local.notification()) {
         let _ = epoll::add(set, notification, EventData::new_u64(data), EventFlags::IN | EventFlags::ET);
     }
 }
@@ -252,7 +252,7 @@ fn unwatch(local: &LocalListener) {
     }
     local.is_watching.store(false, Ordering::Relaxed);
     let set = local.epoll.take().and_then(borrow);
-    if let (Some(set), Some(notification)) = (set, local.notification.get().and_then(borrow)) {
+    if let (Some(set), Some(notification)) = (set, local.notification()) {
         let _ = epoll::delete(set, notification);
     }
 }
@@ -296,9 +296,7 @@ fn forget(index: usize, local: &LocalListener) {
             drop(slot_socket::own(socket));
         }
     }
-    if let Some(notification) = local.notification.take() {
-        drop(slot_socket::own(notification));
-    }
+    drop(local.take_notification());
     local.sockets_len.store(0, Ordering::Relaxed);
     local.usage.store(UNUSED, Ordering::Relaxed);
     PROCESS.count_unused();
@@ -337,10 +335,10 @@ fn prepare_slots(region: &'static Region, index: usize, local: &LocalListener, n
     if present >= needed {
         return;
     }
-    if local.notification.get().is_none()
-        && let Ok(notification) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    if local.notification().is_none()
+        && let Ok(socket) = notification::create()
     {
-        local.notification.set(Some(slot_socket::hide(notification).into_raw_fd()));
+        local.set_notification(slot_socket::hide(socket));
     }
     let at_once = crate::affinity::cpus(&crate::affinity::allowed()).count().max(SLOTS_AT_ONCE);
     let wanted = needed.max(at_once).max(2 * present).min(SLOTS_MAX);

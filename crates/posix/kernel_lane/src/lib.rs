@@ -22,6 +22,7 @@ mod errno;
 mod lane;
 mod local;
 mod mode;
+mod notification;
 mod region;
 pub mod report;
 mod slot_socket;

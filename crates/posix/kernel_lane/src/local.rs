@@ -2,10 +2,10 @@
 //! copy.
 
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener};
-use crate::slot_socket::{borrow, cookie};
+use crate::slot_socket::{borrow, cookie, own};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 /// Number of descriptors that can be listeners of the program.
@@ -53,7 +53,9 @@ pub struct LocalListener {
     /// [`UNUSED`], [`OWN`] or [`INHERITED`].
     pub usage: AtomicU32,
     /// Becomes readable when a worker leaves connections behind.
-    pub notification: FdCell,
+    notification: FdCell,
+    /// `SO_COOKIE` of the notification.
+    notification_cookie: AtomicU64,
     /// The epoll set that has the listener.
     pub epoll: FdCell,
     /// Data of the listener in the epoll set.
@@ -79,6 +81,7 @@ impl LocalListener {
             backlog: AtomicI32::new(0),
             usage: AtomicU32::new(UNUSED),
             notification: FdCell(AtomicI32::new(0)),
+            notification_cookie: AtomicU64::new(0),
             epoll: FdCell(AtomicI32::new(0)),
             epoll_data: AtomicU64::new(0),
             sockets: [const { FdCell(AtomicI32::new(0)) }; SLOTS_MAX],
@@ -94,6 +97,24 @@ impl LocalListener {
     pub fn is_in(&self, shared: &SharedListener) -> bool {
         let cookie = self.cookie.load(Ordering::Relaxed);
         cookie != 0 && shared.cookie.load(Ordering::Acquire) == cookie
+    }
+
+    /// Returns the notification, unless the program has closed it.
+    pub fn notification(&self) -> Option<BorrowedFd<'static>> {
+        let socket = self.notification.get().and_then(borrow)?;
+        (cookie(socket) == self.notification_cookie.load(Ordering::Relaxed)).then_some(socket)
+    }
+
+    /// Sets the notification.
+    pub fn set_notification(&self, socket: OwnedFd) {
+        self.notification_cookie.store(cookie(socket.as_fd()), Ordering::Relaxed);
+        self.notification.set(Some(socket.into_raw_fd()));
+    }
+
+    /// Returns the notification and forgets it. Another descriptor that has its number now stays open.
+    pub fn take_notification(&self) -> Option<OwnedFd> {
+        let is_own = self.notification().is_some();
+        self.notification.take().filter(|_| is_own).map(own)
     }
 
     /// Returns the socket of a slot, unless the program has closed it, as `closefrom` does.
@@ -172,8 +193,28 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::{LocalListener, PROCESS};
+    use crate::notification;
     use crate::region::Region;
     use core::sync::atomic::Ordering;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fd::{AsRawFd, IntoRawFd};
+
+    #[test]
+    fn a_foreign_descriptor_is_no_notification() {
+        let local = LocalListener::new();
+        local.set_notification(notification::create().unwrap());
+        assert!(local.notification().is_some());
+        // The program has closed the number and got it for a descriptor of its own.
+        drop(local.take_notification().unwrap());
+        let foreign = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        local.notification.set(Some(foreign.as_raw_fd()));
+        assert!(local.notification().is_none());
+        assert!(local.take_notification().is_none());
+        assert!(rustix::io::fcntl_getfd(&foreign).is_ok(), "it stays open");
+        let other = notification::create().unwrap();
+        local.notification.set(Some(other.into_raw_fd()));
+        assert!(local.notification().is_none(), "another socket");
+    }
 
     #[test]
     fn an_entry_that_is_used_again_is_foreign() {

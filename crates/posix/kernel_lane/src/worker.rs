@@ -4,6 +4,7 @@ use crate::affinity;
 use crate::lane::mode;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS};
 use crate::mode::Mode;
+use crate::notification;
 use crate::region::{LockedRegion, Region, SharedListener, seconds};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::steering::{ActiveListener, write_program};
@@ -167,8 +168,8 @@ pub fn retire(shared: &SharedListener, slot: usize) {
 
 /// Wakes workers that wait in an epoll set, so that they take over connections that wait elsewhere.
 pub fn notify(local: &LocalListener) {
-    if let Some(notification) = local.notification.get().and_then(borrow) {
-        let _ = rustix::io::write(notification, &1u64.to_ne_bytes());
+    if let Some(socket) = local.notification() {
+        notification::notify(socket);
     }
 }
 
