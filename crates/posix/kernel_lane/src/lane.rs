@@ -3,10 +3,11 @@
 use crate::errno::ErrnoGuard;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS, UNUSED};
 use crate::mode::Mode;
+use crate::note::note;
 use crate::notification;
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener, SlotSocket};
 use crate::slot_socket::{self, borrow, cookie};
-use crate::worker::{self, locked, note};
+use crate::worker::{self, locked};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventData, EventFlags};

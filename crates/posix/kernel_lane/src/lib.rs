@@ -22,6 +22,7 @@ mod errno;
 mod lane;
 mod local;
 mod mode;
+mod note;
 mod notification;
 mod region;
 pub mod report;

@@ -4,25 +4,18 @@ use crate::affinity;
 use crate::lane::mode;
 use crate::local::{INHERITED, LocalListener, OWN, PROCESS};
 use crate::mode::Mode;
+use crate::note::note;
 use crate::notification;
 use crate::region::{LockedRegion, Region, SharedListener, seconds};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::steering::{ActiveListener, write_program};
 use core::ffi::c_int;
-use core::fmt;
 use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, test_kill_process};
 
 /// Longest time that a handshake takes, in whole seconds: the kernel sends a SYN-ACK five times again.
 const HANDSHAKE_SECONDS_MAX: u64 = 120;
-
-/// Writes a line to standard error, without libc's streams.
-pub fn note(text: fmt::Arguments<'_>) {
-    if let Some(terminal) = borrow(2) {
-        let _ = rustix::io::write(terminal, format!("ginnel: {text}\n").as_bytes());
-    }
-}
 
 /// Runs `action` with the lock, then steers anew if that is needed. Returns `None` in a signal handler that
 /// has interrupted the holder of the lock.
@@ -61,7 +54,9 @@ fn steer(region: &Region, shared: &SharedListener, local: &LocalListener, lock: 
     let Some(len) = write_program(program, active) else { return };
     if let Err(error) = slot_socket::steer(listener, &program[..len]) {
         let address = shared.address();
-        note(format_args!("{address}: connections are not steered to the CPUs of workers: {error}"));
+        // The text of an error is allocated, and this may be a signal handler.
+        let number = error.raw_os_error().unwrap_or_default();
+        note(format_args!("{address}: connections are not steered to the CPUs of workers: errno {number}"));
     }
 }
 
