@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// A worker's socket for one listener.
@@ -49,14 +50,19 @@ pub fn all(pid: Option<u32>) -> io::Result<Vec<WorkerListener>> {
 
 fn add(process: &Path, seen: &mut BTreeSet<u64>, rows: &mut Vec<WorkerListener>) -> io::Result<()> {
     let wanted = format!("/memfd:{NAME} (deleted)");
+    // A file of any kind can have this name; to open a pipe must not wait for a writer.
+    let mut options = fs::OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
     for entry in fs::read_dir(process.join("fd"))? {
         let Ok(entry) = entry else { continue };
         if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str())
-            && let Ok(memory) = fs::File::open(entry.path())
-            && let Ok(inode) = rustix::fs::fstat(&memory)
-            && seen.insert(inode.st_ino)
+            && let Ok(memory) = options.open(entry.path())
+            && let Ok(inode) = memory.metadata()
+            && inode.is_file()
+            && seen.insert(inode.ino())
+            && let Ok(region) = Region::open(&memory)
         {
-            add_region(Region::open(&memory)?, rows);
+            add_region(region, rows);
         }
     }
     Ok(())
@@ -91,6 +97,8 @@ mod tests {
 
     #[test]
     fn a_region_is_found_by_its_descriptor() {
+        // Memory that only has the name is left out, and is found first.
+        let _foreign = rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         let (region, _memory) = Region::create().unwrap();
         let address = "127.0.0.1:8000".parse().unwrap();
         region.listeners[1].fill(5, 77, address);
