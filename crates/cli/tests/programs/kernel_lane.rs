@@ -361,6 +361,27 @@ print(libc.wait(None), ctypes.get_errno())
     assert_eq!(printed.trim(), format!("-1 {}", rustix::io::Errno::CHILD.raw_os_error()));
 }
 
+#[test]
+fn hidden_sockets_leave_descriptors_to_the_program() {
+    let test = "hidden_sockets_leave_descriptors_to_the_program";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    // Nobody waits for these children, so they seem to run.
+    let program = "
+import os, resource, signal, socket
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+listener = socket.create_server(('0.0.0.0', 8000))
+for _ in range(250):
+    if os.fork() == 0: os._exit(0)
+opened = []
+try:
+    while True: opened.append(os.open('/dev/null', os.O_RDONLY))
+except OSError: print(len(opened))
+";
+    let opened: usize = run_python(&fixture, &[], program).trim().parse().unwrap();
+    assert!((150..256).contains(&opened), "{opened}");
+}
+
 /// A server with one worker, whose master has closed the listener in a child of `vfork`.
 const VFORK: &str = "
 #include <arpa/inet.h>

@@ -13,6 +13,7 @@ use core::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::process::getpid;
+use std::io;
 use std::sync::OnceLock;
 
 /// Number of slots that are prepared at once, or that of the CPUs if those are more.
@@ -77,11 +78,12 @@ fn region() -> Option<&'static Region> {
     if let Some(region) = PROCESS.region.get() {
         return Some(region);
     }
-    match Region::create() {
+    let created = Region::create().and_then(|(region, memory)| Ok((region, slot_socket::hide(memory)?)));
+    match created {
         Ok((region, memory)) => {
             if PROCESS.region.set(region).is_ok() {
                 // Stays open as long as the process runs.
-                let _ = slot_socket::hide(memory).into_raw_fd();
+                let _ = memory.into_raw_fd();
             }
             PROCESS.region.get().copied()
         }
@@ -337,15 +339,19 @@ fn prepare_slots(region: &'static Region, index: usize, local: &LocalListener, n
         return;
     }
     if local.notification().is_none()
-        && let Ok(socket) = notification::create()
+        && let Ok(socket) = notification::create().map_err(Into::into).and_then(slot_socket::hide)
     {
-        local.set_notification(slot_socket::hide(socket));
+        local.set_notification(socket);
     }
     let at_once = crate::affinity::cpus(&crate::affinity::allowed()).count().max(SLOTS_AT_ONCE);
     let wanted = needed.max(at_once).max(2 * present).min(SLOTS_MAX);
+    let others = PROCESS.open_listeners().filter(|(other, _)| *other != index);
+    let used: usize = others.map(|(_, other)| other.open_sockets()).sum();
+    let may_have = slot_socket::sockets_max().saturating_sub(used);
     for slot in present..wanted {
         let socket = match slot {
-            0 => rustix::io::fcntl_dupfd_cloexec(listener, 3).map(slot_socket::hide).map_err(Into::into),
+            _ if slot >= may_have => Err(io::Error::other("a quarter of the descriptors is used for them")),
+            0 => rustix::io::fcntl_dupfd_cloexec(listener, 3).map_err(Into::into).and_then(slot_socket::hide),
             _ => slot_socket::create(listener),
         };
         match socket {

@@ -117,6 +117,11 @@ impl LocalListener {
         self.notification.take().filter(|_| is_own).map(own)
     }
 
+    /// Returns the number of slots with a socket.
+    pub fn open_sockets(&self) -> usize {
+        self.sockets.iter().filter(|socket| socket.get().is_some()).count()
+    }
+
     /// Returns the socket of a slot, unless the program has closed it, as `closefrom` does.
     pub fn socket(&self, slot: usize) -> Option<BorrowedFd<'static>> {
         let socket = self.sockets[slot].get().and_then(borrow)?;

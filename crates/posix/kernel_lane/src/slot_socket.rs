@@ -97,17 +97,30 @@ pub fn address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     address.try_into().map_err(|_| io::Error::other("the listener has no IP address"))
 }
 
+/// Returns the number of descriptors that the process may have.
+fn fds_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Returns the number of sockets for slots that the process may keep: a quarter of its descriptors.
+pub fn sockets_max() -> usize {
+    usize::try_from(fds_max() / 4).unwrap_or(usize::MAX)
+}
+
 /// Moves a descriptor away from the numbers that programs expect to get.
-pub fn hide(fd: OwnedFd) -> OwnedFd {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let lowest = HIDDEN_FD_MIN.min(limit / 2) as c_int;
-    fcntl_dupfd_cloexec(&fd, lowest).unwrap_or(fd)
+///
+/// # Errors
+/// `EMFILE` if the program uses all the others.
+pub fn hide(fd: OwnedFd) -> io::Result<OwnedFd> {
+    let lowest = HIDDEN_FD_MIN.min(fds_max() / 2) as c_int;
+    Ok(fcntl_dupfd_cloexec(&fd, lowest)?)
 }
 
 /// Creates a socket that is bound to the address of `listener`. It does not listen.
 ///
 /// # Errors
-/// The kernel's error, such as `EADDRINUSE` if the process has changed its user since it bound the listener.
+/// The kernel's error, such as `EADDRINUSE` if the process has changed its user since it bound the listener,
+/// or that of [`hide`].
 pub fn create(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let domain = socket_domain(listener)?;
     let socket = rustix::net::socket_with(
@@ -119,7 +132,7 @@ pub fn create(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     copy_options(listener, socket.as_fd(), &BIND_OPTIONS);
     set_shared(socket.as_fd(), true)?;
     rustix::net::bind(&socket, &address(listener)?)?;
-    Ok(hide(socket))
+    hide(socket)
 }
 
 /// Makes a slot's socket listen with the options of the program's own listener.
