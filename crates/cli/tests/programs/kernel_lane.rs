@@ -13,10 +13,10 @@ const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 const CONNECTIONS: usize = 30;
 
 /// A pre-forking server: `python3 server.py WAIT WORKERS RESPAWN`. Each worker answers a connection with its
-/// process id and its CPUs. WAIT is how it waits for connections. RESPAWN is `respawn`, `stay`, or `asked`: the
-/// master replaces a worker that has ended after SIGUSR1.
+/// process id and its CPUs. WAIT is how it waits for connections. RESPAWN is `respawn`, `stay`, `asked` (the
+/// master replaces a worker that has ended after SIGUSR1), or `background` (without workers).
 const SERVER: &str = "
-import os, select, selectors, signal, socket, sys
+import os, select, selectors, signal, socket, sys, time
 wait, workers, respawn = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -43,6 +43,10 @@ def start():
     if os.fork() == 0:
         try: serve()
         finally: os._exit(1)
+if respawn == 'background':
+    listening = os.getpid()
+    if os.fork() != 0: os._exit(0)
+    while os.getppid() == listening: time.sleep(0.01)
 if workers == 0: serve()
 for _ in range(workers): start()
 while True:
@@ -170,13 +174,16 @@ fn bound_workers_keep_their_cpus() {
 #[test]
 fn a_server_without_workers_is_not_pinned() {
     let test = "a_server_without_workers_is_not_pinned";
-    let Some(fixture) = fixture(test, &["python3"]) else { return };
-    start(&fixture, "auto", &["python3", "server.py", "epoll", "0", "respawn"]);
-    fixture.wait_until_listening(ADDRESS);
-    let all = cpus().iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    for cpu in cpus() {
-        let answers = answers_to(&fixture, cpu, CONNECTIONS);
-        assert_eq!(answers.into_iter().map(|(_, cpus)| cpus).collect::<Vec<_>>(), [all.as_str()]);
+    for respawn in ["respawn", "background"] {
+        let Some(fixture) = fixture(test, &["python3"]) else { return };
+        start(&fixture, "auto", &["python3", "server.py", "epoll", "0", respawn]);
+        fixture.wait_until_listening(ADDRESS);
+        let all = cpus().iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        for cpu in cpus() {
+            let answers = answers_to(&fixture, cpu, CONNECTIONS);
+            let answers: Vec<String> = answers.into_iter().map(|(_, cpus)| cpus).collect();
+            assert_eq!(answers, [all.as_str()], "{respawn}");
+        }
     }
 }
 

@@ -384,7 +384,8 @@ pub fn after_fork_child() {
     if PROCESS.region.get().is_none() {
         return;
     }
-    PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    let forker = PROCESS.id.swap(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    PROCESS.forker.store(forker, Ordering::Relaxed);
     PROCESS.is_child.store(true, Ordering::Relaxed);
     PROCESS.children.store(0, Ordering::Relaxed);
     PROCESS.slot.store(0, Ordering::Relaxed);

@@ -144,6 +144,8 @@ pub struct Process {
     pub slot: AtomicUsize,
     /// True in a process that was forked by a program which listens.
     pub is_child: AtomicBool,
+    /// Process that has forked this one after it had listened; zero if there is none.
+    pub forker: AtomicI32,
     /// Number of child processes that run.
     pub children: AtomicUsize,
     /// Index of the listener plus one, for each descriptor; zero for all others.
@@ -158,6 +160,7 @@ pub static PROCESS: Process = Process {
     unused: AtomicUsize::new(0),
     slot: AtomicUsize::new(0),
     is_child: AtomicBool::new(false),
+    forker: AtomicI32::new(0),
     children: AtomicUsize::new(0),
     indexes: [const { AtomicU8::new(0) }; FDS_MAX],
 };

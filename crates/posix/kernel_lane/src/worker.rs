@@ -12,7 +12,7 @@ use crate::steering::{ActiveListener, write_program};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use rustix::io::Errno;
-use rustix::process::{Pid, getpid, test_kill_process};
+use rustix::process::{Pid, getpid, getppid, test_kill_process};
 
 /// Longest time that a handshake takes, in whole seconds: the kernel sends a SYN-ACK five times again.
 const HANDSHAKE_SECONDS_MAX: u64 = 120;
@@ -128,6 +128,12 @@ fn take_slot(region: &'static Region) -> Option<usize> {
     Some(slot)
 }
 
+/// Returns whether the process that has forked this one still runs. Otherwise this is not a worker but a
+/// server that went into the background after it had listened.
+fn has_master() -> bool {
+    getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == PROCESS.forker.load(Ordering::Relaxed))
+}
+
 /// Returns the CPU of this worker, to which the worker is pinned if the mode says so. The threads of a
 /// process with several cannot be pinned by one of them.
 fn cpu_of_worker(region: &Region) -> Option<u32> {
@@ -136,7 +142,7 @@ fn cpu_of_worker(region: &Region) -> Option<u32> {
         region.slots.iter().filter(is_taken).filter(|slot| slot.cpu() == Some(cpu)).count()
     };
     affinity::pinned().or_else(|| {
-        let pins = mode() == Some(Mode::Auto) && !affinity::has_other_threads();
+        let pins = mode() == Some(Mode::Auto) && has_master() && !affinity::has_other_threads();
         pins.then(|| affinity::pin_to_least(workers_of)).flatten()
     })
 }
