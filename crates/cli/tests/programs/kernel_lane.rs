@@ -412,6 +412,53 @@ int main(void) {
 }
 ";
 
+/// A server whose first worker closes its listener and stays: `python3 server.py HOW`.
+const CLOSING: &str = "
+import ctypes, os, select, signal, socket, sys
+libc, null = ctypes.CDLL(None), os.open('/dev/null', os.O_RDWR)
+reader, writer = os.pipe()
+listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
+fd = listener.fileno()
+def wait():
+    events = select.poll()
+    events.register(fd, select.POLLIN)
+    events.poll(0)
+if os.fork() == 0:
+    wait()
+    {
+        'dup2': lambda: libc.dup2(null, fd),
+        'dup3': lambda: libc.dup3(null, fd, 0),
+        'close_range': lambda: libc.close_range(fd, fd, 0),
+        'closefrom': lambda: libc.closefrom(fd),
+    }[sys.argv[1]]()
+    os.write(writer, b'.')
+    while True: signal.pause()
+os.read(reader, 1)
+if os.fork() == 0:
+    wait()
+    while True:
+        connection, _ = listener.accept()
+        connection.sendall(b'%d 0' % os.getpid())
+        connection.close()
+os.wait()
+";
+
+#[test]
+fn a_worker_that_has_closed_gets_no_connections() {
+    let test = "a_worker_that_has_closed_gets_no_connections";
+    for how in ["dup2", "dup3", "close_range", "closefrom"] {
+        let Some(fixture) = fixture(test, &["python3"]) else { return };
+        fixture.write("server.py", CLOSING);
+        start(&fixture, "auto", &["python3", "server.py", how]);
+        wait_until("a worker has a listener", || !workers(&fixture).is_empty());
+        fixture.wait_until_listening(ADDRESS);
+        for cpu in cpus() {
+            assert_eq!(answers_to(&fixture, cpu, CONNECTIONS).len(), 1, "{how}: CPU {cpu}");
+        }
+        assert_eq!(workers(&fixture).len(), 1, "{how}");
+    }
+}
+
 #[test]
 fn a_vfork_child_closes_its_own_listener() {
     let test = "a_vfork_child_closes_its_own_listener";

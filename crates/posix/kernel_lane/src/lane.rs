@@ -8,7 +8,7 @@ use crate::notification;
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener, SlotSocket};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::worker::{self, locked};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
@@ -161,7 +161,8 @@ pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_in
             continue;
         }
         let Some(socket) = local.socket(slot) else { continue };
-        if local.socket_cookies[slot].load(Ordering::Relaxed) == local.present_cookie.load(Ordering::Relaxed) {
+        let present = local.present_cookie.load(Ordering::Relaxed);
+        if local.socket_cookies[slot].load(Ordering::Relaxed) == present {
             // The process accepts from this socket anyway.
             worker::retire(shared, slot);
             continue;
@@ -263,12 +264,21 @@ fn unwatch(local: &LocalListener) {
 /// Called when the program closes a descriptor. New connections go to other workers from now on. A child of
 /// `vfork` closes its copy of the descriptor, and the tables are those of its parent.
 #[inline]
-pub fn before_close(fd: c_int) {
+pub fn closes(fd: c_int) {
     if let Some((index, local)) = PROCESS.listener(fd)
         && PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
     {
         let _errno = ErrnoGuard::new();
         forget(index, local);
+    }
+}
+
+/// Called when the program has closed a range of descriptors, both ends included.
+pub fn closed_range(first: c_uint, last: c_uint) {
+    for (_, local) in PROCESS.open_listeners() {
+        if let Some(fd) = local.fd.get().filter(|fd| (first..=last).contains(&fd.cast_unsigned())) {
+            closes(fd);
+        }
     }
 }
 

@@ -32,7 +32,8 @@ mod worker;
 
 pub use errno::ErrnoGuard;
 pub use lane::{
-    accept_waiting, accepted, after_fork_child, after_fork_parent, before_close, before_fork, child_reaped,
-    epoll_changed, is_listener, listening, listening_begins, listening_failed, use_all_in, use_listener,
+    accept_waiting, accepted, after_fork_child, after_fork_parent, before_fork, child_reaped, closed_range,
+    closes, epoll_changed, is_listener, listening, listening_begins, listening_failed, use_all_in,
+    use_listener,
 };
 pub use mode::{MODE_VARIABLE, Mode};

@@ -92,8 +92,8 @@ impl LocalListener {
         }
     }
 
-    /// Returns whether the entry in the shared memory is still that of this listener. Another process may have
-    /// freed the entry, and then used it again.
+    /// Returns whether the entry in the shared memory is still that of this listener. Another process may
+    /// have freed the entry, and then used it again.
     pub fn is_in(&self, shared: &SharedListener) -> bool {
         let cookie = self.cookie.load(Ordering::Relaxed);
         cookie != 0 && shared.cookie.load(Ordering::Acquire) == cookie

@@ -68,7 +68,7 @@ pub fn begin(index: usize, local: &LocalListener) {
     let shared = &region.listeners[index];
     let usage = locked(region, |_| {
         let usage = begin_locked(region, shared, local);
-        if usage == INHERITED {
+        if usage == INHERITED && local.is_in(shared) {
             shared.sockets[0].is_inherited.store(1, Ordering::Release);
         }
         usage

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::real;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use ginnel_kernel_lane as lane;
 use libc::{
     epoll_event, fd_set, id_t, idtype_t, nfds_t, pid_t, pollfd, rusage, siginfo_t, sigset_t, size_t,
@@ -72,9 +72,46 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    lane::before_close(fd);
+    lane::closes(fd);
     // SAFETY: the program's arguments, unchanged.
     unsafe { real::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { real::close_range(first, last, flags) };
+    if result == 0 && flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
+        lane::closed_range(first, last);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { real::closefrom(first) };
+    lane::closed_range(first.max(0).cast_unsigned(), c_uint::MAX);
+}
+
+/// Tells the lane that a duplicate has taken the number `to`, if that was closed before.
+fn duplicated(fd: c_int, to: c_int, result: c_int) -> c_int {
+    if result >= 0 && fd != to {
+        lane::closes(to);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    // SAFETY: the program's arguments, unchanged.
+    duplicated(fd, to, unsafe { real::dup2(fd, to) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: the program's arguments, unchanged.
+    duplicated(fd, to, unsafe { real::dup3(fd, to, flags) })
 }
 
 #[unsafe(no_mangle)]
