@@ -24,14 +24,14 @@ use crate::time::Instant;
 use core::net::IpAddr;
 use querier::{PendingResponse, Querier};
 use state_change::StateChange;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use users::Users;
 
 /// The groups of a link.
 #[derive(Debug, Default)]
 pub(crate) struct GroupTable {
-    /// Sorted by address: IPv4 groups first.
-    groups: Vec<Group>,
+    /// By address: IPv4 groups first.
+    groups: BTreeMap<IpAddr, Group>,
     /// The routers, for IPv4 and IPv6.
     queriers: [Querier; 2],
 }
@@ -63,42 +63,40 @@ pub(crate) struct ShardGroups {
     /// The filters of the other shards.
     others: BTreeMap<ShardGroup, SourceFilter>,
     /// Changes of this shard's filters that the other shards do not know yet.
-    changes: Vec<(LinkId, IpAddr)>,
+    changes: BTreeSet<(LinkId, IpAddr)>,
 }
 
 impl GroupTable {
     fn find(&self, address: IpAddr) -> Option<&Group> {
-        let at = self.groups.binary_search_by_key(&address, |group| group.address).ok()?;
-        Some(&self.groups[at])
+        self.groups.get(&address)
     }
 
     fn find_mut(&mut self, address: IpAddr) -> Option<&mut Group> {
-        let at = self.groups.binary_search_by_key(&address, |group| group.address).ok()?;
-        Some(&mut self.groups[at])
+        self.groups.get_mut(&address)
     }
 
     fn find_or_add(&mut self, address: IpAddr) -> &mut Group {
-        let at = match self.groups.binary_search_by_key(&address, |group| group.address) {
-            Ok(at) => at,
-            Err(at) => {
-                self.groups.insert(at, Group::new(address));
-                at
-            }
-        };
-        &mut self.groups[at]
+        self.groups.entry(address).or_insert_with(|| Group::new(address))
     }
 
     fn of_family(&mut self, is_v4: bool) -> impl Iterator<Item = &mut Group> {
-        self.groups.iter_mut().filter(move |group| group.address.is_ipv4() == is_v4)
+        self.groups.values_mut().filter(move |group| group.address.is_ipv4() == is_v4)
     }
 
     fn querier(&mut self, is_v4: bool) -> &mut Querier {
         &mut self.queriers[usize::from(!is_v4)]
     }
 
-    /// Forgets groups without users of which nothing remains to be reported.
+    /// Forgets all groups that are unused.
     fn remove_unused(&mut self) {
-        self.groups.retain(|group| !group.users.is_empty() || !group.change.is_done());
+        self.groups.retain(|_, group| !group.is_unused());
+    }
+
+    /// Forgets a group if it is unused.
+    fn remove_if_unused(&mut self, address: IpAddr) {
+        if self.find(address).is_some_and(Group::is_unused) {
+            self.groups.remove(&address);
+        }
     }
 
     /// Returns whether this host is a member of a group.
@@ -123,6 +121,11 @@ impl Group {
             response: None,
             repeats_left: 0,
         }
+    }
+
+    /// Returns whether the group has no users and nothing remains to be reported about it.
+    fn is_unused(&self) -> bool {
+        self.users.is_empty() && self.change.is_done()
     }
 }
 
@@ -191,11 +194,10 @@ impl Network {
         if reports && !group.change.is_done() {
             self.timers.arm(NetworkTimer::StateChange(id, address.is_ipv4()), Instant::ZERO);
         } else {
-            link.groups.remove_unused();
+            link.groups.remove_if_unused(address);
         }
-        let change = (id, address);
-        if user == GroupUser::Socket && has_other_shards && !self.shard_groups.changes.contains(&change) {
-            self.shard_groups.changes.push(change);
+        if user == GroupUser::Socket && has_other_shards {
+            self.shard_groups.changes.insert((id, address));
         }
     }
 
@@ -212,7 +214,7 @@ impl Network {
     /// Takes the next group for which the filter of this shard's sockets has changed, with that filter: all
     /// other shards must learn it. Without other shards there are no such changes.
     pub fn next_group_change(&mut self) -> Option<(LinkId, IpAddr, SourceFilter)> {
-        let (link, address) = self.shard_groups.changes.pop()?;
+        let (link, address) = self.shard_groups.changes.pop_first()?;
         let group = self.link(link).groups.find(address);
         Some((link, address, group.map_or(SourceFilter::NONE, |group| group.own_sockets.merged())))
     }

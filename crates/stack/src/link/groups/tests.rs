@@ -166,9 +166,14 @@ fn second_member_changes_nothing() {
     // The permanent groups are not reported.
     fixture.set_filter(ALL_HOSTS, None, Some(SourceFilter::ANY));
     fixture.set_filter(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), None, Some(SourceFilter::ANY));
-    fixture.set_filter(Ipv6Addr::new(0xff01, 0, 0, 0, 0, 0, 0, 5), None, Some(SourceFilter::ANY));
+    let within_host = Ipv6Addr::new(0xff01, 0, 0, 0, 0, 0, 0, 5);
+    fixture.set_filter(within_host, None, Some(SourceFilter::ANY));
     fixture.advance(5 * SECOND);
     assert!(fixture.reports().is_empty());
+    // What is not reported is forgotten at once.
+    fixture.set_filter(within_host, Some(SourceFilter::ANY), None);
+    let groups = &fixture.network.link(fixture.link).groups;
+    assert!(groups.find(within_host.into()).is_none() && groups.find(ALL_HOSTS.into()).is_some());
 }
 
 #[test]
