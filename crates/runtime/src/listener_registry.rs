@@ -37,7 +37,9 @@ pub(crate) struct RegistryState {
     pub(crate) ephemeral_udp: UdpPortTable,
     /// The filters of each shard's UDP sockets for groups: every shard receives what any of them does, and
     /// the primary shard reports them.
-    pub(crate) groups: BTreeMap<ShardGroup, SourceFilter>,
+    groups: BTreeMap<ShardGroup, SourceFilter>,
+    /// Counts the changes of `groups`.
+    groups_version: u64,
     /// `udp` as of the last [`publish`](ListenerRegistry::publish).
     published_udp: Arc<UdpPortTable>,
     version: u64,
@@ -100,6 +102,28 @@ impl RegistryState {
         let exclusive = UdpOptions { reuse_address: false, reuse_port: false, ..claim.options };
         self.udp.conflicts(claim)
             || self.ephemeral_udp.conflicts(&UdpBinding { options: exclusive, ..*claim })
+    }
+
+    /// Sets the filter of a shard's sockets for a group; [`SourceFilter::NONE`] is that of a shard without
+    /// members.
+    pub(crate) fn set_group(&mut self, group: ShardGroup, filter: SourceFilter) {
+        self.groups_version += 1;
+        if filter.is_none() {
+            self.groups.remove(&group);
+        } else {
+            self.groups.insert(group, filter);
+        }
+    }
+
+    /// Returns the filters of all shards but one.
+    pub(crate) fn groups_of_others(&self, shard: u8) -> BTreeMap<ShardGroup, SourceFilter> {
+        let others = self.groups.iter().filter(|((owner, ..), _)| *owner != shard);
+        others.map(|(group, filter)| (*group, filter.clone())).collect()
+    }
+
+    /// Returns the number of changes of groups, by which a shard knows whether it has applied the filters.
+    pub(crate) fn groups_version(&self) -> u64 {
+        self.groups_version
     }
 
     pub(crate) fn udp_owners(&self) -> Arc<UdpPortTable> {

@@ -33,6 +33,8 @@ pub(crate) struct ShardRouter {
     registry: Arc<ListenerRegistry>,
     /// The version of the registry that was applied last.
     seen_version: u64,
+    /// The version of the registry's groups that was applied last.
+    seen_groups: u64,
     /// True if a listener could not be opened, for example because its address is not usable yet.
     has_unopened: bool,
     listeners: BTreeMap<SocketAddr, SharedListener>,
@@ -65,6 +67,7 @@ impl ShardRouter {
             waiting_updates: 0,
             registry,
             seen_version: 0,
+            seen_groups: 0,
             has_unopened: false,
             listeners: BTreeMap::new(),
             reuseport: Vec::new(),
@@ -294,9 +297,10 @@ impl ShardRouter {
                 }
             }
         }
-        let others = state.groups.iter().filter(|((shard, ..), _)| *shard != self.shard);
-        let others = others.map(|(group, filter)| (*group, filter.clone())).collect();
-        stack.network_mut().set_groups_of_other_shards(others);
+        if self.seen_groups != state.groups_version() {
+            self.seen_groups = state.groups_version();
+            stack.network_mut().set_groups_of_other_shards(state.groups_of_others(self.shard));
+        }
         if let Some(steering) = stack.network_mut().steering_mut() {
             steering.set_udp_ports(state.udp_owners());
         }
@@ -447,13 +451,13 @@ impl ShardRouter {
         }
         let registry = Arc::clone(&self.registry);
         let mut state = registry.lock();
+        let is_current = self.seen_groups == state.groups_version();
         for (link, group, filter) in changes {
-            let key = (self.shard, link.0, group);
-            if filter.is_none() {
-                state.groups.remove(&key);
-            } else {
-                state.groups.insert(key, filter);
-            }
+            state.set_group((self.shard, link.0, group), filter);
+        }
+        if is_current {
+            // This shard knows its own groups.
+            self.seen_groups = state.groups_version();
         }
         self.publish_registry(&registry, &mut state, stack, stats);
         drop(state);

@@ -288,6 +288,27 @@ fn group_members_of_all_shards_receive_copies() {
     assert_eq!(received(&fixture), [10, 10, 20], "the host has left the group");
 }
 
+#[test]
+fn groups_joined_in_one_turn_reach_all_shards() {
+    let groups = ["239.1.2.3:53", "239.1.2.4:53"];
+    let mut fixture = recording_fixture(3, RssMode::RoundRobin);
+    let members = [0, 1].map(|shard| bind(&mut fixture, shard, "0.0.0.0:53", SHARED).unwrap());
+    bind(&mut fixture, 2, "0.0.0.0:53", SHARED).unwrap();
+    fixture.advance(Duration::from_millis(1));
+    // No shard takes a turn in between.
+    for (shard, (member, group)) in members.into_iter().zip(groups).enumerate() {
+        let (group, join) = (at(group).ip(), Some(SourceFilter::ANY));
+        fixture.with_shard(shard, |_, cx| cx.udp_set_membership(member, LinkId(0), group, join)).unwrap();
+    }
+    fixture.advance(Duration::from_millis(1));
+    groups.iter().for_each(|group| send(&mut fixture, group, 9, 100));
+    assert_eq!(received(&fixture), [18, 18, 18]);
+    fixture.with_shard(0, |_, cx| cx.udp_close(members[0])).unwrap();
+    fixture.advance(Duration::from_millis(1));
+    groups.iter().for_each(|group| send(&mut fixture, group, 9, 100));
+    assert_eq!(received(&fixture), [18, 27, 27], "one group is left");
+}
+
 // limit: looped-back datagrams of a turn
 #[test]
 fn looped_back_datagrams_of_a_turn_are_limited() {
