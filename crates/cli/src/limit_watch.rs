@@ -99,6 +99,11 @@ const LIMITS: &[Limit] = &[
         keys: "network.autoconf_addresses_max, network.autoconf_routes_max",
     },
     Limit {
+        counter: "udp.memberships_refused",
+        effect: "sockets could not join groups",
+        keys: "network.group_memberships_max",
+    },
+    Limit {
         counter: "ip.looped_back_dropped",
         effect: "datagrams to groups did not reach members on other shards",
         keys: "looped-back datagrams of a turn",

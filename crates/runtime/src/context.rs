@@ -679,7 +679,8 @@ impl<'a> Context<'a> {
     /// Returns [`UdpError::InvalidAddress`] if there is no such link, the group is not a multicast address,
     /// or a source is of another family; [`UdpError::NoBuffers`] if the socket has joined
     /// `network.igmp_max_memberships` groups or the filter has more than `network.igmp_max_msf` sources (for
-    /// IPv6 `mld_max_memberships` and `mld_max_msf`); and [`UdpError::Stale`].
+    /// IPv6 `mld_max_memberships` and `mld_max_msf`), or the sockets of the shard together have
+    /// `network.group_memberships_max`; and [`UdpError::Stale`].
     pub fn udp_set_membership(
         &mut self,
         socket: UdpHandle,

@@ -96,6 +96,9 @@ pub struct NetworkConfig {
     /// Largest number of sources in the filter of an IPv6 group (`net.ipv6.mld_max_msf`). 0 … 1,024, default
     /// 64.
     pub mld_max_msf: u32,
+    /// Largest number of groups that all UDP sockets together have joined, plus the sources in their filters.
+    /// A group counts once for each socket. 1 … 1,048,576, default 16,384.
+    pub group_memberships_max: u32,
     /// First ephemeral UDP port (RFC 6056). 1 … 65,535, default 32,768.
     pub udp_port_first: u16,
     /// Last ephemeral UDP port. 1 … 65,535, default 60,999.
@@ -137,6 +140,7 @@ impl Default for NetworkConfig {
             igmp_max_msf: 10,
             mld_max_memberships: 2_048,
             mld_max_msf: 64,
+            group_memberships_max: 16_384,
             udp_port_first: 32_768,
             udp_port_last: 60_999,
         }
@@ -177,6 +181,7 @@ impl NetworkConfig {
         within("igmp_max_msf", self.igmp_max_msf, 0..=1_024)?;
         within("mld_max_memberships", self.mld_max_memberships, 1..=1 << 16)?;
         within("mld_max_msf", self.mld_max_msf, 0..=1_024)?;
+        within("group_memberships_max", self.group_memberships_max, 1..=1 << 20)?;
         within("udp_port_first", self.udp_port_first, 1..=u16::MAX)?;
         if self.udp_port_last < self.udp_port_first {
             return Err(ConfigError::new("network.udp_port_last", "is below network.udp_port_first"));

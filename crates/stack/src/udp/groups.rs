@@ -25,6 +25,13 @@ pub(super) struct Membership {
     filter: SourceFilter,
 }
 
+impl Membership {
+    /// Returns what a membership with this filter counts: one, and its sources.
+    fn cost(filter: &SourceFilter) -> usize {
+        1 + filter.sources().len()
+    }
+}
+
 /// Limits of the memberships of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MembershipLimits {
@@ -61,7 +68,8 @@ impl Udp {
     /// # Errors
     /// [`UdpError::Stale`]; [`UdpError::InvalidAddress`] if there is no such link or groups cannot be joined
     /// on it, the group is not a multicast address, or a source is of another family;
-    /// [`UdpError::NoBuffers`] if the socket has too many memberships or the filter too many sources.
+    /// [`UdpError::NoBuffers`] if the socket, or all sockets together, have too many memberships, or the
+    /// filter has too many sources.
     pub fn set_membership(
         &mut self,
         network: &mut Network,
@@ -76,6 +84,8 @@ impl Udp {
         } else {
             (limits.mld_max_memberships, limits.mld_max_msf)
         };
+        let total = self.memberships;
+        let total_max = self.memberships_max;
         let socket = self.socket(handle)?;
         let sources = filter.as_ref().map_or(&[][..], SourceFilter::sources);
         let is_valid = network.can_join_groups(link)
@@ -88,20 +98,28 @@ impl Udp {
             return Err(UdpError::NoBuffers);
         }
         let at = socket.memberships.iter().position(|entry| entry.group == group && entry.link == link);
+        let of_family = socket.memberships.iter().filter(|entry| entry.group.is_ipv4() == group.is_ipv4());
+        let is_new = at.is_none() && filter.is_some();
+        if is_new && of_family.count() >= memberships_max as usize {
+            return Err(UdpError::NoBuffers);
+        }
+        let cost_before = at.map_or(0, |at| Membership::cost(&socket.memberships[at].filter));
+        let cost = filter.as_ref().map_or(0, Membership::cost);
+        let total = total - cost_before + cost;
+        if cost > cost_before && total > total_max {
+            self.stats.memberships_refused += 1;
+            return Err(UdpError::NoBuffers);
+        }
         let before = match (at, filter.clone()) {
             (Some(at), Some(filter)) => Some(core::mem::replace(&mut socket.memberships[at].filter, filter)),
             (Some(at), None) => Some(socket.memberships.remove(at).filter),
             (None, Some(filter)) => {
-                let of_family =
-                    socket.memberships.iter().filter(|entry| entry.group.is_ipv4() == group.is_ipv4());
-                if of_family.count() >= memberships_max as usize {
-                    return Err(UdpError::NoBuffers);
-                }
                 socket.memberships.push(Membership { link, group, filter });
                 None
             }
             (None, None) => return Ok(()),
         };
+        self.memberships = total;
         network.change_group(link, group, GroupUser::Socket, before.as_ref(), filter.as_ref());
         Ok(())
     }
@@ -109,7 +127,9 @@ impl Udp {
     /// Leaves all groups of a socket, which is to be closed.
     pub(crate) fn leave_all(&mut self, network: &mut Network, handle: UdpHandle) {
         let Ok(socket) = self.socket(handle) else { return };
-        for Membership { link, group, filter } in core::mem::take(&mut socket.memberships) {
+        let memberships = core::mem::take(&mut socket.memberships);
+        for Membership { link, group, filter } in memberships {
+            self.memberships -= Membership::cost(&filter);
             network.change_group(link, group, GroupUser::Socket, Some(&filter), None);
         }
     }

@@ -150,6 +150,32 @@ fn memberships_and_sources_are_limited() {
     assert_eq!(joined, Err(UdpError::InvalidAddress), "no such link");
 }
 
+// limit: network.group_memberships_max
+#[test]
+fn memberships_of_all_sockets_are_limited() {
+    let config = crate::ip::NetworkConfig { group_memberships_max: 3, ..network_config() };
+    let mut s = sockets_with(config);
+    let [first, second] = [7, 8].map(|port| s.bind("0.0.0.0", port));
+    s.join(first, Some(SourceFilter::ANY)).unwrap();
+    s.join(second, filter(FilterMode::Include, 1)).unwrap();
+    assert_eq!(s.join(first, filter(FilterMode::Exclude, 1)), Err(UdpError::NoBuffers), "a source counts");
+    s.join(second, filter(FilterMode::Exclude, 2)).unwrap();
+    let link = s.fixture.link;
+    let join_another = |s: &mut Sockets| {
+        let group = "ff15::1".parse().unwrap();
+        s.udp.set_membership(&mut s.fixture.network, first, link, group, Some(SourceFilter::ANY))
+    };
+    assert_eq!(join_another(&mut s), Err(UdpError::NoBuffers));
+    assert_eq!(s.udp.stats().memberships_refused, 2);
+    s.join(second, Some(SourceFilter::ANY)).unwrap();
+    join_another(&mut s).unwrap();
+    s.udp.leave_all(&mut s.fixture.network, first);
+    s.join(second, filter(FilterMode::Include, 1)).unwrap();
+    s.join(second, None).unwrap();
+    assert_eq!(s.udp.memberships, 0);
+    assert_eq!(s.udp.stats().memberships_refused, 2);
+}
+
 #[test]
 fn broadcasts_come_back_to_sockets_of_this_host() {
     let mut s = sockets();

@@ -112,6 +112,9 @@ counters! {
         /// Datagrams dropped because the receive queue of a socket, or all of them together, had reached
         /// their limit.
         receive_overflow,
+        /// Memberships and sources of filters that were refused because all sockets together had reached the
+        /// limit.
+        memberships_refused,
         /// ICMP errors about datagrams of no known socket.
         foreign_errors,
     }
@@ -170,8 +173,11 @@ pub struct Udp {
     queued_peak: usize,
     /// Bytes of memory allocated by all receive queues.
     capacity: usize,
+    /// Memberships of all sockets, plus the sources in their filters.
+    memberships: usize,
     stats: UdpStats,
     sockets_max: usize,
+    memberships_max: usize,
     receive_bytes: usize,
     receive_total_bytes: usize,
     port_first: u16,
@@ -190,8 +196,10 @@ impl Udp {
             queued: 0,
             queued_peak: 0,
             capacity: 0,
+            memberships: 0,
             stats: UdpStats::default(),
             sockets_max: config.udp_sockets_max as usize,
+            memberships_max: config.group_memberships_max as usize,
             receive_bytes: config.udp_receive_bytes as usize,
             receive_total_bytes: usize::try_from(config.udp_receive_total_bytes).unwrap_or(usize::MAX),
             port_first: config.udp_port_first,
