@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 const ROBUSTNESS_DEFAULT: u8 = 2;
 const QUERY_INTERVAL_DEFAULT: Duration = Duration::from_secs(125);
 /// Largest number of queried sources that are remembered of a group; beyond it the answer lists all sources.
+// limit: queried sources of a group
 const QUERIED_SOURCES_MAX: usize = 512;
 
 /// The version of the protocol that a link's routers need.
@@ -127,15 +128,16 @@ impl Group {
     /// Remembers a query about this group, which is to be answered at `at` (RFC 3376 §5.2, rules 3 to 5).
     fn add_query(&mut self, at: Instant, sources: &[IpAddr]) {
         let queried = (!sources.is_empty()).then(|| sources.iter().copied().collect::<BTreeSet<_>>());
-        self.response = Some(match (self.response.take(), queried) {
+        let merged = match (self.response.take(), queried) {
             (None, sources) => PendingResponse { at, sources },
             (Some(PendingResponse { at: earlier, sources: Some(mut known) }), Some(more)) => {
                 known.extend(more);
-                let sources = (known.len() <= QUERIED_SOURCES_MAX).then_some(known);
-                PendingResponse { at: at.min(earlier), sources }
+                PendingResponse { at: at.min(earlier), sources: Some(known) }
             }
             (Some(earlier), _) => PendingResponse::whole(at.min(earlier.at)),
-        });
+        };
+        let sources = merged.sources.filter(|sources| sources.len() <= QUERIED_SOURCES_MAX);
+        self.response = Some(PendingResponse { sources, ..merged });
     }
 }
 

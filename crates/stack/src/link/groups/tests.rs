@@ -205,6 +205,43 @@ fn queries_are_answered_within_their_delay() {
     assert_eq!(fixture.network.stats().igmp_queries_in, 7);
 }
 
+// limit: queried sources of a group
+#[test]
+fn queried_sources_are_limited() {
+    let mut fixture = NetworkFixture::new();
+    let filter = SourceFilter::new(FilterMode::Exclude, sources(&[1, 2]));
+    fixture.set_filter(GROUP, None, Some(filter));
+    fixture.advance(5 * SECOND);
+    fixture.reports();
+    let query = |numbers: core::ops::Range<u16>| {
+        let mut message = query(10, GROUP, &[]);
+        message[10..12].copy_from_slice(&(numbers.len() as u16).to_be_bytes());
+        numbers.for_each(|number| message.extend([[10, 1], number.to_be_bytes()].concat()));
+        message
+    };
+    let all = vec![(2, IpAddr::V4(GROUP), vec![1, 2])];
+    for (queries, sources) in [
+        (vec![0..512], Some(512)),
+        (vec![0..513], None),
+        (vec![0..256, 256..512], Some(512)),
+        (vec![0..256, 256..513], None),
+        (vec![0..513, 0..1], None),
+        (vec![0..1], Some(1)),
+    ] {
+        queries.iter().for_each(|numbers| fixture.hear_igmp(PEER_V4, GROUP, &query(numbers.clone())));
+        fixture.advance(SECOND);
+        let reports = fixture.reports();
+        match sources {
+            None => assert_eq!(reports, all, "{queries:?}"),
+            Some(count) => {
+                let listed: usize = reports.iter().map(|(_, _, sources)| sources.len()).sum();
+                assert!(reports.iter().all(|(kind, ..)| *kind == 1) && listed == count, "{queries:?}");
+            }
+        }
+        fixture.advance(SECOND);
+    }
+}
+
 #[test]
 fn excluded_sources_are_not_in_the_answer() {
     let mut fixture = NetworkFixture::new();
