@@ -134,7 +134,7 @@ impl Network {
                 self.mld_query_input(now, link, header.src, header.hop_limit, message);
             }
             Ok(icmpv6::Message::Other { kind: mld::REPORT_V1, .. }) => {
-                self.mld_report_input(now, link, packet.payload);
+                self.mld_report_input(now, link, header, packet.payload);
             }
             // Messages of other listeners to routers.
             Ok(icmpv6::Message::Other { kind: mld::DONE | mld::REPORT, .. }) => {}

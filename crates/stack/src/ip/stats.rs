@@ -161,7 +161,7 @@ counters! {
         igmp_reports_out,
         /// IGMP queries received.
         igmp_queries_in,
-        /// IGMP messages that were malformed or had a wrong checksum.
+        /// IGMP messages that were malformed, had a wrong checksum, or were reports not sent to a group.
         igmp_invalid,
         /// Multicast listener reports sent.
         mld_reports_out,

@@ -21,9 +21,12 @@ impl Network {
                 self.stats.igmp_queries_in += 1;
                 self.group_query_input(now, id, true, &query);
             }
-            Ok(igmp::Message::Report(group)) => self.other_member_reported(now, id, group.into()),
+            // As in Linux's `igmp_rcv`: what routers on the link may not have heard silences nobody.
+            Ok(igmp::Message::Report(group)) if packet.broadcast => {
+                self.other_member_reported(now, id, group.into());
+            }
             Ok(igmp::Message::Other) => {}
-            Err(_) => self.stats.igmp_invalid += 1,
+            Ok(igmp::Message::Report(_)) | Err(_) => self.stats.igmp_invalid += 1,
         }
     }
 

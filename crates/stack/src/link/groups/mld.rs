@@ -29,9 +29,19 @@ impl Network {
         self.group_query_input(now, id, false, &query);
     }
 
-    /// Handles a version 1 report of another listener.
-    pub(crate) fn mld_report_input(&mut self, now: Instant, id: LinkId, message: &[u8]) {
-        match mld::parse_report_v1(message) {
+    /// Handles a version 1 report of another listener with the header of its packet.
+    pub(crate) fn mld_report_input(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        header: &ipv6::Header,
+        message: &[u8],
+    ) {
+        // RFC 2710 §3, and RFC 3590 §4 for the unspecified address. Only a host on the link can send such a
+        // packet, and routers hear it (`igmp6_event_report`).
+        let is_of_link = header.src.is_unicast_link_local() || header.src.is_unspecified();
+        let is_valid = is_of_link && header.hop_limit == 1 && header.dst.is_multicast();
+        match mld::parse_report_v1(message).filter(|_| is_valid) {
             Some(group) => self.other_member_reported(now, id, group.into()),
             None => self.stats.icmp_invalid += 1,
         }

@@ -53,15 +53,21 @@ impl NetworkFixture {
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         let header = ipv4_header(src, dst, protocol::IGMP, message.len());
         let packet = ipv4_packet(header, &message);
-        self.input(&frame_to(MacAddr::from_ipv4_multicast(dst), None, EtherType::IPV4, &packet));
+        let mac = if dst.is_multicast() { MacAddr::from_ipv4_multicast(dst) } else { OUR_MAC };
+        self.input(&frame_to(mac, None, EtherType::IPV4, &packet));
     }
 
     fn hear_mld(&mut self, dst: Ipv6Addr, message: &[u8]) {
+        self.hear_mld_from(ROUTER_V6, dst, 1, message);
+    }
+
+    fn hear_mld_from(&mut self, src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8, message: &[u8]) {
         let mut message = message.to_vec();
-        let sum = pseudo_v6(ROUTER_V6, dst, protocol::ICMPV6, message.len()).add(Sum::of(&message));
+        let sum = pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(&message));
         message[2..4].copy_from_slice(&sum.finish().to_be_bytes());
-        let packet = ipv6_packet(ROUTER_V6, dst, protocol::ICMPV6, 1, &message);
-        self.input(&frame_to(MacAddr::from_ipv6_multicast(dst), None, EtherType::IPV6, &packet));
+        let packet = ipv6_packet(src, dst, protocol::ICMPV6, hop_limit, &message);
+        let mac = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { OUR_MAC };
+        self.input(&frame_to(mac, None, EtherType::IPV6, &packet));
     }
 }
 
@@ -314,6 +320,45 @@ fn older_mld_routers_get_older_reports() {
     fixture.hear_mld(GROUP_V6, &message);
     fixture.advance(SECOND);
     assert_eq!(fixture.reports(), [(2, IpAddr::V6(GROUP_V6), vec![])]);
+}
+
+#[test]
+fn reports_from_off_link_silence_nobody() {
+    let mut fixture = NetworkFixture::new();
+    let query = [igmp::QUERY, 100, 0, 0, 0, 0, 0, 0];
+    fixture.hear_igmp(PEER_V4, ALL_HOSTS, &query);
+    fixture.set_filter(GROUP, None, Some(SourceFilter::ANY));
+    fixture.advance(10 * SECOND);
+    fixture.reports();
+    fixture.hear_igmp(PEER_V4, ALL_HOSTS, &query);
+    fixture.hear_igmp(Ipv4Addr::new(192, 0, 2, 9), OUR_V4, &[igmp::REPORT_V2, 0, 0, 0, 239, 1, 2, 3]);
+    fixture.advance(10 * SECOND);
+    assert_eq!(fixture.reports(), [(igmp::REPORT_V2, IpAddr::V4(GROUP), vec![])]);
+    assert_eq!(fixture.network.stats().igmp_invalid, 1);
+
+    let mut query = vec![mld::QUERY, 0, 0, 0, 0x03, 0xe8, 0, 0];
+    query.extend([0; 16]);
+    let report = [&[mld::REPORT_V1, 0, 0, 0, 0, 0, 0, 0][..], &GROUP_V6.octets()].concat();
+    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    fixture.hear_mld(all_nodes, &query);
+    fixture.set_filter(GROUP_V6, None, Some(SourceFilter::ANY));
+    fixture.advance(10 * SECOND);
+    fixture.reports();
+    for (src, dst, hop_limit, silences) in [
+        (PEER_V6, GROUP_V6, 1, false),
+        (ROUTER_V6, GROUP_V6, 2, false),
+        (ROUTER_V6, OUR_V6, 1, false),
+        (ROUTER_V6, GROUP_V6, 1, true),
+        (Ipv6Addr::UNSPECIFIED, GROUP_V6, 1, true),
+    ] {
+        let invalid = fixture.network.stats().icmp_invalid;
+        fixture.hear_mld(all_nodes, &query);
+        fixture.hear_mld_from(src, dst, hop_limit, &report);
+        fixture.advance(SECOND);
+        let own = (mld::REPORT_V1, IpAddr::V6(GROUP_V6), vec![]);
+        assert_eq!(fixture.reports().contains(&own), !silences, "{src} {dst} {hop_limit}");
+        assert_eq!(fixture.network.stats().icmp_invalid - invalid, u64::from(!silences));
+    }
 }
 
 #[test]
