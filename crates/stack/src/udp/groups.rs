@@ -230,7 +230,13 @@ impl Udp {
         // host (RFC 4291 §2.7).
         let within_host = matches!(remote.ip(), IpAddr::V6(to) if is_group && to.octets()[1] & 0x0f < 2);
         let is_sent = network.is_loopback(link) || !(is_group && header.hop_limit == 0 || within_host);
-        let mut count = payload.len().div_ceil(gso_size.max(1)).max(1) as u64;
+        let mut count = if gso_size < payload.len() { gso::count(&route, payload, gso_size)? } else { 1 };
+        // The loopback link returns frames itself. Members on this host get the datagram before the device,
+        // which may refuse it (`ip_mc_output`).
+        let stays_away = network.is_loopback(link) || is_group && multicast.no_loop;
+        if !stays_away {
+            self.loop_back(network, link, &header, [udp.src_port, udp.dst_port], payload, gso_size);
+        }
         if is_sent && gso_size < payload.len() {
             count = gso::send(now, network, &route, &header, &udp, payload, gso_size)?;
         } else if is_sent {
@@ -242,11 +248,6 @@ impl Udp {
             sent.map_err(tx_error)?;
         }
         self.stats.sent += count;
-        // The loopback link returns frames itself.
-        let stays_away = network.is_loopback(link) || is_group && multicast.no_loop;
-        if !stays_away {
-            self.loop_back(network, link, &header, [udp.src_port, udp.dst_port], payload, gso_size);
-        }
         Ok(())
     }
 

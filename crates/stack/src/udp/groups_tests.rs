@@ -113,6 +113,20 @@ fn datagrams_come_back_to_members_of_this_host() {
     assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::NetUnreachable));
 }
 
+#[test]
+fn members_on_this_host_receive_what_the_device_refuses() {
+    let mut s = sockets();
+    let member = s.bind_with("0.0.0.0", 7, shared()).unwrap();
+    let sender = s.bind("0.0.0.0", 5000);
+    s.join(member, Some(SourceFilter::ANY)).unwrap();
+    s.fixture.advance(Duration::from_secs(5));
+    s.fixture.sent();
+    s.fixture.set_capacity(0);
+    assert_eq!(s.send(sender, Some(at("239.1.2.3", 7)), b"hi"), Err(UdpError::NoBuffers));
+    assert!(s.has_received(member));
+    assert_eq!(s.udp.stats().sent, 0);
+}
+
 // limit: network.igmp_max_memberships
 // limit: network.igmp_max_msf
 // limit: network.mld_max_memberships

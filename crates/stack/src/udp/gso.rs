@@ -9,12 +9,24 @@ use crate::wire::{ipv6, udp};
 // limit: segments of one UDP send
 const SEGMENTS_MAX: usize = 128;
 
+/// Returns the number of datagrams of a send call.
+///
+/// # Errors
+/// [`UdpError::TooLong`] if a datagram exceeds the path MTU, or there are more than [`SEGMENTS_MAX`].
+pub(super) fn count(route: &Route, payload: &[u8], gso_size: usize) -> Result<u64, UdpError> {
+    let ip_header = if route.src.is_ipv4() { 20 } else { ipv6::Header::LEN };
+    let count = payload.len().div_ceil(gso_size);
+    if ip_header + udp::Header::LEN + gso_size > usize::from(route.mtu) || count > SEGMENTS_MAX {
+        return Err(UdpError::TooLong);
+    }
+    Ok(count as u64)
+}
+
 /// Sends datagrams of `gso_size` bytes, the last of which may be shorter. Returns how many were sent. If the
 /// device becomes full after the first one, the remaining datagrams are dropped silently.
 ///
 /// # Errors
-/// [`UdpError::TooLong`] if a datagram exceeds the path MTU, or there are more than [`SEGMENTS_MAX`];
-/// otherwise the error of the network layer for the first datagram.
+/// Those of [`count`]; otherwise the error of the network layer for the first datagram.
 pub(super) fn send(
     now: Instant,
     network: &mut Network,
@@ -24,12 +36,7 @@ pub(super) fn send(
     payload: &[u8],
     gso_size: usize,
 ) -> Result<u64, UdpError> {
-    let ip_header = if header.src.is_ipv4() { 20 } else { ipv6::Header::LEN };
-    let count = payload.len().div_ceil(gso_size);
-    if ip_header + udp::Header::LEN + gso_size > usize::from(route.mtu) || count > SEGMENTS_MAX {
-        return Err(UdpError::TooLong);
-    }
-    let count = count as u64;
+    let count = count(route, payload, gso_size)?;
     let write = |udp: udp::Header, bytes: &[u8], out: &mut [u8]| {
         udp.emit(out);
         out[udp::Header::LEN..].copy_from_slice(bytes);
