@@ -4,6 +4,7 @@ use crate::Ops;
 use crate::descriptor_report::{KernelReason, ReportEntry};
 use crate::fd_table::FileId;
 use crate::file::{FileKind, Socket, SocketRole};
+use crate::options::Setting;
 use crate::process::ProcessState;
 use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::syscall;
@@ -30,9 +31,7 @@ impl Ops {
         let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
         let kind = if socket.is_udp { SocketType::DGRAM } else { SocketType::STREAM };
         let kernel_socket = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
-        for (level, name, value) in socket.options.settings_log() {
-            syscall::setsockopt(kernel_socket.as_raw_fd(), *level, *name, value)?;
-        }
+        repeat_settings(kernel_socket.as_raw_fd(), socket.options.settings_log());
         let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
         let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
         syscall::dup3(kernel_socket.as_raw_fd(), fd, flags)
@@ -93,10 +92,18 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
 }
 
+/// Sets options on a kernel socket as the program has set them. If the kernel does not accept one any more,
+/// it has no use for it.
+fn repeat_settings(kernel_fd: RawFd, settings: &[Setting]) {
+    for (level, name, value) in settings {
+        let _ = syscall::setsockopt(kernel_fd, *level, *name, value);
+    }
+}
+
 /// Checks whether the kernel accepts an option for a new datagram socket with earlier options.
 pub(crate) fn try_datagram_option(
     family: Family,
-    earlier: &[(c_int, c_int, Box<[u8]>)],
+    earlier: &[Setting],
     level: c_int,
     name: c_int,
     value: &[u8],
@@ -106,9 +113,7 @@ pub(crate) fn try_datagram_option(
         Family::V6 => AddressFamily::INET6,
     };
     let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    for (level, name, value) in earlier {
-        syscall::setsockopt(socket.as_raw_fd(), *level, *name, value)?;
-    }
+    repeat_settings(socket.as_raw_fd(), earlier);
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
 }
 

@@ -5,6 +5,7 @@
 //! name, a group belongs to the stack if the stack has a route or link for it. The memberships on the stack
 //! are kept here and by the stack, those on the kernel's interfaces by the kernel.
 
+mod kernel_log;
 mod membership;
 mod request;
 mod source_filter;
@@ -205,7 +206,7 @@ impl Ops {
                     let side = state.side_of(interface, None, self.config.kernel_listen, missing)?;
                     let (index, link) = match side {
                         InterfaceSide::Kernel => {
-                            self.set_on_kernel(&mut state, file, (level, name), value, false)?;
+                            self.set_on_kernel(&mut state, file, (level, name), value, None)?;
                             (interface.index, None)
                         }
                         InterfaceSide::Stack(link) => (interface.index_of(link), Some(link)),
@@ -226,7 +227,7 @@ impl Ops {
             }
             _ => {
                 state.files.socket(file)?.options.multicast.set_number(level, name, value)?;
-                state.remember_setting(file, level, name, value, true);
+                state.remember_setting(file, level, name, value);
                 if let Some(kernel_fd) = state.kernel_fd(file) {
                     let _ = syscall::setsockopt(kernel_fd, level, name, value);
                 }
@@ -264,7 +265,7 @@ impl Ops {
             )?,
         };
         let InterfaceSide::Stack(link) = side else {
-            return self.set_on_kernel(state, file, (level, name), value, true);
+            return self.set_on_kernel(state, file, (level, name), value, Some(request));
         };
         let (_, limits) = state.client.link_of_group(request.group).map_err(|_| Errno::NETDOWN)?;
         let mut family = state.files.socket(file)?.options.multicast.family(v4).cloned().unwrap_or_default();
@@ -280,21 +281,32 @@ impl Ops {
     }
 
     /// Sets an option about an interface of the kernel on the socket's kernel side, or on the kernel socket
-    /// that it may still become. `repeats` tells whether the option can be set several times.
+    /// that it may still become. `request` is what the option does to a membership, of which there can be
+    /// several.
+    ///
+    /// # Errors
+    /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket.
     fn set_on_kernel(
         &self,
         state: &mut LockGuard<'_>,
         file: FileId,
         (level, name): (c_int, c_int),
         value: &[u8],
-        repeats: bool,
+        request: Option<&MembershipRequest>,
     ) -> Result<(), Errno> {
         if let Some(kernel_fd) = state.kernel_fd(file) {
             return syscall::setsockopt(kernel_fd, level, name, value);
         }
         let socket = state.files.socket(file)?;
-        kernel_socket::try_datagram_option(socket.family, socket.options.settings_log(), level, name, value)?;
-        state.remember_setting(file, level, name, value, !repeats);
+        let log = socket.options.settings_log();
+        let changed = request
+            .map(|request| kernel_log::with_membership(log, (level, name), value, request))
+            .transpose()?;
+        kernel_socket::try_datagram_option(socket.family, log, level, name, value)?;
+        match changed {
+            Some(changed) => socket.options.set_settings_log(changed),
+            None => state.remember_setting(file, level, name, value),
+        }
         Ok(())
     }
 }

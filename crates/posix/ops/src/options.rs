@@ -142,6 +142,9 @@ const SNDTIMEO_NEW: c_int = 67;
 /// Maximum of `SO_RCVTIMEO` that is not infinite, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
 const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
 
+/// An option as a program has set it: its level, its name and its value.
+pub(crate) type Setting = (c_int, c_int, Box<[u8]>);
+
 /// The options of a socket.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketOptionState {
@@ -191,7 +194,7 @@ pub(crate) struct SocketOptionState {
     pub applied_udp: Option<ginnel::UdpOptions>,
     /// The options in the order in which the program set them, while the socket may still become a kernel
     /// socket.
-    settings_log: Vec<(c_int, c_int, Box<[u8]>)>,
+    settings_log: Vec<Setting>,
 }
 
 ginnel::codec_struct!(SocketOptionState {
@@ -440,8 +443,13 @@ impl SocketOptionState {
     }
 
     /// Returns the options in the order in which the program set them.
-    pub fn settings_log(&self) -> &[(c_int, c_int, Box<[u8]>)] {
+    pub fn settings_log(&self) -> &[Setting] {
         &self.settings_log
+    }
+
+    /// Replaces the options that a later kernel socket gets.
+    pub fn set_settings_log(&mut self, settings: Vec<Setting>) {
+        self.settings_log = settings;
     }
 
     /// Returns the options that an accepted socket inherits from its listener.
@@ -560,23 +568,14 @@ fn option_errno(error: OptionError) -> Errno {
 }
 
 impl ProcessState {
-    /// Records an option for the kernel socket that an unconnected socket may still become; `replaces` tells
-    /// whether it replaces the earlier value.
-    pub(crate) fn remember_setting(
-        &mut self,
-        file: FileId,
-        level: c_int,
-        name: c_int,
-        value: &[u8],
-        replaces: bool,
-    ) {
+    /// Records an option for the kernel socket that an unconnected socket may still become. It replaces the
+    /// earlier value.
+    pub(crate) fn remember_setting(&mut self, file: FileId, level: c_int, name: c_int, value: &[u8]) {
         let Ok(socket) = self.files.socket(file) else { return };
         if !matches!(socket.role, SocketRole::Unconnected { .. }) {
             return;
         }
-        if replaces {
-            socket.options.settings_log.retain(|(l, n, _)| (*l, *n) != (level, name));
-        }
+        socket.options.settings_log.retain(|(l, n, _)| (*l, *n) != (level, name));
         socket.options.settings_log.push((level, name, value.into()));
     }
 
