@@ -206,7 +206,7 @@ impl Ops {
                     let side = state.side_of(interface, None, self.config.kernel_listen, missing)?;
                     let (index, link) = match side {
                         InterfaceSide::Kernel => {
-                            self.set_on_kernel(&mut state, file, (level, name), value, None)?;
+                            self.set_on_kernel(&mut state, file, (level, name), value, None, missing)?;
                             (interface.index, None)
                         }
                         InterfaceSide::Stack(link) => (interface.index_of(link), Some(link)),
@@ -265,7 +265,7 @@ impl Ops {
             )?,
         };
         let InterfaceSide::Stack(link) = side else {
-            return self.set_on_kernel(state, file, (level, name), value, Some(request));
+            return self.set_on_kernel(state, file, (level, name), value, Some(request), request.no_device());
         };
         let (_, limits) = state.client.link_of_group(request.group).map_err(|_| Errno::NETDOWN)?;
         let mut family = state.files.socket(file)?.options.multicast.family(v4).cloned().unwrap_or_default();
@@ -285,7 +285,8 @@ impl Ops {
     /// several.
     ///
     /// # Errors
-    /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket.
+    /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket; `missing` if the socket is
+    /// bound and has no kernel side, because the interface does not exist for it.
     fn set_on_kernel(
         &self,
         state: &mut LockGuard<'_>,
@@ -293,11 +294,15 @@ impl Ops {
         (level, name): (c_int, c_int),
         value: &[u8],
         request: Option<&MembershipRequest>,
+        missing: Errno,
     ) -> Result<(), Errno> {
         if let Some(kernel_fd) = state.kernel_fd(file) {
             return syscall::setsockopt(kernel_fd, level, name, value);
         }
         let socket = state.files.socket(file)?;
+        if matches!(socket.role, SocketRole::Udp(_)) {
+            return Err(missing);
+        }
         let log = socket.options.settings_log();
         let changed = request
             .map(|request| kernel_log::with_membership(log, (level, name), value, request))

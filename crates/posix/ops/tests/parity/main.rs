@@ -8,6 +8,7 @@
 
 mod descriptors;
 mod document;
+mod dual_groups;
 mod dual_listeners;
 mod epoll;
 mod kernel;
