@@ -54,7 +54,12 @@ impl UdpSocket {
     /// Returns whether the socket receives datagrams of `source` to `group` that arrive on `link`
     /// (`ip_mc_sf_allow`, `inet6_mc_check`).
     fn receives_group(&self, link: LinkId, group: IpAddr, source: IpAddr) -> bool {
-        let found = self.memberships.iter().find(|entry| entry.group == group && entry.link == link);
+        let found = if group.is_ipv4() {
+            self.memberships.iter().find(|entry| entry.group == group && entry.link == link)
+        } else {
+            // As on Linux, the group that was joined last counts on every link.
+            self.memberships.iter().rfind(|entry| entry.group == group)
+        };
         match found {
             Some(membership) => membership.filter.allows(source),
             None => !self.multicast(group).members_only,

@@ -3,6 +3,7 @@
 use super::super::tests::{Sockets, at, sockets, sockets_with};
 use super::*;
 use crate::ip::testbench::*;
+use crate::link::LinkConfig;
 use crate::multicast::FilterMode;
 use crate::udp::UdpOptions;
 use crate::wire::ethernet::EtherType;
@@ -111,6 +112,30 @@ fn datagrams_come_back_to_members_of_this_host() {
     let nowhere = MulticastOptions { link: Some(LinkId(9)), ..Default::default() };
     s.udp.set_options(sender, UdpOptions { multicast_v4: nowhere, ..UdpOptions::default() }).unwrap();
     assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::NetUnreachable));
+}
+
+#[test]
+fn filters_of_ipv6_groups_apply_on_all_links() {
+    let mut s = sockets();
+    let config = LinkConfig { name: "vlan".into(), vlan: Some(5), ..LinkConfig::default() };
+    let second = s.fixture.network.add_link(s.fixture.port, &config).unwrap();
+    let first = s.fixture.link;
+    for (group, source, of_first) in [("239.0.0.1", "10.0.0.9", true), ("ff15::1", "fd00::9", false)] {
+        let (group, source): (IpAddr, IpAddr) = (group.parse().unwrap(), source.parse().unwrap());
+        let socket = s.bind(if group.is_ipv4() { "0.0.0.0" } else { "::" }, 7);
+        let only = SourceFilter::new(FilterMode::Include, vec![source]);
+        for (link, filter) in [(first, only), (second, SourceFilter::ANY)] {
+            s.udp.set_membership(&mut s.fixture.network, socket, link, group, Some(filter)).unwrap();
+        }
+        let stranger = if group.is_ipv4() { PEER_V4.into() } else { PEER_V6.into() };
+        let joined = s.udp.socket(socket).unwrap();
+        assert_eq!(joined.receives_group(first, group, stranger), !of_first, "{group}");
+        assert!(
+            joined.receives_group(first, group, source) && joined.receives_group(second, group, stranger)
+        );
+        s.udp.leave_all(&mut s.fixture.network, socket);
+        s.udp.close(socket).unwrap();
+    }
 }
 
 #[test]
