@@ -106,7 +106,7 @@ const LIMITS: &[Limit] = &[
     Limit {
         counter: "ip.looped_back_dropped",
         effect: "datagrams to groups did not reach members on other shards",
-        keys: "looped-back datagrams of a turn",
+        keys: "bytes of looped-back datagrams of a turn",
     },
     Limit {
         counter: "udp.receive_overflow",

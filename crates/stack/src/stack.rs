@@ -361,7 +361,7 @@ impl Stack {
 
     /// Returns the next packet that was reassembled or looped back here and belongs to another shard.
     pub fn next_misrouted(&mut self) -> Option<MisroutedPacket> {
-        self.misrouted.pop().or_else(|| self.net.looped_back.pop_front())
+        self.misrouted.pop().or_else(|| self.net.looped_back.pop())
     }
 
     /// Applies a control update of another shard.

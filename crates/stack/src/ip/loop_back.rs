@@ -10,13 +10,47 @@ use crate::steering::{FrameOwner, MisroutedPacket};
 use crate::wire::ethernet::{self, EtherType};
 use crate::wire::{MacAddr, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
 
 /// Marks the number of a device: the frame was sent by another shard of this host on that device. No frame
 /// from a device has the mark, because a stack has fewer devices.
 const LOOPED_BACK: u16 = 1 << 15;
-/// Datagrams that await being passed on to other shards. They are passed on in every turn.
-// limit: looped-back datagrams of a turn
-const LOOPED_BACK_MAX: usize = 1024;
+/// Largest number of bytes of datagrams that await being passed on to other shards. They are passed on in
+/// every turn.
+// limit: bytes of looped-back datagrams of a turn
+const LOOPED_BACK_BYTES_MAX: usize = 1 << 20;
+/// Bytes charged for a datagram in addition to its frame.
+const LOOPED_BACK_OVERHEAD: usize = 64;
+
+/// Datagrams of this shard to groups, for members on other shards.
+#[derive(Debug, Default)]
+pub(crate) struct LoopedBack {
+    datagrams: VecDeque<MisroutedPacket>,
+    /// Bytes charged for `datagrams`.
+    bytes: usize,
+}
+
+impl LoopedBack {
+    fn cost(frame_len: usize) -> usize {
+        frame_len + LOOPED_BACK_OVERHEAD
+    }
+
+    fn has_room(&self, frame_len: usize) -> bool {
+        self.bytes + Self::cost(frame_len) <= LOOPED_BACK_BYTES_MAX
+    }
+
+    fn push(&mut self, datagram: MisroutedPacket) {
+        self.bytes += Self::cost(datagram.frame.len());
+        self.datagrams.push_back(datagram);
+    }
+
+    /// Takes the oldest datagram.
+    pub(crate) fn pop(&mut self) -> Option<MisroutedPacket> {
+        let datagram = self.datagrams.pop_front()?;
+        self.bytes -= Self::cost(datagram.frame.len());
+        Some(datagram)
+    }
+}
 
 impl Network {
     /// Passes a datagram that this shard sends on a link to the other shards whose sockets have its port.
@@ -29,18 +63,13 @@ impl Network {
     ) {
         let Some(steering) = &self.steering else { return };
         let (src, dst) = (SocketAddr::new(header.src, src_port), SocketAddr::new(header.dst, dst_port));
-        let owner = steering.udp_owner(src, dst, true, None);
+        let Some(owner) = steering.group_owner(src, dst) else { return };
         if owner == FrameOwner::Shard(steering.shard()) {
             return;
         }
         let len = udp::Header::LEN + payload.len();
         let Ok(len) = u16::try_from(len) else { return };
-        if self.looped_back.len() >= LOOPED_BACK_MAX {
-            self.stats.looped_back_dropped += 1;
-            return;
-        }
         let link = &self.links[usize::from(link.0)];
-        let mut frame = Vec::with_capacity(usize::from(len) + 64);
         let (dscp, ecn, ttl) = (header.tos >> 2, header.tos & 3, header.hop_limit);
         let (ethertype, mac) = match header.dst {
             IpAddr::V4(dst) if dst.is_multicast() => (EtherType::IPV4, MacAddr::from_ipv4_multicast(dst)),
@@ -48,6 +77,13 @@ impl Network {
             IpAddr::V6(dst) => (EtherType::IPV6, MacAddr::from_ipv6_multicast(dst)),
         };
         let (ethernet, ethernet_len) = link.header_bytes(mac, ethertype);
+        let ip_len = if header.dst.is_ipv4() { ipv4::Header::LEN } else { ipv6::Header::LEN };
+        let frame_len = usize::from(ethernet_len) + ip_len + usize::from(len);
+        if !self.looped_back.has_room(frame_len) {
+            self.stats.looped_back_dropped += 1;
+            return;
+        }
+        let mut frame = Vec::with_capacity(frame_len);
         frame.extend_from_slice(&ethernet[..usize::from(ethernet_len)]);
         match (header.src, header.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -92,7 +128,7 @@ impl Network {
         frame.extend_from_slice(&bytes);
         frame.extend_from_slice(payload);
         let port = PortId(link.port.0 | LOOPED_BACK);
-        self.looped_back.push_back(MisroutedPacket { owner, port, frame });
+        self.looped_back.push(MisroutedPacket { owner, port, frame });
     }
 
     /// Parses a frame that another shard has looped back. Its checksum was never computed, and its source is

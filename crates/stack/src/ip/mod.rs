@@ -50,6 +50,7 @@ use crate::icmp::rate_limit::IcmpRateLimiter;
 use crate::ip::destination_cache::DestinationCache;
 use crate::ip::entropy::{Entropy, KeyedHash};
 use crate::ip::local::LocalAddresses;
+use crate::ip::loop_back::LoopedBack;
 use crate::ip::path_mtu::PathMtuCache;
 use crate::ip::reassembly::Reassembly;
 use crate::ip::route::RouteTable;
@@ -58,7 +59,7 @@ use crate::link::groups::ShardGroups;
 use crate::link::neighbour::NeighbourTable;
 use crate::link::{Link, TxPort};
 use crate::steering::toeplitz::Toeplitz;
-use crate::steering::{ControlUpdate, MisroutedPacket, Steering};
+use crate::steering::{ControlUpdate, Steering};
 use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -107,7 +108,7 @@ pub struct Network {
     /// The groups of all shards.
     pub(crate) shard_groups: ShardGroups,
     /// Datagrams of this shard to groups, for members on other shards.
-    pub(crate) looped_back: VecDeque<MisroutedPacket>,
+    pub(crate) looped_back: LoopedBack,
     /// Set if any device carries labels.
     flow_hasher: Option<Toeplitz>,
     /// True if senders cannot have made the hashes of received frames.
@@ -165,7 +166,7 @@ impl Network {
             control_updates: VecDeque::new(),
             misrouted: 0,
             shard_groups: ShardGroups::default(),
-            looped_back: VecDeque::new(),
+            looped_back: LoopedBack::default(),
             flow_hasher: None,
             trusts_hashes: false,
             config,

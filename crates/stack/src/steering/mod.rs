@@ -287,7 +287,7 @@ impl Steering {
         }
     }
 
-    pub(crate) fn udp_owner(
+    fn udp_owner(
         &self,
         src: SocketAddr,
         dst: SocketAddr,
@@ -304,6 +304,17 @@ impl Steering {
             None => FrameOwner::Shard(
                 self.owner_of_ephemeral_port(dst.port()).unwrap_or_else(|| self.shard_of_hash(hash())),
             ),
+        }
+    }
+
+    /// Returns the shards that may have receivers of a datagram that this host sends to a group or broadcast
+    /// address. Returns `None` if no socket has the port.
+    pub(crate) fn group_owner(&self, src: SocketAddr, dst: SocketAddr) -> Option<FrameOwner> {
+        // The hash distributes unicast datagrams only.
+        match self.udp.owner(dst, src, true, || 0) {
+            Some(UdpOwner::Shard(shard)) => Some(FrameOwner::Shard(shard)),
+            Some(UdpOwner::All) => Some(FrameOwner::All),
+            None => self.owner_of_ephemeral_port(dst.port()).map(FrameOwner::Shard),
         }
     }
 

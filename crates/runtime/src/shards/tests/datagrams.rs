@@ -309,7 +309,7 @@ fn groups_joined_in_one_turn_reach_all_shards() {
     assert_eq!(received(&fixture), [18, 27, 27], "one group is left");
 }
 
-// limit: looped-back datagrams of a turn
+// limit: bytes of looped-back datagrams of a turn
 #[test]
 fn looped_back_datagrams_of_a_turn_are_limited() {
     let mut fixture = recording_fixture(2, RssMode::RoundRobin);
@@ -322,12 +322,19 @@ fn looped_back_datagrams_of_a_turn_are_limited() {
     let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
         let options = UdpOptions { multicast_v4: within_host, ..UdpOptions::default() };
         let socket = cx.udp_bind(at("0.0.0.0:0"), options)?;
-        (0..1100).try_for_each(|_| cx.udp_send(socket, Some(at("239.1.2.3:53")), b"x"))
+        // No socket has this port.
+        (0..1100).try_for_each(|_| cx.udp_send(socket, Some(at("239.1.2.3:54")), &[7; 1000]))?;
+        (0..1100).try_for_each(|_| cx.udp_send(socket, Some(at("239.1.2.3:53")), &[7; 1000]))
     };
     fixture.with_shard(1, act).unwrap();
     // The datagrams are passed on at the end of the turn.
     fixture.shards[1].poll_once(fixture.now).unwrap();
     fixture.shards[0].poll_once(fixture.now).unwrap();
-    assert_eq!(fixture.sum_network(|stats| stats.looped_back_dropped), 1100 - 1024);
+    // Each frame has 42 bytes of headers and is charged 64 bytes more.
+    let passed_on = (1 << 20) / (1000 + 42 + 64);
+    assert_eq!(fixture.sum_network(|stats| stats.looped_back_dropped), 1100 - passed_on);
     assert!(received(&fixture)[0] > 0);
+    fixture.with_shard(1, act).unwrap();
+    fixture.shards[1].poll_once(fixture.now).unwrap();
+    assert_eq!(fixture.sum_network(|stats| stats.looped_back_dropped), 2 * (1100 - passed_on));
 }
