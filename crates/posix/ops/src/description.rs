@@ -10,7 +10,7 @@ use crate::file::{FileKind, ShutdownState, Socket, SocketRole};
 use crate::options::SocketOptionState;
 use crate::process::ProcessState;
 use ginnel::broker::codec::Codec;
-use ginnel::channel::DescriptionKey;
+use ginnel::channel::{DESCRIPTION_BYTES_MAX, DescriptionKey};
 use ginnel::codec_struct;
 
 /// The published state of a description.
@@ -23,6 +23,14 @@ struct SharedDescription {
     disconnected: bool,
 }
 codec_struct!(SharedDescription { nonblocking, shutdown, options, disconnected });
+
+impl SharedDescription {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.encode(&mut bytes);
+        bytes
+    }
+}
 
 /// Returns where the state of a socket is published. Returns `None` for a socket that has nothing on the
 /// stack.
@@ -58,14 +66,27 @@ impl ProcessState {
         }
     }
 
+    /// Returns whether the socket may get the options that `change` makes of its options: the state of a
+    /// description that other processes share is limited to [`DESCRIPTION_BYTES_MAX`].
+    pub fn can_publish(&mut self, file: FileId, change: impl FnOnce(&mut SocketOptionState)) -> bool {
+        if self.files.get(file).shared_version.is_none() {
+            return true;
+        }
+        let Ok(socket) = self.files.socket(file) else { return true };
+        let mut options = socket.options.shared();
+        change(&mut options);
+        let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
+        let published = SharedDescription { nonblocking, shutdown, options, disconnected: false };
+        published.bytes().len() <= DESCRIPTION_BYTES_MAX
+    }
+
     fn publish(&mut self, file: FileId, disconnected: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let Some(key) = shared_key(socket) else { return };
         let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
         let published =
             SharedDescription { nonblocking, shutdown, options: socket.options.shared(), disconnected };
-        let mut bytes = Vec::new();
-        published.encode(&mut bytes);
+        let bytes = published.bytes();
         self.files.get(file).shared_version = self.client.write_description(key, &bytes);
     }
 

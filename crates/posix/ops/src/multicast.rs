@@ -270,6 +270,9 @@ impl Ops {
         let (_, limits) = state.client.link_of_group(request.group).map_err(|_| Errno::NETDOWN)?;
         let mut family = state.files.socket(file)?.options.multicast.family(v4).cloned().unwrap_or_default();
         let filter = family.memberships.change(link, request, &limits)?;
+        if !state.can_publish(file, |options| *options.multicast.family_mut(v4) = family.clone()) {
+            return Err(Errno::NOBUFS);
+        }
         if let SocketRole::Udp(udp) = state.files.socket(file)?.role {
             state
                 .client

@@ -7,8 +7,9 @@
 
 use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// Most bytes of a value.
-pub(super) const DESCRIPTION_BYTES_MAX: usize = 1008;
+/// Most bytes of the state of a description that several processes share.
+// limit: bytes of a shared description
+pub const DESCRIPTION_BYTES_MAX: usize = 1008;
 /// Number of attempts to read or write while a write is in progress. After that many, the writer is
 /// considered dead or stopped.
 const LOCK_TRIES: usize = 1000;

@@ -48,6 +48,7 @@ pub use client::{
     SocketState, SocketStatus,
 };
 pub use control::{AddressSharing, LinkInfo, Reservation, SocketId};
+pub use description::DESCRIPTION_BYTES_MAX;
 pub use mapping::SharedMapping;
 pub use server::ChannelServer;
 pub use stats::ChannelStats;

@@ -5,10 +5,11 @@ use crate::stack::Stacks;
 use crate::sys::{Sys, address, port};
 use ginnel_posix_ops::OpsConfig;
 use libc::{
-    AF_INET, IP_ADD_MEMBERSHIP, IP_DROP_MEMBERSHIP, IP_MULTICAST_IF, IP_MULTICAST_TTL, IPPROTO_IP, SOCK_DGRAM,
+    AF_INET, AF_INET6, IP_ADD_MEMBERSHIP, IP_DROP_MEMBERSHIP, IP_MULTICAST_IF, IP_MULTICAST_TTL, IPPROTO_IP,
+    IPPROTO_IPV6, IPV6_ADD_MEMBERSHIP, IPV6_DROP_MEMBERSHIP, SOCK_DGRAM,
 };
 use rustix::io::Errno;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A group and the address of the kernel's loopback interface, as `struct ip_mreq`.
 const LOOPBACK_MREQ: [u8; 8] = [239, 1, 2, 1, 127, 0, 0, 1];
@@ -49,6 +50,27 @@ fn membership_before_bind_is_one_of_the_kernel() {
     Kernel.send_to(sender, b"to all", Some(&at([239, 1, 2, 1], port)), &[], 0).unwrap();
     assert_eq!(host.recv(fd, 100, 0).unwrap(), b"to all");
     Kernel.close(sender).unwrap();
+}
+
+// limit: bytes of a shared description
+#[test]
+fn memberships_of_a_shared_socket_are_limited() {
+    let stacks = start();
+    let host = stacks.a();
+    let fd = host.socket(AF_INET6, SOCK_DGRAM).unwrap();
+    host.bind(fd, &address((Ipv6Addr::UNSPECIFIED, 0).into())).unwrap();
+    let set = |name, group: u16| {
+        let group = Ipv6Addr::new(0xff15, 0, 0, 0, 0, 0, 0, group);
+        host.setsockopt(fd, IPPROTO_IPV6, name, &[&group.octets()[..], &[0; 4]].concat())
+    };
+    set(IPV6_ADD_MEMBERSHIP, 0).unwrap();
+    host.0.fork_parent(host.0.prepare_fork());
+    let joined = (1..100).take_while(|group| set(IPV6_ADD_MEMBERSHIP, *group).is_ok()).count() as u16;
+    assert!((10..99).contains(&joined), "{joined}");
+    assert_eq!(set(IPV6_ADD_MEMBERSHIP, 100), Err(Errno::NOBUFS));
+    assert_eq!(set(IPV6_ADD_MEMBERSHIP, joined), Err(Errno::ADDRINUSE), "the memberships remain");
+    set(IPV6_DROP_MEMBERSHIP, 0).unwrap();
+    set(IPV6_ADD_MEMBERSHIP, 100).unwrap();
 }
 
 #[test]
