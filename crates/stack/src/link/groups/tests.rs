@@ -227,14 +227,14 @@ fn queried_sources_are_limited() {
     };
     let all = vec![(2, IpAddr::V4(GROUP), vec![1, 2])];
     for (queries, sources) in [
-        (vec![0..512], Some(512)),
-        (vec![0..513], None),
-        (vec![0..256, 256..512], Some(512)),
-        (vec![0..256, 256..513], None),
-        (vec![0..513, 0..1], None),
-        (vec![0..1], Some(1)),
+        (vec![(0, 512)], Some(512)),
+        (vec![(0, 513)], None),
+        (vec![(0, 256), (256, 512)], Some(512)),
+        (vec![(0, 256), (256, 513)], None),
+        (vec![(0, 513), (0, 1)], None),
+        (vec![(0, 1)], Some(1)),
     ] {
-        queries.iter().for_each(|numbers| fixture.hear_igmp(PEER_V4, GROUP, &query(numbers.clone())));
+        queries.iter().for_each(|&(from, to)| fixture.hear_igmp(PEER_V4, GROUP, &query(from..to)));
         fixture.advance(SECOND);
         let reports = fixture.reports();
         match sources {
