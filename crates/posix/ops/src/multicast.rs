@@ -288,8 +288,8 @@ impl Ops {
     /// several.
     ///
     /// # Errors
-    /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket; `missing` if the socket is
-    /// bound and has no kernel side, because the interface does not exist for it.
+    /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket; `missing` if the socket
+    /// is bound and has no kernel side, because the interface does not exist for it.
     fn set_on_kernel(
         &self,
         state: &mut LockGuard<'_>,
