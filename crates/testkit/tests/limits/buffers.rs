@@ -93,7 +93,8 @@ fn closed_window_reopens_with_a_small_pool() {
     let served_conn = served(&sim, conn);
     send(&mut sim, CLIENT, conn, &pattern(5, 300_000), false);
     sim.run(SECOND * 5);
-    assert_eq!(sim.hosts[SERVER].stack.info(served_conn).unwrap().rcv_wnd, 0, "the window is not closed");
+    let window = sim.hosts[SERVER].stack.info(served_conn).unwrap().rcv_wnd;
+    assert!(window < 1460, "the window admits {window} bytes");
     for _ in 0..100 {
         while read_some(&mut sim, served_conn, 1 << 16) > 0 {}
         sim.run(SECOND);
