@@ -1,15 +1,13 @@
 //! One of the hosts: a stack, nginx on it, BIRD, and `announce-while`.
 
 use crate::network::Network;
-use crate::process::{Process, copy_example, example, start_bird};
+use crate::process::{GINNEL, Process, copy_example, example, start_bird};
 use ginnel_testkit::interop::{Namespace, build_preload_library};
 use ginnel_testkit::processes::wait_until;
 use rustix::process::Signal;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-
-const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 
 /// The programs of a host. Dropping the value kills them.
 pub struct Host<'a> {

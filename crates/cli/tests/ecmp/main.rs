@@ -6,6 +6,7 @@ mod load;
 mod network;
 mod process;
 mod router;
+mod scripts;
 
 use ginnel_testkit::interop::programs_unavailable;
 use ginnel_testkit::processes::wait_until;

@@ -1,5 +1,6 @@
 //! Programs in the namespaces of the machines, and the files of the examples.
 
+use ginnel_measure::watched_group::WatchedGroup;
 use ginnel_testkit::interop::Namespace;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 use std::fs::{self, File};
@@ -9,22 +10,30 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A program with the processes that it starts. Dropping the value kills them and waits for their end.
+pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+
+/// A program with the processes that it starts. Dropping the value kills them and waits for their end. They
+/// also end if this process is killed.
 pub struct Process {
     child: Child,
+    /// The group of the program and of the processes that it starts.
+    group: WatchedGroup,
     log: PathBuf,
 }
 
 impl Process {
-    /// Starts a program whose output goes to `NAME.log` in the folder, which is also its working directory.
+    /// Starts a program whose output goes to `NAME.log` in the folder, which is also its working directory
+    /// and is removed if this process is killed.
     pub fn start(machine: &Namespace, folder: &Path, name: &str, mut command: Command) -> Self {
         let log = folder.join(name).with_extension("log");
         let file = File::create(&log).unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{path}:/usr/sbin")).current_dir(folder).process_group(0);
+        let group = WatchedGroup::start(Path::new(GINNEL), folder).unwrap();
+        command.env("PATH", format!("{path}:/usr/sbin")).current_dir(folder);
+        command.process_group(group.id().as_raw_pid());
         command.stdout(file.try_clone().unwrap()).stderr(file);
         let child = machine.run(|| command.spawn()).unwrap_or_else(|e| panic!("{name}: {e}"));
-        Self { child, log }
+        Self { child, group, log }
     }
 
     /// Panics with the output of the program if it has ended.
@@ -42,6 +51,11 @@ impl Process {
         children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
     }
 
+    /// Sends a signal to the program.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     /// Sends a signal to the processes that the program has started.
     pub fn signal_children(&self, signal: Signal) {
         for child in self.children() {
@@ -53,8 +67,8 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let children = self.children();
-        // The group's number is not used again before the program has been waited for.
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        // The group's number is not used again before its leader has been waited for.
+        let _ = kill_process_group(self.group.id(), Signal::KILL);
         let _ = self.child.wait();
         // A child in a group of its own ends by itself; one that was stopped cannot.
         for child in children {
@@ -63,6 +77,7 @@ impl Drop for Process {
                 let _ = kill_process(child, Signal::CONT);
                 thread::sleep(Duration::from_millis(1));
             }
+            let _ = kill_process_group(child, Signal::KILL);
         }
     }
 }
