@@ -69,9 +69,8 @@ fn routes_follow_on_a_busy_router() {
     for change in ["192.0.2.1 via 10.0.0.9 dev v0 table main", "192.0.2.1 via 10.0.0.9 dev v0 table 100"] {
         let folder = Folder::new("ecmp-busy-router");
         let ip = folder.0.join("ip");
-        let text = format!(
-            "#!/bin/sh\ncase \"$*\" in *monitor*) exec yes '{change}' ;; esac\nPATH=${{PATH#*:}}; exec ip \"$@\"\n"
-        );
+        let monitor = format!("case \"$*\" in *monitor*) exec yes '{change}' ;; esac");
+        let text = format!("#!/bin/sh\n{monitor}\nPATH=${{PATH#*:}}; exec ip \"$@\"\n");
         fs::write(&ip, text).unwrap();
         fs::set_permissions(&ip, fs::Permissions::from_mode(0o755)).unwrap();
         let (machine, neighbour) = (Namespace::new().unwrap(), Namespace::new().unwrap());
