@@ -89,7 +89,7 @@ impl Drop for WatchedFd {
     }
 }
 
-/// Who opened a connection.
+/// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opener {
     /// The process at the other end, at the stack's socket, as the user of the entry.

@@ -179,10 +179,10 @@ pub struct TcpConfig {
     pub local_port_last: u16,
     /// TCP Fast Open (RFC 7413), with the bits of Linux's `net.ipv4.tcp_fastopen`: 2 for servers, 0x200 to
     /// accept data without a cookie, 0x400 for listeners without `TCP_FASTOPEN`. The bits of clients have no
-    /// effect. 0 … 0xfff, default 1.
+    /// effect. 0 … 4,095, default 1.
     pub fastopen: u32,
     /// Key of fast open cookies: four hexadecimal words as in `net.ipv4.tcp_fastopen_key`, and perhaps after
-    /// a comma a second key, whose cookies are accepted, too. Default empty: a random key.
+    /// a comma a second key, whose cookies are accepted, too. If it is empty, the key is random.
     pub fastopen_key: String,
     /// Hop limit (TTL) of the packets that are sent. 1 … 255, default 64.
     pub hop_limit: u8,
