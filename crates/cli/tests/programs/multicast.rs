@@ -48,7 +48,7 @@ print("answer", report(2))
 member = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 member.bind(("", 7778))
 member.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("239.1.2.4") + own)
-member.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTTL, 1)
+member.setsockopt(socket.IPPROTO_IP, 12, 1)  # IP_RECVTTL
 member.settimeout(10)
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)

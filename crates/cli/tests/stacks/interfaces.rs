@@ -71,7 +71,7 @@ number = lambda request: struct.unpack('i', ask(s, request, link)[:4])[0]
 assert socket.inet_ntoa(ask(s, 0x8915, link)[4:8]) == '10.5.0.1'
 assert socket.inet_ntoa(ask(s, 0x891b, link)[4:8]) == '255.255.255.0'
 assert socket.inet_ntoa(ask(s, 0x8919, link)[4:8]) == '10.5.0.255'
-assert number(0x8913) & 0xffff == 0x43 and number(0x8921) == 1500 and number(0x8933) == index
+assert number(0x8913) & 0xffff == 0x1043 and number(0x8921) == 1500 and number(0x8933) == index
 assert ask(s, 0x8927, link)[:8].hex(':') == '01:00:' + packet[2][1]
 named = fcntl.ioctl(s, 0x8910, struct.pack('16si20s', b'', index, b''))
 assert named[:16].rstrip(b'\\0').decode() == link
