@@ -24,11 +24,7 @@ const PYTHON_MODULES: &[&str] = &[
     "test_httplib",
     "test_httpservers",
     "test_imaplib",
-    "test_ioctl",
     "test_logging",
-    "test_multiprocessing_fork",
-    "test_multiprocessing_forkserver",
-    "test_multiprocessing_spawn",
     "test_nntplib",
     "test_poll",
     "test_poplib",
@@ -45,6 +41,10 @@ const PYTHON_MODULES: &[&str] = &[
     "test_urllib2_localnet",
     "test_wsgiref",
     "test_xmlrpc",
+    // These take some minutes each.
+    "test_multiprocessing_fork",
+    "test_multiprocessing_forkserver",
+    "test_multiprocessing_spawn",
 ];
 /// Patterns of cases that are not run: they wait for a virtual machine's host.
 const PYTHON_IGNORED: &[&str] = &["*VSOCK*"];
