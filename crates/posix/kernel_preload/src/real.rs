@@ -1,40 +1,12 @@
 //! The functions of libc that the hooks replace, looked up once each.
 #![allow(unsafe_code)] // functions by name
 
-use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::{c_int, c_uint};
+use ginnel_next_symbol::real;
 use libc::{
     epoll_event, fd_set, id_t, idtype_t, nfds_t, pid_t, pollfd, rusage, siginfo_t, sigset_t, size_t,
     sockaddr, socklen_t, timespec, timeval,
 };
-
-/// Defines functions of libc: `real! { fn close(fd: c_int) -> c_int; }` defines `real::close`.
-macro_rules! real {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
-        $(
-            /// Calls libc's function.
-            ///
-            /// # Safety
-            /// As in libc's manual.
-            #[inline]
-            pub unsafe fn $name($($argument: $type),*) -> $result {
-                type Function = unsafe extern "C" fn($($type),*) -> $result;
-                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-                let mut found = FOUND.load(Ordering::Relaxed);
-                if found.is_null() {
-                    let name = concat!(stringify!($name), "\0").as_ptr().cast();
-                    // SAFETY: the name ends with a zero.
-                    found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
-                    FOUND.store(found, Ordering::Relaxed);
-                }
-                // SAFETY: all versions of libc have these functions, with these types.
-                let function = unsafe { core::mem::transmute::<*mut c_void, Function>(found) };
-                // SAFETY: the caller's promise.
-                unsafe { function($($argument),*) }
-            }
-        )*
-    };
-}
 
 real! {
     fn listen(fd: c_int, backlog: c_int) -> c_int;

@@ -1,54 +1,12 @@
 //! The functions of libc that the hooks replace, looked up once each.
 #![allow(unsafe_code)] // functions by name
 
-/// Defines functions of libc: `real!(fn close(fd: c_int) -> c_int)` defines `real::close`.
-macro_rules! real {
-    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
-        $(
-            /// Calls libc's function.
-            ///
-            /// # Safety
-            /// As in libc's manual.
-            #[inline]
-            pub unsafe fn $name($($argument: $type),*) -> $result {
-                type Function = unsafe extern "C" fn($($type),*) -> $result;
-                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-                let mut found = FOUND.load(Ordering::Relaxed);
-                if found.is_null() {
-                    found = next_symbol(concat!(stringify!($name), "\0"));
-                    FOUND.store(found, Ordering::Relaxed);
-                }
-                // SAFETY: libc's function of this name has this type, and is never unloaded.
-                let function = unsafe { core::mem::transmute::<*mut c_void, Function>(found) };
-                // SAFETY: the caller's promise.
-                unsafe { function($($argument),*) }
-            }
-        )*
-    };
-}
-
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use ginnel_next_symbol::real;
 use libc::{
     epoll_event, fd_set, ifaddrs, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, rlimit,
     sigset_t, size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
-
-/// Returns the next function of this name in the order of loaded libraries, or a function that fails with
-/// `ENOSYS`. `name` must end with a zero.
-fn next_symbol(name: &'static str) -> *mut c_void {
-    debug_assert!(name.ends_with('\0'));
-    // SAFETY: the name ends with a zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
-    // A program that looks for a new function finds this library's.
-    if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
-}
-
-/// Stands for a function that libc does not have. It returns -1 as all functions of libc that are not in all
-/// of its versions do.
-extern "C" fn missing() -> c_long {
-    ginnel_posix_ops::ffi::fail_with(rustix::io::Errno::NOSYS, -1)
-}
 
 real! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;

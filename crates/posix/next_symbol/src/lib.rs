@@ -1,0 +1,77 @@
+//! The functions that the libraries after a preloaded one have under a name, in most cases those of libc. A hook
+//! has the same name, and calls them.
+#![allow(unsafe_code)] // functions by name
+
+use core::ffi::{c_char, c_long, c_void};
+
+/// Defines functions of libc, looked up once each: `real! { fn close(fd: c_int) -> c_int; }` defines `close`. A
+/// function that libc does not have fails with `ENOSYS`.
+#[macro_export]
+macro_rules! real {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        $(
+            /// Calls libc's function.
+            ///
+            /// # Safety
+            /// As in libc's manual.
+            #[inline]
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                static FOUND: ::core::sync::atomic::AtomicPtr<::core::ffi::c_void> =
+                    ::core::sync::atomic::AtomicPtr::new(::core::ptr::null_mut());
+                let mut found = FOUND.load(::core::sync::atomic::Ordering::Relaxed);
+                if found.is_null() {
+                    found = $crate::find(concat!(stringify!($name), "\0"));
+                    FOUND.store(found, ::core::sync::atomic::Ordering::Relaxed);
+                }
+                // SAFETY: libc's function of this name has this type, and is never unloaded.
+                let function = unsafe { ::core::mem::transmute::<*mut ::core::ffi::c_void, Function>(found) };
+                // SAFETY: the caller's promise.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+/// Returns the next function of this name in the order of loaded libraries, or a function that fails with
+/// `ENOSYS`. `name` must end with a zero.
+#[must_use]
+pub fn find(name: &'static str) -> *mut c_void {
+    debug_assert!(name.ends_with('\0'));
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+    // A program that looks for a new function finds the preloaded library's.
+    if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
+}
+
+/// Stands for a function that libc does not have. It returns -1 as all functions of libc that are not in all
+/// of its versions do.
+extern "C" fn missing() -> c_long {
+    // SAFETY: returns the variable of this thread.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    -1
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(missing_docs)]
+    use core::ffi::c_int;
+
+    crate::real! {
+        fn getppid() -> c_int;
+        fn no_function_of_libc_has_this_name(argument: c_int) -> c_int;
+    }
+
+    #[test]
+    fn functions_are_found_by_name() {
+        // SAFETY: the function takes nothing and cannot fail.
+        assert_eq!(unsafe { getppid() } as u32, std::os::unix::process::parent_id());
+    }
+
+    #[test]
+    fn missing_functions_fail_with_enosys() {
+        // SAFETY: a missing function ignores its arguments.
+        assert_eq!(unsafe { no_function_of_libc_has_this_name(7) }, -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOSYS));
+    }
+}
