@@ -2,16 +2,13 @@
 //! addresses, whose datagrams come back to members on this host.
 
 use super::queue::Datagram;
-use super::{
-    CachedRoute, Udp, UdpError, UdpSendParams, UdpSocket, gso, priority, route_error, route_for, tx_error,
-};
-use crate::device::Label;
+use super::send::{datagram_bytes, transmit};
+use super::{CachedRoute, Udp, UdpError, UdpSendParams, UdpSocket, gso, route_error, route_for};
 use crate::handle::{LinkId, UdpHandle};
 use crate::ip::{IpHeader, Network, Route};
 use crate::link::groups::GroupUser;
 use crate::multicast::{MulticastOptions, SourceFilter};
 use crate::time::Instant;
-use crate::wire::{protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
 /// Hop limit of datagrams to groups (RFC 1112 §6.1).
@@ -181,76 +178,37 @@ impl Udp {
         params: &UdpSendParams,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let &UdpSendParams { to, source, gso_size, .. } = params;
-        let gso_size = if gso_size == 0 { payload.len() } else { gso_size.into() };
+        let &UdpSendParams { to, source, .. } = params;
         let socket = self.socket(handle)?;
         let remote = to.or(socket.remote).ok_or(UdpError::NoDestination)?;
         let is_group = remote.ip().is_multicast();
-        let len = udp::Header::LEN + payload.len();
-        let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
-        let CachedRoute { route, .. } = match (is_group, source) {
-            (true, _) => {
-                let route = socket.group_route(now, network, remote.ip(), source)?;
-                CachedRoute { route, flow_hash: None }
-            }
-            (false, Some(_)) => {
-                let route = network.route(now, remote.ip(), source).map_err(route_error)?;
-                CachedRoute { route, flow_hash: None }
-            }
-            (false, None) => route_for(now, network, socket, remote, to.is_some())?,
+        let route = match (is_group, source) {
+            (true, _) => socket.group_route(now, network, remote.ip(), source)?,
+            (false, Some(_)) => network.route(now, remote.ip(), source).map_err(route_error)?,
+            (false, None) => route_for(now, network, socket, remote, to.is_some())?.route,
         };
-        let priority = match params.tos {
-            Some(tos) if remote.is_ipv4() => priority::of_tos(tos),
-            _ => socket.options.priority,
-        };
-        let fits = len_max.min(socket.options.pmtu_discovery.datagram_len_max(network, &route));
-        if len > fits && (gso_size == payload.len() || len > len_max) {
-            socket.queue_message_too_long(remote, &route, network);
-            return Err(UdpError::TooLong);
-        }
+        // Each receiver has another flow.
+        let cached = CachedRoute { route, flow_hash: None };
+        let route = &cached.route;
         let link = route.hop.link();
         let multicast = *socket.multicast(remote.ip());
-        let header = IpHeader {
-            src: route.src,
-            dst: remote.ip(),
-            protocol: protocol::UDP,
-            tos: params.tos.unwrap_or(socket.options.tos),
-            hop_limit: match (params.hop_limit, socket.options.hop_limit) {
-                (Some(hop_limit), _) => hop_limit,
-                _ if is_group => multicast.hop_limit.unwrap_or(HOP_LIMIT_DEFAULT),
-                (None, Some(hop_limit)) => hop_limit,
-                (None, None) => network.hop_limit(link),
-            },
-            dont_fragment: socket.options.pmtu_discovery.dont_fragment(),
-            label: Label::new(None, priority),
-        };
-        let udp = udp::Header {
-            src_port: socket.local.port(),
-            dst_port: remote.port(),
-            // Cannot truncate: compared with `len_max` above.
-            len: len as u16,
-            checksum: 0,
-        };
+        let group_hop_limit = is_group.then(|| multicast.hop_limit.unwrap_or(HOP_LIMIT_DEFAULT));
+        let (header, udp) =
+            socket.headers(network, params, remote, &cached, group_hop_limit, payload.len())?;
+        let gso_size = datagram_bytes(params.gso_size, payload.len());
         // A datagram to a group with hop limit 0 stays on this host, and so does one to a group within the
         // host (RFC 4291 §2.7).
         let within_host = matches!(remote.ip(), IpAddr::V6(to) if is_group && to.octets()[1] & 0x0f < 2);
         let is_sent = network.is_loopback(link) || !(is_group && header.hop_limit == 0 || within_host);
-        let mut count = if gso_size < payload.len() { gso::count(&route, payload, gso_size)? } else { 1 };
+        let mut count = if gso_size < payload.len() { gso::count(route, payload, gso_size)? } else { 1 };
         // The loopback link returns frames itself. Members on this host get the datagram before the device,
         // which may refuse it (`ip_mc_output`).
         let stays_away = network.is_loopback(link) || is_group && multicast.no_loop;
         if !stays_away {
             self.loop_back(network, link, &header, [udp.src_port, udp.dst_port], payload, gso_size);
         }
-        if is_sent && gso_size < payload.len() {
-            count = gso::send(now, network, &route, &header, &udp, payload, gso_size)?;
-        } else if is_sent {
-            let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
-            let sent = network.send_datagram(now, &route, &header, len, checksum, |out| {
-                udp.emit(out);
-                out[udp::Header::LEN..].copy_from_slice(payload);
-            });
-            sent.map_err(tx_error)?;
+        if is_sent {
+            count = transmit(now, network, route, &header, &udp, payload, params.gso_size)?;
         }
         self.stats.sent += count;
         Ok(())

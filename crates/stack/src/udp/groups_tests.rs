@@ -7,7 +7,7 @@ use crate::link::LinkConfig;
 use crate::multicast::FilterMode;
 use crate::udp::UdpOptions;
 use crate::wire::ethernet::EtherType;
-use crate::wire::{MacAddr, ipv4};
+use crate::wire::{MacAddr, ipv4, protocol};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 

@@ -26,7 +26,7 @@ pub(super) fn count(route: &Route, payload: &[u8], gso_size: usize) -> Result<u6
 /// device becomes full after the first one, the remaining datagrams are dropped silently.
 ///
 /// # Errors
-/// Those of [`count`]; otherwise the error of the network layer for the first datagram.
+/// As [`count`]; otherwise the error of the network layer for the first datagram.
 pub(super) fn send(
     now: Instant,
     network: &mut Network,

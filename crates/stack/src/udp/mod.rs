@@ -10,6 +10,7 @@ mod groups;
 mod gso;
 mod pmtu_discovery;
 mod queue;
+mod send;
 
 pub(crate) use bind::{compute_score, has_bind_conflict};
 pub use error::UdpError;
@@ -18,22 +19,22 @@ pub use groups::MembershipLimits;
 pub use pmtu_discovery::PmtuDiscovery;
 pub use queue::Datagram;
 
-use crate::device::Label;
 use crate::handle::UdpHandle;
 use crate::icmp::UnreachableReason;
 use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
-use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
+use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
-use crate::priority::{self, ClassQueues, ClassSet};
+use crate::priority::{ClassQueues, ClassSet};
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
-use crate::wire::{protocol, udp};
+use crate::wire::udp;
 use core::net::{IpAddr, SocketAddr};
 use error_queue::UdpErrorQueue;
 use groups::Membership;
 use queue::UdpReceiveQueue;
+use send::transmit;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The parameters of a send call, which sends one datagram or several datagrams of one length.
@@ -399,8 +400,7 @@ impl Udp {
         params: &UdpSendParams,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let &UdpSendParams { to, source, gso_size, .. } = params;
-        let gso_size = if gso_size == 0 { payload.len() } else { gso_size.into() };
+        let &UdpSendParams { to, source, .. } = params;
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
             return Err(error);
@@ -412,61 +412,16 @@ impl Udp {
         if check_destination(network, socket, remote)? {
             return self.send_to_all(now, network, handle, params, payload);
         }
-        let len = udp::Header::LEN + payload.len();
-        let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
-        let CachedRoute { route, flow_hash } = match source {
+        let cached = match source {
             Some(_) => {
                 let route = network.route(now, remote.ip(), source).map_err(route_error)?;
                 CachedRoute { route, flow_hash: None }
             }
             None => route_for(now, network, socket, remote, to.is_some())?,
         };
-        let priority = match params.tos {
-            Some(tos) if remote.is_ipv4() => priority::of_tos(tos),
-            _ => socket.options.priority,
-        };
-        let fits = len_max.min(socket.options.pmtu_discovery.datagram_len_max(network, &route));
-        if len > fits && (gso_size == payload.len() || len > len_max) {
-            socket.queue_message_too_long(remote, &route, network);
-            return Err(UdpError::TooLong);
-        }
-        let header = IpHeader {
-            src: route.src,
-            dst: remote.ip(),
-            protocol: protocol::UDP,
-            tos: params.tos.unwrap_or(socket.options.tos),
-            hop_limit: match (params.hop_limit, socket.options.hop_limit) {
-                (Some(hop_limit), _) => hop_limit,
-                (None, Some(hop_limit)) => hop_limit,
-                (None, None) => network.hop_limit(route.hop.link()),
-            },
-            dont_fragment: socket.options.pmtu_discovery.dont_fragment(),
-            label: Label::new(flow_hash, priority),
-        };
-        let udp = udp::Header {
-            src_port: socket.local.port(),
-            dst_port: remote.port(),
-            // Cannot truncate: compared with `len_max` above.
-            len: len as u16,
-            checksum: 0,
-        };
-        let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
-        if gso_size < payload.len() {
-            let sent = gso::send(now, network, &route, &header, &udp, payload, gso_size);
-            self.stats.sent += sent?;
-            return Ok(());
-        }
-        let sent = network.send_datagram(now, &route, &header, len, checksum, |out| {
-            udp.emit(out);
-            out[udp::Header::LEN..].copy_from_slice(payload);
-        });
-        match sent {
-            Ok(()) => {
-                self.stats.sent += 1;
-                Ok(())
-            }
-            Err(error) => Err(tx_error(error)),
-        }
+        let (header, udp) = socket.headers(network, params, remote, &cached, None, payload.len())?;
+        self.stats.sent += transmit(now, network, &cached.route, &header, &udp, payload, params.gso_size)?;
+        Ok(())
     }
 
     /// Takes the next datagram. Its payload is truncated to the length of `out`.

@@ -1,11 +1,11 @@
 use super::*;
-use crate::device::{Capabilities, Gso, GsoKind, RxChecksum, RxFrame};
+use crate::device::{Capabilities, Gso, GsoKind, Label, RxChecksum, RxFrame};
 use crate::ip::testbench::*;
 use crate::ip::{InputResult, ParsedFrame};
 use crate::link::LinkConfig;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::ethernet::EtherType;
-use crate::wire::{MacAddr, icmpv4, ipv4};
+use crate::wire::{MacAddr, icmpv4, ipv4, protocol};
 use core::net::Ipv4Addr;
 
 const ANY_V4: &str = "0.0.0.0";
