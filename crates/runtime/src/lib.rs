@@ -65,8 +65,7 @@ pub use ginnel_devices::random::Random;
 pub use ginnel_matcher::Packet;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;
-pub use ginnel_stack::handle::LinkId;
-pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+pub use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 pub use ginnel_stack::options::{
     CaState, ConnectOptions, FastOpenKeys, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,

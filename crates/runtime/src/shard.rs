@@ -23,6 +23,7 @@ use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
 use crate::{kernel_fds, pin, wait};
 use arrayvec::ArrayVec;
+use core::any::Any;
 use core::net::IpAddr;
 use core::time::Duration;
 use ginnel_stack::device::{Label, RxBurst, RxQueue};
@@ -493,20 +494,8 @@ impl<H: Handler> Shard<H> {
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
             core.stats.commands += 1;
-            match command.downcast::<inspect::ListRequest>() {
-                Ok(request) => request.answer(core),
-                Err(command) => match command.downcast::<inspect::DestroyRequest>() {
-                    Ok(request) => request.answer(core, |core, listener| {
-                        handler.listener_destroyed(&mut Context::new(core), listener);
-                    }),
-                    Err(command) => match command.downcast::<inspect::MirrorRequest>() {
-                        Ok(request) => request.answer(ports, core),
-                        Err(command) => match command.downcast::<inspect::RouteRequest>() {
-                            Ok(request) => request.answer(core),
-                            Err(command) => handler.command(&mut Context::new(core), command),
-                        },
-                    },
-                },
+            if let Some(command) = answer_inspection(command, ports, core, handler) {
+                handler.command(&mut Context::new(core), command);
             }
         }
         for _ in 0..TIMERS_PER_TURN_MAX {
@@ -686,6 +675,46 @@ impl<H: Handler> Shard<H> {
             (stats.steering_chosen, stats.steering_invalid) = steering.policy_counts();
         }
         self.stats.publish(stats);
+    }
+}
+
+/// Answers a request to inspect or change the stack. Returns any other command, which is the application's.
+fn answer_inspection<H: Handler>(
+    command: Box<dyn Any + Send>,
+    ports: &mut [RxPort],
+    core: &mut ShardCore,
+    handler: &mut H,
+) -> Option<Box<dyn Any + Send>> {
+    let command = match command.downcast::<inspect::ListRequest>() {
+        Ok(request) => {
+            request.answer(core);
+            return None;
+        }
+        Err(command) => command,
+    };
+    let command = match command.downcast::<inspect::DestroyRequest>() {
+        Ok(request) => {
+            let closed = |core: &mut ShardCore, listener| {
+                handler.listener_destroyed(&mut Context::new(core), listener);
+            };
+            request.answer(core, closed);
+            return None;
+        }
+        Err(command) => command,
+    };
+    let command = match command.downcast::<inspect::MirrorRequest>() {
+        Ok(request) => {
+            request.answer(ports, core);
+            return None;
+        }
+        Err(command) => command,
+    };
+    match command.downcast::<inspect::RouteRequest>() {
+        Ok(request) => {
+            request.answer(core);
+            None
+        }
+        Err(command) => Some(command),
     }
 }
 

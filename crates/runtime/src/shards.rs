@@ -39,6 +39,7 @@ use crate::{devices, pin};
 use ginnel_matcher::Packet;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
+use ginnel_stack::tcp::fastopen;
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 
@@ -156,12 +157,7 @@ impl Shards {
         };
         if self.config.tcp.fastopen_key.is_empty() {
             // A cookie of one shard is valid on each shard that serves the peer's next connection.
-            let key = match self.seed {
-                Some(seed) => seed,
-                None => random_seed()?,
-            };
-            let word = |i: usize| u32::from_le_bytes([key[i], key[i + 4], key[i + 8], key[i + 12]]);
-            self.config.tcp.fastopen_key = format!("{:x}-{:x}-{:x}-{:x}", word(0), word(1), word(2), word(3));
+            self.config.tcp.fastopen_key = fastopen::key_of_seed(&seed);
         }
         let mut parts = Vec::new();
         for (index, member) in members(&self.config, &self.steering_rules)?.into_iter().enumerate() {

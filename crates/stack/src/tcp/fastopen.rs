@@ -10,6 +10,7 @@ use super::conn::{Flags, NONE, Tcb};
 use super::emit::TxSegment;
 use super::input::{Segment, SegmentHeader};
 use super::listen::{self, SYNACK_AMBIGUOUS, take_handshake_rtt};
+use super::secrets::Secrets;
 use super::{Tcp, recovery};
 use crate::device::RxBurst;
 use crate::events::CloseReason;
@@ -97,6 +98,13 @@ pub(crate) fn parse_keys(text: &str) -> Option<FastOpenKeys> {
         Some((first, second)) => Some((Some(key(first)?), Some(key(second)?))),
         None => Some((Some(key(text)?), None)),
     }
+}
+
+/// Returns a key for `tcp.fastopen_key` that follows from the seed of a stack.
+pub fn key_of_seed(seed: &[u8; 32]) -> String {
+    let (first, second) = Secrets::fastopen_key(seed);
+    let (low, high) = (|word: u64| word as u32, |word: u64| word >> 32);
+    format!("{:x}-{:x}-{:x}-{:x}", low(first), high(first), low(second), high(second))
 }
 
 impl Tcp {
@@ -378,6 +386,14 @@ mod tests {
         assert_eq!(parse_keys("0a0b0c0d-9a9b9c9d-1-2,0-0-0-0"), Some((Some(key), Some((0, 0)))));
         for bad in ["", "1-2-3", "1-2-3-4-5", "1-2-3-x", "1-2-3-4,", "123456789-2-3-4", "+1-2-3-4"] {
             assert_eq!(parse_keys(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys_of_seeds_can_be_configured() {
+        for seed in [[0; 32], [7; 32], core::array::from_fn(|i| i as u8)] {
+            let key = parse_keys(&key_of_seed(&seed)).unwrap().0;
+            assert_eq!(key, Some(Secrets::fastopen_key(&seed)));
         }
     }
 

@@ -111,7 +111,7 @@ pub(super) struct DomainSocket {
     pub offer: Option<ClientSlot>,
     /// The slot of the client for which it is preallocated.
     pub preallocated: Option<ClientSlot>,
-    /// It is pending at a listener.
+    /// True if it is pending at a listener.
     pub is_pending: bool,
     /// Number of the listener that has it while it is pending.
     pub listener: u16,
