@@ -6,11 +6,13 @@ use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
 use ginnel::config::{
-    AfXdpOptions, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix, PriorityRule,
+    AfXdpOptions, DeviceConfig, DeviceKind, DpdkOptions, LinkSpec, Loopback, MemifConfig, Prefix,
+    PriorityRule,
 };
 use ginnel_apps::units::parse_bytes;
 use ginnel_devices::af_xdp::RedirectScope;
 use ginnel_devices::capture::Filter;
+use ginnel_devices::dpdk::DpdkConfig;
 use ginnel_stack::device::Label;
 use std::path::PathBuf;
 
@@ -24,8 +26,8 @@ pub struct OwnStackOptions {
 
     /// Device to run over: tap:NAME (a TAP interface, created unless it exists), af_xdp:NAME (queues of a
     /// network interface, which the host keeps using; with keys as in
-    /// af_xdp:eth0,queues=0-3,take=ports,ports=80, see docs/configuration.md), or memory (a virtual cable
-    /// inside this process).
+    /// af_xdp:eth0,queues=0-3,take=ports,ports=80, see docs/configuration.md), dpdk:PORT (a port of DPDK,
+    /// in builds with it, see docs/dpdk.md), or memory (a virtual cable inside this process).
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceName>,
 
@@ -164,7 +166,7 @@ pub enum LoopbackOwner {
     Stack,
 }
 
-/// A device on the command line: `memory`, `tap:NAME` or `af_xdp:NAME,KEY=VALUE,…`.
+/// A device on the command line: `memory`, `tap:NAME`, `af_xdp:NAME,KEY=VALUE,…` or `dpdk:PORT,KEY=VALUE,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
     /// A virtual cable inside the process.
@@ -173,6 +175,8 @@ pub enum DeviceName {
     Tap(String),
     /// Queues of the network interface of this name.
     AfXdp(String, AfXdpOptions),
+    /// The port of DPDK of this name.
+    Dpdk(String, DpdkOptions),
 }
 
 impl FromStr for DeviceName {
@@ -186,7 +190,13 @@ impl FromStr for DeviceName {
                 let (name, keys) = rest.split_once(',').unwrap_or((rest, ""));
                 Ok(Self::AfXdp(parse_interface(name)?, keys.parse()?))
             }
-            _ => Err("must be \"memory\", \"tap:NAME\" or \"af_xdp:NAME\"".into()),
+            Some(("dpdk", rest)) => {
+                let (port, keys) = rest.split_once(',').unwrap_or((rest, ""));
+                let config = DpdkConfig { port: port.into(), ..DpdkConfig::default() };
+                config.validate()?;
+                Ok(Self::Dpdk(config.port, keys.parse()?))
+            }
+            _ => Err("must be \"memory\", \"tap:NAME\", \"af_xdp:NAME\" or \"dpdk:PORT\"".into()),
         }
     }
 }
@@ -349,6 +359,9 @@ impl OwnStackOptions {
                 let af_xdp = Some(keys.clone());
                 DeviceConfig { af_xdp, ..DeviceConfig::new(interface, DeviceKind::AfXdp) }
             }
+            (Some(DeviceName::Dpdk(port, keys)), _) => {
+                DeviceConfig { dpdk: Some(keys.clone()), ..DeviceConfig::new(port, DeviceKind::Dpdk) }
+            }
             (None, Some(memif)) => {
                 let memif = Some(memif.clone());
                 DeviceConfig { memif, ..DeviceConfig::new("memif", DeviceKind::Memif) }
@@ -357,7 +370,7 @@ impl OwnStackOptions {
             (None, None) if config.loopback == Loopback::Stack && !from_options => return Ok(()),
             (None, None) => {
                 return Err(Failure::usage(
-                    "--device is missing: use --device memory, tap:NAME or af_xdp:NAME, or --memif, or a --config FILE with a [[device]] table",
+                    "--device is missing: use --device memory, tap:NAME, af_xdp:NAME or dpdk:PORT, or --memif, or a --config FILE with a [[device]] table",
                 ));
             }
         };
@@ -400,7 +413,7 @@ impl OwnStackOptions {
 #[cfg(test)]
 mod tests {
     use super::{DeviceName, OwnStackOptions, StackOptions, parse_port_range, parse_priority_rule};
-    use ginnel::config::{AfXdpOptions, DeviceKind};
+    use ginnel::config::{AfXdpOptions, DeviceKind, DpdkOptions};
 
     fn options() -> OwnStackOptions {
         OwnStackOptions {
@@ -517,6 +530,14 @@ mod tests {
         let keys = "queues=1,take=all".parse().unwrap();
         assert_eq!("af_xdp:x,queues=1,take=all".parse(), Ok(DeviceName::AfXdp("x".into(), keys)));
         assert_eq!("af_xdp:x".parse(), Ok(DeviceName::AfXdp("x".into(), AfXdpOptions::default())));
+        let keys = "args=iface=eth0+qpairs=2,huge=off";
+        let expected = DeviceName::Dpdk("net_af_packet0".into(), keys.parse().unwrap());
+        assert_eq!(format!("dpdk:net_af_packet0,{keys}").parse(), Ok(expected));
+        let pci = DeviceName::Dpdk("0000:03:00.0".into(), DpdkOptions::default());
+        assert_eq!("dpdk:0000:03:00.0".parse(), Ok(pci));
+        for wrong in ["dpdk:", "dpdk:net tap", "dpdk:net_tap0,huge=maybe"] {
+            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
+        }
         for bad in
             ["af_xdp:", "af_xdp:x,take=some", "", "tap", "tap:", "eth0", "tap:sixteen-letters-", "memory:x"]
         {

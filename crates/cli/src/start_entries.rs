@@ -111,6 +111,7 @@ fn describe_device(config: &Config, device: &DeviceConfig) -> String {
         DeviceKind::Memory => format!("{}: memory inside the process", device.name),
         DeviceKind::Tap => format!("{}: TAP interface {interface}", device.name),
         DeviceKind::AfXdp => format!("{}: AF_XDP on {interface}", device.name),
+        DeviceKind::Dpdk => format!("{}: DPDK port {interface}", device.name),
         DeviceKind::Memif => {
             let socket = device.memif.as_ref().map_or_else(String::new, |memif| memif.socket.to_string());
             format!("{}: memif {socket}", device.name)

@@ -12,6 +12,7 @@ use ginnel_stack::device::{
 };
 use ginnel_stack::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::AtomicU8;
 use std::time::Duration;
@@ -176,9 +177,17 @@ pub fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
         return false;
     };
     wake::with_borrowed(fd, |fd: BorrowedFd<'_>| {
-        let timeout = Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() };
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
+        let deadline = std::time::Instant::now() + duration;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                // A driver of DPDK receives a signal with each frame.
+                Err(Errno::INTR) => {}
+                result => return matches!(result, Ok(1..)),
+            }
+        }
     })
 }
 

@@ -4,6 +4,7 @@
 pub mod af_xdp;
 pub mod capture;
 pub mod conformance;
+pub mod dpdk;
 pub mod ethtool;
 pub mod faults;
 pub mod interface;
@@ -14,6 +15,7 @@ pub mod memory;
 pub mod mirror;
 mod netlink;
 pub mod offload;
+mod partial_checksums;
 pub mod random;
 pub mod relabel;
 mod shared_region;

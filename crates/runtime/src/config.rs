@@ -20,6 +20,7 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 pub use ginnel_devices::af_xdp::AfXdpOptions;
 use ginnel_devices::capture;
+pub use ginnel_devices::dpdk::DpdkOptions;
 pub use ginnel_devices::faults::LinkSpec;
 pub use ginnel_devices::memif::MemifConfig;
 use ginnel_stack::error::ConfigError;
@@ -173,6 +174,8 @@ pub enum DeviceKind {
     /// Queues of a network interface of the kernel.
     #[serde(rename = "af_xdp")]
     AfXdp,
+    /// A port of DPDK, whose drivers run in this process.
+    Dpdk,
 }
 
 /// Keys of a `[[device]]` table.
@@ -181,10 +184,11 @@ pub enum DeviceKind {
 pub struct DeviceConfig {
     /// The name by which links refer to the device.
     pub name: String,
-    /// `memory`, `tap`, `memif` or `af_xdp`.
+    /// `memory`, `tap`, `memif`, `af_xdp` or `dpdk`.
     pub kind: DeviceKind,
     /// Name of the interface. A `tap` attaches to the interface if it exists, and creates it otherwise; for
-    /// `af_xdp` the interface must exist and be up. Default: the name of the device.
+    /// `af_xdp` the interface must exist and be up. For `dpdk` it is the name of the port: a PCI address
+    /// (`0000:03:00.0`) or a virtual device (`net_tap0`). Default: the name of the device.
     #[serde(default)]
     pub interface: Option<String>,
     /// Addresses of the kernel's side of a `tap`: `["10.1.0.1/24"]`. Default: none.
@@ -218,9 +222,20 @@ pub struct DeviceConfig {
     /// docs/adr/0016-af-xdp.md has the details. Default: all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
-    /// MAC address of the stack's side of a `tap` or `memif`: `02:00:00:00:00:01`. Default: for a `tap` that
-    /// of the kernel's side with the last bit flipped; for a `memif` one derived from its socket, id and
-    /// role.
+    /// How a `dpdk` device uses its port: `"args=iface=eth0+qpairs=2,huge=off"`. `args=K=V+K=V` are arguments
+    /// of the driver. `queues=N`: one for each shard; a single shard may have several (1). `ring=N`:
+    /// descriptors of a ring, 64 to 32,768 within the limits of the port (1,024). `buffers=N`: buffers of a
+    /// queue, 1,024 to 1,048,576 (8,192). `poll_us=N`: an idle shard looks at the port every N microseconds,
+    /// 1 to 1,000,000 (100). `partial_checksums=auto`, `on` or `off`: accept frames of local senders that
+    /// left the checksum to the device (auto: if `iface=` is a veth or virtio interface). The other keys
+    /// start EAL, once for all devices: `huge=auto`, `on` or `off`: memory in huge pages (auto: if enough
+    /// are free). `memory_mib=N`: memory for rings and buffers, 32 to 1,048,576 MiB (256). `eal=ARG+ARG`:
+    /// further arguments of EAL. docs/dpdk.md has the details. Default: all of these defaults.
+    #[serde(default, deserialize_with = "values::optional_text")]
+    pub dpdk: Option<DpdkOptions>,
+    /// MAC address of the stack's side of a `tap`, `memif` or `dpdk`: `02:00:00:00:00:01`. Default: for a
+    /// `tap` that of the kernel's side with the last bit flipped; for a `memif` one derived from its socket,
+    /// id and role; for `dpdk` that of the port.
     #[serde(default)]
     pub mac: Option<Mac>,
     /// Use checksum and segmentation offloads of the device. Default true.
@@ -268,6 +283,7 @@ impl DeviceConfig {
             mtu: None,
             memif: None,
             af_xdp: None,
+            dpdk: None,
             mac: None,
             offload: true,
             faults: None,
@@ -499,13 +515,13 @@ impl DeviceConfig {
     /// Validates that the keys fit the kind of the device. The error has a key and its problem.
     fn validate_kind(&self) -> Result<(), (&'static str, &'static str)> {
         let (tap, memif) = (self.kind == DeviceKind::Tap, self.kind == DeviceKind::Memif);
-        let af_xdp = self.kind == DeviceKind::AfXdp;
+        let (af_xdp, dpdk) = (self.kind == DeviceKind::AfXdp, self.kind == DeviceKind::Dpdk);
         let named = tap || af_xdp;
         let misplaced = [
             (
                 "interface",
-                self.interface.is_some() && !named,
-                "applies only to devices of kind \"tap\" and \"af_xdp\"",
+                self.interface.is_some() && !named && !dpdk,
+                "applies only to devices of kind \"tap\", \"af_xdp\" and \"dpdk\"",
             ),
             (
                 "kernel_addresses",
@@ -515,10 +531,11 @@ impl DeviceConfig {
             ("memif", self.memif.is_some() && !memif, "applies only to devices of kind \"memif\""),
             ("memif", self.memif.is_none() && memif, "is missing, as in \"socket=/run/lan,role=server\""),
             ("af_xdp", self.af_xdp.is_some() && !af_xdp, "applies only to devices of kind \"af_xdp\""),
+            ("dpdk", self.dpdk.is_some() && !dpdk, "applies only to devices of kind \"dpdk\""),
             (
                 "mac",
-                self.mac.is_some() && !tap && !memif,
-                "applies only to devices of kind \"tap\" and \"memif\"",
+                self.mac.is_some() && !tap && !memif && !dpdk,
+                "applies only to devices of kind \"tap\", \"memif\" and \"dpdk\"",
             ),
             ("interface", named && !(1..=15).contains(&self.interface().len()), "must have 1 to 15 bytes"),
         ];

@@ -4,6 +4,7 @@ use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::error::Error;
 use core::time::Duration;
 use ginnel_devices::af_xdp::{self, AfXdpConfig};
+use ginnel_devices::dpdk::{self, DpdkConfig};
 use ginnel_devices::memif::{MemifConfig, Role};
 use ginnel_devices::{capture, faults, memif, tap};
 use ginnel_stack::device::Device;
@@ -31,6 +32,8 @@ pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Devic
             .map_err(|e| Error::io(format!("device {}", config.name), e)),
         DeviceKind::AfXdp => af_xdp::open(&af_xdp_config(config, stack_config, 0))
             .and_then(af_xdp::AfXdp::into_single_device)
+            .map_err(|e| Error::io(format!("device {}", config.name), e)),
+        DeviceKind::Dpdk => dpdk::open_single(&dpdk_config(config, stack_config, 0))
             .map_err(|e| Error::io(format!("device {}", config.name), e)),
     }
 }
@@ -115,6 +118,9 @@ pub(crate) fn open_queues(
                 af_xdp::open(&device_config).map_err(|e| Error::io(format!("device {}", config.name), e))?;
             Ok(device.queues)
         }
+        // The number of shards has at most two digits.
+        DeviceKind::Dpdk => dpdk::open_queues(&dpdk_config(config, stack_config, queues as u16))
+            .map_err(|e| Error::io(format!("device {}", config.name), e)),
     }
 }
 
@@ -146,6 +152,20 @@ fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) ->
             (network.udp_port_first, network.udp_port_last),
         ],
         mtu: config.mtu.map(|mtu| mtu as usize),
+    }
+}
+
+/// All ports of the stack are named, because EAL must know PCI devices from the start.
+fn dpdk_config(config: &DeviceConfig, stack_config: &Config, queues: u16) -> DpdkConfig {
+    let ports = stack_config.devices.iter().filter(|device| device.kind == DeviceKind::Dpdk);
+    DpdkConfig {
+        port: config.interface().into(),
+        options: config.dpdk.clone().unwrap_or_default(),
+        queues,
+        mtu: config.mtu.map(|mtu| mtu as usize),
+        mac: config.mac.map(|mac| mac.0),
+        offload: config.offload,
+        all_ports: ports.map(|port| port.interface().into()).collect(),
     }
 }
 

@@ -375,6 +375,9 @@ impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
     fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
         (**self).wake_fd()
     }
+    fn computes_hashes(&self) -> bool {
+        (**self).computes_hashes()
+    }
     fn is_gone(&self) -> bool {
         (**self).is_gone()
     }

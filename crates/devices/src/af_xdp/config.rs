@@ -1,6 +1,6 @@
 //! Configuration of an AF_XDP device, and its text form.
 
-pub use super::partial_checksums::PartialChecksums;
+pub use crate::partial_checksums::PartialChecksums;
 use core::net::IpAddr;
 use std::fmt;
 use std::str::FromStr;

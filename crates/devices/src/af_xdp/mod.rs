@@ -11,7 +11,6 @@
 //! neighbours   ARP and neighbour discovery that stack and kernel both need
 //! socket       one queue: memory (umem), rings, and the system calls that wake the kernel
 //! rx, tx       the halves of the device
-//! partial_checksums  frames of local senders whose checksum is partial
 //! errors       explanations of the kernel's errors
 //! ```
 
@@ -21,7 +20,6 @@ mod config;
 mod errors;
 mod filter;
 mod neighbours;
-mod partial_checksums;
 mod redirect;
 mod rings;
 mod rx;
@@ -36,10 +34,10 @@ use crate::ethtool;
 use crate::interface_state::InterfaceState;
 use crate::joined;
 use crate::netlink::{LinkInfo, Netlink};
+use crate::partial_checksums::PartialChecksumCheck;
 use bpf::AttachMode;
 use ginnel_stack::device::{Capabilities, Device};
 use neighbours::NeighbourSocket;
-use partial_checksums::PartialChecksumCheck;
 use rx::{AfXdpRx, PacketSocket};
 use socket::{XdpSocket, XdpSocketOptions, XdpSocketParts};
 use std::io;

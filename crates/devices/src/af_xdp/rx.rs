@@ -3,10 +3,10 @@
 use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::neighbours::NeighbourSocket;
-use super::partial_checksums::PartialChecksumCheck;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
 use super::socket::{RxRings, XdpSocket};
 use super::umem::RxChunks;
+use crate::partial_checksums::PartialChecksumCheck;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame, RxQueue};
 use ginnel_stack::time::Instant;
@@ -236,7 +236,7 @@ impl RxQueue for AfXdpRx {
                 FrameLocation::Chunk(range) => self.chunks.bytes(range),
                 FrameLocation::Reassembled(range) => &self.reassembly[range],
             };
-            let checksum = self.partial_checksums.checksum_of(bytes, &self.stats);
+            let checksum = self.partial_checksums.checksum_of(bytes, &self.stats.rx_partial_checksums);
             burst.push(RxFrame { checksum, ..RxFrame::new(bytes) });
         }
         if let PacketSocket::Neighbours(copies) = &mut self.packet_socket {

@@ -211,7 +211,7 @@ fn invalid_unit_is_named() {
 #[test]
 fn key_of_another_device_kind_is_refused() {
     let e = error("[[device]]\nname = \"a\"\nkind = \"memory\"\nmac = \"02:00:00:00:00:01\"\n");
-    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\" and \"memif\"");
+    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\", \"memif\" and \"dpdk\"");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn af_xdp_keys_parse_and_invalid_ones_are_named() {
     let e = error("[[device]]\nname = \"a\"\nkind = \"tap\"\naf_xdp = \"\"\n");
     assert_eq!(e, "x.toml:4: device[0].af_xdp: applies only to devices of kind \"af_xdp\"");
     let e = error(&format!("{table}mac = \"02:00:00:00:00:01\"\n"));
-    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\" and \"memif\"");
+    assert_eq!(e, "x.toml:4: device[0].mac: applies only to devices of kind \"tap\", \"memif\" and \"dpdk\"");
 }
 
 #[test]

@@ -6,12 +6,11 @@
 //! has lost it. So a frame whose field is exactly that sum is taken as one whose checksum is partial. One of
 //! 65,536 frames with a complete checksum has that value, too; it is accepted without verification.
 
-use super::AfXdpStats;
 use ginnel_stack::device::{ETHERNET_HEADER_BYTES, RxChecksum};
 use ginnel_stack::wire::checksum::{pseudo_v4, pseudo_v6};
 use ginnel_stack::wire::protocol;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Drivers of interfaces whose frames come from a local sender.
 const LOCAL_DRIVERS: [&str; 2] = ["veth", "virtio_net"];
@@ -39,7 +38,7 @@ pub enum PartialChecksums {
 }
 
 /// State of a queue.
-pub(super) enum PartialChecksumCheck {
+pub(crate) enum PartialChecksumCheck {
     /// Accepts such frames.
     Accept,
     /// Looks at this many more frames, and has found this many with partial checksums.
@@ -62,14 +61,14 @@ impl PartialChecksumCheck {
         }
     }
 
-    /// Returns the state of the checksum of a received frame.
+    /// Returns the state of the checksum of a received frame. Counts partial checksums in `accepted`.
     #[inline]
-    pub fn checksum_of(&mut self, frame: &[u8], stats: &AfXdpStats) -> RxChecksum {
+    pub fn checksum_of(&mut self, frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
         match self {
             Self::Off => RxChecksum::Unverified,
             Self::Accept => match partial_checksum(frame) {
                 Some(partial) => {
-                    stats.rx_partial_checksums.fetch_add(1, Ordering::Relaxed);
+                    accepted.fetch_add(1, Ordering::Relaxed);
                     partial
                 }
                 None => RxChecksum::Unverified,
@@ -89,7 +88,7 @@ impl PartialChecksumCheck {
         if *found == FRAMES_REPORTED {
             tracing::warn!(
                 interface = %interface,
-                "frames without complete checksums arrive, and are dropped: their sender is local and leaves checksums to the device. Set partial_checksums=on in af_xdp, or \"ethtool -K\" its interface \"tx off\""
+                "frames without complete checksums arrive, and are dropped: their sender is local and leaves checksums to the device. Set partial_checksums=on for the device, or \"ethtool -K\" its interface \"tx off\""
             );
         }
         if *found == FRAMES_REPORTED || *frames_left == 0 {
@@ -207,9 +206,9 @@ mod tests {
         let (partial, _) = frame(false, false, protocol::TCP, 16);
         let accepted = |choice, driver| {
             let (mut check, stats) =
-                (PartialChecksumCheck::new(choice, "eth0", driver), AfXdpStats::default());
+                (PartialChecksumCheck::new(choice, "eth0", driver), AtomicU64::default());
             let is_accepted = check.checksum_of(&partial, &stats) != RxChecksum::Unverified;
-            assert_eq!(u64::from(is_accepted), stats.rx_partial_checksums.load(Ordering::Relaxed));
+            assert_eq!(u64::from(is_accepted), stats.load(Ordering::Relaxed));
             is_accepted
         };
         assert!(accepted(PartialChecksums::Auto, Some("veth")));
@@ -222,7 +221,7 @@ mod tests {
     #[test]
     fn other_drivers_are_watched_for_a_while() {
         let (partial, _) = frame(false, false, protocol::TCP, 16);
-        let stats = AfXdpStats::default();
+        let stats = AtomicU64::default();
         let new = || PartialChecksumCheck::new(PartialChecksums::Auto, "eth0", Some("ixgbe"));
         let mut check = new();
         for found in 0..FRAMES_REPORTED {
