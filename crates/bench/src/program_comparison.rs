@@ -7,7 +7,8 @@ use crate::harness::result::BenchResult;
 use crate::harness::{CoreLayout, MeasureError, Options};
 use crate::http;
 use core::time::Duration;
-use ginnel::{Error, Shard, StopFlag};
+use ginnel::config::{DeviceConfig, DeviceKind, DpdkOptions};
+use ginnel::{Config, Error, Shard, StopFlag};
 use ginnel_apps::httpd::{self, Httpd};
 use ginnel_apps::load::Report;
 use ginnel_measure::cpu_account::{CpuAccount, Participants, this_thread};
@@ -31,9 +32,18 @@ pub fn run_beside_httpd<R>(
     site: &Path,
     act: impl FnOnce(String) -> Result<R, MeasureError>,
 ) -> Result<R, MeasureError> {
+    run_beside_configured_httpd(testbed, testbed.server_config()?, site, act)
+}
+
+/// Runs `ginnel httpd` as [`run_beside_httpd`], on the stack of a configuration.
+fn run_beside_configured_httpd<R>(
+    testbed: &Testbed,
+    config: Config,
+    site: &Path,
+    act: impl FnOnce(String) -> Result<R, MeasureError>,
+) -> Result<R, MeasureError> {
     let words = [site.to_string_lossy().into_owned(), "--listen".into(), "0.0.0.0:80".into()];
     let options: httpd::HttpdOptions = parse(&words)?;
-    let config = testbed.server_config()?;
     let stop = StopFlag::new().map_err(MeasureError::failed)?;
     let cpu = testbed.cpus.server;
     std::thread::scope(|scope| {
@@ -186,6 +196,29 @@ impl<'a> ProgramComparison<'a> {
         testbed.set_up(false)?;
         run_beside_httpd(&testbed, site, |thread| {
             self.measure(&testbed, "ours", |parts| parts.add_thread("server", thread))
+        })
+    }
+
+    /// Measures `ginnel httpd` as [`ProgramComparison::on_httpd`], with a driver of DPDK at the server's
+    /// end of the cable instead of the AF_XDP device.
+    pub fn on_httpd_over_dpdk(&self, site: &Path, driver: &str) -> Result<Measurement, MeasureError> {
+        let testbed = self.testbed(Medium::Veth);
+        testbed.set_up(false)?;
+        let mut config = testbed.server_config()?;
+        // The link keeps the name of its device.
+        for device in &mut config.devices {
+            // An idle shard leaves its core to the thread that receives for the interface, as over AF_XDP,
+            // and looks again before the rings are full.
+            let keys = format!("args=iface={},poll_us=10", device.name);
+            let dpdk: DpdkOptions = keys.parse().map_err(MeasureError::Failed)?;
+            *device = DeviceConfig {
+                interface: Some(format!("{driver}0")),
+                dpdk: Some(dpdk),
+                ..DeviceConfig::new(device.name.as_str(), DeviceKind::Dpdk)
+            };
+        }
+        run_beside_configured_httpd(&testbed, config, site, |thread| {
+            self.measure(&testbed, "dpdk", |parts| parts.add_thread("server", thread))
         })
     }
 

@@ -3,6 +3,7 @@
 mod client_programs;
 mod connections;
 mod corpus;
+mod dpdk;
 mod httpd_vs_kernel;
 pub mod idle;
 mod idle_cpu;
@@ -145,6 +146,12 @@ pub const ALL: &[Bench] = &[
         about: "HTTP requests/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over an equal veth; server and receive processing on one core, generator on another",
         needs: Needs::Namespace,
         run: httpd_vs_kernel::nginx_keep_alive,
+    },
+    Bench {
+        name: "dpdk-vs-af-xdp",
+        about: "HTTP connections/s of ginnel httpd over DPDK's net_af_xdp (/af_xdp) and net_af_packet (/af_packet) on veth, each against the AF_XDP device on an equal veth; server and receive processing on one core, generator on another",
+        needs: Needs::Namespace,
+        run: dpdk::run,
     },
     Bench {
         name: "kernel-lane",
