@@ -7,7 +7,7 @@
 //! `GINNEL_BLESS=1` draws the latencies of each run into `docs/`.
 
 use crate::harness::jitter::{self, Jitter};
-use crate::harness::machine::Cpus;
+use crate::harness::machine::{CpuTimes, Cpus};
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 use crate::program_pair::{
@@ -47,9 +47,14 @@ const OTHER_SECONDS: f64 = 120.0;
 const BYTES_OF_CONNECTION: u64 = 600;
 /// Load of the overloaded runs, as a multiple of what the server takes.
 const OVERLOAD: f64 = 1.2;
-/// Load by which it is found out what the server takes, as a multiple of the usual one, and its time.
+/// First load by which it is found out what the server takes, as a multiple of the usual one. It is doubled
+/// until the server executes less than [`PROBE_TAKEN_MAX`] of it, in [`PROBES_MAX`] runs at the most.
 const PROBE_FACTOR: f64 = 3.0;
+const PROBE_TAKEN_MAX: f64 = 0.9;
+const PROBES_MAX: u32 = 6;
 const PROBE_SECONDS: f64 = 15.0;
+/// Least busy share of the core of an overloaded server. The kernel may run Redis there, too.
+const OVERLOADED_SHARE_MIN: f64 = 0.98;
 /// Shares of urgent requests and of ordinary ones; the rest are heartbeats.
 const HIGH_SHARE: f64 = 0.05;
 const LOW_SHARE: f64 = 0.05;
@@ -145,7 +150,19 @@ fn overload(
 /// Returns the messages per second that the server executes when it is offered more.
 fn capacity(scenario: &Scenario, options: &Options) -> Result<f64, MeasureError> {
     let seconds = options.seconds(PROBE_SECONDS);
-    let rate = PROBE_FACTOR * scenario.rate;
+    let mut rate = PROBE_FACTOR * scenario.rate;
+    for _ in 0..PROBES_MAX {
+        let taken = executed_rate(scenario, rate, seconds)?;
+        if taken < PROBE_TAKEN_MAX * rate {
+            return Ok(taken);
+        }
+        rate *= 2.0;
+    }
+    Err(MeasureError::Failed(format!("the server takes all of {:.0} messages/s", rate / 2.0)))
+}
+
+/// Returns the messages per second that the server executes when `rate` are offered for some seconds.
+fn executed_rate(scenario: &Scenario, rate: f64, seconds: f64) -> Result<f64, MeasureError> {
     let run = Run { part: "probe", priorities: false, rate, seconds, is_overloaded: true };
     let outcome = observe(scenario, run, None)?;
     // The first sample of the next stage is taken as soon as that begins.
@@ -169,6 +186,8 @@ struct Outcome {
     monitor: Value,
     /// CPU time of the monitor when messages were sent first and last.
     monitor_cpu: [Duration; 2],
+    /// Use of all CPUs while messages were sent.
+    cpus: CpuTimes,
 }
 
 /// A monitor of the server's stack.
@@ -229,6 +248,7 @@ fn observe(scenario: &Scenario, run: Run, picture: Option<PathBuf>) -> Result<Ou
     let mut monitor = None;
     let mut counters = Vec::new();
     let mut monitor_cpu = [Duration::ZERO; 2];
+    let mut cpus: Vec<CpuTimes> = Vec::new();
     let mut failure = None;
     let report = pair.run(|sample, folder| {
         if monitor.is_none() && failure.is_none() {
@@ -239,6 +259,11 @@ fn observe(scenario: &Scenario, run: Run, picture: Option<PathBuf>) -> Result<Ou
         }
         let Some(monitor) = &monitor else { return };
         let used = cpu_time(monitor.process.id());
+        if sample.stage == "sending" {
+            // The first and the last are kept.
+            cpus.truncate(1);
+            cpus.extend(CpuTimes::read());
+        }
         match sample.stage.as_str() {
             "sending" => monitor_cpu[1] = used,
             "set-up" | "waiting" => monitor_cpu = [used; 2],
@@ -256,13 +281,18 @@ fn observe(scenario: &Scenario, run: Run, picture: Option<PathBuf>) -> Result<Ou
         return Err(failure);
     }
     let monitor = monitor.map(Monitor::finish).transpose()?.unwrap_or_default();
-    Ok(Outcome { report, counters, monitor, monitor_cpu })
+    let cpus = match &cpus[..] {
+        [first, last] => last.since(first),
+        _ => CpuTimes::default(),
+    };
+    Ok(Outcome { report, counters, monitor, monitor_cpu, cpus })
 }
 
 fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
     let name = format!("{}/{}", scenario.name, run.part);
     println!("  {name}: {:.0} messages/s for {:.0} s", run.rate, run.seconds);
-    let floor = jitter::measure(Cpus::choose()?)?;
+    let cpus = Cpus::choose()?;
+    let floor = jitter::measure(cpus)?;
     let picture = match std::env::var_os("GINNEL_BLESS") {
         Some(_) => Some(std::path::absolute(format!("docs/{}-{}.svg", scenario.name, run.part))?),
         None => None,
@@ -289,6 +319,13 @@ fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
     // If more is sent than can be executed, the rate is not the one that was asked for.
     let is_expected = |reason: &String| run.is_overloaded && reason.contains("messages/s");
     result.problems.extend(report.missed.iter().filter(|reason| !is_expected(reason)).cloned());
+    let core = outcome.cpus.busy_shares().get(cpus.server).copied().unwrap_or(f64::NAN);
+    result.our_facts.insert("core_of_server_busy".into(), core);
+    if run.is_overloaded && !(core >= OVERLOADED_SHARE_MIN) {
+        result
+            .problems
+            .push(format!("no overload: the server's core was busy for {:.0} % only", core * 100.0));
+    }
     if figure.is_nan() {
         result.problems.push("the report lacks the latency".into());
     }
