@@ -139,6 +139,7 @@ macro_rules! both_read {
 both_read! {
     fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError>;
     fn buffered(&self, conn: Conn) -> usize;
+    fn has_readable(&self, conn: Conn) -> bool;
     fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32;
     fn info(&self, conn: Conn) -> Option<TcpInfo>;
     fn state(&self, conn: Conn) -> Option<State>;

@@ -745,6 +745,12 @@ impl Stack {
         self.tcp.peek(conn, out)
     }
 
+    /// Returns whether [`Stack::recv`] would return bytes, or an error because the handle is stale. False at
+    /// the end of the stream.
+    pub fn has_readable(&self, conn: Conn) -> bool {
+        self.tcp.has_readable(conn)
+    }
+
     /// Returns the bytes in the receive buffer that can be read; 0 for a stale handle.
     pub fn buffered(&self, conn: Conn) -> usize {
         self.tcp.buffered(conn)

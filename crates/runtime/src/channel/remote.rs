@@ -501,6 +501,10 @@ impl RemoteEngine {
         if count == 0 && !entry.has_fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
     }
 
+    pub fn has_readable(&self, conn: Conn) -> bool {
+        !matches!(self.peek(conn, &mut [0]), Ok(0) | Err(RecvError::WouldBlock))
+    }
+
     pub fn buffered(&self, conn: Conn) -> usize {
         self.client.borrow().readable(conn).unwrap_or(0)
     }

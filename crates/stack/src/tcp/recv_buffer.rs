@@ -151,6 +151,9 @@ impl RecvBuffer {
         if data.is_empty() {
             return WriteOutcome::default();
         }
+        if offset == self.contiguous() && self.ranges.is_empty() && self.early.is_none() {
+            return self.append(pool, data);
+        }
         let start = self.base + offset as u64;
         let before = self.contiguous_end;
         let in_order = start <= before;
@@ -175,6 +178,14 @@ impl RecvBuffer {
                 .filter(|run| run.end <= reached)
                 .map(|run| (relative(run.start), relative(run.end))),
         }
+    }
+
+    /// Takes data that follow the contiguous bytes while nothing waits after a gap, which is the usual case.
+    fn append(&mut self, pool: &mut ChunkPool, data: &[u8]) -> WriteOutcome {
+        let stored = self.store(pool, self.contiguous_end, data, true);
+        self.contiguous_end += stored as u64;
+        self.read_end = self.contiguous_end;
+        WriteOutcome { accepted: stored, stored, newly_contiguous: stored, duplicate: None }
     }
 
     /// Returns the first readable bytes, as many as are contiguous in memory. Empty only if nothing is

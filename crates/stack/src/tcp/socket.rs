@@ -336,6 +336,18 @@ impl Tcp {
         Ok(filled)
     }
 
+    /// Returns whether [`Tcp::recv`] would return bytes, or an error because the handle is stale.
+    pub fn has_readable(&self, conn: Conn) -> bool {
+        let Some(idx) = self.index(conn) else { return true };
+        let c = &self.conns[idx];
+        if c.active == NONE {
+            return false;
+        }
+        let b = &self.active[c.active];
+        let span = ReadSpan::of(c, b);
+        span.max > 0 && b.recv.readable() > span.skip
+    }
+
     /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
     pub fn buffered(&self, conn: Conn) -> usize {
         let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);

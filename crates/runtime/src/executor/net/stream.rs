@@ -426,7 +426,7 @@ fn peek(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Res
 fn is_readable(a: &mut Access<'_>, socket_id: u32) -> bool {
     let socket = &a.state.net.sockets[socket_id];
     // After an urgent byte only the end of the stream may be left.
-    socket.phase == ConnPhase::Closed || socket.peer_fin || peek(a, socket_id, &mut [0]).is_some()
+    socket.phase == ConnPhase::Closed || socket.peer_fin || a.core.stack.has_readable(socket.conn)
 }
 
 fn send(a: &mut Access<'_>, socket_id: u32, bytes: &[u8]) -> Option<io::Result<usize>> {
