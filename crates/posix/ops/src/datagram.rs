@@ -59,6 +59,30 @@ impl Ops {
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
     /// datagrams, such as `ECONNREFUSED`.
     pub fn send_to(&self, fd: RawFd, buffers: &[UserSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+        let sent = self.send_datagram_message(fd, buffers, args)?;
+        if args.flags & libc::MSG_ZEROCOPY != 0 && sent > 0 {
+            self.complete_datagram(fd);
+        }
+        Ok(sent)
+    }
+
+    /// Completes a call with `MSG_ZEROCOPY` on a UDP socket. [`Ops::send`] does it for others.
+    #[cold]
+    fn complete_datagram(&self, fd: RawFd) {
+        let Ok(mut state) = self.lock() else { return };
+        if let Ok(file) = self.file_of(&mut state, fd)
+            && state.files.socket(file).is_ok_and(|socket| socket.is_udp)
+        {
+            state.complete_zerocopy(file);
+        }
+    }
+
+    fn send_datagram_message(
+        &self,
+        fd: RawFd,
+        buffers: &[UserSlice<'_>],
+        args: &SendArgs<'_>,
+    ) -> Result<usize, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         if !state.files.socket(file)?.is_udp {
@@ -179,6 +203,9 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         if !socket.is_udp {
+            if flags & libc::MSG_ERRQUEUE != 0 {
+                return state.recv_completion(file, control_space);
+            }
             let inq = socket.options.flag(BoolOption::Inq);
             let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
             let timestamps = socket.options.timestamps();
@@ -207,7 +234,11 @@ impl Ops {
         let reported_round = socket.netdown_round;
         let kernel_fd = state.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
-            return match (state.recv_error(file, buffers, control_space), kernel_fd) {
+            let reported = match state.recv_error(file, buffers, control_space) {
+                Err(Errno::AGAIN) => state.recv_completion(file, control_space),
+                reported => reported,
+            };
+            return match (reported, kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     via_kernel::recv(kernel_fd, buffers, flags, control_space, family)
                 }

@@ -71,6 +71,7 @@ mod urgent;
 pub mod user_memory;
 mod wait_queue;
 mod wait_set;
+mod zerocopy;
 
 pub use channels::ListenSpawn;
 pub use datagram::{ControlMessages, ReceivedMessage, SendArgs};

@@ -17,6 +17,7 @@ use crate::multicast::MulticastState;
 use crate::process::ProcessState;
 use crate::sleep::Timeout;
 use crate::sockaddr::Family;
+use crate::zerocopy::ZerocopyCalls;
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -188,6 +189,8 @@ pub(crate) struct SocketOptionState {
     /// The user who has set `SO_REUSEPORT`.
     user: u32,
     ints: IntOptions,
+    /// Calls with `MSG_ZEROCOPY`.
+    pub zerocopy: ZerocopyCalls,
     /// Options about groups, and memberships.
     pub multicast: MulticastState,
     /// The options that the engine has for a UDP socket.
@@ -229,6 +232,7 @@ ginnel::codec_struct!(SocketOptionState {
     port_range,
     user,
     ints,
+    zerocopy,
     multicast,
     settings_log,
 } defaults { applied_udp: None });
@@ -268,6 +272,7 @@ impl SocketOptionState {
             port_range: 0,
             user: 0,
             ints: IntOptions::default(),
+            zerocopy: ZerocopyCalls::default(),
             multicast: if is_udp { MulticastState::new(family) } else { MulticastState::default() },
             applied_udp: None,
             settings_log: Vec::new(),

@@ -24,7 +24,8 @@ impl ProcessState {
                 SocketRole::Unconnected { .. } if socket.is_udp => WRITABLE,
                 SocketRole::Udp(udp) => {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
-                    self.datagram_readiness(file, udp, urgent)
+                    let has_completion = socket.options.zerocopy.has_completion();
+                    self.datagram_readiness(file, udp, urgent, has_completion)
                 }
                 // Linux reports these events for an unconnected socket after `shutdown`.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
@@ -50,7 +51,13 @@ impl ProcessState {
     }
 
     /// Returns readiness of a UDP socket (`datagram_poll`).
-    fn datagram_readiness(&mut self, file: FileId, udp: UdpSocket, urgent: bool) -> i16 {
+    fn datagram_readiness(
+        &mut self,
+        file: FileId,
+        udp: UdpSocket,
+        urgent: bool,
+        has_completion: bool,
+    ) -> i16 {
         let Ok(status) = self.client.status(udp.conn) else { return POLLERR };
         let mut ready = 0;
         if self.is_netdown_pending(file, udp.kernel_fd) {
@@ -59,6 +66,7 @@ impl ProcessState {
         if udp.deferred_error.is_some()
             || self.client.udp_error(udp.conn, false).is_some()
             || self.client.udp_has_extended_errors(udp.conn)
+            || has_completion
         {
             ready |= if urgent { POLLERR | POLLPRI } else { POLLERR };
         }
@@ -134,6 +142,7 @@ impl ProcessState {
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         let is_message_blocked = matches!(socket.role, SocketRole::Stream(stream) if stream.message_blocked);
         let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
+        let has_completion = socket.options.zerocopy.has_completion();
         let ended = status.state.is_closed();
         let no_more_input = status.state.has_fin() || ended || shutdown.read;
         let no_more_output = ended || shutdown.write;
@@ -170,7 +179,7 @@ impl ProcessState {
             // Until the stack has reported that there is room again.
             ready &= !WRITABLE;
         }
-        if failed {
+        if failed || has_completion {
             ready |= POLLERR;
         }
         ready

@@ -25,7 +25,8 @@ pub(crate) const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_OOB
     | libc::MSG_EOR
     | libc::MSG_CONFIRM
-    | libc::MSG_DONTROUTE;
+    | libc::MSG_DONTROUTE
+    | libc::MSG_ZEROCOPY;
 
 impl Ops {
     /// Implements `recv`, `read`, `readv`, and `recvmsg` without address and control messages, which a stream
@@ -89,30 +90,20 @@ impl Ops {
             drop(state);
             return self.recv_from(fd, buffers, flags, 0).map(|received| received.count);
         }
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return state.recv_completion(file, 0).map(|received| received.count);
+        }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
         let rcvlowat = socket.options.rcvlowat();
-        if matches!(socket.role, SocketRole::Unconnected { .. })
-            && socket.shutdown.read
-            && flags & libc::MSG_ERRQUEUE == 0
-        {
+        if matches!(socket.role, SocketRole::Unconnected { .. }) && socket.shutdown.read {
             return socket.shutdown.error.take().map_or(Ok(0), Err);
         }
         let offset = socket.options.peek_offset();
         let has_offset = offset.is_some();
         let offset = offset.filter(|_| flags & libc::MSG_PEEK != 0);
         if !matches!(socket.role, SocketRole::Stream(_)) {
-            if flags & libc::MSG_ERRQUEUE == 0
-                && let Some(error) = socket.shutdown.error.take()
-            {
-                return Err(error);
-            }
-            return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
-        }
-        if flags & libc::MSG_ERRQUEUE != 0 {
-            // The error queue of a TCP socket is empty unless an option enables it, and those options are
-            // refused.
-            return Err(Errno::AGAIN);
+            return Err(socket.shutdown.error.take().unwrap_or(Errno::NOTCONN));
         }
         if flags & libc::MSG_OOB != 0 {
             return state.recv_urgent(file, buffers, flags);
@@ -197,6 +188,9 @@ impl Ops {
             }
             if flags & libc::MSG_EOR != 0 && done.get() == total {
                 state.end_record(file);
+            }
+            if flags & libc::MSG_ZEROCOPY != 0 && done.get() > 0 {
+                state.complete_zerocopy(file);
             }
             state.client.flush();
             match result {

@@ -49,7 +49,7 @@ impl ControlMessages {
     }
 
     /// Appends a control message (`put_cmsg`).
-    pub(super) fn put(&mut self, level: c_int, cmsg_type: c_int, value: &[u8]) {
+    pub(crate) fn put(&mut self, level: c_int, cmsg_type: c_int, value: &[u8]) {
         let total = CMSG_HEADER_BYTES + value.len();
         let space = self.space.min(CONTROL_BYTES).saturating_sub(self.len);
         if space < CMSG_HEADER_BYTES {
@@ -140,7 +140,7 @@ impl ReceivedMessage {
     }
 
     /// Returns the control messages, for which the program has `space` bytes.
-    pub(super) fn control_with_room(&mut self, space: usize) -> &mut ControlMessages {
+    pub(crate) fn control_with_room(&mut self, space: usize) -> &mut ControlMessages {
         self.control.space = space;
         &mut self.control
     }

@@ -318,7 +318,13 @@ pub const OPTIONS: &[OptionRow] = &[
     fixed(SOL, 56, "SO_INCOMING_NAPI_ID", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
     dedicated_with_note(SOL, 57, "SO_COOKIE", "unique in the process"),
     fixed(SOL, 59, "SO_PEERGROUPS", IntFormat::Int, Err(Errno::NODATA), UNKNOWN_OPTION),
-    refused(SOL, 60, "SO_ZEROCOPY", "sent data is copied, as programs do without the option"),
+    row(
+        SOL,
+        60,
+        "SO_ZEROCOPY",
+        OptionKind::Int { format: IntFormat::Int, accepts: AcceptedValues::Within(0, 1), default: 0 },
+        "sent data are copied, and `MSG_ZEROCOPY` is completed at once, which says so, as over Linux's loopback",
+    ),
     refused(SOL, 61, "SO_TXTIME", "the stack does not pace"),
     dedicated_with_note(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
     dedicated_with_note(

@@ -29,6 +29,7 @@ mod udp_batches;
 mod udp_errors;
 mod udp_segmentation;
 mod urgent;
+mod zerocopy;
 
 use ginnel_testkit::interop::enter_new_loopback;
 use record::{Record, Recorded};
@@ -43,7 +44,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 15] = [
+const MODULES: [Cases; 16] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     listeners::tests::CASES,
@@ -59,6 +60,7 @@ const MODULES: [Cases; 15] = [
     udp_errors::tests::CASES,
     udp_segmentation::tests::CASES,
     urgent::tests::CASES,
+    zerocopy::tests::CASES,
 ];
 
 /// Moves the calling thread into a network namespace of its own, because sockets of other tests take ports,
