@@ -321,7 +321,7 @@ fn measure(scenario: &Scenario, run: Run) -> Result<BenchResult, MeasureError> {
     result.problems.extend(report.missed.iter().filter(|reason| !is_expected(reason)).cloned());
     let core = outcome.cpus.busy_shares().get(cpus.server).copied().unwrap_or(f64::NAN);
     result.our_facts.insert("core_of_server_busy".into(), core);
-    if run.is_overloaded && !(core >= OVERLOADED_SHARE_MIN) {
+    if run.is_overloaded && (core.is_nan() || core < OVERLOADED_SHARE_MIN) {
         result
             .problems
             .push(format!("no overload: the server's core was busy for {:.0} % only", core * 100.0));

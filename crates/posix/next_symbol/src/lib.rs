@@ -1,11 +1,11 @@
-//! The functions that the libraries after a preloaded one have under a name, in most cases those of libc. A hook
-//! has the same name, and calls them.
+//! The functions that the libraries after a preloaded one have under a name, in most cases those of libc. A
+//! hook has the same name, and calls them.
 #![allow(unsafe_code)] // functions by name
 
 use core::ffi::{c_char, c_long, c_void};
 
-/// Defines functions of libc, looked up once each: `real! { fn close(fd: c_int) -> c_int; }` defines `close`. A
-/// function that libc does not have fails with `ENOSYS`.
+/// Defines functions of libc, looked up once each: `real! { fn close(fd: c_int) -> c_int; }` defines `close`.
+/// A function that libc does not have fails with `ENOSYS`.
 #[macro_export]
 macro_rules! real {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {

@@ -1,5 +1,5 @@
-//! `MSG_ZEROCOPY` (Linux's `Documentation/networking/msg_zerocopy.rst`). The bytes of a call are copied before
-//! it returns, so its completion is queued at once, and says that they were copied
+//! `MSG_ZEROCOPY` (Linux's `Documentation/networking/msg_zerocopy.rst`). The bytes of a call are copied
+//! before it returns, so its completion is queued at once, and says that they were copied
 //! (`SO_EE_CODE_ZEROCOPY_COPIED`), as Linux does over loopback.
 
 use crate::datagram::ReceivedMessage;

@@ -1,4 +1,4 @@
-//! What a send call gives to the network layer, equally for one destination and for groups.
+//! Headers and transmission of a send call, equally for one destination and for groups.
 
 use super::{CachedRoute, UdpError, UdpSendParams, UdpSocket, gso, tx_error};
 use crate::device::Label;
