@@ -190,6 +190,10 @@ pub enum TcpOption {
     MaxSegment(u16),
     /// Congestion control algorithm (`TCP_CONGESTION`).
     Congestion(CongestionControl),
+    /// Largest rate in bytes per second at which the connection sends (`SO_MAX_PACING_RATE`); `u64::MAX`, the
+    /// default, has no limit, and 0 has none either, as on Linux. Once a limit was set, the connection is
+    /// paced; after the limit was removed, its congestion window determines the rate.
+    MaxPacingRate(u64),
     /// Type of service, or traffic class, of sent packets, without the ECN bits, which TCP sets itself
     /// (`IP_TOS`, `IPV6_TCLASS`).
     Tos(u8),
@@ -339,10 +343,36 @@ pub struct TcpInfo {
     pub rwnd_limited: Duration,
     /// Part of `busy_time` in which the send buffer was full of data in flight, and the application had more.
     pub sndbuf_limited: Duration,
+    /// Congestion control algorithm.
+    pub congestion: CongestionControl,
+    /// Rate in bytes per second at which the connection is paced, or would be paced; `u64::MAX` is no limit.
+    pub pacing_rate: u64,
+    /// Largest value of `pacing_rate` (`SO_MAX_PACING_RATE`).
+    pub max_pacing_rate: u64,
+    /// Delivery rate in bytes per second; 0 without a sample. Samples are taken only on connections that are
+    /// paced.
+    pub delivery_rate: u64,
+    /// True if the application limited the delivery rate, or there is no sample.
+    pub delivery_rate_app_limited: bool,
+    /// The model of the path, if the congestion control is BBR.
+    pub bbr: Option<BbrInfo>,
     /// Bytes queued and not yet acknowledged.
     pub send_queued: u32,
     /// Bytes that can be read.
     pub recv_queued: u32,
+}
+
+/// BBR's model of the path (Linux's `struct tcp_bbr_info`). All zeros before the first segment is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BbrInfo {
+    /// Bandwidth in bytes per second.
+    pub bandwidth: u64,
+    /// Smallest round-trip time in µs; `u32::MAX` before the first sample.
+    pub min_rtt_us: u32,
+    /// Gain of the pacing rate in 1/256.
+    pub pacing_gain: u32,
+    /// Gain of the congestion window in 1/256.
+    pub cwnd_gain: u32,
 }
 
 /// Position of urgent data (`SIOCATMARK`, `POLLPRI`).

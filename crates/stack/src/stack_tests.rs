@@ -228,10 +228,10 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
         } else {
             TcpConfig::default().ecn
         },
-        congestion_control: if random.below(2) == 0 {
-            CongestionControl::Cubic
-        } else {
-            CongestionControl::NewReno
+        congestion_control: match random.below(4) {
+            0 => CongestionControl::NewReno,
+            1 => CongestionControl::Bbr,
+            _ => CongestionControl::Cubic,
         },
         time_wait_seconds: 1,
         mtu_probing: if random.below(2) == 0 { MtuProbing::Always } else { MtuProbing::BlackHole },

@@ -38,6 +38,8 @@ pub mod variant {
     pub const NEW_RENO: u8 = 16;
     /// `b`: ACKs of invalid segments are not rate-limited.
     pub const NO_ACK_RATE_LIMIT: u8 = 32;
+    /// `b`: BBR, without `NEW_RENO`.
+    pub const BBR: u8 = 64;
     /// `c`: MTU 1,500, 576 (IPv4 only), 1,280 or 9,000.
     pub const MTU: u8 = 3;
     /// `c`: the device completes checksums and segments super-frames.
@@ -144,10 +146,10 @@ fn tcp_config(word: &Word) -> TcpConfig {
         sack: b & variant::NO_SACK == 0,
         window_scaling: b & variant::NO_SCALING == 0,
         ecn: if b & variant::ECN == 0 { EcnMode::Passive } else { EcnMode::Active },
-        congestion_control: if b & variant::NEW_RENO == 0 {
-            CongestionControl::Cubic
-        } else {
-            CongestionControl::NewReno
+        congestion_control: match b & (variant::NEW_RENO | variant::BBR) {
+            0 => CongestionControl::Cubic,
+            variant::BBR => CongestionControl::Bbr,
+            _ => CongestionControl::NewReno,
         },
         invalid_ack_interval_ms: if b & variant::NO_ACK_RATE_LIMIT == 0 { 500 } else { 0 },
         time_wait_seconds: if short_timeouts { 1 } else { 60 },

@@ -312,15 +312,7 @@ impl Codec for Errno {
     }
 }
 
-impl Codec for CongestionControl {
-    fn encode(&self, out: &mut Vec<u8>) {
-        (*self == Self::NewReno).encode(out);
-    }
-
-    fn decode(from: &mut &[u8]) -> Option<Self> {
-        Some(if bool::decode(from)? { Self::NewReno } else { Self::Cubic })
-    }
-}
+codec_enum!(CongestionControl { 0 => Cubic, 1 => NewReno, 2 => Bbr });
 
 #[cfg(test)]
 mod tests {

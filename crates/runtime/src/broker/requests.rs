@@ -13,7 +13,7 @@ use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::icmp::extensions::IcmpExtensions;
 use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::options::{
-    CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
+    BbrInfo, CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
 };
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{
@@ -145,9 +145,16 @@ codec_struct!(TcpInfo {
     busy_time,
     rwnd_limited,
     sndbuf_limited,
+    congestion,
+    pacing_rate,
+    max_pacing_rate,
+    delivery_rate,
+    delivery_rate_app_limited,
+    bbr,
     send_queued,
     recv_queued,
 });
+codec_struct!(BbrInfo { bandwidth, min_rtt_us, pacing_gain, cwnd_gain });
 codec_enum!(UnorderedReply { 0 => Early { offset, bytes }, 1 => InOrder { offset, len } });
 codec_enum!(SocketId { 0 => Socket { socket, generation }, 1 => Listener(number) });
 

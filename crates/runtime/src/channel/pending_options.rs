@@ -11,12 +11,33 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Number of option kinds, each of which has a bit.
-pub(super) const OPTION_KINDS: usize = 29;
+pub(super) const OPTION_KINDS: usize = 30;
 /// The kind of [`TcpOption::NotSentLowat`], whose value clients read, too.
 pub(super) const NOTSENT_LOWAT: usize = 25;
 
 /// Value for a connection that has no hop limit of its own.
 const DEFAULT_HOP_LIMIT: u32 = u32::MAX;
+
+/// Bit of a rate that is in MiB per second. Lower rates are in bytes per second.
+const MEBIBYTES: u32 = 1 << 31;
+
+/// Returns a rate in bytes per second as a word. Rates from 2 GiB/s on are rounded down to whole MiB/s, and
+/// the largest word is no limit.
+fn rate_to_word(rate: u64) -> u32 {
+    match u32::try_from(rate) {
+        Ok(bytes) if bytes < MEBIBYTES => bytes,
+        _ if rate == u64::MAX => u32::MAX,
+        _ => MEBIBYTES | ((rate >> 20).min(u64::from(MEBIBYTES) - 2) as u32),
+    }
+}
+
+fn rate_from_word(word: u32) -> u64 {
+    match word {
+        u32::MAX => u64::MAX,
+        bytes if bytes < MEBIBYTES => bytes.into(),
+        _ => u64::from(word & !MEBIBYTES) << 20,
+    }
+}
 
 /// Returns the kind of an option, and its value as a word. Times that exceed a word are encoded as the
 /// largest value.
@@ -40,7 +61,9 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::RecvBuffer(bytes) => (12, bytes),
         TcpOption::SendBuffer(bytes) => (13, bytes),
         TcpOption::MaxSegment(bytes) => (14, bytes.into()),
-        TcpOption::Congestion(kind) => (15, (kind == CongestionControl::NewReno).into()),
+        TcpOption::Congestion(CongestionControl::Cubic) => (15, 0),
+        TcpOption::Congestion(CongestionControl::NewReno) => (15, 1),
+        TcpOption::Congestion(CongestionControl::Bbr) => (15, 2),
         TcpOption::Tos(tos) => (16, tos.into()),
         TcpOption::SynRetries(count) => (18, count.into()),
         TcpOption::MinHopLimit(hops) => (19, hops.into()),
@@ -53,6 +76,7 @@ fn to_word(option: TcpOption) -> (usize, u32) {
         TcpOption::Unordered(on) => (26, on.into()),
         TcpOption::MayFragment(on) => (27, on.into()),
         TcpOption::ArrivalTimes(on) => (28, on.into()),
+        TcpOption::MaxPacingRate(rate) => (29, rate_to_word(rate)),
         TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
     }
 }
@@ -77,8 +101,11 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         12 => TcpOption::RecvBuffer(word),
         13 => TcpOption::SendBuffer(word),
         14 => TcpOption::MaxSegment(u16::try_from(word).unwrap_or(u16::MAX)),
-        15 if on => TcpOption::Congestion(CongestionControl::NewReno),
-        15 => TcpOption::Congestion(CongestionControl::Cubic),
+        15 => TcpOption::Congestion(match word {
+            1 => CongestionControl::NewReno,
+            2 => CongestionControl::Bbr,
+            _ => CongestionControl::Cubic,
+        }),
         16 => TcpOption::Tos(u8::try_from(word).unwrap_or(u8::MAX)),
         18 => TcpOption::SynRetries(u8::try_from(word).unwrap_or(u8::MAX)),
         17 => TcpOption::HopLimit(u8::try_from(word).ok()),
@@ -92,6 +119,7 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
         26 => TcpOption::Unordered(on),
         27 => TcpOption::MayFragment(on),
         28 => TcpOption::ArrivalTimes(on),
+        29 => TcpOption::MaxPacingRate(rate_from_word(word)),
         _ => return None,
     })
 }
@@ -176,6 +204,7 @@ mod tests {
         TcpOption::Unordered(true),
         TcpOption::MayFragment(true),
         TcpOption::ArrivalTimes(true),
+        TcpOption::MaxPacingRate(1_250_000),
     ];
 
     #[test]
@@ -185,6 +214,15 @@ mod tests {
             assert_eq!((index, from_word(index, value)), (kind, Some(option)));
         }
         assert_eq!(from_word(OPTION_KINDS, 1), None);
+    }
+
+    #[test]
+    fn rates_round_trip_within_a_mebibyte() {
+        for rate in [0, 1, 125_000, (1 << 31) - 1, 1 << 31, 5 << 30, 100 << 30, u64::MAX] {
+            assert_eq!(rate_from_word(rate_to_word(rate)), rate);
+        }
+        assert_eq!(rate_from_word(rate_to_word(0xffff_ffff)), 0xfff0_0000);
+        assert!(rate_from_word(rate_to_word(u64::MAX - 1)) > 1 << 50);
     }
 
     #[test]

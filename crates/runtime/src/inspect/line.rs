@@ -3,13 +3,14 @@
 
 use core::fmt::{self, Write};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-use ginnel_stack::options::CaState;
+use ginnel_stack::options::{BbrInfo, CaState, TcpInfo};
 use ginnel_stack::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, TimerKind};
+use ginnel_stack::tcp::config::CongestionControl;
 use ginnel_stack::tcp::state::State;
 
 /// The names of the fields, in order. Those of connections are the names of Linux's `struct tcp_info`, those
 /// of memory are from its `SK_MEMINFO_*`.
-pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes\tsk";
+pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\tcongestion\tpacing_rate\tmax_pacing_rate\tdelivery_rate\tapp_limited\tbbr_bw\tbbr_mrtt_us\tbbr_pacing_gain\tbbr_cwnd_gain\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes\tsk";
 
 /// Number of the fields about memory and of the handle, at the end, and of the fields that every socket has,
 /// at the beginning.
@@ -86,7 +87,31 @@ pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt
     ] {
         write!(out, "\t{number}")?;
     }
+    write_rates(out, info)?;
     write_memory(out, memory, *handle)
+}
+
+/// Writes the congestion control and the rates in bytes per second; gains are in 1/256.
+fn write_rates(out: &mut String, info: &TcpInfo) -> fmt::Result {
+    let congestion = match info.congestion {
+        CongestionControl::Cubic => "cubic",
+        CongestionControl::NewReno => "reno",
+        CongestionControl::Bbr => "bbr",
+    };
+    write!(out, "\t{congestion}")?;
+    for rate in [info.pacing_rate, info.max_pacing_rate] {
+        match rate {
+            u64::MAX => out.write_str("\t-")?,
+            rate => write!(out, "\t{rate}")?,
+        }
+    }
+    write!(out, "\t{}\t{}", info.delivery_rate, u8::from(info.delivery_rate_app_limited))?;
+    match info.bbr {
+        Some(BbrInfo { bandwidth, min_rtt_us, pacing_gain, cwnd_gain }) => {
+            write!(out, "\t{bandwidth}\t{min_rtt_us}\t{pacing_gain}\t{cwnd_gain}")
+        }
+        None => out.write_str("\t-\t-\t-\t-"),
+    }
 }
 
 /// Writes the fields about memory, the handle and the end of the line.

@@ -1,10 +1,12 @@
 //! Processing of acknowledgements: window, retransmission queue, round-trip time, loss, congestion window.
 
 use super::active::{ActiveConn, MsgMore, RetransmitTimer, TailLossProbe};
+use super::config::CongestionControl;
 use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Segment;
 use super::profile::Profile;
+use super::rate::AckBefore;
 use super::recovery::{self, AckSummary, FastRetransResult};
 use super::rtx_queue::Delivery;
 use super::state::State;
@@ -76,6 +78,7 @@ impl Tcp {
         let b = &mut self.active[c.active];
         let mss = c.mss();
         let outstanding = b.rtx_queue.packets_out;
+        let before = b.rate.is_some().then(|| AckBefore::of(c, b, seg.header.ack));
         let blocks = sack_blocks(c, seg);
         let mut delivery = Delivery::default();
         let fack = b.rack.fack.unwrap_or(c.snd_una);
@@ -132,6 +135,9 @@ impl Tcp {
         }
         if outstanding > 0 {
             self.update_recovery_and_cwnd(idx, seg, &delivery, &blocks, advanced, timestamps);
+            if let Some(before) = before {
+                self.cong_control(idx, &before, &delivery);
+            }
         }
         self.after_ack(idx, advanced);
     }
@@ -193,7 +199,7 @@ impl Tcp {
                 && (c.snd_una + c.snd_wnd).gt(c.snd_nxt),
             has_reordering: b.rack.reordering(threshold) > threshold,
         };
-        let limited = is_cwnd_limited(c, b);
+        let limited = is_cwnd_limited(c, b) && b.congestion.kind() != CongestionControl::Bbr;
         let FastRetransResult { may_grow, is_undone } = recovery::fastretrans_alert(c, b, &summary);
         self.stats.undos += u64::from(is_undone);
         if prior_state != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {

@@ -2,10 +2,12 @@
 //! congestion control algorithm, timers.
 
 use super::chrono::Chrono;
-use super::congestion::Congestion;
+use super::config::CongestionControl;
+use super::congestion::{Bbr, Congestion, Totals};
 use super::conn::{NONE, Tcb};
 use super::mtu_search::MtuSearch;
 use super::rack::Rack;
+use super::rate::RateState;
 use super::record_marks::RecordMarks;
 use super::recovery::Recovery;
 use super::recv_buffer::RecvBuffer;
@@ -87,6 +89,12 @@ impl SlowPathFlags {
     pub const NOTSENT_LOWAT: Self = Self(8);
     /// The connection was opened fast, and its SYN+ACK was not acknowledged yet.
     pub const FASTOPEN: Self = Self(16);
+    /// The connection is paced or has samples of its delivery rate taken ([`super::rate`]).
+    pub const PACED: Self = Self(32);
+    /// New data are sent before lost data until the next acknowledgement (RFC 5682 §2.1, step 2b).
+    pub const FRTO_NEW_DATA: Self = Self(64);
+    /// Flags of connections whose output differs from the first segment on.
+    pub const OWN_OUTPUT: Self = Self(Self::PACED.0 | Self::FRTO_NEW_DATA.0);
 
     pub fn has(self, flag: Self) -> bool {
         self.0 & flag.0 != 0
@@ -132,7 +140,7 @@ pub(crate) struct ActiveConn {
     /// End of the last segment sent that was smaller than the full size (Minshall's variant of Nagle's
     /// algorithm).
     pub snd_sml: Option<SeqNumber>,
-    /// When a partial segment that a cork holds back is sent.
+    /// When a partial segment that a cork holds back is sent, or when a paced connection may send next.
     pub cork_deadline: Option<Instant>,
     /// The episode of tail loss probing, if a probe is in flight.
     pub tlp: Option<TailLossProbe>,
@@ -167,6 +175,8 @@ pub(crate) struct ActiveConn {
     /// Largest window that the peer has offered.
     pub max_window: u32,
     pub slow_path: SlowPathFlags,
+    /// Present if [`SlowPathFlags::PACED`] is set.
+    pub rate: Option<Box<RateState>>,
     /// The listener of a connection that was opened fast, until its SYN+ACK is acknowledged.
     pub fastopen_listener: Option<Listener>,
     pub mtu: MtuSearch,
@@ -222,6 +232,7 @@ impl ActiveConn {
             delivered_unread: 0,
             max_window: 0,
             slow_path: SlowPathFlags::NONE,
+            rate: None,
             fastopen_listener: None,
             mtu: MtuSearch::NONE,
             record_marks: RecordMarks::default(),
@@ -236,12 +247,12 @@ impl ActiveConn {
     }
 
     /// Resets the state to its initial value and keeps the capacity of the queues. The caller, who has the
-    /// pools, has cleared the buffers.
+    /// pools, has cleared the buffers. Returns the state of pacing, if there was one.
     ///
     /// The fields are set one by one, because a value for all of them would be built elsewhere first and then
     /// copied.
     #[inline(always)]
-    pub fn reset(&mut self) {
+    pub fn reset(&mut self) -> Option<Box<RateState>> {
         let Self {
             owner,
             send: _,
@@ -275,6 +286,7 @@ impl ActiveConn {
             delivered_unread,
             max_window,
             slow_path,
+            rate,
             fastopen_listener: _,
             mtu,
             record_marks,
@@ -313,7 +325,29 @@ impl ActiveConn {
             *slow_path = SlowPathFlags::NONE;
             *mtu = MtuSearch::NONE;
             record_marks.clear();
+            return rate.take();
         }
+        None
+    }
+
+    /// Returns BBR's state, if BBR is the congestion control, and the counters that it needs.
+    pub fn bbr(&mut self, c: &Tcb) -> Option<(&mut Bbr, Totals)> {
+        if self.congestion.kind() != CongestionControl::Bbr {
+            return None;
+        }
+        let rate = self.rate.as_deref_mut()?;
+        let totals = Totals {
+            delivered_mstamp: rate.delivery.delivered_mstamp,
+            delivered: rate.delivery.delivered,
+            lost: self.rtx_queue.lost,
+            mss: c.mss(),
+        };
+        Some((&mut rate.bbr, totals))
+    }
+
+    /// Ends the wait of a paced connection for its next departure. Returns false if it did not wait.
+    pub fn end_pacing_wait(&mut self) -> bool {
+        self.rate.as_deref_mut().is_some_and(|rate| core::mem::take(&mut rate.pacer.is_waiting))
     }
 
     /// Returns whether nothing is queued, in flight or unread, and nothing has to be remembered. `state` is

@@ -13,6 +13,8 @@ pub enum CongestionControl {
     Cubic,
     /// RFC 5681 and 6582.
     NewReno,
+    /// draft-cardwell-iccrg-bbr-congestion-control-00 (version 1), with pacing.
+    Bbr,
 }
 
 /// When explicit congestion notification is negotiated (RFC 3168).
@@ -86,7 +88,8 @@ pub struct TcpConfig {
     /// requested a size. The buffer has room for at least twenty segments with their overhead, as on Linux,
     /// and at most `send_buffer_bytes`. 2,048 … 2^30, default 16,384.
     pub send_buffer_first_bytes: u32,
-    /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default
+    /// Congestion control: `cubic` (RFC 9438, with HyStart++), `newreno` (RFC 5681 and 6582) or `bbr`
+    /// (version 1, with pacing; an idle connection keeps its model and with it about 1.5 KiB). Default
     /// `cubic`.
     pub congestion_control: CongestionControl,
     /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer requests it) or `active`

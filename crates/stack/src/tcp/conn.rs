@@ -8,6 +8,7 @@
 use super::active::ActiveConn;
 use super::mtu_search::MtuSearchState;
 use super::profile::ProfileId;
+use super::rate::RateState;
 use super::state::State;
 use crate::events::CloseReason;
 use crate::handle::Conn;
@@ -518,11 +519,14 @@ impl TimerStore for ConnTable {
 pub(crate) struct ActivePool {
     entries: Vec<ActiveConn>,
     free: Vec<u32>,
+    /// States of pacing that are not in use.
+    #[allow(clippy::vec_box)] // connections that are paced keep the boxes
+    spare_rates: Vec<Box<RateState>>,
 }
 
 impl ActivePool {
     pub fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new(), spare_rates: Vec::new() }
     }
 
     /// Takes an entry for connection `owner`, in its initial state.
@@ -538,8 +542,21 @@ impl ActivePool {
     /// Returns an entry to the pool. The caller has cleared its buffers.
     #[inline(always)]
     pub fn free(&mut self, index: u32) {
-        self.entries[index as usize].reset();
+        if let Some(rate) = self.entries[index as usize].reset() {
+            self.keep_rate(rate);
+        }
         self.free.push(index);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn keep_rate(&mut self, rate: Box<RateState>) {
+        self.spare_rates.push(rate);
+    }
+
+    /// Takes a state of pacing, whose content is that of its last user.
+    pub fn alloc_rate(&mut self) -> Box<RateState> {
+        self.spare_rates.pop().unwrap_or_default()
     }
 
     /// Prefetches the fields of an entry that its timers read.

@@ -6,6 +6,7 @@ use super::active::ActiveConn;
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::AddressPool;
 use super::listen::ListenEntry;
+use super::rate::RateState;
 use super::time_wait::TimeWait;
 #[cfg(test)]
 use super::{conn::SlotState, state::State};
@@ -46,6 +47,8 @@ impl Tcp {
         let chunks = ((recv.chunks + send.chunks) * CHUNK_BYTES) as u64;
         let lists =
             recv.list_bytes + send.list_bytes + b.rtx_queue.list_bytes() + b.record_marks.list_bytes();
+        let rate = b.rate.as_deref();
+        let lists = lists + rate.map_or(0, |rate| size_of::<RateState>() + rate.delivery.list_bytes());
         memory.rmem_alloc = recv.bytes;
         memory.wmem_queued = send.bytes;
         // The limit falls with the congestion window; what is queued stays.

@@ -32,6 +32,7 @@ pub(crate) mod port_use;
 mod prediction;
 pub(crate) mod profile;
 mod rack;
+pub(crate) mod rate;
 mod receive;
 mod record_marks;
 mod recovery;
@@ -71,7 +72,7 @@ use crate::priority::ClassQueues;
 use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::{TimerNode, TimerWheel};
-use active::{ActiveConn, SlowPathFlags};
+use active::ActiveConn;
 use config::{MtuProbing, TcpConfig};
 use conn::{ActivePool, ConnTable, Flags, NONE, SlotState, Tcb};
 use core::time::Duration;
@@ -272,8 +273,8 @@ impl Tcp {
         let idle = self.now_ms.wrapping_sub(c.last_rx);
         b.lrcvtime = c.last_rx;
         b.lsndtime = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
-        if self.profiles.get(c.profile).notsent_lowat != 0 {
-            b.slow_path.set(SlowPathFlags::NOTSENT_LOWAT);
+        if self.profiles.get(c.profile).has_slow_path {
+            self.apply_slow_path_options(idx);
         }
         if self.config.mtu_probing != MtuProbing::Off {
             self.resume_mtu_search(idx);

@@ -6,8 +6,10 @@ use super::Tcp;
 use super::active::{MsgMore, RetransmitTimer, SlowPathFlags, TailLossProbe};
 use super::burst::Burst;
 use super::chrono::ChronoType;
+use super::config::CongestionControl;
 use super::conn::{Flags, NONE};
 use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, TxSegment, max_sack_blocks};
+use super::recovery;
 use super::rtt;
 use super::rtx_queue::{EndKind, RtxEntry};
 use super::state::State;
@@ -106,8 +108,10 @@ impl Tcp {
             }
             self.cwnd_restart(idx);
             let before = self.conns[idx].snd_nxt;
-            if self.send_frto_new_data(net, idx)? || self.xmit_retransmit_queue(net, idx)? {
-                self.send_new(net, idx)?;
+            if self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::OWN_OUTPUT) {
+                self.output_own(net, idx)?;
+            } else if self.xmit_retransmit_queue::<false>(net, idx)? {
+                self.send_new::<false>(net, idx)?;
             }
             let c = &self.conns[idx];
             if c.snd_nxt != before && self.active[c.active].slow_path.has(SlowPathFlags::NOTSENT_LOWAT) {
@@ -116,6 +120,19 @@ impl Tcp {
         }
         if self.conns[idx].has(Flags::ACK_NOW) {
             self.send_ack(net, idx)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the data of a connection that is paced, or for which F-RTO asks for new data.
+    #[cold]
+    #[inline(never)]
+    fn output_own(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        if self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::PACED) {
+            return self.output_paced(net, idx);
+        }
+        if self.send_frto_new_data::<false>(net, idx)? || self.xmit_retransmit_queue::<false>(net, idx)? {
+            self.send_new::<false>(net, idx)?;
         }
         Ok(())
     }
@@ -196,7 +213,8 @@ impl Tcp {
         }
         let rto = rtt::rto_us(c, self.profiles.get(c.profile), 0);
         let mut idle = now.micros_since(b.lsndtime);
-        if idle <= rto {
+        if idle <= rto || b.congestion.kind() == CongestionControl::Bbr {
+            // BBR sends at the bandwidth that it knows.
             return;
         }
         let restart = self.config.initial_window_segments.min(c.cwnd);
@@ -212,26 +230,36 @@ impl Tcp {
 
     /// Sends new data before lost data, regardless of Nagle's algorithm (RFC 5682 §2.1, step 2b). Returns
     /// false if F-RTO does not ask for it, or there is no room.
-    fn send_frto_new_data(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+    pub(super) fn send_frto_new_data<const PACED: bool>(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+    ) -> Result<bool, TxError> {
         let active = self.conns[idx].active;
-        if !self.active[active].recovery.is_frto_sending_new_data() {
+        if !self.active[active].slow_path.has(SlowPathFlags::FRTO_NEW_DATA) {
             return Ok(false);
         }
         self.active[active].nagle_push = true;
-        let result = self.send_new(net, idx);
+        let result = self.send_new::<PACED>(net, idx);
         let (c, b) = (&self.conns[idx], &mut self.active[active]);
         b.nagle_push = false;
         result?;
         let sent = c.snd_nxt.gt(b.recovery.high_seq);
-        if !sent {
-            b.recovery.end_frto();
+        // A paced connection may have to wait before it sends them.
+        let waits = PACED && b.rate.as_deref().is_some_and(|rate| rate.pacer.is_waiting);
+        if !sent && !waits {
+            recovery::end_frto(b);
         }
         Ok(sent)
     }
 
-    /// Retransmits lost segments as far as the congestion window admits them. Returns false if new data have
-    /// to wait.
-    fn xmit_retransmit_queue(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+    /// Retransmits lost segments as far as the congestion window admits them and, if the connection is
+    /// `PACED`, its rate. Returns false if new data have to wait.
+    pub(super) fn xmit_retransmit_queue<const PACED: bool>(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+    ) -> Result<bool, TxError> {
         let mut before = None;
         loop {
             let c = &self.conns[idx];
@@ -239,7 +267,14 @@ impl Tcp {
             if sent.lost_out == 0 || sent.in_flight() >= c.cwnd {
                 break;
             }
-            let room = c.cwnd - sent.in_flight();
+            let mut room = c.cwnd - sent.in_flight();
+            if PACED {
+                room = room.min(self.pacing_allowance(idx));
+                if room == 0 {
+                    return Ok(false);
+                }
+            }
+            let c = &self.conns[idx];
             if self.active[c.active].mtu.probe.is_some() {
                 self.forget_mtu_probe(idx);
             }
@@ -324,6 +359,10 @@ impl Tcp {
         let allowance = self.send_quota(idx);
         let mss = allowance.mss;
         let len = allowance.unsent.min(allowance.window).min(mss);
+        if len > 0 && self.waits_for_departure(idx) {
+            // The data that would be the probe are sent then.
+            return Ok(());
+        }
         self.stats.tail_probes += 1;
         if len > 0 {
             let last = len == allowance.unsent;
@@ -376,11 +415,11 @@ impl Tcp {
         if bytes * 4 <= c.mss() { bytes } else { 0 }
     }
 
-    /// Sends new data, and FIN after them.
-    fn send_new(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    /// Sends new data, and FIN after them; as far as its rate admits them, if the connection is `PACED`.
+    pub(super) fn send_new<const PACED: bool>(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let mut burst = Burst::default();
         loop {
-            let a = self.send_quota(idx);
+            let mut a = self.send_quota(idx);
             if a.unsent == 0 {
                 return self.send_fin(net, idx, &a);
             }
@@ -389,6 +428,12 @@ impl Tcp {
                 let now = self.now;
                 self.active[self.conns[idx].active].chrono.start_busy(now);
                 return Ok(());
+            }
+            if PACED {
+                a.cwnd_quota = a.cwnd_quota.min(self.pacing_allowance(idx));
+                if a.cwnd_quota == 0 {
+                    return Ok(());
+                }
             }
             let mut max_bytes = a.unsent.min(a.window);
             let has_marks = self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::RECORD_MARKS);

@@ -3,6 +3,7 @@
 
 use super::config::{CongestionControl, TcpConfig};
 use super::port_use::PortSharing;
+use super::rate::UNLIMITED;
 use crate::device::Label;
 use crate::options::SocketOptions;
 use core::ops::RangeInclusive;
@@ -81,6 +82,10 @@ pub(crate) struct Profile {
     pub may_fragment: bool,
     /// True if data of the SYN were acknowledged (`TCPI_OPT_SYN_DATA`): no option, but rare.
     pub syn_data: bool,
+    /// Largest pacing rate in bytes per second; unlimited by default.
+    pub max_pacing_rate: u64,
+    /// True if a value above asks for a flag of the slow path; set by [`ProfileTable`].
+    pub has_slow_path: bool,
     /// Retransmission time-out before the first sample.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -126,12 +131,22 @@ impl Profile {
             unordered: false,
             may_fragment: false,
             syn_data: false,
+            max_pacing_rate: UNLIMITED,
+            has_slow_path: false,
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,
             delayed_ack_max_us: config.delayed_ack_ms * 1000,
             delayed_ack_ms: config.delayed_ack_ms,
         }
+    }
+
+    /// Returns the profile with [`Profile::has_slow_path`] as its other values require.
+    fn completed(self) -> Self {
+        let has_slow_path = self.notsent_lowat != 0
+            || self.max_pacing_rate != UNLIMITED
+            || self.congestion == CongestionControl::Bbr;
+        Self { has_slow_path, ..self }
     }
 
     /// Returns the time-out before the first sample, in µs.
@@ -265,7 +280,7 @@ impl ProfileTable {
         // See `port_sharing`.
         let usual: [Profile; USUAL as usize] = [false, true].map(|reuse_address| Profile {
             port_sharing: PortSharing { reuse_address, reuse_port: false },
-            ..default
+            ..default.completed()
         });
         Self {
             entries: usual.map(|profile| (profile, 1)).into(),
@@ -320,6 +335,7 @@ impl ProfileTable {
 
     /// Returns the profile with these values, with one more user; `None` if 65,535 different ones are in use.
     pub fn intern(&mut self, profile: Profile) -> Option<ProfileId> {
+        let profile = profile.completed();
         if let Some(&id) = self.by_value.get(&profile) {
             return Some(self.share(ProfileId(id)));
         }

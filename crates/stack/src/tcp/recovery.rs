@@ -4,7 +4,8 @@
 //! SACK. PRR (RFC 9937) paces the reduction of the window. A spurious reduction is undone (detected by DSACK
 //! as in RFC 3708, by timestamps as in RFC 3522, and after a time-out by F-RTO, RFC 5682).
 
-use super::active::ActiveConn;
+use super::active::{ActiveConn, SlowPathFlags};
+use super::config::CongestionControl;
 use super::conn::Tcb;
 use super::rack::RackInput;
 use crate::options::CaState;
@@ -31,8 +32,6 @@ pub(crate) struct Recovery {
     retrans_stamp: Option<u32>,
     /// F-RTO is finding out whether the last time-out was spurious (RFC 5682).
     frto: bool,
-    /// True if new data are sent before lost data until the next acknowledgement (RFC 5682 §2.1, step 2b).
-    frto_new_data: bool,
 }
 
 /// Facts about an acknowledgement that the recovery state machine needs.
@@ -63,18 +62,6 @@ impl Recovery {
     /// Returns whether PRR controls the window (Linux's `tcp_in_cwnd_reduction`).
     pub fn is_in_cwnd_reduction(&self) -> bool {
         matches!(self.ca_state, CaState::Recovery | CaState::Cwr)
-    }
-
-    /// Returns whether only new data may be sent now, because F-RTO is testing whether the time-out was
-    /// spurious.
-    pub fn is_frto_sending_new_data(&self) -> bool {
-        self.frto_new_data
-    }
-
-    /// Ends F-RTO: no new data could be sent, so lost segments are retransmitted (RFC 5682 §2.1, step 2b).
-    pub fn end_frto(&mut self) {
-        self.frto = false;
-        self.frto_new_data = false;
     }
 
     /// Counts segments that were sent during a reduction.
@@ -121,13 +108,6 @@ impl Recovery {
         delayed || all_needless
     }
 
-    fn undo_cwnd_reduction(&mut self, c: &mut Tcb) {
-        c.cwnd = c.cwnd.max(self.prior_cwnd);
-        c.ssthresh = c.ssthresh.max(self.prior_ssthresh);
-        self.undo_marker = None;
-        self.retrans_stamp = None;
-    }
-
     fn clear_undo(&mut self) {
         self.undo_marker = None;
         self.retrans_stamp = None;
@@ -135,12 +115,44 @@ impl Recovery {
     }
 }
 
+/// Ends F-RTO: no new data could be sent, so lost segments are retransmitted (RFC 5682 §2.1, step 2b).
+pub(crate) fn end_frto(b: &mut ActiveConn) {
+    b.recovery.frto = false;
+    b.slow_path.take(SlowPathFlags::FRTO_NEW_DATA);
+}
+
+/// Returns the slow start threshold after a congestion signal. BBR leaves it and remembers the window.
+fn ssthresh(c: &Tcb, b: &mut ActiveConn) -> u32 {
+    match b.bbr(c) {
+        Some((bbr, _)) => {
+            bbr.save_cwnd(c.cwnd);
+            c.ssthresh
+        }
+        None => b.congestion.on_congestion(c),
+    }
+}
+
+/// Undoes a reduction of the window. BBR restores its window itself.
+fn undo_cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn) {
+    match b.bbr(c) {
+        Some((bbr, totals)) => bbr.on_undo(&totals),
+        None => {
+            c.cwnd = c.cwnd.max(b.recovery.prior_cwnd);
+            b.congestion.on_undo();
+        }
+    }
+    let r = &mut b.recovery;
+    c.ssthresh = c.ssthresh.max(r.prior_ssthresh);
+    r.undo_marker = None;
+    r.retrans_stamp = None;
+}
+
 /// Enters fast recovery or, after an ECN mark, CWR. `delivered` counts the segments that the acknowledgement
 /// which caused it delivered.
 fn init_cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn, state: CaState, delivered: u32) {
     if matches!(b.recovery.ca_state, CaState::Open | CaState::Disorder) {
         b.recovery.init_undo(c);
-        c.ssthresh = b.congestion.on_congestion(c);
+        c.ssthresh = ssthresh(c, b);
     }
     let r = &mut b.recovery;
     r.ca_state = state;
@@ -161,7 +173,7 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
     // of the same segment have not.
     b.recovery.frto =
         frto && (b.retransmits > 0 || !matches!(b.recovery.ca_state, CaState::Recovery | CaState::Loss));
-    b.recovery.frto_new_data = false;
+    b.slow_path.take(SlowPathFlags::FRTO_NEW_DATA);
     let reduce = match b.recovery.ca_state {
         CaState::Open | CaState::Disorder => true,
         CaState::Cwr | CaState::Recovery => b.recovery.high_seq.le(c.snd_una),
@@ -169,12 +181,15 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
     };
     if reduce {
         b.recovery.init_undo(c);
-        c.ssthresh = b.congestion.on_congestion(c);
+        c.ssthresh = ssthresh(c, b);
     }
     // RFC 2018 §8: a receiver that selectively acknowledged the head and still lets it time out has reneged.
     let reneged = b.rtx_queue.front().is_some_and(|s| s.has(super::rtx_queue::SACKED));
     b.rtx_queue.mark_all_lost(reneged || !c.has(super::conn::Flags::SACK));
     b.congestion.on_timeout();
+    if let Some((bbr, totals)) = b.bbr(c) {
+        bbr.on_timeout(&totals);
+    }
     b.recovery.ca_state = CaState::Loss;
     b.recovery.high_seq = c.snd_nxt;
     c.cwnd = b.rtx_queue.in_flight() + 1;
@@ -200,8 +215,7 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
         && matches!(b.recovery.ca_state, CaState::Open | CaState::Disorder)
         && b.recovery.may_undo(None)
     {
-        b.recovery.undo_cwnd_reduction(c);
-        b.congestion.on_undo();
+        undo_cwnd_reduction(c, b);
         is_undone = true;
     }
     match b.recovery.ca_state {
@@ -221,7 +235,9 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
         b.recovery.high_seq = c.snd_una;
     }
     if b.recovery.is_in_cwnd_reduction() {
-        cwnd_reduction(c, b, ack);
+        if b.congestion.kind() != CongestionControl::Bbr {
+            cwnd_reduction(c, b, ack);
+        }
         return FastRetransResult { may_grow: false, is_undone };
     }
     // A duplicate acknowledgement admits one more segment but never grows the window (RFC 3042 §2). On a path
@@ -248,6 +264,7 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> boo
     if c.snd_una.lt(r.high_seq) {
         return false;
     }
+    let sets_own_window = b.congestion.kind() == CongestionControl::Bbr;
     match r.ca_state {
         CaState::Open => {}
         CaState::Disorder => {
@@ -259,17 +276,21 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> boo
         // the peer (RFC 3168 §6.1.2).
         CaState::Cwr if c.snd_una == r.high_seq => {}
         CaState::Cwr => {
-            c.cwnd = c.cwnd.min(c.ssthresh);
+            if !sets_own_window {
+                c.cwnd = c.cwnd.min(c.ssthresh);
+            }
             r.ca_state = CaState::Open;
         }
         CaState::Recovery => {
-            c.cwnd = c.ssthresh;
+            if !sets_own_window {
+                c.cwnd = c.ssthresh;
+            }
             r.ca_state = CaState::Open;
             b.rack.on_recovery_end();
         }
         CaState::Loss => {
             r.ca_state = CaState::Open;
-            r.end_frto();
+            end_frto(b);
             b.rack.on_recovery_end();
         }
     }
@@ -281,11 +302,10 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> boo
 fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) -> bool {
     let is_reduced = b.recovery.undo_marker.is_some();
     if is_reduced {
-        b.recovery.undo_cwnd_reduction(c);
-        b.congestion.on_undo();
+        undo_cwnd_reduction(c, b);
     }
     b.recovery.ca_state = CaState::Open;
-    b.recovery.end_frto();
+    end_frto(b);
     b.rack.on_recovery_end();
     b.unmark_lost();
     is_reduced
@@ -295,8 +315,8 @@ fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) -> bool {
 /// retransmitted is acknowledged. To find out, new data are sent on the first acknowledgement that does not
 /// cover everything. Returns whether the time-out was spurious.
 fn detect_spurious_timeout(c: &Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
+    b.slow_path.take(SlowPathFlags::FRTO_NEW_DATA);
     let r = &mut b.recovery;
-    r.frto_new_data = false;
     if !r.frto {
         return false;
     }
@@ -310,7 +330,7 @@ fn detect_spurious_timeout(c: &Tcb, b: &mut ActiveConn, ack: &AckSummary) -> boo
     } else if ack.snd_una_advanced && c.snd_una.lt(r.high_seq) {
         // Step 2b.
         r.frto = ack.more_to_send;
-        r.frto_new_data = ack.more_to_send;
+        b.slow_path.assign(SlowPathFlags::FRTO_NEW_DATA, ack.more_to_send);
     }
     false
 }
@@ -381,6 +401,6 @@ pub(crate) fn simple_retransmit(c: &Tcb, b: &mut ActiveConn) {
         b.recovery.ca_state = CaState::Loss;
         b.recovery.high_seq = c.snd_nxt;
         b.recovery.clear_undo();
-        b.recovery.end_frto();
+        end_frto(b);
     }
 }

@@ -161,6 +161,9 @@ pub(crate) struct RtxQueue {
     pub lost_out: u32,
     /// Retransmissions in flight.
     pub retrans_out: u32,
+    /// Segments ever marked lost, retransmissions included. Wraps around, and is not reset: only differences
+    /// count.
+    pub lost: u32,
     /// Until everything before this sequence number is acknowledged, acknowledgements take the slow path: the
     /// end of the last segment that was retransmitted or is an MTU probe.
     slow_path_until: Option<SeqNumber>,
@@ -205,6 +208,11 @@ impl RtxQueue {
         self.queue.back()
     }
 
+    /// Returns the entry inside of which `seq` lies, not at its begin or end.
+    pub fn entry_around(&self, seq: SeqNumber) -> Option<&RtxEntry> {
+        self.queue.get(self.position(seq)).filter(|entry| entry.seq.lt(seq))
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &RtxEntry> {
         self.queue.iter()
     }
@@ -217,6 +225,7 @@ impl RtxQueue {
             sacked_out,
             lost_out,
             retrans_out,
+            lost: _,
             slow_path_until: watched_end,
             retransmit_hint: hint,
             recv_sack_cache: previous,
@@ -466,6 +475,9 @@ impl RtxQueue {
     fn mark_lost_at(&mut self, i: usize) {
         let sent = &mut self.queue[i];
         let n = u32::from(sent.segments);
+        if sent.has(SACKED_RETRANS) || !sent.has(LOST) {
+            self.lost = self.lost.wrapping_add(n);
+        }
         if sent.has(SACKED_RETRANS) {
             sent.sacked_flags &= !SACKED_RETRANS;
             self.retrans_out -= n;

@@ -127,7 +127,7 @@ fn is_open_and_idle(b: &ActiveConn) -> bool {
         && b.timer_kind == RetransmitTimer::Off
         && b.recovery.ca_state == CaState::Open
         && b.slow_path == SlowPathFlags::NONE
-        && !(b.recovery.is_frto_sending_new_data() | b.nagle_push | b.fin_sent | (b.backoff > 0))
+        && !(b.nagle_push | b.fin_sent | (b.backoff > 0))
         && b.snd_up.is_none()
         && b.msg_more == MsgMore::No
         && b.dsack.is_none()

@@ -568,6 +568,7 @@ impl Tcp {
             TcpOption::NotSentLowat(bytes) => p.notsent_lowat = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,
             TcpOption::Congestion(kind) => p.congestion = kind,
+            TcpOption::MaxPacingRate(rate) => p.max_pacing_rate = rate,
             TcpOption::SynRetries(count) => p.syn_retries = count,
             TcpOption::Tos(tos) => p.tos = tos,
             TcpOption::MinHopLimit(hops) => p.min_hop_limits = [hops; 2],
@@ -592,9 +593,9 @@ impl Tcp {
             c.peer_mss = c.peer_mss.min(p.mss);
         }
         self.profiles.release(old);
+        self.set_congestion_control(idx, p.congestion);
+        self.apply_slow_path_options(idx);
         if let Some((c, b)) = self.tcb_and_active(idx) {
-            b.congestion.set_algorithm(p.congestion);
-            b.slow_path.assign(SlowPathFlags::NOTSENT_LOWAT, p.notsent_lowat != 0);
             b.rtx_queue.resegment(c.mss());
             if !p.unordered {
                 b.recv.cancel_early();
@@ -645,6 +646,7 @@ impl Tcp {
         let [busy_time, rwnd_limited, sndbuf_limited] =
             b.map_or([0; 3], |b| b.spent_us(self.now)).map(Duration::from_micros);
         let last_data = b.map_or(c.last_rx, |b| b.lrcvtime);
+        let rates = self.rate_info(c, b);
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
             state: if self.is_fastopen_pending(idx) { State::SynReceived } else { c.state },
@@ -685,6 +687,12 @@ impl Tcp {
             busy_time,
             rwnd_limited,
             sndbuf_limited,
+            congestion: self.profile(idx).congestion,
+            pacing_rate: rates.pacing,
+            max_pacing_rate: self.profile(idx).max_pacing_rate,
+            delivery_rate: rates.delivery,
+            delivery_rate_app_limited: rates.is_app_limited,
+            bbr: rates.bbr,
             notsent_bytes: b.map_or(0, |b| {
                 let end = c.snd_una + b.send.len() as u32;
                 (end - c.snd_nxt).max(0) as u32

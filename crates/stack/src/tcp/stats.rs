@@ -101,6 +101,8 @@ counters! {
         fast_recoveries,
         /// Reductions of the congestion window that were undone.
         undos,
+        /// Times that a paced connection had something to send and waited for its next departure.
+        pacing_waits,
         /// Segments that were delayed or lost because the device had no room.
         device_full,
         /// ICMP errors about segments that are not in flight.

@@ -47,6 +47,9 @@ const DEFERRED_MAX: usize = 1 << 15;
 /// connections are put into the wheel.
 const RELEASES_MAX: usize = 1 << 18;
 
+/// Time after which an idle connection with a state of pacing is visited again.
+const PACED_RELEASE_AFTER: Duration = Duration::from_secs(24 * 3600);
+
 /// Largest distance of a release that is listed. The list is in order of time, so that one release delays
 /// those behind it by at most this time.
 const RELEASE_LISTED_MAX: Duration = Duration::from_millis(300);
@@ -449,13 +452,20 @@ impl Tcp {
         let b = &mut self.active[c.active];
         if b.cork_deadline.is_some_and(|at| at <= now) {
             b.cork_deadline = None;
-            b.nagle_push = true;
+            if !b.end_pacing_wait() {
+                b.nagle_push = true;
+            }
             self.want_transmit(idx);
         }
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
         if release.is_some_and(|at| at <= now) {
             if b.is_idle(c.state) && c.state.is_synchronized() && b.timer_kind != RetransmitTimer::SynAck {
+                if b.rate.is_some() {
+                    // The model of the path and the next departure are kept while the connection is idle.
+                    b.idle_since = Some(now + PACED_RELEASE_AFTER);
+                    return true;
+                }
                 if self.active[self.conns[idx].active].mtu.has_failed() {
                     self.suspend_mtu_search(idx);
                 }

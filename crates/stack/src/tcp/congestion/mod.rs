@@ -1,6 +1,7 @@
 //! Congestion control: how the window grows while nothing is lost, and to what it is reduced after a loss.
 //! Windows are in segments.
 
+mod bbr;
 mod cubic;
 mod hystart;
 mod newreno;
@@ -10,6 +11,7 @@ use super::conn::Tcb;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
+pub(crate) use bbr::{Bbr, BbrInput, Totals, bbr_min_segments};
 use cubic::Cubic;
 use hystart::HyStart;
 
@@ -34,12 +36,19 @@ pub(crate) struct Congestion {
 }
 
 impl Congestion {
+    /// Returns the algorithm.
+    #[inline]
+    pub fn kind(&self) -> CongestionControl {
+        self.kind
+    }
+
     /// Sets the algorithm of a state that was not used yet.
     pub fn set_algorithm(&mut self, kind: CongestionControl) {
         self.kind = kind;
     }
 
-    /// Grows the window. Called only while the window limits the sender, and not in recovery.
+    /// Grows the window. Called only while the window limits the sender, and not in recovery; not for BBR,
+    /// which sets the window itself.
     pub fn on_ack(&mut self, c: &mut Tcb, ack: &AckEvent) {
         let mut acked = ack.delivered;
         if c.cwnd < c.ssthresh {
@@ -53,9 +62,10 @@ impl Congestion {
                 return;
             }
         }
-        match self.kind {
-            CongestionControl::Cubic => self.cubic.on_ack(c, &mut self.snd_cwnd_cnt, ack.now, acked),
-            CongestionControl::NewReno => newreno::additive_increase(c, &mut self.snd_cwnd_cnt, acked),
+        if self.kind == CongestionControl::Cubic {
+            self.cubic.on_ack(c, &mut self.snd_cwnd_cnt, ack.now, acked);
+        } else {
+            newreno::additive_increase(c, &mut self.snd_cwnd_cnt, acked);
         }
     }
 
@@ -76,6 +86,7 @@ impl Congestion {
         match self.kind {
             CongestionControl::Cubic => self.cubic.on_congestion(c),
             CongestionControl::NewReno => newreno::threshold(c),
+            CongestionControl::Bbr => c.ssthresh,
         }
     }
 

@@ -1,0 +1,150 @@
+//! Sends what a paced connection has to send, and processes acknowledgements of such a connection. No other
+//! connection comes here: [`SlowPathFlags::PACED`] is one of the conditions for the slow path.
+//!
+//! [`SlowPathFlags::PACED`]: crate::tcp::active::SlowPathFlags::PACED
+
+use super::delivery::AckBefore;
+use super::pacer::packet_segments;
+use crate::ip::{Network, TxError};
+use crate::tcp::Tcp;
+use crate::tcp::config::CongestionControl;
+use crate::tcp::congestion::{BbrInput, bbr_min_segments};
+use crate::tcp::rtx_queue::Delivery;
+use crate::wire::tcp::SeqNumber;
+use core::time::Duration;
+
+/// Longest time for which the timer of a departure is set: if the departure is later, the timer is set again.
+const DEPARTURE_TIMER_MAX: Duration = Duration::from_secs(3600);
+
+/// State before a paced connection sends.
+struct OutputBefore {
+    snd_nxt: SeqNumber,
+    total_retrans: u32,
+    has_new_record: bool,
+}
+
+impl Tcp {
+    /// Sends what a paced connection has to send now; arms a timer for the rest.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::tcp) fn output_paced(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let Some(before) = self.begin_paced_output(idx) else { return Ok(()) };
+        let result = self.send_paced(net, idx);
+        self.end_paced_output(idx, &before);
+        result
+    }
+
+    fn send_paced(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        if self.send_frto_new_data::<true>(net, idx)? || self.xmit_retransmit_queue::<true>(net, idx)? {
+            self.send_new::<true>(net, idx)?;
+        }
+        Ok(())
+    }
+
+    fn begin_paced_output(&mut self, idx: u32) -> Option<OutputBefore> {
+        let now = self.now;
+        let max_rate = self.profile(idx).max_pacing_rate;
+        let (c, b) = self.tcb_and_active(idx)?;
+        let rate = b.rate.as_deref_mut()?;
+        if core::mem::take(&mut rate.pacer.is_waiting) {
+            b.cork_deadline = None;
+        }
+        let packets_out = b.rtx_queue.packets_out;
+        if b.congestion.kind() == CongestionControl::Bbr {
+            rate.bbr.begin(now, c, rate.delivery.delivered, max_rate);
+            if b.rtx_queue.in_flight() == 0 && !b.send.is_empty() && rate.delivery.app_limited != 0 {
+                rate.bbr.on_restart_from_idle(now, c, max_rate);
+            }
+        }
+        let has_new_record = rate.delivery.on_send(now, packets_out);
+        Some(OutputBefore { snd_nxt: c.snd_nxt, total_retrans: b.total_retrans, has_new_record })
+    }
+
+    fn end_paced_output(&mut self, idx: u32, before: &OutputBefore) {
+        let now = self.now;
+        self.charge_pacing(idx);
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
+        let Some(rate) = b.rate.as_deref_mut() else { return };
+        if c.snd_nxt != before.snd_nxt || b.total_retrans != before.total_retrans {
+            // Acknowledgements of these segments give samples, which header prediction does not take.
+            b.rtx_queue.require_slow_path_until(c.snd_nxt);
+        } else if before.has_new_record {
+            rate.delivery.drop_unused_record();
+        }
+        if rate.pacer.is_waiting {
+            b.cork_deadline = Some(rate.pacer.next_departure().min(now + DEPARTURE_TIMER_MAX));
+        }
+        let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
+        let in_flight = b.rtx_queue.in_flight();
+        if unsent < c.mss().cast_signed()
+            && in_flight < c.cwnd
+            && b.rtx_queue.lost_out <= b.rtx_queue.retrans_out
+        {
+            rate.delivery.set_app_limited(in_flight);
+        }
+    }
+
+    /// Returns how many segments a paced connection may send now. If it is none, the connection waits for its
+    /// next departure.
+    pub(in crate::tcp) fn pacing_allowance(&mut self, idx: u32) -> u32 {
+        self.charge_pacing(idx);
+        let now = self.now;
+        let max_rate = self.profile(idx).max_pacing_rate;
+        let min_segs = self.config.push_segments_min.into();
+        let Some((c, b)) = self.tcb_and_active(idx) else { return u32::MAX };
+        let Some(rate) = b.rate.as_deref_mut() else { return u32::MAX };
+        let kind = b.congestion.kind();
+        let pacing_rate = rate.pacing_rate(kind, c, b.rtx_queue.packets_out, max_rate);
+        let min_segs = if kind == CongestionControl::Bbr { bbr_min_segments(pacing_rate) } else { min_segs };
+        let segments = packet_segments(pacing_rate, c.mss(), c.min_rtt, min_segs);
+        let allowance = rate.pacer.allowance(now, segments, c.mss(), pacing_rate);
+        if allowance == 0 {
+            rate.pacer.is_waiting = true;
+            b.chrono.start_busy(now);
+            self.stats.pacing_waits += 1;
+        }
+        allowance
+    }
+
+    /// Returns whether a connection is paced and may not send new data yet.
+    pub(in crate::tcp) fn waits_for_departure(&mut self, idx: u32) -> bool {
+        let active = self.conns[idx].active;
+        self.active[active].rate.is_some() && self.pacing_allowance(idx) == 0
+    }
+
+    /// Delays the next departure by what was sent.
+    fn charge_pacing(&mut self, idx: u32) {
+        let now = self.now;
+        let max_rate = self.profile(idx).max_pacing_rate;
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
+        let Some(rate) = b.rate.as_deref_mut() else { return };
+        let pacing_rate = rate.pacing_rate(b.congestion.kind(), c, b.rtx_queue.packets_out, max_rate);
+        rate.pacer.charge(now, c.snd_nxt, b.total_retrans, c.mss(), pacing_rate);
+    }
+
+    /// Takes a sample of the delivery rate after an acknowledgement, and lets BBR control rate and window
+    /// (`tcp_cong_control`).
+    #[cold]
+    #[inline(never)]
+    pub(in crate::tcp) fn cong_control(&mut self, idx: u32, before: &AckBefore, delivery: &Delivery) {
+        let now = self.now;
+        let max_rate = self.profile(idx).max_pacing_rate;
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
+        let Some(rate) = b.rate.as_deref_mut() else { return };
+        let lost = b.rtx_queue.lost;
+        let sample = rate.delivery.sample(now, before, delivery, c, lost);
+        if b.congestion.kind() == CongestionControl::Bbr {
+            rate.bbr.begin(now, c, rate.delivery.delivered, max_rate);
+            let input = BbrInput {
+                now,
+                max_rate,
+                in_flight: b.rtx_queue.in_flight(),
+                next_departure: rate.pacer.next_departure(),
+                ca_state: b.recovery.ca_state,
+                lost,
+            };
+            rate.bbr.on_ack(c, &mut rate.delivery, &sample, &input);
+        }
+        rate.delivery.prune(&b.rtx_queue);
+    }
+}
