@@ -77,6 +77,7 @@ enum StackOption {
     Unordered,
     MayFragment,
     ArrivalTimes,
+    MaxPacingRate,
 }
 
 /// Options that new connections have from the start.
@@ -138,6 +139,7 @@ const BUF_LOCK: c_int = 72;
 pub(crate) const TCP_INQ: c_int = 36;
 const IPV6_PATHMTU: c_int = 61;
 const MINHOPCOUNT: c_int = 73;
+const MAX_PACING_RATE: c_int = 47;
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
 /// Maximum of `SO_RCVTIMEO` that is not infinite, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
@@ -173,6 +175,8 @@ pub(crate) struct SocketOptionState {
     syn_count: u8,
     /// `None`: the stack's default.
     congestion: Option<CongestionControl>,
+    /// `SO_MAX_PACING_RATE` in bytes per second.
+    max_pacing_rate: u64,
     tos: u8,
     tclass: u8,
     /// `SO_PRIORITY`, which `IP_TOS` also sets.
@@ -220,6 +224,7 @@ ginnel::codec_struct!(SocketOptionState {
     linger2_s,
     syn_count,
     congestion,
+    max_pacing_rate,
     tos,
     tclass,
     priority,
@@ -260,6 +265,7 @@ impl SocketOptionState {
             linger2_s: 60,
             syn_count: 6,
             congestion: None,
+            max_pacing_rate: u64::MAX,
             tos: 0,
             tclass: 0,
             priority: 0,
@@ -541,6 +547,7 @@ impl SocketOptionState {
             (StackOption::Unordered, TcpOption::Unordered(self.flag(BoolOption::UnorderedReceive))),
             (StackOption::MayFragment, TcpOption::MayFragment(self.may_fragment())),
             (StackOption::ArrivalTimes, TcpOption::ArrivalTimes(self.timestamps.are_on())),
+            (StackOption::MaxPacingRate, TcpOption::MaxPacingRate(self.max_pacing_rate)),
         ];
         all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }

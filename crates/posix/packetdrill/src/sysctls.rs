@@ -92,6 +92,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
             tcp.congestion_control = match first {
                 "cubic" => CongestionControl::Cubic,
                 "reno" => CongestionControl::NewReno,
+                "bbr" => CongestionControl::Bbr,
                 _ => return Err(unsupported()),
             }
         }

@@ -122,8 +122,8 @@ fn writes_end_when_the_send_buffer_is_full() {
 fn sysctls_and_flags_configure_the_stack() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tcp_sack"), "0\n").unwrap();
-    std::fs::write(folder.path().join("tcp_congestion_control"), "bbr\n").unwrap();
+    std::fs::write(folder.path().join("tcp_congestion_control"), "dctcp\n").unwrap();
     let flags = format!("proc={},mtu=1000,net.ipv4.tcp_timestamps=0", folder.path().display());
     let stderr = run_case("sysctl_and_mtu_flags", Some(&flags));
-    assert!(stderr.contains("tcp_congestion_control=bbr"), "{stderr}");
+    assert!(stderr.contains("tcp_congestion_control=dctcp"), "{stderr}");
 }

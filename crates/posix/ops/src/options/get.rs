@@ -1,10 +1,10 @@
 //! `getsockopt`.
 
 use super::timestamps::TimestampOptions;
-use super::values::{congestion_name, fastopen_key_bytes};
+use super::values::{cc_info, congestion_name, fastopen_key_bytes, pacing_rate_value};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDBUF_GROWN_MAX,
-    SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
+    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MAX_PACING_RATE, MINHOPCOUNT, RCVTIMEO_NEW,
+    SNDBUF_GROWN_MAX, SNDTIMEO_NEW, TCP_INQ, TTL_DEFAULT, int_options, ports, tcp_info, times,
 };
 use crate::Ops;
 use crate::file::SocketRole;
@@ -137,8 +137,12 @@ impl Ops {
             (libc::IPPROTO_TCP, TCP_INQ) => flag(BoolOption::Inq),
             (SOL_GINNEL, GINNEL_UNORDERED_RECV) if !is_udp => flag(BoolOption::UnorderedReceive),
             (SOL_GINNEL, GINNEL_UNORDERED_SEND) if !is_udp => flag(BoolOption::UnorderedSend),
-            // Neither `cubic` nor `reno` reports anything.
-            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::truncatable(Vec::new()),
+            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => {
+                let info = state.info(file);
+                let kind = options.congestion.or(info.as_ref().map(|info| info.congestion));
+                cc_info(kind.unwrap_or_default(), info.as_deref())
+            }
+            (libc::SOL_SOCKET, MAX_PACING_RATE) => pacing_rate_value(options.max_pacing_rate, space),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an empty address, and the MTU.
                 let mtu = state.path_mtu(file)?;
@@ -163,7 +167,8 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
-                congestion_name(options.congestion.unwrap_or_default())
+                let kind = options.congestion.or_else(|| state.info(file).map(|info| info.congestion));
+                congestion_name(kind.unwrap_or_default())
             }
             (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IP, libc::IP_TOS) => number(options.tos.into()),
@@ -204,6 +209,7 @@ impl Ops {
                     state.info(file).as_deref(),
                     transferred,
                     is_listening,
+                    options.max_pacing_rate,
                 ))
             }
             _ => options.get_int(family, level, name)?,

@@ -1,11 +1,12 @@
 //! `setsockopt`.
 
 use super::timestamps::TimestampOptions;
-use super::values::{congestion, defer_accept, fastopen_keys};
+use super::values::{congestion, defer_accept, fastopen_keys, pacing_rate};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
-    PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW,
-    SocketOptionState, StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times, within,
+    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX,
+    MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK,
+    SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times,
+    within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -124,6 +125,10 @@ impl Ops {
                 options.send_buffer = doubled(int(value)?.max(0), SNDBUF_MIN, FORCED_MAX);
                 options.buf_lock |= SNDBUF_LOCK;
                 apply_send_buffer(options);
+            }
+            (libc::SOL_SOCKET, MAX_PACING_RATE) => {
+                options.max_pacing_rate = pacing_rate(value)?;
+                options.mark_set(StackOption::MaxPacingRate);
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
                 options.timestamps.set(name, int(value)? != 0);

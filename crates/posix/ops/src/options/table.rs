@@ -296,7 +296,13 @@ pub const OPTIONS: &[OptionRow] = &[
         (IntFormat::Int, AcceptedValues::Within(0, c_int::MAX), 0),
         "stored without effect: the stack's counterpart is `ginnel run --spin-us`",
     ),
-    refused(SOL, 47, "SO_MAX_PACING_RATE", "the stack does not pace"),
+    dedicated_with_note(
+        SOL,
+        47,
+        "SO_MAX_PACING_RATE",
+        "paces TCP with a granularity of 65.5 µs and the turn of the shard; UDP is not paced, as in Linux without \
+         the `fq` queueing discipline",
+    ),
     fixed(SOL, 48, "SO_BPF_EXTENSIONS", IntFormat::Int, Ok(64), UNKNOWN_OPTION),
     ignored(
         SOL,
@@ -533,13 +539,19 @@ pub const OPTIONS: &[OptionRow] = &[
         "TCP_WINDOW_CLAMP",
         "at least 2,048 bytes; an advertised window is not shrunk",
     ),
-    dedicated_with_note(TCP, 11, "TCP_INFO", "fields that the stack does not maintain are 0"),
+    dedicated_with_note(
+        TCP,
+        11,
+        "TCP_INFO",
+        "fields that the stack does not maintain are 0; it samples `tcpi_delivery_rate` of connections that are \
+         paced",
+    ),
     dedicated_with_note(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
     dedicated_with_note(
         TCP,
         13,
         "TCP_CONGESTION",
-        "`cubic` and `reno`; the stack's configuration has the default",
+        "`cubic`, `reno` and `bbr` (version 1), which need no privilege; the stack's configuration has the default",
     ),
     refused(TCP, 14, "TCP_MD5SIG", "segments are not signed"),
     ignored(
@@ -559,7 +571,7 @@ pub const OPTIONS: &[OptionRow] = &[
     number(TCP, 23, "TCP_FASTOPEN", IntFormat::Int, AcceptedValues::ClampedTo(4096), 0),
     refused(TCP, 24, "TCP_TIMESTAMP", NOT_YET),
     number(TCP, 25, "TCP_NOTSENT_LOWAT", IntFormat::Int, AcceptedValues::Any, 0),
-    dedicated_with_note(TCP, 26, "TCP_CC_INFO", "empty, as for `cubic` and `reno` in Linux"),
+    dedicated_with_note(TCP, 26, "TCP_CC_INFO", "of `bbr`; empty for `cubic` and `reno`, as in Linux"),
     dedicated(TCP, 27, "TCP_SAVE_SYN"),
     dedicated_with_note(
         TCP,

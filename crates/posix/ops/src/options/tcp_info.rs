@@ -6,8 +6,6 @@ use ginnel::{CaState, State, TcpInfo};
 /// Bytes of the structure of Linux 6.18, up to and including `tcpi_accecn_opt_seen`. Old programs read it up
 /// to `tcpi_total_retrans`.
 const BYTES: usize = 280;
-/// A rate without a limit.
-const UNLIMITED: u64 = u64::MAX;
 
 /// Bytes that a connection has transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,9 +23,20 @@ const WSCALE: u8 = 4;
 const ECN: u8 = 8;
 const SYN_DATA: u8 = 32;
 
-/// Returns the structure for a connection, for a listener, or for a socket that is neither.
-pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is_listening: bool) -> Vec<u8> {
+/// Returns the structure for a connection, for a listener, or for a socket that is neither. `max_pacing_rate`
+/// is the socket's, in bytes per second; a rate without a limit is `u64::MAX`.
+pub(super) fn bytes(
+    info: Option<&TcpInfo>,
+    transferred: Option<Transferred>,
+    is_listening: bool,
+    max_pacing_rate: u64,
+) -> Vec<u8> {
     let mut out = vec![0; BYTES];
+    let pacing_rate = info.map_or(u64::MAX, |info| info.pacing_rate).min(max_pacing_rate);
+    // tcpi_pacing_rate, tcpi_max_pacing_rate
+    for (at, value) in [(104, pacing_rate), (112, max_pacing_rate)] {
+        out[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
     let Some(info) = info else {
         let state = if is_listening { State::Listen } else { State::Closed };
         out[0] = state.linux_number();
@@ -53,6 +62,7 @@ pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is
     out[4] = info.backoff;
     out[5] = options.iter().filter(|(on, _)| *on).fold(0, |bits, (_, bit)| bits | bit);
     out[6] = info.snd_wscale & 15 | info.rcv_wscale << 4;
+    out[7] = info.delivery_rate_app_limited.into();
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     // From byte 8 on: tcpi_rto, tcpi_ato, tcpi_snd_mss, tcpi_rcv_mss, tcpi_unacked, tcpi_sacked, tcpi_lost,
     // tcpi_retrans, tcpi_fackets; tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv,
@@ -88,9 +98,9 @@ pub(super) fn bytes(info: Option<&TcpInfo>, transferred: Option<Transferred>, is
     for (at, value) in words {
         out[at..at + 4].copy_from_slice(&value.to_ne_bytes());
     }
-    // tcpi_max_pacing_rate, tcpi_bytes_acked, tcpi_bytes_received
+    // tcpi_bytes_acked, tcpi_bytes_received, tcpi_delivery_rate
     let Transferred { acked, received } = transferred.unwrap_or_default();
-    for (at, value) in [(112, UNLIMITED), (120, acked), (128, received)] {
+    for (at, value) in [(120, acked), (128, received), (160, info.delivery_rate)] {
         out[at..at + 8].copy_from_slice(&value.to_ne_bytes());
     }
     // tcpi_busy_time, tcpi_rwnd_limited, tcpi_sndbuf_limited

@@ -1,7 +1,7 @@
 //! Values of TCP options that are not plain integers.
 
 use super::OptionValue;
-use ginnel::{CongestionControl, FastOpenKeys};
+use ginnel::{BbrInfo, CongestionControl, FastOpenKeys, TcpInfo};
 use rustix::io::Errno;
 
 /// Bytes of an algorithm's name (`TCP_CA_NAME_MAX`).
@@ -15,6 +15,7 @@ pub(super) fn congestion(value: &[u8]) -> Result<CongestionControl, Errno> {
     match name.split(|byte| *byte == 0).next().unwrap_or_default() {
         b"cubic" => Ok(CongestionControl::Cubic),
         b"reno" => Ok(CongestionControl::NewReno),
+        b"bbr" => Ok(CongestionControl::Bbr),
         _ => Err(Errno::NOENT),
     }
 }
@@ -23,9 +24,44 @@ pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
     let mut name = match kind {
         CongestionControl::Cubic => b"cubic".to_vec(),
         CongestionControl::NewReno => b"reno".to_vec(),
+        CongestionControl::Bbr => b"bbr".to_vec(),
     };
     name.resize(CONGESTION_NAME_BYTES, 0);
     OptionValue::truncatable(name)
+}
+
+/// Returns the value of `TCP_CC_INFO`: for BBR a `struct tcp_bbr_info`, all zeros before the socket is
+/// connected; nothing for other algorithms.
+pub(super) fn cc_info(kind: CongestionControl, info: Option<&TcpInfo>) -> OptionValue {
+    if kind != CongestionControl::Bbr {
+        return OptionValue::truncatable(Vec::new());
+    }
+    let BbrInfo { bandwidth, min_rtt_us, pacing_gain, cwnd_gain } =
+        info.and_then(|info| info.bbr).unwrap_or_default();
+    let words = [bandwidth as u32, (bandwidth >> 32) as u32, min_rtt_us, pacing_gain, cwnd_gain];
+    OptionValue::truncatable(words.map(u32::to_ne_bytes).concat())
+}
+
+/// Parses the value of `SO_MAX_PACING_RATE`, of four or eight bytes, in bytes per second.
+///
+/// # Errors
+/// `EINVAL`.
+pub(super) fn pacing_rate(value: &[u8]) -> Result<u64, Errno> {
+    if let Some(rate) = value.first_chunk() {
+        return Ok(u64::from_ne_bytes(*rate));
+    }
+    let rate = u32::from_ne_bytes(*value.first_chunk().ok_or(Errno::INVAL)?);
+    Ok(if rate == u32::MAX { u64::MAX } else { rate.into() })
+}
+
+/// Returns the value of `SO_MAX_PACING_RATE` for a buffer of `space` bytes: a word of eight bytes if there is
+/// room, otherwise one of four.
+pub(super) fn pacing_rate_value(rate: u64, space: usize) -> OptionValue {
+    if space >= 8 {
+        return OptionValue::truncatable(rate.to_ne_bytes().to_vec());
+    }
+    let rate = u32::try_from(rate).unwrap_or(u32::MAX);
+    OptionValue::truncatable(rate.to_ne_bytes().to_vec())
 }
 
 /// Parses the keys of `TCP_FASTOPEN_KEY`: one or two, of 16 bytes each.

@@ -15,6 +15,7 @@ mod kernel;
 mod listeners;
 mod multicast;
 mod options;
+mod pacing;
 mod pipes;
 mod ports;
 mod proxy_fds;
@@ -44,12 +45,13 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 16] = [
+const MODULES: [Cases; 17] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     listeners::tests::CASES,
     multicast::tests::CASES,
     options::tests::CASES,
+    pacing::tests::CASES,
     pipes::tests::CASES,
     ports::tests::CASES,
     signals::tests::CASES,
