@@ -87,6 +87,8 @@ fn details(socket: &SocketLine<'_>) -> String {
             words.push(word.into());
         }
     }
+    // A stack of an earlier version reports neither this nor the rates.
+    words.extend(socket.text("congestion").map(String::from));
     if number("snd_wscale") + number("rcv_wscale") > 0 {
         words.push(format!("wscale:{},{}", number("snd_wscale"), number("rcv_wscale")));
     }
@@ -112,6 +114,7 @@ fn details(socket: &SocketLine<'_>) -> String {
     if let Some(state) = socket.text("ca_state").filter(|state| *state != "open") {
         words.push(format!("ca_state:{state}"));
     }
+    words.extend(rates(socket));
     if number("unacked") > 0 {
         words.push(format!("unacked:{}", number("unacked")));
     }
@@ -132,6 +135,33 @@ fn details(socket: &SocketLine<'_>) -> String {
         words.push(format!("minrtt:{}", ms("min_rtt_us")));
     }
     words.join(" ")
+}
+
+/// Formats the model of BBR and the rates, in bits per second.
+fn rates(socket: &SocketLine<'_>) -> Vec<String> {
+    let bits = |name| socket.number(name).map(|bytes| bytes.saturating_mul(8));
+    let gain = |name| {
+        let hundredths = socket.number(name).unwrap_or(0) * 100 / 256;
+        format!("{}.{:02}", hundredths / 100, hundredths % 100)
+    };
+    let mut words = Vec::new();
+    if let (Some(bw), Some(mrtt)) = (bits("bbr_bw"), socket.number("bbr_mrtt_us")) {
+        let (pacing, cwnd) = (gain("bbr_pacing_gain"), gain("bbr_cwnd_gain"));
+        let mrtt = if mrtt == u64::from(u32::MAX) { 0 } else { mrtt };
+        let mrtt = format!("{}.{:03}", mrtt / 1000, mrtt % 1000);
+        words.push(format!("bbr:(bw:{bw}bps,mrtt:{mrtt},pacing_gain:{pacing},cwnd_gain:{cwnd})"));
+    }
+    if let Some(rate) = bits("pacing_rate") {
+        let max = bits("max_pacing_rate").map(|max| format!("/{max}bps")).unwrap_or_default();
+        words.push(format!("pacing_rate {rate}bps{max}"));
+    }
+    if let Some(rate) = bits("delivery_rate").filter(|rate| *rate > 0) {
+        words.push(format!("delivery_rate {rate}bps"));
+        if socket.number("app_limited") == Some(1) {
+            words.push("app_limited".into());
+        }
+    }
+    words
 }
 
 /// Formats a socket as a JSON object with all fields that the stack reported, and its owners as `users`.
@@ -216,6 +246,24 @@ mod tests {
             all.contains(" cwnd:10 ") && all.contains(" retrans:0/2 ") && !all.contains("ssthresh"),
             "{all}"
         );
+    }
+
+    #[test]
+    fn rates_have_the_format_of_ss() {
+        const NAMES: &str = "snd_cwnd\tcongestion\tpacing_rate\tmax_pacing_rate\tdelivery_rate\tapp_limited\tbbr_bw\tbbr_mrtt_us\tbbr_pacing_gain\tbbr_cwnd_gain";
+        let columns = Columns::new(&format!("shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\t{NAMES}"));
+        let shown = |rest: &str| {
+            let line = format!("0\ttcp\tESTAB\t3\t4\t10.0.0.1:80\t10.0.0.2:999\t10\t{rest}");
+            let mut out = Vec::new();
+            row(&mut out, &columns.socket(&line).unwrap(), &options(&["-i"]), None).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let bbr = shown("bbr\t125000\t250000\t120000\t1\t130000\t40125\t739\t512");
+        let expected = "bbr:(bw:1040000bps,mrtt:40.125,pacing_gain:2.88,cwnd_gain:2.00) \
+                        pacing_rate 1000000bps/2000000bps delivery_rate 960000bps app_limited";
+        assert!(bbr.contains(expected) && bbr.contains("\tbbr rto:"), "{bbr}");
+        let cubic = shown("cubic\t-\t-\t0\t1\t-\t-\t-\t-");
+        assert!(cubic.contains("\tcubic rto:") && !cubic.contains("rate"), "{cubic}");
     }
 
     #[test]
