@@ -89,7 +89,7 @@ pub struct TcpConfig {
     /// and at most `send_buffer_bytes`. 2,048 … 2^30, default 16,384.
     pub send_buffer_first_bytes: u32,
     /// Congestion control: `cubic` (RFC 9438, with HyStart++), `newreno` (RFC 5681 and 6582) or `bbr`
-    /// (version 1, with pacing; an idle connection keeps its model and with it about 1.5 KiB). Default
+    /// (version 1, with pacing; an idle connection keeps its model and with it about 2 KiB). Default
     /// `cubic`.
     pub congestion_control: CongestionControl,
     /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer requests it) or `active`
