@@ -100,6 +100,11 @@ const SETTINGS: &[Setting] = &[
         config: |c| c.tcp.congestion_control = CongestionControl::NewReno,
         ..DEFAULT
     },
+    Setting {
+        name: "Ginnel with BBR",
+        config: |c| c.tcp.congestion_control = CongestionControl::Bbr,
+        ..DEFAULT
+    },
     Setting { name: "kernel with Reno", congestion: "reno", ..DEFAULT },
     Setting { name: "kernel with BBR", congestion: "bbr", ..DEFAULT },
     Setting {

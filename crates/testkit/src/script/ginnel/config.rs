@@ -81,6 +81,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
             tcp.congestion_control = match value {
                 "cubic" => CongestionControl::Cubic,
                 "reno" => CongestionControl::NewReno,
+                "bbr" => CongestionControl::Bbr,
                 _ => return Err("not a congestion control of the engine".into()),
             }
         }

@@ -541,6 +541,7 @@ impl Socket {
                 self.notsent_lowat = number;
                 TcpOption::NotSentLowat(number)
             }
+            "SO_MAX_PACING_RATE" => TcpOption::MaxPacingRate(number.into()),
             "TCP_NODELAY" => TcpOption::NoDelay(on),
             "TCP_CORK" => TcpOption::Cork(on),
             "TCP_QUICKACK" => TcpOption::QuickAck(on),
@@ -714,6 +715,9 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         ("tcpi_rwnd_limited", us(i.rwnd_limited)),
         ("tcpi_sndbuf_limited", us(i.sndbuf_limited)),
         ("tcpi_notsent_bytes", i.notsent_bytes.into()),
+        ("tcpi_pacing_rate", i.pacing_rate.cast_signed()),
+        ("tcpi_max_pacing_rate", i.max_pacing_rate.cast_signed()),
+        ("tcpi_delivery_rate", i.delivery_rate.cast_signed()),
         ("tcpi_snd_wnd", i.snd_wnd.into()),
         ("tcpi_rcv_wnd", i.rcv_wnd.into()),
     ]))
