@@ -222,15 +222,16 @@ pub struct DeviceConfig {
     /// docs/adr/0016-af-xdp.md has the details. Default: all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
-    /// How a `dpdk` device uses its port: `"args=iface=eth0+qpairs=2,huge=off"`. `args=K=V+K=V` are arguments
-    /// of the driver. `queues=N`: one for each shard; a single shard may have several (1). `ring=N`:
-    /// descriptors of a ring, 64 to 32,768 within the limits of the port (1,024). `buffers=N`: buffers of a
-    /// queue, 1,024 to 1,048,576 (8,192). `poll_us=N`: an idle shard looks at the port every N microseconds,
-    /// 1 to 1,000,000 (100). `partial_checksums=auto`, `on` or `off`: accept frames of local senders that
-    /// left the checksum to the device (auto: if `iface=` is a veth or virtio interface). The other keys
-    /// start EAL, once for all devices: `huge=auto`, `on` or `off`: memory in huge pages (auto: if enough
-    /// are free). `memory_mib=N`: memory for rings and buffers, 32 to 1,048,576 MiB (256). `eal=ARG+ARG`:
-    /// further arguments of EAL. docs/dpdk.md has the details. Default: all of these defaults.
+    /// How a `dpdk` device uses its port: `"args=iface=eth0+qpairs=2,huge=off"`. `args=K=V+K=V` are
+    /// arguments of the driver. `queues=N`: one for each shard; a single shard may have several (1).
+    /// `ring=N`: descriptors of a ring, 64 to 32,768 within the limits of the port (1,024). `buffers=N`:
+    /// buffers of a queue, 1,024 to 1,048,576 (8,192). `poll_us=N`: an idle shard looks at the port every N
+    /// microseconds at least, 1 to 1,000,000 (1,000). `partial_checksums=auto`, `on` or `off`: accept
+    /// frames of local senders that left the checksum to the device (auto: if `iface=` is a veth or virtio
+    /// interface). The other keys start EAL, once for all devices: `huge=auto`, `on` or `off`: memory in
+    /// huge pages (auto: if enough are free). `memory_mib=N`: memory for rings and buffers, 32 to 1,048,576
+    /// MiB (256). `eal=ARG+ARG`: further arguments of EAL. docs/dpdk.md has the details. Default: all of
+    /// these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub dpdk: Option<DpdkOptions>,
     /// MAC address of the stack's side of a `tap`, `memif` or `dpdk`: `02:00:00:00:00:01`. Default: for a

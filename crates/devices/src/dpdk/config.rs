@@ -41,8 +41,8 @@ pub struct DpdkOptions {
     pub ring: u16,
     /// Buffers of each queue, 1,024 to 1,048,576. Text key `buffers`, default 8,192.
     pub buffers: u32,
-    /// How long an idle shard sleeps until it looks at the port again, 1 to 1,000,000 µs. Text key `poll_us`,
-    /// default 100.
+    /// Longest time until an idle shard looks at the port again, 1 to 1,000,000 µs. The first sleep after a
+    /// frame lasts 50 µs, and each further one twice as long. Text key `poll_us`, default 1,000.
     pub poll_us: u32,
     /// Treatment of frames whose checksum is partial. Text key `partial_checksums`, default `auto`.
     pub partial_checksums: PartialChecksums,
@@ -74,7 +74,7 @@ impl Default for DpdkOptions {
             queues: None,
             ring: 1024,
             buffers: 8192,
-            poll_us: 100,
+            poll_us: 1000,
             partial_checksums: PartialChecksums::Auto,
             eal: EalOptions::default(),
         }

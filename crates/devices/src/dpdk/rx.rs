@@ -43,7 +43,7 @@ pub(super) struct DpdkRx {
 unsafe impl Send for DpdkRx {}
 
 impl DpdkRx {
-    /// Creates the half, whose sleeps last `poll_interval`.
+    /// Creates the half, whose sleeps last `poll_interval` at most.
     pub(super) fn new(
         port: Arc<Port>,
         queue: u16,
@@ -93,6 +93,9 @@ impl DpdkRx {
             ffi::ginnel_dpdk_receive(self.port.number, self.queue, self.entries.as_mut_ptr(), &mut dropped)
         };
         (self.lent, self.waiting, self.end) = (0, 0, count as usize);
+        if count > 0 {
+            self.timer.shorten();
+        }
         if dropped > 0 {
             self.port.stats.rx_dropped.fetch_add(dropped, Ordering::Relaxed);
         }

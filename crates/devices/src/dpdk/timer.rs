@@ -8,27 +8,38 @@ use rustix::time::{
 use std::io;
 use std::time::Duration;
 
+/// Length of the first sleep after a frame; each further one is twice as long.
+const FIRST: Duration = Duration::from_micros(50);
+
 /// A timer that makes a descriptor readable.
 #[derive(Debug)]
 pub(super) struct PollTimer {
     fd: OwnedFd,
-    setting: Itimerspec,
+    /// Length of the next sleep, and of the longest one.
+    next: Duration,
+    longest: Duration,
 }
 
 impl PollTimer {
-    /// Creates a timer that expires after `interval`, which is less than 1,000 s.
-    pub fn new(interval: Duration) -> io::Result<Self> {
+    /// Creates a timer for sleeps of at most `longest`.
+    pub fn new(longest: Duration) -> io::Result<Self> {
         let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        let it_value =
-            Timespec { tv_sec: interval.as_secs() as i64, tv_nsec: interval.subsec_nanos().into() };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        Ok(Self { fd, setting: Itimerspec { it_interval, it_value } })
+        Ok(Self { fd, next: FIRST.min(longest), longest })
+    }
+
+    /// Makes the next sleep a short one, because a frame arrived.
+    pub fn shorten(&mut self) {
+        self.next = FIRST.min(self.longest);
     }
 
     /// Starts the timer again: the descriptor is unreadable until the timer expires. Returns whether that
     /// worked.
-    pub fn start(&self) -> bool {
-        timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &self.setting).is_ok()
+    pub fn start(&mut self) -> bool {
+        let it_value =
+            Timespec { tv_sec: self.next.as_secs() as i64, tv_nsec: self.next.subsec_nanos().into() };
+        self.next = (2 * self.next).min(self.longest);
+        let setting = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &setting).is_ok()
     }
 
     /// Returns the descriptor.
@@ -39,5 +50,28 @@ impl PollTimer {
     /// Returns the number of the descriptor.
     pub fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_grow_until_a_frame_arrives() {
+        let mut timer = PollTimer::new(Duration::from_micros(300)).expect("a timer");
+        let mut lengths = |count| -> Vec<u128> {
+            let next = |_| {
+                let length = timer.next.as_micros();
+                assert!(timer.start());
+                length
+            };
+            (0..count).map(next).collect()
+        };
+        assert_eq!(lengths(5), [50, 100, 200, 300, 300]);
+        timer.shorten();
+        assert_eq!(timer.next, FIRST);
+        let short = PollTimer::new(Duration::from_micros(10)).expect("a timer");
+        assert_eq!(short.next.as_micros(), 10);
     }
 }
