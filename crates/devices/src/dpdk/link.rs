@@ -1,6 +1,7 @@
 //! Links of ports: which are down, and which devices were removed.
 
 use super::ffi;
+use crate::netlink::Netlink;
 use core::ffi::c_int;
 use ginnel_stack::time::Instant;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,20 +15,25 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 static OPEN: Mutex<Vec<Arc<PortLink>>> = Mutex::new(Vec::new());
 
 /// State of the link of a port.
-#[derive(Debug)]
 pub(super) struct PortLink {
     port: u16,
     name: String,
+    /// Name of the kernel's interface below the port, and a socket of its namespace. Drivers over
+    /// interfaces do not tell that the interface is down or gone.
+    interface: Option<(String, Mutex<Netlink>)>,
     is_down: AtomicBool,
     is_removed: AtomicBool,
 }
 
 impl PortLink {
-    /// Starts to watch a port.
-    pub fn watch(port: u16, name: &str) -> Arc<Self> {
+    /// Starts to watch a port over an interface of the kernel, if there is one.
+    pub fn watch(port: u16, name: &str, interface: Option<&str>) -> Arc<Self> {
+        // Without a socket the driver is asked.
+        let interface = interface.and_then(|name| Some((name.into(), Mutex::new(Netlink::open().ok()?))));
         let state = Arc::new(Self {
             port,
             name: name.into(),
+            interface,
             is_down: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
         });
@@ -47,9 +53,26 @@ impl PortLink {
         self.is_removed.load(Ordering::Relaxed)
     }
 
-    /// Asks the port for its link, and logs a change.
+    /// Records that the device is gone.
+    fn record_removal(&self) {
+        if !self.is_removed.swap(true, Ordering::Relaxed) {
+            tracing::error!("the device of DPDK port {} was removed", self.name);
+        }
+    }
+
+    /// Asks for the link of the port, and logs a change.
     pub fn check(&self) {
-        let is_down = !ffi::is_up(self.port);
+        let is_down = match &self.interface {
+            None => !ffi::is_up(self.port),
+            Some((name, netlink)) => {
+                let link = netlink.lock().unwrap_or_else(PoisonError::into_inner).link(name);
+                match link {
+                    Ok(link) => !link.up,
+                    Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return self.record_removal(),
+                    Err(_) => return,
+                }
+            }
+        };
         if self.is_down.swap(is_down, Ordering::Relaxed) != is_down {
             match is_down {
                 true => tracing::warn!("the link of DPDK port {} is down", self.name),
@@ -66,8 +89,8 @@ extern "C" fn on_event(port: u16, is_removal: c_int) {
     drop(found);
     if is_removal == 0 {
         state.check();
-    } else if !state.is_removed.swap(true, Ordering::Relaxed) {
-        tracing::error!("the device of DPDK port {} was removed", state.name);
+    } else {
+        state.record_removal();
     }
 }
 

@@ -29,7 +29,6 @@ static CONTROL: Mutex<()> = Mutex::new(());
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// A started port. The port is stopped when its last half is dropped.
-#[derive(Debug)]
 pub(super) struct Port {
     pub number: u16,
     pub driver: String,
@@ -61,7 +60,7 @@ impl Port {
                 offloads,
                 rss,
                 buffer_bytes,
-                link: PortLink::watch(number, &config.port),
+                link: PortLink::watch(number, &config.port, interface_of(config)),
                 stats: Arc::default(),
             }),
             Err(error) => {
@@ -89,10 +88,19 @@ struct StartedPort {
     buffer_bytes: usize,
 }
 
+/// Returns whether the driver of a port uses an interface of the kernel.
+fn uses_interface(config: &DpdkConfig) -> bool {
+    config.port.starts_with("net_af_packet") || config.port.starts_with("net_af_xdp")
+}
+
+/// Returns the interface of the kernel below a port.
+fn interface_of(config: &DpdkConfig) -> Option<&str> {
+    config.driver_argument("iface").filter(|_| uses_interface(config))
+}
+
 /// Checks that the interface exists that a driver without an adapter uses.
 fn check_interface(config: &DpdkConfig) -> io::Result<()> {
-    let uses_interface = config.port.starts_with("net_af_packet") || config.port.starts_with("net_af_xdp");
-    if !uses_interface {
+    if !uses_interface(config) {
         return Ok(());
     }
     let Some(name) = config.driver_argument("iface") else {

@@ -61,6 +61,25 @@ fn closed_port_leaves_nothing() {
     });
 }
 
+#[test]
+fn deleted_interface_ends_the_device() {
+    in_namespace("dpdk::tests::running::deleted_interface_ends_the_device", || {
+        veth("lost0", "other0");
+        let mut port = open("net_af_packet0", "args=iface=lost0").into_single_device().expect("one queue");
+        let mut sleeps_at = |seconds: u64| {
+            let mut burst = RxBurst::new();
+            port.rx.rx_burst(Instant::from_nanos(seconds * 1_000_000_000), &mut burst);
+            drop(burst);
+            (port.rx.arm(), port.rx.is_gone())
+        };
+        assert_eq!(sleeps_at(1), (true, false));
+        ip("link set lost0 down");
+        assert_eq!(sleeps_at(3), (true, false));
+        ip("link del lost0");
+        assert_eq!(sleeps_at(5), (false, true));
+    });
+}
+
 /// Sends `frames` frames, and receives a burst. Returns the number of received frames.
 fn turn(device: &mut Device, frames: usize, bytes: usize) -> usize {
     for _ in 0..frames {
