@@ -163,7 +163,7 @@ fn number<T: FromStr + PartialOrd + std::fmt::Display>(
     parsed.ok_or_else(|| format!("{key}: \"{value}\" is not a number from {least} to {most}"))
 }
 
-/// Configuration of a DPDK device, see [`open`](super::open).
+/// Configuration of a DPDK device, see [`open_queues`](super::open_queues).
 #[derive(Clone, Debug, Default)]
 pub struct DpdkConfig {
     /// Name of the port: a PCI address (`0000:03:00.0`), or the name of a virtual device (`net_tap0`).
