@@ -364,6 +364,39 @@ impl<'a> Context<'a> {
         self.core.stack.connect(self.core.now, remote, &options).map_err(|e| Error::Connect(remote, e))
     }
 
+    /// Opens a connection fast (RFC 7413): the SYN carries the first of `data` if the peer has given a cookie
+    /// before, and otherwise requests one. Returns how many bytes were queued; later bytes follow with
+    /// [`send`](Self::send).
+    pub fn connect_with_data(
+        &mut self,
+        remote: SocketAddr,
+        options: ConnectOptions,
+        data: &[u8],
+    ) -> Result<(Conn, usize), Error> {
+        let socket = SocketOptions { fastopen_connect: true, ..options.socket };
+        let conn = self.connect(remote, ConnectOptions { socket, ..options })?;
+        // A new connection takes data.
+        let queued = self.send(conn, data).unwrap_or(0);
+        self.send_deferred_syn(conn);
+        Ok((conn, queued))
+    }
+
+    /// See [`Stack::syn_data_max`](ginnel_stack::stack::Stack::syn_data_max).
+    pub(crate) fn syn_data_max(&self, conn: Conn) -> Option<u16> {
+        self.core.stack.local().and_then(|stack| stack.syn_data_max(conn))
+    }
+
+    /// Sends a deferred SYN now, with what is queued.
+    pub(crate) fn send_deferred_syn(&mut self, conn: Conn) {
+        let now = self.core.now;
+        self.core.stack.send_deferred_syn(now, conn);
+    }
+
+    /// See [`Stack::can_open_fast`](ginnel_stack::stack::Stack::can_open_fast).
+    pub(crate) fn can_open_fast(&self) -> bool {
+        self.core.stack.local().is_some_and(|stack| stack.can_open_fast())
+    }
+
     /// Queues a copy of as many of `bytes` as there is space for, and returns how many. After a short send
     /// [`writable`](crate::Handler::writable) follows when there is space again.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {

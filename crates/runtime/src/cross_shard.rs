@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Tag of an entry that is a [`ControlUpdate`] and not a frame.
 pub(crate) const UPDATE_TAG: u32 = u32::MAX;
 /// Updates that may wait for space: as many as a stack remembers path MTUs by default, and addresses. At the
-/// limit the oldest path MTU is discarded.
+/// limit the oldest path MTU or fast open cookie is discarded.
 const PENDING_UPDATES_MAX: usize = 8192;
 
 /// The writer's end of a queue to another shard.
@@ -124,10 +124,11 @@ impl CrossShardSender {
     pub(crate) fn broadcast_update(&mut self, update: ControlUpdate) {
         self.pending_updates.retain(|earlier| !earlier.is_superseded_by(&update));
         if self.pending_updates.len() >= PENDING_UPDATES_MAX
-            && let Some(oldest_path_mtu) =
-                self.pending_updates.iter().position(|update| matches!(update, ControlUpdate::PathMtu { .. }))
+            && let Some(oldest) = self.pending_updates.iter().position(|update| {
+                matches!(update, ControlUpdate::PathMtu { .. } | ControlUpdate::FastOpenPeer(_))
+            })
         {
-            self.pending_updates.remove(oldest_path_mtu);
+            self.pending_updates.remove(oldest);
         }
         self.pending_updates.push_back(update);
     }

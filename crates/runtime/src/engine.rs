@@ -58,6 +58,7 @@ both! {
     fn unlisten(&mut self, listener: Listener) -> bool;
     fn accept(&mut self, listener: Listener) -> Option<Conn>;
     fn connect(&mut self, now: Instant, remote: SocketAddr, options: &ConnectOptions) -> Result<Conn, ConnectError>;
+    fn send_deferred_syn(&mut self, now: Instant, conn: Conn);
     fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;
     fn send_message(&mut self, conn: Conn, bytes: &[u8], priority: u8) -> Result<(), SendError>;
     fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError>;

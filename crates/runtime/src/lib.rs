@@ -68,8 +68,8 @@ pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 pub use ginnel_stack::options::{
-    BbrInfo, CaState, ConnectOptions, FastOpenKeys, ListenOptions, PortSharing, SaveSyn, SocketOptions,
-    TcpInfo, TcpOption, defer_accept_timeouts,
+    BbrInfo, CaState, ConnectOptions, FastOpenFailure, FastOpenKeys, ListenOptions, PortSharing, SaveSyn,
+    SocketOptions, TcpInfo, TcpOption, defer_accept_timeouts,
 };
 pub use ginnel_stack::priority;
 pub use ginnel_stack::stream_position::StreamPosition;

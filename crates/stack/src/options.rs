@@ -114,8 +114,12 @@ pub struct SocketOptions {
     /// For a listener: keys of the cookies that it sends and accepts, and of cookies that it accepts, too
     /// (`TCP_FASTOPEN_KEY`). Without the first one those of the configuration are used.
     pub fastopen_keys: FastOpenKeys,
-    /// For a listener: data of SYNs are accepted without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
+    /// Data of SYNs are accepted, by a listener, or sent without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     pub fastopen_no_cookie: bool,
+    /// For a connection: it is opened fast (`TCP_FASTOPEN_CONNECT`, RFC 7413), if the configuration allows
+    /// clients to do so. Without a cookie of the peer, the SYN requests one. With a cookie, the SYN is
+    /// deferred until data are queued, and carries as many as fit.
+    pub fastopen_connect: bool,
 }
 
 /// Returns how many time-outs of a SYN+ACK a time in seconds lasts, rounded up (`secs_to_retrans`): the first
@@ -331,6 +335,8 @@ pub struct TcpInfo {
     pub ecn: bool,
     /// True if data of the SYN were acknowledged (`TCPI_OPT_SYN_DATA`).
     pub syn_data: bool,
+    /// Why the connection was not opened fast (`tcpi_fastopen_client_fail`).
+    pub fastopen_failure: FastOpenFailure,
     /// Bytes queued and not sent yet.
     pub notsent_bytes: u32,
     /// Time since data were last received, or since any segment was last received if nothing has been queued
@@ -382,6 +388,20 @@ pub struct UrgentMark {
     pub ahead: usize,
     /// True if the byte has arrived and was not read yet.
     pub ready: bool,
+}
+
+/// Reason for which a connection was not opened fast (RFC 7413), with the values of Linux.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FastOpenFailure {
+    /// It was, or that was not asked for.
+    #[default]
+    None,
+    /// There was no cookie (`TFO_COOKIE_UNAVAILABLE`).
+    CookieUnavailable,
+    /// SYN+ACK has not acknowledged the data of the SYN (`TFO_DATA_NOT_ACKED`).
+    DataNotAcked,
+    /// The SYN was sent again, without data (`TFO_SYN_RETRANSMITTED`).
+    SynRetransmitted,
 }
 
 /// Congestion state, with Linux's names.

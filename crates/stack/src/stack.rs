@@ -366,7 +366,10 @@ impl Stack {
 
     /// Applies a control update of another shard.
     pub fn apply_control_update(&mut self, now: Instant, update: &ControlUpdate) {
-        self.net.apply_control_update(now, update);
+        match update {
+            ControlUpdate::FastOpenPeer(peer) => self.tcp.store_fastopen_peer(peer),
+            _ => self.net.apply_control_update(now, update),
+        }
     }
 
     fn on_transport_error(&mut self, now: Instant, error: &TransportError) {
@@ -595,6 +598,24 @@ impl Stack {
     ) -> Result<Conn, ConnectError> {
         self.tcp.set_now(now);
         self.tcp.connect(&mut self.net, remote, options)
+    }
+
+    /// Returns how many bytes the SYN of a connection takes that is deferred until data are queued
+    /// ([`SocketOptions::fastopen_connect`](crate::options::SocketOptions::fastopen_connect)); `None` if the
+    /// SYN is not deferred.
+    pub fn syn_data_max(&self, conn: Conn) -> Option<u16> {
+        self.tcp.syn_data_max(conn)
+    }
+
+    /// Sends a deferred SYN now, with what is queued.
+    pub fn send_deferred_syn(&mut self, now: Instant, conn: Conn) {
+        self.tcp.set_now(now);
+        self.tcp.send_deferred_syn(&mut self.net, conn);
+    }
+
+    /// Returns whether connections can be opened fast (`tcp.fastopen`).
+    pub fn can_open_fast(&self) -> bool {
+        self.tcp.can_open_fast()
     }
 
     /// Queues a copy of bytes for sending. Returns how many were queued: if fewer than given,

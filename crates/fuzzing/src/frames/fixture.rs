@@ -333,6 +333,7 @@ impl StackFixture {
                 fastopen_queue: word.z >> 29 & 3,
                 fastopen_keys: (None, None),
                 fastopen_no_cookie: word.z & 1 << 31 != 0,
+                fastopen_connect: false,
             },
         };
         // The cookie of one listener may return to another one with different options.
@@ -350,7 +351,12 @@ impl StackFixture {
         let ip: IpAddr = if v6 { build::LOCAL_V6.into() } else { build::LOCAL_V4.into() };
         // Sometimes the caller chooses the port, so that addresses are reused.
         let local = (word.x & 1 != 0).then(|| SocketAddr::new(ip, 2000 + (word.x >> 8) as u16 % 4));
-        let options = ConnectOptions { local, ..ConnectOptions::default() };
+        let socket = SocketOptions {
+            fastopen_connect: word.x & 1 << 30 != 0,
+            fastopen_no_cookie: word.x & 1 << 31 != 0,
+            ..SocketOptions::default()
+        };
+        let options = ConnectOptions { local, socket, ..ConnectOptions::default() };
         if let Ok(conn) = self.setup.stack.connect(self.setup.now, remote, &options) {
             self.app.register_conn(&self.setup.stack, conn);
         }

@@ -511,6 +511,24 @@ impl Channels {
         }
     }
 
+    /// Returns how many bytes the SYN of a connection takes that waits for the first bytes; `None` if the SYN
+    /// was sent.
+    pub fn syn_data_max(&self, conn: Conn) -> Option<usize> {
+        let (client, conn) = self.client_of(conn).ok()?;
+        client.syn_data_max(conn).ok()?.map(usize::from)
+    }
+
+    /// Sends the SYN of a connection that waits for the first bytes, without them.
+    pub fn send_deferred_syn(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.send_deferred_syn(conn)
+    }
+
+    /// Returns whether the stack opens connections fast.
+    pub fn can_open_fast(&mut self) -> bool {
+        self.clients.first_mut().is_some_and(|client| client.can_open_fast().unwrap_or(false))
+    }
+
     /// Returns why a connection could not be opened, if that ended it.
     pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
         let (client, conn) = self.client_of(conn).ok()?;

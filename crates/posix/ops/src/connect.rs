@@ -5,6 +5,7 @@ use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, ShutdownState, SocketRole, Stream};
 use crate::kernel_socket;
+use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
@@ -121,30 +122,14 @@ impl Ops {
         let first = match socket.role {
             SocketRole::Unconnected { bound } => {
                 let to = sockaddr::decode(address, family)?;
-                let local = bound.map(|bound| bound.address()).or(socket.last_address);
-                check_families(local, to)?;
-                let is_stack_address = (self.config.is_stack_address)(to.ip());
-                let result = if is_stack_address {
-                    match state.start_connect(file, to, self.config.kernel_listen) {
-                        Err(Errno::NETDOWN) if state.has_restarted() => {
-                            state.start_connect(file, to, self.config.kernel_listen)
-                        }
-                        result => result,
+                match self.begin_connect(&mut state, (fd, file), bound, to, false)? {
+                    ConnectBegun::Sent => true,
+                    ConnectBegun::Deferred => return Ok(()),
+                    ConnectBegun::Kernel => {
+                        drop(state);
+                        return syscall::connect(fd, address);
                     }
-                } else {
-                    Err(Errno::NETUNREACH)
-                };
-                if result == Err(Errno::NETUNREACH) && self.config.kernel_listen {
-                    self.convert_to_kernel(&mut state, fd, file)?;
-                    drop(state);
-                    return syscall::connect(fd, address);
                 }
-                result?;
-                state.report_fd(fd, file);
-                if let Some(stream) = state.files.stream(file) {
-                    stream.incomplete_report_fd = Some(fd);
-                }
-                true
             }
             SocketRole::Listening(_) | SocketRole::Udp(_) => return Err(Errno::ISCONN),
             SocketRole::Stream(stream) if stream.disconnecting => return Err(Errno::INVAL),
@@ -156,21 +141,67 @@ impl Ops {
             // Even if the connection is already established, which is not checked.
             return Err(Errno::INPROGRESS);
         }
+        let (mut state, result) = self.wait_for_connect(state, file, timeout);
+        match result {
+            Err(Errno::AGAIN) if first => Err(Errno::INPROGRESS),
+            Err(Errno::AGAIN) if state.syn_data_max(file).is_some() => Err(Errno::ISCONN),
+            Err(Errno::AGAIN) => Err(Errno::ALREADY),
+            result => result,
+        }
+    }
+
+    /// Begins to connect a socket that was not connected. With `is_fast` its SYN may carry data.
+    pub(crate) fn begin_connect(
+        &self,
+        state: &mut LockGuard<'_>,
+        (fd, file): (RawFd, FileId),
+        bound: Option<BoundAddress>,
+        to: SocketAddr,
+        is_fast: bool,
+    ) -> Result<ConnectBegun, Errno> {
+        let local = bound.map(|bound| bound.address()).or(state.files.socket(file)?.last_address);
+        check_families(local, to)?;
+        let is_stack_address = (self.config.is_stack_address)(to.ip());
+        let result = if is_stack_address {
+            match state.start_connect(file, to, self.config.kernel_listen, is_fast) {
+                Err(Errno::NETDOWN) if state.has_restarted() => {
+                    state.start_connect(file, to, self.config.kernel_listen, is_fast)
+                }
+                result => result,
+            }
+        } else {
+            Err(Errno::NETUNREACH)
+        };
+        if result == Err(Errno::NETUNREACH) && self.config.kernel_listen {
+            self.convert_to_kernel(state, fd, file)?;
+            return Ok(ConnectBegun::Kernel);
+        }
+        let begun = result?;
+        state.report_fd(fd, file);
+        if let Some(stream) = state.files.stream(file) {
+            stream.incomplete_report_fd = Some(fd);
+        }
+        Ok(begun)
+    }
+
+    /// Waits until a connection is established. Returns `EAGAIN` after the time-out. After another error the
+    /// socket is unconnected.
+    pub(crate) fn wait_for_connect<'a>(
+        &'a self,
+        state: LockGuard<'a>,
+        file: FileId,
+        timeout: Timeout,
+    ) -> (LockGuard<'a>, Result<(), Errno>) {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) =
             self.block_until(state, &[file], &mut [], &wait, |state, _| state.connect_step(file));
-        match result {
-            Err(Errno::AGAIN) => Err(if first { Errno::INPROGRESS } else { Errno::ALREADY }),
-            Err(Errno::INTR) => Err(Errno::INTR),
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // The socket may try again, as after `tcp_disconnect`.
-                state.publish_disconnected(file);
-                state.drop_connection(file);
-                Err(error)
-            }
+        if !matches!(result, Ok(()) | Err(Errno::AGAIN | Errno::INTR)) {
+            // The socket may try again, as after `tcp_disconnect`.
+            state.publish_disconnected(file);
+            state.drop_connection(file);
         }
+        (state, result)
     }
 
     /// Implements `shutdown`.
@@ -205,6 +236,17 @@ impl Ops {
         state.wake(file, 0);
         result
     }
+}
+
+/// How a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectBegun {
+    /// The SYN was sent.
+    Sent,
+    /// The SYN waits for the first bytes (TCP Fast Open).
+    Deferred,
+    /// The socket has become a kernel socket, because the stack has no route.
+    Kernel,
 }
 
 impl ProcessState {
@@ -261,7 +303,13 @@ impl ProcessState {
 
     /// Starts to connect. `or_kernels` tells that a socket becomes a kernel socket if the stack has no route
     /// to the destination, so the route must be checked first.
-    fn start_connect(&mut self, file: FileId, to: SocketAddr, or_kernels: bool) -> Result<(), Errno> {
+    fn start_connect(
+        &mut self,
+        file: FileId,
+        to: SocketAddr,
+        or_kernels: bool,
+        is_fast: bool,
+    ) -> Result<ConnectBegun, Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Unconnected { bound } = socket.role else { return Err(Errno::ISCONN) };
         let to = loopback_for_any(to, bound.map(|b| b.address()));
@@ -282,8 +330,9 @@ impl ProcessState {
         });
         let local = local.or(local_ip.map(|last_address| SocketAddr::new(last_address.ip(), 0)));
         let v4 = Some(to.is_ipv4());
-        let options =
+        let mut options =
             ConnectOptions { local, socket: socket.options.initial_options(v4), ..ConnectOptions::default() };
+        options.socket.fastopen_connect |= is_fast;
         let async_options = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
         let conn = if let Some(ports) = ports {
             let any = if to.is_ipv4() { Family::V4.unspecified() } else { Family::V6.unspecified() };
@@ -323,7 +372,9 @@ impl ProcessState {
         }
         socket.role = SocketRole::Stream(Stream::new(conn, true, bound));
         self.bind_conn(conn, file);
-        self.apply_options(file)
+        self.apply_options(file)?;
+        let is_deferred = options.socket.fastopen_connect && self.syn_data_max(file).is_some();
+        Ok(if is_deferred { ConnectBegun::Deferred } else { ConnectBegun::Sent })
     }
 
     /// Replaces a connection that was opened asynchronously, and for which its shard had no port, by one of
@@ -375,9 +426,15 @@ impl ProcessState {
             SocketRole::Unconnected { .. } | SocketRole::Udp(_) => {}
             SocketRole::Listening(_) => self.stop_listening(file),
             SocketRole::Stream(stream) => {
+                let status = self.client.status(stream.conn);
+                // `tcp_disconnect` reports the connection that it ends, unless both ends have finished.
+                let is_open = status.is_ok_and(|status| {
+                    !(status.state.is_closed() || status.state.has_fin() && status.is_write_closed)
+                });
                 let _ = self.client.abort(stream.conn);
                 self.publish_disconnected(file);
                 self.drop_connection(file);
+                self.files.socket(file)?.shutdown.error = is_open.then_some(Errno::CONNRESET);
             }
         }
         Ok(())
@@ -415,8 +472,6 @@ impl ProcessState {
         if !conn_state.is_closed() && !conn_state.is_connected() {
             // `inet_shutdown` disconnects a socket that is not connected yet.
             self.disconnect(file)?;
-            // `tcp_disconnect` reports the handshake that it ends.
-            self.files.socket(file)?.shutdown.error = Some(Errno::CONNRESET);
             return Ok(());
         }
         self.files.socket(file)?.record_shutdown(read, write);

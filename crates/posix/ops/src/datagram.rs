@@ -8,7 +8,7 @@
 mod ancillary;
 mod cork;
 mod error_queue;
-mod via_kernel;
+pub(crate) mod via_kernel;
 
 pub(crate) use ancillary::cmsgs_of;
 pub use ancillary::{ControlMessages, ReceivedMessage};

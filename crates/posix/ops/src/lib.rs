@@ -29,6 +29,7 @@ mod descriptor;
 pub mod descriptor_report;
 mod epoll;
 mod exec;
+mod fastopen;
 pub mod fault_mask;
 pub mod fault_signals;
 mod fd_passing;

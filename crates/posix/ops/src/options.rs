@@ -437,6 +437,7 @@ impl SocketOptionState {
             fastopen_queue: self.fastopen_queue(),
             fastopen_keys: self.fastopen_keys,
             fastopen_no_cookie: self.is_on("TCP_FASTOPEN_NO_COOKIE"),
+            fastopen_connect: self.is_on("TCP_FASTOPEN_CONNECT"),
         }
     }
 
@@ -635,6 +636,28 @@ impl ProcessState {
         }
         self.files.socket(file)?.family = Family::V4;
         Ok(())
+    }
+
+    /// Checks whether `TCP_FASTOPEN_CONNECT` can be set.
+    ///
+    /// # Errors
+    /// `EINVAL` for a value other than 0 and 1 and for a socket that is not unconnected, `EOPNOTSUPP` if the
+    /// configuration does not allow it.
+    fn check_fastopen_connect(&mut self, file: FileId, value: &[u8]) -> Result<(), Errno> {
+        if self.files.socket(file)?.is_udp {
+            return Ok(());
+        }
+        within(value, 0..=1)?;
+        if !self.client.can_open_fast() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let role = self.files.socket(file)?.role;
+        let mut is_closed = || self.status(file).is_some_and(|(_, status)| status.state.is_closed());
+        match role {
+            SocketRole::Unconnected { .. } => Ok(()),
+            SocketRole::Stream(_) if is_closed() => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
     }
 
     /// Returns the peer of a connected socket.

@@ -174,6 +174,9 @@ impl ProcessState {
             } else if no_more_output || has_space || self.await_channel_space(conn, notsent_lowat, required) {
                 ready |= WRITABLE;
             }
+        } else if self.syn_data_max(file).is_some() {
+            // A write sends the SYN.
+            ready |= WRITABLE;
         }
         if is_message_blocked && !no_more_output {
             // Until the stack has reported that there is room again.

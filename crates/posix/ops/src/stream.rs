@@ -6,6 +6,7 @@ use crate::channels::Channels;
 use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
+use crate::lock::LockGuard;
 use crate::options::{BoolOption, Transferred};
 use crate::process::ProcessState;
 use crate::signal;
@@ -159,23 +160,46 @@ impl Ops {
             return self.send_to(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
         }
         if flags & !SEND_FLAGS != 0 {
-            return Err(Errno::OPNOTSUPP);
+            drop(state);
+            return match flags & !SEND_FLAGS {
+                libc::MSG_FASTOPEN => {
+                    self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() })
+                }
+                _ => Err(Errno::OPNOTSUPP),
+            };
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
+        self.send_rest(state, (fd, file), buffers, flags, timeout, &Cell::new(0))
+    }
+
+    /// Sends what follows the first `done` bytes.
+    #[inline(always)]
+    pub(crate) fn send_rest<'a>(
+        &'a self,
+        mut state: LockGuard<'a>,
+        (fd, file): (RawFd, FileId),
+        buffers: &[UserSlice<'_>],
+        flags: c_int,
+        timeout: Timeout,
+        done: &Cell<usize>,
+    ) -> Result<usize, Errno> {
         let result = if flags & libc::MSG_OOB != 0 {
             self.send_urgent(state, file, buffers, timeout)
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
-            let done = Cell::new(0);
             if flags & libc::MSG_MORE != 0 {
                 state.set_msg_more(file, true);
             }
-            let result = match state.send_step(file, buffers, total, &done, false) {
+            let result = match state.send_step(file, buffers, total, done, false) {
+                Err(Errno::AGAIN) if state.syn_data_max(file).is_some() => {
+                    drop(state);
+                    return self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
+                }
                 Err(Errno::AGAIN) if timeout != Timeout::Zero => {
-                    let wait = Wait::restarting(timeout, &done);
+                    let wait = Wait::restarting(timeout, done);
                     let step = |state: &mut ProcessState, _: &mut [_]| {
-                        state.send_step(file, buffers, total, &done, true)
+                        state.send_step(file, buffers, total, done, true)
                     };
                     let result;
                     (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
@@ -232,7 +256,11 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (_lane, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            let (conn, conn_state) = state.sendable(file)?;
+            let (conn, conn_state) = match state.sendable(file) {
+                // A write sends the SYN.
+                Err(Errno::AGAIN) => return state.syn_data_max(file).ok_or(Errno::AGAIN),
+                sendable => sendable?,
+            };
             let status = state.client.status_with_state(conn, conn_state).map_err(|_| Errno::PIPE)?;
             let space = state.send_limit(file, conn, status.send_space, true);
             if space > 0 {

@@ -103,6 +103,9 @@ impl Ops {
         buffers: &[UserSlice<'_>],
         args: &SendArgs<'_>,
     ) -> Result<usize, Errno> {
+        if args.flags & !stream::SEND_FLAGS == libc::MSG_FASTOPEN {
+            return self.send_fastopen(fd, buffers, args);
+        }
         if args.control.is_empty() || args.flags & !stream::SEND_FLAGS != 0 {
             return self.send(fd, buffers, args.flags);
         }

@@ -85,6 +85,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
             tcp.local_port_last = parse(words.get(1).copied().unwrap_or_default())?;
         }
         "tcp_fastopen" => tcp.fastopen = number()?,
+        "tcp_fastopen_blackhole_timeout_sec" => tcp.fastopen_blackhole_timeout_seconds = number()?,
         // The kernel shows zeros until it has a key.
         "tcp_fastopen_key" if first == "00000000-00000000-00000000-00000000" => {}
         "tcp_fastopen_key" => tcp.fastopen_key = first.into(),

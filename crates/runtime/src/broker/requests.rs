@@ -13,7 +13,8 @@ use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::icmp::extensions::IcmpExtensions;
 use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
 use ginnel_stack::options::{
-    BbrInfo, CaState, ConnectOptions, ListenOptions, PortSharing, SaveSyn, SocketOptions, TcpInfo,
+    BbrInfo, CaState, ConnectOptions, FastOpenFailure, ListenOptions, PortSharing, SaveSyn, SocketOptions,
+    TcpInfo,
 };
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{
@@ -65,8 +66,10 @@ codec_struct!(SocketOptions {
     fastopen_queue,
     fastopen_keys,
     fastopen_no_cookie,
+    fastopen_connect,
 });
 codec_struct!(PortSharing { reuse_address, reuse_port });
+codec_enum!(FastOpenFailure { 0 => None, 1 => CookieUnavailable, 2 => DataNotAcked, 3 => SynRetransmitted });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 codec_struct!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
 codec_struct!(ConnectOptions { local, is_ephemeral_port, socket });
@@ -140,6 +143,7 @@ codec_struct!(TcpInfo {
     wscale,
     ecn,
     syn_data,
+    fastopen_failure,
     notsent_bytes,
     last_data_recv,
     busy_time,
@@ -225,6 +229,8 @@ impl Codec for ChannelRequest {
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
             Self::IsShared(socket) => (19u8, *socket).encode(out),
+            Self::SendDeferredSyn(socket) => (23u8, *socket).encode(out),
+            Self::CanOpenFast => 24u8.encode(out),
             Self::SendMessage(socket, bytes, priority) => {
                 (20u8, (*socket, *priority)).encode(out);
                 bytes.encode(out);
@@ -258,6 +264,8 @@ impl Codec for ChannelRequest {
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
             19 => Self::IsShared(Codec::decode(from)?),
+            23 => Self::SendDeferredSyn(Codec::decode(from)?),
+            24 => Self::CanOpenFast,
             20 => {
                 let (socket, priority) = Codec::decode(from)?;
                 Self::SendMessage(socket, Codec::decode(from)?, priority)
@@ -308,6 +316,7 @@ impl Codec for ChannelReply {
             Self::SendableWithin(result) => tagged(out, 16, result),
             Self::ArrivalTime(result) => tagged(out, 22, result),
             Self::IsShared(is_shared) => tagged(out, 18, is_shared),
+            Self::CanOpenFast(can) => tagged(out, 23, can),
             Self::SendMessage(result) => tagged(out, 19, result),
             Self::RecvUnordered(result) => tagged(out, 20, result),
             Self::Links(links) => tagged(out, 17, links),
@@ -336,6 +345,7 @@ impl Codec for ChannelReply {
             16 => Self::SendableWithin(Codec::decode(from)?),
             22 => Self::ArrivalTime(Codec::decode(from)?),
             18 => Self::IsShared(Codec::decode(from)?),
+            23 => Self::CanOpenFast(Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             19 => Self::SendMessage(Codec::decode(from)?),
             20 => Self::RecvUnordered(Codec::decode(from)?),

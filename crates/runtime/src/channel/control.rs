@@ -49,6 +49,10 @@ pub enum ChannelRequest {
     Unlisten(u32),
     /// Opens a connection.
     Connect(SocketAddr, ConnectOptions),
+    /// Sends the SYN of a socket that waits for the first bytes, without them.
+    SendDeferredSyn(u32),
+    /// Asks whether the stack opens connections fast.
+    CanOpenFast,
     /// Queries the `TcpInfo` of a socket.
     Info(u32),
     /// Returns the headers of the SYN that began a socket's connection, if they were saved. The stack
@@ -268,6 +272,8 @@ pub enum ChannelReply {
     Connect(Result<(u32, u32), Error>),
     /// Reply to [`ChannelRequest::Info`].
     Info(Result<Box<TcpInfo>, Stale>),
+    /// Reply to [`ChannelRequest::CanOpenFast`].
+    CanOpenFast(bool),
     /// Reply to [`ChannelRequest::SavedSyn`]: the headers, empty if none were saved.
     SavedSyn(Vec<u8>),
     /// Reply to [`ChannelRequest::ArrivalTime`]: the lowest 32 bits of the time in microseconds, or 0 if

@@ -300,6 +300,14 @@ impl RemoteEngine {
         Ok(conn)
     }
 
+    pub fn send_deferred_syn(&mut self, _now: Instant, conn: Conn) {
+        let client = self.client.get_mut();
+        if matches!(client.syn_data_max(conn), Ok(Some(_))) {
+            // If the shard is gone, its end is reported otherwise.
+            let _ = client.send_deferred_syn(conn);
+        }
+    }
+
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let entry = self.conn_mut(conn).ok_or(SendError::Stale)?;
         if entry.deferred_close != DeferredClose::Nothing {

@@ -13,8 +13,15 @@ pub(super) mod state {
     pub const CLOSED: u32 = 1 << 2;
     /// The socket is a UDP socket.
     pub const UDP: u32 = 1 << 3;
+    /// The SYN waits for the first bytes, which it carries (TCP Fast Open). The bits from
+    /// `SYN_DATA_MAX_SHIFT` on say how many it takes.
+    pub const SYN_DEFERRED: u32 = 1 << 4;
+    /// A deferred SYN was sent although nothing was written.
+    pub const SYN_SENT: u32 = 1 << 5;
     /// Lowest bit of the close reason.
     pub const REASON_SHIFT: u32 = 8;
+    /// Lowest bit of the number of bytes that a deferred SYN takes.
+    pub const SYN_DATA_MAX_SHIFT: u32 = 16;
 }
 
 /// Requests of clients for a socket. Bits are only added while a connection lives.
@@ -50,6 +57,11 @@ const CLOSE_REASONS: [CloseReason; 14] = [
     CloseReason::Prohibited,
     CloseReason::ProtocolError,
 ];
+
+/// Returns the state bits of a new connection, whose deferred SYN takes `syn_data_max` bytes.
+pub(super) fn opened_bits(syn_data_max: Option<u16>) -> u32 {
+    syn_data_max.map_or(0, |max| state::SYN_DEFERRED | u32::from(max) << state::SYN_DATA_MAX_SHIFT)
+}
 
 /// Returns the state bits of a connection that closed for this reason.
 pub(super) fn closed_bits(reason: CloseReason) -> u32 {
@@ -165,6 +177,7 @@ mod tests {
         assert_eq!((connect_error_from_word(0), connect_error_from_word(99)), (None, None));
         for why in CLOSE_REASONS {
             assert_eq!(close_reason(closed_bits(why)), Some(why));
+            assert_eq!(close_reason(closed_bits(why) | opened_bits(Some(u16::MAX))), Some(why));
         }
         assert_eq!(close_reason(state::CONNECTED | state::FIN), None);
     }

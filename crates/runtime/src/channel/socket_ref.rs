@@ -98,6 +98,13 @@ impl SocketState {
         self.0 & state::CLOSED != 0
     }
 
+    /// Returns how many bytes the SYN takes that waits, or has waited, for the first bytes that are written;
+    /// `None` if it was sent before.
+    pub(super) fn syn_data_max(self) -> Option<u16> {
+        let is_deferred = self.0 & (state::SYN_DEFERRED | state::SYN_SENT) == state::SYN_DEFERRED;
+        is_deferred.then_some((self.0 >> state::SYN_DATA_MAX_SHIFT) as u16)
+    }
+
     /// Returns why the connection closed, if it did.
     pub fn close_reason(self) -> Option<CloseReason> {
         close_reason(self.0)

@@ -86,6 +86,8 @@ impl Network {
                     self.stats.path_mtu_evicted = self.path_mtu.evicted();
                 }
             }
+            // TCP applies it.
+            ControlUpdate::FastOpenPeer(_) => {}
         }
     }
 

@@ -361,23 +361,67 @@ pub enum ControlUpdate {
         /// The MTU in bytes, as reported.
         mtu: u16,
     },
+    /// A SYN+ACK has told something about a peer that matters for fast open (RFC 7413 §4.1.3).
+    FastOpenPeer(FastOpenPeer),
+}
+
+/// Knowledge about a peer from one of its SYN+ACKs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastOpenPeer {
+    /// The address of this host.
+    pub local: IpAddr,
+    /// The address of the peer.
+    pub remote: IpAddr,
+    /// The MSS that the peer has announced; 0 if it announced none.
+    pub mss: u16,
+    /// The cookie, without its unused bytes at the end; empty if there was none.
+    pub cookie: ([u8; 16], u8),
+    /// True if the cookie came in the experimental option.
+    pub is_experimental: bool,
+    /// How often the peer has not answered a request for a cookie, as far as that decides about the form of
+    /// the next request: 0 … 2.
+    pub unanswered: u8,
+}
+
+impl FastOpenPeer {
+    /// Returns the cookie; empty if there is none.
+    pub fn cookie(&self) -> &[u8] {
+        &self.cookie.0[..usize::from(self.cookie.1).min(16)]
+    }
+}
+
+/// Returns an address as an IPv6 address.
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
 }
 
 impl ControlUpdate {
     /// Length of an encoded update in bytes.
-    pub const LEN: usize = 20;
+    pub const LEN: usize = 53;
 
-    /// Encodes the update for a mailbox: kind, flag, a number, and an address.
+    /// Encodes the update for a mailbox: kind, flag, a number, and two addresses and a cookie as far as the
+    /// update has them.
     pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         let (kind, flag, number, address) = match *self {
             Self::DadResult { link, address, valid } => (0, u8::from(valid), link, address),
             Self::PathMtu { destination: IpAddr::V4(to), mtu } => (1, 4, mtu, to.to_ipv6_mapped()),
             Self::PathMtu { destination: IpAddr::V6(to), mtu } => (1, 6, mtu, to),
+            Self::FastOpenPeer(peer) => {
+                bytes[20..36].copy_from_slice(&mapped(peer.local).octets());
+                bytes[36..52].copy_from_slice(&peer.cookie.0);
+                bytes[52] = peer.cookie.1;
+                let family = u8::from(peer.remote.is_ipv6());
+                let flag = family | u8::from(peer.is_experimental) << 1 | peer.unanswered << 2;
+                (2, flag, peer.mss, mapped(peer.remote))
+            }
         };
-        let mut bytes = [0; Self::LEN];
         (bytes[0], bytes[1]) = (kind, flag);
         bytes[2..4].copy_from_slice(&number.to_be_bytes());
-        bytes[4..].copy_from_slice(&address.octets());
+        bytes[4..20].copy_from_slice(&address.octets());
         bytes
     }
 
@@ -385,13 +429,26 @@ impl ControlUpdate {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = u16::from_be_bytes([bytes[2], bytes[3]]);
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&bytes[4..]);
-        let address = Ipv6Addr::from_octets(octets);
+        let octets = |at: usize| core::array::from_fn::<u8, 16, _>(|i| bytes[at + i]);
+        let address = Ipv6Addr::from_octets(octets(4));
         match (bytes[0], bytes[1]) {
             (0, valid @ 0..=1) => Some(Self::DadResult { link: number, address, valid: valid == 1 }),
             (1, 4) => Some(Self::PathMtu { destination: address.to_ipv4_mapped()?.into(), mtu: number }),
             (1, 6) => Some(Self::PathMtu { destination: address.into(), mtu: number }),
+            (2, flag @ 0..12) if bytes[52] <= 16 => {
+                let unmapped = |address: Ipv6Addr| match flag & 1 {
+                    0 => address.to_ipv4_mapped().map(IpAddr::V4),
+                    _ => Some(address.into()),
+                };
+                Some(Self::FastOpenPeer(FastOpenPeer {
+                    local: unmapped(Ipv6Addr::from_octets(octets(20)))?,
+                    remote: unmapped(address)?,
+                    mss: number,
+                    cookie: (octets(36), bytes[52]),
+                    is_experimental: flag & 2 != 0,
+                    unanswered: flag >> 2,
+                }))
+            }
             _ => None,
         }
     }
@@ -403,6 +460,9 @@ impl ControlUpdate {
                 link == l && address == a
             }
             (Self::PathMtu { destination, .. }, Self::PathMtu { destination: d, .. }) => destination == d,
+            (Self::FastOpenPeer(peer), Self::FastOpenPeer(p)) => {
+                (peer.local, peer.remote) == (p.local, p.remote) && p.cookie.1 > 0
+            }
             _ => false,
         }
     }

@@ -261,6 +261,22 @@ fn control_updates_round_trip() {
         ControlUpdate::DadResult { link: 3, address, valid: false },
         ControlUpdate::PathMtu { destination: "10.0.0.9".parse().unwrap(), mtu: 1400 },
         ControlUpdate::PathMtu { destination: "fd00::9".parse().unwrap(), mtu: 1400 },
+        ControlUpdate::FastOpenPeer(FastOpenPeer {
+            local: "fd00::1".parse().unwrap(),
+            remote: "fd00::9".parse().unwrap(),
+            mss: 1440,
+            cookie: ([7; 16], 12),
+            is_experimental: true,
+            unanswered: 0,
+        }),
+        ControlUpdate::FastOpenPeer(FastOpenPeer {
+            local: "10.0.0.1".parse().unwrap(),
+            remote: "10.0.0.9".parse().unwrap(),
+            mss: 0,
+            cookie: ([0; 16], 0),
+            is_experimental: false,
+            unanswered: 2,
+        }),
     ] {
         assert_eq!(ControlUpdate::decode(&update.encode()), Some(update));
     }

@@ -95,6 +95,8 @@ impl SlowPathFlags {
     pub const FRTO_NEW_DATA: Self = Self(64);
     /// Flags of connections whose output differs from the first segment on.
     pub const OWN_OUTPUT: Self = Self(Self::PACED.0 | Self::FRTO_NEW_DATA.0);
+    /// The SYN of the connection waits for data that it carries ([`super::fastopen_client`]).
+    pub const SYN_DEFERRED: Self = Self(128);
 
     pub fn has(self, flag: Self) -> bool {
         self.0 & flag.0 != 0

@@ -180,10 +180,17 @@ pub struct TcpConfig {
     pub local_port_first: u16,
     /// Last local port that `connect` chooses. 1 … 65,535, default 60,999.
     pub local_port_last: u16,
-    /// TCP Fast Open (RFC 7413), with the bits of Linux's `net.ipv4.tcp_fastopen`: 2 for servers, 0x200 to
-    /// accept data without a cookie, 0x400 for listeners without `TCP_FASTOPEN`. The bits of clients have no
-    /// effect. 0 … 4,095, default 1.
+    /// TCP Fast Open (RFC 7413), with the bits of Linux's `net.ipv4.tcp_fastopen`: 1 for clients that ask for
+    /// it, 4 to send data without a cookie; 2 for servers, 0x200 to accept data without a cookie, 0x400 for
+    /// listeners without `TCP_FASTOPEN`. 0 … 4,095, default 1.
     pub fastopen: u32,
+    /// Maximum number of peers whose fast open cookie and MSS a client remembers; beyond it the least recent
+    /// one is dropped and counted. 1 … 1,000,000, default 4,096.
+    pub fastopen_cookies_max: u32,
+    /// Time for which clients of a shard do not use fast open after a path has dropped everything that
+    /// followed it, in seconds (Linux's `tcp_fastopen_blackhole_timeout_sec`). It doubles with each further
+    /// time, up to 64 times, until data arrive again. 0 uses fast open regardless. 0 … 86,400, default 0.
+    pub fastopen_blackhole_timeout_seconds: u32,
     /// Key of fast open cookies: four hexadecimal words as in `net.ipv4.tcp_fastopen_key`, and perhaps after
     /// a comma a second key, whose cookies are accepted, too. If it is empty, the key is random.
     pub fastopen_key: String,
@@ -241,6 +248,8 @@ impl Default for TcpConfig {
             local_port_first: 32_768,
             local_port_last: 60_999,
             fastopen: 1,
+            fastopen_cookies_max: 4096,
+            fastopen_blackhole_timeout_seconds: 0,
             fastopen_key: String::new(),
             hop_limit: 64,
         }
@@ -309,6 +318,8 @@ impl TcpConfig {
             return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));
         }
         within("fastopen", self.fastopen, 0..=0xfff)?;
+        within("fastopen_cookies_max", self.fastopen_cookies_max, 1..=1_000_000)?;
+        within("fastopen_blackhole_timeout_seconds", self.fastopen_blackhole_timeout_seconds, 0..=86_400)?;
         if !self.fastopen_key.is_empty() && super::fastopen::parse_keys(&self.fastopen_key).is_none() {
             let problem = format!("{:?} is not four hexadecimal words such as 1-2-3-4", self.fastopen_key);
             return Err(ConfigError::new("tcp.fastopen_key", problem));

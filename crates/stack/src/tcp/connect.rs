@@ -71,6 +71,9 @@ impl Tcp {
         self.init_windows(idx);
         self.stats.active_opens += 1;
         self.want_transmit(idx);
+        if options.socket.fastopen_connect {
+            self.begin_fastopen(net, idx, options.socket.fastopen_no_cookie);
+        }
         Ok(self.conns.handle(idx))
     }
 
@@ -176,10 +179,11 @@ impl Tcp {
             return;
         }
         if matches!(error.kind, IcmpErrorKind::PacketTooBig { .. }) {
-            let synchronized = c.state.is_synchronized();
-            if net.accept_path_mtu(self.now, error).is_some() && synchronized {
+            let is_affected = c.state.is_synchronized() || self.has_syn_data_in_flight(idx);
+            if net.accept_path_mtu(self.now, error).is_some() && is_affected {
                 // The route has been updated, and says whether packets have to be fragmented.
                 let _ = self.reroute(net, idx);
+                self.on_syn_too_large(idx);
                 self.rearm(idx);
             }
             return;

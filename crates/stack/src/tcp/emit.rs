@@ -146,9 +146,9 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Builds a SYN+ACK with a fast open cookie, if there is one.
+    /// Builds a SYN or SYN+ACK, perhaps with data, with a fast open cookie, if there is one.
     #[cold]
-    pub(super) fn emit_syn_ack_with(
+    pub(super) fn emit_syn_with(
         &mut self,
         net: &mut Network,
         idx: u32,
@@ -158,13 +158,16 @@ impl Tcp {
         if !net.hop_is_current(&self.conns[idx].hop) {
             self.reroute(net, idx)?;
         }
-        let options = TcpOptions { fastopen: cookie.cloned(), ..self.syn_options(idx, true) };
+        let is_syn_ack = segment.flags.contains(TcpFlags::ACK);
+        let options = TcpOptions { fastopen: cookie.cloned(), ..self.syn_options(idx, is_syn_ack) };
         let (window, edge) = self.window_field(idx, true);
         let plain = !self.conns[idx].has(Flags::V6 | Flags::MTU_LOCKED);
         if !plain || !self.emit_v4(net, idx, segment, window, 0, &options.words())? {
             self.emit_generic(net, idx, segment, window, 0, &options)?;
         }
-        self.on_plain_ack_sent(idx, edge);
+        if is_syn_ack {
+            self.on_plain_ack_sent(idx, edge);
+        }
         Ok(())
     }
 

@@ -194,22 +194,12 @@ impl Tcp {
         let window = self.conns[idx].rcv_wnd();
         self.on_payload(net, idx, &after_syn, Some(burst));
         if !seg.payload.is_empty() {
-            self.mark_syn_data(idx);
+            self.update_fastopen(idx, |state| state.is_syn_data_acked = true);
         }
         let c = &mut self.conns[idx];
         c.rcv_edge = c.rcv_nxt + window;
         self.send_fastopen_syn_ack(net, idx, cookie);
         self.arm_fastopen_timer(idx);
-    }
-
-    /// Records that data of the SYN were acknowledged, for `TCP_INFO`.
-    fn mark_syn_data(&mut self, idx: u32) {
-        let mut profile = *self.profile(idx);
-        profile.syn_data = true;
-        if let Some(profile) = self.profiles.intern(profile) {
-            let old = core::mem::replace(&mut self.conns[idx].profile, profile);
-            self.profiles.release(old);
-        }
     }
 
     /// Sends the first SYN+ACK of a half-open connection, with a cookie that the peer requested.
@@ -227,7 +217,7 @@ impl Tcp {
         let c = &mut self.conns[idx];
         (c.min_rtt, c.last_rx) = (now_us, now_ms);
         let segment = syn_ack(c, c.snd_una);
-        self.emit_syn_ack_with(net, idx, &segment, Some(cookie))?;
+        self.emit_syn_with(net, idx, &segment, Some(cookie))?;
         self.conns[idx].flags.clear(Flags::SYN_PENDING | Flags::ACK_NOW);
         Ok(())
     }
@@ -242,7 +232,7 @@ impl Tcp {
         }
         c.last_rx = now_ms;
         let segment = syn_ack(c, c.snd_una - 1);
-        if self.emit_syn_ack_with(net, idx, &segment, cookie) == Err(TxError::Full) {
+        if self.emit_syn_with(net, idx, &segment, cookie) == Err(TxError::Full) {
             self.stats.device_full += 1;
         }
     }

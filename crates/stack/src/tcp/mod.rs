@@ -21,6 +21,8 @@ mod deferred_acks;
 pub(crate) mod demux;
 mod emit;
 pub mod fastopen;
+mod fastopen_client;
+mod fastopen_cookies;
 mod footprint;
 pub(crate) mod input;
 mod listen;
@@ -79,6 +81,7 @@ use core::time::Duration;
 use deferred_acks::DeferredAcks;
 use demux::AddressPool;
 pub use demux::FlowKey;
+use fastopen_client::FastOpenClient;
 use listen::ListenTable;
 use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
@@ -150,6 +153,8 @@ pub(crate) struct Tcp {
     pub fastopen_pending: u32,
     /// Keys of cookies for listeners without keys of their own.
     pub fastopen_keys: fastopen::FastOpenKeys,
+    /// Cookies of peers, and whether black holes have paused their use.
+    pub fastopen_client: FastOpenClient,
     /// True if the segments that arrive have overtaken earlier ones: see [`Tcp::set_overtaking`].
     pub is_overtaking: bool,
     challenge_timestamp: u64,
@@ -205,6 +210,7 @@ impl Tcp {
             fastopen_pending: 0,
             fastopen_keys: fastopen::parse_keys(&config.fastopen_key)
                 .unwrap_or((Some(Secrets::fastopen_key(seed)), None)),
+            fastopen_client: FastOpenClient::new(config.fastopen_cookies_max),
             is_overtaking: false,
             challenge_timestamp: 0,
             challenge_count: 0,
@@ -555,6 +561,9 @@ impl Tcp {
         }
         self.stats.count_close(reason);
         let profile = self.conns[idx].profile;
+        if !profile.is_usual() {
+            self.on_fastopen_end(idx);
+        }
         self.profiles.release(profile);
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;

@@ -98,8 +98,11 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         if !c.state.is_synchronized() {
-            let is_due = c.state == State::SynReceived && c.has(Flags::ACK_NOW);
-            return if is_due { self.send_ack(net, idx) } else { Ok(()) };
+            if c.state == State::SynReceived && c.has(Flags::ACK_NOW) {
+                return self.send_ack(net, idx);
+            }
+            self.output_syn_sent(net, idx);
+            return Ok(());
         }
         if c.active != NONE {
             if !net.hop_is_current(&c.hop) {
@@ -190,7 +193,6 @@ impl Tcp {
             return Err(error);
         }
         c.flags.clear(Flags::SYN_PENDING | Flags::ACK_NOW);
-        c.snd_nxt = c.snd_una + 1;
         if c.retries == 0 {
             c.min_rtt = now_us;
         }

@@ -2,6 +2,7 @@
 //! profile; equal profiles share one entry.
 
 use super::config::{CongestionControl, TcpConfig};
+use super::fastopen_client::FastOpenState;
 use super::port_use::PortSharing;
 use super::rate::UNLIMITED;
 use crate::device::Label;
@@ -80,8 +81,8 @@ pub(crate) struct Profile {
     pub unordered: bool,
     /// True if packets over IPv4 have no DF, whatever the route says.
     pub may_fragment: bool,
-    /// True if data of the SYN were acknowledged (`TCPI_OPT_SYN_DATA`): no option, but rare.
-    pub syn_data: bool,
+    /// Records of TCP Fast Open: no option, but rare.
+    pub fastopen: FastOpenState,
     /// Largest pacing rate in bytes per second; unlimited by default.
     pub max_pacing_rate: u64,
     /// True if a value above asks for a flag of the slow path; set by [`ProfileTable`].
@@ -130,7 +131,7 @@ impl Profile {
             port_sharing: PortSharing::default(),
             unordered: false,
             may_fragment: false,
-            syn_data: false,
+            fastopen: FastOpenState::default(),
             max_pacing_rate: UNLIMITED,
             has_slow_path: false,
             rto_initial_ms: config.rto_initial_ms,

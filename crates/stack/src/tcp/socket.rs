@@ -1,9 +1,8 @@
 //! The calls of applications on a connection.
 
 use super::Tcp;
-use super::active::{MsgMore, SlowPathFlags};
-
-use super::conn::{Flags, NONE, SlotState};
+use super::active::{ActiveConn, MsgMore, SlowPathFlags};
+use super::conn::{Flags, NONE, SlotState, Tcb};
 use super::memory_waiters::BYTES_UNDER_PRESSURE_MAX;
 use super::receive::chunks_for;
 use super::rtt;
@@ -249,8 +248,7 @@ impl Tcp {
     pub fn notsent(&self, conn: Conn) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].active != NONE) else { return 0 };
         let c = &self.conns[idx];
-        let queued = self.active[c.active].send.len() as u32;
-        if c.state.is_synchronized() { (c.snd_una + queued - c.snd_nxt).max(0) as u32 } else { queued }
+        notsent_bytes(c, &self.active[c.active])
     }
 
     /// Queues bytes of which the last one is urgent, like `MSG_OOB`. Returns how many fit.
@@ -682,7 +680,8 @@ impl Tcp {
             sack: c.has(Flags::SACK),
             wscale: c.has(Flags::WSCALE),
             ecn: c.has(Flags::ECN),
-            syn_data: self.profile(idx).syn_data,
+            syn_data: self.profile(idx).fastopen.is_syn_data_acked,
+            fastopen_failure: self.profile(idx).fastopen.failure,
             last_data_recv: Duration::from_millis(self.now_ms().wrapping_sub(last_data).into()),
             busy_time,
             rwnd_limited,
@@ -693,12 +692,17 @@ impl Tcp {
             delivery_rate: rates.delivery,
             delivery_rate_app_limited: rates.is_app_limited,
             bbr: rates.bbr,
-            notsent_bytes: b.map_or(0, |b| {
-                let end = c.snd_una + b.send.len() as u32;
-                (end - c.snd_nxt).max(0) as u32
-            }),
+            notsent_bytes: b.map_or(0, |b| notsent_bytes(c, b)),
             send_queued: b.map_or(0, |b| b.send.len() as u32),
             recv_queued: self.unread(idx) as u32,
         })
     }
+}
+
+/// Returns the bytes that are queued and not sent.
+fn notsent_bytes(c: &Tcb, b: &ActiveConn) -> u32 {
+    // Before the handshake is complete, SYN precedes the first byte.
+    let syn = u32::from(!c.state.is_synchronized());
+    let end = c.snd_una + (b.send.len() as u32 + syn);
+    (end - c.snd_nxt).max(0) as u32
 }

@@ -58,6 +58,15 @@ counters! {
         fastopen_alternate_keys,
         /// SYNs that were not opened fast because of a listener's `TCP_FASTOPEN`.
         fastopen_overflows,
+        /// Connections opened from here whose SYN had data that the peer has acknowledged (TCP Fast Open).
+        fastopen_active,
+        /// Connections opened from here whose SYN had data that the peer has not acknowledged, and those
+        /// after whose fast open everything was lost.
+        fastopen_active_failures,
+        /// Times that fast open of clients was paused because everything was lost after it.
+        fastopen_black_holes,
+        /// Fast open cookies of peers dropped at `fastopen_cookies_max`.
+        fastopen_cookies_evicted,
         /// SYN cookies sent.
         cookies_sent,
         /// Connections created from a SYN cookie.

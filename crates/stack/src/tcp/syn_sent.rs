@@ -33,6 +33,9 @@ impl Tcp {
         }
         self.take_syn(idx, seg);
         if ack {
+            if !self.conns[idx].profile.is_usual() && self.profile(idx).fastopen.is_begun() {
+                return self.on_fastopen_syn_ack(net, idx, seg);
+            }
             let now_us = self.now.as_micros() as u32;
             let c = &mut self.conns[idx];
             take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
@@ -91,6 +94,10 @@ impl Tcp {
             b.recovery.high_seq = una;
             b.cwnd_usage_seq = nxt;
             b.lsndtime = self.now;
+            if !b.rtx_queue.is_empty() {
+                // The SYN had data.
+                self.set_retransmit_timer(idx, true, None);
+            }
             self.want_transmit(idx);
         }
         if !orphan {
@@ -105,7 +112,8 @@ impl Tcp {
         let now_us = self.now.as_micros() as u32;
         let c = &mut self.conns[idx];
         take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
-        c.snd_una = seg.header.ack;
+        // A later segment acknowledges data of the SYN.
+        c.snd_una += 1;
         c.snd_wnd = seg.header.window.into();
         self.establish_active(idx);
         self.ack_now(idx);

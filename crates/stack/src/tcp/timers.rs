@@ -356,6 +356,9 @@ impl Tcp {
         } else {
             self.config.synack_retries
         };
+        if self.skips_deferred_syn(idx) {
+            return true;
+        }
         self.stats.timeouts += 1;
         let c = &self.conns[idx];
         let is_deferred = c.state == State::SynReceived && c.rttvar & SYNACK_DEFERRED != 0;
@@ -368,6 +371,7 @@ impl Tcp {
                 let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
                 self.connect_time_left(idx) <= rto_ms
             };
+        self.detect_fastopen_black_hole(idx, c.retries, gave_up);
         if gave_up {
             self.destroy(idx, self.time_out_reason(idx));
             return false;
@@ -506,8 +510,10 @@ impl Tcp {
                 return true;
             }
         };
-        let since = b.retransmit_since;
-        if self.retransmits_timed_out(idx, since) {
+        let (since, retransmits) = (b.retransmit_since, b.retransmits);
+        let is_given_up = self.retransmits_timed_out(idx, since);
+        self.detect_fastopen_black_hole(idx, retransmits, is_given_up);
+        if is_given_up {
             self.destroy_timed_out(idx);
             return false;
         }

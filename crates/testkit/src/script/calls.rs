@@ -72,6 +72,15 @@ pub enum Op {
         /// Flags.
         flags: MsgFlags,
     },
+    /// `sendto(3, ..., n, flags, ..., ...)`: sends to the run's remote address.
+    SendTo {
+        /// Socket.
+        fd: Fd,
+        /// Bytes to send.
+        len: usize,
+        /// Flags.
+        flags: MsgFlags,
+    },
     /// `close`.
     Close {
         /// Socket.
@@ -137,6 +146,7 @@ impl Op {
             | Self::Connect { fd }
             | Self::Receive { fd, .. }
             | Self::Send { fd, .. }
+            | Self::SendTo { fd, .. }
             | Self::Close { fd }
             | Self::Shutdown { fd, .. }
             | Self::SetOption { fd, .. }

@@ -329,13 +329,13 @@ impl Runner<'_> {
 
     /// Returns the descriptor that the call creates and the bytes that it sends.
     fn prepare(&mut self, call: &Call) -> (Option<Fd>, Vec<u8>) {
-        if let Op::Connect { .. } = call.op {
+        if let Op::Connect { .. } | Op::SendTo { .. } = call.op {
             self.flows.values_mut().for_each(Flow::expect_new_connection);
         }
         let makes_fd = matches!(call.op, Op::Socket | Op::Accept { .. });
         let new_fd = call.expect.value.filter(|v| makes_fd && *v >= 0).map(|v| v as Fd);
         let data = match call.op {
-            Op::Send { fd, len, .. } => {
+            Op::Send { fd, len, .. } | Op::SendTo { fd, len, .. } => {
                 let start = self.streams.entry(fd).or_default().written;
                 (0..len as u64).map(|i| local_byte(start + i)).collect()
             }
@@ -391,7 +391,7 @@ impl Runner<'_> {
         }
         self.latest_fd = match call.op {
             Op::Accept { .. } if returned.value >= 0 => expect.value.map(|v| v as Fd),
-            Op::Connect { fd } => Some(fd),
+            Op::Connect { fd } | Op::SendTo { fd, .. } => Some(fd),
             _ => self.latest_fd,
         };
         self.check_detail(call, returned)
@@ -401,7 +401,9 @@ impl Runner<'_> {
     fn check_detail(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let done = u64::try_from(returned.value).unwrap_or(0);
         match &call.op {
-            Op::Send { fd, .. } => self.streams.entry(*fd).or_default().written += done,
+            Op::Send { fd, .. } | Op::SendTo { fd, .. } => {
+                self.streams.entry(*fd).or_default().written += done
+            }
             Op::Close { fd } => {
                 self.streams.remove(fd);
             }

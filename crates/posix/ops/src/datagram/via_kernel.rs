@@ -9,7 +9,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 /// Calls `sendmsg` on the kernel socket.
-pub(super) fn send(kernel_fd: RawFd, buffers: &[UserSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+pub(crate) fn send(kernel_fd: RawFd, buffers: &[UserSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
     syscall::sendmsg(kernel_fd, buffers, args.to.unwrap_or_default(), args.control, args.flags)
 }
 

@@ -37,6 +37,9 @@ impl Ops {
         if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
             return state.set_addrform(file, value);
         }
+        if (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) {
+            state.check_fastopen_connect(file, value)?;
+        }
         let socket = state.files.socket(file)?;
         if socket.is_udp && multicast::is_option(socket.family, level, name) {
             return self.set_multicast(state, file, (level, name), value);

@@ -580,7 +580,7 @@ pub const OPTIONS: &[OptionRow] = &[
         "empty for a SYN that arrived in fragments, or with more than 256 bytes of headers",
     ),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
-    refused(TCP, 30, "TCP_FASTOPEN_CONNECT", "SYNs of clients carry no data"),
+    number(TCP, 30, "TCP_FASTOPEN_CONNECT", IntFormat::Int, AcceptedValues::Within(0, 1), 0),
     dedicated_with_note(TCP, 31, "TCP_ULP", "as in Linux without modules for it"),
     refused(TCP, 32, "TCP_MD5SIG_EXT", "segments are not signed"),
     dedicated_with_note(TCP, 33, "TCP_FASTOPEN_KEY", "empty unless the socket has keys of its own"),

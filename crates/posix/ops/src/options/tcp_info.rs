@@ -62,7 +62,7 @@ pub(super) fn bytes(
     out[4] = info.backoff;
     out[5] = options.iter().filter(|(on, _)| *on).fold(0, |bits, (_, bit)| bits | bit);
     out[6] = info.snd_wscale & 15 | info.rcv_wscale << 4;
-    out[7] = info.delivery_rate_app_limited.into();
+    out[7] = u8::from(info.delivery_rate_app_limited) | (info.fastopen_failure as u8) << 1;
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     // From byte 8 on: tcpi_rto, tcpi_ato, tcpi_snd_mss, tcpi_rcv_mss, tcpi_unacked, tcpi_sacked, tcpi_lost,
     // tcpi_retrans, tcpi_fackets; tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv,

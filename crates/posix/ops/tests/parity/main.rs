@@ -11,6 +11,7 @@ mod document;
 mod dual_groups;
 mod dual_listeners;
 mod epoll;
+mod fastopen;
 mod kernel;
 mod listeners;
 mod multicast;
@@ -45,9 +46,10 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 17] = [
+const MODULES: [Cases; 18] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
+    fastopen::tests::CASES,
     listeners::tests::CASES,
     multicast::tests::CASES,
     options::tests::CASES,
@@ -69,8 +71,10 @@ const MODULES: [Cases; 17] = [
 /// and their connections remain in TIME_WAIT. Without the right to that, the thread stays where it is.
 fn enter_own_namespace() {
     match enter_new_loopback() {
+        // Clients and servers open connections fast; by default only clients do.
+        Ok(()) => std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("tcp_fastopen"),
         Err(e) if e.kind() != std::io::ErrorKind::PermissionDenied => panic!("network namespace: {e}"),
-        _ => {}
+        Err(_) => {}
     }
 }
 

@@ -36,6 +36,7 @@ fn config(address: &str) -> Config {
     let config = DeviceConfig::new("cable", DeviceKind::Memory);
     let mut config = Config::single(config, &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
+    config.tcp.fastopen = 3;
     config
 }
 

@@ -349,6 +349,11 @@ impl Caller {
                 let flags = flags.0 | libc::MSG_NOSIGNAL;
                 call_result(call!(i, send, fd, data.as_ptr().cast(), data.len(), flags) as i64)
             }
+            Op::SendTo { flags, .. } => {
+                let (name, len) = socket_address(SocketAddr::new(self.remote, SERVER_PORT));
+                let (flags, bytes) = (flags.0 | libc::MSG_NOSIGNAL, data.as_ptr().cast());
+                call_result(call!(i, sendto, fd, bytes, data.len(), flags, name.as_ptr().cast(), len) as i64)
+            }
             Op::Shutdown { how, .. } => {
                 let how = match how {
                     ShutdownHow::Read => libc::SHUT_RD,

@@ -98,6 +98,37 @@ impl Client {
         Ok(self.socket_ref(conn)?.write_position())
     }
 
+    /// Returns how many bytes the SYN of a connection takes that waits for the first bytes
+    /// ([`SocketOptions::fastopen_connect`]); `None` if the SYN was sent.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale.
+    pub fn syn_data_max(&self, conn: Conn) -> Result<Option<u16>, Stale> {
+        let state = self.socket_state(conn)?;
+        let is_open = !state.is_connected() && !state.is_closed();
+        Ok(state.syn_data_max().filter(|_| is_open && self.written(conn) == Ok(0)))
+    }
+
+    /// Sends the SYN of a connection that waits for the first bytes, without them.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale, or if the shard is gone.
+    pub fn send_deferred_syn(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.tracked(conn)?;
+        self.call(ChannelRequest::SendDeferredSyn(conn.index())).map(|_| ()).map_err(|_| Stale::Handle)
+    }
+
+    /// Returns whether the stack opens connections fast (`tcp.fastopen`).
+    ///
+    /// # Errors
+    /// Returns an error if the shard is gone.
+    pub fn can_open_fast(&mut self) -> Result<bool, Error> {
+        match self.call(ChannelRequest::CanOpenFast)? {
+            ChannelReply::CanOpenFast(can) => Ok(can),
+            _ => Err(super::unexpected_reply()),
+        }
+    }
+
     /// Reserves an address for a socket that is going to listen or to connect. For port 0 the stack chooses a
     /// port.
     ///

@@ -3,6 +3,7 @@
 use super::domain::{ClientSlot, Domain};
 use crate::channel::control::{ChannelReply, ChannelRequest, LinkInfo, StackCounters};
 use crate::channel::doorbells::RELEASED;
+use crate::channel::socket::{opened_bits, state};
 use crate::context::Context;
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
@@ -131,7 +132,10 @@ impl Domain {
                     return ChannelReply::Connect(Err(Error::Connect(remote, ConnectError::TooMany)));
                 }
                 let report_unread_after = self.report_unread_after(options.socket.recv_buffer_bytes);
-                let socket = cx.connect(remote, options).map(|conn| self.open_socket(cx, conn, 0));
+                let socket = cx.connect(remote, options).map(|conn| {
+                    let bits = opened_bits(cx.syn_data_max(conn).filter(|_| options.socket.fastopen_connect));
+                    self.open_socket(cx, conn, bits)
+                });
                 if socket.is_ok() {
                     self.preallocate(number);
                 }
@@ -143,6 +147,14 @@ impl Domain {
                     (socket, entry.generation)
                 }))
             }
+            ChannelRequest::SendDeferredSyn(socket) => {
+                if let Some(conn) = owned_conn(self, socket) {
+                    cx.send_deferred_syn(conn);
+                    self.add_state(socket, state::SYN_SENT);
+                }
+                ChannelReply::Done
+            }
+            ChannelRequest::CanOpenFast => ChannelReply::CanOpenFast(cx.can_open_fast()),
             ChannelRequest::Info(socket) => ChannelReply::Info(match owned_conn(self, socket) {
                 Some(conn) => cx.info(conn).map(Box::new),
                 None => Err(Stale::Handle),

@@ -1,12 +1,12 @@
 //! TCP Fast Open: the next connection of a peer may belong to another shard than the one that sent the
-//! cookie.
+//! cookie; clients send data in their SYN.
 
 use super::control::{OUR_MAC, WIRE_MAC, arp, ethernet, turn};
 use super::{RecordingHandler, START, receive, send, shards_and_device, stack_config};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
-use ginnel_stack::options::{ListenOptions, SocketOptions};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
 use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
 use ginnel_stack::wire::ethernet::EtherType;
@@ -18,12 +18,23 @@ const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
 /// Returns a SYN of the peer with this cookie, empty to request one, and with data.
 fn syn(src_port: u16, cookie: &[u8], data: &[u8]) -> Vec<u8> {
+    segment_of_peer([src_port, 80], SeqNumber(0), TcpFlags::SYN, cookie, data)
+}
+
+/// Returns a segment of the peer from and to these ports, with this cookie.
+fn segment_of_peer(
+    [src_port, dst_port]: [u16; 2],
+    ack: SeqNumber,
+    flags: TcpFlags,
+    cookie: &[u8],
+    data: &[u8],
+) -> Vec<u8> {
     let header = TcpHeader {
         src_port,
-        dst_port: 80,
+        dst_port,
         seq: SeqNumber(1),
-        ack: SeqNumber(0),
-        flags: TcpFlags::SYN,
+        ack,
+        flags,
         window: 60_000,
         urg_ptr: 0,
         header_len: 0,
@@ -105,4 +116,59 @@ fn cookie_of_one_shard_is_valid_on_others() {
         assert_eq!(shards[usize::from(second)].handler().accepted.len(), 1);
         receive(&mut wire);
     }
+}
+
+/// A SYN of the stack.
+#[derive(Debug)]
+struct SentSyn {
+    /// Source and destination.
+    ports: [u16; 2],
+    seq: SeqNumber,
+    cookie: Vec<u8>,
+    data: Vec<u8>,
+}
+
+/// Parses a frame with a SYN that has the fast open option.
+fn sent_syn(frame: &[u8]) -> Option<SentSyn> {
+    let packet = frame.get(14..).filter(|_| frame[12..14] == [8, 0])?;
+    let ip = ipv4::Header::parse(packet).ok().filter(|ip| ip.protocol == protocol::TCP)?;
+    let TcpSegment { header, options, payload, .. } = TcpSegment::parse(ip.payload(packet)).ok()?;
+    let cookie = TcpOptions::parse(options).fastopen.filter(|_| header.flags == TcpFlags::SYN)?;
+    Some(SentSyn {
+        ports: [header.src_port, header.dst_port],
+        seq: header.seq,
+        cookie: cookie.bytes.to_vec(),
+        data: payload.to_vec(),
+    })
+}
+
+#[test]
+fn cookie_that_one_shard_learns_is_sent_by_others() {
+    let mut config = stack_config(2);
+    config.tcp.fastopen = 1;
+    let (mut shards, mut wire) = shards_and_device(config, RssMode::Hash, |_| RecordingHandler::default());
+    let mut now = START + Duration::from_secs(5);
+    send(&mut wire, &arp(ArpOperation::Request, PEER, WIRE_MAC, MacAddr::BROADCAST));
+    turn(&mut shards, now);
+    receive(&mut wire);
+    let mut connect = |shard: usize, now| {
+        let to = (PEER, 90).into();
+        let options = ConnectOptions::default();
+        let queued = shards[shard].with(now, |_, cx| cx.connect_with_data(to, options, b"early").unwrap().1);
+        assert_eq!(queued, 5);
+        turn(&mut shards, now);
+        let syns: Vec<_> = receive(&mut wire).iter().filter_map(|frame| sent_syn(frame)).collect();
+        let [SentSyn { ports: [to, from], seq, cookie, data }] = &syns[..] else { panic!("{syns:?}") };
+        let ack = *seq + (1 + data.len() as u32);
+        let flags = TcpFlags::SYN | TcpFlags::ACK;
+        send(&mut wire, &segment_of_peer([*from, *to], ack, flags, &[7; 8], &[]));
+        turn(&mut shards, now);
+        receive(&mut wire);
+        (cookie.clone(), data.clone())
+    };
+    assert_eq!(connect(0, now), (vec![], vec![]));
+    now += Duration::from_millis(1);
+    assert_eq!(connect(1, now), (vec![7; 8], b"early".to_vec()));
+    let stats = shards[1].core.stack.local().unwrap().tcp_stats();
+    assert_eq!((stats.fastopen_active, stats.fastopen_active_failures), (1, 0));
 }

@@ -62,6 +62,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         // The kernel's slack follows from its clock granularity.
         "ginnel.reordering_slack_ms" => tcp.reordering_slack_ms = number()?,
         "fastopen" => tcp.fastopen = number()?,
+        "fastopen_blackhole_timeout_sec" => tcp.fastopen_blackhole_timeout_seconds = number()?,
         "fastopen_key" => tcp.fastopen_key = value.into(),
         "mtu_probing" => {
             tcp.mtu_probing = match value {

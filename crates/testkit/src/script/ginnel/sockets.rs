@@ -303,6 +303,18 @@ impl EngineSockets {
     }
 }
 
+/// Sends the SYN of a connection that waits for data, with as many as it takes.
+fn send_in_syn(stack: &mut Stack, now: Instant, conn: Conn, data: &[u8]) -> CallResult {
+    let max = usize::from(stack.syn_data_max(conn).unwrap_or(0)).min(data.len());
+    let sent = stack.send(conn, &data[..max]);
+    stack.send_deferred_syn(now, conn);
+    match sent {
+        Ok(1..) => CallResult::value(max as i64),
+        Ok(0) => fail(libc::EINPROGRESS),
+        Err(_) => fail(libc::EPIPE),
+    }
+}
+
 /// Returns Linux's `SO_ERROR` for the end of a connection.
 fn close_errno(reason: CloseReason, is_close_wait: bool) -> Option<i32> {
     match reason {
@@ -345,7 +357,11 @@ impl Socket {
             Op::Listen { backlog, .. } => self.listen(stack, *backlog),
             Op::Connect { .. } => self.connect(stack, now, SocketAddr::new(ends.1, SERVER_PORT)),
             Op::Receive { len, flags, .. } => self.receive(stack, *len, *flags),
-            Op::Send { flags, .. } => self.send(stack, data, *flags),
+            Op::Send { flags, .. } => self.send(stack, now, data, *flags),
+            Op::SendTo { flags, .. } if flags.has(libc::MSG_FASTOPEN) => {
+                self.send_fast(stack, now, SocketAddr::new(ends.1, SERVER_PORT), data)
+            }
+            Op::SendTo { flags, .. } => self.send(stack, now, data, *flags),
             Op::Shutdown { how, .. } => self.shutdown(stack, *how),
             Op::SetOption { option, value, .. } => self.set_option(stack, option, value),
             Op::GetOption { option, .. } => match (option.name, self.options.send_buffer_bytes) {
@@ -395,7 +411,10 @@ impl Socket {
                 for option in self.pending_options.drain(..) {
                     let _ = stack.set_option(conn, option);
                 }
-                fail(libc::EINPROGRESS)
+                match stack.syn_data_max(conn) {
+                    Some(_) => CallResult::value(0),
+                    None => fail(libc::EINPROGRESS),
+                }
             }
             Err(ConnectError::NetUnreachable) => fail(libc::ENETUNREACH),
             Err(
@@ -454,13 +473,31 @@ impl Socket {
         }
     }
 
-    fn send(&mut self, stack: &mut Stack, data: &[u8], flags: MsgFlags) -> CallResult {
+    /// `sendto` with `MSG_FASTOPEN` (`tcp_sendmsg_fastopen`).
+    fn send_fast(&mut self, stack: &mut Stack, now: Instant, remote: SocketAddr, data: &[u8]) -> CallResult {
+        if !stack.can_open_fast() {
+            return fail(libc::EOPNOTSUPP);
+        }
+        let chosen = self.options.fastopen_connect;
+        self.options.fastopen_connect = true;
+        let connected = self.connect(stack, now, remote);
+        self.options.fastopen_connect = chosen;
+        match self.kind {
+            SocketKind::Connected(conn) if connected.value == 0 => send_in_syn(stack, now, conn, data),
+            _ => connected,
+        }
+    }
+
+    fn send(&mut self, stack: &mut Stack, now: Instant, data: &[u8], flags: MsgFlags) -> CallResult {
         if let Some(errno) = self.error.take() {
             return fail(errno);
         }
         let SocketKind::Connected(conn) = self.kind else { return fail(libc::EPIPE) };
         if self.shut_write {
             return fail(libc::EPIPE);
+        }
+        if stack.syn_data_max(conn).is_some() {
+            return send_in_syn(stack, now, conn, data);
         }
         if matches!(stack.state(conn), Some(State::SynSent | State::SynReceived)) {
             return fail(libc::EAGAIN);
@@ -557,6 +594,14 @@ impl Socket {
                 self.options.may_fragment = !matches!(number, 1 | 2);
                 TcpOption::MayFragment(self.options.may_fragment)
             }
+            "TCP_FASTOPEN_CONNECT" => {
+                self.options.fastopen_connect = on;
+                return CallResult::value(0);
+            }
+            "TCP_FASTOPEN_NO_COOKIE" => {
+                self.options.fastopen_no_cookie = on;
+                return CallResult::value(0);
+            }
             "TCP_FASTOPEN" => {
                 self.options.fastopen_queue = number;
                 if let SocketKind::Listening(listener) = self.kind {
@@ -638,7 +683,9 @@ impl Socket {
             SocketKind::Connected(conn) => {
                 let state = stack.state(*conn).unwrap_or(State::Closed);
                 if matches!(state, State::SynSent) {
-                    return ready;
+                    // A write sends a deferred SYN (`tcp_poll`).
+                    let writable = stack.syn_data_max(*conn).map_or(0, |_| libc::POLLOUT | libc::POLLWRNORM);
+                    return ready | writable;
                 }
                 let end_of_input = self.shut_read || peer_has_closed(state);
                 if end_of_input {
@@ -690,6 +737,7 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         ("tcpi_probes", i.probes.into()),
         ("tcpi_backoff", i.backoff.into()),
         ("tcpi_options", options),
+        ("tcpi_fastopen_client_fail", i.fastopen_failure as i64),
         ("tcpi_snd_wscale", i.snd_wscale.into()),
         ("tcpi_rcv_wscale", i.rcv_wscale.into()),
         ("tcpi_rto", us(i.rto)),

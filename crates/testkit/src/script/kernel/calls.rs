@@ -185,6 +185,11 @@ fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> CallResult 
             CallResult { data: buffer, ..call_result(got) }
         }
         Op::Send { flags, .. } => call_result(sys::send(fd, data, flags.0)),
+        Op::SendTo { flags, .. } => {
+            let to = SocketAddr::new(remote, SERVER_PORT);
+            let flags = rustix::net::SendFlags::from_bits_retain(flags.0 as u32 | libc::MSG_NOSIGNAL as u32);
+            call_result(rustix::net::sendto(fd, data, flags, &to).map_err(Into::into))
+        }
         Op::Shutdown { how, .. } => unit_result(rustix::net::shutdown(
             fd,
             match how {

@@ -55,6 +55,8 @@ const FIELDS: &[(&str, usize, usize)] = &[
 
 /// Offset of the byte with both window scales.
 const WSCALE_OFFSET: usize = 6;
+/// Offset of the byte with `tcpi_fastopen_client_fail`, in its bits 1 and 2.
+const FASTOPEN_OFFSET: usize = 7;
 
 /// Parses the fields that `bytes` contains.
 pub fn parse(bytes: &[u8]) -> Info {
@@ -68,6 +70,9 @@ pub fn parse(bytes: &[u8]) -> Info {
     if let Some(shifts) = bytes.get(WSCALE_OFFSET) {
         info.insert("tcpi_snd_wscale", (shifts & 15).into());
         info.insert("tcpi_rcv_wscale", (shifts >> 4).into());
+    }
+    if let Some(bits) = bytes.get(FASTOPEN_OFFSET) {
+        info.insert("tcpi_fastopen_client_fail", (bits >> 1 & 3).into());
     }
     info
 }

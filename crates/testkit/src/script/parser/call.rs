@@ -64,7 +64,7 @@ fn operation(s: &mut Scanner<'_>, name: &str) -> ParseResult<(Op, String)> {
             let op = if name == "accept" { Op::Accept { fd } } else { Op::Connect { fd } };
             (op, format!("{fd}, ..., ..."))
         }
-        "read" | "recv" | "write" | "send" => transfer(s, name, fd)?,
+        "read" | "recv" | "write" | "send" | "sendto" => transfer(s, name, fd)?,
         "close" => (Op::Close { fd }, fd.to_string()),
         "shutdown" => {
             s.expect(",")?;
@@ -128,7 +128,7 @@ fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> ParseResult<(Op, String)
     let len = s.number_as()?;
     let mut flags = MsgFlags::default();
     let mut text = format!("{fd}, ..., {len}");
-    if matches!(name, "recv" | "send") {
+    if matches!(name, "recv" | "send" | "sendto") {
         s.expect(",")?;
         let (value, names) = alternatives(s, |n| MsgFlags::from_name(n).map(i64::from))?;
         flags = MsgFlags(value as i32);
@@ -136,6 +136,11 @@ fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> ParseResult<(Op, String)
     }
     let op = match name {
         "read" | "recv" => Op::Receive { fd, len, flags },
+        "sendto" => {
+            skip_arguments(s)?;
+            text.push_str(", ..., ...");
+            Op::SendTo { fd, len, flags }
+        }
         _ => Op::Send { fd, len, flags },
     };
     Ok((op, text))

@@ -1,0 +1,136 @@
+//! The cache of fast open cookies (RFC 7413 §4.1.3), as `tcp_metrics` keeps them.
+
+use crate::wire::tcp::FastOpenCookie;
+use core::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Local and remote address, between which a cookie is valid.
+pub(super) type AddressPair = (IpAddr, IpAddr);
+
+/// Which form of the option requests a cookie from a peer (`try_exp`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RequestForm {
+    /// The form of RFC 7413.
+    #[default]
+    Standard,
+    /// The experimental form: the peer did not answer the other one.
+    Experimental,
+    /// The form of RFC 7413 again: the peer answers neither.
+    Exhausted,
+}
+
+impl RequestForm {
+    /// Returns the form after this number of requests that were not answered.
+    pub fn after(unanswered: u8) -> Self {
+        match unanswered {
+            0 => Self::Standard,
+            1 => Self::Experimental,
+            _ => Self::Exhausted,
+        }
+    }
+}
+
+/// Knowledge about a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PeerEntry {
+    /// The MSS that the peer has announced; 0 if it is not known.
+    pub mss: u16,
+    pub cookie: Option<FastOpenCookie>,
+    pub request_form: RequestForm,
+    /// Number of the store that changed the entry last.
+    stored: u64,
+}
+
+/// A bounded map. At the limit the entry that was stored least recently is evicted.
+#[derive(Debug)]
+pub(super) struct CookieCache {
+    entries: BTreeMap<AddressPair, PeerEntry>,
+    by_age: BTreeSet<(u64, AddressPair)>,
+    entries_max: usize,
+    stores: u64,
+}
+
+impl CookieCache {
+    pub fn new(entries_max: u32) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            by_age: BTreeSet::new(),
+            entries_max: entries_max as usize,
+            stores: 0,
+        }
+    }
+
+    /// Returns what is known of a peer (`tcp_fastopen_cache_get`).
+    pub fn get(&self, addresses: &AddressPair) -> Option<&PeerEntry> {
+        self.entries.get(addresses)
+    }
+
+    /// Stores what a SYN+ACK has told (`tcp_fastopen_cache_set`): the MSS unless it is 0, the cookie if there
+    /// is one, and otherwise the form in which to request one. Returns whether another entry was evicted.
+    pub fn store(
+        &mut self,
+        addresses: AddressPair,
+        mss: u16,
+        cookie: Option<FastOpenCookie>,
+        request_form: RequestForm,
+    ) -> bool {
+        self.stores += 1;
+        let entry = self.entries.entry(addresses).or_default();
+        self.by_age.remove(&(entry.stored, addresses));
+        entry.stored = self.stores;
+        if mss != 0 {
+            entry.mss = mss;
+        }
+        if cookie.is_some() {
+            entry.cookie = cookie;
+        } else if entry.cookie.is_none() {
+            entry.request_form = entry.request_form.max(request_form);
+        }
+        self.by_age.insert((self.stores, addresses));
+        let is_evicted = self.entries.len() > self.entries_max;
+        if is_evicted && let Some((_, oldest)) = self.by_age.pop_first() {
+            self.entries.remove(&oldest);
+        }
+        is_evicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv4Addr;
+
+    fn pair(last: u8) -> AddressPair {
+        (Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 1, last).into())
+    }
+
+    fn cookie(byte: u8) -> Option<FastOpenCookie> {
+        Some(FastOpenCookie::new(&[byte; 8], false))
+    }
+
+    // limit: tcp.fastopen_cookies_max
+    #[test]
+    fn least_recently_stored_cookie_is_evicted() {
+        let mut cache = CookieCache::new(2);
+        assert!(!cache.store(pair(1), 1000, cookie(1), RequestForm::Standard));
+        assert!(!cache.store(pair(2), 1000, cookie(2), RequestForm::Standard));
+        assert!(!cache.store(pair(1), 1200, None, RequestForm::Standard));
+        assert!(cache.store(pair(3), 1000, cookie(3), RequestForm::Standard));
+        assert_eq!(cache.get(&pair(2)), None);
+        assert_eq!(cache.get(&pair(1)).map(|e| (e.mss, e.cookie.clone())), Some((1200, cookie(1))));
+        assert_eq!((cache.entries.len(), cache.by_age.len()), (2, 2));
+    }
+
+    #[test]
+    fn request_form_advances_only_without_cookie() {
+        let mut cache = CookieCache::new(2);
+        let form = |cache: &CookieCache| cache.get(&pair(1)).map(|e| e.request_form);
+        cache.store(pair(1), 0, None, RequestForm::Experimental);
+        cache.store(pair(1), 0, None, RequestForm::Standard);
+        assert_eq!(form(&cache), Some(RequestForm::Experimental));
+        cache.store(pair(1), 0, None, RequestForm::Exhausted);
+        assert_eq!(form(&cache), Some(RequestForm::Exhausted));
+        cache.store(pair(1), 0, cookie(7), RequestForm::Standard);
+        assert_eq!(cache.get(&pair(1)).and_then(|e| e.cookie.clone()), cookie(7));
+    }
+}
