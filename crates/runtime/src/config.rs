@@ -92,7 +92,7 @@ pub enum Loopback {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
-    /// Pins the shard to this CPU, which must be in the affinity mask of the process: 0 to 1,023. Default:
+    /// Pins the shard to this CPU, which must be in the affinity mask of the process, or isolated: 0 to 1,023. Default:
     /// not pinned.
     pub cpu: Option<u32>,
     /// Where the application runs. `inline`: in the shard's thread, which is the fastest if the application

@@ -15,6 +15,7 @@ pub mod coalescing;
 pub mod command;
 pub mod config;
 pub mod context;
+pub mod cpu_list;
 mod cpu_share;
 mod cross_shard;
 mod cross_shard_rx;

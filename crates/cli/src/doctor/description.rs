@@ -18,8 +18,14 @@ pub struct MachineDescription {
     pub version: u32,
     /// Release of the kernel.
     pub kernel: String,
-    /// The CPUs that are online and that the process may use.
+    /// The CPUs that are online and that the process may use, or that are isolated.
     pub cpus: Vec<CpuDescription>,
+    /// CPUs on which the kernel runs only threads that were pinned there (`isolcpus`).
+    #[serde(default)]
+    pub isolated: Vec<u32>,
+    /// CPUs without a periodic timer interrupt while they run one thread (`nohz_full`).
+    #[serde(default)]
+    pub nohz_full: Vec<u32>,
     /// The chosen mode of transparent huge pages, if the kernel has them.
     pub transparent_huge_pages: Option<String>,
     /// Process id of irqbalance, if it runs.

@@ -1,12 +1,12 @@
 //! Findings about the machine: CPUs, memory and limits.
 
-use super::cpu_list::format_list;
 use super::description::MachineDescription;
 use super::examine::{Finding, Level, counted};
 use super::plan::ShardPlan;
 use super::setting::{Change, Setting};
 use crate::start_entries::machine_limits;
 use ginnel::config::ChannelConfig;
+use ginnel::cpu_list::format_list;
 
 /// Locked memory of an AF_XDP queue with rings of the default size, in bytes.
 const QUEUE_LOCKED_BYTES: u64 = 16 << 20;
@@ -15,8 +15,8 @@ const HUGE_PAGES: &str = "madvise";
 
 /// Returns the findings.
 pub fn all(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
-    let mut findings = vec![cpus(machine, plan), smt(machine, plan), governor(machine), irqbalance(machine)];
-    findings.extend([jit(machine), huge_pages(machine)]);
+    let mut findings = vec![cpus(machine, plan), smt(machine, plan), isolation(machine, plan)];
+    findings.extend([governor(machine), irqbalance(machine), jit(machine), huge_pages(machine)]);
     findings.extend(limits(machine, plan));
     findings
 }
@@ -70,6 +70,34 @@ fn smt(machine: &MachineDescription, plan: &ShardPlan) -> Finding {
             format_list(&siblings)
         ),
     )
+}
+
+fn isolation(machine: &MachineDescription, plan: &ShardPlan) -> Finding {
+    const ITEM: &str = "isolation";
+    if machine.isolated.is_empty() {
+        let text = "no CPU is isolated (isolcpus=): the kernel may run programs on the shards' CPUs";
+        return Finding::new(ITEM, Level::Ok, text);
+    }
+    let outside =
+        |cpus: &[u32]| -> Vec<u32> { plan.cpus.iter().copied().filter(|cpu| !cpus.contains(cpu)).collect() };
+    let (shared, interrupted) = (outside(&machine.isolated), outside(&machine.nohz_full));
+    let isolated = format_list(&machine.isolated);
+    if !shared.is_empty() {
+        let shared = format_list(&shared);
+        let text = format!(
+            "CPU {isolated} are isolated, CPU {shared} with shards are not: other programs run there"
+        );
+        return Finding::new(ITEM, Level::Note, text);
+    }
+    if !interrupted.is_empty() {
+        let text = format!(
+            "only shards run on CPU {}; nohz_full={isolated} on the kernel's command line keeps timer interrupts away, too",
+            format_list(&plan.cpus)
+        );
+        return Finding::new(ITEM, Level::Note, text);
+    }
+    let text = format!("only shards run on CPU {}, without timer interrupts", format_list(&plan.cpus));
+    Finding::new(ITEM, Level::Ok, text)
 }
 
 fn governor(machine: &MachineDescription) -> Finding {
@@ -173,4 +201,28 @@ fn limits(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
         findings.push(Finding::new(ITEM, Level::Ok, text));
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn isolation_of(isolated: &[u32], nohz_full: &[u32]) -> (Level, String) {
+        let (isolated, nohz_full) = (isolated.to_vec(), nohz_full.to_vec());
+        let machine = MachineDescription { isolated, nohz_full, ..MachineDescription::default() };
+        let finding = isolation(&machine, &ShardPlan { cpus: vec![2, 3] });
+        (finding.level, finding.text)
+    }
+
+    #[test]
+    fn cpus_of_shards_should_be_isolated() {
+        assert_eq!(isolation_of(&[], &[]).0, Level::Ok);
+        let (level, text) = isolation_of(&[3, 4], &[3, 4]);
+        assert_eq!(level, Level::Note);
+        assert!(text.starts_with("CPU 3-4 are isolated, CPU 2 with shards are not"), "{text}");
+        let (level, text) = isolation_of(&[2, 3, 4], &[2]);
+        assert_eq!(level, Level::Note);
+        assert!(text.contains("CPU 2-3; nohz_full=2-4 on"), "{text}");
+        assert_eq!(isolation_of(&[2, 3], &[2, 3]).0, Level::Ok);
+    }
 }

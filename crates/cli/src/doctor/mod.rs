@@ -14,7 +14,7 @@
 //! ```
 
 pub mod configuration;
-pub mod cpu_list;
+pub mod cpu_mask;
 pub mod description;
 pub mod drivers;
 mod examine;

@@ -10,8 +10,9 @@ pub struct ShardPlan {
 }
 
 impl ShardPlan {
-    /// Chooses CPUs for `wanted` shards. Without a number, half of the cores of the interface's memory node
-    /// get a shard, at most one for each queue; the programs run on the others.
+    /// Chooses CPUs for `wanted` shards, isolated ones first. Without a number, all isolated cores of the
+    /// interface's memory node get a shard, or if there are none, half of the cores, at most one for each
+    /// queue; the programs run on the others.
     ///
     /// # Errors
     /// More shards are wanted than there are CPUs, or than a stack can have.
@@ -22,20 +23,22 @@ impl ShardPlan {
             true => u32::from(SHARDS_MAX),
             false => interface.rx_queues_max(),
         });
+        let firsts = cores.iter().map(|core| core[0]);
+        let (isolated, others): (Vec<u32>, Vec<u32>) = firsts.partition(|cpu| machine.isolated.contains(cpu));
+        let usual = if isolated.is_empty() { cores.len() / 2 } else { isolated.len() };
         let count = match wanted {
             Some(count) => count,
-            None => (cores.len() as u32 / 2).min(queues).min(SHARDS_MAX.into()).max(1),
+            None => (usual as u32).min(queues).min(SHARDS_MAX.into()).max(1),
         };
         if !(1..=u32::from(SHARDS_MAX)).contains(&count) {
             return Err(format!("{count} shards are not 1 to {SHARDS_MAX}"));
         }
         // A core that is left over is the first one, on which the kernel's own work begins; siblings come
         // last.
-        let firsts: Vec<u32> = cores.iter().map(|core| core[0]).collect();
-        let spare = usize::from(firsts.len() > count as usize);
-        let (kept, used) = firsts.split_at(spare);
-        let siblings = cores.iter().flat_map(|core| &core[1..]).copied();
-        let mut cpus: Vec<u32> = used.iter().chain(kept).copied().chain(siblings).collect();
+        let spare = usize::from(cores.len() > count as usize).min(others.len());
+        let (kept, used) = others.split_at(spare);
+        let siblings = cores.iter().flat_map(|core| &core[1..]);
+        let mut cpus: Vec<u32> = isolated.iter().chain(used).chain(kept).chain(siblings).copied().collect();
         if cpus.len() < count as usize {
             return Err(format!("{count} shards need {count} CPUs, and {} can be used", cpus.len()));
         }
@@ -97,6 +100,15 @@ mod tests {
         assert_eq!(plan(&machine(1, 1), None), [0]);
         assert!(ShardPlan::new(&machine(2, 1), Some(5)).unwrap_err().contains("4 can be used"));
         assert!(ShardPlan::new(&machine(2, 1), Some(0)).is_err());
+    }
+
+    #[test]
+    fn shards_get_isolated_cpus() {
+        let isolated = |isolated: Vec<u32>| MachineDescription { isolated, ..machine(8, 1) };
+        assert_eq!(plan(&isolated(vec![5, 6, 7, 13, 14, 15]), None), [5, 6, 7]);
+        assert_eq!(plan(&isolated(vec![5, 6, 7]), Some(2)), [5, 6]);
+        assert_eq!(plan(&isolated(vec![5, 6]), Some(4)), [5, 6, 1, 2]);
+        assert_eq!(plan(&isolated((0..16).collect()), None), [0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]

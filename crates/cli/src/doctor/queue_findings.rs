@@ -1,10 +1,11 @@
 //! Findings about queues: their number, the frames that reach them, and the CPUs that serve them.
 
-use super::cpu_list::{format_list, format_mask};
+use super::cpu_mask::format_mask;
 use super::description::{CoalescingDescription, InterfaceDescription};
 use super::examine::{Finding, Level, counted};
 use super::plan::ShardPlan;
 use super::setting::{Change, DEFAULT_TABLE, Setting, channels_value, coalescing_value};
+use ginnel::cpu_list::format_list;
 use std::collections::BTreeMap;
 
 /// Longest time that a frame should wait for its interrupt, and the time that `--fix` sets, in microseconds.

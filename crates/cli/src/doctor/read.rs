@@ -1,12 +1,13 @@
 //! Reads the description of this machine.
 
-use super::cpu_list::{parse_list, parse_mask};
+use super::cpu_mask::parse_mask;
 use super::description::{
     ChannelDescription, CoalescingDescription, CpuDescription, DriverDescription, FeatureDescription,
     InterfaceDescription, InterruptDescription, MachineDescription, VERSION,
 };
 use super::setting::chosen;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel::cpu_list::{self, parse_list};
 use ginnel_devices::interface::InterfaceInfo;
 use ginnel_devices::{af_xdp, ethtool, interface};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -56,6 +57,8 @@ pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
         version: VERSION,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         cpus: cpus(),
+        isolated: cpu_list::isolated(),
+        nohz_full: cpu_list::nohz_full(),
         transparent_huge_pages: text("/sys/kernel/mm/transparent_hugepage/enabled")
             .and_then(|modes| chosen(&modes).map(ToOwned::to_owned)),
         irqbalance: process_named("irqbalance"),
@@ -74,13 +77,18 @@ pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
     })
 }
 
-/// Returns the online CPUs that this process may use.
+/// Returns the online CPUs that this process may use, and the isolated ones, which the kernel leaves out of the
+/// affinity mask.
 fn cpus() -> Vec<CpuDescription> {
     let allowed = sched_getaffinity(None).ok();
+    let isolated = cpu_list::isolated();
     let online = text("/sys/devices/system/cpu/online").and_then(|list| parse_list(&list));
     let online = online.unwrap_or_else(|| (0..CpuSet::MAX_CPU as u32).collect());
     let may_use = |cpu: &u32| {
-        allowed.as_ref().is_none_or(|set| (*cpu as usize) < CpuSet::MAX_CPU && set.is_set(*cpu as usize))
+        isolated.contains(cpu)
+            || allowed
+                .as_ref()
+                .is_none_or(|set| (*cpu as usize) < CpuSet::MAX_CPU && set.is_set(*cpu as usize))
     };
     online.into_iter().filter(may_use).map(describe_cpu).collect()
 }

@@ -1,6 +1,6 @@
 //! One setting of the machine or of an interface, read and written as a text.
 
-use super::cpu_list::{format_mask, parse_mask};
+use super::cpu_mask::{format_mask, parse_mask};
 use super::description::{CoalescingDescription, InterfaceDescription};
 use ginnel_devices::ethtool::{self, Coalescing};
 use serde::{Deserialize, Serialize};

@@ -114,8 +114,10 @@ impl Ops {
         }
         let udp = match self.choose_path(state, fd, file, to)? {
             UdpPath::Kernel(kernel_fd) => {
-                // `choose_path` has released the lock.
-                return via_kernel::send(kernel_fd, buffers, args);
+                // `choose_path` has released the lock. The kernel copies, too, so that calls to it and to the
+                // stack complete in one sequence.
+                let args = SendArgs { flags: args.flags & !libc::MSG_ZEROCOPY, ..*args };
+                return via_kernel::send(kernel_fd, buffers, &args);
             }
             UdpPath::Stack(locked, udp) => {
                 state = locked;

@@ -193,7 +193,7 @@ pub(crate) struct SocketOptionState {
     /// The user who has set `SO_REUSEPORT`.
     user: u32,
     ints: IntOptions,
-    /// Calls with `MSG_ZEROCOPY`.
+    /// Calls of this process with `MSG_ZEROCOPY`.
     pub zerocopy: ZerocopyCalls,
     /// Options about groups, and memberships.
     pub multicast: MulticastState,
@@ -237,10 +237,9 @@ ginnel::codec_struct!(SocketOptionState {
     port_range,
     user,
     ints,
-    zerocopy,
     multicast,
     settings_log,
-} defaults { applied_udp: None });
+} defaults { applied_udp: None, zerocopy: ZerocopyCalls::default() });
 
 impl SocketOptionState {
     /// Returns the options of a new socket.
@@ -299,8 +298,8 @@ impl SocketOptionState {
 
     /// Takes over the options that another process has published.
     pub fn update_from_shared(&mut self, published: Self) {
-        let settings_log = core::mem::take(&mut self.settings_log);
-        *self = Self { settings_log, ..published };
+        let (settings_log, zerocopy) = (core::mem::take(&mut self.settings_log), self.zerocopy);
+        *self = Self { settings_log, zerocopy, ..published };
     }
 
     pub fn flag(&self, flag: BoolOption) -> bool {

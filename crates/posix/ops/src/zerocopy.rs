@@ -15,7 +15,8 @@ const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_COPIED: u8 = 1;
 
 /// The calls of a socket that were to send without a copy. Linux numbers them from 0 on, and joins
-/// completions of consecutive calls in the error queue, so that there is one message at the most.
+/// completions of consecutive calls in the error queue, so that there is one message at the most. Each process
+/// that shares a socket has calls of its own, because a completion concerns its memory alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ZerocopyCalls {
     /// The number of the next call.
@@ -23,7 +24,6 @@ pub(crate) struct ZerocopyCalls {
     /// The number of the first call whose completion was not taken.
     first_untaken: u32,
 }
-ginnel::codec_struct!(ZerocopyCalls { next, first_untaken });
 
 impl ZerocopyCalls {
     /// Returns whether there is a completion.
@@ -68,7 +68,6 @@ impl ProcessState {
         let Ok(socket) = self.files.socket(file) else { return };
         if socket.options.is_on("SO_ZEROCOPY") {
             socket.options.zerocopy.complete();
-            self.publish_shared(file);
             self.wake(file, POLLERR);
         }
     }
@@ -85,7 +84,6 @@ impl ProcessState {
         let socket = self.files.socket(file)?;
         let family = socket.family;
         let range = socket.options.zerocopy.take().ok_or(Errno::AGAIN)?;
-        self.publish_shared(file);
         let (level, cmsg_type): (c_int, c_int) = match family {
             Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),

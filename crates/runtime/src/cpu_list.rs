@@ -1,7 +1,13 @@
-//! Sets of CPUs as the kernel writes them: lists (`0-3,8`) and masks (`00000001,0000000f`).
+//! Lists of CPUs as the kernel writes them (`0-3,8`), and the CPUs that it keeps for programs that name them.
+
+use std::fs;
 
 /// Largest CPU number plus one.
 const CPUS_MAX: u32 = 8192;
+/// CPUs on which the kernel runs only threads that were pinned there (`isolcpus`, cpuset partitions).
+const ISOLATED: &str = "/sys/devices/system/cpu/isolated";
+/// CPUs without a periodic timer interrupt while they run one thread (`nohz_full`).
+const NOHZ_FULL: &str = "/sys/devices/system/cpu/nohz_full";
 
 /// Parses a list. Returns `None` if it is malformed.
 pub fn parse_list(text: &str) -> Option<Vec<u32>> {
@@ -36,26 +42,19 @@ pub fn format_list(cpus: &[u32]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Parses a mask: groups of 32 bits in hexadecimal digits. Returns `None` if it is malformed.
-pub fn parse_mask(text: &str) -> Option<Vec<u32>> {
-    let groups: Option<Vec<u32>> =
-        text.trim().split(',').map(|group| u32::from_str_radix(group, 16).ok()).collect();
-    let groups = groups.filter(|groups| groups.len() <= (CPUS_MAX / 32) as usize)?;
-    let bits = groups.iter().rev().zip((0..).step_by(32));
-    Some(
-        bits.flat_map(|(group, at)| {
-            (0..32).filter(move |bit| group >> bit & 1 == 1).map(move |bit| at + bit)
-        })
-        .collect(),
-    )
+/// Returns the isolated CPUs. They are not in the affinity mask with which programs start.
+pub fn isolated() -> Vec<u32> {
+    read(ISOLATED)
 }
 
-/// Formats a mask.
-pub fn format_mask(cpus: &[u32]) -> String {
-    let mut groups = vec![0u32; cpus.iter().max().map_or(1, |cpu| *cpu as usize / 32 + 1)];
-    cpus.iter().for_each(|cpu| groups[*cpu as usize / 32] |= 1 << (cpu % 32));
-    let groups: Vec<String> = groups.iter().rev().map(|group| format!("{group:08x}")).collect();
-    groups.join(",")
+/// Returns the CPUs whose timer interrupt stops while they run one thread.
+pub fn nohz_full() -> Vec<u32> {
+    read(NOHZ_FULL)
+}
+
+/// Returns the CPUs in a file; none if the kernel lacks it, or writes no list (`(null)`).
+fn read(path: &str) -> Vec<u32> {
+    fs::read_to_string(path).ok().and_then(|text| parse_list(&text)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -70,14 +69,5 @@ mod tests {
         for wrong in ["a", "3-1", "1-", "0-99999999"] {
             assert_eq!(parse_list(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn masks_have_groups_of_32_bits() {
-        assert_eq!(parse_mask("00000001,0000000a\n"), Some(vec![1, 3, 32]));
-        assert_eq!(parse_mask("f"), Some(vec![0, 1, 2, 3]));
-        assert_eq!((parse_mask("x"), parse_mask("123456789")), (None, None));
-        assert_eq!(format_mask(&[1, 3, 32]), "00000001,0000000a");
-        assert_eq!(format_mask(&[]), "00000000");
     }
 }
