@@ -1,16 +1,16 @@
 //! Futures dropped at any poll: no byte is lost or duplicated, and no waiter is left.
 
-use super::common::{SERVER, pattern};
+use super::common::{SERVER, executor, pattern};
 use crate::placement_suite::pair::ShardPair;
 use core::future::{pending, poll_fn};
 use core::pin::pin;
 use core::task::Poll;
 use core::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use ginnel::Random;
 use ginnel::net::{OwnedReadHalf, OwnedWriteHalf, TcpListener, TcpStream};
 use ginnel::task::{spawn, yield_now};
 use ginnel::time::sleep;
-use ginnel::{Executor, Random};
 use proptest::prelude::*;
 
 /// Polls a future up to `polls` times and then drops it, as a lost race does; sometimes with a waker of its
@@ -129,7 +129,7 @@ fn run(seed: u64, bytes: usize, faults: &str) {
         sleep(Duration::from_secs(5)).await;
     };
     // The transcript differs from run to run.
-    let mut pair = ShardPair::without_transcript(Executor::new(server), Executor::new(client), |config| {
+    let mut pair = ShardPair::without_transcript(executor(server), executor(client), |config| {
         if !faults.is_empty() {
             config.devices[0].faults = Some(faults.parse().unwrap());
         }

@@ -3,6 +3,7 @@
 use crate::fixture::{SERVER_ADDRESS, START, next_turn};
 use crate::placement_suite::pair::ShardPair;
 use crate::placement_suite::{build, placement_under_test};
+use core::pin::Pin;
 use core::time::Duration;
 use ginnel::executor::MainOutput;
 use ginnel::{Config, Executor};
@@ -22,6 +23,21 @@ pub fn config(address: &str) -> Config {
     config
 }
 
+/// Main task of any test. With a type of its own for each test, shard and executor would be compiled for each.
+type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
+
+/// Returns an executor with this main task.
+pub fn executor<M, F>(main: M) -> Executor<Main>
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: MainOutput> + 'static,
+{
+    Executor::new(Box::new(move || {
+        let main = main();
+        Box::pin(async move { main.await.into_result().map_err(|e| e.to_string()) })
+    }))
+}
+
 /// Runs both main tasks until the client's ends.
 #[track_caller]
 pub fn run<S, C, SF, CF>(server: S, client: C)
@@ -31,7 +47,7 @@ where
     SF: Future<Output: MainOutput> + 'static,
     CF: Future<Output: MainOutput> + 'static,
 {
-    ShardPair::new(Executor::new(server), Executor::new(client)).run(Duration::from_secs(3600));
+    ShardPair::new(executor(server), executor(client)).run(Duration::from_secs(3600));
 }
 
 /// Runs one main task on a shard without peer.
@@ -53,7 +69,7 @@ where
     let mut now = START;
     let mut config = config(SERVER_ADDRESS);
     change(&mut config);
-    let mut shard = build(config, Executor::new(main), device, 1, now);
+    let mut shard = build(config, executor(main), device, 1, now);
     for _ in 0..1_000_000 {
         let turn = shard.poll_once(now).expect("the main task must not fail");
         if turn.stopped {

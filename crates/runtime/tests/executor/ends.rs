@@ -1,6 +1,6 @@
 //! Ends of connections and listeners, as errors of Linux.
 
-use super::common::{CLOSED_PORT, SERVER, run, shared};
+use super::common::{CLOSED_PORT, SERVER, executor, run, shared};
 use crate::placement_suite::pair::ShardPair;
 use core::future::pending;
 use core::time::Duration;
@@ -8,7 +8,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use ginnel::net::{TcpListener, TcpStream};
 use ginnel::task::spawn;
 use ginnel::time::{sleep, timeout};
-use ginnel::{Conn, ConnectOptions, Context, Error, Executor, Handler};
+use ginnel::{Conn, ConnectOptions, Context, Error, Handler};
 use std::io::ErrorKind;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ fn cancelled_connect_leaves_no_state() {
             assert_ne!(stream.read(&mut [0]).await.ok(), Some(1));
         }
     };
-    let mut pair = ShardPair::new(Executor::new(server), Executor::new(client));
+    let mut pair = ShardPair::new(executor(server), executor(client));
     pair.advance(100 * SECOND);
     for stats in [pair.client.handler().stats(), pair.server.handler().stats()] {
         assert_eq!((stats.tasks, stats.streams, stats.sleeps, stats.wait_lists), (1, 0, 0, 0));
@@ -291,7 +291,7 @@ fn end_of_main_task_closes_all_connections() {
         *ended.borrow_mut() = true;
         pending::<()>().await;
     };
-    let mut pair = ShardPair::new(Executor::new(server), Executor::new(client));
+    let mut pair = ShardPair::new(executor(server), executor(client));
     let mut stopped = false;
     for _ in 0..10_000 {
         if !stopped {
@@ -315,7 +315,7 @@ fn stream_dropped_between_turns_closes_in_next_turn() {
         *ended.borrow_mut() = true;
         pending::<()>().await;
     };
-    let mut pair = ShardPair::new(Executor::new(server), Executor::new(client));
+    let mut pair = ShardPair::new(executor(server), executor(client));
     pair.advance(SECOND);
     assert_eq!(pair.server.handler().stats().streams, 1);
     assert!(!*end.borrow());
@@ -367,7 +367,7 @@ fn urgent_byte_alone_does_not_hide_the_end() {
         *checked.borrow_mut() = true;
         pending::<()>().await;
     };
-    let mut pair = ShardPair::new(Executor::new(server), UrgentSender);
+    let mut pair = ShardPair::new(executor(server), UrgentSender);
     pair.advance(SECOND);
     assert!(*check.borrow());
 }

@@ -1,13 +1,13 @@
 //! Tasks that wait for kernel descriptors.
 
-use crate::common::{config, run_alone, shared};
+use crate::common::{config, executor, run_alone, shared};
 use crate::fixture::{SERVER_ADDRESS, START};
 use crate::placement_suite::build;
 use core::future::Future;
 use core::task::Poll;
 use core::time::Duration;
 use ginnel::async_fd::{AsyncFd, IoDirection};
-use ginnel::{Executor, StopFlag, task, time};
+use ginnel::{StopFlag, task, time};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ async fn read(fd: &AsyncFd<UnixStream>) -> Vec<u8> {
 /// Runs a main task on a shard on a thread, in the placement under test.
 fn run_on_thread<F: Future<Output = ()> + 'static>(main: impl FnOnce() -> F + 'static) {
     let (device, _other_end) = pair(MemoryConfig::default());
-    let mut shard = build(config(SERVER_ADDRESS), Executor::new(main), device, 1, START);
+    let mut shard = build(config(SERVER_ADDRESS), executor(main), device, 1, START);
     shard.run(&StopFlag::new().unwrap()).unwrap();
 }
 
@@ -172,7 +172,7 @@ fn descriptor_dropped_outside_of_tasks_is_deregistered() {
         assert_eq!(read(&again).await, b"z");
     };
     let mut now = START;
-    let mut shard = build(config(SERVER_ADDRESS), Executor::new(main), device, 1, now);
+    let mut shard = build(config(SERVER_ADDRESS), executor(main), device, 1, now);
     for _ in 0..10_000 {
         if now > START + Duration::from_millis(5) {
             kept.borrow_mut().take();

@@ -1,6 +1,6 @@
 //! Connections without errors: data in both directions, back-pressure, halves, addresses.
 
-use super::common::{SERVER, SharedCounter, pattern, run, shared};
+use super::common::{SERVER, SharedCounter, executor, pattern, run, shared};
 use crate::placement_suite::pair::ShardPair;
 use core::future::poll_fn;
 use core::pin::pin;
@@ -9,7 +9,7 @@ use futures_util::future::{join, join_all, select};
 use ginnel::net::{TcpListener, TcpStream};
 use ginnel::task::{spawn, yield_now};
 use ginnel::time::{sleep, timeout};
-use ginnel::{ConnectOptions, Executor, ListenOptions, SocketOptions, TcpOption};
+use ginnel::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
 use std::io::{self, ErrorKind};
 
 /// Echoes, on any number of connections.
@@ -63,7 +63,7 @@ fn many_connections_echo_at_once() {
 #[test]
 fn megabytes_echo_over_a_lossy_link() {
     let client = async || exchange(TcpStream::connect(SERVER).await.unwrap(), 4 << 20).await;
-    let mut pair = ShardPair::with(Executor::new(echo), Executor::new(client), |config| {
+    let mut pair = ShardPair::with(executor(echo), executor(client), |config| {
         config.devices[0].faults = Some("delay=1ms loss=1% reorder=1%".parse().unwrap());
     });
     pair.run(Duration::from_secs(3600));
@@ -136,7 +136,7 @@ fn a_write_waits_for_a_peer_that_does_not_read() {
         stream.read_to_end(&mut got).await.unwrap();
         assert!(got == pattern(0..BYTES));
     };
-    let mut pair = ShardPair::new(Executor::new(server), Executor::new(client));
+    let mut pair = ShardPair::new(executor(server), executor(client));
     pair.run(Duration::from_secs(3600));
 }
 
@@ -337,7 +337,7 @@ fn data_wakes_only_its_reader() {
             assert_eq!(*polls - before[i], if i == 123 { 2 } else { 0 });
         }
     };
-    let mut pair = ShardPair::with(Executor::new(server), Executor::new(client), |c| {
+    let mut pair = ShardPair::with(executor(server), executor(client), |c| {
         c.tcp.connections_max = 2 * IDLE as u32;
     });
     pair.run(Duration::from_secs(60));

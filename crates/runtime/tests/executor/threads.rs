@@ -2,9 +2,10 @@
 
 use super::common::config;
 use core::future::poll_fn;
-use core::pin::pin;
+use core::pin::{Pin, pin};
 use core::task::{Poll, Waker};
 use core::time::Duration;
+use ginnel::executor::MainOutput;
 use ginnel::task::{self, SpawnError, spawn};
 use ginnel::{Error, Executor, Shard, StopFlag, signal};
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -12,20 +13,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-fn shard<M, F>(main: M) -> Shard<Executor<M>>
+/// Main task of any test, which may start on another thread. With a type of its own for each test, shard and
+/// executor would be compiled for each.
+type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), String>>>> + Send>;
+
+fn shard<M, F>(main: M) -> Shard<Executor<Main>>
 where
     M: FnOnce() -> F + Send + 'static,
-    F: Future<Output: ginnel::executor::MainOutput> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
     shard_with(main, 1024)
 }
 
 /// As [`shard`], with a mailbox of another size.
-fn shard_with<M, F>(main: M, commands_max: u32) -> Shard<Executor<M>>
+fn shard_with<M, F>(main: M, commands_max: u32) -> Shard<Executor<Main>>
 where
     M: FnOnce() -> F + Send + 'static,
-    F: Future<Output: ginnel::executor::MainOutput> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
+    let main: Main = Box::new(move || {
+        let main = main();
+        Box::pin(async move { main.await.into_result().map_err(|e| e.to_string()) })
+    });
     let (device, _) = pair(MemoryConfig::default());
     let mut config = config("10.0.0.1/24");
     config.shard.spin_us = 0;

@@ -1,11 +1,10 @@
 //! Datagrams.
 
-use super::common::run;
+use super::common::{executor, run};
 use crate::placement_suite::pair::ShardPair;
 use core::future::pending;
 use core::time::Duration;
 use futures_util::future::join;
-use ginnel::Executor;
 use ginnel::net::UdpSocket;
 use ginnel::time::{now, sleep, timeout};
 use std::io::ErrorKind;
@@ -84,7 +83,7 @@ fn cancelled_receive_loses_nothing() {
         UdpSocket::bind("10.0.0.2:2000").await.unwrap();
         pending::<()>().await;
     };
-    let mut pair = ShardPair::new(Executor::new(echo), Executor::new(client));
+    let mut pair = ShardPair::new(executor(echo), executor(client));
     pair.advance(Duration::from_secs(1));
     let stats = pair.client.handler().stats();
     assert_eq!((stats.tasks, stats.sleeps, stats.wait_lists), (1, 0, 0));
