@@ -1,6 +1,8 @@
 //! Lists of CPUs as the kernel writes them (`0-3,8`), and the CPUs that it keeps for programs that name them.
 
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs;
+use std::thread;
 
 /// Largest CPU number plus one.
 const CPUS_MAX: u32 = 8192;
@@ -42,9 +44,28 @@ pub fn format_list(cpus: &[u32]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the isolated CPUs. They are not in the affinity mask with which programs start.
+/// Returns the isolated CPUs that this process may use. They are not in the affinity mask with which programs
+/// start; a container's cpuset may exclude them.
 pub fn isolated() -> Vec<u32> {
-    read(ISOLATED)
+    match read(ISOLATED) {
+        listed if listed.is_empty() => listed,
+        listed => usable(listed),
+    }
+}
+
+/// Returns those CPUs to which a thread can be pinned.
+fn usable(cpus: Vec<u32>) -> Vec<u32> {
+    let may_pin = |cpu: &u32| {
+        let mut set = CpuSet::new();
+        if *cpu as usize >= CpuSet::MAX_CPU {
+            return false;
+        }
+        set.set(*cpu as usize);
+        sched_setaffinity(None, &set).is_ok()
+    };
+    // A thread of its own, so that the caller's mask stays.
+    let thread = thread::spawn(move || cpus.into_iter().filter(may_pin).collect());
+    thread.join().unwrap_or_default()
 }
 
 /// Returns the CPUs whose timer interrupt stops while they run one thread.
@@ -60,6 +81,15 @@ fn read(path: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::sched_getaffinity;
+
+    #[test]
+    fn only_cpus_of_the_cpuset_are_usable() {
+        let mask = sched_getaffinity(None).unwrap();
+        let first = (0..1024).find(|&cpu| mask.is_set(cpu as usize)).unwrap();
+        assert_eq!(usable(vec![first, 1023, 8000]), [first], "this machine has fewer than 1,024 CPUs");
+        assert!(sched_getaffinity(None).unwrap() == mask);
+    }
 
     #[test]
     fn lists_are_parsed_and_formatted() {

@@ -144,7 +144,11 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         return;
     }
     if h.flags.contains(TcpFlags::SYN) {
-        assert!(segment.payload.is_empty(), "SYN with data");
+        // A client that opens the connection fast sends its first bytes (RFC 7413).
+        assert!(segment.payload.is_empty() || !h.flags.contains(TcpFlags::ACK), "SYN+ACK with data");
+        assert!(segment.payload.len() as u64 <= sent_max, "SYN with more data than were sent");
+        let is_first = segment.payload.iter().zip(0..).all(|(byte, at)| *byte == outbound_byte(at));
+        assert!(is_first, "SYN with wrong bytes");
         return;
     }
     // A cookie may revive a connection that was reset.
