@@ -92,8 +92,8 @@ pub enum Loopback {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
-    /// Pins the shard to this CPU, which must be in the affinity mask of the process, or isolated: 0 to 1,023. Default:
-    /// not pinned.
+    /// Pins the shard to this CPU, which must be in the affinity mask of the process, or isolated: 0 to
+    /// 1,023. Default: not pinned.
     pub cpu: Option<u32>,
     /// Where the application runs. `inline`: in the shard's thread, which is the fastest if the application
     /// never blocks or computes for long. `paired`: in a thread of its own on the shard's CPU; neither thread

@@ -1,4 +1,4 @@
-//! Sets of CPUs as the kernel writes them into files about interrupts and queues: masks (`00000001,0000000f`).
+//! Masks of CPUs, as the kernel writes them into files about interrupts and queues (`00000001,0000000f`).
 
 /// Largest CPU number plus one.
 const CPUS_MAX: u32 = 8192;

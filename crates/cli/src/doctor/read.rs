@@ -77,8 +77,8 @@ pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
     })
 }
 
-/// Returns the online CPUs that this process may use, and the isolated ones, which the kernel leaves out of the
-/// affinity mask.
+/// Returns the online CPUs that this process may use, and the isolated ones, which the kernel leaves out of
+/// the affinity mask.
 fn cpus() -> Vec<CpuDescription> {
     let allowed = sched_getaffinity(None).ok();
     let isolated = cpu_list::isolated();

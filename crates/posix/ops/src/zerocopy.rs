@@ -15,8 +15,8 @@ const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_COPIED: u8 = 1;
 
 /// The calls of a socket that were to send without a copy. Linux numbers them from 0 on, and joins
-/// completions of consecutive calls in the error queue, so that there is one message at the most. Each process
-/// that shares a socket has calls of its own, because a completion concerns its memory alone.
+/// completions of consecutive calls in the error queue, so that there is one message at the most. Each
+/// process that shares a socket has calls of its own, because a completion concerns its memory alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ZerocopyCalls {
     /// The number of the next call.
