@@ -110,3 +110,14 @@ impl ProcessState {
         Ok(sent)
     }
 }
+    /// Sends the SYN of a socket without bytes, if it waits for them.
+    #[cold]
+    pub(crate) fn send_deferred_syn(&mut self, file: FileId) {
+        if self.syn_data_max(file).is_some()
+            && let Some(conn) = self.files.stream(file).map(|stream| stream.conn)
+        {
+            // A connection that is over is reported by the wait for it.
+            let _ = self.client.send_deferred_syn(conn);
+        }
+    }
+

@@ -185,7 +185,11 @@ impl Ops {
         done: &Cell<usize>,
     ) -> Result<usize, Errno> {
         let result = if flags & libc::MSG_OOB != 0 {
-            self.send_urgent(state, file, buffers, timeout)
+            if state.syn_data_max(file).is_some() {
+                drop(state);
+                return self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
+            }
+            self.send_urgent(state, file, buffers, timeout, done.get())
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
             if flags & libc::MSG_MORE != 0 {

@@ -159,7 +159,14 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
-            let (conn, _) = state.sendable(file)?;
+            let (conn, _) = match state.sendable(file) {
+                Err(Errno::AGAIN) => {
+                    // A message is sent whole, on an established connection.
+                    state.send_deferred_syn(file);
+                    return Err(Errno::AGAIN);
+                }
+                sendable => sendable?,
+            };
             match state.client.send_message(conn, bytes.to_vec(), priority) {
                 Ok(()) => Ok(bytes.len()),
                 Err(SendError::Full) => {

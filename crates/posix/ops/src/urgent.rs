@@ -164,21 +164,32 @@ impl Ops {
         Ok(state.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
     }
 
-    /// Sends bytes, the last of which is urgent.
+    /// Sends what follows the first `done` bytes, which the SYN has carried. The last byte is urgent, unless
+    /// nothing follows. Returns how many bytes were sent, including those of the SYN.
     pub(crate) fn send_urgent(
         &self,
         state: LockGuard<'_>,
         file: FileId,
         buffers: &[UserSlice<'_>],
         timeout: Timeout,
+        done: usize,
     ) -> Result<usize, Errno> {
         let (mut state, result) =
             scratch::with(|scratch| match gather(buffers, usize::MAX, &mut scratch.bytes) {
-                Ok(()) => self.send_urgent_bytes(state, file, &scratch.bytes, timeout),
+                Ok(()) => match scratch.bytes.get(done..) {
+                    Some(rest) if done == 0 || !rest.is_empty() => {
+                        self.send_urgent_bytes(state, file, rest, timeout)
+                    }
+                    _ => (state, Ok(0)),
+                },
                 Err(fault) => (state, Err(efault(fault))),
             });
         state.client.flush();
-        result
+        match result {
+            Ok(sent) => Ok(done + sent),
+            Err(_) if done > 0 => Ok(done),
+            Err(error) => Err(error),
+        }
     }
 
     fn send_urgent_bytes<'a>(

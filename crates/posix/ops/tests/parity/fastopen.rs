@@ -1,7 +1,9 @@
 //! TCP Fast Open: `MSG_FASTOPEN`, and `connect` whose SYN waits for data.
 
 use crate::sys::{Fd, Fixture, word};
-use libc::{IPPROTO_TCP, MSG_DONTWAIT, MSG_FASTOPEN, MSG_NOSIGNAL, SOCK_NONBLOCK, SOCK_STREAM};
+use libc::{
+    IPPROTO_TCP, MSG_DONTWAIT, MSG_FASTOPEN, MSG_NOSIGNAL, MSG_OOB, MSG_WAITALL, SOCK_NONBLOCK, SOCK_STREAM,
+};
 
 /// `connect` with this address disconnects.
 const UNSPEC: [u8; 16] = [0; 16];
@@ -252,6 +254,47 @@ pub fn deferred_connection_in_epoll(w: &mut Fixture<'_>) {
     w.log("recv", w.a.recv(a, 10, 0));
 }
 
+/// Records what arrives until the end of the stream, and the urgent byte.
+fn log_stream(w: &mut Fixture<'_>, listener: Fd) {
+    let a = w.a.accept4(listener, 0).unwrap();
+    w.log("recv", w.a.recv(a, 1000, MSG_WAITALL));
+    w.log("urgent", w.a.recv(a, 1, MSG_OOB | MSG_DONTWAIT));
+    w.log("end", w.a.recv(a, 1000, MSG_WAITALL));
+    w.a.close(a).unwrap();
+}
+
+pub fn urgent_byte_and_fast_open(w: &mut Fixture<'_>) {
+    let (fd, port) = listener(w);
+    // The first SYN has no cookie, and none of the bytes.
+    for (len, flags) in [(3, 0), (3, 0), (3, MSG_DONTWAIT), (600, 0)] {
+        let b = socket(w, 0);
+        // The SYN takes 496 bytes.
+        w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_MAXSEG, &word(536)).unwrap();
+        let bytes: Vec<u8> = (0..len).map(|i| b'a' + (i % 23) as u8).collect();
+        let flags = flags | MSG_FASTOPEN | MSG_OOB;
+        w.log("send", w.b.send_to(b, &bytes, Some(&w.at_a(port)), &[], flags));
+        w.wait(w.b, b, libc::POLLOUT);
+        w.log("client", info(w, true, b));
+        w.b.shutdown(b, libc::SHUT_WR).unwrap();
+        log_stream(w, fd);
+        w.b.close(b).unwrap();
+    }
+}
+
+pub fn urgent_byte_sends_a_deferred_syn(w: &mut Fixture<'_>) {
+    let (nonblocking, fd, port) = deferred(w);
+    let blocking = socket(w, 0);
+    w.b.setsockopt(blocking, IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, &word(1)).unwrap();
+    w.log("connect", w.b.connect(blocking, &w.at_a(port)));
+    for b in [nonblocking, blocking] {
+        w.log("send", w.b.send(b, b"x", MSG_OOB).unwrap());
+        w.wait(w.b, b, libc::POLLOUT);
+        w.log("client", info(w, true, b));
+        w.b.shutdown(b, libc::SHUT_WR).unwrap();
+        log_stream(w, fd);
+    }
+}
+
 pub fn cookies_can_be_unnecessary(w: &mut Fixture<'_>) {
     let (fd, port) = listener(w);
     w.a.setsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE, &word(1)).unwrap();
@@ -280,6 +323,8 @@ pub mod tests {
             connect_without_a_cookie
             deferred_connection_is_given_up
             deferred_connection_in_epoll
+            urgent_byte_and_fast_open
+            urgent_byte_sends_a_deferred_syn
             cookies_can_be_unnecessary
         }
     }

@@ -1,6 +1,7 @@
 //! The order in which `epoll_wait` returns descriptors of a stack with priorities, in simulated time. The
 //! program is slower than its peers: most messages have arrived when it waits for the first time.
 
+mod deferred_syn;
 mod faults;
 mod unordered;
 
@@ -9,7 +10,7 @@ use core::time::Duration;
 use ginnel::channel::control::SameThread;
 use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
-use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, Shard, SocketOptions};
+use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, Listener, Shard, SocketOptions};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Timeout, UserSlice, UserSliceMut};
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
@@ -47,7 +48,7 @@ impl RxQueue for LossyRx {
     }
 }
 
-/// Opens connections, and counts the answers on each.
+/// Opens and accepts connections, and counts the answers on each.
 #[derive(Default)]
 struct Clients {
     conns: Vec<Conn>,
@@ -60,6 +61,10 @@ struct Clients {
 impl Handler for Clients {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.conns.push(conn);
     }
 
     fn data(&mut self, _: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
@@ -94,10 +99,12 @@ fn config(address: &str) -> Config {
 }
 
 fn sockaddr(port: u16) -> Vec<u8> {
-    let [high, low] = port.to_be_bytes();
-    let mut bytes = (libc::AF_INET as u16).to_ne_bytes().to_vec();
-    bytes.extend([high, low, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    bytes
+    sockaddr_of([0; 4], port)
+}
+
+fn sockaddr_of(ip: [u8; 4], port: u16) -> Vec<u8> {
+    let family = (libc::AF_INET as u16).to_ne_bytes();
+    [&family[..], &port.to_be_bytes(), &ip, &[0; 8]].concat()
 }
 
 impl Hosts {

@@ -65,7 +65,7 @@ impl Hosts {
     }
 }
 
-fn priority_cmsg(priority: c_int) -> Vec<u8> {
+pub fn priority_cmsg(priority: c_int) -> Vec<u8> {
     let mut control = 20usize.to_ne_bytes().to_vec();
     for word in [libc::SOL_SOCKET, libc::SO_PRIORITY, priority, 0] {
         control.extend(word.to_ne_bytes());
