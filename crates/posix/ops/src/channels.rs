@@ -79,6 +79,8 @@ pub(crate) struct Channels {
     cpus: Vec<u16>,
     /// How many wake-ups by the stack were not read from the descriptor.
     unread_wakes: u32,
+    /// The shards have said that they open connections fast.
+    can_open_fast: bool,
 }
 
 impl Channels {
@@ -106,6 +108,7 @@ impl Channels {
             listen_spawn,
             cpus,
             unread_wakes: 0,
+            can_open_fast: false,
         })
     }
 
@@ -524,9 +527,16 @@ impl Channels {
         client.send_deferred_syn(conn)
     }
 
-    /// Returns whether the stack opens connections fast.
-    pub fn can_open_fast(&mut self) -> bool {
-        self.clients.first_mut().is_some_and(|client| client.can_open_fast().unwrap_or(false))
+    /// Returns whether the stack opens connections fast. Asks a shard until one has said yes, because the
+    /// configuration of running shards does not change.
+    ///
+    /// # Errors
+    /// Returns an error if the shard is gone.
+    pub fn can_open_fast(&mut self) -> Result<bool, Error> {
+        if !self.can_open_fast {
+            self.can_open_fast = self.clients.first_mut().ok_or(Error::StackGone)?.can_open_fast()?;
+        }
+        Ok(self.can_open_fast)
     }
 
     /// Returns why a connection could not be opened, if that ended it.

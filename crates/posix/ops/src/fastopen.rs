@@ -22,7 +22,8 @@ impl Ops {
     /// sends the rest.
     ///
     /// # Errors
-    /// Those of [`Ops::connect`] and [`Ops::send`]; `EOPNOTSUPP` if the configuration does not allow it.
+    /// Those of [`Ops::connect`] and [`Ops::send`]; `EOPNOTSUPP` if the configuration does not allow it,
+    /// `ENETDOWN` if the stack is gone.
     #[cold]
     #[inline(never)]
     pub(crate) fn send_fastopen(
@@ -34,7 +35,10 @@ impl Ops {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         let family = args.to.map(sockaddr::family_of);
-        if family == Some(Ok(libc::AF_UNSPEC as u16)) || !state.client.can_open_fast() {
+        if family == Some(Ok(libc::AF_UNSPEC as u16)) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if state.syn_data_max(file).is_none() && !state.can_open_fast()? {
             return Err(Errno::OPNOTSUPP);
         }
         let flags = args.flags & !libc::MSG_FASTOPEN;
@@ -86,11 +90,36 @@ impl Ops {
 }
 
 impl ProcessState {
+    /// Returns whether the stack opens connections fast. If the shards were started again, the present ones
+    /// are asked.
+    ///
+    /// # Errors
+    /// `ENETDOWN` if the stack is gone.
+    #[cold]
+    pub(crate) fn can_open_fast(&mut self) -> Result<bool, Errno> {
+        let can = match self.client.can_open_fast() {
+            Err(_) if self.has_restarted() => self.client.can_open_fast(),
+            can => can,
+        };
+        can.map_err(|_| Errno::NETDOWN)
+    }
+
     /// Returns how many bytes the SYN of a socket takes that waits for the first bytes.
     #[cold]
     pub(crate) fn syn_data_max(&mut self, file: FileId) -> Option<usize> {
         let conn = self.files.stream(file)?.conn;
         self.client.syn_data_max(conn)
+    }
+
+    /// Sends the SYN of a socket without bytes, if it waits for them.
+    #[cold]
+    pub(crate) fn send_deferred_syn(&mut self, file: FileId) {
+        if self.syn_data_max(file).is_some()
+            && let Some(conn) = self.files.stream(file).map(|stream| stream.conn)
+        {
+            // A connection that is over is reported by the wait for it.
+            let _ = self.client.send_deferred_syn(conn);
+        }
     }
 
     /// Sends the SYN of a socket, with as many bytes as it takes, if it waits for them. Returns how many.
@@ -110,14 +139,3 @@ impl ProcessState {
         Ok(sent)
     }
 }
-    /// Sends the SYN of a socket without bytes, if it waits for them.
-    #[cold]
-    pub(crate) fn send_deferred_syn(&mut self, file: FileId) {
-        if self.syn_data_max(file).is_some()
-            && let Some(conn) = self.files.stream(file).map(|stream| stream.conn)
-        {
-            // A connection that is over is reported by the wait for it.
-            let _ = self.client.send_deferred_syn(conn);
-        }
-    }
-

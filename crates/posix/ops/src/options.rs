@@ -641,13 +641,13 @@ impl ProcessState {
     ///
     /// # Errors
     /// `EINVAL` for a value other than 0 and 1 and for a socket that is not unconnected, `EOPNOTSUPP` if the
-    /// configuration does not allow it.
+    /// configuration does not allow it. If the stack is gone, `connect` reports that.
     fn check_fastopen_connect(&mut self, file: FileId, value: &[u8]) -> Result<(), Errno> {
         if self.files.socket(file)?.is_udp {
             return Ok(());
         }
         within(value, 0..=1)?;
-        if !self.client.can_open_fast() {
+        if self.can_open_fast() == Ok(false) {
             return Err(Errno::OPNOTSUPP);
         }
         let role = self.files.socket(file)?.role;

@@ -1,11 +1,13 @@
-//! TCP Fast Open where the kernel has no counterpart: messages with a priority on a connection whose SYN waits
-//! for data.
+//! TCP Fast Open where the kernel has no counterpart: messages with a priority on a connection whose SYN
+//! waits for data, and a stack that is gone.
 
 use super::unordered::priority_cmsg;
 use super::*;
 use ginnel::ListenOptions;
+use ginnel::channel::control::{ChannelReply, ChannelRequest, ControlPath};
 use ginnel_posix_ops::SendArgs;
 use ginnel_posix_ops::unordered::{GINNEL_UNORDERED_SEND, SOL_GINNEL};
+use std::sync::atomic::AtomicBool;
 
 const TCP_FASTOPEN_NO_COOKIE: c_int = 34;
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -44,4 +46,37 @@ fn message_sends_a_deferred_syn() {
     assert_eq!(send(&hosts), Ok(7));
     hosts.run(Duration::from_millis(20));
     assert_eq!(hosts.clients.handler().received, b"message");
+}
+
+/// Passes requests to a stack until the stack is gone.
+struct BreakableControl {
+    stack: SameThread,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl ControlPath for BreakableControl {
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(Error::StackGone);
+        }
+        self.stack.call(client, request)
+    }
+}
+
+#[test]
+fn gone_stack_is_not_reported_as_unsupported() {
+    let hosts = Hosts::new(false);
+    let is_gone = Arc::<AtomicBool>::default();
+    let control = BreakableControl { stack: SameThread(Arc::clone(&hosts.stack)), is_gone: is_gone.clone() };
+    let client = hosts.stack.lock().unwrap().handler_mut().attach(Box::new(control)).unwrap();
+    let ops = Ops::new(client, OpsConfig { spin: Duration::ZERO, ..OpsConfig::default() }).unwrap();
+    let fd = socket(&ops);
+    let to = sockaddr_of(PEER, 90);
+    let args = SendArgs { flags: libc::MSG_FASTOPEN, to: Some(&to), control: &[] };
+    is_gone.store(true, Ordering::Relaxed);
+    assert_eq!(set(&ops, fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT), Ok(()));
+    assert_eq!(ops.send_to(fd, &[UserSlice::new(b"hello")], &args), Err(Errno::NETDOWN));
+    is_gone.store(false, Ordering::Relaxed);
+    assert_eq!(ops.send_to(fd, &[UserSlice::new(b"hello")], &args), Ok(5));
+    ops.close(fd).unwrap();
 }
