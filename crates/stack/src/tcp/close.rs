@@ -220,6 +220,11 @@ impl Tcp {
             self.finish(idx, CloseReason::Aborted);
             return;
         }
+        if self.conns[idx].state == State::SynSent {
+            // Linux has sent the SYN when its data were written: a server that opens connections fast reads
+            // them.
+            self.output_syn_sent(net, idx);
+        }
         if sends_rst {
             if self.conns[idx].has(Flags::TX_LISTED) {
                 // Data that were written before are sent before the RST, as far as the windows admit them.

@@ -3,11 +3,14 @@
 
 use super::control::{OUR_MAC, WIRE_MAC, arp, ethernet, turn};
 use super::{RecordingHandler, START, receive, send, shards_and_device, stack_config};
+use crate::shard::Shard;
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
+use ginnel_stack::device::Device;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
 use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::time::Instant;
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
 use ginnel_stack::wire::ethernet::EtherType;
 use ginnel_stack::wire::tcp::{self, FastOpenCookie, SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
@@ -98,7 +101,7 @@ fn cookie_of_one_shard_is_valid_on_others() {
                 |port: &u16| steering.owner_of_bytes(&syn(*port, &[], &[])) == FrameOwner::Shard(shard);
             (1000 + 1000 * u16::from(first)..).find(belongs).unwrap()
         };
-        let accepts = |shard: &crate::shard::Shard<RecordingHandler>| {
+        let accepts = |shard: &Shard<RecordingHandler>| {
             let stats = shard.core.stack.local().unwrap().tcp_stats();
             (stats.fastopen_accepts, stats.fastopen_failures)
         };
@@ -142,33 +145,75 @@ fn sent_syn(frame: &[u8]) -> Option<SentSyn> {
     })
 }
 
-#[test]
-fn cookie_that_one_shard_learns_is_sent_by_others() {
+/// Cookie that the peer sends.
+const COOKIE: [u8; 8] = [7; 8];
+
+/// Returns two shards that know the peer's address, the other end of their wire, and the time.
+fn fast_clients() -> (Vec<Shard<RecordingHandler>>, Device, Instant) {
     let mut config = stack_config(2);
     config.tcp.fastopen = 1;
     let (mut shards, mut wire) = shards_and_device(config, RssMode::Hash, |_| RecordingHandler::default());
-    let mut now = START + Duration::from_secs(5);
+    let now = START + Duration::from_secs(5);
     send(&mut wire, &arp(ArpOperation::Request, PEER, WIRE_MAC, MacAddr::BROADCAST));
     turn(&mut shards, now);
     receive(&mut wire);
-    let mut connect = |shard: usize, now| {
-        let to = (PEER, 90).into();
-        let options = ConnectOptions::default();
-        let queued = shards[shard].with(now, |_, cx| cx.connect_with_data(to, options, b"early").unwrap().1);
-        assert_eq!(queued, 5);
-        turn(&mut shards, now);
-        let syns: Vec<_> = receive(&mut wire).iter().filter_map(|frame| sent_syn(frame)).collect();
-        let [SentSyn { ports: [to, from], seq, cookie, data }] = &syns[..] else { panic!("{syns:?}") };
-        let ack = *seq + (1 + data.len() as u32);
-        let flags = TcpFlags::SYN | TcpFlags::ACK;
-        send(&mut wire, &segment_of_peer([*from, *to], ack, flags, &[7; 8], &[]));
-        turn(&mut shards, now);
-        receive(&mut wire);
-        (cookie.clone(), data.clone())
-    };
-    assert_eq!(connect(0, now), (vec![], vec![]));
-    now += Duration::from_millis(1);
-    assert_eq!(connect(1, now), (vec![7; 8], b"early".to_vec()));
+    (shards, wire, now)
+}
+
+/// Opens a connection with data on a shard, and answers with a cookie. Returns the cookie and the data of the
+/// SYN.
+fn connect_fast(
+    shards: &mut [Shard<RecordingHandler>],
+    wire: &mut Device,
+    shard: usize,
+    now: Instant,
+) -> (Vec<u8>, Vec<u8>) {
+    let to = (PEER, 90).into();
+    let options = ConnectOptions::default();
+    let queued = shards[shard].with(now, |_, cx| cx.connect_with_data(to, options, b"early").unwrap().1);
+    assert_eq!(queued, 5);
+    turn(shards, now);
+    let syns: Vec<_> = receive(wire).iter().filter_map(|frame| sent_syn(frame)).collect();
+    let [SentSyn { ports: [to, from], seq, cookie, data }] = &syns[..] else { panic!("{syns:?}") };
+    let ack = *seq + (1 + data.len() as u32);
+    send(wire, &segment_of_peer([*from, *to], ack, TcpFlags::SYN | TcpFlags::ACK, &COOKIE, &[]));
+    turn(shards, now);
+    receive(wire);
+    (cookie.clone(), data.clone())
+}
+
+#[test]
+fn cookie_that_one_shard_learns_is_sent_by_others() {
+    let (mut shards, mut wire, now) = fast_clients();
+    assert_eq!(connect_fast(&mut shards, &mut wire, 0, now), (vec![], vec![]));
+    let now = now + Duration::from_millis(1);
+    assert_eq!(connect_fast(&mut shards, &mut wire, 1, now), (COOKIE.to_vec(), b"early".to_vec()));
     let stats = shards[1].core.stack.local().unwrap().tcp_stats();
     assert_eq!((stats.fastopen_active, stats.fastopen_active_failures), (1, 0));
+}
+
+/// As on Linux, which sends the SYN when its data are written.
+#[test]
+fn end_of_the_connection_does_not_hold_written_data_back() {
+    let (mut shards, mut wire, mut now) = fast_clients();
+    connect_fast(&mut shards, &mut wire, 0, now);
+    for (data, is_aborted, expected) in
+        [(&b"early"[..], false, 1), (b"early", true, 1), (b"", false, 0), (b"", true, 0)]
+    {
+        now += Duration::from_millis(1);
+        shards[0].with(now, |_, cx| {
+            let socket = SocketOptions { fastopen_connect: true, ..SocketOptions::default() };
+            let options = ConnectOptions { socket, ..ConnectOptions::default() };
+            let conn = cx.connect((PEER, 90).into(), options).unwrap();
+            if !data.is_empty() {
+                assert_eq!(cx.send(conn, data), Ok(data.len()));
+            }
+            let ended = if is_aborted { cx.abort(conn) } else { cx.close(conn) };
+            ended.unwrap();
+        });
+        turn(&mut shards, now);
+        let syns: Vec<_> = receive(&mut wire).iter().filter_map(|frame| sent_syn(frame)).collect();
+        assert_eq!(syns.len(), expected, "{syns:?}");
+        assert!(syns.iter().all(|syn| syn.data == data && syn.cookie == COOKIE), "{syns:?}");
+    }
 }
