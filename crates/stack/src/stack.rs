@@ -367,7 +367,9 @@ impl Stack {
     /// Applies a control update of another shard.
     pub fn apply_control_update(&mut self, now: Instant, update: &ControlUpdate) {
         match update {
-            ControlUpdate::FastOpenPeer(peer) => self.tcp.store_fastopen_peer(peer),
+            ControlUpdate::FastOpenPeer(peer) => {
+                self.tcp.store_fastopen_peer(peer);
+            }
             _ => self.net.apply_control_update(now, update),
         }
     }

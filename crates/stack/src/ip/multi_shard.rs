@@ -14,8 +14,8 @@ use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 
-/// Largest number of updates that await being fetched. They originate from timers and from errors about
-/// connections, and are fetched in every turn.
+/// Largest number of updates that await being fetched. They originate from timers, from errors about
+/// connections, and from SYN+ACKs that tell something new about their sender. They are fetched in every turn.
 const CONTROL_UPDATES_MAX: usize = 1024;
 
 impl Network {

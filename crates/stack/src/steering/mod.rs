@@ -461,7 +461,10 @@ impl ControlUpdate {
             }
             (Self::PathMtu { destination, .. }, Self::PathMtu { destination: d, .. }) => destination == d,
             (Self::FastOpenPeer(peer), Self::FastOpenPeer(p)) => {
-                (peer.local, peer.remote) == (p.local, p.remote) && p.cookie.1 > 0
+                let has_mss = p.mss != 0 || peer.mss == 0;
+                // With a cookie it does not matter how often the peer has not answered.
+                let has_cookie = p.cookie.1 > 0 || peer.cookie.1 == 0 && p.unanswered >= peer.unanswered;
+                (peer.local, peer.remote) == (p.local, p.remote) && has_mss && has_cookie
             }
             _ => false,
         }

@@ -284,6 +284,33 @@ fn control_updates_round_trip() {
     assert_eq!(ControlUpdate::decode(&[0; 3]), None);
 }
 
+#[test]
+fn update_replaces_what_it_repeats() {
+    let peer = FastOpenPeer {
+        local: "10.0.0.1".parse().unwrap(),
+        remote: "10.0.0.9".parse().unwrap(),
+        mss: 1440,
+        cookie: ([0; 16], 0),
+        is_experimental: false,
+        unanswered: 1,
+    };
+    let with_cookie = FastOpenPeer { cookie: ([7; 16], 8), unanswered: 0, ..peer };
+    for (earlier, later, is_superseded) in [
+        (peer, peer, true),
+        (peer, FastOpenPeer { unanswered: 2, mss: 1000, ..peer }, true),
+        (peer, FastOpenPeer { unanswered: 0, ..peer }, false),
+        (peer, FastOpenPeer { mss: 0, ..peer }, false),
+        (peer, with_cookie, true),
+        (peer, FastOpenPeer { mss: 0, ..with_cookie }, false),
+        (with_cookie, with_cookie, true),
+        (with_cookie, peer, false),
+        (peer, FastOpenPeer { remote: "10.0.0.8".parse().unwrap(), ..peer }, false),
+    ] {
+        let [earlier, later] = [earlier, later].map(ControlUpdate::FastOpenPeer);
+        assert_eq!(earlier.is_superseded_by(&later), is_superseded, "{earlier:?}, {later:?}");
+    }
+}
+
 /// Gives flows from port 9 to the last shard, and others from a port below 1000 to a shard that does not
 /// exist.
 struct LastShard;

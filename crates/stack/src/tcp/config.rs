@@ -184,8 +184,8 @@ pub struct TcpConfig {
     /// it, 4 to send data without a cookie; 2 for servers, 0x200 to accept data without a cookie, 0x400 for
     /// listeners without `TCP_FASTOPEN`. 0 … 4,095, default 1.
     pub fastopen: u32,
-    /// Maximum number of peers whose fast open cookie and MSS a client remembers; beyond it the least recent
-    /// one is dropped and counted. 1 … 1,000,000, default 4,096.
+    /// Maximum number of peers whose fast open cookie and MSS a client remembers; beyond it the one that
+    /// changed least recently is dropped and counted. 1 … 1,000,000, default 4,096.
     pub fastopen_cookies_max: u32,
     /// Time for which clients of a shard do not use fast open after a path has dropped everything that
     /// followed it, in seconds (Linux's `tcp_fastopen_blackhole_timeout_sec`). It doubles with each further

@@ -9,7 +9,7 @@ use super::ack::snd_una_update;
 use super::active::SlowPathFlags;
 use super::conn::{Flags, NONE, Tcb};
 use super::emit::TxSegment;
-use super::fastopen_cookies::{AddressPair, CookieCache, RequestForm};
+use super::fastopen_cookies::{AddressPair, CookieCache, RequestForm, StoreResult};
 use super::input::{Segment, SegmentHeader};
 use super::listen::{SYNACK_AMBIGUOUS, take_handshake_rtt};
 use super::profile::ProfileId;
@@ -282,8 +282,9 @@ impl Tcp {
             b.recovery.ca_state = CaState::Open;
         }
         let peer = self.fastopen_peer(idx, seg, is_retransmitted);
-        self.store_fastopen_peer(&peer);
-        net.broadcast_update(ControlUpdate::FastOpenPeer(peer));
+        if self.store_fastopen_peer(&peer) {
+            net.broadcast_update(ControlUpdate::FastOpenPeer(peer));
+        }
         let had_syn_data = self.profile(idx).fastopen.has_syn_data;
         self.stats.fastopen_active += u64::from(had_syn_data && !is_lost);
         self.stats.fastopen_active_failures += u64::from(is_lost);
@@ -339,14 +340,15 @@ impl Tcp {
         }
     }
 
-    /// Stores what a SYN+ACK, which another shard may have received, has told about its sender.
-    pub fn store_fastopen_peer(&mut self, peer: &FastOpenPeer) {
+    /// Stores what a SYN+ACK, which another shard may have received, has told about its sender. Returns
+    /// whether that is new.
+    pub fn store_fastopen_peer(&mut self, peer: &FastOpenPeer) -> bool {
         let bytes = peer.cookie();
         let cookie = (!bytes.is_empty()).then(|| FastOpenCookie::new(bytes, peer.is_experimental));
         let form = RequestForm::after(peer.unanswered);
-        let is_evicted =
-            self.fastopen_client.cookies.store((peer.local, peer.remote), peer.mss, cookie, form);
-        self.stats.fastopen_cookies_evicted += u64::from(is_evicted);
+        let stored = self.fastopen_client.cookies.store((peer.local, peer.remote), peer.mss, cookie, form);
+        self.stats.fastopen_cookies_evicted += u64::from(stored == StoreResult::Evicted);
+        stored != StoreResult::Unchanged
     }
 
     /// Returns whether a SYN with data was sent and not acknowledged.

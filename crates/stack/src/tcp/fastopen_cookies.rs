@@ -41,7 +41,17 @@ pub(super) struct PeerEntry {
     stored: u64,
 }
 
-/// A bounded map. At the limit the entry that was stored least recently is evicted.
+/// Effect of a store on the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoreResult {
+    /// Everything was known.
+    Unchanged,
+    Changed,
+    /// The entry is new, and another one was evicted.
+    Evicted,
+}
+
+/// A bounded map. At the limit the entry that was changed least recently is evicted.
 #[derive(Debug)]
 pub(super) struct CookieCache {
     entries: BTreeMap<AddressPair, PeerEntry>,
@@ -66,18 +76,16 @@ impl CookieCache {
     }
 
     /// Stores what a SYN+ACK has told (`tcp_fastopen_cache_set`): the MSS unless it is 0, the cookie if there
-    /// is one, and otherwise the form in which to request one. Returns whether another entry was evicted.
+    /// is one, and otherwise the form in which to request one. An entry that does not change keeps its age.
     pub fn store(
         &mut self,
         addresses: AddressPair,
         mss: u16,
         cookie: Option<FastOpenCookie>,
         request_form: RequestForm,
-    ) -> bool {
-        self.stores += 1;
-        let entry = self.entries.entry(addresses).or_default();
-        self.by_age.remove(&(entry.stored, addresses));
-        entry.stored = self.stores;
+    ) -> StoreResult {
+        let known = self.entries.get(&addresses);
+        let mut entry = known.cloned().unwrap_or_default();
         if mss != 0 {
             entry.mss = mss;
         }
@@ -86,12 +94,21 @@ impl CookieCache {
         } else if entry.cookie.is_none() {
             entry.request_form = entry.request_form.max(request_form);
         }
+        if known == Some(&entry) {
+            return StoreResult::Unchanged;
+        }
+        self.by_age.remove(&(entry.stored, addresses));
+        self.stores += 1;
+        entry.stored = self.stores;
         self.by_age.insert((self.stores, addresses));
-        let is_evicted = self.entries.len() > self.entries_max;
-        if is_evicted && let Some((_, oldest)) = self.by_age.pop_first() {
+        self.entries.insert(addresses, entry);
+        if self.entries.len() <= self.entries_max {
+            return StoreResult::Changed;
+        }
+        if let Some((_, oldest)) = self.by_age.pop_first() {
             self.entries.remove(&oldest);
         }
-        is_evicted
+        StoreResult::Evicted
     }
 }
 
@@ -110,27 +127,48 @@ mod tests {
 
     // limit: tcp.fastopen_cookies_max
     #[test]
-    fn least_recently_stored_cookie_is_evicted() {
+    fn least_recently_changed_cookie_is_evicted() {
         let mut cache = CookieCache::new(2);
-        assert!(!cache.store(pair(1), 1000, cookie(1), RequestForm::Standard));
-        assert!(!cache.store(pair(2), 1000, cookie(2), RequestForm::Standard));
-        assert!(!cache.store(pair(1), 1200, None, RequestForm::Standard));
-        assert!(cache.store(pair(3), 1000, cookie(3), RequestForm::Standard));
+        assert_eq!(cache.store(pair(1), 1000, cookie(1), RequestForm::Standard), StoreResult::Changed);
+        assert_eq!(cache.store(pair(2), 1000, cookie(2), RequestForm::Standard), StoreResult::Changed);
+        assert_eq!(cache.store(pair(1), 1200, None, RequestForm::Standard), StoreResult::Changed);
+        assert_eq!(cache.store(pair(3), 1000, cookie(3), RequestForm::Standard), StoreResult::Evicted);
         assert_eq!(cache.get(&pair(2)), None);
         assert_eq!(cache.get(&pair(1)).map(|e| (e.mss, e.cookie.clone())), Some((1200, cookie(1))));
         assert_eq!((cache.entries.len(), cache.by_age.len()), (2, 2));
     }
 
     #[test]
+    fn known_facts_change_nothing() {
+        let mut cache = CookieCache::new(2);
+        cache.store(pair(1), 1000, cookie(1), RequestForm::Standard);
+        cache.store(pair(2), 0, None, RequestForm::Experimental);
+        let before = (cache.entries.clone(), cache.by_age.clone());
+        for (last, mss, cookie, form) in [
+            (1, 1000, cookie(1), RequestForm::Standard),
+            (1, 1000, None, RequestForm::Standard),
+            (1, 0, None, RequestForm::Experimental),
+            (2, 0, None, RequestForm::Experimental),
+            (2, 0, None, RequestForm::Standard),
+        ] {
+            assert_eq!(cache.store(pair(last), mss, cookie, form), StoreResult::Unchanged);
+        }
+        assert_eq!((cache.entries, cache.by_age), before);
+    }
+
+    #[test]
     fn request_form_advances_only_without_cookie() {
         let mut cache = CookieCache::new(2);
-        let form = |cache: &CookieCache| cache.get(&pair(1)).map(|e| e.request_form);
+        let form = |cache: &CookieCache, last| cache.get(&pair(last)).map(|e| e.request_form);
         cache.store(pair(1), 0, None, RequestForm::Experimental);
         cache.store(pair(1), 0, None, RequestForm::Standard);
-        assert_eq!(form(&cache), Some(RequestForm::Experimental));
+        assert_eq!(form(&cache, 1), Some(RequestForm::Experimental));
         cache.store(pair(1), 0, None, RequestForm::Exhausted);
-        assert_eq!(form(&cache), Some(RequestForm::Exhausted));
+        assert_eq!(form(&cache, 1), Some(RequestForm::Exhausted));
         cache.store(pair(1), 0, cookie(7), RequestForm::Standard);
         assert_eq!(cache.get(&pair(1)).and_then(|e| e.cookie.clone()), cookie(7));
+        cache.store(pair(2), 0, cookie(7), RequestForm::Standard);
+        cache.store(pair(2), 0, None, RequestForm::Experimental);
+        assert_eq!(form(&cache, 2), Some(RequestForm::Standard), "a peer with a cookie answers the form");
     }
 }

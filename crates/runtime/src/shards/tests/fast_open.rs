@@ -192,6 +192,22 @@ fn cookie_that_one_shard_learns_is_sent_by_others() {
     assert_eq!((stats.fastopen_active, stats.fastopen_active_failures), (1, 0));
 }
 
+#[test]
+fn known_cookie_is_not_broadcast_again() {
+    let (mut shards, mut wire, mut now) = fast_clients();
+    let broadcasts = |shards: &[Shard<RecordingHandler>]| {
+        shards.iter().map(|shard| shard.stats().broadcasts_sent).sum::<u64>()
+    };
+    let before = broadcasts(&shards);
+    connect_fast(&mut shards, &mut wire, 0, now);
+    assert_eq!(broadcasts(&shards), before + 1);
+    for shard in [0, 1, 0] {
+        now += Duration::from_millis(1);
+        connect_fast(&mut shards, &mut wire, shard, now);
+    }
+    assert_eq!(broadcasts(&shards), before + 1);
+}
+
 /// As on Linux, which sends the SYN when its data are written.
 #[test]
 fn end_of_the_connection_does_not_hold_written_data_back() {
