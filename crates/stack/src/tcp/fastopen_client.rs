@@ -21,7 +21,7 @@ use crate::ip::{Network, TxError};
 use crate::options::{CaState, FastOpenFailure};
 use crate::steering::{ControlUpdate, FastOpenPeer};
 use crate::time::Instant;
-use crate::wire::tcp::{FastOpenCookie, TcpFlags, TcpOptions};
+use crate::wire::tcp::{FastOpenCookie, SeqNumber, TcpFlags, TcpOptions};
 use core::time::Duration;
 
 /// Bits of `tcp.fastopen` (`net.ipv4.tcp_fastopen`).
@@ -258,29 +258,10 @@ impl Tcp {
         let now_us = self.now.as_micros() as u32;
         let active = self.ensure_active(idx);
         let c = &mut self.conns[idx];
-        let b = &mut self.active[active];
-        let is_retransmitted = c.retries > 0 || b.total_retrans > 0;
+        let is_retransmitted = c.retries > 0 || self.active[active].total_retrans > 0;
         take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
-        c.snd_una += 1;
-        let advanced = seg.header.ack.gt(c.snd_una);
-        if advanced {
-            let bytes = snd_una_update(c, b, seg.header.ack);
-            b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
-            if c.has(Flags::ACK_EVENTS) {
-                b.acked_bytes = b.acked_bytes.saturating_add(bytes);
-            }
-            let (mss, sack) = (c.mss(), c.has(Flags::SACK));
-            b.rtx_queue.clean_acked(c.snd_una, mss, sack, c.snd_una, &mut Delivery::default());
-        }
-        b.max_window = b.max_window.max(c.snd_wnd);
-        let is_lost = !b.rtx_queue.is_empty();
-        if is_lost {
-            b.rtx_queue.resegment(c.mss());
-            b.rtx_queue.mark_all_lost(false);
-            recovery::simple_retransmit(c, b);
-        } else {
-            b.recovery.ca_state = CaState::Open;
-        }
+        let advanced = self.acknowledge_syn_data(idx, seg.header.ack);
+        let is_lost = !self.active[active].rtx_queue.is_empty();
         let peer = self.fastopen_peer(idx, seg, is_retransmitted);
         if self.store_fastopen_peer(&peer) {
             net.broadcast_update(ControlUpdate::FastOpenPeer(peer));
@@ -298,11 +279,41 @@ impl Tcp {
             }
         });
         self.establish_active(idx);
+        if is_lost {
+            let (c, b) = (&self.conns[idx], &mut self.active[active]);
+            b.rtx_queue.mark_all_lost(false);
+            recovery::simple_retransmit(c, b);
+            self.set_retransmit_timer(idx, true, None);
+        }
         self.ack_now(idx);
         self.after_ack(idx, advanced);
         if !is_lost && (!seg.payload.is_empty() || seg.header.flags.contains(TcpFlags::FIN)) {
             self.take_syn_ack_data(net, idx, seg);
         }
+    }
+
+    /// Processes the acknowledgement of a SYN with data or the option, and perhaps of its data. Returns
+    /// whether data were acknowledged.
+    pub(super) fn acknowledge_syn_data(&mut self, idx: u32, ack: SeqNumber) -> bool {
+        let active = self.ensure_active(idx);
+        let (c, b) = (&mut self.conns[idx], &mut self.active[active]);
+        c.snd_una += 1;
+        let advanced = ack.gt(c.snd_una);
+        if advanced {
+            let bytes = snd_una_update(c, b, ack);
+            b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
+            if c.has(Flags::ACK_EVENTS) {
+                b.acked_bytes = b.acked_bytes.saturating_add(bytes);
+            }
+            let (mss, sack) = (c.mss(), c.has(Flags::SACK));
+            b.rtx_queue.clean_acked(c.snd_una, mss, sack, c.snd_una, &mut Delivery::default());
+        }
+        b.max_window = b.max_window.max(c.snd_wnd);
+        b.rtx_queue.resegment(c.mss());
+        if b.rtx_queue.is_empty() {
+            b.recovery.ca_state = CaState::Open;
+        }
+        advanced
     }
 
     /// Takes data and FIN of a SYN+ACK (`tcp_fastopen_add_skb`).

@@ -112,10 +112,18 @@ impl Tcp {
         let now_us = self.now.as_micros() as u32;
         let c = &mut self.conns[idx];
         take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
-        // A later segment acknowledges data of the SYN.
-        c.snd_una += 1;
         c.snd_wnd = seg.header.window.into();
+        let had_syn_data = c.snd_nxt != c.snd_una + 1;
+        let advanced = if had_syn_data {
+            self.acknowledge_syn_data(idx, seg.header.ack)
+        } else {
+            c.snd_una += 1;
+            false
+        };
         self.establish_active(idx);
         self.ack_now(idx);
+        if had_syn_data {
+            self.after_ack(idx, advanced);
+        }
     }
 }
