@@ -250,6 +250,18 @@ fn addresses_and_options_are_available() {
     });
 }
 
+/// A SYN that waited for data would wait for ever: the task gets its stream after the handshake.
+#[test]
+fn syn_of_a_task_does_not_wait_for_data() {
+    run(echo, async || {
+        let socket =
+            SocketOptions { fastopen_connect: true, fastopen_no_cookie: true, ..SocketOptions::default() };
+        let options = ConnectOptions { socket, ..ConnectOptions::default() };
+        let connecting = timeout(Duration::from_secs(10), TcpStream::connect_with(SERVER, options));
+        exchange(connecting.await.expect("connected").unwrap(), 100).await;
+    });
+}
+
 #[test]
 fn several_tasks_accept_from_one_listener() {
     const CLIENTS: u32 = 40;

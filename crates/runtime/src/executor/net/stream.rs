@@ -61,13 +61,14 @@ impl TcpStream {
         Self::connect_with(address, ConnectOptions::default()).await
     }
 
-    /// As [`connect`](Self::connect), with options.
+    /// As [`connect`](Self::connect), with options. The option `fastopen_connect` has no effect: the stream
+    /// exists only when the connection is established, so there are no data for the SYN.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and `AddrNotAvailable` for the local address.
     pub async fn connect_with(address: impl ToSocketAddr, options: ConnectOptions) -> io::Result<Self> {
         let address = address.to_socket_addr()?;
-        let socket = SocketOptions { ack_events: false, ..options.socket };
+        let socket = SocketOptions { ack_events: false, fastopen_connect: false, ..options.socket };
         let options = ConnectOptions { socket, ..options };
         let executor = local::current_or_error()?;
         let socket = local::access(executor, |a| {
