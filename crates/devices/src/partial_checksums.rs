@@ -43,6 +43,8 @@ pub(crate) enum PartialChecksumCheck {
     Accept,
     /// Looks at this many more frames, and has found this many with partial checksums.
     Watch { interface: Box<str>, frames_left: u32, found: u32 },
+    /// Accepts only frames of which the device says that their sender left the checksum to it.
+    OnlyMarked,
     /// Looks at no frame.
     Off,
 }
@@ -61,18 +63,33 @@ impl PartialChecksumCheck {
         }
     }
 
+    /// Creates the check for a device that is no interface of the kernel.
+    #[cfg(any(feature = "dpdk", test))]
+    pub fn without_interface(choice: PartialChecksums) -> Self {
+        match choice {
+            PartialChecksums::Accept => Self::Accept,
+            PartialChecksums::Auto => Self::OnlyMarked,
+            PartialChecksums::Reject => Self::Off,
+        }
+    }
+
+    /// Returns the state of the checksum of a received frame of which the device says that its sender left
+    /// the checksum to it. Counts partial checksums in `accepted`.
+    #[cfg(any(feature = "dpdk", test))]
+    #[cold]
+    pub fn checksum_of_marked(&self, frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
+        match self {
+            Self::Off => RxChecksum::Unverified,
+            Self::Accept | Self::Watch { .. } | Self::OnlyMarked => accept(frame, accepted),
+        }
+    }
+
     /// Returns the state of the checksum of a received frame. Counts partial checksums in `accepted`.
     #[inline]
     pub fn checksum_of(&mut self, frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
         match self {
-            Self::Off => RxChecksum::Unverified,
-            Self::Accept => match partial_checksum(frame) {
-                Some(partial) => {
-                    accepted.fetch_add(1, Ordering::Relaxed);
-                    partial
-                }
-                None => RxChecksum::Unverified,
-            },
+            Self::OnlyMarked | Self::Off => RxChecksum::Unverified,
+            Self::Accept => accept(frame, accepted),
             Self::Watch { .. } => {
                 self.watch(frame);
                 RxChecksum::Unverified
@@ -92,8 +109,20 @@ impl PartialChecksumCheck {
             );
         }
         if *found == FRAMES_REPORTED || *frames_left == 0 {
-            *self = Self::Off;
+            *self = Self::OnlyMarked;
         }
+    }
+}
+
+/// Returns the state of the checksum of a frame that may be partial, and counts it if it is.
+#[inline]
+fn accept(frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
+    match partial_checksum(frame) {
+        Some(partial) => {
+            accepted.fetch_add(1, Ordering::Relaxed);
+            partial
+        }
+        None => RxChecksum::Unverified,
     }
 }
 
@@ -228,11 +257,31 @@ mod tests {
             assert!(matches!(check, PartialChecksumCheck::Watch { found: now, .. } if now == found));
             check.checksum_of(&partial, &stats);
         }
-        assert!(matches!(check, PartialChecksumCheck::Off), "reported once");
+        assert!(matches!(check, PartialChecksumCheck::OnlyMarked), "reported once");
         let mut check = new();
         for _ in 0..FRAMES_LOOKED_AT {
             check.checksum_of(b"no frame", &stats);
         }
-        assert!(matches!(check, PartialChecksumCheck::Off));
+        assert!(matches!(check, PartialChecksumCheck::OnlyMarked));
+    }
+
+    #[test]
+    fn marked_frames_are_accepted_unless_rejected() {
+        let (mut frame, start) = frame(false, false, protocol::TCP, 16);
+        let partial = RxChecksum::Partial { start: start as u16, offset: 16 };
+        for (choice, unmarked, marked) in [
+            (PartialChecksums::Auto, RxChecksum::Unverified, partial),
+            (PartialChecksums::Accept, partial, partial),
+            (PartialChecksums::Reject, RxChecksum::Unverified, RxChecksum::Unverified),
+        ] {
+            let (mut check, stats) = (PartialChecksumCheck::without_interface(choice), AtomicU64::default());
+            assert_eq!(check.checksum_of(&frame, &stats), unmarked, "{choice:?}");
+            assert_eq!(check.checksum_of_marked(&frame, &stats), marked, "{choice:?}");
+            let accepted = [unmarked, marked].iter().filter(|&&state| state == partial).count() as u64;
+            assert_eq!(stats.load(Ordering::Relaxed), accepted);
+        }
+        complete_checksum(&mut frame, start, 16).unwrap();
+        let check = PartialChecksumCheck::without_interface(PartialChecksums::Auto);
+        assert_eq!(check.checksum_of_marked(&frame, &AtomicU64::default()), RxChecksum::Unverified);
     }
 }

@@ -225,9 +225,10 @@ pub struct DeviceConfig {
     /// How a `dpdk` device uses its port: `"args=iface=eth0+qpairs=2,huge=off"`. `args=K=V+K=V` are
     /// arguments of the driver. `queues=N`: one for each shard; a single shard may have several (1).
     /// `ring=N`: descriptors of a ring, 64 to 32,768 within the limits of the port (1,024). `buffers=N`:
-    /// buffers of a queue, 1,024 to 1,048,576 (8,192). `poll_us=N`: an idle shard looks at the port every N
-    /// microseconds at least, 1 to 1,000,000 (1,000). `partial_checksums=auto`, `on` or `off`: accept
-    /// frames of local senders that left the checksum to the device (auto: if `iface=` is a veth or virtio
+    /// buffers of a queue, up to 1,048,576, and at least 1,024 more than both rings have (8,192, or more for
+    /// large rings). `poll_us=N`: an idle shard looks at the port every N microseconds at least, 1 to
+    /// 1,000,000 (1,000). `partial_checksums=auto`, `on` or `off`: accept frames of local senders that left
+    /// the checksum to the device (auto: if the driver marks them, or `iface=` is a veth or virtio
     /// interface). The other keys start EAL, once for all devices: `huge=auto`, `on` or `off`: memory in
     /// huge pages (auto: if enough are free). `memory_mib=N`: memory for rings and buffers, 32 to 1,048,576
     /// MiB (256). `eal=ARG+ARG`: further arguments of EAL. docs/dpdk.md has the details. Default: all of
@@ -442,6 +443,13 @@ impl Config {
                 within(key("mtu"), mtu, 68..=65_521)?;
             }
             device.validate_kind().map_err(|(name, problem)| ConfigError::new(key(name), problem))?;
+            let is_dpdk = |device: &DeviceConfig| device.kind == DeviceKind::Dpdk;
+            let mut others = self.devices[..i].iter().filter(|other| is_dpdk(other) && is_dpdk(device));
+            if let Some(other) = others.find(|other| other.interface() == device.interface()) {
+                let port = device.interface();
+                let problem = format!("the port {port} belongs to the device \"{}\" already", other.name);
+                return Err(ConfigError::new(key("interface"), problem));
+            }
             device.validate_capture(key)?;
         }
         for (i, link) in self.links.iter().enumerate() {

@@ -158,6 +158,10 @@ fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) ->
 /// All ports of the stack are named, because EAL must know PCI devices from the start.
 fn dpdk_config(config: &DeviceConfig, stack_config: &Config, queues: u16) -> DpdkConfig {
     let ports = stack_config.devices.iter().filter(|device| device.kind == DeviceKind::Dpdk);
+    let arguments_of = |device: &DeviceConfig| {
+        let options = device.dpdk.clone().unwrap_or_default();
+        options.device_arguments(device.interface())
+    };
     DpdkConfig {
         port: config.interface().into(),
         options: config.dpdk.clone().unwrap_or_default(),
@@ -165,7 +169,7 @@ fn dpdk_config(config: &DeviceConfig, stack_config: &Config, queues: u16) -> Dpd
         mtu: config.mtu.map(|mtu| mtu as usize),
         mac: config.mac.map(|mac| mac.0),
         offload: config.offload,
-        all_ports: ports.map(|port| port.interface().into()).collect(),
+        all_ports: ports.map(arguments_of).collect(),
     }
 }
 

@@ -15,8 +15,10 @@ const BUFFERS_RANGE: core::ops::RangeInclusive<u32> = 1024..=1_048_576;
 const MEMORY_RANGE: core::ops::RangeInclusive<u32> = 32..=1_048_576;
 /// Longest time between two looks at a port, in microseconds.
 const POLL_US_MAX: u32 = 1_000_000;
-/// Arguments that would end the process.
+/// Arguments that would end the process. EAL also takes the first letters of long ones.
 const FORBIDDEN_ARGUMENTS: [&str; 4] = ["-h", "--help", "-v", "--version"];
+/// Bytes from which on the beginning of a long argument is unique.
+const ABBREVIATION_BYTES_MIN: usize = 4;
 
 /// Use of huge pages, the text key `huge`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +41,9 @@ pub struct DpdkOptions {
     pub queues: Option<u16>,
     /// Descriptors of each ring, 64 to 32,768, within the limits of the port. Text key `ring`, default 1,024.
     pub ring: u16,
-    /// Buffers of each queue, 1,024 to 1,048,576. Text key `buffers`, default 8,192.
-    pub buffers: u32,
+    /// Buffers of each queue, up to 1,048,576: at least 1,024 more than its two rings have descriptors. Text
+    /// key `buffers`, default 8,192, or more if the rings need more.
+    pub buffers: Option<u32>,
     /// Longest time until an idle shard looks at the port again, 1 to 1,000,000 µs. The first sleep after a
     /// frame lasts 50 µs, and each further one twice as long. Text key `poll_us`, default 1,000.
     pub poll_us: u32,
@@ -73,11 +76,20 @@ impl Default for DpdkOptions {
             driver_arguments: Vec::new(),
             queues: None,
             ring: 1024,
-            buffers: 8192,
+            buffers: None,
             poll_us: 1000,
             partial_checksums: PartialChecksums::Auto,
             eal: EalOptions::default(),
         }
+    }
+}
+
+impl DpdkOptions {
+    /// Returns the name of a port and the arguments of its driver as DPDK reads them: `NAME,KEY=VALUE,…`.
+    #[must_use]
+    pub fn device_arguments(&self, port: &str) -> String {
+        let arguments = self.driver_arguments.iter().map(String::as_str);
+        core::iter::once(port).chain(arguments).collect::<Vec<_>>().join(",")
     }
 }
 
@@ -99,7 +111,7 @@ impl FromStr for DpdkOptions {
                 "args" => options.driver_arguments = driver_arguments(value)?,
                 "queues" => options.queues = Some(number(key, value, 1..=QUEUES_MAX)?),
                 "ring" => options.ring = number(key, value, RING_RANGE)?,
-                "buffers" => options.buffers = number(key, value, BUFFERS_RANGE)?,
+                "buffers" => options.buffers = Some(number(key, value, BUFFERS_RANGE)?),
                 "poll_us" => options.poll_us = number(key, value, 1..=POLL_US_MAX)?,
                 "partial_checksums" => {
                     let all = [
@@ -136,7 +148,9 @@ fn driver_arguments(value: &str) -> Result<Vec<String>, String> {
 
 fn eal_arguments(value: &str) -> Result<Vec<String>, String> {
     let arguments = value.split('+').map(|argument| {
-        if FORBIDDEN_ARGUMENTS.contains(&argument) {
+        let is_abbreviated = argument.len() >= ABBREVIATION_BYTES_MIN;
+        let is = |name: &&str| *name == argument || is_abbreviated && name.starts_with(argument);
+        if FORBIDDEN_ARGUMENTS.iter().any(is) {
             return Err(format!("eal: \"{argument}\" would end the process"));
         }
         if argument.is_empty() || argument.contains('\0') {
@@ -178,7 +192,8 @@ pub struct DpdkConfig {
     pub mac: Option<[u8; 6]>,
     /// Leaves checksums and segmentation to the port if it can do them.
     pub offload: bool,
-    /// All ports of the process, which EAL must know from the start if they are PCI devices.
+    /// All ports of the process with their arguments ([`DpdkOptions::device_arguments`]), which EAL must know
+    /// from the start if they are PCI devices.
     pub all_ports: Vec<String>,
 }
 
@@ -233,7 +248,7 @@ mod tests {
             driver_arguments: vec!["iface=eth0".into(), "qpairs=2".into()],
             queues: Some(2),
             ring: 512,
-            buffers: 4096,
+            buffers: Some(4096),
             poll_us: 20,
             partial_checksums: PartialChecksums::Reject,
             eal: EalOptions {
@@ -262,6 +277,8 @@ mod tests {
             ("huge=maybe", "huge: \"maybe\" is not one of auto, on, off"),
             ("partial_checksums=x", "partial_checksums: \"x\" is not one of"),
             ("eal=--help", "eal: \"--help\" would end the process"),
+            ("eal=--he", "eal: \"--he\" would end the process"),
+            ("eal=--ver", "eal: \"--ver\" would end the process"),
             ("eal=", "eal: \"\" is not an argument"),
             ("colour=red", "colour: unknown key (args, queues"),
         ] {
@@ -291,6 +308,7 @@ mod tests {
     fn driver_arguments_are_found_by_key() {
         let options = "args=iface=eth0+qpairs=2".parse().expect("valid");
         let config = DpdkConfig { options, ..DpdkConfig::default() };
+        assert_eq!(config.options.device_arguments("net_tap0"), "net_tap0,iface=eth0,qpairs=2");
         assert_eq!((config.driver_argument("qpairs"), config.driver_argument("mac")), (Some("2"), None));
     }
 }

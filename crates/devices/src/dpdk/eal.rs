@@ -2,12 +2,16 @@
 
 use super::config::{DpdkConfig, EalOptions, HugePages};
 use super::{errors, ffi, log};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
 /// Options and result of the start of EAL. A failed start cannot be repeated.
-static STARTED: Mutex<Option<(EalOptions, Result<(), String>)>> = Mutex::new(None);
+static STARTED: Mutex<Option<(EalOptions, StartResult)>> = Mutex::new(None);
+
+/// The error of EAL, which is returned again.
+type StartResult = Result<(), (io::ErrorKind, String)>;
 
 /// Kibibytes of the sizes of huge pages on x86-64 and on 64-bit ARM with pages of 4 KiB.
 const HUGE_PAGE_KIB: [u64; 3] = [2048, 65_536, 1_048_576];
@@ -20,7 +24,7 @@ pub(super) fn start(config: &DpdkConfig) -> io::Result<()> {
     let options = &config.options.eal;
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((first, result)) = &*started {
-        result.as_ref().map_err(|problem| io::Error::other(problem.clone()))?;
+        result.as_ref().map_err(|(kind, problem)| io::Error::new(*kind, problem.clone()))?;
         if first != options {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -29,13 +33,14 @@ pub(super) fn start(config: &DpdkConfig) -> io::Result<()> {
         }
         return Ok(());
     }
-    let result = start_first(config);
-    let outcome = result.as_ref().map(|_| ()).map_err(ToString::to_string);
-    *started = Some((options.clone(), outcome));
+    // An error before EAL was called does not prevent another attempt.
+    let result = start_first(config)?;
+    *started = Some((options.clone(), result.as_ref().copied().map_err(|e| (e.kind(), e.to_string()))));
     result
 }
 
-fn start_first(config: &DpdkConfig) -> io::Result<()> {
+/// Starts EAL. The outer error is one that occurred before EAL was called.
+fn start_first(config: &DpdkConfig) -> io::Result<io::Result<()>> {
     let options = &config.options.eal;
     let (needed, free) = (u64::from(options.memory_mib), free_huge_mib());
     let huge = match options.huge {
@@ -53,9 +58,11 @@ fn start_first(config: &DpdkConfig) -> io::Result<()> {
     log::clear();
     let result = run_start(arguments);
     let text = log::take();
-    result?.map_err(|error| errors::start(error, &text, needed))?;
-    tracing::info!(huge, memory_mib = options.memory_mib, "DPDK's EAL runs");
-    Ok(())
+    let result = result?.map_err(|error| errors::start(error, &text, needed));
+    if result.is_ok() {
+        tracing::info!(huge, memory_mib = options.memory_mib, "DPDK's EAL runs");
+    }
+    Ok(result)
 }
 
 /// Starts EAL on a thread of its own. EAL binds the thread that starts it to a CPU, and its other threads
@@ -79,14 +86,19 @@ fn arguments_of(config: &DpdkConfig, huge: bool, cpu: usize) -> Vec<String> {
     );
     arguments.extend(["-m".into(), options.memory_mib.to_string()]);
     arguments.extend(["--lcores".into(), format!("0@{cpu}")]);
-    let pci = config.all_ports.iter().chain([&config.port]).filter(|name| DpdkConfig::is_pci(name));
-    let mut pci: Vec<&String> = pci.collect();
-    pci.sort();
-    pci.dedup();
+    // EAL gives the drivers of PCI devices their arguments now: later ones would be ignored.
+    let own = config.options.device_arguments(&config.port);
+    let mut pci = BTreeMap::new();
+    for device in config.all_ports.iter().chain([&own]) {
+        let address = device.split(',').next().unwrap_or_default();
+        if DpdkConfig::is_pci(address) {
+            pci.insert(address, device.clone());
+        }
+    }
     if pci.is_empty() {
         arguments.push("--no-pci".into());
     }
-    arguments.extend(pci.into_iter().flat_map(|name| ["-a".to_owned(), name.clone()]));
+    arguments.extend(pci.into_values().flat_map(|device| ["-a".to_owned(), device]));
     arguments.extend(options.arguments.iter().cloned());
     arguments
 }
@@ -121,12 +133,13 @@ mod tests {
         );
         let pci = DpdkConfig {
             port: "0000:03:00.0".into(),
-            all_ports: vec!["0000:04:00.0".into(), "0000:03:00.0".into(), "net_tap0".into()],
+            options: "args=rx_vec=0+b=c".parse().expect("valid"),
+            all_ports: vec!["0000:04:00.0,a=1".into(), "0000:03:00.0".into(), "net_tap0".into()],
             ..DpdkConfig::default()
         };
         assert_eq!(
             arguments_of(&pci, true, 0).join(" "),
-            "ginnel --no-telemetry --in-memory -m 256 --lcores 0@0 -a 0000:03:00.0 -a 0000:04:00.0"
+            "ginnel --no-telemetry --in-memory -m 256 --lcores 0@0 -a 0000:03:00.0,rx_vec=0,b=c -a 0000:04:00.0,a=1"
         );
     }
 }

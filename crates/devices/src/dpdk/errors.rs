@@ -80,12 +80,21 @@ pub(super) fn no_huge_pages(needed_mib: u64, free_mib: u64) -> io::Error {
     io::Error::new(io::ErrorKind::OutOfMemory, problem)
 }
 
+/// Returns whether a line of the log explains a failure by huge pages. EAL also notes sizes of which the
+/// machine has no pages, which is no failure.
+fn is_about_huge_pages(line: &str) -> bool {
+    let line = line.to_lowercase();
+    line.contains("hugepage") && !(line.contains("no available") && line.contains("reported"))
+}
+
 /// EAL did not start.
 pub(super) fn start(error: Errno, log: &str, memory_mib: u64) -> io::Error {
-    let cause = if log.to_lowercase().contains("hugepage") {
-        "huge pages cannot be used: set huge=off, or reserve them (\"sysctl vm.nr_hugepages=…\")".to_owned()
-    } else if is_denied(error, log) {
+    let cause = if is_denied(error, log) {
         "the process lacks a permission: for huge pages and PCI devices it needs root, or access to /dev/vfio and a higher limit of locked memory".to_owned()
+    } else if log.lines().any(is_about_huge_pages) {
+        "huge pages cannot be used: set huge=off, or reserve them (\"sysctl vm.nr_hugepages=…\")".to_owned()
+    } else if log.contains("Cannot probe devices") {
+        "the driver of a PCI device does not take it: see the driver's arguments in the key args, and whether the device is bound to vfio-pci".to_owned()
     } else if error == Errno::NOMEM {
         format!("{memory_mib} MiB of memory are not available: set a smaller memory_mib")
     } else {
@@ -122,6 +131,9 @@ pub(super) fn open(step: &str, error: Errno, log: &str, buffers_mib: u64, memory
         Errno::NOMEM if step == "allocating buffers" => format!(
             ": the buffers of all queues need {buffers_mib} MiB, and EAL has {memory_mib} MiB: set a larger memory_mib, or fewer buffers"
         ),
+        Errno::NOMEM => {
+            format!(": EAL has {memory_mib} MiB: set a larger memory_mib, a smaller ring, or fewer buffers")
+        }
         _ => String::new(),
     };
     io::Error::new(kind_of(error, log), format!("{step}{cause}: {error}{}", quoted(log)))
@@ -137,6 +149,9 @@ mod tests {
             (no_huge_pages(256, 4), "\"sysctl vm.nr_hugepages=128\""),
             (start(Errno::INVAL, "EAL: Cannot get hugepage information.", 64), "huge=off"),
             (start(Errno::ACCESS, "", 64), "/dev/vfio"),
+            (start(Errno::INVAL, "EAL: hugepage: Permission denied", 64), "lacks a permission"),
+            (start(Errno::INVAL, "EAL: No available 1048576 kB hugepages reported", 64), "may be wrong"),
+            (start(Errno::NOTSUP, "EAL: Cannot probe devices", 64), "the key args"),
             (start(Errno::NOMEM, "", 64), "64 MiB"),
             (start(Errno::INVAL, "a\nb\n\nc\nd", 64), "(DPDK says: b; c; d)"),
             (
@@ -150,6 +165,7 @@ mod tests {
             (probe("net_ring0", false, Errno::INVAL, "", 2), "EAL has 2 others"),
             (open("allocating buffers", Errno::NOMEM, "", 76, 64), "need 76 MiB, and EAL has 64 MiB"),
             (open("starting the port", Errno::IO, "", 0, 0), "starting the port: "),
+            (open("starting the port", Errno::NOMEM, "", 76, 64), "EAL has 64 MiB: set a larger memory_mib"),
         ] {
             assert!(error.to_string().contains(words), "{error}");
         }

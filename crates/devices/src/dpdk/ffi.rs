@@ -40,9 +40,12 @@ impl PortInfo {
 pub(super) struct PortOptions {
     pub queues: u16,
     pub mtu: u16,
-    pub ring: u16,
+    pub rx_ring: u16,
+    pub tx_ring: u16,
     pub frame_bytes: u16,
     pub buffers: u32,
+    pub sets_mtu: u8,
+    pub sets_multicast: u8,
     pub sets_mac: u8,
     pub mac: [u8; 6],
     pub rx_offloads: u64,
@@ -66,6 +69,7 @@ pub(super) struct RxEntry {
 /// Flags of [`RxEntry`].
 pub(super) const RX_HAS_HASH: u32 = 1;
 pub(super) const RX_CHECKSUM_GOOD: u32 = 2;
+pub(super) const RX_CHECKSUM_NONE: u32 = 4;
 
 /// A buffer for a frame to send, or for a part of one.
 #[repr(C)]
@@ -88,6 +92,7 @@ pub(super) const TX_CHECKSUM: u16 = 2;
 pub(super) const TX_IS_UDP: u16 = 4;
 pub(super) const TX_IS_V6: u16 = 8;
 pub(super) const TX_SUPER_FRAME: u16 = 16;
+pub(super) const TX_IP_CHECKSUM: u16 = 32;
 
 /// A pool of buffers.
 #[repr(transparent)]
@@ -121,7 +126,13 @@ unsafe extern "C" {
     fn ginnel_dpdk_start(argc: c_int, argv: *mut *mut c_char, sink: LogSink) -> c_int;
     fn ginnel_dpdk_register_thread() -> c_int;
     fn ginnel_dpdk_unregister_thread();
-    fn ginnel_dpdk_probe(arguments: *const c_char, port: *mut u16) -> c_int;
+    fn ginnel_dpdk_probe(
+        bus: *const c_char,
+        name: *const c_char,
+        arguments: *const c_char,
+        port: *mut u16,
+    ) -> c_int;
+    fn ginnel_dpdk_adjust_rings(port: u16, rx_ring: *mut u16, tx_ring: *mut u16) -> c_int;
     fn ginnel_dpdk_port_count() -> u16;
     fn ginnel_dpdk_info(port: u16, out: *mut PortInfo) -> c_int;
     fn ginnel_dpdk_open(
@@ -145,15 +156,18 @@ unsafe extern "C" {
     -> u32;
     /// Fills entries with empty buffers, and returns how many.
     pub(super) fn ginnel_dpdk_allocate(pool: Pool, entries: *mut TxEntry, count: u32) -> u32;
+    /// Asks the driver for buffers of frames that it has sent.
+    pub(super) fn ginnel_dpdk_reclaim(port: u16, queue: u16);
     /// Frees the buffers of entries.
     pub(super) fn ginnel_dpdk_free_tx(entries: *mut TxEntry, count: u32);
-    /// Sends the frames of entries, and returns how many entries the port took.
+    /// Sends the frames of entries, and returns how many entries the port took. Sets `is_refused` to 1 if the
+    /// port can never send the frame that follows.
     pub(super) fn ginnel_dpdk_send(
         port: u16,
         queue: u16,
         entries: *mut TxEntry,
         count: u32,
-        refused: *mut u64,
+        is_refused: *mut u32,
     ) -> u32;
 }
 
@@ -183,11 +197,19 @@ pub(super) fn unregister_thread() {
     unsafe { ginnel_dpdk_unregister_thread() }
 }
 
-/// Finds or creates a device, and returns its first port.
-pub(super) fn probe(arguments: &CStr) -> Result<u16, Errno> {
+/// Finds or creates a device of a bus, and returns its first port. `arguments` begins with the name.
+pub(super) fn probe(bus: &CStr, name: &CStr, arguments: &CStr) -> Result<u16, Errno> {
     let mut port = 0;
-    // SAFETY: the string and the number outlive the call.
-    check(unsafe { ginnel_dpdk_probe(arguments.as_ptr(), &mut port) }).map(|()| port)
+    // SAFETY: the strings and the number outlive the call.
+    check(unsafe { ginnel_dpdk_probe(bus.as_ptr(), name.as_ptr(), arguments.as_ptr(), &mut port) })
+        .map(|()| port)
+}
+
+/// Returns the sizes of the receive ring and the transmit ring that the port has if `ring` is wanted.
+pub(super) fn rings(port: u16, ring: u16) -> Result<(u16, u16), Errno> {
+    let (mut rx, mut tx) = (ring, ring);
+    // SAFETY: the function checks the number of the port, and the sizes outlive the call.
+    check(unsafe { ginnel_dpdk_adjust_rings(port, &mut rx, &mut tx) }).map(|()| (rx, tx))
 }
 
 /// Returns the number of ports.
@@ -221,17 +243,19 @@ pub(super) fn open(
 }
 
 /// Returns whether the link of a port is up.
-pub(super) fn is_up(port: u16) -> bool {
+pub(super) fn is_up(port: u16) -> Result<bool, Errno> {
     // SAFETY: the function checks the number.
-    unsafe { ginnel_dpdk_is_up(port) != 0 }
+    match unsafe { ginnel_dpdk_is_up(port) } {
+        error @ ..0 => Err(Errno::from_raw_os_error(error.saturating_neg())),
+        is_up => Ok(is_up != 0),
+    }
 }
 
-/// Returns the counters of a port; zeros if the driver has none.
-pub(super) fn stats(port: u16) -> PortStats {
+/// Returns the counters of a port.
+pub(super) fn stats(port: u16) -> Result<PortStats, Errno> {
     let mut out = PortStats::default();
     // SAFETY: the structure outlives the call.
-    let result = unsafe { ginnel_dpdk_stats(port, &mut out) };
-    if result == 0 { out } else { PortStats::default() }
+    check(unsafe { ginnel_dpdk_stats(port, &mut out) }).map(|()| out)
 }
 
 /// Calls `sink` when the link of the port changes or the device is removed.

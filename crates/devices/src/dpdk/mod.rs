@@ -9,6 +9,8 @@
 //! port         a port, which all queues share
 //! rss          key and indirection table, set and read back
 //! offload      checksums and super-frames
+//! host         interfaces of the kernel below ports (membership: what their adapters receive)
+//! sizes        sizes of buffers and rings
 //! link         links that go down, devices that are removed
 //! rx, tx       the halves of the device
 //! timer        sleeping without interrupts
@@ -26,9 +28,13 @@ mod errors;
 #[cfg(feature = "dpdk")]
 mod ffi;
 #[cfg(feature = "dpdk")]
+mod host;
+#[cfg(feature = "dpdk")]
 mod link;
 #[cfg(feature = "dpdk")]
 mod log;
+#[cfg(feature = "dpdk")]
+mod membership;
 #[cfg(feature = "dpdk")]
 mod offload;
 #[cfg(feature = "dpdk")]
@@ -41,6 +47,8 @@ mod rss;
 mod rx;
 #[cfg(feature = "dpdk")]
 mod signals;
+#[cfg(feature = "dpdk")]
+mod sizes;
 #[cfg(all(test, not(loom), feature = "dpdk"))]
 mod tests;
 #[cfg(feature = "dpdk")]
@@ -99,4 +107,23 @@ pub fn open_queues(config: &DpdkConfig) -> io::Result<Vec<Device>> {
 #[cfg(not(feature = "dpdk"))]
 pub fn open_single(config: &DpdkConfig) -> io::Result<Device> {
     open_queues(config)?.pop().ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(all(test, not(loom), not(feature = "dpdk")))]
+mod tests_without_dpdk {
+    use super::*;
+
+    #[test]
+    fn build_without_dpdk_says_so() {
+        let config = |port: &str| DpdkConfig { port: port.into(), ..DpdkConfig::default() };
+        for result in
+            [open_queues(&config("net_null0")).map(drop), open_single(&config("net_null0")).map(drop)]
+        {
+            let error = result.expect_err("no DPDK");
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("this build of Ginnel has no DPDK"), "{error}");
+        }
+        let error = open_queues(&config("net nothing")).map(drop).expect_err("no name");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
 }

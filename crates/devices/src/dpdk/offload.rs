@@ -1,8 +1,8 @@
 //! Offloads of ports: which are used, and where the headers of a frame are.
 
-use super::ffi::{PortInfo, TX_CHECKSUM, TX_IS_UDP, TX_IS_V6, TX_SUPER_FRAME, TxEntry};
+use super::ffi::{PortInfo, TX_CHECKSUM, TX_IP_CHECKSUM, TX_IS_UDP, TX_IS_V6, TX_SUPER_FRAME, TxEntry};
 use crate::offload::GSO_BYTES_MAX;
-use ginnel_stack::device::{ETHERNET_HEADER_BYTES, Gso, GsoKind};
+use ginnel_stack::device::{ETHERNET_HEADER_BYTES, Gso, GsoKind, TxMeta};
 
 /// Offloads by the numbers of their bits (`RTE_ETH_RX_OFFLOAD_…`, `RTE_ETH_TX_OFFLOAD_…`).
 const RX_UDP: u64 = 1 << 2;
@@ -36,6 +36,9 @@ struct Segmentation {
     /// The flag CWR stays in the first segment only.
     ecn: bool,
     segments_max: usize,
+    /// Smallest and largest payload of a segment in bytes.
+    segment_bytes_min: u16,
+    segment_bytes_max: u16,
     /// Largest frame that a segment becomes, in bytes.
     frame_bytes_max: usize,
 }
@@ -43,11 +46,26 @@ struct Segmentation {
 impl Segmentation {
     /// Returns the abilities of a driver at this MTU. That of `net_tap` is a library for IPv4 without CWR. It
     /// refuses super-frames of more than 64 segments, and segments whose frames are longer than the MTU of
-    /// their packets.
+    /// their packets. Adapters have bounds for the payload of a segment; those of Intel's iavf are the
+    /// narrowest of common drivers.
     fn of(driver: &str, mtu: usize) -> Self {
         match driver {
-            "net_tap" => Self { ipv6: false, ecn: false, segments_max: 64, frame_bytes_max: mtu },
-            _ => Self { ipv6: true, ecn: true, segments_max: usize::MAX, frame_bytes_max: usize::MAX },
+            "net_tap" => Self {
+                ipv6: false,
+                ecn: false,
+                segments_max: 64,
+                segment_bytes_min: 1,
+                segment_bytes_max: u16::MAX,
+                frame_bytes_max: mtu,
+            },
+            _ => Self {
+                ipv6: true,
+                ecn: true,
+                segments_max: usize::MAX,
+                segment_bytes_min: 256,
+                segment_bytes_max: 9668,
+                frame_bytes_max: usize::MAX,
+            },
         }
     }
 }
@@ -85,10 +103,17 @@ impl Offloads {
         self.tx & TX_TCP != 0
     }
 
+    /// Returns whether the port completes the checksums of IPv4 headers.
+    pub fn has_ip_checksum(&self) -> bool {
+        self.tx & TX_IPV4 != 0
+    }
+
     /// Returns whether the port cuts a super-frame of `len` bytes.
     pub fn cuts(&self, gso: Gso, len: usize) -> bool {
         let payload = len.saturating_sub(gso.header_len.into());
-        len <= self.super_frame_bytes
+        let sizes = self.segmentation.segment_bytes_min..=self.segmentation.segment_bytes_max;
+        sizes.contains(&gso.size)
+            && len <= self.super_frame_bytes
             && match gso.kind {
                 GsoKind::Tcp4 => true,
                 GsoKind::Tcp6 => self.segmentation.ipv6,
@@ -132,18 +157,35 @@ impl Headers {
         fits.then_some(Self { is_udp, is_v6, l2_len, l3_len, l4_len })
     }
 
-    /// Asks the port to complete the checksum of the frame that begins in this buffer, and to cut the frame
-    /// if `gso` is set.
-    pub fn describe(self, gso: Option<Gso>, entry: &mut TxEntry) {
+    /// Asks the port, which has these offloads, to complete the checksum of the frame that begins in this
+    /// buffer, and to cut the frame if `gso` is set.
+    pub fn describe(self, offloads: &Offloads, gso: Option<Gso>, entry: &mut TxEntry) {
         entry.flags |= TX_CHECKSUM;
         entry.flags |= if self.is_udp { TX_IS_UDP } else { 0 };
         entry.flags |= if self.is_v6 { TX_IS_V6 } else { 0 };
         (entry.l2_len, entry.l3_len, entry.l4_len) = (self.l2_len, self.l3_len, self.l4_len);
         if let Some(gso) = gso {
             entry.flags |= TX_SUPER_FRAME;
+            // Without this offload, the header keeps the checksum that the stack computed.
+            entry.flags |= if offloads.has_ip_checksum() { TX_IP_CHECKSUM } else { 0 };
             entry.segment_bytes = gso.size;
         }
     }
+}
+
+/// Returns what was asked for a super-frame that begins in this buffer with these bytes.
+pub(super) fn meta_of_super_frame(entry: &TxEntry, frame: &[u8]) -> TxMeta {
+    /// CWR in the byte of the flags of a TCP header.
+    const CWR: u8 = 0x80;
+    const FLAGS_AT: u16 = 13;
+    let start = entry.l2_len + entry.l3_len;
+    let gso = Gso {
+        kind: if entry.flags & TX_IS_V6 == 0 { GsoKind::Tcp4 } else { GsoKind::Tcp6 },
+        size: entry.segment_bytes,
+        header_len: start + entry.l4_len,
+        ecn: frame.get(usize::from(start + FLAGS_AT)).is_some_and(|flags| flags & CWR != 0),
+    };
+    TxMeta { partial_checksum: Some((start, TCP_CHECKSUM_AT)), gso: Some(gso), ..TxMeta::default() }
 }
 
 #[cfg(test)]
@@ -176,6 +218,9 @@ mod tests {
         let gso = Gso { kind: GsoKind::Tcp6, size: 1000, header_len: 66, ecn: true };
         assert!(port.cuts(gso, 60_000) && !port.cuts(gso, GSO_BYTES_MAX + 1));
         assert!(!port.cuts(Gso { kind: GsoKind::Udp, ..gso }, 60_000));
+        for (size, is_cut) in [(255, false), (256, true), (9668, true), (9669, false)] {
+            assert_eq!(port.cuts(Gso { size, ..gso }, 60_000), is_cut, "{size}");
+        }
         port.segmentation = Segmentation::of("net_tap", 1066);
         let plain = Gso { kind: GsoKind::Tcp4, ecn: false, ..gso };
         assert!(port.cuts(plain, 64_066) && !port.cuts(plain, 64_067));

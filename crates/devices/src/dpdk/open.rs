@@ -91,12 +91,10 @@ fn open_checked(config: &DpdkConfig, queues: u16) -> io::Result<Dpdk> {
     let interval = Duration::from_micros(config.options.poll_us.into());
     let (mut devices, mut wakers) = (Vec::new(), Vec::new());
     for queue in 0..queues {
-        // Only interfaces of the kernel have local senders.
+        let choice = config.options.partial_checksums;
         let check = match interface {
-            Some(name) => {
-                PartialChecksumCheck::new(config.options.partial_checksums, name, driver.as_deref())
-            }
-            None => PartialChecksumCheck::Off,
+            Some(name) => PartialChecksumCheck::new(choice, name, driver.as_deref()),
+            None => PartialChecksumCheck::without_interface(choice),
         };
         let rx = DpdkRx::new(port.clone(), queue, interval, check)?;
         wakers.push(rx.clone_wake_fd()?);

@@ -1,7 +1,7 @@
 //! The receiving half of a queue. Frames are lent in the buffers that the port wrote.
 #![allow(unsafe_code)] // buffers of DPDK
 
-use super::ffi::{self, BURST_MAX, RX_CHECKSUM_GOOD, RX_HAS_HASH, RxEntry};
+use super::ffi::{self, BURST_MAX, RX_CHECKSUM_GOOD, RX_CHECKSUM_NONE, RX_HAS_HASH, RxEntry};
 use super::link::LinkCheck;
 use super::port::Port;
 use super::thread;
@@ -115,10 +115,13 @@ impl RxQueue for DpdkRx {
             // SAFETY: the buffer holds `len` bytes of a frame, and is freed by the next call of this half at
             // the earliest, which needs the unique reference back. Nobody else has the buffer.
             let bytes: &'a [u8] = unsafe { core::slice::from_raw_parts(entry.data, entry.len as usize) };
-            let checksum = if entry.flags & RX_CHECKSUM_GOOD == 0 {
-                self.partial_checksums.checksum_of(bytes, &stats.rx_partial_checksums)
-            } else {
+            let partial = &stats.rx_partial_checksums;
+            let checksum = if entry.flags & RX_CHECKSUM_GOOD != 0 {
                 RxChecksum::Verified
+            } else if entry.flags & RX_CHECKSUM_NONE != 0 {
+                self.partial_checksums.checksum_of_marked(bytes, partial)
+            } else {
+                self.partial_checksums.checksum_of(bytes, partial)
             };
             let hash = (knows_hashes && entry.flags & RX_HAS_HASH != 0).then_some(entry.hash);
             burst.push(RxFrame { checksum, label: Label::new(hash, 0), ..RxFrame::new(bytes) });
@@ -129,7 +132,10 @@ impl RxQueue for DpdkRx {
         thread::register();
         self.release();
         self.receive();
-        self.link_check.poll(self.now, &self.port.link);
+        // Drivers do not expect control functions of one port on several threads.
+        if self.queue == 0 {
+            self.link_check.poll(self.now, &self.port.link);
+        }
         self.lent == self.end && !self.port.link.is_removed() && self.timer.start()
     }
 
@@ -147,8 +153,7 @@ impl RxQueue for DpdkRx {
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         if self.queue == 0 {
-            let port = ffi::stats(self.port.number);
-            self.port.stats.report(&port, report);
+            self.port.stats.report(&self.port.link.stats(), report);
         }
     }
 }

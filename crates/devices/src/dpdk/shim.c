@@ -40,12 +40,17 @@ struct ginnel_dpdk_info {
 
 struct ginnel_dpdk_options {
 	uint16_t queues;
-	/* Largest IP packet in bytes; 0 keeps that of the port. */
+	/* Largest IP packet in bytes. */
 	uint16_t mtu;
-	uint16_t ring;
+	/* Descriptors of each ring, as the port takes them. */
+	uint16_t rx_ring;
+	uint16_t tx_ring;
 	/* Bytes of a frame that one buffer holds. */
 	uint16_t frame_bytes;
 	uint32_t buffers;
+	/* The port gets the MTU or the MAC address, or all multicast frames. */
+	uint8_t sets_mtu;
+	uint8_t sets_multicast;
 	uint8_t sets_mac;
 	uint8_t mac[6];
 	uint64_t rx_offloads;
@@ -66,6 +71,7 @@ struct ginnel_dpdk_rx {
 };
 #define RX_HAS_HASH 1u
 #define RX_CHECKSUM_GOOD 2u
+#define RX_CHECKSUM_NONE 4u /* the sender left the checksum to its device, and the data is intact */
 
 struct ginnel_dpdk_tx {
 	struct rte_mbuf *mbuf;
@@ -83,6 +89,7 @@ struct ginnel_dpdk_tx {
 #define TX_IS_UDP 4u
 #define TX_IS_V6 8u
 #define TX_SUPER_FRAME 16u
+#define TX_IP_CHECKSUM 32u /* the port completes the checksum of the IPv4 header */
 
 /* Initialization */
 
@@ -125,19 +132,29 @@ void ginnel_dpdk_unregister_thread(void)
 
 /* Ports */
 
-/* Finds or creates the device, and returns the number of its first port in `port`. */
-int ginnel_dpdk_probe(const char *arguments, uint16_t *port)
+/* Finds or creates the device `name` of a bus, and returns the number of its first port in `port`. `arguments`
+ * begins with the name, and continues with those of the driver. */
+int ginnel_dpdk_probe(const char *bus, const char *name, const char *arguments, uint16_t *port)
 {
 	struct rte_dev_iterator iterator;
 	int error = rte_dev_probe(arguments);
 
 	if (error != 0 && error != -EEXIST)
 		return error;
-	RTE_ETH_FOREACH_MATCHING_DEV(*port, arguments, &iterator) {
+	/* Arguments of the driver would be taken for properties of the port. */
+	RTE_ETH_FOREACH_MATCHING_DEV(*port, name, &iterator) {
 		rte_eth_iterator_cleanup(&iterator);
 		return 0;
 	}
+	if (error == 0)
+		rte_eal_hotplug_remove(bus, name);
 	return -ENODEV;
+}
+
+/* Rounds the sizes of rings to those that the port takes. Returns 0, or a negative errno. */
+int ginnel_dpdk_adjust_rings(uint16_t port, uint16_t *rx_ring, uint16_t *tx_ring)
+{
+	return rte_eth_dev_adjust_nb_rx_tx_desc(port, rx_ring, tx_ring);
 }
 
 /* Returns the number of ports, which do not include those that other code owns. */
@@ -197,7 +214,7 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 	struct rte_eth_rxconf rx;
 	struct rte_eth_txconf tx;
 	struct rte_ether_addr mac;
-	uint16_t rx_ring = options->ring, tx_ring = options->ring, queue;
+	uint16_t queue;
 	uint8_t key[KEY_BYTES_MAX];
 	int error, node = rte_eth_dev_socket_id(port);
 
@@ -209,13 +226,6 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 	configuration.rxmode.mtu = options->mtu;
 	configuration.rxmode.offloads = options->rx_offloads;
 	configuration.txmode.offloads = options->tx_offloads;
-	if (options->mtu == 0) {
-		uint16_t mtu;
-		error = rte_eth_dev_get_mtu(port, &mtu);
-		if (error != 0)
-			return error;
-		configuration.rxmode.mtu = mtu;
-	}
 	if (options->hash_types != 0) {
 		uint8_t key_bytes = fill_key(key, options->key, info.hash_key_size);
 		configuration.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
@@ -227,10 +237,6 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 	configuration.intr_conf.rmv = (*info.dev_flags & RTE_ETH_DEV_INTR_RMV) != 0;
 	*step = "configuring the port";
 	error = rte_eth_dev_configure(port, options->queues, options->queues, &configuration);
-	if (error != 0)
-		return error;
-	*step = "choosing the sizes of the rings";
-	error = rte_eth_dev_adjust_nb_rx_tx_desc(port, &rx_ring, &tx_ring);
 	if (error != 0)
 		return error;
 	for (queue = 0; queue < options->queues; queue++) {
@@ -245,17 +251,17 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 		*step = "setting up a receive queue";
 		rx = info.default_rxconf;
 		rx.offloads = options->rx_offloads & info.rx_queue_offload_capa;
-		error = rte_eth_rx_queue_setup(port, queue, rx_ring, node, &rx, pools[queue]);
+		error = rte_eth_rx_queue_setup(port, queue, options->rx_ring, node, &rx, pools[queue]);
 		if (error != 0)
 			return error;
 		*step = "setting up a transmit queue";
 		tx = info.default_txconf;
 		tx.offloads = options->tx_offloads & info.tx_queue_offload_capa;
-		error = rte_eth_tx_queue_setup(port, queue, tx_ring, node, &tx);
+		error = rte_eth_tx_queue_setup(port, queue, options->tx_ring, node, &tx);
 		if (error != 0)
 			return error;
 	}
-	if (options->mtu != 0) {
+	if (options->sets_mtu) {
 		*step = "setting the MTU";
 		error = rte_eth_dev_set_mtu(port, options->mtu);
 		if (error != 0 && error != -ENOTSUP)
@@ -275,18 +281,24 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 		if (error != 0)
 			return error;
 	}
+	if (!options->sets_multicast)
+		return 0;
 	*step = "receiving multicast frames";
 	error = rte_eth_allmulticast_enable(port);
 	return error == -ENOTSUP ? 0 : error;
 }
 
-/* Returns whether the link is up. */
+/* Returns 1 if the link is up, 0 if it is down, or a negative errno. */
 int ginnel_dpdk_is_up(uint16_t port)
 {
 	struct rte_eth_link link;
+	int error;
 
 	memset(&link, 0, sizeof(link));
-	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
+	error = rte_eth_link_get_nowait(port, &link);
+	if (error != 0)
+		return error < 0 ? error : -error;
+	return link.link_status == RTE_ETH_LINK_UP;
 }
 
 struct ginnel_dpdk_port_stats {
@@ -442,6 +454,7 @@ uint32_t ginnel_dpdk_receive(uint16_t port, uint16_t queue, struct ginnel_dpdk_r
 		struct rte_mbuf *mbuf = mbufs[i];
 		struct ginnel_dpdk_rx *entry = &entries[out];
 		uint32_t flags = 0;
+		uint64_t checksum;
 
 		rte_prefetch0(rte_pktmbuf_mtod(mbuf, void *));
 		if (unlikely(mbuf->nb_segs != 1)) {
@@ -451,8 +464,11 @@ uint32_t ginnel_dpdk_receive(uint16_t port, uint16_t queue, struct ginnel_dpdk_r
 		}
 		if (mbuf->ol_flags & RTE_MBUF_F_RX_RSS_HASH)
 			flags |= RX_HAS_HASH;
-		if ((mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK) == RTE_MBUF_F_RX_L4_CKSUM_GOOD)
+		checksum = mbuf->ol_flags & RTE_MBUF_F_RX_L4_CKSUM_MASK;
+		if (checksum == RTE_MBUF_F_RX_L4_CKSUM_GOOD)
 			flags |= RX_CHECKSUM_GOOD;
+		else if (checksum == RTE_MBUF_F_RX_L4_CKSUM_NONE)
+			flags |= RX_CHECKSUM_NONE;
 		entry->mbuf = mbuf;
 		entry->data = rte_pktmbuf_mtod(mbuf, const uint8_t *);
 		entry->len = mbuf->data_len;
@@ -486,6 +502,16 @@ uint32_t ginnel_dpdk_allocate(struct rte_mempool *pool, struct ginnel_dpdk_tx *e
 	return done;
 }
 
+/* Asks the driver for buffers of frames that it has sent and not freed. Most drivers free them when they send,
+ * even if they send nothing. */
+void ginnel_dpdk_reclaim(uint16_t port, uint16_t queue)
+{
+	struct rte_mbuf *none[1] = { NULL };
+
+	if (rte_eth_tx_done_cleanup(port, queue, 0) < 0)
+		rte_eth_tx_burst(port, queue, none, 0);
+}
+
 /* Frees buffers that no frame was built in, and those of frames that were not sent. */
 void ginnel_dpdk_free_tx(struct ginnel_dpdk_tx *entries, uint32_t count)
 {
@@ -514,8 +540,11 @@ static void set_offloads(struct rte_mbuf *mbuf, const struct ginnel_dpdk_tx *ent
 		if (entry->flags & TX_IS_V6) {
 			sum = rte_ipv6_phdr_cksum((struct rte_ipv6_hdr *)l3, flags);
 		} else {
+			/* The flag belongs to each super-frame over IPv4. A port without this offload does not touch the
+			 * header, which keeps its checksum. */
 			flags |= RTE_MBUF_F_TX_IP_CKSUM;
-			((struct rte_ipv4_hdr *)l3)->hdr_checksum = 0;
+			if (entry->flags & TX_IP_CHECKSUM)
+				((struct rte_ipv4_hdr *)l3)->hdr_checksum = 0;
 			sum = rte_ipv4_phdr_cksum((struct rte_ipv4_hdr *)l3, flags);
 		}
 		memcpy(checksum, &sum, sizeof(sum));
@@ -549,10 +578,10 @@ static struct rte_mbuf *packet_of(struct ginnel_dpdk_tx *entries, uint32_t *at)
 	return head;
 }
 
-/* Sends the frames of `count` entries. Returns how many entries the port took, and counts frames in `refused` that the
- * port can never send, which are dropped. */
+/* Sends the frames of `count` entries. Returns how many entries the port took. Sets `is_refused` to 1 if the
+ * port can never send the frame that follows. */
 uint32_t ginnel_dpdk_send(uint16_t port, uint16_t queue, struct ginnel_dpdk_tx *entries, uint32_t count,
-			  uint64_t *refused)
+			  uint32_t *is_refused)
 {
 	uint32_t at = 0;
 
@@ -574,9 +603,8 @@ uint32_t ginnel_dpdk_send(uint16_t port, uint16_t queue, struct ginnel_dpdk_tx *
 		if (sent < ready)
 			break;
 		if (ready < made) {
-			rte_pktmbuf_free(packets[ready]);
-			++*refused;
-			at = ends[ready];
+			*is_refused = 1;
+			break;
 		}
 	}
 	return at;

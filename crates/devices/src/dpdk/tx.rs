@@ -2,8 +2,8 @@
 //! which take several buffers and are copied.
 #![allow(unsafe_code)] // buffers of DPDK
 
-use super::ffi::{self, TX_CONTINUES, TxEntry};
-use super::offload::Headers;
+use super::ffi::{self, TX_CONTINUES, TX_SUPER_FRAME, TxEntry};
+use super::offload::{Headers, meta_of_super_frame};
 use super::port::Port;
 use super::thread;
 use crate::offload::WireFrames;
@@ -90,9 +90,11 @@ impl DpdkTx {
 
     /// Makes `count` buffers available, if the pool has them.
     fn provide(&mut self, count: usize) -> bool {
-        if self.free.len() >= count {
-            return true;
-        }
+        self.free.len() >= count || self.allocate(count) || self.reclaim(count)
+    }
+
+    /// Allocates buffers until `count` are available.
+    fn allocate(&mut self, count: usize) -> bool {
         let wanted = (count - self.free.len()).next_multiple_of(ALLOCATED).min(PENDING_MAX - self.free.len());
         let room = &mut self.free.spare_capacity_mut()[..wanted];
         // SAFETY: there is room for the entries, and the port keeps the pool alive.
@@ -103,6 +105,15 @@ impl DpdkTx {
         // SAFETY: that many entries were filled.
         unsafe { self.free.set_len(self.free.len() + made as usize) };
         self.free.len() >= count
+    }
+
+    /// Allocates after the driver has freed the buffers of frames that the adapter has sent. Drivers free
+    /// them late, and not at all as long as nothing is sent, which needs buffers.
+    #[cold]
+    fn reclaim(&mut self, count: usize) -> bool {
+        // SAFETY: the queue was set up before the half was made, and only this half sends on it.
+        unsafe { ffi::ginnel_dpdk_reclaim(self.port.number, self.queue) };
+        self.allocate(count)
     }
 
     /// Takes an empty buffer. Returns `None` if no buffer is free or the queue is full.
@@ -118,22 +129,59 @@ impl DpdkTx {
 
     /// Passes frames to the port.
     fn send(&mut self) {
-        let mut refused = 0;
-        // SAFETY: the entries are complete frames in buffers of this half. Those that the port took belong to
-        // the port, and leave the list.
-        let taken = unsafe {
-            ffi::ginnel_dpdk_send(
-                self.port.number,
-                self.queue,
-                self.pending.as_mut_ptr(),
-                self.pending.len() as u32,
-                &mut refused,
-            )
-        };
-        self.pending.drain(..taken as usize);
-        if refused > 0 {
-            self.port.stats.tx_refused.fetch_add(refused, Ordering::Relaxed);
+        loop {
+            let mut is_refused = 0;
+            // SAFETY: the entries are complete frames in buffers of this half. Those that the port took
+            // belong to the port, and leave the list.
+            let taken = unsafe {
+                ffi::ginnel_dpdk_send(
+                    self.port.number,
+                    self.queue,
+                    self.pending.as_mut_ptr(),
+                    self.pending.len() as u32,
+                    &mut is_refused,
+                )
+            };
+            self.pending.drain(..taken as usize);
+            if is_refused == 0 {
+                return;
+            }
+            self.replace_refused();
         }
+    }
+
+    /// Returns the number of buffers of the first frame.
+    fn first_frame_entries(&self) -> usize {
+        self.pending.iter().take_while(|entry| entry.flags & TX_CONTINUES != 0).count() + 1
+    }
+
+    /// Removes the first frame, which the driver refuses. A super-frame is cut here instead, and so are all
+    /// later ones of the port.
+    #[cold]
+    fn replace_refused(&mut self) {
+        let later = self.pending.split_off(self.first_frame_entries());
+        let mut entries = core::mem::replace(&mut self.pending, Vec::with_capacity(PENDING_MAX));
+        if entries[0].flags & TX_SUPER_FRAME == 0 {
+            count(&self.port.stats.tx_refused);
+            self.free.append(&mut entries);
+        } else {
+            if !self.port.refuses_super_frames.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    driver = self.port.driver,
+                    segment_bytes = entries[0].segment_bytes,
+                    "the driver of the DPDK port refuses a super-frame: from now on they are cut here"
+                );
+            }
+            let mut frame = Vec::new();
+            for entry in &mut entries {
+                let len = entry.len as usize;
+                frame.extend_from_slice(&bytes_of(entry)[..len]);
+            }
+            let meta = meta_of_super_frame(&entries[0], &frame);
+            self.free.append(&mut entries);
+            self.cut(&frame, meta);
+        }
+        self.pending.extend(later);
     }
 
     /// Drops the first frame if the port has not taken it for a second.
@@ -147,8 +195,7 @@ impl DpdkTx {
                 if now < since + STUCK {
                     return;
                 }
-                let continues = |entry: &TxEntry| entry.flags & TX_CONTINUES != 0;
-                let entries = self.pending.iter().take_while(|entry| continues(entry)).count() + 1;
+                let entries = self.first_frame_entries();
                 self.free.extend(self.pending.drain(..entries));
                 count(&self.port.stats.tx_refused);
                 self.stuck = None;
@@ -172,7 +219,7 @@ impl DpdkTx {
             let has_checksum = self.port.offloads.has_checksum();
             let frame = &mut bytes_of(&mut entry)[..len];
             match Headers::of(frame, (start, offset)).filter(|_| has_checksum) {
-                Some(headers) => headers.describe(None, &mut entry),
+                Some(headers) => headers.describe(&self.port.offloads, None, &mut entry),
                 None if complete_checksum(frame, start.into(), offset.into()).is_ok() => {}
                 None => {
                     count(&self.port.stats.tx_dropped);
@@ -206,7 +253,8 @@ impl DpdkTx {
     /// Returns the headers of a super-frame that the port cuts. Its first `head` bytes are in the staging
     /// buffer, and it has `len` bytes.
     fn headers_if_cut(&self, head: usize, len: usize, meta: TxMeta) -> Option<(Headers, Gso)> {
-        let gso = meta.gso.filter(|&gso| self.port.offloads.cuts(gso, len))?;
+        let is_refused = self.port.refuses_super_frames.load(Ordering::Relaxed);
+        let gso = meta.gso.filter(|&gso| !is_refused && self.port.offloads.cuts(gso, len))?;
         // The port changes the headers, which must be in the first buffer.
         let headers = usize::from(gso.header_len) <= self.port.buffer_bytes.min(head);
         let found = Headers::of(&self.staging[..head], meta.partial_checksum.filter(|_| headers)?)?;
@@ -232,7 +280,7 @@ impl DpdkTx {
             return;
         }
         if let Some(entry) = self.pending.get_mut(first) {
-            headers.describe(Some(gso), entry);
+            headers.describe(&self.port.offloads, Some(gso), entry);
         }
         if let Some(last) = self.pending.last_mut() {
             last.flags &= !TX_CONTINUES;
@@ -350,7 +398,7 @@ impl TxQueue for DpdkTx {
 
     fn flush(&mut self, now: Instant) {
         if self.pending.is_empty() {
-            self.retry_at = None;
+            (self.retry_at, self.stuck) = (None, None);
             return;
         }
         thread::register();
@@ -398,5 +446,134 @@ impl Drop for DpdkTx {
             // SAFETY: the buffers belong to this half, which frees each once.
             unsafe { ffi::ginnel_dpdk_free_tx(entries.as_mut_ptr(), entries.len() as u32) };
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::rx::DpdkRx;
+    use super::super::tests::config;
+    use super::*;
+    use crate::partial_checksums::{PartialChecksumCheck, PartialChecksums};
+    use ginnel_stack::device::{GsoKind, RxBurst, RxQueue};
+    use ginnel_testkit::interop::in_namespace;
+
+    fn port(name: &str, keys: &str) -> Arc<Port> {
+        Arc::new(Port::open(&config(name, keys), 1).expect("a port"))
+    }
+
+    fn send_copy(tx: &mut DpdkTx, frame: &[u8], meta: TxMeta) {
+        tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+        tx.commit(frame.len(), meta);
+    }
+
+    /// Returns the frames that wait for the port.
+    fn waiting(tx: &mut DpdkTx) -> Vec<Vec<u8>> {
+        let bytes = |entry: &mut TxEntry| {
+            let len = entry.len as usize;
+            bytes_of(entry)[..len].to_vec()
+        };
+        tx.pending.iter_mut().map(bytes).collect()
+    }
+
+    /// Returns a super-frame of 20 segments over IPv4. Its TCP checksum is partial.
+    fn super_frame() -> (Vec<u8>, TxMeta) {
+        let mut frame = vec![2; 12];
+        frame.extend([0x08, 0x00, 0x45, 0]);
+        frame.extend((20_040_u16).to_be_bytes());
+        frame.extend([0, 7, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend([0, 80, 0x30, 0x39, 0, 0, 1, 0, 0, 0, 2, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
+        frame.extend((0..20_000).map(|at| (at / 7) as u8));
+        let gso = Gso { kind: GsoKind::Tcp4, size: 1000, header_len: 54, ecn: false };
+        (frame, TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso), ..TxMeta::default() })
+    }
+
+    /// No driver without an adapter refuses super-frames before it sends them, so the test says that it does.
+    #[test]
+    fn refused_super_frame_is_cut() {
+        in_namespace("dpdk::tx::tests::refused_super_frame_is_cut", || {
+            let mut tx = DpdkTx::new(port("net_tap0", "args=iface=cut0"), 0);
+            let (frame, meta) = super_frame();
+            send_copy(&mut tx, &frame, meta);
+            assert!(tx.pending.len() > 1 && tx.pending[0].flags & TX_SUPER_FRAME != 0, "several buffers");
+            // The shim and the driver have changed both checksums.
+            let head = bytes_of(&mut tx.pending[0]);
+            head[24..26].fill(0);
+            head[50..52].fill(0x55);
+            send_copy(&mut tx, &[9; 60], TxMeta::default());
+            tx.replace_refused();
+            let mut expected = Vec::new();
+            let cut = WireFrames::new().for_each(&frame, meta, |segment| expected.push(segment.to_vec()));
+            assert!(cut.is_ok() && expected.len() == 20);
+            let mut all = expected.clone();
+            all.push(vec![9; 60]);
+            assert_eq!(waiting(&mut tx), all, "the frame behind it stays behind its segments");
+            assert!(tx.pending.iter().all(|entry| entry.flags == 0));
+
+            tx.free.append(&mut tx.pending);
+            send_copy(&mut tx, &frame, meta);
+            assert_eq!(waiting(&mut tx), expected, "the next one is cut at once");
+            let stats = &tx.port.stats;
+            let dropped = [&stats.tx_dropped, &stats.tx_refused].map(|count| count.load(Ordering::Relaxed));
+            assert_eq!(dropped, [0, 0]);
+        });
+    }
+
+    #[test]
+    fn other_refused_frame_is_counted() {
+        in_namespace("dpdk::tx::tests::other_refused_frame_is_counted", || {
+            let mut tx = DpdkTx::new(port("net_ring0", ""), 0);
+            send_copy(&mut tx, &[1; 60], TxMeta::default());
+            send_copy(&mut tx, &[2; 60], TxMeta::default());
+            tx.replace_refused();
+            assert_eq!(waiting(&mut tx), [[2_u8; 60]]);
+            assert_eq!(tx.port.stats.tx_refused.load(Ordering::Relaxed), 1);
+            assert!(!tx.port.refuses_super_frames.load(Ordering::Relaxed));
+        });
+    }
+
+    #[test]
+    fn exhausted_pool_recovers() {
+        in_namespace("dpdk::tx::tests::exhausted_pool_recovers", || {
+            let port = port("net_ring0", "ring=64,buffers=1152");
+            let mut tx = DpdkTx::new(port.clone(), 0);
+            let mut others = Vec::new();
+            while others.last().is_none_or(|other: &DpdkTx| other.free.len() == PENDING_MAX) {
+                let mut other = DpdkTx::new(port.clone(), 0);
+                while other.provide(other.free.len() + 1) {}
+                others.push(other);
+            }
+            assert!(others.len() > 1 && tx.reserve(60).is_none());
+            drop(others);
+            assert!(tx.reserve(60).is_some());
+        });
+    }
+
+    #[test]
+    fn empty_queue_forgets_its_first_frame() {
+        in_namespace("dpdk::tx::tests::empty_queue_forgets_its_first_frame", || {
+            let port = port("net_ring0", "");
+            let mut tx = DpdkTx::new(port.clone(), 0);
+            let check = PartialChecksumCheck::without_interface(PartialChecksums::Auto);
+            let mut rx = DpdkRx::new(port.clone(), 0, Duration::from_millis(1), check).expect("a timer");
+            let start = Instant::from_nanos(1);
+            while tx.pending.is_empty() {
+                (0..100).for_each(|_| send_copy(&mut tx, &[1; 60], TxMeta::default()));
+                tx.flush(start);
+            }
+            assert!(tx.stuck.is_some(), "the ring is full");
+            loop {
+                let mut burst = RxBurst::new();
+                rx.rx_burst(start, &mut burst);
+                if burst.is_empty() {
+                    break;
+                }
+            }
+            // As `reserve` does if the queue is full.
+            tx.send();
+            tx.flush(start + Duration::from_millis(1));
+            assert!(tx.pending.is_empty() && tx.stuck.is_none());
+            assert_eq!(port.stats.tx_refused.load(Ordering::Relaxed), 0);
+        });
     }
 }

@@ -230,6 +230,17 @@ fn af_xdp_keys_parse_and_invalid_ones_are_named() {
 }
 
 #[test]
+fn dpdk_devices_need_different_ports() {
+    let table = "[[device]]\nname = \"a\"\nkind = \"dpdk\"\ninterface = \"net_tap0\"\n";
+    let e = error(&format!("{table}{}", table.replace("\"a\"", "\"b\"")));
+    assert_eq!(e, "x.toml:8: device[1].interface: the port net_tap0 belongs to the device \"a\" already");
+    let e = error(&format!("{table}[[device]]\nname = \"net_tap0\"\nkind = \"dpdk\"\n"));
+    assert!(e.contains("device[1].interface: the port net_tap0 belongs to the device \"a\""), "{e}");
+    let others = format!("{table}{}", table.replace("\"a\"", "\"b\"").replace("tap0", "tap1"));
+    assert!(Config::from_toml("x.toml", &others).is_ok());
+}
+
+#[test]
 fn capture_keys_are_validated() {
     let table = "[[device]]\nname = \"a\"\nkind = \"memory\"\n";
     let good =

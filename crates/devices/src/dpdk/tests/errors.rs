@@ -26,6 +26,12 @@ fn ports_that_cannot_be_opened_are_explained() {
             says(&config(port, keys), kind, words);
         }
         says(&config("net_ring0", "queues=64"), ErrorKind::InvalidInput, "the port has 16 queues, and 64");
+        let few = config("net_null0", "ring=1000,buffers=1024");
+        says(
+            &few,
+            ErrorKind::InvalidInput,
+            "buffers: 1024 are too few for rings of 1000 and 1000 descriptors",
+        );
         let large = DpdkConfig { mtu: Some(16_001), ..config("net_null0", "") };
         says(&large, ErrorKind::InvalidInput, "the MTU 16001 is outside 68 to 16000");
         // The failed attempts leave nothing: the name is free.
@@ -64,10 +70,12 @@ fn too_little_memory_is_named() {
 #[test]
 fn failed_start_of_eal_is_remembered() {
     in_namespace("dpdk::tests::errors::failed_start_of_eal_is_remembered", || {
-        for _ in 0..2 {
+        let kinds = [(); 2].map(|()| {
             let error = error(&config("net_null0", "eal=--no-such-argument"));
             assert!(error.to_string().contains("EAL does not start: an argument may be wrong"), "{error}");
-        }
+            error.kind()
+        });
+        assert_eq!(kinds[0], kinds[1]);
     });
 }
 
@@ -79,5 +87,7 @@ fn missing_huge_pages_are_counted() {
         let error = error(&DpdkConfig { options, ..config("net_null0", "") });
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         assert!(error.to_string().contains("huge=on needs 1048576 MiB of free huge pages"), "{error}");
+        // EAL was not called, so it can still start.
+        drop(open("net_null0", ""));
     });
 }

@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Options of all ports: ordinary pages, as machines without huge pages have them.
-const SMALL: &str = "huge=off,memory_mib=192,buffers=4096";
+const SMALL: &str = "huge=off,memory_mib=192";
 
 /// Returns the configuration of a port with further keys.
-fn config(port: &str, keys: &str) -> DpdkConfig {
+pub(super) fn config(port: &str, keys: &str) -> DpdkConfig {
     let text = if keys.is_empty() { SMALL.to_owned() } else { format!("{SMALL},{keys}") };
     DpdkConfig {
         port: port.into(),

@@ -47,8 +47,9 @@ fn eal_leaves_threads_and_signals_alone() {
 fn closed_port_leaves_nothing() {
     in_namespace("dpdk::tests::running::closed_port_leaves_nothing", || {
         let exists = || std::path::Path::new("/sys/class/net/gone0").exists();
-        for _ in 0..3 {
-            let tap = open("net_tap0", "args=iface=gone0");
+        // Arguments of the driver may have the names of properties of ports, as mac has.
+        for arguments in ["", "", "+mac=fixed", ""] {
+            let tap = open("net_tap0", &format!("args=iface=gone0{arguments}"));
             assert_eq!(tap.driver, "net_tap");
             let mut queues = tap.queues.into_iter();
             let Device { rx, tx } = queues.next().expect("one queue");
@@ -58,6 +59,51 @@ fn closed_port_leaves_nothing() {
             drop(rx);
             assert!(crate::interface::read("gone0").is_err() && !exists());
         }
+    });
+}
+
+#[test]
+fn second_device_of_a_port_is_refused() {
+    in_namespace("dpdk::tests::running::second_device_of_a_port_is_refused", || {
+        let mut first = open("net_ring0", "").into_single_device().expect("one queue");
+        let error = open_port(&config("net_ring0", "")).err().expect("refused");
+        assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy);
+        assert!(error.to_string().contains("another device of this process uses it"), "{error}");
+        assert_eq!(turn(&mut first, 3, 60), 3, "the first device still works");
+        drop(first);
+        drop(open("net_ring0", ""));
+    });
+}
+
+/// The interface has another MTU than drivers assume, and the port another MAC address than the interface.
+#[test]
+fn interface_of_the_host_is_left_alone() {
+    in_namespace("dpdk::tests::running::interface_of_the_host_is_left_alone", || {
+        veth("host0", "peer0");
+        ip("link set host0 mtu 1400");
+        let before = crate::interface::read("host0").expect("an interface");
+        let promiscuity = |count: u32| {
+            let output = std::process::Command::new("ip").args(["-d", "link", "show", "host0"]).output();
+            let text = String::from_utf8(output.expect("ip").stdout).expect("text");
+            assert!(text.contains(&format!("promiscuity {count} ")), "{text}");
+        };
+        promiscuity(0);
+        let config = |mac, mtu| DpdkConfig { mac, mtu, ..config("net_af_packet0", "args=iface=host0") };
+        let mac = [2, 0, 0, 0, 0, 9];
+        for (config, mac, mtu, is_promiscuous) in
+            [(config(None, None), before.mac, 1400, 0), (config(Some(mac), Some(1300)), mac, 1300, 1)]
+        {
+            let port = open_port(&config).and_then(Dpdk::into_single_device).expect("a port");
+            let capabilities = port.tx.capabilities();
+            assert_eq!((capabilities.mac, capabilities.mtu), (mac, mtu));
+            assert_eq!(crate::interface::read("host0").expect("an interface"), before);
+            promiscuity(is_promiscuous);
+            drop(port);
+            assert_eq!(crate::interface::read("host0").expect("an interface"), before);
+            promiscuity(0);
+        }
+        let error = open_port(&config(None, Some(1401))).err().expect("refused");
+        assert!(error.to_string().contains("the MTU 1401 is above 1400, which the interface"), "{error}");
     });
 }
 

@@ -1,0 +1,124 @@
+//! Sizes of a port: its MTU, its buffers and their number.
+
+use super::config::DpdkConfig;
+use super::ffi::PortInfo;
+use crate::interface::InterfaceInfo;
+use std::io;
+
+/// Bytes of a frame besides the packet, as drivers of adapters count them: an Ethernet header, two VLAN tags,
+/// and the frame check sequence.
+const LINK_BYTES: usize = 14 + 8 + 4;
+/// Drivers round the size of a buffer down to a multiple of up to this number of bytes.
+const BUFFER_UNIT_BYTES: usize = 1024;
+/// Smallest size of the frame in a buffer: some adapters take no less.
+const BUFFER_BYTES_MIN: usize = 2048;
+/// Largest MTU in bytes: a buffer holds a whole frame.
+const MTU_MAX: usize = 16_000;
+/// Buffers of a queue unless its rings need more.
+const BUFFERS_DEFAULT: u32 = 8192;
+/// Buffers of a queue that no ring of the adapter has: in the cache of a thread, lent to the stack, with
+/// frames that wait for the adapter, and ready for further ones.
+const BUFFERS_OUTSIDE: u32 = 1024;
+/// Descriptors that `net_af_xdp` fills in each direction, whatever the rings have.
+const AF_XDP_RING: u16 = 2048;
+
+fn invalid(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, problem)
+}
+
+/// Returns the MTU of the configuration or of the port, in bytes. A port over an interface of the host has at
+/// most the MTU of the interface, because the kernel skips longer frames.
+///
+/// # Errors
+/// The configured MTU is outside the range that the port can have.
+pub(super) fn mtu(
+    config: &DpdkConfig,
+    info: &PortInfo,
+    interface: Option<&InterfaceInfo>,
+) -> io::Result<usize> {
+    let of_port = match info.mtu_max {
+        0 => MTU_MAX,
+        most => MTU_MAX.min(most.into()),
+    };
+    let most = of_port.min(interface.map_or(MTU_MAX, |interface| interface.mtu));
+    let least = usize::from(info.mtu_min).max(68);
+    match config.mtu {
+        None => Ok(usize::from(info.mtu).min(most)),
+        Some(mtu) if (least..=most).contains(&mtu) => Ok(mtu),
+        Some(mtu) if mtu > most && most < of_port => Err(invalid(format!(
+            "the MTU {mtu} is above {most}, which the interface below the port has (\"ip link set … mtu {mtu}\" changes it)"
+        ))),
+        Some(mtu) => {
+            Err(invalid(format!("the MTU {mtu} is outside {least} to {most}, which the port can have")))
+        }
+    }
+}
+
+/// Returns the bytes of a frame that each buffer holds, so that no driver spreads a frame over two buffers.
+pub(super) fn buffer_bytes(mtu: usize) -> usize {
+    (mtu + LINK_BYTES).next_multiple_of(BUFFER_UNIT_BYTES).max(BUFFER_BYTES_MIN)
+}
+
+/// Returns the number of buffers of a queue whose driver has rings of these sizes.
+///
+/// # Errors
+/// The configured number is too small: an adapter would have all buffers, and nothing could be sent.
+pub(super) fn buffers(configured: Option<u32>, driver: &str, (rx, tx): (u16, u16)) -> io::Result<u32> {
+    let filled = |ring: u16| u32::from(if driver == "net_af_xdp" { ring.max(AF_XDP_RING) } else { ring });
+    let least = filled(rx) + filled(tx) + BUFFERS_OUTSIDE;
+    match configured {
+        None => Ok(BUFFERS_DEFAULT.max(least)),
+        Some(buffers) if buffers >= least => Ok(buffers),
+        Some(buffers) => Err(invalid(format!(
+            "buffers: {buffers} are too few for rings of {rx} and {tx} descriptors: set buffers to {least} or more, or a smaller ring"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// ixgbe rounds a buffer down to 1,024 bytes, and i40e to 128. Both count two VLAN tags.
+    #[test]
+    fn buffer_holds_a_frame_after_rounding() {
+        for (mtu, bytes) in
+            [(68, 2048), (1500, 2048), (2022, 2048), (2023, 3072), (9000, 9216), (16_000, 16_384)]
+        {
+            assert_eq!(buffer_bytes(mtu), bytes, "{mtu}");
+        }
+    }
+
+    #[test]
+    fn buffers_suffice_for_both_rings() {
+        let choose = |configured, ring| buffers(configured, "net_ixgbe", (ring, ring));
+        assert_eq!(choose(None, 1024).expect("the default"), 8192);
+        assert_eq!(choose(None, 4096).expect("more than the default"), 9216);
+        assert_eq!(choose(None, 32_768).expect("the largest ring"), 66_560);
+        assert_eq!(choose(Some(3072), 1024).expect("the smallest number"), 3072);
+        let error = choose(Some(3071), 1024).expect_err("too few").to_string();
+        assert!(error.starts_with("buffers: 3071 are too few for rings of 1024 and 1024"), "{error}");
+        assert!(error.ends_with("set buffers to 3072 or more, or a smaller ring"), "{error}");
+        assert!(buffers(Some(5119), "net_af_xdp", (64, 64)).is_err());
+        assert_eq!(buffers(Some(5120), "net_af_xdp", (64, 64)).expect("its own rings"), 5120);
+    }
+
+    #[test]
+    fn interface_bounds_the_mtu() {
+        let info = PortInfo { mtu: 1500, mtu_min: 68, mtu_max: 65_535, ..PortInfo::default() };
+        let interface = |mtu| InterfaceInfo { index: 1, up: true, mtu, mac: [0; 6], addresses: Vec::new() };
+        let choose = |configured: Option<usize>, below: Option<usize>| {
+            let config = DpdkConfig { mtu: configured, ..DpdkConfig::default() };
+            mtu(&config, &info, below.map(interface).as_ref()).map_err(|error| error.to_string())
+        };
+        assert_eq!((choose(None, None), choose(None, Some(1420))), (Ok(1500), Ok(1420)));
+        assert_eq!((choose(None, Some(9000)), choose(Some(1400), Some(1420))), (Ok(1500), Ok(1400)));
+        assert_eq!(choose(Some(9000), None), Ok(9000));
+        let error = choose(Some(1421), Some(1420)).expect_err("above the interface");
+        assert!(error.starts_with("the MTU 1421 is above 1420, which the interface"), "{error}");
+        for wrong in [67, 16_001] {
+            let error = choose(Some(wrong), None).expect_err("outside");
+            assert_eq!(error, format!("the MTU {wrong} is outside 68 to 16000, which the port can have"));
+        }
+    }
+}
