@@ -9,7 +9,7 @@ use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     if !cfg!(feature = "dpdk") {
         return Err(MeasureError::Skipped(
-            "needs DPDK: build with --features dpdk, as scripts/bench does if libdpdk-dev is installed"
+            "needs DPDK: build with --features dpdk, as scripts/bench does if libdpdk-dev 22.11 or later is installed"
                 .into(),
         ));
     }
