@@ -110,6 +110,7 @@ impl OpenedStack {
             shard_cpus: (0..config.shards.count).map(cpu).collect(),
             loopback: config.loopback == Loopback::Stack,
             unprivileged_port_start: config.run.unprivileged_port_start.unwrap_or(unprivileged_port_start),
+            congestion_control: config.tcp.congestion_control,
         };
         if config.shard.placement != Placement::Inline || config.shard.workers > 0 {
             let problem = "have no effect with ginnel run and ginnel up, whose programs are separate processes: remove them";

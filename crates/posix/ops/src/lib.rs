@@ -92,6 +92,7 @@ use channels::Channels;
 use core::net::IpAddr;
 use core::time::Duration;
 use fd_table::{FdTable, FileId};
+use ginnel::CongestionControl;
 use ginnel::broker::Attachment;
 use ginnel::channel::Client;
 use process::ProcessState;
@@ -112,6 +113,8 @@ pub struct OpsConfig {
     pub kernel_listen: bool,
     /// `bind` to a port below this one needs `CAP_NET_BIND_SERVICE`.
     pub unprivileged_port_start: u16,
+    /// The algorithm that `TCP_CONGESTION` returns for a socket that has chosen none and has no connection.
+    pub congestion_control: CongestionControl,
     /// The shard from which a listener of this process prefers to take connections.
     pub listen_spawn: ListenSpawn,
     /// How many proxy descriptors of closed sockets stay open for the next sockets. 0 gives each new socket
@@ -132,6 +135,7 @@ impl Default for OpsConfig {
             is_stack_address: |_| true,
             kernel_listen: false,
             unprivileged_port_start: 0,
+            congestion_control: CongestionControl::default(),
             listen_spawn: ListenSpawn::Off,
             proxy_pool_max: 0,
             send_buffer: None,

@@ -453,6 +453,7 @@ fn config(process: &Attachment) -> OpsConfig {
     OpsConfig {
         is_stack_address: if stack_info.loopback { |_| true } else { |address| !address.is_loopback() },
         unprivileged_port_start: stack_info.unprivileged_port_start,
+        congestion_control: stack_info.congestion_control,
         listen_spawn: match std::env::var(LISTEN_SPAWN_VARIABLE).as_deref() {
             Ok("off" | "0") => ListenSpawn::Off,
             Ok("bound" | "1") => ListenSpawn::Bound,

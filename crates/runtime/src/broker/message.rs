@@ -6,11 +6,12 @@ use super::thread::PROXY_FDS_MAX;
 use crate::channel::SocketId;
 use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
+use ginnel_stack::tcp::config::CongestionControl;
 use rustix::io::Errno;
 
 /// Version of the messages, of the connection between the supervisor and the process of its shards, and of
 /// the region's layout. Both ends belong to one installation, so they must have the same version.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 /// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
@@ -66,8 +67,10 @@ pub struct StackInfo {
     pub unprivileged_port_start: u16,
     /// The CPU of each shard, [`NOT_PINNED`] for a shard that is not pinned. Empty if the CPUs are not known.
     pub shard_cpus: Vec<u16>,
+    /// The congestion control of connections whose socket has chosen none.
+    pub congestion_control: CongestionControl,
 }
-codec_struct!(StackInfo { loopback, unprivileged_port_start, shard_cpus });
+codec_struct!(StackInfo { loopback, unprivileged_port_start, shard_cpus, congestion_control });
 
 /// Marks a shard that is not pinned to a CPU.
 pub const NOT_PINNED: u16 = u16::MAX;

@@ -20,6 +20,8 @@ mod attachment;
 pub mod codec;
 mod control_listener;
 mod message;
+#[cfg(all(test, not(loom)))]
+mod protocol_tests;
 mod requests;
 mod seqpacket;
 mod shard_link;

@@ -140,7 +140,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => {
                 let info = state.info(file);
                 let kind = options.congestion.or(info.as_ref().map(|info| info.congestion));
-                cc_info(kind.unwrap_or_default(), info.as_deref())
+                cc_info(kind.unwrap_or(self.config.congestion_control), info.as_deref())
             }
             (libc::SOL_SOCKET, MAX_PACING_RATE) => pacing_rate_value(options.max_pacing_rate, space),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
@@ -168,7 +168,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let kind = options.congestion.or_else(|| state.info(file).map(|info| info.congestion));
-                congestion_name(kind.unwrap_or_default())
+                congestion_name(kind.unwrap_or(self.config.congestion_control))
             }
             (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IP, libc::IP_TOS) => number(options.tos.into()),

@@ -1,6 +1,9 @@
 //! `SO_MAX_PACING_RATE`, BBR by `TCP_CONGESTION`, and what `TCP_INFO` and `TCP_CC_INFO` say about rates.
 
-use crate::sys::{Fd, Fixture, word};
+use crate::stack::Stacks;
+use crate::sys::{Fd, Fixture, Sys, word};
+use ginnel::CongestionControl;
+use ginnel_posix_ops::OpsConfig;
 use libc::{IPPROTO_TCP, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
 
 const SO_MAX_PACING_RATE: i32 = 47;
@@ -105,6 +108,23 @@ pub fn bbr_by_name(w: &mut Fixture<'_>) {
     log(w, "sent", format!("{:?}", w.b.send(b, b"last", 0)));
     log(w, "received", format!("{:?}", w.a.recv(a, 10, 0)));
     w.a.close(listener).unwrap();
+}
+
+#[test]
+fn sockets_without_connection_have_the_configured_algorithm() {
+    let stacks =
+        Stacks::with(|| OpsConfig { congestion_control: CongestionControl::Bbr, ..OpsConfig::default() });
+    let host = stacks.a();
+    let value = |fd, name| host.getsockopt(fd, IPPROTO_TCP, name).unwrap();
+    let (fresh, listening) = [0, 1].map(|_| host.socket(libc::AF_INET, SOCK_STREAM).unwrap()).into();
+    host.listen(listening, 1).unwrap();
+    for fd in [fresh, listening] {
+        assert!(value(fd, libc::TCP_CONGESTION).starts_with(b"bbr\0"));
+        assert_eq!(value(fd, libc::TCP_CC_INFO), [0; 20]);
+    }
+    host.setsockopt(fresh, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").unwrap();
+    assert!(value(fresh, libc::TCP_CONGESTION).starts_with(b"reno\0"));
+    assert!(value(fresh, libc::TCP_CC_INFO).is_empty());
 }
 
 pub mod tests {
