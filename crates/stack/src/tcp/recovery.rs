@@ -132,6 +132,16 @@ fn ssthresh(c: &Tcb, b: &mut ActiveConn) -> u32 {
     }
 }
 
+/// Reduces the threshold after another algorithm has replaced BBR during a reduction of the window, because
+/// BBR has left the threshold as it was. `window` is BBR's window before the reduction.
+pub(crate) fn reduce_after_bbr(c: &mut Tcb, b: &mut ActiveConn, window: u32) {
+    if b.recovery.is_in_cwnd_reduction() {
+        let cwnd = core::mem::replace(&mut c.cwnd, window);
+        c.ssthresh = b.congestion.on_congestion(c);
+        c.cwnd = cwnd;
+    }
+}
+
 /// Undoes a reduction of the window. BBR restores its window itself.
 fn undo_cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn) {
     match b.bbr(c) {
@@ -282,7 +292,7 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> boo
             r.ca_state = CaState::Open;
         }
         CaState::Recovery => {
-            if !sets_own_window {
+            if !sets_own_window && c.ssthresh != u32::MAX {
                 c.cwnd = c.ssthresh;
             }
             r.ca_state = CaState::Open;

@@ -186,3 +186,26 @@ fn switching_algorithms_keeps_the_connection_going() {
     }
     assert!(path.info(0).bbr.unwrap().bandwidth > MSS);
 }
+
+#[test]
+fn another_algorithm_reduces_the_window_in_recovery() {
+    for kind in [CongestionControl::Cubic, CongestionControl::NewReno] {
+        let mut path = Bottleneck::new(CongestionControl::Bbr, &LinkModel { loss: 0.02, ..link() });
+        path.send_endlessly(0);
+        let is_in = |path: &Bottleneck, state| path.info(0).ca_state == state;
+        while !is_in(&path, CaState::Recovery) {
+            path.sim.run(Duration::from_millis(1));
+        }
+        let info = path.info(0);
+        assert_eq!(info.snd_ssthresh, u32::MAX, "the startup has no threshold");
+        path.set(TcpOption::Congestion(kind));
+        let threshold = path.info(0).snd_ssthresh;
+        assert!((2..=200).contains(&threshold), "{threshold}");
+        path.sim.set_link_from(0, &link());
+        while !is_in(&path, CaState::Open) {
+            path.sim.run(Duration::from_millis(1));
+            assert!(path.info(0).snd_cwnd <= 400, "{}", path.info(0).snd_cwnd);
+        }
+        assert!(path.info(0).snd_cwnd <= threshold + 10, "{} {threshold}", path.info(0).snd_cwnd);
+    }
+}

@@ -14,6 +14,7 @@ use super::config::CongestionControl;
 use super::congestion::Bbr;
 use super::conn::{NONE, Tcb};
 use super::profile::Profile;
+use super::recovery;
 use crate::options::BbrInfo;
 
 /// A rate without a limit (`~0` of `SO_MAX_PACING_RATE`).
@@ -85,16 +86,20 @@ impl Tcp {
 
     /// Changes the congestion control of a connection. BBR begins with a new model.
     pub(super) fn set_congestion_control(&mut self, idx: u32, kind: CongestionControl) {
-        let c = &self.conns[idx];
+        let c = &mut self.conns[idx];
         if c.active == NONE {
             return;
         }
         let b = &mut self.active[c.active];
-        if b.congestion.kind() != kind {
-            b.congestion.set_algorithm(kind);
-            if let Some(rate) = &mut b.rate {
-                rate.bbr = Bbr::new(self.secrets.random());
-            }
+        let prior_kind = b.congestion.kind();
+        if prior_kind == kind {
+            return;
+        }
+        b.congestion.set_algorithm(kind);
+        let Some(rate) = &mut b.rate else { return };
+        let prior = core::mem::replace(&mut rate.bbr, Bbr::new(self.secrets.random()));
+        if prior_kind == CongestionControl::Bbr {
+            recovery::reduce_after_bbr(c, b, prior.prior_cwnd().max(c.cwnd));
         }
     }
 

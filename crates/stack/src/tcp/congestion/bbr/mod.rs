@@ -226,6 +226,11 @@ impl Bbr {
         }
     }
 
+    /// Returns the window before the last recovery or probe of the round-trip time, in segments.
+    pub fn prior_cwnd(&self) -> u32 {
+        self.prior_cwnd
+    }
+
     /// Records the window before it is reduced.
     pub fn save_cwnd(&mut self, cwnd: u32) {
         let is_reduced = matches!(self.prev_ca_state, CaState::Recovery | CaState::Loss);
