@@ -525,6 +525,9 @@ impl Tcp {
         // Set also if the retransmission has no route.
         b.retransmit_since.get_or_insert(now);
         b.tlp = None;
+        if let Some(rate) = &mut b.rate {
+            rate.pacer.is_exempt = true;
+        }
         b.retransmits = b.retransmits.saturating_add(1);
         b.backoff = b.backoff.saturating_add(1);
         let (c, backoff) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);

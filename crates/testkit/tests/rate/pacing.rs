@@ -137,3 +137,38 @@ fn idle_paced_connection_wakes_nobody() {
     }
     assert!(steps < 40, "{steps} turns in ten minutes");
 }
+
+#[test]
+fn retransmission_after_time_out_does_not_wait() {
+    let mut path = paced(20_000);
+    path.sim.run(3 * SECOND);
+    path.sim.set_link_from(0, &LinkModel { loss: 1.0, ..fast_link() });
+    let retransmitted = path.sim.hosts[0].stack.tcp_stats().retransmitted;
+    // Packets leave each 145 ms, until the time-out of the first lost one.
+    assert!(path.sim.run_until(SECOND, |sim| sim.hosts[0].stack.tcp_stats().timeouts == 1));
+    path.sim.run(2 * TICK);
+    assert_eq!(path.sim.hosts[0].stack.tcp_stats().retransmitted, retransmitted + 1);
+}
+
+#[test]
+fn time_out_is_not_due_before_the_departure() {
+    // A near peer gets 45 segments in a packet, which takes seconds.
+    let near = LinkModel { delay: Duration::from_micros(100), ..fast_link() };
+    let mut path = Bottleneck::new(CongestionControl::Cubic, &near);
+    path.send(0, 2 << 20);
+    path.sim.run(SECOND / 10);
+    assert!(path.info(0).snd_cwnd > 45);
+    path.set(TcpOption::MaxPacingRate(20_000));
+    path.set(TcpOption::UserTimeout(2 * SECOND));
+    path.sim.set_link_from(0, &LinkModel { loss: 1.0, ..near.clone() });
+    path.departures();
+    path.send(0, 100_000);
+    path.sim.run(SECOND / 10);
+    let sent: u64 = path.departures().iter().map(|d| d.bytes).sum();
+    assert!((45 * MSS..46 * MSS).contains(&sent), "{sent}");
+    path.sim.set_link_from(0, &near);
+    assert!(path.sim.run_until(30 * SECOND, |sim| sim.hosts[0].stack.queued(path.conns[0]) == 0));
+    assert_eq!(path.arrived(0), (2 << 20) + 100_000);
+    let stats = path.sim.hosts[0].stack.tcp_stats();
+    assert!(stats.timeouts <= 1 && stats.retransmitted >= 45, "{} {}", stats.timeouts, stats.retransmitted);
+}

@@ -58,6 +58,8 @@ pub(crate) struct AckBefore {
     pub in_flight: u32,
     /// Segments ever marked lost.
     pub lost: u32,
+    /// When the retransmission timer was due.
+    pub timer_at: Instant,
     /// The transmission of which the acknowledgement covers only some segments.
     partial: Option<DeliveredSegment>,
 }
@@ -73,6 +75,7 @@ impl AckBefore {
             snd_una: c.snd_una,
             in_flight: b.rtx_queue.in_flight(),
             lost: b.rtx_queue.lost,
+            timer_at: b.timer_at,
             partial: partial.map(DeliveredSegment::from),
         }
     }
@@ -267,7 +270,13 @@ mod tests {
                 last_ackt: Some(xmit_ts),
                 ..Delivery::default()
             };
-            let before = AckBefore { snd_una: self.c.snd_una, in_flight: self.out, lost: 0, partial: None };
+            let before = AckBefore {
+                snd_una: self.c.snd_una,
+                in_flight: self.out,
+                lost: 0,
+                timer_at: Instant::MAX,
+                partial: None,
+            };
             self.c.snd_una += segments * MSS;
             self.out -= segments;
             self.rate.sample(Instant::from_millis(ms), &before, &delivery, &self.c, 0)

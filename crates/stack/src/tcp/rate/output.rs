@@ -6,10 +6,12 @@
 use super::delivery::AckBefore;
 use super::pacer::packet_segments;
 use crate::ip::{Network, TxError};
-use crate::tcp::Tcp;
+use crate::tcp::active::RetransmitTimer;
 use crate::tcp::config::CongestionControl;
 use crate::tcp::congestion::{BbrInput, bbr_min_segments};
 use crate::tcp::rtx_queue::Delivery;
+use crate::tcp::{Tcp, rtt};
+use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 
@@ -20,6 +22,7 @@ const DEPARTURE_TIMER_MAX: Duration = Duration::from_secs(3600);
 struct OutputBefore {
     snd_nxt: SeqNumber,
     total_retrans: u32,
+    timer_at: Instant,
     has_new_record: bool,
 }
 
@@ -57,12 +60,18 @@ impl Tcp {
             }
         }
         let has_new_record = rate.delivery.on_send(now, packets_out);
-        Some(OutputBefore { snd_nxt: c.snd_nxt, total_retrans: b.total_retrans, has_new_record })
+        Some(OutputBefore {
+            snd_nxt: c.snd_nxt,
+            total_retrans: b.total_retrans,
+            timer_at: b.timer_at,
+            has_new_record,
+        })
     }
 
     fn end_paced_output(&mut self, idx: u32, before: &OutputBefore) {
         let now = self.now;
         self.charge_pacing(idx);
+        self.delay_retransmit_timer(idx, before.timer_at);
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
         let Some(rate) = b.rate.as_deref_mut() else { return };
         if c.snd_nxt != before.snd_nxt || b.total_retrans != before.total_retrans {
@@ -122,11 +131,35 @@ impl Tcp {
         rate.pacer.charge(now, c.snd_nxt, b.total_retrans, c.mss(), pacing_rate);
     }
 
+    /// Delays a time-out or tail loss probe by the time until the next departure, because nothing can be sent
+    /// before (`tcp_pacing_delay`). Leaves a timer that was due at `prior_at` already. Without the delay a
+    /// probe is due no later than a time-out after the head of the queue was sent, however many packets
+    /// follow it (`tcp_rto_delta_us`). The delay ends with the largest time-out.
+    fn delay_retransmit_timer(&mut self, idx: u32, prior_at: Instant) {
+        let now = self.now;
+        let profile = *self.profile(idx);
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
+        let (Some(rate), Some(head)) = (b.rate.as_deref(), b.rtx_queue.front()) else { return };
+        if b.timer_at == prior_at || b.retransmits > 0 {
+            return;
+        }
+        let at = match b.timer_kind {
+            RetransmitTimer::Rto => b.timer_at,
+            RetransmitTimer::LossProbe => {
+                b.timer_at.min(head.xmit_ts + rtt::rto(c, &profile, b.backoff)).max(now)
+            }
+            _ => return,
+        };
+        let delayed = at + rate.pacer.next_departure().saturating_since(now);
+        b.timer_at = delayed.min(now + rtt::rto_max(&profile));
+    }
+
     /// Takes a sample of the delivery rate after an acknowledgement, and lets BBR control rate and window
     /// (`tcp_cong_control`).
     #[cold]
     #[inline(never)]
     pub(in crate::tcp) fn cong_control(&mut self, idx: u32, before: &AckBefore, delivery: &Delivery) {
+        self.delay_retransmit_timer(idx, before.timer_at);
         let now = self.now;
         let max_rate = self.profile(idx).max_pacing_rate;
         let Some((c, b)) = self.tcb_and_active(idx) else { return };

@@ -35,6 +35,9 @@ pub(crate) struct Pacer {
     segments_sent: u32,
     /// True if the connection has something to send that waits for `next_departure`.
     pub is_waiting: bool,
+    /// True if the next segment leaves before `next_departure`: the retransmission after a time-out, as on
+    /// Linux (`tcp_retransmit_timer`).
+    pub is_exempt: bool,
 }
 
 impl Pacer {
@@ -60,7 +63,7 @@ impl Pacer {
             return self.packet_left;
         }
         if self.next_departure > now {
-            return 0;
+            return self.is_exempt.into();
         }
         (self.packet_at, self.packet_left) = (now, packet_segments);
         let half = time_ns(u64::from(packet_segments) * u64::from(mss), rate) / 2;
@@ -79,6 +82,7 @@ impl Pacer {
             return;
         }
         (self.charged_seq, self.charged_retrans) = (snd_nxt, total_retrans);
+        self.is_exempt = false;
         self.packet_left = self.packet_left.saturating_sub(segments);
         self.segments_sent = self.segments_sent.saturating_add(segments).min(UNPACED_SEGMENTS);
         if self.segments_sent < UNPACED_SEGMENTS {
@@ -210,6 +214,19 @@ mod tests {
         let mut pacer = paced();
         pacer.charge(now, SeqNumber(0x7fff_ffff), u32::MAX, 65_483, 1);
         assert!(pacer.next_departure() > now);
+    }
+
+    #[test]
+    fn exempt_segment_leaves_early_and_delays_the_next() {
+        let mut pacer = paced();
+        let now = Instant::from_millis(50);
+        send_packet(&mut pacer, now, 2 * MSS);
+        let departure = pacer.next_departure();
+        pacer.is_exempt = true;
+        assert_eq!(pacer.allowance(now, 2, MSS, 1_000_000), 1);
+        pacer.charge(now, SeqNumber(2 * MSS), 1, MSS, 1_000_000);
+        assert_eq!(pacer.allowance(now, 2, MSS, 1_000_000), 0);
+        assert_eq!((pacer.next_departure() - departure).as_micros(), 1000);
     }
 
     #[test]
