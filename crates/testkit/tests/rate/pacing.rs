@@ -172,3 +172,22 @@ fn time_out_is_not_due_before_the_departure() {
     let stats = path.sim.hosts[0].stack.tcp_stats();
     assert!(stats.timeouts <= 1 && stats.retransmitted >= 45, "{} {}", stats.timeouts, stats.retransmitted);
 }
+
+#[test]
+fn samples_that_begin_in_flight_measure_the_flight() {
+    // The clock of the simulation is far from zero.
+    for option in [TcpOption::MaxPacingRate(1_000_000), TcpOption::Congestion(CongestionControl::Bbr)] {
+        let mut path = Bottleneck::new(CongestionControl::Cubic, &fast_link());
+        path.send_endlessly(0);
+        path.sim.run(SECOND / 2);
+        path.set(option);
+        let mut rates = Vec::new();
+        for _ in 0..12 {
+            path.sim.run(RTT / 4);
+            let info = path.info(0);
+            rates.extend([info.delivery_rate, info.bbr.map_or(0, |bbr| bbr.bandwidth)]);
+        }
+        rates.retain(|rate| *rate > 0);
+        assert!(rates.len() > 4 && rates.iter().all(|rate| *rate > 100_000), "{option:?}: {rates:?}");
+    }
+}

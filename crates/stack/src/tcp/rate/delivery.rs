@@ -104,10 +104,11 @@ pub(crate) struct RateSample {
 }
 
 impl DeliveryRate {
-    pub(super) fn reset(&mut self) {
+    /// Returns the state to its initial value, with intervals that begin at `now`.
+    pub(super) fn reset(&mut self, now: Instant) {
         let mut records = core::mem::take(&mut self.records);
         records.clear();
-        *self = Self { records, ..Self::default() };
+        *self = Self { records, first_tx_mstamp: now, delivered_mstamp: now, ..Self::default() };
     }
 
     /// Returns the bytes of memory of the queue of records.

@@ -16,6 +16,7 @@ use super::conn::{NONE, Tcb};
 use super::profile::Profile;
 use super::recovery;
 use crate::options::BbrInfo;
+use crate::time::Instant;
 
 /// A rate without a limit (`~0` of `SO_MAX_PACING_RATE`).
 pub(crate) const UNLIMITED: u64 = u64::MAX;
@@ -31,9 +32,9 @@ pub(crate) struct RateState {
 
 impl RateState {
     /// Returns the state to its initial value and keeps the capacity of its queue. `random` seeds the choice
-    /// of BBR's first phase.
-    fn reset(&mut self, random: u64) {
-        self.delivery.reset();
+    /// of BBR's first phase. The first intervals begin at `now`, because segments may be in flight.
+    fn reset(&mut self, random: u64, now: Instant) {
+        self.delivery.reset(now);
         self.pacer = Pacer::default();
         self.bbr = Bbr::new(random);
     }
@@ -76,7 +77,7 @@ impl Tcp {
         if is_paced && b.rate.is_none() {
             let random = self.secrets.random();
             let mut rate = self.active.alloc_rate();
-            rate.reset(random);
+            rate.reset(random, self.now);
             let b = &mut self.active[c.active];
             rate.pacer.begin(c.snd_nxt, b.total_retrans, !b.rtx_queue.is_empty());
             b.slow_path.set(SlowPathFlags::PACED);
