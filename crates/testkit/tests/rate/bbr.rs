@@ -209,3 +209,18 @@ fn another_algorithm_reduces_the_window_in_recovery() {
         assert!(path.info(0).snd_cwnd <= threshold + 10, "{} {threshold}", path.info(0).snd_cwnd);
     }
 }
+
+#[test]
+fn cubic_begins_anew_after_bbr() {
+    let mut path = Bottleneck::new(CongestionControl::Cubic, &link());
+    path.send_endlessly(0);
+    path.sim.run(6 * SECOND);
+    path.set(TcpOption::Congestion(CongestionControl::Bbr));
+    path.sim.run(17 * SECOND);
+    path.set(TcpOption::Congestion(CongestionControl::Cubic));
+    let before = path.info(0);
+    assert!(before.snd_cwnd > before.snd_ssthresh, "{} {}", before.snd_cwnd, before.snd_ssthresh);
+    path.sim.run(6 * RTT);
+    let grown = path.info(0).snd_cwnd;
+    assert!(grown <= before.snd_cwnd + 10, "{} {grown}", before.snd_cwnd);
+}

@@ -11,7 +11,7 @@ pub(crate) use pacer::{Pacer, window_rate};
 use super::Tcp;
 use super::active::{ActiveConn, SlowPathFlags};
 use super::config::CongestionControl;
-use super::congestion::Bbr;
+use super::congestion::{Bbr, Congestion};
 use super::conn::{NONE, Tcb};
 use super::profile::Profile;
 use super::recovery;
@@ -96,6 +96,7 @@ impl Tcp {
         if prior_kind == kind {
             return;
         }
+        b.congestion = Congestion::default();
         b.congestion.set_algorithm(kind);
         let Some(rate) = &mut b.rate else { return };
         let prior = core::mem::replace(&mut rate.bbr, Bbr::new(self.secrets.random()));
