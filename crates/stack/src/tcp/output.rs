@@ -362,7 +362,7 @@ impl Tcp {
         let mss = allowance.mss;
         let len = allowance.unsent.min(allowance.window).min(mss);
         if len > 0 && self.waits_for_departure(idx) {
-            // The data that would be the probe are sent then.
+            // No probe is sent, as on Linux: at the departure the data leave if the window has room.
             return Ok(());
         }
         self.stats.tail_probes += 1;

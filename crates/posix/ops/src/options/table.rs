@@ -331,7 +331,7 @@ pub const OPTIONS: &[OptionRow] = &[
         OptionKind::Int { format: IntFormat::Int, accepts: AcceptedValues::Within(0, 1), default: 0 },
         "sent data are copied, and `MSG_ZEROCOPY` is completed at once, which says so, as over Linux's loopback; each process that shares a socket has its own completions",
     ),
-    refused(SOL, 61, "SO_TXTIME", "the stack does not pace"),
+    refused(SOL, 61, "SO_TXTIME", "departure times are not taken from programs"),
     dedicated_with_note(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
     dedicated_with_note(
         SOL,
