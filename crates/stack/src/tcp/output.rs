@@ -271,6 +271,11 @@ impl Tcp {
             }
             let mut room = c.cwnd - sent.in_flight();
             if PACED {
+                let (mss, active, window_end) = (c.mss(), c.active, c.snd_una + c.snd_wnd);
+                if self.active[active].rtx_queue.next_lost(mss, u32::MAX, window_end).is_none() {
+                    // What is lost is in flight again.
+                    break;
+                }
                 room = room.min(self.pacing_allowance(idx));
                 if room == 0 {
                     return Ok(false);

@@ -191,3 +191,21 @@ fn samples_that_begin_in_flight_measure_the_flight() {
         assert!(rates.len() > 4 && rates.iter().all(|rate| *rate > 100_000), "{option:?}: {rates:?}");
     }
 }
+
+#[test]
+fn wait_for_a_departure_is_counted_once() {
+    let mut path = Bottleneck::new(CongestionControl::Cubic, &fast_link());
+    path.set(TcpOption::MaxPacingRate(20_000));
+    path.set(TcpOption::NoDelay(true));
+    path.send(0, 20_000);
+    path.sim.run(SECOND);
+    path.departures();
+    let waits = path.sim.hosts[0].stack.tcp_stats().pacing_waits;
+    for _ in 0..100 {
+        path.send(0, 400);
+        path.sim.run(SECOND / 100);
+    }
+    let waits = path.sim.hosts[0].stack.tcp_stats().pacing_waits - waits;
+    let departures = path.departures().len() as u64;
+    assert!(waits > 0 && waits <= departures + 1, "{waits} waits, {departures} departures");
+}

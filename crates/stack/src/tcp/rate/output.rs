@@ -23,6 +23,8 @@ struct OutputBefore {
     snd_nxt: SeqNumber,
     total_retrans: u32,
     timer_at: Instant,
+    /// The departure for which the connection waited.
+    awaited: Option<Instant>,
     has_new_record: bool,
 }
 
@@ -49,7 +51,8 @@ impl Tcp {
         let max_rate = self.profile(idx).max_pacing_rate;
         let (c, b) = self.tcb_and_active(idx)?;
         let rate = b.rate.as_deref_mut()?;
-        if core::mem::take(&mut rate.pacer.is_waiting) {
+        let awaited = core::mem::take(&mut rate.pacer.is_waiting).then(|| rate.pacer.next_departure());
+        if awaited.is_some() {
             b.cork_deadline = None;
         }
         let packets_out = b.rtx_queue.packets_out;
@@ -64,6 +67,7 @@ impl Tcp {
             snd_nxt: c.snd_nxt,
             total_retrans: b.total_retrans,
             timer_at: b.timer_at,
+            awaited,
             has_new_record,
         })
     }
@@ -80,8 +84,10 @@ impl Tcp {
         } else if before.has_new_record {
             rate.delivery.drop_unused_record();
         }
+        let departure = rate.pacer.next_departure();
+        let is_new_wait = rate.pacer.is_waiting && before.awaited != Some(departure);
         if rate.pacer.is_waiting {
-            b.cork_deadline = Some(rate.pacer.next_departure().min(now + DEPARTURE_TIMER_MAX));
+            b.cork_deadline = Some(departure.min(now + DEPARTURE_TIMER_MAX));
         }
         let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
         let in_flight = b.rtx_queue.in_flight();
@@ -91,6 +97,7 @@ impl Tcp {
         {
             rate.delivery.set_app_limited(in_flight);
         }
+        self.stats.pacing_waits += u64::from(is_new_wait);
     }
 
     /// Returns how many segments a paced connection may send now. If it is none, the connection waits for its
@@ -110,7 +117,6 @@ impl Tcp {
         if allowance == 0 {
             rate.pacer.is_waiting = true;
             b.chrono.start_busy(now);
-            self.stats.pacing_waits += 1;
         }
         allowance
     }
