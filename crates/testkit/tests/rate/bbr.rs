@@ -224,3 +224,18 @@ fn cubic_begins_anew_after_bbr() {
     let grown = path.info(0).snd_cwnd;
     assert!(grown <= before.snd_cwnd + 10, "{} {grown}", before.snd_cwnd);
 }
+
+#[test]
+fn messages_after_idle_time_are_no_samples_of_the_network() {
+    let mut path = Bottleneck::new(CongestionControl::Bbr, &link());
+    // The window is full after the last segment.
+    path.send(0, 10 * MSS as usize);
+    path.sim.run(SECOND);
+    let first = path.info(0);
+    assert!(first.delivery_rate_app_limited && first.delivery_rate > 200_000, "{}", first.delivery_rate);
+    path.send(0, 100);
+    path.sim.run(SECOND);
+    let info = path.info(0);
+    assert_eq!((info.delivery_rate_app_limited, info.delivery_rate), (true, first.delivery_rate));
+    assert_eq!(info.bbr.unwrap().bandwidth, first.bbr.unwrap().bandwidth);
+}

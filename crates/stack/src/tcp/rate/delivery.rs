@@ -42,6 +42,8 @@ pub(crate) struct DeliveryRate {
     /// Until `delivered` exceeds this number, segments are sent by an application that does not fill the
     /// window; 0 if the application is not the limit.
     pub app_limited: u32,
+    /// True if a full-sized segment waited to be sent after the last output.
+    pub has_more: bool,
     /// Segments and µs of the last sample that the application did not limit, or the best one that it
     /// limited.
     rate_delivered: u32,

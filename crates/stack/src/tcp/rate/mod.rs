@@ -79,6 +79,8 @@ impl Tcp {
             let mut rate = self.active.alloc_rate();
             rate.reset(random, self.now);
             let b = &mut self.active[c.active];
+            let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
+            rate.delivery.has_more = unsent >= c.mss().cast_signed();
             rate.pacer.begin(c.snd_nxt, b.total_retrans, !b.rtx_queue.is_empty());
             b.slow_path.set(SlowPathFlags::PACED);
             b.rate = Some(rate);

@@ -3,13 +3,14 @@
 //!
 //! [`SlowPathFlags::PACED`]: crate::tcp::active::SlowPathFlags::PACED
 
-use super::delivery::AckBefore;
+use super::delivery::{AckBefore, DeliveryRate};
 use super::pacer::packet_segments;
 use crate::ip::{Network, TxError};
 use crate::tcp::active::RetransmitTimer;
 use crate::tcp::config::CongestionControl;
 use crate::tcp::congestion::{BbrInput, bbr_min_segments};
-use crate::tcp::rtx_queue::Delivery;
+use crate::tcp::conn::Tcb;
+use crate::tcp::rtx_queue::{Delivery, RtxQueue};
 use crate::tcp::{Tcp, rtt};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
@@ -26,6 +27,15 @@ struct OutputBefore {
     /// The departure for which the connection waited.
     awaited: Option<Instant>,
     has_new_record: bool,
+}
+
+/// Records that the application is the limit if less than a full-sized segment remained after the last
+/// output, and the congestion window has room (`tcp_rate_check_app_limited`).
+fn check_app_limited(c: &Tcb, queue: &RtxQueue, delivery: &mut DeliveryRate) {
+    let in_flight = queue.in_flight();
+    if !delivery.has_more && in_flight < c.cwnd && queue.lost_out <= queue.retrans_out {
+        delivery.set_app_limited(in_flight);
+    }
 }
 
 impl Tcp {
@@ -56,6 +66,8 @@ impl Tcp {
             b.cork_deadline = None;
         }
         let packets_out = b.rtx_queue.packets_out;
+        // What is queued now was not there when acknowledgements made room for it.
+        check_app_limited(c, &b.rtx_queue, &mut rate.delivery);
         if b.congestion.kind() == CongestionControl::Bbr {
             rate.bbr.begin(now, c, rate.delivery.delivered, max_rate);
             if b.rtx_queue.in_flight() == 0 && !b.send.is_empty() && rate.delivery.app_limited != 0 {
@@ -90,13 +102,8 @@ impl Tcp {
             b.cork_deadline = Some(departure.min(now + DEPARTURE_TIMER_MAX));
         }
         let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
-        let in_flight = b.rtx_queue.in_flight();
-        if unsent < c.mss().cast_signed()
-            && in_flight < c.cwnd
-            && b.rtx_queue.lost_out <= b.rtx_queue.retrans_out
-        {
-            rate.delivery.set_app_limited(in_flight);
-        }
+        rate.delivery.has_more = unsent >= c.mss().cast_signed();
+        check_app_limited(c, &b.rtx_queue, &mut rate.delivery);
         self.stats.pacing_waits += u64::from(is_new_wait);
     }
 
