@@ -239,3 +239,13 @@ fn messages_after_idle_time_are_no_samples_of_the_network() {
     assert_eq!((info.delivery_rate_app_limited, info.delivery_rate), (true, first.delivery_rate));
     assert_eq!(info.bbr.unwrap().bandwidth, first.bbr.unwrap().bandwidth);
 }
+
+#[test]
+fn startup_has_no_threshold_of_the_former_algorithm() {
+    let mut path = Bottleneck::new(CongestionControl::Cubic, &LinkModel { loss: 0.01, ..link() });
+    path.send_endlessly(0);
+    path.sim.run(2 * SECOND);
+    assert!(path.info(0).snd_ssthresh < 1000);
+    path.set(TcpOption::Congestion(CongestionControl::Bbr));
+    assert_eq!(path.info(0).snd_ssthresh, u32::MAX);
+}

@@ -91,12 +91,19 @@ impl Tcp {
     pub(super) fn set_congestion_control(&mut self, idx: u32, kind: CongestionControl) {
         let c = &mut self.conns[idx];
         if c.active == NONE {
+            if kind == CongestionControl::Bbr {
+                c.ssthresh = u32::MAX;
+            }
             return;
         }
         let b = &mut self.active[c.active];
         let prior_kind = b.congestion.kind();
         if prior_kind == kind {
             return;
+        }
+        if kind == CongestionControl::Bbr {
+            // Its startup has no threshold (`bbr_init`).
+            c.ssthresh = u32::MAX;
         }
         b.congestion = Congestion::default();
         b.congestion.set_algorithm(kind);
