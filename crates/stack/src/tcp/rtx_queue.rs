@@ -217,6 +217,13 @@ impl RtxQueue {
         self.queue.iter()
     }
 
+    /// Releases the memory of the queue if it is empty.
+    pub fn release_memory(&mut self) {
+        if self.queue.is_empty() {
+            self.queue = VecDeque::new();
+        }
+    }
+
     /// Removes all entries; keeps the capacity unless it is large.
     pub fn clear(&mut self) {
         let Self {

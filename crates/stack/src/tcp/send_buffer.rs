@@ -130,6 +130,13 @@ impl SendBuffer {
         self.start == self.end
     }
 
+    /// Releases the memory of the list of items if it is empty.
+    pub fn release_memory(&mut self) {
+        if self.items.is_empty() {
+            self.items = VecDeque::new();
+        }
+    }
+
     /// Returns the memory of the buffer; bytes of sources do not count. Visits every item if there are
     /// slices, or were: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {

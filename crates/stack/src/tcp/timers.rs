@@ -465,8 +465,12 @@ impl Tcp {
         let b = &mut self.active[c.active];
         if release.is_some_and(|at| at <= now) {
             if b.is_idle(c.state) && c.state.is_synchronized() && b.timer_kind != RetransmitTimer::SynAck {
-                if b.rate.is_some() {
-                    // The model of the path and the next departure are kept while the connection is idle.
+                if let Some(rate) = &mut b.rate {
+                    // The model of the path, the measured rate and the next departure are kept while the
+                    // connection is idle, without the lists of what was in flight.
+                    rate.delivery.release_memory();
+                    b.rtx_queue.release_memory();
+                    b.send.release_memory();
                     b.idle_since = Some(now + PACED_RELEASE_AFTER);
                     return true;
                 }

@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{TcpInfo, TcpOption};
+use ginnel_stack::stack::ListCursor;
 use ginnel_stack::tcp::config::CongestionControl;
 use ginnel_stack::time::Instant;
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
@@ -91,6 +92,13 @@ impl Bottleneck {
 
     pub fn info(&self, flow: usize) -> TcpInfo {
         self.sim.hosts[SENDER].stack.info(self.conns[flow]).unwrap()
+    }
+
+    /// Returns the bytes of memory of the first connection at the sender.
+    pub fn memory(&self) -> u64 {
+        let mut listed = Vec::new();
+        self.sim.hosts[SENDER].stack.list(self.sim.now, ListCursor::default(), usize::MAX, &mut listed);
+        listed.iter().find(|socket| socket.info.is_some()).unwrap().memory.total
     }
 
     /// Returns the bytes that have arrived.

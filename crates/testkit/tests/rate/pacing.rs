@@ -128,8 +128,11 @@ fn retransmissions_are_paced_and_fin_arrives() {
 #[test]
 fn idle_paced_connection_wakes_nobody() {
     let mut path = Bottleneck::new(CongestionControl::Bbr, &fast_link());
-    path.send(0, 100_000);
+    path.send(0, 4 << 20);
+    path.sim.run(SECOND / 4);
+    assert!(path.memory() > 100_000);
     path.sim.run(5 * SECOND);
+    assert!(path.memory() < 4096, "{}", path.memory());
     let mut steps = 0;
     let until = path.sim.now + 600 * SECOND;
     while path.sim.step(until) {

@@ -17,6 +17,9 @@ use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
+/// Records for which an unused state keeps its memory.
+const SPARE_RECORDS: usize = 64;
+
 /// Records of transmissions that are kept at most. Segments of older records give no samples.
 const RECORDS_MAX: usize = 8192;
 
@@ -110,7 +113,17 @@ impl DeliveryRate {
     pub(super) fn reset(&mut self, now: Instant) {
         let mut records = core::mem::take(&mut self.records);
         records.clear();
+        if records.capacity() > SPARE_RECORDS {
+            records = VecDeque::new();
+        }
         *self = Self { records, first_tx_mstamp: now, delivered_mstamp: now, ..Self::default() };
+    }
+
+    /// Releases the memory of the queue of records if it is empty.
+    pub fn release_memory(&mut self) {
+        if self.records.is_empty() {
+            self.records = VecDeque::new();
+        }
     }
 
     /// Returns the bytes of memory of the queue of records.
@@ -336,6 +349,24 @@ mod tests {
         assert_eq!(flow.rate.bytes_per_second(MSS), 0);
     }
 
+    #[test]
+    fn memory_of_many_records_is_released() {
+        let mut flow = Flow::new();
+        for ms in 0..1000 {
+            flow.send(1 + ms);
+        }
+        flow.rate.release_memory();
+        assert!(flow.rate.list_bytes() >= 1000 * size_of::<TxRecord>(), "they are in use");
+        flow.rate.reset(Instant::from_millis(2000));
+        assert_eq!(flow.rate.list_bytes(), 0);
+        flow.send(2000);
+        flow.rate.reset(Instant::from_millis(2001));
+        assert_ne!(flow.rate.list_bytes(), 0, "few records cost nothing");
+        flow.rate.release_memory();
+        assert_eq!(flow.rate.list_bytes(), 0);
+    }
+
+    // limit: transmissions of a paced connection that can give a sample
     #[test]
     fn oldest_records_are_dropped_beyond_maximum() {
         let mut flow = Flow::new();
