@@ -86,6 +86,16 @@ impl AckBefore {
     }
 }
 
+/// Returns the round-trip time in µs of the latest sent segment that was acknowledged selectively, else of
+/// the latest sent one that was acknowledged cumulatively (`ca_rtt_us`). If retransmitted data are
+/// acknowledged, the acknowledgement of the other data waited for them, and a segment that was marked lost
+/// may have arrived long before its report.
+fn ca_rtt_us(now: Instant, delivery: &Delivery) -> Option<u32> {
+    let is_prompt = !delivery.has_retrans_acked && delivery.sacked == 0;
+    let at = delivery.last_sackt.or(delivery.last_ackt.filter(|_| is_prompt))?;
+    Some(now.micros_since(at) as u32)
+}
+
 /// A sample (Linux's `struct rate_sample`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RateSample {
@@ -184,7 +194,7 @@ impl DeliveryRate {
             losses: lost.wrapping_sub(before.lost),
             acked_sacked: delivery.delivered,
             prior_in_flight: before.in_flight,
-            rtt_us: delivery.rtt_us(now).or(delivery.last_sackt.map(|at| now.micros_since(at) as u32)),
+            rtt_us: ca_rtt_us(now, delivery),
             ..RateSample::default()
         };
         if delivery.delivered > 0 {
@@ -347,6 +357,19 @@ mod tests {
         let sample = flow.ack(110, 100, 1);
         assert_eq!((sample.delivered, sample.interval_us), (Some(1), None));
         assert_eq!(flow.rate.bytes_per_second(MSS), 0);
+    }
+
+    #[test]
+    fn round_trip_time_excludes_time_of_recovery() {
+        let (now, early, late) =
+            (Instant::from_millis(900), Instant::from_millis(100), Instant::from_millis(880));
+        let cumulative = Delivery { delivered: 2, last_ackt: Some(early), ..Delivery::default() };
+        assert_eq!(ca_rtt_us(now, &cumulative), Some(800_000));
+        let filled = Delivery { has_retrans_acked: true, ..cumulative };
+        assert_eq!(ca_rtt_us(now, &filled), None);
+        assert_eq!(ca_rtt_us(now, &Delivery { last_sackt: Some(late), ..filled }), Some(20_000));
+        // The only report of a segment that was marked lost.
+        assert_eq!(ca_rtt_us(now, &Delivery { sacked: 1, ..cumulative }), None);
     }
 
     #[test]
