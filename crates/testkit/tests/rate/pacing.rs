@@ -212,3 +212,14 @@ fn wait_for_a_departure_is_counted_once() {
     let departures = path.departures().len() as u64;
     assert!(waits > 0 && waits <= departures + 1, "{waits} waits, {departures} departures");
 }
+
+#[test]
+fn later_response_has_no_unpaced_segments() {
+    let mut path = Bottleneck::new(CongestionControl::Cubic, &fast_link());
+    path.send(0, 3000);
+    path.sim.run(2 * RTT);
+    path.set(TcpOption::MaxPacingRate(100_000));
+    path.departures();
+    path.send(0, 50_000);
+    assert_eq!(path.departures().iter().map(|d| d.bytes).sum::<u64>(), 2 * MSS);
+}

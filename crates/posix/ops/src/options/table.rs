@@ -300,7 +300,7 @@ pub const OPTIONS: &[OptionRow] = &[
         SOL,
         47,
         "SO_MAX_PACING_RATE",
-        "paces TCP with a granularity of 65.5 µs and the turn of the shard, and a paced connection keeps about 2 KiB while it is idle; UDP is not paced, as in Linux without \
+        "paces TCP with a granularity of 65.5 µs and the turn of the shard, and a paced connection keeps about 2 KiB while it is idle; ten segments are not paced if the option is set after an idle time and little was sent before; UDP is not paced, as in Linux without \
          the `fq` queueing discipline",
     ),
     fixed(SOL, 48, "SO_BPF_EXTENSIONS", IntFormat::Int, Ok(64), UNKNOWN_OPTION),

@@ -81,7 +81,12 @@ impl Tcp {
             let b = &mut self.active[c.active];
             let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
             rate.delivery.has_more = unsent >= c.mss().cast_signed();
-            rate.pacer.begin(c.snd_nxt, b.total_retrans, !b.rtx_queue.is_empty());
+            // What was sent before the active state was last released shows in the window at best.
+            let has_sent = !b.rtx_queue.is_empty()
+                || b.max_packets_out > 0
+                || c.cwnd > self.config.initial_window_segments
+                || c.ssthresh != u32::MAX;
+            rate.pacer.begin(c.snd_nxt, b.total_retrans, has_sent);
             b.slow_path.set(SlowPathFlags::PACED);
             b.rate = Some(rate);
         }

@@ -41,12 +41,12 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// Begins to pace. `is_sending` tells that the connection has sent data before.
-    pub fn begin(&mut self, snd_nxt: SeqNumber, total_retrans: u32, is_sending: bool) {
+    /// Begins to pace. A connection that `has_sent` data before has no unpaced segments left.
+    pub fn begin(&mut self, snd_nxt: SeqNumber, total_retrans: u32, has_sent: bool) {
         *self = Self {
             charged_seq: snd_nxt,
             charged_retrans: total_retrans,
-            segments_sent: if is_sending { UNPACED_SEGMENTS } else { 0 },
+            segments_sent: if has_sent { UNPACED_SEGMENTS } else { 0 },
             ..Self::default()
         };
     }
