@@ -23,7 +23,8 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// Main task of any test. With a type of its own for each test, shard and executor would be compiled for each.
+/// Main task of any test. With a type of its own for each test, shard and executor would be compiled for
+/// each.
 type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
 
 /// Returns an executor with this main task.
