@@ -806,6 +806,11 @@ impl Channels {
         client.consume(conn, count)
     }
 
+    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
+        client.send(conn, bytes)
+    }
+
     #[inline]
     pub fn send_from(
         &mut self,

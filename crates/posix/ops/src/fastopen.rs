@@ -12,7 +12,7 @@ use crate::sleep::Timeout;
 use crate::sockaddr;
 use crate::user_memory::{UserSlice, efault};
 use core::cell::Cell;
-use ginnel::channel::SendBuffer;
+use ginnel::channel::{SendBuffer, gather};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -133,7 +133,12 @@ impl ProcessState {
                 let _ = self.client.send_deferred_syn(conn);
                 0
             }
-            _ => self.client.send_from(conn, buffers, 0..count).unwrap_or(Ok(0)).map_err(efault)?,
+            // A copy, so that the usual path is the only one that sends from memory of the program.
+            _ => {
+                let mut bytes = Vec::new();
+                gather(buffers, count, &mut bytes).map_err(efault)?;
+                self.client.send(conn, &bytes).unwrap_or(0)
+            }
         };
         self.client.flush();
         Ok(sent)

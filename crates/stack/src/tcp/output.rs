@@ -111,9 +111,12 @@ impl Tcp {
             }
             self.cwnd_restart(idx);
             let before = self.conns[idx].snd_nxt;
-            if self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::OWN_OUTPUT) {
+            let b = &self.active[self.conns[idx].active];
+            // Usually nothing is lost and nothing is probed for.
+            let is_usual = b.slow_path == SlowPathFlags::NONE && b.rtx_queue.lost_out == 0;
+            if b.slow_path.has(SlowPathFlags::OWN_OUTPUT) {
                 self.output_own(net, idx)?;
-            } else if self.xmit_retransmit_queue::<false>(net, idx)? {
+            } else if is_usual || self.xmit_retransmit_queue::<false>(net, idx)? {
                 self.send_new::<false>(net, idx)?;
             }
             let c = &self.conns[idx];
@@ -481,6 +484,7 @@ impl Tcp {
 
     /// Returns how many of `max_bytes` bytes are sent now; `None` if they wait (Nagle, cork, window).
     /// `ends_record`: the data after them belong to another record.
+    #[inline(always)]
     fn size_to_send(&mut self, idx: u32, a: &SendQuota, max_bytes: u32, ends_record: bool) -> Option<u32> {
         let partial = max_bytes % a.mss;
         if partial == 0 {
@@ -540,6 +544,7 @@ impl Tcp {
         }
     }
 
+    #[inline(always)]
     fn send_fin(&mut self, net: &mut Network, idx: u32, a: &SendQuota) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let b = &self.active[c.active];

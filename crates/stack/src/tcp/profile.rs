@@ -274,6 +274,8 @@ pub(crate) struct ProfileTable {
     entries: Vec<(Profile, u32)>,
     by_value: BTreeMap<Profile, u16>,
     free: Vec<u16>,
+    /// The profile that was found last: connections often have equal ones.
+    last: u16,
 }
 
 impl ProfileTable {
@@ -287,6 +289,7 @@ impl ProfileTable {
             entries: usual.map(|profile| (profile, 1)).into(),
             by_value: usual.into_iter().zip(0..).collect(),
             free: Vec::new(),
+            last: 0,
         }
     }
 
@@ -337,7 +340,12 @@ impl ProfileTable {
     /// Returns the profile with these values, with one more user; `None` if 65,535 different ones are in use.
     pub fn intern(&mut self, profile: Profile) -> Option<ProfileId> {
         let profile = profile.completed();
+        let (last, users) = &self.entries[usize::from(self.last)];
+        if *users > 0 && *last == profile {
+            return Some(self.share(ProfileId(self.last)));
+        }
         if let Some(&id) = self.by_value.get(&profile) {
+            self.last = id;
             return Some(self.share(ProfileId(id)));
         }
         let id = match self.free.pop() {
