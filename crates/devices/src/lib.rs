@@ -10,6 +10,7 @@ pub mod faults;
 pub mod interface;
 mod interface_state;
 mod joined;
+mod key_values;
 pub mod memif;
 pub mod memory;
 pub mod mirror;

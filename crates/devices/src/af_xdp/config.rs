@@ -1,5 +1,6 @@
 //! Configuration of an AF_XDP device, and its text form.
 
+use crate::key_values::{self, number, one_of};
 pub use crate::partial_checksums::PartialChecksums;
 use core::net::IpAddr;
 use std::fmt;
@@ -191,14 +192,8 @@ impl FromStr for AfXdpOptions {
     /// Parses `key=value` pairs separated by commas; an empty text gives the defaults.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut keys = Self::default();
-        let mut seen = Vec::new();
-        for pair in text.split(',').filter(|_| !text.is_empty()) {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
-            if seen.contains(&key) {
-                return Err(format!("{key}: is repeated"));
-            }
-            seen.push(key);
+        for pair in key_values::pairs(text).filter(|_| !text.is_empty()) {
+            let (key, value) = pair?;
             match key {
                 "queues" => {
                     let mut queues = Vec::new();
@@ -232,18 +227,11 @@ impl FromStr for AfXdpOptions {
                         [("auto", Attach::Auto), ("driver", Attach::Driver), ("generic", Attach::Generic)];
                     keys.attach = one_of(key, value, all)?;
                 }
-                "ring" => keys.ring = parse_number(key, value)?,
+                "ring" => keys.ring = number(key, value)?,
                 "need_wakeup" => keys.need_wakeup = one_of(key, value, [("on", true), ("off", false)])?,
-                "busy_poll" => keys.busy_poll_us = parse_number(key, value)?,
-                "busy_budget" => keys.busy_budget = parse_number(key, value)?,
-                "partial_checksums" => {
-                    let all = [
-                        ("auto", PartialChecksums::Auto),
-                        ("on", PartialChecksums::Accept),
-                        ("off", PartialChecksums::Reject),
-                    ];
-                    keys.partial_checksums = one_of(key, value, all)?;
-                }
+                "busy_poll" => keys.busy_poll_us = number(key, value)?,
+                "busy_budget" => keys.busy_budget = number(key, value)?,
+                "partial_checksums" => keys.partial_checksums = one_of(key, value, PartialChecksums::WORDS)?,
                 _ => {
                     return Err(format!(
                         "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums)"
@@ -266,23 +254,13 @@ impl fmt::Display for RedirectScope {
     }
 }
 
-fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T); N]) -> Result<T, String> {
-    let names = all.each_ref().map(|(name, _)| *name).join(", ");
-    let found = all.into_iter().find(|(name, _)| *name == value);
-    found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is not one of {names}"))
-}
-
-fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key}: \"{value}\" is not a number, or too large"))
-}
-
 /// Parses numbers and ranges separated by plus signs.
 fn parse_ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
     value
         .split('+')
         .map(|part| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (parse_number(key, first)?, parse_number(key, last)?);
+            let (first, last) = (number(key, first)?, number(key, last)?);
             if first > last {
                 return Err(format!("{key}: \"{part}\" is not an ascending range"));
             }

@@ -1,5 +1,6 @@
 //! Configuration of a DPDK device, and its text form.
 
+use crate::key_values::{self, number_in, one_of};
 use crate::partial_checksums::PartialChecksums;
 use std::str::FromStr;
 
@@ -99,33 +100,22 @@ impl FromStr for DpdkOptions {
     /// Parses `key=value` pairs separated by commas; an empty text gives the defaults.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = Self::default();
-        let mut seen = Vec::new();
-        for pair in text.split(',').filter(|_| !text.is_empty()) {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
-            if seen.contains(&key) {
-                return Err(format!("{key}: is repeated"));
-            }
-            seen.push(key);
+        for pair in key_values::pairs(text).filter(|_| !text.is_empty()) {
+            let (key, value) = pair?;
             match key {
                 "args" => options.driver_arguments = driver_arguments(value)?,
-                "queues" => options.queues = Some(number(key, value, 1..=QUEUES_MAX)?),
-                "ring" => options.ring = number(key, value, RING_RANGE)?,
-                "buffers" => options.buffers = Some(number(key, value, BUFFERS_RANGE)?),
-                "poll_us" => options.poll_us = number(key, value, 1..=POLL_US_MAX)?,
+                "queues" => options.queues = Some(number_in(key, value, 1..=QUEUES_MAX)?),
+                "ring" => options.ring = number_in(key, value, RING_RANGE)?,
+                "buffers" => options.buffers = Some(number_in(key, value, BUFFERS_RANGE)?),
+                "poll_us" => options.poll_us = number_in(key, value, 1..=POLL_US_MAX)?,
                 "partial_checksums" => {
-                    let all = [
-                        ("auto", PartialChecksums::Auto),
-                        ("on", PartialChecksums::Accept),
-                        ("off", PartialChecksums::Reject),
-                    ];
-                    options.partial_checksums = one_of(key, value, all)?;
+                    options.partial_checksums = one_of(key, value, PartialChecksums::WORDS)?
                 }
                 "huge" => {
                     let all = [("auto", HugePages::Auto), ("on", HugePages::On), ("off", HugePages::Off)];
                     options.eal.huge = one_of(key, value, all)?;
                 }
-                "memory_mib" => options.eal.memory_mib = number(key, value, MEMORY_RANGE)?,
+                "memory_mib" => options.eal.memory_mib = number_in(key, value, MEMORY_RANGE)?,
                 "eal" => options.eal.arguments = eal_arguments(value)?,
                 _ => {
                     return Err(format!(
@@ -159,22 +149,6 @@ fn eal_arguments(value: &str) -> Result<Vec<String>, String> {
         Ok(argument.to_owned())
     });
     arguments.collect()
-}
-
-fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T); N]) -> Result<T, String> {
-    let names = all.each_ref().map(|(name, _)| *name).join(", ");
-    let found = all.into_iter().find(|(name, _)| *name == value);
-    found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is not one of {names}"))
-}
-
-fn number<T: FromStr + PartialOrd + std::fmt::Display>(
-    key: &str,
-    value: &str,
-    range: core::ops::RangeInclusive<T>,
-) -> Result<T, String> {
-    let (least, most) = (range.start(), range.end());
-    let parsed = value.parse().ok().filter(|number| range.contains(number));
-    parsed.ok_or_else(|| format!("{key}: \"{value}\" is not a number from {least} to {most}"))
 }
 
 /// Configuration of a DPDK device, see [`open_queues`](super::open_queues).

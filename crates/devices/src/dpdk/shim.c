@@ -132,8 +132,8 @@ void ginnel_dpdk_unregister_thread(void)
 
 /* Ports */
 
-/* Finds or creates the device `name` of a bus, and returns the number of its first port in `port`. `arguments`
- * begins with the name, and continues with those of the driver. */
+/* Finds or creates the device `name` of a bus, and returns the number of its first port in `port`.
+ * `arguments` begins with the name, and continues with those of the driver. */
 int ginnel_dpdk_probe(const char *bus, const char *name, const char *arguments, uint16_t *port)
 {
 	struct rte_dev_iterator iterator;
@@ -193,8 +193,8 @@ int ginnel_dpdk_info(uint16_t port, struct ginnel_dpdk_info *out)
 	return 0;
 }
 
-/* Fills a key of a port, and returns its length, or 0 if the port takes only shorter or longer ones. Drivers that do
- * not name a length take 40 bytes. */
+/* Fills a key of a port, and returns its length, or 0 if the port takes only shorter or longer ones.
+ * Drivers that do not name a length take 40 bytes. */
 static uint8_t fill_key(uint8_t *out, const uint8_t *key, uint8_t key_bytes)
 {
 	memset(out, 0, KEY_BYTES_MAX);
@@ -204,8 +204,9 @@ static uint8_t fill_key(uint8_t *out, const uint8_t *key, uint8_t key_bytes)
 	return key_bytes < KEY_BYTES || key_bytes > KEY_BYTES_MAX ? 0 : key_bytes;
 }
 
-/* Configures a port with a pool for each queue, and starts it. Returns 0, or a negative errno with the name of the step
- * that failed in `step`. `pools` has room for a pool for each queue; the caller frees those that are not null. */
+/* Configures a port with a pool for each queue, and starts it. Returns 0, or a negative errno with the
+ * name of the step that failed in `step`. `pools` has room for a pool for each queue; the caller frees
+ * those that are not null. */
 int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, struct rte_mempool **pools,
 		     const char **step)
 {
@@ -442,8 +443,8 @@ void ginnel_dpdk_free_rx(struct ginnel_dpdk_rx *entries, uint32_t count)
 	rte_pktmbuf_free_bulk(mbufs, count);
 }
 
-/* Receives up to 64 frames. Frames that span several buffers are dropped and counted: a buffer holds every frame of the
- * MTU. */
+/* Receives up to 64 frames. Frames that span several buffers are dropped and counted: a buffer holds every
+ * frame of the MTU. */
 uint32_t ginnel_dpdk_receive(uint16_t port, uint16_t queue, struct ginnel_dpdk_rx *entries, uint64_t *dropped)
 {
 	struct rte_mbuf *mbufs[BURST_MAX];
@@ -502,8 +503,8 @@ uint32_t ginnel_dpdk_allocate(struct rte_mempool *pool, struct ginnel_dpdk_tx *e
 	return done;
 }
 
-/* Asks the driver for buffers of frames that it has sent and not freed. Most drivers free them when they send,
- * even if they send nothing. */
+/* Asks the driver for buffers of frames that it has sent and not freed. Most drivers free them when they
+ * send, even if they send nothing. */
 void ginnel_dpdk_reclaim(uint16_t port, uint16_t queue)
 {
 	struct rte_mbuf *none[1] = { NULL };
@@ -554,7 +555,8 @@ static void set_offloads(struct rte_mbuf *mbuf, const struct ginnel_dpdk_tx *ent
 	mbuf->ol_flags |= flags;
 }
 
-/* Makes a packet of the entries from `*at` on, which end with one that does not continue, and moves `*at` behind it. */
+/* Makes a packet of the entries from `*at` on, which end with one that does not continue, and moves `*at`
+ * behind it. */
 static struct rte_mbuf *packet_of(struct ginnel_dpdk_tx *entries, uint32_t *at)
 {
 	const struct ginnel_dpdk_tx *first = &entries[*at];

@@ -3,6 +3,7 @@
 use super::message::SECRET_BYTES;
 use super::ring::{LOG2_MAX, LOG2_MIN};
 use super::{FRAME_BYTES_MAX, LINK_HEADER_BYTES_MAX};
+use crate::key_values::{self, number};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -160,14 +161,8 @@ impl FromStr for MemifConfig {
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut socket, mut role) = (None, None);
         let mut config = Self::new(SocketName::Path(PathBuf::new()), Role::Server);
-        let mut seen = Vec::new();
-        for pair in text.split(',') {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
-            if seen.contains(&key) {
-                return Err(format!("{key}: is repeated"));
-            }
-            seen.push(key);
+        for pair in key_values::pairs(text) {
+            let (key, value) = pair?;
             match key {
                 "socket" => {
                     socket = Some(match value.strip_prefix('@') {
@@ -182,11 +177,11 @@ impl FromStr for MemifConfig {
                         _ => return Err(format!("role: \"{value}\" is neither server nor client")),
                     });
                 }
-                "id" => config.id = parse_number(key, value)?,
+                "id" => config.id = number(key, value)?,
                 "secret" => config.secret = Some(value.into()),
-                "queues" => config.queues = parse_number(key, value)?,
-                "ring" => config.ring = parse_number(key, value)?,
-                "buffer" => config.buffer_bytes = parse_number(key, value)?,
+                "queues" => config.queues = number(key, value)?,
+                "ring" => config.ring = number(key, value)?,
+                "buffer" => config.buffer_bytes = number(key, value)?,
                 _ => {
                     return Err(format!(
                         "{key}: unknown key (socket, role, id, secret, queues, ring, buffer)"
@@ -199,10 +194,6 @@ impl FromStr for MemifConfig {
         config.validate()?;
         Ok(config)
     }
-}
-
-fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key}: \"{value}\" is not a number, or too large"))
 }
 
 #[cfg(all(test, not(loom)))]
