@@ -23,20 +23,29 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// Main task of any test. With a type of its own for each test, shard and executor would be compiled for
+/// The main task of any test. With a type of its own for each test, shard and executor would be compiled for
 /// each.
-type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), String>>>>>;
+pub type MainFuture = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
-/// Returns an executor with this main task.
-pub fn executor<M, F>(main: M) -> Executor<Main>
+/// Returns a function whose future has the type of all tests. It may move to another thread if `main` may.
+pub fn boxed<M, F>(main: M) -> impl FnOnce() -> MainFuture
 where
     M: FnOnce() -> F + 'static,
     F: Future<Output: MainOutput> + 'static,
 {
-    Executor::new(Box::new(move || {
+    move || -> MainFuture {
         let main = main();
         Box::pin(async move { main.await.into_result().map_err(|e| e.to_string()) })
-    }))
+    }
+}
+
+/// Returns an executor with this main task.
+pub fn executor<M, F>(main: M) -> Executor<Box<dyn FnOnce() -> MainFuture>>
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: MainOutput> + 'static,
+{
+    Executor::new(Box::new(boxed(main)))
 }
 
 /// Runs both main tasks until the client's ends.

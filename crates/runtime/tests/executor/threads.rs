@@ -1,8 +1,8 @@
 //! Other threads wake tasks of a shard, even while it sleeps, start tasks, and ask the shard to stop.
 
-use super::common::config;
+use super::common::{MainFuture, boxed, config};
 use core::future::poll_fn;
-use core::pin::{Pin, pin};
+use core::pin::pin;
 use core::task::{Poll, Waker};
 use core::time::Duration;
 use ginnel::executor::MainOutput;
@@ -13,9 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-/// Main task of any test, which may start on another thread. With a type of its own for each test, shard and
-/// executor would be compiled for each.
-type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Result<(), String>>>> + Send>;
+/// A main task that may start on another thread.
+type Main = Box<dyn FnOnce() -> MainFuture + Send>;
 
 fn shard<M, F>(main: M) -> Shard<Executor<Main>>
 where
@@ -31,10 +30,7 @@ where
     M: FnOnce() -> F + Send + 'static,
     F: Future<Output: MainOutput> + 'static,
 {
-    let main: Main = Box::new(move || {
-        let main = main();
-        Box::pin(async move { main.await.into_result().map_err(|e| e.to_string()) })
-    });
+    let main: Main = Box::new(boxed(main));
     let (device, _) = pair(MemoryConfig::default());
     let mut config = config("10.0.0.1/24");
     config.shard.spin_us = 0;
