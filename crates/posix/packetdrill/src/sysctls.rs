@@ -90,12 +90,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         "tcp_fastopen_key" if first == "00000000-00000000-00000000-00000000" => {}
         "tcp_fastopen_key" => tcp.fastopen_key = first.into(),
         "tcp_congestion_control" => {
-            tcp.congestion_control = match first {
-                "cubic" => CongestionControl::Cubic,
-                "reno" => CongestionControl::NewReno,
-                "bbr" => CongestionControl::Bbr,
-                _ => return Err(unsupported()),
-            }
+            tcp.congestion_control =
+                CongestionControl::from_linux_name(first.as_bytes()).ok_or_else(unsupported)?;
         }
         "tcp_ecn" => {
             tcp.ecn = match first {

@@ -5,7 +5,6 @@ use core::fmt::{self, Write};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{BbrInfo, CaState, TcpInfo};
 use ginnel_stack::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, TimerKind};
-use ginnel_stack::tcp::config::CongestionControl;
 use ginnel_stack::tcp::state::State;
 
 /// The names of the fields, in order. Those of connections are the names of Linux's `struct tcp_info`, those
@@ -93,12 +92,7 @@ pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt
 
 /// Writes the congestion control and the rates in bytes per second; gains are in 1/256.
 fn write_rates(out: &mut String, info: &TcpInfo) -> fmt::Result {
-    let congestion = match info.congestion {
-        CongestionControl::Cubic => "cubic",
-        CongestionControl::NewReno => "reno",
-        CongestionControl::Bbr => "bbr",
-    };
-    write!(out, "\t{congestion}")?;
+    write!(out, "\t{}", info.congestion.linux_name())?;
     for rate in [info.pacing_rate, info.max_pacing_rate] {
         match rate {
             u64::MAX => out.write_str("\t-")?,

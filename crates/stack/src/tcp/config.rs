@@ -17,6 +17,22 @@ pub enum CongestionControl {
     Bbr,
 }
 
+impl CongestionControl {
+    /// Returns the algorithm's name in Linux.
+    pub const fn linux_name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::NewReno => "reno",
+            Self::Bbr => "bbr",
+        }
+    }
+
+    /// Returns the algorithm that has this name in Linux.
+    pub fn from_linux_name(name: &[u8]) -> Option<Self> {
+        [Self::Cubic, Self::NewReno, Self::Bbr].into_iter().find(|kind| kind.linux_name().as_bytes() == name)
+    }
+}
+
 /// When explicit congestion notification is negotiated (RFC 3168).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]

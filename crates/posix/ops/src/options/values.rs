@@ -12,20 +12,12 @@ pub(super) fn congestion(value: &[u8]) -> Result<CongestionControl, Errno> {
         return Err(Errno::INVAL);
     }
     let name = value.get(..CONGESTION_NAME_BYTES - 1).unwrap_or(value);
-    match name.split(|byte| *byte == 0).next().unwrap_or_default() {
-        b"cubic" => Ok(CongestionControl::Cubic),
-        b"reno" => Ok(CongestionControl::NewReno),
-        b"bbr" => Ok(CongestionControl::Bbr),
-        _ => Err(Errno::NOENT),
-    }
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    CongestionControl::from_linux_name(name).ok_or(Errno::NOENT)
 }
 
 pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
-    let mut name = match kind {
-        CongestionControl::Cubic => b"cubic".to_vec(),
-        CongestionControl::NewReno => b"reno".to_vec(),
-        CongestionControl::Bbr => b"bbr".to_vec(),
-    };
+    let mut name = kind.linux_name().as_bytes().to_vec();
     name.resize(CONGESTION_NAME_BYTES, 0);
     OptionValue::truncatable(name)
 }

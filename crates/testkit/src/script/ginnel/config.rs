@@ -79,12 +79,8 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "tw_reuse_delay" => tcp.time_wait_reuse_ms = number()?,
         "retries1" => tcp.mtu_black_hole_retries = small()?,
         "congestion_control" => {
-            tcp.congestion_control = match value {
-                "cubic" => CongestionControl::Cubic,
-                "reno" => CongestionControl::NewReno,
-                "bbr" => CongestionControl::Bbr,
-                _ => return Err("not a congestion control of the engine".into()),
-            }
+            tcp.congestion_control = CongestionControl::from_linux_name(value.as_bytes())
+                .ok_or("not a congestion control of the engine")?;
         }
         "ecn" => {
             tcp.ecn = match value {
