@@ -155,7 +155,8 @@ fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) ->
     }
 }
 
-/// All ports of the stack are named, because EAL must know PCI devices from the start.
+/// Returns the configuration of a DPDK device. It names all ports of the stack, because EAL must know PCI
+/// devices from the start.
 fn dpdk_config(config: &DeviceConfig, stack_config: &Config, queues: u16) -> DpdkConfig {
     let ports = stack_config.devices.iter().filter(|device| device.kind == DeviceKind::Dpdk);
     let arguments_of = |device: &DeviceConfig| {

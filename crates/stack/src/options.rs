@@ -393,7 +393,7 @@ pub struct UrgentMark {
 /// Reason for which a connection was not opened fast (RFC 7413), with the values of Linux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FastOpenFailure {
-    /// It was, or that was not asked for.
+    /// Nothing failed: the connection was opened fast, or that was not asked for.
     #[default]
     None,
     /// There was no cookie (`TFO_COOKIE_UNAVAILABLE`).

@@ -22,7 +22,7 @@ impl Ops {
     /// sends the rest.
     ///
     /// # Errors
-    /// Those of [`Ops::connect`] and [`Ops::send`]; `EOPNOTSUPP` if the configuration does not allow it,
+    /// As [`Ops::connect`] and [`Ops::send`]; `EOPNOTSUPP` if the configuration does not allow it,
     /// `ENETDOWN` if the stack is gone.
     #[cold]
     #[inline(never)]

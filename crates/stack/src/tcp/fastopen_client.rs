@@ -22,7 +22,6 @@ use crate::options::{CaState, FastOpenFailure};
 use crate::steering::{ControlUpdate, FastOpenPeer};
 use crate::time::Instant;
 use crate::wire::tcp::{FastOpenCookie, SeqNumber, TcpFlags, TcpOptions};
-use core::cmp::Ordering;
 use core::time::Duration;
 
 /// Bits of `tcp.fastopen` (`net.ipv4.tcp_fastopen`).
@@ -41,7 +40,7 @@ const DEFERRED_TIMER_MS: u32 = 24 * 3600 * 1000;
 const PAUSE_DOUBLINGS_MAX: u32 = 6;
 
 /// Records of TCP Fast Open on a connection. Its profile has them, because few connections do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FastOpenState {
     /// The SYN that was sent had the option (`syn_fastopen`).
     pub is_offered: bool,
@@ -59,36 +58,7 @@ pub(crate) struct FastOpenState {
     pub failure: FastOpenFailure,
 }
 
-impl Ord for FastOpenState {
-    #[inline(always)]
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.bits().cmp(&other.bits())
-    }
-}
-
-impl PartialOrd for FastOpenState {
-    #[inline(always)]
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 impl FastOpenState {
-    /// Returns all fields in one number, because each connection that is opened compares profiles.
-    #[inline(always)]
-    fn bits(&self) -> u32 {
-        [
-            self.is_offered,
-            self.is_experimental,
-            self.has_syn_data,
-            self.is_syn_data_acked,
-            self.no_cookie,
-            self.ends_pause,
-        ]
-        .into_iter()
-        .fold(self.failure as u32, |bits, flag| bits << 1 | u32::from(flag))
-    }
-
     /// Returns whether a SYN with data or with the option was sent from here.
     pub fn is_begun(&self) -> bool {
         self.is_offered || self.has_syn_data

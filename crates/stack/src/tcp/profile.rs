@@ -383,6 +383,9 @@ mod tests {
         assert_eq!(table.get(b).keep_count, 3);
         table.release(b);
         assert_eq!(table.by_value.len(), usize::from(USUAL));
+        let anew = table.intern(other).unwrap();
+        assert_eq!(table.by_value.len(), usize::from(USUAL) + 1, "a freed entry is not found");
+        table.release(anew);
         let again = table.intern(Profile { keep_count: 4, ..other }).unwrap();
         assert_eq!(again, a, "the freed entry is reused");
     }
