@@ -75,8 +75,9 @@ impl Dpdk {
 
 /// Starts EAL unless it runs, and opens a port.
 ///
-/// # Errors `InvalidInput` for a value outside its range, `PermissionDenied` if the process lacks a
-/// permission. Otherwise the error of DPDK, with its cause and the remedy.
+/// # Errors
+/// `InvalidInput` for a value outside its range, `PermissionDenied` if the process lacks a permission.
+/// Otherwise the error of DPDK, with its cause and the remedy.
 pub fn open(config: &DpdkConfig) -> io::Result<Dpdk> {
     let name = config.port.as_str();
     let queues = config.validate().map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem))?;
