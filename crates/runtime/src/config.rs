@@ -627,5 +627,5 @@ fn within<T: PartialOrd + core::fmt::Display>(
     Err(ConfigError::new(key, format!("{value} is outside {} to {}", range.start(), range.end())))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

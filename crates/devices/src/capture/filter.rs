@@ -438,7 +438,7 @@ fn address6(bytes: &[u8], at: usize) -> Option<IpAddr> {
     bytes.get(at..at + 16)?.first_chunk::<16>().map(|bytes| Ipv6Addr::from(*bytes).into())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -395,7 +395,7 @@ fn parse_scaled(number: &str, scale: u64) -> Option<u64> {
     exact.then_some(whole.checked_mul(scale)?.checked_add(fraction)?)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

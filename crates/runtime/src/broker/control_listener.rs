@@ -112,7 +112,7 @@ impl Drop for ControlListener {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use rustix::net::socketpair;

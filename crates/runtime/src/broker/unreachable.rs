@@ -79,7 +79,7 @@ impl std::error::Error for UnreachableStack {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

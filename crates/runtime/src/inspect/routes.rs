@@ -322,7 +322,7 @@ pub fn restore_routes(directory: &Path, config: &mut config::Config) -> io::Resu
     Ok(refused)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::config::{Config, DeviceConfig, DeviceKind};
