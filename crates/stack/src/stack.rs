@@ -99,13 +99,13 @@ fn super_frame_segments(gso: Gso, payload: &[u8]) -> u16 {
 /// and the value that the flow table has under it.
 #[inline(always)]
 fn segment_of<'b>(
-    parsed: &FastPathSegment<'b>,
+    parsed: FastPathSegment<'b>,
     hash: u32,
     hint: u32,
     index: usize,
     frame: &RxFrame<'b>,
 ) -> Segment<'b> {
-    let FastPathSegment { key, ecn, hop_limit, header, options, payload, payload_at } = *parsed;
+    let FastPathSegment { key, ecn, hop_limit, header, options, payload, payload_at } = parsed;
     Segment {
         key,
         hash,
@@ -212,12 +212,12 @@ impl Stack {
                 && let Some(parsed) = self.net.parse_fast_v4(filter, frame)
             {
                 let hash = self.tcp.secrets.flow_hash_v4(&parsed.key);
-                let segment = segment_of(&parsed, hash, hint, index, frame);
+                let segment = segment_of(parsed, hash, hint, index, frame);
                 self.net.stats.rx_tcp += 1;
                 self.tcp.input_inlined(&mut self.net, &segment, burst);
             } else if let Some(parsed) = link.and_then(|link| self.net.parse_fast_v6(link, frame)) {
                 let hash = self.tcp.secrets.flow_hash(&parsed.key);
-                let segment = segment_of(&parsed, hash, hint, index, frame);
+                let segment = segment_of(parsed, hash, hint, index, frame);
                 self.net.stats.rx_tcp += 1;
                 self.tcp.input(&mut self.net, &segment, burst);
             } else {

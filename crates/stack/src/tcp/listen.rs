@@ -552,10 +552,12 @@ impl Tcp {
         };
         let entry = &self.listeners.entries[listener as usize];
         let (profile, flags) = (entry.profile, entry.flags);
-        let Some((idx, mut c)) = self.alloc_conn(&seg.key, seg.hash, profile, false) else {
+        let Some(idx) = self.alloc_conn(&seg.key, seg.hash, profile, false) else {
             self.stats.connection_overflows += 1;
             return None;
         };
+        let now_ms = self.now_ms();
+        let c = &mut self.conns[idx];
         if options.timestamps.is_some() {
             c.ts_offset = self.secrets.timestamp_offset(local, remote);
         }
@@ -577,13 +579,12 @@ impl Tcp {
         c.snd_nxt = iss + 1;
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
-        c.last_rx = self.now_ms();
-        apply_peer_options(&mut c, &self.config, options);
-        init_windows(&mut c, self.profiles.get(profile));
+        c.last_rx = now_ms;
+        apply_peer_options(c, &self.config, options);
+        init_windows(c, self.profiles.get(profile));
         if !c.has(Flags::WSCALE) {
             c.wscale = 0;
         }
-        self.conns[idx] = c;
         Some(idx)
     }
 
@@ -600,15 +601,9 @@ impl Tcp {
         self.new_passive(net, listener, seg, options, cookie)
     }
 
-    /// Allocates a slot, adds it to the flow table and returns its index and the TCB to store there.
+    /// Allocates a TCB, adds it to the flow table and returns its index.
     #[inline(always)]
-    fn alloc_conn(
-        &mut self,
-        key: &FlowKey,
-        hash: u32,
-        profile: ProfileId,
-        is_active: bool,
-    ) -> Option<(u32, Tcb)> {
+    fn alloc_conn(&mut self, key: &FlowKey, hash: u32, profile: ProfileId, is_active: bool) -> Option<u32> {
         let idx = self.conns.alloc()?;
         if self.flows.insert(hash, idx).is_err() {
             self.conns[idx].state = State::Closed;
@@ -617,12 +612,13 @@ impl Tcp {
         }
         self.port_use.add(key, self.profiles.port_sharing(profile, is_active));
         let (remote_ip, local_ip, v6) = self.addresses.store(key);
-        let tcb = Tcb {
+        let c = &mut self.conns[idx];
+        *c = Tcb {
             remote_ip,
             local_ip,
             remote_port: key.remote_port,
             local_port: key.local_port,
-            generation: self.conns[idx].generation,
+            generation: c.generation,
             flags: if v6 { Flags::V6 } else { Flags::NONE },
             cwnd: self.config.initial_window_segments,
             token: 0,
@@ -630,15 +626,13 @@ impl Tcp {
             slot_state: SlotState::Open,
             ..Tcb::vacant()
         };
-        Some((idx, tcb))
+        Some(idx)
     }
 
     /// Creates a connection that is opened from here, with the addresses of `key`, and adds it to the flow
     /// table. The caller sets [`Flags::ACTIVE_OPEN`].
     pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
-        let (idx, tcb) = self.alloc_conn(key, hash, profile, true)?;
-        self.conns[idx] = tcb;
-        Some(idx)
+        self.alloc_conn(key, hash, profile, true)
     }
 
     /// Sets the receive window that a connection begins with, and its scale.
