@@ -65,7 +65,7 @@ fn config(tcp: TcpConfig) -> Config {
 /// Returns a device whose frames are copied as for `ginnel monitor`. Nobody reads the copies: the rings have
 /// room for all of a run.
 fn mirrored(device: Device) -> Result<Device, MeasureError> {
-    let ring = || ring::create(MIRROR_BYTES, SNAPLEN, |_| clock::now()).map(|(writer, _)| Box::new(writer));
+    let ring = || ring::create(MIRROR_BYTES, SNAPLEN, |_| clock::now()).map(|(writer, _)| writer);
     Ok(mirror::wrap(device, ring()?, ring()?))
 }
 

@@ -81,6 +81,14 @@ impl<F: FnMut(&[u8], Label) -> Label> TxQueue for RelabelTx<F> {
         self.staged.commit(len, TxMeta { label, ..meta });
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.staged.frame(len)
+    }
+
     fn flush(&mut self, now: Instant) {
         self.staged.inner.flush(now);
     }

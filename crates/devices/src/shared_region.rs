@@ -136,6 +136,24 @@ impl Region {
         true
     }
 
+    /// Copies two words and the bytes after them in. Returns false, and copies nothing, if they are not all
+    /// inside the region.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn copy_in_record(&self, offset: usize, words: [u64; 2], from: &[u8]) -> bool {
+        if !self.contains(offset, size_of_val(&words) + from.len()) {
+            return false;
+        }
+        // SAFETY: as in `copy_in`; the words may be at any address.
+        unsafe {
+            let start = self.base.add(offset);
+            start.cast::<[u64; 2]>().write_unaligned(words);
+            let bytes = start.add(size_of_val(&words)).as_ptr();
+            std::ptr::copy_nonoverlapping(from.as_ptr(), bytes, from.len());
+        }
+        true
+    }
+
     /// Copies bytes in from memory that others may write concurrently, too. Returns false, and copies
     /// nothing, if they are not all inside the region.
     #[must_use]

@@ -1,8 +1,8 @@
-//! Staging of frames for layers that inspect what they send: memory that the device below has reserved cannot
-//! be read after the engine has filled it, so these layers build frames in a buffer of their own and copy
-//! them.
+//! Staging of frames for layers that change what they send, or that examine it above a device that cannot read
+//! reserved room ([`TxQueue::can_read_reserved`]): frames are built in a buffer of the layer and copied.
 
-use ginnel_stack::device::{TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
 
 /// A sending half and the frame that is being built for it.
 pub(crate) struct StagedTx {
@@ -26,9 +26,9 @@ impl StagedTx {
         Some(&mut self.buffer[..len])
     }
 
-    /// Returns the first `len` bytes of the buffer.
+    /// Returns the first `len` bytes of the buffer, or nothing if it was never that long.
     pub(crate) fn frame(&self, len: usize) -> &[u8] {
-        &self.buffer[..len]
+        self.buffer.get(..len).unwrap_or_default()
     }
 
     /// Sends the first `len` bytes of the buffer and returns them. Returns `None` if the device below has no
@@ -39,5 +39,40 @@ impl StagedTx {
         self.inner.reserve(len)?.copy_from_slice(frame);
         self.inner.commit(len, meta);
         Some(frame)
+    }
+}
+
+/// The buffer as a layer of its own, which makes the room of any device readable.
+impl TxQueue for StagedTx {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.reserve(len)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.commit(len, meta);
+    }
+
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.frame(len)
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
+        Some(self.inner)
     }
 }

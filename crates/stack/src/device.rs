@@ -266,6 +266,19 @@ pub trait TxQueue {
     /// [`TxQueue::flush`]. Room that was reserved and not committed is taken back by the next `reserve`.
     fn commit(&mut self, len: usize, meta: TxMeta);
 
+    /// Returns whether [`TxQueue::reserved`] returns the room. Never changes.
+    fn can_read_reserved(&self) -> bool {
+        false
+    }
+
+    /// Returns the first `len` bytes of the room that was reserved last, for layers that examine a frame after
+    /// it was built in place and before it is committed. Nothing else may have been called in between. Returns
+    /// no bytes if [`TxQueue::can_read_reserved`] is false.
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        let _ = len;
+        &[]
+    }
+
     /// Returns the interface for super-frames whose payload is outside of the reserved room, if the device
     /// has one: a device that copies frames anyway saves a copy. Either every call returns it or none.
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
@@ -398,6 +411,12 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
     fn commit(&mut self, len: usize, meta: TxMeta) {
         (**self).commit(len, meta);
+    }
+    fn can_read_reserved(&self) -> bool {
+        (**self).can_read_reserved()
+    }
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        (**self).reserved(len)
     }
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         (**self).gather()

@@ -103,7 +103,7 @@ impl WireRecorder {
     #[must_use]
     pub fn wrap(device: Device) -> (Device, Self) {
         let recorder = Self::default();
-        let sink = || Box::new(RecordingSink { recorder: recorder.clone(), frames: WireFrames::new() });
+        let sink = || RecordingSink { recorder: recorder.clone(), frames: WireFrames::new() };
         (mirror::wrap(device, sink(), sink()), recorder)
     }
 

@@ -165,6 +165,20 @@ impl TxQueue for AfXdpTx {
         }
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        if self.is_staged {
+            return self.staged.get(..len).unwrap_or_default();
+        }
+        match self.free_chunks.last() {
+            Some(&address) if len <= self.chunk_bytes => self.chunks.chunk_mut(address, len),
+            _ => &[],
+        }
+    }
+
     fn flush(&mut self, now: Instant) {
         let new = self.ring.publish();
         let due = self.retry_at.is_some_and(|again| again <= now);

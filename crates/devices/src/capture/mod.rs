@@ -266,6 +266,14 @@ impl TxQueue for CaptureTx {
         }
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.staged.frame(len)
+    }
+
     fn flush(&mut self, now: Instant) {
         if !self.pending.frames.is_empty() {
             let mut writer = self.capture.writer();

@@ -392,6 +392,19 @@ impl TxQueue for DpdkTx {
         }
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        let room = match self.room {
+            Room::None => None,
+            Room::Staged(_) => Some(&self.staging[..]),
+            Room::Buffer => self.free.last_mut().map(|entry| &*bytes_of(entry)),
+        };
+        room.and_then(|room| room.get(..len)).unwrap_or_default()
+    }
+
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         Some(self)
     }

@@ -125,6 +125,14 @@ impl TxQueue for FaultsTx {
         self.unflushed.push((std::mem::replace(&mut self.buffer, next), meta));
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.buffer.get(..len).unwrap_or_default()
+    }
+
     fn flush(&mut self, now: Instant) {
         for (mut frame, meta) in self.unflushed.drain(..) {
             let result = self.wire.for_each(&frame, meta, |segment| self.pipeline.offer(now, segment));

@@ -326,6 +326,14 @@ impl TxQueue for MemifTx {
         }
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.staging.get(FRAME_AT..FRAME_AT + len).unwrap_or_default()
+    }
+
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         Some(self)
     }

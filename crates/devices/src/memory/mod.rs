@@ -149,6 +149,14 @@ impl TxQueue for MemoryTx {
         self.ring.commit(len, meta);
     }
 
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.ring.reserved(len)
+    }
+
     fn flush(&mut self, _now: Instant) {
         if self.ring.publish() {
             ring_doorbell(&self.doorbell);

@@ -17,34 +17,36 @@ pub trait FrameSink: Send {
     fn put(&mut self, frame: &[u8], meta: TxMeta);
 
     /// Ends a burst: frames were received, or have been passed to the device, in the turn that began at
-    /// `now`.
+    /// `now`. There may have been none.
     fn end_burst(&mut self, now: Instant);
 }
 
 /// Copies both directions of a device: what it receives to the first sink, what it sends to the second one.
 #[must_use]
-pub fn wrap(device: Device, received: Box<dyn FrameSink>, sent: Box<dyn FrameSink>) -> Device {
+pub fn wrap(device: Device, received: impl FrameSink + 'static, sent: impl FrameSink + 'static) -> Device {
     Device { rx: wrap_rx(device.rx, received), tx: wrap_tx(device.tx, sent) }
 }
 
 /// Copies received frames. [`RxQueue::remove_layer`] returns `inner`.
 #[must_use]
-pub fn wrap_rx(inner: Box<dyn RxQueue + Send>, sink: Box<dyn FrameSink>) -> Box<dyn RxQueue + Send> {
+pub fn wrap_rx(inner: Box<dyn RxQueue + Send>, sink: impl FrameSink + 'static) -> Box<dyn RxQueue + Send> {
     Box::new(MirrorRx { inner, sink })
 }
 
-/// Copies sent frames. [`TxQueue::remove_layer`] returns `inner`.
+/// Copies sent frames, each once: from where it was built. [`TxQueue::remove_layer`] returns `inner`.
 #[must_use]
-pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, sink: Box<dyn FrameSink>) -> Box<dyn TxQueue + Send> {
-    Box::new(MirrorTx { staged: StagedTx::new(inner), sink, has_copied: false })
+pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, sink: impl FrameSink + 'static) -> Box<dyn TxQueue + Send> {
+    let is_staged = !inner.can_read_reserved();
+    let inner = if is_staged { Box::new(StagedTx::new(inner)) } else { inner };
+    Box::new(MirrorTx { inner, is_staged, sink })
 }
 
-struct MirrorRx {
+struct MirrorRx<S> {
     inner: Box<dyn RxQueue + Send>,
-    sink: Box<dyn FrameSink>,
+    sink: S,
 }
 
-impl RxQueue for MirrorRx {
+impl<S: FrameSink> RxQueue for MirrorRx<S> {
     fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
         let before = burst.len();
         self.inner.rx_burst(now, burst);
@@ -81,41 +83,47 @@ impl RxQueue for MirrorRx {
     }
 }
 
-struct MirrorTx {
-    staged: StagedTx,
-    sink: Box<dyn FrameSink>,
-    has_copied: bool,
+struct MirrorTx<S> {
+    /// Queue whose room can be read.
+    inner: Box<dyn TxQueue + Send>,
+    /// True if `inner` is a layer that was put around the queue for that.
+    is_staged: bool,
+    sink: S,
 }
 
-impl TxQueue for MirrorTx {
+impl<S: FrameSink> TxQueue for MirrorTx<S> {
     fn capabilities(&self) -> Capabilities {
-        self.staged.inner.capabilities()
+        self.inner.capabilities()
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.staged.reserve(len)
+        self.inner.reserve(len)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        if let Some(frame) = self.staged.commit(len, meta) {
-            self.sink.put(frame, meta);
-            self.has_copied = true;
-        }
+        self.sink.put(self.inner.reserved(len), meta);
+        self.inner.commit(len, meta);
+    }
+
+    fn can_read_reserved(&self) -> bool {
+        true
+    }
+
+    fn reserved(&mut self, len: usize) -> &[u8] {
+        self.inner.reserved(len)
     }
 
     fn flush(&mut self, now: Instant) {
-        self.staged.inner.flush(now);
-        if core::mem::take(&mut self.has_copied) {
-            self.sink.end_burst(now);
-        }
+        self.inner.flush(now);
+        self.sink.end_burst(now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.staged.inner.next_deadline()
+        self.inner.next_deadline()
     }
 
     fn remove_layer(self: Box<Self>) -> Option<Box<dyn TxQueue + Send>> {
-        Some(self.staged.inner)
+        if self.is_staged { self.inner.remove_layer() } else { Some(self.inner) }
     }
 }
 

@@ -5,11 +5,12 @@
 //!   0      magic, version, bytes of the ring, bytes that are kept of a frame
 //!   128    position of the reader
 //!   256    position of the writer; frames that were lost
-//!   4096   records, each aligned to 32 bytes and in one piece: a header of 32 bytes, and the bytes of a frame
+//!   4096   records, each aligned to 16 bytes and in one piece: a header of 16 bytes, and the bytes of a frame
 //! ```
 //!
-//! Positions count bytes and only grow. A record that would not fit before the end of the ring is preceded by
-//! a header that sends the reader to the start.
+//! Positions count bytes and only grow. Each burst begins with a record that has its time, which is written
+//! when the burst has ended; the burst is published as a whole. A record that would not fit before the end of
+//! the ring is preceded by a header that sends the reader to the start.
 
 use super::FrameSink;
 use crate::shared_region::Region;
@@ -20,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GINNELMR");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const BYTES_AT: usize = 16;
@@ -31,11 +32,23 @@ const TAIL_AT: usize = 256;
 const LOST_AT: usize = 264;
 const RECORDS_AT: usize = 4096;
 
-const HEADER_BYTES: usize = 32;
-const FLAG_PARTIAL: u32 = 1;
-const FLAG_SKIP: u32 = 2;
+const HEADER_BYTES: usize = 16;
+/// Position of the time in the record of a burst.
+const TIME_AT: usize = 8;
+
+/// Bits 0..24 of the first word of a header are the bytes of the copy, bits 24..48 those of the frame, and the
+/// others flags. The second word has start and offset of the checksum, and size and header length of the
+/// segmentation, or the time of the burst.
+const LEN_BITS: u32 = 24;
+const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
+const FLAG_PARTIAL: u64 = 1 << 48;
+/// The record sends the reader to the start of the ring.
+const FLAG_SKIP: u64 = 1 << 49;
+/// The record begins a burst.
+const FLAG_BURST: u64 = 1 << 50;
 /// Position of the kind of segmentation in the flags; 0 is none.
-const GSO_AT: u32 = 4;
+const GSO_AT: u32 = 52;
+const ECN_AT: u32 = 54;
 
 /// Smallest and largest ring in bytes.
 pub const RING_BYTES_MIN: usize = 1 << 16;
@@ -51,13 +64,18 @@ pub struct MirrorWriter {
     bytes: usize,
     snaplen: usize,
     clock: BurstClock,
-    /// Position after the last record.
-    tail: u64,
-    /// The reader's position when the ring was last found full.
+    /// Position of the first byte of this lap through the ring.
+    lap: u64,
+    /// Offset of the next record in the ring.
+    at: usize,
+    /// Offset up to which records of this burst may be written without looking at the reader. It is `at` until
+    /// a burst has begun.
+    end: usize,
+    /// The reader's position when it was last looked at.
     head: u64,
     lost: u64,
-    /// Positions of the records of this burst, whose time is not written yet.
-    unstamped: Vec<u64>,
+    /// Offset of the record that begins this burst, whose time is not written yet.
+    burst_at: Option<usize>,
 }
 
 /// The reading end.
@@ -66,6 +84,8 @@ pub struct MirrorReader {
     region: Region,
     bytes: usize,
     head: u64,
+    /// Time of the burst that is being read.
+    time: Option<Instant>,
 }
 
 /// A copy of a frame.
@@ -98,92 +118,113 @@ pub fn create(bytes: usize, snaplen: usize, clock: BurstClock) -> io::Result<(Mi
     for page in (0..bytes).step_by(RECORDS_AT) {
         region.u64(RECORDS_AT + page).store(0, Relaxed);
     }
-    let unstamped = Vec::with_capacity(256);
-    Ok((MirrorWriter { region, bytes, snaplen, clock, tail: 0, head: 0, lost: 0, unstamped }, file))
+    let (head, lost) = (0, 0);
+    Ok((
+        MirrorWriter { region, bytes, snaplen, clock, lap: 0, at: 0, end: 0, head, lost, burst_at: None },
+        file,
+    ))
+}
+
+/// Returns what a header says about the offloads of a frame: flags of the first word, and the second word.
+#[inline(always)]
+fn encode(meta: TxMeta) -> (u64, u64) {
+    let (mut flags, mut word) = (0, 0);
+    if let Some((start, offset)) = meta.partial_checksum {
+        (flags, word) = (FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16);
+    }
+    if let Some(gso) = meta.gso {
+        let kind = match gso.kind {
+            GsoKind::Tcp4 => 1,
+            GsoKind::Tcp6 => 2,
+            GsoKind::Udp => 3,
+        };
+        flags |= kind << GSO_AT | u64::from(gso.ecn) << ECN_AT;
+        word |= u64::from(gso.size) << 32 | u64::from(gso.header_len) << 48;
+    }
+    (flags, word)
+}
+
+/// Returns the metadata of a frame whose header has these words: the inverse of [`encode`].
+fn decode(flags: u64, word: u64) -> TxMeta {
+    // Each field has 16 bits.
+    let half = |number: u32| (word >> (16 * number)) as u16;
+    let kind = match flags >> GSO_AT & 3 {
+        1 => Some(GsoKind::Tcp4),
+        2 => Some(GsoKind::Tcp6),
+        3 => Some(GsoKind::Udp),
+        _ => None,
+    };
+    let ecn = flags >> ECN_AT & 1 != 0;
+    let gso = kind.map(|kind| Gso { kind, size: half(2), header_len: half(3), ecn });
+    let partial_checksum = (flags & FLAG_PARTIAL != 0).then(|| (half(0), half(1)));
+    TxMeta { partial_checksum, gso, ..TxMeta::NONE }
 }
 
 impl MirrorWriter {
-    /// Reserves `len` bytes, and returns their position, or `None` if there is no room.
-    fn reserve(&mut self, len: usize) -> Option<u64> {
-        // Cannot truncate: the remainder is below the size of the ring.
-        let offset = (self.tail % self.bytes as u64) as usize;
-        let skipped = if offset + len > self.bytes { self.bytes - offset } else { 0 };
-        let end = self.tail + (skipped + len) as u64;
-        if end - self.head > self.bytes as u64 {
-            let head = self.region.u64(HEAD_AT).load(Acquire);
-            // A reader that writes nonsense loses its frames.
-            if head < self.head || head > self.tail || end - head > self.bytes as u64 {
-                return None;
-            }
-            self.head = head;
+    /// Makes room for a record of `len` bytes at `at`: begins the burst, or the next lap, and looks at the
+    /// reader. Returns false if there is no room.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, len: usize) -> bool {
+        let begins_burst = self.burst_at.is_none();
+        let needed = len + if begins_burst { HEADER_BYTES } else { 0 };
+        let lap_left = self.bytes - self.at;
+        let skipped = if needed > lap_left { lap_left } else { 0 };
+        let tail = self.lap + self.at as u64;
+        let used_after = |head: u64| tail + (skipped + needed) as u64 - head;
+        let head = self.region.u64(HEAD_AT).load(Acquire);
+        // A reader that writes nonsense loses its frames.
+        if head < self.head || head > tail || used_after(head) > self.bytes as u64 {
+            return false;
         }
+        self.head = head;
         if skipped > 0 {
-            let mut header = [0; HEADER_BYTES];
-            header[24..28].copy_from_slice(&FLAG_SKIP.to_ne_bytes());
-            if !self.region.copy_in(RECORDS_AT + offset, &header) {
-                return None;
-            }
+            self.put_record(self.at, [FLAG_SKIP, 0], &[]);
         }
-        let at = self.tail + skipped as u64;
-        self.tail = end;
-        Some(at)
+        if needed > lap_left {
+            (self.lap, self.at) = (self.lap + self.bytes as u64, 0);
+        }
+        if begins_burst {
+            self.put_record(self.at, [FLAG_BURST, 0], &[]);
+            self.burst_at = Some(self.at);
+            self.at += HEADER_BYTES;
+        }
+        // Cannot truncate: the ring has room for as many bytes.
+        let free = self.bytes - (self.lap + self.at as u64 - head) as usize;
+        self.end = self.bytes.min(self.at + free);
+        true
     }
 
-    fn offset(&self, position: u64) -> usize {
-        // Cannot truncate: the remainder is below the size of the ring.
-        RECORDS_AT + (position % self.bytes as u64) as usize
+    #[inline(always)]
+    fn put_record(&self, at: usize, header: [u64; 2], bytes: &[u8]) {
+        let is_copied = self.region.copy_in_record(RECORDS_AT + at, header, bytes);
+        debug_assert!(is_copied, "the record is inside of the ring");
     }
 }
 
 impl FrameSink for MirrorWriter {
+    #[inline(always)]
     fn put(&mut self, frame: &[u8], meta: TxMeta) {
         let copy = &frame[..frame.len().min(self.snaplen)];
-        let Some(at) = self.reserve((HEADER_BYTES + copy.len()).next_multiple_of(HEADER_BYTES)) else {
+        let len = (HEADER_BYTES + copy.len()).next_multiple_of(HEADER_BYTES);
+        if len > self.end - self.at && !self.make_room(len) {
             self.lost += 1;
             return;
-        };
-        let mut header = [0; HEADER_BYTES];
+        }
+        let (flags, word) = encode(meta);
         // Lengths of frames are below 2^24.
-        header[0..4].copy_from_slice(&(copy.len() as u32).to_ne_bytes());
-        header[4..8].copy_from_slice(&(frame.len() as u32).to_ne_bytes());
-        let mut flags = 0;
-        if let Some((start, offset)) = meta.partial_checksum {
-            flags |= FLAG_PARTIAL;
-            header[16..18].copy_from_slice(&start.to_ne_bytes());
-            header[18..20].copy_from_slice(&offset.to_ne_bytes());
-        }
-        if let Some(gso) = meta.gso {
-            let kind = match gso.kind {
-                GsoKind::Tcp4 => 1,
-                GsoKind::Tcp6 => 2,
-                GsoKind::Udp => 3,
-            };
-            flags |= (kind | u32::from(gso.ecn) << 2) << GSO_AT;
-            header[20..22].copy_from_slice(&gso.size.to_ne_bytes());
-            header[22..24].copy_from_slice(&gso.header_len.to_ne_bytes());
-        }
-        header[24..28].copy_from_slice(&flags.to_ne_bytes());
-        let offset = self.offset(at);
-        let is_copied =
-            self.region.copy_in(offset, &header) && self.region.copy_in(offset + HEADER_BYTES, copy);
-        debug_assert!(is_copied, "the record is inside of the ring");
-        self.unstamped.push(at);
+        let lens = copy.len() as u64 | (frame.len() as u64) << LEN_BITS;
+        self.put_record(self.at, [lens | flags, word], copy);
+        self.at += len;
     }
 
     fn end_burst(&mut self, now: Instant) {
-        if self.unstamped.is_empty() {
-            self.region.u64(LOST_AT).store(self.lost, Relaxed);
-            return;
-        }
-        let time = (self.clock)(now).as_nanos().to_ne_bytes();
-        let (region, bytes) = (&self.region, self.bytes as u64);
-        for at in self.unstamped.drain(..) {
-            // Cannot truncate: the remainder is below the size of the ring.
-            let is_copied = region.copy_in(RECORDS_AT + (at % bytes) as usize + 8, &time);
-            debug_assert!(is_copied, "the record is inside of the ring");
-        }
         self.region.u64(LOST_AT).store(self.lost, Relaxed);
-        self.region.u64(TAIL_AT).store(self.tail, Release);
+        let Some(at) = self.burst_at.take() else { return };
+        let time = (self.clock)(now).as_nanos();
+        self.region.u64(RECORDS_AT + at + TIME_AT).store(time, Relaxed);
+        self.end = self.at;
+        self.region.u64(TAIL_AT).store(self.lap + self.at as u64, Release);
     }
 }
 
@@ -203,7 +244,7 @@ impl MirrorReader {
         if !bytes.is_power_of_two() || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes) {
             return Err(invalid(format!("a mirror of {bytes} bytes")));
         }
-        Ok(Self { region: map(RECORDS_AT + bytes)?, bytes, head: 0 })
+        Ok(Self { region: map(RECORDS_AT + bytes)?, bytes, head: 0, time: None })
     }
 
     /// Returns the position of the writer, for [`MirrorReader::read`].
@@ -231,14 +272,27 @@ impl MirrorReader {
             if offset + HEADER_BYTES > self.bytes || !self.region.copy_out(RECORDS_AT + offset, &mut header) {
                 return Err(corrupt());
             }
-            let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
-            let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
-            let (copied_len, frame_len, flags) = (word(0) as usize, word(4) as usize, word(24));
-            if flags & FLAG_SKIP != 0 {
-                self.head += (self.bytes - offset) as u64;
+            let word = |at: usize| u64::from_ne_bytes(*header[at..].first_chunk().unwrap_or(&[0; 8]));
+            let (first, second) = (word(0), word(8));
+            if first & FLAG_SKIP != 0 {
+                let start = self.head + (self.bytes - offset) as u64;
+                // A record follows.
+                if start >= end {
+                    return Err(corrupt());
+                }
+                self.head = start;
                 continue;
             }
+            if first & FLAG_BURST != 0 {
+                self.time = Some(Instant::from_nanos(second));
+                self.head += HEADER_BYTES as u64;
+                continue;
+            }
+            // Cannot truncate: both have 24 bits.
+            let copied_len = (first & LEN_MASK) as usize;
+            let frame_len = (first >> LEN_BITS & LEN_MASK) as usize;
             let len = (HEADER_BYTES + copied_len).next_multiple_of(HEADER_BYTES);
+            let at = self.time.ok_or_else(corrupt)?;
             if copied_len > frame_len || offset + len > self.bytes || self.head + len as u64 > end {
                 return Err(corrupt());
             }
@@ -248,17 +302,7 @@ impl MirrorReader {
                 return Err(corrupt());
             }
             self.head += len as u64;
-            let kind = match flags >> GSO_AT & 3 {
-                1 => Some(GsoKind::Tcp4),
-                2 => Some(GsoKind::Tcp6),
-                3 => Some(GsoKind::Udp),
-                _ => None,
-            };
-            let ecn = flags >> (GSO_AT + 2) & 1 != 0;
-            let gso = kind.map(|kind| Gso { kind, size: half(20), header_len: half(22), ecn });
-            let partial_checksum = (flags & FLAG_PARTIAL != 0).then(|| (half(16), half(18)));
-            let at = Instant::from_nanos(u64::from(word(8)) | u64::from(word(12)) << 32);
-            let meta = TxMeta { partial_checksum, gso, ..TxMeta::NONE };
+            let meta = decode(first, second);
             return Ok(Some(MirroredFrame { at, frame_len, copied_len, meta }));
         }
         Ok(None)

@@ -7,7 +7,7 @@ use ring::MirrorReader;
 fn mirrored(device: Device, ring_bytes: usize) -> (Device, [MirrorReader; 2]) {
     let [received, sent] = [0; 2].map(|_| ring::create(ring_bytes, 2000, |now| now).expect("memory"));
     let readers = [&received.1, &sent.1].map(|file| MirrorReader::open(file).expect("a ring"));
-    (wrap(device, Box::new(received.0), Box::new(sent.0)), readers)
+    (wrap(device, received.0, sent.0), readers)
 }
 
 fn send(device: &mut Device, frame: &[u8]) {

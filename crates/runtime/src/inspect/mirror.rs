@@ -87,9 +87,9 @@ impl MirrorRequest {
             }
             Self::Attach(writers, reply) => {
                 for (port, (received, sent)) in ports.iter_mut().zip(writers) {
-                    port.replace_rx(|rx| wrap_rx(rx, Box::new(received)));
+                    port.replace_rx(|rx| wrap_rx(rx, received));
                     if let Some(sent) = sent {
-                        stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, Box::new(sent))));
+                        stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, sent)));
                     }
                     port.is_mirrored = true;
                 }
