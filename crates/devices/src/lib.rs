@@ -2,6 +2,7 @@
 //! sending half that work independently.
 
 pub mod af_xdp;
+pub mod backlog_limit;
 pub mod capture;
 pub mod conformance;
 pub mod dpdk;

@@ -89,6 +89,14 @@ impl<F: FnMut(&[u8], Label) -> Label> TxQueue for RelabelTx<F> {
         self.staged.frame(len)
     }
 
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.staged.inner.has_backlog(frames)
+    }
+
+    fn select_class(&mut self, class: Option<u8>) {
+        self.staged.inner.select_class(class);
+    }
+
     fn flush(&mut self, now: Instant) {
         self.staged.inner.flush(now);
     }

@@ -6,7 +6,7 @@ use crate::channel::{ChannelServer, Client};
 use crate::classifier::{ClassifierFactory, FrameDirection, PriorityFunctionFactory};
 use crate::clock::{self, SimulatedClock, TurnClock};
 use crate::command::{self, Commander, Mailbox};
-use crate::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Loopback, Placement};
+use crate::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Loopback, Placement, PriorityConfig};
 use crate::context::{CoreSlot, ShardCore};
 use crate::cross_shard::CrossShardInbox;
 use crate::devices;
@@ -27,10 +27,11 @@ use crate::wait::WaitSet;
 use crate::yield_policy::YieldPolicy;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
+use ginnel_devices::backlog_limit;
 use ginnel_devices::memory;
 use ginnel_devices::random::Random;
 use ginnel_matcher::Packet;
-use ginnel_stack::device::Device;
+use ginnel_stack::device::{Device, TxQueue};
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::ip::RouteConfig;
@@ -372,6 +373,7 @@ impl<H> ShardBuilder<H> {
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
         table_memory::advise(&stack);
+        stack.set_lower_share_percent(config.priority.lower_share_percent);
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
@@ -389,6 +391,10 @@ impl<H> ShardBuilder<H> {
             let Device { rx, tx } = match &classifiers {
                 Some(classifiers) => classifiers.wrap(device_halves)?,
                 None => device_halves,
+            };
+            let tx = match config.priority.is_enabled(classifiers.is_some()) {
+                true => limit_backlog(&mut stack, tx, &config.priority),
+                false => tx,
             };
             ports.push(RxPort {
                 id: stack.add_port(tx),
@@ -414,6 +420,19 @@ impl<H> ShardBuilder<H> {
         }
         Ok(EngineParts { stack: Engine::Local(stack), ports, links, classifiers })
     }
+}
+
+/// Limits what waits in a device that can tell, so that urgent frames find few in front of them.
+fn limit_backlog(
+    stack: &mut Stack,
+    mut tx: Box<dyn TxQueue + Send>,
+    priority: &PriorityConfig,
+) -> Box<dyn TxQueue + Send> {
+    if !tx.has_backlog(0) {
+        return tx;
+    }
+    stack.set_refused_by_class();
+    backlog_limit::wrap_tx(tx, priority.transmit_backlog_frames as usize)
 }
 
 /// Creates the channel through which other threads send commands.

@@ -316,12 +316,18 @@ impl<'a> Context<'a> {
         if self.core.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
     }
 
-    /// Accepts the first connection in the accept queue, if there is one. For handlers that
+    /// Accepts the oldest connection in the accept queue, if there is one; with `[priority]` in use, the
+    /// oldest one of the highest class, except that lower classes get their share. For handlers that
     /// [pull](crate::Handler::is_pulling), and for connections left there by
     /// [`may_accept`](crate::Handler::may_accept); otherwise the shard accepts and calls
     /// [`accepted`](crate::Handler::accepted).
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.core.stack.accept(listener)
+    }
+
+    /// As [`Context::accept`]. Returns the class of the connection, too.
+    pub(crate) fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)> {
+        self.core.stack.accept_with_class(listener)
     }
 
     /// Reads and consumes received bytes; `Ok(0)` is the end of the stream. For handlers that

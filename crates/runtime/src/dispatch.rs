@@ -141,7 +141,7 @@ impl EventDispatcher {
             }
             Event::Incoming { listener } => {
                 while handler.may_accept(listener)
-                    && let Some(conn) = core.stack.accept(listener)
+                    && let Some(conn) = core.stack.accept_incoming(listener)
                 {
                     handler.accepted(&mut Context::new(core), conn, listener);
                     if core.must_look_at_devices() {

@@ -57,6 +57,8 @@ both! {
     fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError>;
     fn unlisten(&mut self, listener: Listener) -> bool;
     fn accept(&mut self, listener: Listener) -> Option<Conn>;
+    fn accept_incoming(&mut self, listener: Listener) -> Option<Conn>;
+    fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)>;
     fn connect(&mut self, now: Instant, remote: SocketAddr, options: &ConnectOptions) -> Result<Conn, ConnectError>;
     fn send_deferred_syn(&mut self, now: Instant, conn: Conn);
     fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;

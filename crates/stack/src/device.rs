@@ -279,6 +279,20 @@ pub trait TxQueue {
         &[]
     }
 
+    /// Returns whether at least `frames` frames wait in the device for its receiver or for the wire; a frame in
+    /// several buffers counts as that many. False for a device that cannot tell, also if `frames` is 0.
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        let _ = frames;
+        false
+    }
+
+    /// Sets the class of priority ([`crate::priority`]) of the frames that are reserved from now on, for a
+    /// layer that refuses frames of low classes while others wait in the device. `None`: they are not refused
+    /// for that.
+    fn select_class(&mut self, class: Option<u8>) {
+        let _ = class;
+    }
+
     /// Returns the interface for super-frames whose payload is outside of the reserved room, if the device
     /// has one: a device that copies frames anyway saves a copy. Either every call returns it or none.
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
@@ -417,6 +431,12 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
     fn reserved(&mut self, len: usize) -> &[u8] {
         (**self).reserved(len)
+    }
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        (**self).has_backlog(frames)
+    }
+    fn select_class(&mut self, class: Option<u8>) {
+        (**self).select_class(class);
     }
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         (**self).gather()

@@ -582,10 +582,37 @@ impl Stack {
         self.tcp.unlisten(&mut self.net, listener)
     }
 
-    /// Takes the first connection of the accept queue. If it has ended in the queue, for example by an RST,
-    /// the received data can be read until its [`Event::Closed`], which follows.
+    /// Takes the next connection of the accept queue: the oldest one or, if connections of several classes
+    /// wait ([`Stack::select_class`]), the oldest one of the highest class, except that lower classes get
+    /// their share ([`Stack::set_lower_share_percent`]). The class is that of the segment which completed the
+    /// handshake. If the connection has ended in the queue, for example by an RST, the received data can be
+    /// read until its [`Event::Closed`], which follows.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.tcp.accept(listener)
+    }
+
+    /// As [`Stack::accept`]. Returns the class of the connection, too.
+    pub fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)> {
+        self.tcp.accept_with_class(listener)
+    }
+
+    /// Takes the oldest connection of the accept queue among those of the selected class. An
+    /// [`Event::Incoming`] of a class stands for a connection of this class.
+    pub fn accept_incoming(&mut self, listener: Listener) -> Option<Conn> {
+        self.tcp.accept_incoming(listener)
+    }
+
+    /// Says that devices refuse frames by their class ([`TxQueue::select_class`]): connections are then sent
+    /// by class in each round, and after a refusal the next round follows a moment later.
+    pub fn set_refused_by_class(&mut self) {
+        self.tcp.tx_list.set_refused_by_class();
+    }
+
+    /// Sets the part of the accepted connections that lower classes get at least while connections of a
+    /// higher class wait, in percent: 0 to 50. Initially 5. It applies to listeners at which no connection of
+    /// another class than [`BEST_EFFORT`] has arrived yet.
+    pub fn set_lower_share_percent(&mut self, percent: u32) {
+        self.tcp.lower_share_percent = percent;
     }
 
     /// Opens a connection; [`Event::Connected`] or [`Event::Closed`] follows.

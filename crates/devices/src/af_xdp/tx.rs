@@ -179,6 +179,13 @@ impl TxQueue for AfXdpTx {
         }
     }
 
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        if self.chunk_count - self.free_chunks.len() >= frames {
+            self.reap_completions();
+        }
+        self.chunk_count - self.free_chunks.len() >= frames
+    }
+
     fn flush(&mut self, now: Instant) {
         let new = self.ring.publish();
         let due = self.retry_at.is_some_and(|again| again <= now);

@@ -274,6 +274,14 @@ impl TxQueue for CaptureTx {
         self.staged.frame(len)
     }
 
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.staged.inner.has_backlog(frames)
+    }
+
+    fn select_class(&mut self, class: Option<u8>) {
+        self.staged.inner.select_class(class);
+    }
+
     fn flush(&mut self, now: Instant) {
         if !self.pending.frames.is_empty() {
             let mut writer = self.capture.writer();

@@ -133,7 +133,16 @@ impl TxQueue for FaultsTx {
         self.buffer.get(..len).unwrap_or_default()
     }
 
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.unflushed.len() + self.pipeline.waiting() >= frames || self.inner.has_backlog(frames)
+    }
+
+    fn select_class(&mut self, class: Option<u8>) {
+        self.inner.select_class(class);
+    }
+
     fn flush(&mut self, now: Instant) {
+        self.pipeline.remove_sent(now);
         for (mut frame, meta) in self.unflushed.drain(..) {
             let result = self.wire.for_each(&frame, meta, |segment| self.pipeline.offer(now, segment));
             if result.is_err() {

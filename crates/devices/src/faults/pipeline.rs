@@ -189,10 +189,21 @@ impl Pipeline {
         self.stats.corrupted.fetch_add(1, Relaxed);
     }
 
-    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, sample: &FaultSample) {
+    /// Returns how many frames waited for transmission, or were being transmitted, at the time of the last
+    /// [`Pipeline::remove_sent`].
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Removes the frames from the queue whose last bit has left by now.
+    pub(super) fn remove_sent(&mut self, now: Instant) {
         while self.queue.front().is_some_and(|&(sent, _)| sent <= now) {
             self.queued_bytes -= self.queue.pop_front().map_or(0, |(_, len)| len as u64);
         }
+    }
+
+    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, sample: &FaultSample) {
+        self.remove_sent(now);
         let len = frame.len() as u64;
         let is_full = self.queue.len() >= self.impairment.limit as usize
             || self.queued_bytes + len > self.impairment.limit_bytes;

@@ -125,6 +125,15 @@ impl TxRing {
         Ok(true)
     }
 
+    /// Returns whether at least `buffers` buffers of the ring are in use.
+    fn has_backlog(&mut self, buffers: usize) -> Result<bool, Violation> {
+        let is_above = |ring: &Self| usize::from(ring.ring.size().saturating_sub(ring.free)) >= buffers;
+        if is_above(self) {
+            self.refresh_free()?;
+        }
+        Ok(is_above(self))
+    }
+
     /// Returns the empty buffer of an index.
     fn empty_descriptor(&self, index: u16) -> MemifDescriptor {
         match self.buffers {
@@ -332,6 +341,17 @@ impl TxQueue for MemifTx {
 
     fn reserved(&mut self, len: usize) -> &[u8] {
         self.staging.get(FRAME_AT..FRAME_AT + len).unwrap_or_default()
+    }
+
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.slot.refresh();
+        match self.slot.ring.as_mut().map_or(Ok(frames == 0), |ring| ring.has_backlog(frames)) {
+            Ok(has_backlog) => has_backlog,
+            Err(Violation) => {
+                self.report_violation();
+                false
+            }
+        }
     }
 
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {

@@ -113,6 +113,14 @@ impl<S: FrameSink> TxQueue for MirrorTx<S> {
         self.inner.reserved(len)
     }
 
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.inner.has_backlog(frames)
+    }
+
+    fn select_class(&mut self, class: Option<u8>) {
+        self.inner.select_class(class);
+    }
+
     fn flush(&mut self, now: Instant) {
         self.inner.flush(now);
         self.sink.end_burst(now);

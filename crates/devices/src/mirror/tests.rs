@@ -71,3 +71,35 @@ fn layers_can_be_removed() {
     assert!(copies(&mut received).is_empty() && copies(&mut sent).is_empty());
     assert!(left.rx.remove_layer().is_none() && left.tx.remove_layer().is_none());
 }
+
+/// A queue whose room cannot be read.
+struct UnreadableTx(Box<dyn TxQueue + Send>);
+
+impl TxQueue for UnreadableTx {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.0.reserve(len)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.0.commit(len, meta);
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.0.flush(now);
+    }
+}
+
+#[test]
+fn device_without_readable_room_is_mirrored() {
+    let (left, mut right) = pair(MemoryConfig::default());
+    let left = Device { rx: left.rx, tx: Box::new(UnreadableTx(left.tx)) };
+    let (mut left, [_, mut sent]) = mirrored(left, 0);
+    send(&mut left, &[1; 60]);
+    assert_eq!((receive(&mut right), copies(&mut sent)), (vec![vec![1; 60]], vec![vec![1; 60]]));
+    let mut left = left.tx.remove_layer().expect("a layer");
+    assert!(!left.can_read_reserved() && left.remove_layer().is_none(), "both layers are removed");
+}

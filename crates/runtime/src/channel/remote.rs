@@ -16,7 +16,7 @@ use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
-use ginnel_stack::priority::BEST_EFFORT;
+use ginnel_stack::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
 use ginnel_stack::stream_position::StreamPosition;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -93,7 +93,7 @@ impl RemoteConn {
 /// State of a listener.
 struct RemoteListener {
     listener: Listener,
-    queue: VecDeque<Conn>,
+    queue: ClassedQueue<Conn>,
     /// It has no credits, because its queue is full.
     is_full: bool,
     /// Its handler was told that an administrator has closed it.
@@ -228,7 +228,7 @@ impl RemoteEngine {
         if self.listeners.len() <= number {
             self.listeners.resize_with(number + 1, || None);
         }
-        let (queue, is_full, is_destroyed) = (VecDeque::new(), false, false);
+        let (queue, is_full, is_destroyed) = (ClassedQueue::default(), false, false);
         self.listeners[number] = Some(RemoteListener { listener, queue, is_full, is_destroyed });
         Ok(listener)
     }
@@ -240,7 +240,7 @@ impl RemoteEngine {
 
     pub fn unlisten(&mut self, listener: Listener) -> bool {
         let Some(listening) = self.listener_mut(listener) else { return false };
-        let unaccepted = core::mem::take(&mut listening.queue);
+        let unaccepted = core::mem::take(&mut listening.queue).take_all();
         self.listeners[listener.index() as usize] = None;
         let client = self.client.get_mut();
         for conn in unaccepted {
@@ -253,8 +253,18 @@ impl RemoteEngine {
     }
 
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
+        self.accept_with_class(listener).map(|(conn, _)| conn)
+    }
+
+    /// As [`RemoteEngine::accept`]: the classes get their shares when the stack offers connections.
+    pub fn accept_incoming(&mut self, listener: Listener) -> Option<Conn> {
+        self.accept(listener)
+    }
+
+    /// As [`RemoteEngine::accept`]. Returns the class of the connection, too.
+    pub fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)> {
         let listening = self.listener_mut(listener)?;
-        let conn = listening.queue.pop_front()?;
+        let (conn, class) = listening.queue.pop_by_class()?;
         if listening.is_full && listening.queue.len() <= ACCEPT_QUEUE_MAX / 2 {
             listening.is_full = false;
             self.client.get_mut().set_credits(listener.index(), OFFERS_MAX as u32);
@@ -281,7 +291,7 @@ impl RemoteEngine {
         if let Some(reason) = close_reason {
             self.push_closed(conn, reason);
         }
-        Some(conn)
+        Some((conn, class))
     }
 
     pub fn connect(
@@ -769,13 +779,22 @@ impl RemoteEngine {
         self.events.len()
     }
 
+    /// Returns the class of a connection of which the client has reported that it was accepted; `None` if the
+    /// stack has no priorities.
+    fn class_of_accepted(&mut self) -> Option<QueueClass> {
+        let client = self.client.get_mut();
+        let lower_share_percent = client.lower_share_percent()?;
+        Some(QueueClass { class: client.event_class(), lower_share_percent })
+    }
+
     fn handle_event(&mut self, event: ClientEvent) {
         match event {
             ClientEvent::Accepted { conn, listener } => {
                 self.open_conn(conn, false);
+                let class = self.class_of_accepted();
                 match self.listeners.get_mut(listener as usize).and_then(Option::as_mut) {
                     Some(listening) => {
-                        listening.queue.push_back(conn);
+                        listening.queue.push_back(conn, class);
                         if listening.queue.len() == ACCEPT_QUEUE_MAX {
                             listening.is_full = true;
                             self.client.get_mut().set_credits(listener, 0);

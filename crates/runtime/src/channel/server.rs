@@ -12,7 +12,6 @@ mod error_queue;
 mod large_buffers;
 mod owner_set;
 mod owners;
-mod pending_connections;
 mod port_reservations;
 mod preallocated;
 mod receive_charges;

@@ -27,6 +27,11 @@ pub struct PriorityConfig {
     /// Bytes of the queue of one priority: 262,144 to 1,073,741,824. Memory is used as far as the queue is.
     /// Default 8 MiB.
     pub queue_bytes: u32,
+    /// Frames of the usual priority that may wait in a device which can tell what waits (memif, AF_XDP, and
+    /// links with faults), so that urgent ones find few in front of them: 1 to 65,536. A frame in several
+    /// buffers counts as that many. Further TCP segments wait in their connections. Priority 1 has the same
+    /// limit, 2 twice as many frames, 3 three times, and so on; 7 has none. Default 64.
+    pub transmit_backlog_frames: u32,
     /// While the application works, received frames are looked at after this time, in microseconds, between
     /// two calls of a handler or two tasks: 10 to 100,000. Default 200.
     pub check_interval_us: u32,
@@ -109,6 +114,7 @@ impl Default for PriorityConfig {
             lower_share_percent: 5,
             queue_frames: 16_384,
             queue_bytes: 8 << 20,
+            transmit_backlog_frames: 64,
             check_interval_us: 200,
             flow_cache_entries: 4096,
             rules: Vec::new(),
@@ -122,6 +128,7 @@ impl PriorityConfig {
         within("priority.lower_share_percent", self.lower_share_percent, 1..=50)?;
         within("priority.queue_frames", self.queue_frames, 64..=1 << 20)?;
         within("priority.queue_bytes", self.queue_bytes, 256 << 10..=1 << 30)?;
+        within("priority.transmit_backlog_frames", self.transmit_backlog_frames, 1..=65_536)?;
         within("priority.check_interval_us", self.check_interval_us, 10..=100_000)?;
         // Cannot truncate.
         let entries = FLOW_CACHE_ENTRIES_MIN as u32..=FLOW_CACHE_ENTRIES_MAX as u32;

@@ -1,7 +1,9 @@
 //! Receiving by priority, each time beside a run without it. Two hosts in simulated time; a server whose
 //! handlers take time.
 
+mod accept;
 mod channel;
+mod transmit;
 
 use crate::UnorderedBytes;
 use crate::clock::SimulatedClock;
@@ -148,6 +150,9 @@ impl TxQueue for WireTx {
     }
     fn commit(&mut self, len: usize, meta: TxMeta) {
         self.wire.lock().unwrap().push_back((self.frame[..len].to_vec(), meta.label));
+    }
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.wire.lock().unwrap().len() >= frames
     }
     fn flush(&mut self, _: Instant) {}
 }

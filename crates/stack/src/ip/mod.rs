@@ -255,6 +255,14 @@ impl Network {
         }
     }
 
+    /// Sets the class of priority of the frames that are sent from now on: [`TxQueue::select_class`].
+    ///
+    /// [`TxQueue::select_class`]: crate::device::TxQueue::select_class
+    #[cold]
+    pub(crate) fn select_tx_class(&mut self, class: Option<u8>) {
+        self.ports.iter_mut().for_each(|port| port.tx.select_class(class));
+    }
+
     /// Returns when [`Network::run_timers`] and [`Network::flush`] must be called again, even if no frame
     /// arrives before.
     pub fn next_deadline(&self) -> Option<Instant> {

@@ -15,11 +15,11 @@ use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::{ListenOptions, SaveSyn, SocketOptions};
+use crate::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
-use std::collections::VecDeque;
 
 /// Bit of a half-open connection's token, beside the index of its listener: both ends belong to this stack.
 const LOOPBACK_BIT: u32 = 1 << 31;
@@ -44,10 +44,13 @@ pub(crate) struct ListenEntry {
     half_open: u32,
     /// Half-open connections whose peer is this stack itself.
     half_open_loopback: u32,
-    /// Connections that are established and not accepted.
-    queue: VecDeque<u32>,
+    /// Connections that are established and not accepted, by the class of the segment that established them.
+    queue: ClassedQueue<u32>,
     /// Connections that were accepted by the owner and not delivered to an application: they count as queued.
     accepted_undelivered: u32,
+    /// The queue is full if it has more connections of best effort: the backlog, less all other connections
+    /// that count as queued.
+    best_effort_max: i64,
     fastopen: FastOpenQueue,
 }
 
@@ -80,7 +83,39 @@ impl ListenEntry {
     /// the backlog fits.
     #[inline(always)]
     fn is_full_with(&self, more: u32) -> bool {
-        self.queue.len() + self.accepted_undelivered as usize + more as usize > self.options.backlog as usize
+        self.queue.best_effort_len() as i64 + i64::from(more) > self.best_effort_max
+    }
+
+    /// Updates what depends on the backlog and on the connections besides those of best effort.
+    fn count_others(&mut self) {
+        let others = self.queue.others_len() as i64 + i64::from(self.accepted_undelivered);
+        self.best_effort_max = i64::from(self.options.backlog) - others;
+    }
+
+    /// Adds a connection to the queue of a class.
+    #[cold]
+    #[inline(never)]
+    fn push_by_class(&mut self, idx: u32, class: QueueClass) {
+        self.queue.push_back(idx, Some(class));
+        self.count_others();
+    }
+
+    /// Takes the next connection by class, and returns its class.
+    #[cold]
+    #[inline(never)]
+    fn pop_by_class(&mut self) -> Option<(u32, u8)> {
+        let taken = self.queue.pop_by_class();
+        self.count_others();
+        taken
+    }
+
+    /// Takes the oldest connection of a class.
+    #[cold]
+    #[inline(never)]
+    fn pop_of_class(&mut self, class: u8) -> Option<u32> {
+        let taken = self.queue.pop_of_class(class);
+        self.count_others();
+        taken
     }
 }
 
@@ -126,8 +161,9 @@ impl ListenTable {
             accepts_at_once: options.socket.defer_accept == 0,
             half_open: 0,
             half_open_loopback: 0,
-            queue: VecDeque::new(),
+            queue: ClassedQueue::default(),
             accepted_undelivered: 0,
+            best_effort_max: options.backlog.into(),
             fastopen: FastOpenQueue::default(),
         };
         let index = match self.free.pop() {
@@ -147,11 +183,11 @@ impl ListenTable {
     }
 
     /// Closes a listener. Returns its profile and the connections of its accept queue.
-    fn remove(&mut self, index: u32) -> (ProfileId, VecDeque<u32>) {
+    fn remove(&mut self, index: u32) -> (ProfileId, Vec<u32>) {
         self.by_port.retain(|(_, i)| *i != index);
         let entry = &mut self.entries[index as usize];
         (entry.open, entry.accepts_at_once) = (false, false);
-        let queue = core::mem::take(&mut entry.queue);
+        let queue = core::mem::take(&mut entry.queue).take_all();
         if entry.half_open == 0 {
             self.free.push(index);
         }
@@ -340,6 +376,7 @@ impl Tcp {
         if let Some(index) = self.listeners.index(listener) {
             let entry = &mut self.listeners.entries[index as usize];
             (entry.options.backlog, entry.accepted_undelivered) = (backlog, accepted_undelivered);
+            entry.count_others();
         }
     }
 
@@ -358,9 +395,7 @@ impl Tcp {
                     Some(sibling) => {
                         c.token = sibling;
                         c.flags.set(Flags::IN_ACCEPT_QUEUE);
-                        self.listeners.entries[sibling as usize].queue.push_back(idx);
-                        let listener = self.listeners.handle(sibling);
-                        self.events.push_back(Event::Incoming { listener });
+                        self.push_incoming(sibling, idx);
                     }
                     None => self.abort(net, idx),
                 },
@@ -379,10 +414,39 @@ impl Tcp {
         true
     }
 
-    /// Takes the first connection of the accept queue.
+    /// Takes the next connection of the accept queue: the oldest one of the class whose turn it is.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         let index = self.listeners.index(listener)?;
-        let idx = self.listeners.entries[index as usize].queue.pop_front()?;
+        let entry = &mut self.listeners.entries[index as usize];
+        let idx = match entry.queue.has_classes() {
+            false => entry.queue.pop_best_effort()?,
+            true => entry.pop_by_class()?.0,
+        };
+        Some(self.accepted(idx))
+    }
+
+    /// As [`Tcp::accept`]. Returns the class of the connection, too.
+    pub fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)> {
+        let index = self.listeners.index(listener)?;
+        let (idx, class) = self.listeners.entries[index as usize].pop_by_class()?;
+        Some((self.accepted(idx), class))
+    }
+
+    /// Takes the oldest connection of the accept queue that has the class of the events that are taken now.
+    pub fn accept_incoming(&mut self, listener: Listener) -> Option<Conn> {
+        let index = self.listeners.index(listener)?;
+        let class = self.event_classes.current();
+        let entry = &mut self.listeners.entries[index as usize];
+        let idx = match class {
+            BEST_EFFORT => entry.queue.pop_best_effort()?,
+            class => entry.pop_of_class(class)?,
+        };
+        Some(self.accepted(idx))
+    }
+
+    /// Gives a connection that was in an accept queue to the owner.
+    #[inline(always)]
+    fn accepted(&mut self, idx: u32) -> Conn {
         let c = &mut self.conns[idx];
         c.flags.clear(Flags::IN_ACCEPT_QUEUE);
         c.flags.set(Flags::ACCEPTED);
@@ -395,7 +459,7 @@ impl Tcp {
         if !nothing {
             self.report_arrived(idx, conn);
         }
-        Some(conn)
+        conn
     }
 
     /// Reports what arrived before the connection was accepted, since those events were dropped.
@@ -658,13 +722,25 @@ impl Tcp {
         if !entry.open || entry.queue_is_full() {
             return false;
         }
-        entry.queue.push_back(idx);
+        self.push_incoming(listener, idx);
         let c = &mut self.conns[idx];
         c.flags.set(Flags::IN_ACCEPT_QUEUE);
         c.state = State::Established;
         self.stats.passive_opens += 1;
-        self.events.push_back(Event::Incoming { listener: self.listeners.handle(listener) });
         true
+    }
+
+    /// Adds a connection to an accept queue, in the class of the event that it causes.
+    #[inline(always)]
+    fn push_incoming(&mut self, listener: u32, idx: u32) {
+        let class = self.event_classes.current();
+        let entry = &mut self.listeners.entries[listener as usize];
+        if class == BEST_EFFORT {
+            entry.queue.push_back(idx, None);
+        } else {
+            entry.push_by_class(idx, QueueClass { class, lower_share_percent: self.lower_share_percent });
+        }
+        self.events.push_back(Event::Incoming { listener: self.listeners.handle(listener) });
     }
 
     fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) {

@@ -100,6 +100,9 @@ use timestamp_age::TimestampAge;
 use tx_list::TxList;
 use window_limit::WindowLimits;
 
+/// Initial value of [`Tcp::lower_share_percent`].
+const LOWER_SHARE_PERCENT: u32 = 5;
+
 /// Bytes that the second-level cache of a core is expected to hold for this state; other data share the
 /// cache.
 const L2_CACHE_BYTES: usize = 512 << 10;
@@ -140,6 +143,8 @@ pub(crate) struct Tcp {
     /// Connections that have something to send.
     pub tx_list: TxList,
     pub window_limits: WindowLimits,
+    /// See [`Stack::set_lower_share_percent`](crate::stack::Stack::set_lower_share_percent).
+    pub lower_share_percent: u32,
     /// A connection whose end was reported; its slot is freed when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
@@ -202,6 +207,7 @@ impl Tcp {
             deferred_acks: DeferredAcks::default(),
             tx_list: TxList::default(),
             window_limits: WindowLimits::default(),
+            lower_share_percent: LOWER_SHARE_PERCENT,
             reap: None,
             half_open: 0,
             half_open_high_water: 0,

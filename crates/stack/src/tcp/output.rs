@@ -15,7 +15,6 @@ use super::rtx_queue::{EndKind, RtxEntry};
 use super::state::State;
 use crate::events::Event;
 use crate::ip::{Network, TxError};
-use crate::priority::BEST_EFFORT;
 use crate::wire::tcp::TcpFlags;
 use core::time::Duration;
 
@@ -44,7 +43,7 @@ impl Tcp {
         let mut round = self.tx_list.begin();
         while let Some(idx) = self.tx_list.next(&mut round) {
             if let Some(class) = round.class() {
-                self.window_limits.select(class);
+                self.begin_class(net, class);
             }
             if !self.conns[idx].has(Flags::TX_LISTED) {
                 // The connection ended while it was on the list.
@@ -65,12 +64,12 @@ impl Tcp {
                 Err(_) => self.arm_retry_timer(idx),
             }
             self.rearm(idx);
-            if result == Err(TxError::Full) && net.port_count() == 1 {
+            if result == Err(TxError::Full) && (self.tx_list.record_refused() || net.port_count() == 1) {
                 break;
             }
         }
         if round.class().is_some() {
-            self.window_limits.select(BEST_EFFORT);
+            self.end_classes(net);
         }
         self.drop_sent_deferred_acks();
     }

@@ -87,7 +87,7 @@ impl Tcp {
 
     /// Returns when `advance` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.tx_list.is_empty() || self.memory_waiters.can_wake(&self.chunks) {
+        if self.memory_waiters.can_wake(&self.chunks) {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
@@ -99,6 +99,7 @@ impl Tcp {
         include(self.deferred_timers.next_deadline());
         include(self.releases.next_deadline());
         include(self.deferred_acks.next_deadline());
+        include((!self.tx_list.is_empty()).then(|| self.tx_list.next_round(self.now)));
         (earliest != Instant::MAX).then_some(earliest)
     }
 

@@ -5,8 +5,18 @@
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileTable;
+use crate::ip::Network;
 use crate::priority::{self, CLASSES};
+use crate::time::Instant;
+use core::time::Duration;
 use std::collections::VecDeque;
+
+/// Connections that devices may refuse in a round, if they refuse frames by their class.
+const REFUSED_MAX: u32 = 64;
+
+/// Time after which refused connections are tried again: the receiver, or the device, needs time to take
+/// frames.
+const REFUSED_RETRY: Duration = Duration::from_micros(50);
 
 /// The transmit list.
 #[derive(Debug, Default)]
@@ -14,9 +24,15 @@ pub(crate) struct TxList {
     /// Connections of the default priority, whose class is not looked up. While events of another class are
     /// processed ([`TxList::select`]), these connections answer them and have that class.
     best_effort: VecDeque<u32>,
-    /// Connections of other priorities, by class, and their number.
+    /// Connections of other priorities, by class, and their number, plus `classes_len_min`.
     classes: [VecDeque<u32>; CLASSES],
     classes_len: usize,
+    /// 1 if devices refuse frames by their class, so that each round is one by class; otherwise 0.
+    classes_len_min: usize,
+    /// The class that the devices know, while a round lasts.
+    device_class: Option<u8>,
+    /// Connections for which a device had no room in this round, if `classes_len_min` is 1.
+    refused: u32,
     /// The class that connections of the default priority have now, if it is not [`priority::BEST_EFFORT`].
     /// The queue of this class then is in `best_effort`, and that of best effort in its place.
     raised_to: Option<u8>,
@@ -61,7 +77,7 @@ impl TxList {
 
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.best_effort.is_empty() && self.classes_len == 0
+        self.best_effort.is_empty() && self.classes_len == self.classes_len_min
     }
 
     #[inline(always)]
@@ -79,6 +95,26 @@ impl TxList {
     #[cold]
     fn begin_classes(&mut self) {
         self.class_quota = self.classes.each_ref().map(VecDeque::len);
+        self.refused = 0;
+    }
+
+    /// Makes each round one by class, because devices refuse frames by their class.
+    pub fn set_refused_by_class(&mut self) {
+        self.classes_len += 1 - self.classes_len_min;
+        self.classes_len_min = 1;
+    }
+
+    /// Records that a device had no room for a connection. Returns whether the round ends: the others would
+    /// probably fare alike, and there may be many.
+    #[cold]
+    pub fn record_refused(&mut self) -> bool {
+        self.refused += self.classes_len_min as u32;
+        self.refused >= REFUSED_MAX
+    }
+
+    /// Returns when the connections on the list are tried again, if there are any, after a round at `now`.
+    pub fn next_round(&self, now: Instant) -> Instant {
+        if self.refused == 0 { now } else { now + REFUSED_RETRY }
     }
 
     /// Takes the next connection.
@@ -151,6 +187,27 @@ impl TxList {
 }
 
 impl Tcp {
+    /// Begins to transmit connections of a class.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_class(&mut self, net: &mut Network, class: u8) {
+        self.window_limits.select(class);
+        let list = &mut self.tx_list;
+        if list.classes_len_min > 0 && list.device_class.replace(class) != Some(class) {
+            net.select_tx_class(Some(class));
+        }
+    }
+
+    /// Ends a round by class.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_classes(&mut self, net: &mut Network) {
+        self.window_limits.select(priority::BEST_EFFORT);
+        if self.tx_list.device_class.take().is_some() {
+            net.select_tx_class(None);
+        }
+    }
+
     /// Puts a connection on the transmit list.
     #[inline(always)]
     pub fn want_transmit(&mut self, idx: u32) {

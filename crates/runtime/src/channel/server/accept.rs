@@ -5,7 +5,6 @@ use super::client_table::ClientTable;
 use super::credit_queue::{ChosenClient, Credit, CreditQueue};
 use super::domain::{ClientSlot, Domain, DomainListener};
 use super::owner_set::OwnerSet;
-use super::pending_connections::{PendingClass, PendingConnections};
 use crate::channel::client_memory::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::control::AddressSharing;
 use crate::channel::data_class;
@@ -17,7 +16,7 @@ use crate::error::Error;
 use core::net::SocketAddr;
 use ginnel_stack::error::{ListenError, Stale};
 use ginnel_stack::options::{ListenOptions, SocketOptions};
-use ginnel_stack::priority::BEST_EFFORT;
+use ginnel_stack::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
 
 /// Returns the options of a client's listener as the engine has them.
 fn listener_options(options: &SocketOptions) -> SocketOptions {
@@ -83,8 +82,7 @@ impl Domain {
     #[cold]
     pub(super) fn raise_pending(&mut self, socket: u32, class: u8) {
         let number = usize::from(self.sockets[socket as usize].listener);
-        let class =
-            PendingClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) };
+        let class = QueueClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) };
         if class.class > BEST_EFFORT
             && let Some(Some(listening)) = self.listeners.get_mut(number)
         {
@@ -95,15 +93,15 @@ impl Domain {
     /// Returns the class of a connection that is pending: that of its unread bytes or, without any, that of
     /// the event that established it. `None` without `[priority]`.
     #[inline]
-    pub(super) fn pending_class(&self, socket: u32) -> Option<PendingClass> {
+    pub(super) fn pending_class(&self, socket: u32) -> Option<QueueClass> {
         self.event_class.map(|_| self.pending_class_by_data(socket))
     }
 
     #[cold]
-    fn pending_class_by_data(&self, socket: u32) -> PendingClass {
+    fn pending_class_by_data(&self, socket: u32) -> QueueClass {
         let area = self.region.socket(socket);
         let class = data_class::of_unread(&area.data_class, area.positions(Direction::Incoming).read());
-        PendingClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) }
+        QueueClass { class, lower_share_percent: self.region.lower_share_percent().unwrap_or(0) }
     }
 
     /// Frees an offer slot, with which the client may have credit again.
@@ -240,7 +238,7 @@ impl Domain {
             owners: OwnerSet::default(),
             proxies: 0,
             credit_queue: CreditQueue::default(),
-            pending: PendingConnections::default(),
+            pending: ClassedQueue::default(),
             is_distributable: false,
             is_backlog_full: false,
             is_stalled: false,

@@ -14,7 +14,6 @@ use super::client_table::ClientTable;
 use super::credit_queue::CreditQueue;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
-use super::pending_connections::PendingConnections;
 use super::receive_charges::ReceiveCharges;
 use super::slot_allocator::SlotAllocator;
 use super::unordered::UnorderedStream;
@@ -28,6 +27,7 @@ use ginnel_stack::error::OptionError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::TcpOption;
+use ginnel_stack::priority::ClassedQueue;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub(super) struct DomainListener {
     /// Clients that have credit.
     pub credit_queue: CreditQueue,
     /// Connections that are not offered.
-    pub pending: PendingConnections,
+    pub pending: ClassedQueue<u32>,
     /// True if the listener is among those whose connections are distributed next.
     pub is_distributable: bool,
     /// True if a full backlog left connections in the engine's accept queue.
@@ -720,10 +720,17 @@ impl Domain {
         let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return };
         listening.is_backlog_full = false;
         let listener = listening.listener;
+        let event_class = self.event_class;
         while self.may_accept(number)
-            && let Some(conn) = cx.accept(listener)
+            && let Some((conn, class)) = cx.accept_with_class(listener)
         {
+            if event_class.is_some() {
+                self.begin_event(class);
+            }
             self.accepted(cx, conn, number);
+        }
+        if let Some(class) = event_class {
+            self.begin_event(class);
         }
     }
 

@@ -1,0 +1,104 @@
+//! What waits in a device in front of urgent packets, each time beside a run without priorities.
+
+use super::*;
+use ginnel_stack::handle::Listener;
+use ginnel_stack::options::TcpOption;
+
+/// Connections with low data, and segments on each: what the initial window admits.
+const LOW: usize = 1000;
+const SEGMENTS: usize = 10;
+const SEGMENT_BYTES: usize = 1448;
+
+/// Keeps the connections that it accepts, with their remote ports.
+#[derive(Default)]
+struct Sender {
+    conns: Vec<(u16, Conn)>,
+}
+
+impl Handler for Sender {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let options = ListenOptions { socket, backlog: 4000, ..ListenOptions::default() };
+        cx.listen("0.0.0.0:80".parse().unwrap(), options).map(|_| ())
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.conns.push((cx.endpoints(conn).unwrap()[1].port(), conn));
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// Sends 10,000 low segments, and a turn later an urgent one, while the device passes on none. Returns how many
+/// frames are in the device before the urgent one.
+fn frames_before_urgent(has_priorities: bool, frames_max: u32) -> usize {
+    let configure = |config: &mut Config| {
+        config.priority.transmit_backlog_frames = frames_max;
+        config.tcp.send_buffer_first_bytes = 64 << 10;
+    };
+    let sender = |_| Sender::default();
+    let mut hosts = hosts_with(configure, has_priorities, 16_384, (LOW + 1, LOW), sender);
+    for _ in 0..1000 {
+        hosts.both_turn(Duration::from_micros(50));
+    }
+    let now = hosts.clock.now();
+    let urgent_port =
+        hosts.clients.with(now, |clients, cx| cx.endpoints(clients.conns[LOW]).unwrap()[0].port());
+    let conns = hosts.server.handler().conns.clone();
+    let (urgent, low): (Vec<_>, Vec<_>) = conns.into_iter().partition(|(port, _)| *port == urgent_port);
+    assert_eq!((urgent.len(), low.len()), (1, LOW));
+    let urgent = urgent[0].1;
+    hosts.server.with(now, |_, cx| {
+        cx.set_option(urgent, TcpOption::Priority(HIGH)).unwrap();
+        for (_, conn) in &low {
+            assert_eq!(cx.send(*conn, &[0; SEGMENTS * SEGMENT_BYTES]), Ok(SEGMENTS * SEGMENT_BYTES));
+        }
+    });
+    hosts.clock.advance(Duration::from_micros(10));
+    hosts.server_turn();
+    let now = hosts.clock.now();
+    hosts.server.with(now, |_, cx| assert_eq!(cx.send(urgent, &[0x55; 100]), Ok(100)));
+    hosts.server_turn();
+    let is_urgent = |frame: &(Vec<u8>, Label)| frame.0.ends_with(&[0x55; 100]);
+    let before = hosts.to_clients.lock().unwrap().iter().position(is_urgent).expect("it has left");
+    // Nothing is lost, and all follows as the device passes frames on.
+    for _ in 0..20_000 {
+        hosts.both_turn(Duration::from_micros(50));
+    }
+    let received = hosts.clients.ports[0].rx_bytes;
+    assert!(received as usize > LOW * SEGMENTS * SEGMENT_BYTES, "{received}");
+    assert_eq!(hosts.server.core.stack.local().unwrap().tcp_stats().retransmitted, 0);
+    before
+}
+
+#[test]
+fn urgent_packet_leaves_within_one_burst() {
+    let on = frames_before_urgent(true, 64);
+    assert!(on <= BURST_FRAMES_MAX, "{on}");
+    let more = frames_before_urgent(true, 256);
+    assert!((200..=256).contains(&more), "{more}");
+    let off = frames_before_urgent(false, 64);
+    assert!(off >= LOW * SEGMENTS * 9 / 10, "{off}");
+}
+
+/// A shard with refused frames sleeps a moment before it tries again, and not if nothing waits.
+#[test]
+fn refused_frames_are_tried_again_after_a_moment() {
+    let configure = |config: &mut Config| config.tcp.send_buffer_first_bytes = 1 << 20;
+    let mut hosts = hosts_with(configure, true, 16_384, (20, 20), |_| Sender::default());
+    let now = hosts.clock.now();
+    let idle = hosts.server.poll_once(now).unwrap().next_deadline;
+    assert!(idle.is_none_or(|at| at > now + Duration::from_millis(1)), "{idle:?}");
+    hosts.server.with(now, |sender, cx| {
+        for (_, conn) in &sender.conns {
+            assert_eq!(cx.send(*conn, &[0; 10_000]), Ok(10_000));
+        }
+    });
+    hosts.server_turn();
+    let turn = hosts.server.poll_once(hosts.clock.now()).unwrap();
+    assert_eq!(turn.work, 0);
+    let at = turn.next_deadline.unwrap();
+    assert!(at > hosts.clock.now() && at <= hosts.clock.now() + Duration::from_millis(1), "{at:?}");
+}
