@@ -58,6 +58,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("super-frames in pieces keep their content", super_frames_in_pieces_keep_their_content),
     ("room that is not committed leaves no trace", room_that_is_not_committed_leaves_no_trace),
     ("less than reserved can be sent", less_than_reserved_can_be_sent),
+    ("a backlog ends when frames are taken", a_backlog_ends_when_frames_are_taken),
     ("bursts are bounded and append", bursts_are_bounded_and_append),
     ("lent frames survive while answers are sent", lent_frames_survive_while_answers_are_sent),
     ("a frame wakes the receiver", wake::a_frame_wakes_the_receiver),
@@ -323,6 +324,24 @@ fn room_that_is_not_committed_leaves_no_trace(fixture: &mut Fixture) {
         }
         let frame = [TestFrame::plain(capabilities, number, 60 + number as usize % 100)];
         assert_same_frames(&frame, &fixture.exchange(&frame));
+    }
+}
+
+/// Frames of low priority would wait forever otherwise.
+fn a_backlog_ends_when_frames_are_taken(fixture: &mut Fixture) {
+    if !fixture.left.tx.has_backlog(0) {
+        return;
+    }
+    let capabilities = fixture.left.tx.capabilities();
+    let frames: Vec<_> = (0..40).map(|number| TestFrame::plain(capabilities, number, 100)).collect();
+    for _ in 0..10 {
+        assert_same_frames(&frames, &fixture.exchange(&frames));
+        let deadline = fixture.clock.now() + TIMEOUT;
+        while fixture.left.tx.has_backlog(1) {
+            assert!(fixture.clock.now() < deadline, "the device still has frames");
+            receive(&mut *fixture.right.rx, fixture.clock);
+            fixture.left.tx.flush(fixture.clock.now());
+        }
     }
 }
 

@@ -48,6 +48,9 @@ pub(super) struct TxRing {
     position: u16,
     /// Number of free descriptors from `position` on, as of the last check.
     free: u16,
+    /// Largest value of `free` so far: descriptors that are free if nothing waits. A peer that provides the
+    /// buffers need not provide as many as the ring has descriptors.
+    free_max: u16,
     /// Value of `position` that was published.
     published: u16,
     /// Bytes written since the last publication.
@@ -75,6 +78,7 @@ impl TxRing {
             has_flow_hash,
             position: 0,
             free: 0,
+            free_max: 0,
             published: 0,
             unpublished_bytes: 0,
             interrupt,
@@ -98,6 +102,7 @@ impl TxRing {
             return Err(Violation);
         }
         self.free = free;
+        self.free_max = self.free_max.max(free);
         Ok(())
     }
 
@@ -125,9 +130,9 @@ impl TxRing {
         Ok(true)
     }
 
-    /// Returns whether at least `buffers` buffers of the ring are in use.
+    /// Returns whether at least `buffers` buffers of the ring wait for the peer.
     fn has_backlog(&mut self, buffers: usize) -> Result<bool, Violation> {
-        let is_above = |ring: &Self| usize::from(ring.ring.size().saturating_sub(ring.free)) >= buffers;
+        let is_above = |ring: &Self| usize::from(ring.free_max - ring.free) >= buffers;
         if is_above(self) {
             self.refresh_free()?;
         }

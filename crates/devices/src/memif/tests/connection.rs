@@ -305,3 +305,25 @@ fn device_receives_from_every_queue() {
     let all: Vec<_> = server.queues.iter_mut().map(received).collect();
     assert_eq!(all, [vec![9], vec![], vec![]]);
 }
+
+#[test]
+fn backlog_is_what_the_peer_has_not_taken() {
+    let folder = Folder::new();
+    let [mut server, mut client] = ROLES.map(|role| device(&folder, role, |_| {}));
+    assert!(client.link.wait_for(true, PATIENCE) && server.link.wait_for(true, PATIENCE));
+    let (server, client) = (&mut server.queues[0], &mut client.queues[0]);
+    for is_server in [true, false] {
+        let (near, far) = if is_server { (&mut *server, &mut *client) } else { (&mut *client, &mut *server) };
+        assert_eq!(received(far), []);
+        assert!(near.tx.has_backlog(0) && !near.tx.has_backlog(1));
+        (0..10).for_each(|byte| send(near, byte));
+        assert!(near.tx.has_backlog(10) && !near.tx.has_backlog(11));
+        let mut count = 0;
+        while count < 10 {
+            count += received(far).len();
+        }
+        // The frames are lent until the next call.
+        assert_eq!(received(far), []);
+        assert!(!near.tx.has_backlog(1));
+    }
+}
