@@ -5,10 +5,10 @@
 use ginnel_stack::device::{Capabilities, GatherTx, Label, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 
-/// Limits the frames that wait in a device. While it has `frames` of them, no frames of the usual class or the
-/// one below are accepted; class 2 waits while there are twice as many, class 3 three times, and so on. The
-/// highest class, and frames of which no class is known ([`TxQueue::select_class`]), are accepted as long as
-/// the device has room.
+/// Limits the frames that wait in a device. While it has `frames` of them, no frames of the usual class or
+/// the one below are accepted; class 2 waits while there are twice as many, class 3 three times, and so on.
+/// The highest class, and frames of which no class is known ([`TxQueue::select_class`]), are accepted as long
+/// as the device has room.
 ///
 /// The device must be able to tell what waits ([`TxQueue::has_backlog`]).
 #[must_use]

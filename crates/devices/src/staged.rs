@@ -1,5 +1,5 @@
-//! Staging of frames for layers that change what they send, or that examine it above a device that cannot read
-//! reserved room ([`TxQueue::can_read_reserved`]): frames are built in a buffer of the layer and copied.
+//! Staging of frames for layers that change what they send, or that examine it above a device that cannot
+//! read reserved room ([`TxQueue::can_read_reserved`]): frames are built in a buffer of the layer and copied.
 
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;

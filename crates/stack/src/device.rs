@@ -271,16 +271,16 @@ pub trait TxQueue {
         false
     }
 
-    /// Returns the first `len` bytes of the room that was reserved last, for layers that examine a frame after
-    /// it was built in place and before it is committed. Nothing else may have been called in between. Returns
-    /// no bytes if [`TxQueue::can_read_reserved`] is false.
+    /// Returns the first `len` bytes of the room that was reserved last, for layers that examine a frame
+    /// after it was built in place and before it is committed. Nothing else may have been called in between.
+    /// Returns no bytes if [`TxQueue::can_read_reserved`] is false.
     fn reserved(&mut self, len: usize) -> &[u8] {
         let _ = len;
         &[]
     }
 
-    /// Returns whether at least `frames` frames wait in the device for its receiver or for the wire; a frame in
-    /// several buffers counts as that many. False for a device that cannot tell, also if `frames` is 0.
+    /// Returns whether at least `frames` frames wait in the device for its receiver or for the wire; a frame
+    /// in several buffers counts as that many. False for a device that cannot tell, also if `frames` is 0.
     fn has_backlog(&mut self, frames: usize) -> bool {
         let _ = frames;
         false

@@ -36,8 +36,8 @@ const HEADER_BYTES: usize = 16;
 /// Position of the time in the record of a burst.
 const TIME_AT: usize = 8;
 
-/// Bits 0..24 of the first word of a header are the bytes of the copy, bits 24..48 those of the frame, and the
-/// others flags. The second word has start and offset of the checksum, and size and header length of the
+/// Bits 0..24 of the first word of a header are the bytes of the copy, bits 24..48 those of the frame, and
+/// the others flags. The second word has start and offset of the checksum, and size and header length of the
 /// segmentation, or the time of the burst.
 const LEN_BITS: u32 = 24;
 const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
@@ -68,8 +68,8 @@ pub struct MirrorWriter {
     lap: u64,
     /// Offset of the next record in the ring.
     at: usize,
-    /// Offset up to which records of this burst may be written without looking at the reader. It is `at` until
-    /// a burst has begun.
+    /// Offset up to which records of this burst may be written without looking at the reader. It is `at`
+    /// until a burst has begun.
     end: usize,
     /// The reader's position when it was last looked at.
     head: u64,
@@ -125,23 +125,39 @@ pub fn create(bytes: usize, snaplen: usize, clock: BurstClock) -> io::Result<(Mi
     ))
 }
 
-/// Returns what a header says about the offloads of a frame: flags of the first word, and the second word.
+/// Returns the bytes of a record with a copy of `copied` bytes.
 #[inline(always)]
-fn encode(meta: TxMeta) -> (u64, u64) {
-    let (mut flags, mut word) = (0, 0);
+const fn record_bytes(copied: usize) -> usize {
+    (HEADER_BYTES + copied + HEADER_BYTES - 1) & !(HEADER_BYTES - 1)
+}
+
+/// Returns the header of a frame of `frame_len` bytes, of which `copied` are copied.
+#[inline(always)]
+fn encode(copied: usize, frame_len: usize, meta: TxMeta) -> (u64, u64) {
+    // Lengths of frames are below 2^24.
+    let (mut first, mut second) = (copied as u64 | (frame_len as u64) << LEN_BITS, 0);
     if let Some((start, offset)) = meta.partial_checksum {
-        (flags, word) = (FLAG_PARTIAL, u64::from(start) | u64::from(offset) << 16);
+        first |= FLAG_PARTIAL;
+        second = u64::from(start) | u64::from(offset) << 16;
     }
-    if let Some(gso) = meta.gso {
-        let kind = match gso.kind {
-            GsoKind::Tcp4 => 1,
-            GsoKind::Tcp6 => 2,
-            GsoKind::Udp => 3,
-        };
-        flags |= kind << GSO_AT | u64::from(gso.ecn) << ECN_AT;
-        word |= u64::from(gso.size) << 32 | u64::from(gso.header_len) << 48;
+    match meta.gso {
+        None => (first, second),
+        Some(gso) => with_segmentation(first, second, gso),
     }
-    (flags, word)
+}
+
+/// Adds the segmentation of a super-frame to its header. A separate function, so that the others, which are
+/// the majority, do not execute its instructions.
+#[cold]
+#[inline(never)]
+fn with_segmentation(first: u64, second: u64, gso: Gso) -> (u64, u64) {
+    let kind = match gso.kind {
+        GsoKind::Tcp4 => 1,
+        GsoKind::Tcp6 => 2,
+        GsoKind::Udp => 3,
+    };
+    let flags = kind << GSO_AT | u64::from(gso.ecn) << ECN_AT;
+    (first | flags, second | u64::from(gso.size) << 32 | u64::from(gso.header_len) << 48)
 }
 
 /// Returns the metadata of a frame whose header has these words: the inverse of [`encode`].
@@ -179,13 +195,13 @@ impl MirrorWriter {
         }
         self.head = head;
         if skipped > 0 {
-            self.put_record(self.at, [FLAG_SKIP, 0], &[]);
+            self.write(self.at, (FLAG_SKIP, 0), &[]);
         }
         if needed > lap_left {
             (self.lap, self.at) = (self.lap + self.bytes as u64, 0);
         }
         if begins_burst {
-            self.put_record(self.at, [FLAG_BURST, 0], &[]);
+            self.write(self.at, (FLAG_BURST, 0), &[]);
             self.burst_at = Some(self.at);
             self.at += HEADER_BYTES;
         }
@@ -195,9 +211,23 @@ impl MirrorWriter {
         true
     }
 
+    /// Puts a frame for which there may be no room.
+    #[cold]
+    #[inline(never)]
+    fn put_or_lose(&mut self, frame: &[u8], meta: TxMeta) {
+        let copied = frame.len().min(self.snaplen);
+        if !self.make_room(record_bytes(copied)) {
+            self.lost += 1;
+            return;
+        }
+        let at = self.at;
+        self.at += record_bytes(copied);
+        self.write(at, encode(copied, frame.len(), meta), &frame[..copied]);
+    }
+
     #[inline(always)]
-    fn put_record(&self, at: usize, header: [u64; 2], bytes: &[u8]) {
-        let is_copied = self.region.copy_in_record(RECORDS_AT + at, header, bytes);
+    fn write(&self, at: usize, (first, second): (u64, u64), bytes: &[u8]) {
+        let is_copied = self.region.copy_in_record(RECORDS_AT + at, [first, second], bytes);
         debug_assert!(is_copied, "the record is inside of the ring");
     }
 }
@@ -205,17 +235,15 @@ impl MirrorWriter {
 impl FrameSink for MirrorWriter {
     #[inline(always)]
     fn put(&mut self, frame: &[u8], meta: TxMeta) {
-        let copy = &frame[..frame.len().min(self.snaplen)];
-        let len = (HEADER_BYTES + copy.len()).next_multiple_of(HEADER_BYTES);
-        if len > self.end - self.at && !self.make_room(len) {
-            self.lost += 1;
-            return;
+        let copied = frame.len().min(self.snaplen);
+        let at = self.at;
+        let next = at + record_bytes(copied);
+        if next > self.end {
+            return self.put_or_lose(frame, meta);
         }
-        let (flags, word) = encode(meta);
-        // Lengths of frames are below 2^24.
-        let lens = copy.len() as u64 | (frame.len() as u64) << LEN_BITS;
-        self.put_record(self.at, [lens | flags, word], copy);
-        self.at += len;
+        // Before the copy, so that fewer values have to survive the call of `memcpy`.
+        self.at = next;
+        self.write(at, encode(copied, frame.len(), meta), &frame[..copied]);
     }
 
     fn end_burst(&mut self, now: Instant) {

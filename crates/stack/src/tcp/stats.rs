@@ -112,7 +112,8 @@ counters! {
         undos,
         /// Times that a paced connection had something to send and waited for its next departure.
         pacing_waits,
-        /// Segments that were delayed or lost because the device had no room.
+        /// Segments that were delayed or lost because the device had no room, or held as many frames as their
+        /// priority may find in it.
         device_full,
         /// ICMP errors about segments that are not in flight.
         icmp_ignored,

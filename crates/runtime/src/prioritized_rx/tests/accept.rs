@@ -1,4 +1,4 @@
-//! The order in which connections are accepted, each time beside a run without priorities.
+//! Tests of the order in which connections are accepted, each time beside a run without priorities.
 
 use super::*;
 use ginnel_stack::handle::Listener;
