@@ -100,6 +100,6 @@ fn device_without_readable_room_is_mirrored() {
     let (mut left, [_, mut sent]) = mirrored(left, 0);
     send(&mut left, &[1; 60]);
     assert_eq!((receive(&mut right), copies(&mut sent)), (vec![vec![1; 60]], vec![vec![1; 60]]));
-    let mut left = left.tx.remove_layer().expect("a layer");
+    let left = left.tx.remove_layer().expect("a layer");
     assert!(!left.can_read_reserved() && left.remove_layer().is_none(), "both layers are removed");
 }
