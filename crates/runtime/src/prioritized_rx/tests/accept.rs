@@ -47,7 +47,7 @@ fn overloaded(has_priorities: bool, cost: Option<Duration>) -> (Hosts<Acceptor>,
         let conns = hosts.clients.with(now, |_, cx| {
             let socket = SocketOptions { priority, ..SocketOptions::default() };
             let options = ConnectOptions { socket, ..ConnectOptions::default() };
-            let open = || cx.connect("10.0.0.1:80".parse().unwrap(), options.clone()).unwrap();
+            let open = || cx.connect("10.0.0.1:80".parse().unwrap(), options).unwrap();
             core::iter::repeat_with(open).take(count).collect::<Vec<_>>()
         });
         hosts.clients.poll_once(now).unwrap();
