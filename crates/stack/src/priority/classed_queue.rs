@@ -80,6 +80,12 @@ impl<T> ClassedQueue<T> {
         }
     }
 
+    /// Adds an entry of best effort after the others.
+    #[inline(always)]
+    pub fn push_best_effort(&mut self, entry: T) {
+        self.best_effort.push_back(entry);
+    }
+
     /// Adds an entry before the others of its class; `None` is best effort.
     pub fn push_front(&mut self, entry: T, class: Option<QueueClass>) {
         match class {

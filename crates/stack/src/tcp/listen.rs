@@ -230,6 +230,13 @@ impl ListenTable {
         (entry.open && entry.generation == listener.generation()).then_some(listener.index())
     }
 
+    /// Returns an open listener to change it.
+    #[inline(always)]
+    fn open_entry(&mut self, listener: Listener) -> Option<&mut ListenEntry> {
+        let entry = self.entries.get_mut(listener.index() as usize)?;
+        (entry.open && entry.generation == listener.generation()).then_some(entry)
+    }
+
     pub fn get(&self, index: u32) -> &ListenEntry {
         &self.entries[index as usize]
     }
@@ -395,7 +402,11 @@ impl Tcp {
                     Some(sibling) => {
                         c.token = sibling;
                         c.flags.set(Flags::IN_ACCEPT_QUEUE);
-                        self.push_incoming(sibling, idx);
+                        let class = self.event_classes.current();
+                        let class = QueueClass { class, lower_share_percent: self.lower_share_percent };
+                        self.listeners.entries[sibling as usize].push_by_class(idx, class);
+                        let listener = self.listeners.handle(sibling);
+                        self.events.push_back(Event::Incoming { listener });
                     }
                     None => self.abort(net, idx),
                 },
@@ -416,8 +427,7 @@ impl Tcp {
 
     /// Takes the next connection of the accept queue: the oldest one of the class whose turn it is.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
-        let index = self.listeners.index(listener)?;
-        let entry = &mut self.listeners.entries[index as usize];
+        let entry = self.listeners.open_entry(listener)?;
         let idx = match entry.queue.has_classes() {
             false => entry.queue.pop_best_effort()?,
             true => entry.pop_by_class()?.0,
@@ -427,16 +437,14 @@ impl Tcp {
 
     /// As [`Tcp::accept`]. Returns the class of the connection, too.
     pub fn accept_with_class(&mut self, listener: Listener) -> Option<(Conn, u8)> {
-        let index = self.listeners.index(listener)?;
-        let (idx, class) = self.listeners.entries[index as usize].pop_by_class()?;
+        let (idx, class) = self.listeners.open_entry(listener)?.pop_by_class()?;
         Some((self.accepted(idx), class))
     }
 
     /// Takes the oldest connection of the accept queue that has the class of the events that are taken now.
     pub fn accept_incoming(&mut self, listener: Listener) -> Option<Conn> {
-        let index = self.listeners.index(listener)?;
         let class = self.event_classes.current();
-        let entry = &mut self.listeners.entries[index as usize];
+        let entry = self.listeners.open_entry(listener)?;
         let idx = match class {
             BEST_EFFORT => entry.queue.pop_best_effort()?,
             class => entry.pop_of_class(class)?,
@@ -722,25 +730,19 @@ impl Tcp {
         if !entry.open || entry.queue_is_full() {
             return false;
         }
-        self.push_incoming(listener, idx);
+        let class = self.event_classes.current();
+        if class == BEST_EFFORT {
+            entry.queue.push_best_effort(idx);
+        } else {
+            entry.push_by_class(idx, QueueClass { class, lower_share_percent: self.lower_share_percent });
+        }
+        let incoming = Event::Incoming { listener: Listener::new(listener, entry.generation) };
         let c = &mut self.conns[idx];
         c.flags.set(Flags::IN_ACCEPT_QUEUE);
         c.state = State::Established;
         self.stats.passive_opens += 1;
+        self.events.push_back(incoming);
         true
-    }
-
-    /// Adds a connection to an accept queue, in the class of the event that it causes.
-    #[inline(always)]
-    fn push_incoming(&mut self, listener: u32, idx: u32) {
-        let class = self.event_classes.current();
-        let entry = &mut self.listeners.entries[listener as usize];
-        if class == BEST_EFFORT {
-            entry.queue.push_back(idx, None);
-        } else {
-            entry.push_by_class(idx, QueueClass { class, lower_share_percent: self.lower_share_percent });
-        }
-        self.events.push_back(Event::Incoming { listener: self.listeners.handle(listener) });
     }
 
     fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) {
