@@ -427,12 +427,20 @@ impl Tcp {
 
     /// Takes the next connection of the accept queue: the oldest one of the class whose turn it is.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
-        let entry = self.listeners.open_entry(listener)?;
-        let idx = match entry.queue.has_classes() {
-            false => entry.queue.pop_best_effort()?,
-            true => entry.pop_by_class()?.0,
-        };
+        let index = self.listeners.index(listener)?;
+        let queue = &mut self.listeners.entries[index as usize].queue;
+        if queue.has_classes() {
+            return self.accept_by_class(listener);
+        }
+        let idx = queue.pop_best_effort()?;
         Some(self.accepted(idx))
+    }
+
+    /// A separate function, so that listeners without classes do not execute its instructions.
+    #[cold]
+    #[inline(never)]
+    fn accept_by_class(&mut self, listener: Listener) -> Option<Conn> {
+        self.accept_with_class(listener).map(|(conn, _)| conn)
     }
 
     /// As [`Tcp::accept`]. Returns the class of the connection, too.
