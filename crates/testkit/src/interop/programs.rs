@@ -3,7 +3,7 @@
 
 use super::{Namespace, unavailable};
 use rustix::process::{Pid, Signal, kill_process_group};
-use std::io;
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -179,8 +179,15 @@ impl ProgramFixture {
     /// # Panics
     /// If the program cannot be started.
     pub fn start_on_stack_with(&self, options: &[&str], program: &[&str]) -> RunningProgram<'_> {
-        let mut command = self.command(self.ginnel, &["run"]);
-        command.args(STACK).args(options).arg("--").args(program);
+        self.start_ginnel(&[&["run"], &STACK[..], options, &["--"], program].concat())
+    }
+
+    /// Starts the `ginnel` command with these arguments.
+    ///
+    /// # Panics
+    /// If the command cannot be started.
+    pub fn start_ginnel(&self, arguments: &[&str]) -> RunningProgram<'_> {
+        let mut command = self.command(self.ginnel, arguments);
         command
             .env("GINNEL_LIBRARY", build_preload_library(self.ginnel))
             .env("XDG_RUNTIME_DIR", &self.folder);
@@ -365,6 +372,21 @@ impl RunningProgram<'_> {
     /// Returns what the program wrote to standard output. Blocks until the program closes it.
     pub fn read_stdout(&mut self) -> String {
         read_pipe(self.child.stdout.take())
+    }
+
+    /// Returns the next line that the program writes to standard output; empty if the program closes it.
+    ///
+    /// # Panics
+    /// If the output cannot be read.
+    pub fn read_line(&mut self) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        if let Some(stdout) = &mut self.child.stdout {
+            while stdout.read(&mut byte).expect("the output can be read") == 1 && byte != *b"\n" {
+                line.push(byte[0]);
+            }
+        }
+        String::from_utf8_lossy(&line).into_owned()
     }
 
     /// Waits until the program exits. Returns the exit status.
