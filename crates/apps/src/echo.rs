@@ -57,7 +57,8 @@ impl Handler for Echo {
         let socket = SocketOptions { nodelay: true, keepalive, ..SocketOptions::default() };
         for address in &self.options.listen {
             cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
-            if self.options.udp {
+            // Another shard receives the datagrams.
+            if self.options.udp && cx.serves(address.ip()) {
                 // Each address has a socket of its own, so that [::] and 0.0.0.0 can both be listened on, and
                 // so has each shard.
                 let options = UdpOptions { v6only: true, reuse_port: true, ..UdpOptions::default() };

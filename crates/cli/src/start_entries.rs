@@ -1,7 +1,7 @@
 //! The first entries in the log of a stack: what it runs on, and what is not possible on this machine.
 
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, Loopback};
+use ginnel::config::{DeviceConfig, DeviceKind, Loopback, OpenedSteering};
 use rustix::process::{Resource, getrlimit};
 
 /// Descriptors of a stack's process that do not belong to the process of a program.
@@ -88,7 +88,6 @@ fn describe_shards(config: &Config) -> String {
 
 /// Describes which of Fastsocket's features are on (docs/many-cores.md).
 fn describe_many_cores(config: &Config) -> String {
-    let is_on = |on: bool| if on { "on" } else { "off" };
     let several = config.shards.count > 1;
     let steering = match config.steering.rules.len() {
         0 => "off".to_owned(),
@@ -99,7 +98,11 @@ fn describe_many_cores(config: &Config) -> String {
         "many cores: listen spawn {}, receive flow deliver {}, steering {steering}, fast epoll on, direct TCP on, \
          socket pool {} connections a shard ({pools}), buffer pool {} MiB a shard",
         if several { config.run.listen_spawn.name() } else { "off (1 shard)" },
-        is_on(several),
+        match config.steering.opened {
+            _ if !several => "off",
+            OpenedSteering::Hash => "on",
+            OpenedSteering::PortBits => "on (by port bits)",
+        },
         config.tcp.connections_max,
         config.tcp.buffer_pool_bytes >> 20,
     )
@@ -119,6 +122,10 @@ fn describe_device(config: &Config, device: &DeviceConfig) -> String {
     };
     if let Some(mtu) = device.mtu {
         text += &format!(", MTU {mtu}");
+    }
+    if let Some(shards) = &device.shards {
+        let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();
+        text += &format!(", shards {}", shards.join(" "));
     }
     for link in config.links.iter().filter(|link| link.device == device.name) {
         let vlan = link.vlan.map_or_else(String::new, |vlan| format!(" (VLAN {vlan})"));
@@ -146,6 +153,11 @@ mod tests {
         assert!(
             one.starts_with("many cores: listen spawn off (1 shard), receive flow deliver off, steering off")
         );
+        let by_bits =
+            Config::from_toml("x.toml", "shards.count = 2\nsteering.opened = \"port-bits\"\n").unwrap();
+        assert!(
+            describe_many_cores(&by_bits).contains("receive flow deliver on (by port bits), steering off")
+        );
         let text = "shards.count = 3\nrun.listen_spawn = \"bound\"\nshard.prefault = true\n\
                     tcp.connections_max = 77\n[[steering.rules]]\nshards = [2]\nports = 1\n";
         let many = describe_many_cores(&Config::from_toml("x.toml", text).unwrap());
@@ -154,6 +166,15 @@ mod tests {
         {
             assert!(many.contains(part), "{many}");
         }
+    }
+
+    #[test]
+    fn an_entry_names_the_shards_of_a_device() {
+        let text = "shards.count = 3\n[[device]]\nname = \"a\"\nkind = \"tap\"\nshards = [2, 0]\n\
+                    [[device]]\nname = \"b\"\nkind = \"tap\"\n[[link]]\nname = \"lan\"\ndevice = \"b\"\n";
+        let config = Config::from_toml("x.toml", text).unwrap();
+        let entries: Vec<_> = config.devices.iter().map(|device| describe_device(&config, device)).collect();
+        assert_eq!(entries, ["a: TAP interface a, shards 2 0", "b: TAP interface b, link lan: no address"]);
     }
 
     #[test]

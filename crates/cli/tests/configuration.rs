@@ -22,6 +22,7 @@ const TABLES: &[(&str, &str, &str)] = &[
     ("[priority]", "PriorityConfig", "crates/runtime/src/config/priority.rs"),
     ("[[priority.rules]]", "PriorityRule", "crates/runtime/src/config/priority.rs"),
     ("[priority.rules.payload]", "PayloadRule", "crates/runtime/src/config/priority.rs"),
+    ("[steering]", "SteeringConfig", "crates/runtime/src/config/steering.rs"),
     ("[[steering.rules]]", "SteeringRule", "crates/runtime/src/config/steering.rs"),
     ("[network]", "NetworkConfig", "crates/stack/src/ip/config.rs"),
     ("[tcp]", "TcpConfig", "crates/stack/src/tcp/config.rs"),

@@ -6,7 +6,9 @@ use crate::channel::{ChannelServer, Client};
 use crate::classifier::{ClassifierFactory, FrameDirection, PriorityFunctionFactory};
 use crate::clock::{self, SimulatedClock, TurnClock};
 use crate::command::{self, Commander, Mailbox};
-use crate::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Loopback, Placement, PriorityConfig};
+use crate::config::{
+    Config, DeviceConfig, DeviceKind, LinkConfig, Loopback, OpenedSteering, Placement, PriorityConfig,
+};
 use crate::context::{CoreSlot, ShardCore};
 use crate::cross_shard::CrossShardInbox;
 use crate::devices;
@@ -17,6 +19,7 @@ use crate::handler::Handler;
 use crate::placement::{Affinity, CoShard, Role};
 use crate::prioritized_rx::{DeviceCheck, Priorities};
 use crate::published_stack::PublishedStack;
+use crate::relay::DeviceUsers;
 use crate::shard::{RxPort, Shard};
 use crate::shard_router::ShardRouter;
 use crate::stats::{ShardStats, StatsWriter};
@@ -103,6 +106,8 @@ pub(crate) struct ShardMember {
     pub(crate) index: u8,
     pub(crate) count: u8,
     pub(crate) steering: Option<Arc<SteeringRules>>,
+    /// The shards that serve each device, if not all shards serve all devices.
+    pub(crate) device_users: Option<Arc<DeviceUsers>>,
     pub(crate) router: ShardRouter,
     pub(crate) inbox: Box<CrossShardInbox>,
     pub(crate) commander: Commander,
@@ -377,11 +382,17 @@ impl<H> ShardBuilder<H> {
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
-        if let Some(ShardMember { index, count, steering: rules, .. }) = &self.parts.member {
+        if let Some(ShardMember { index, count, steering: rules, device_users, .. }) = &self.parts.member {
             let mut steering = Steering::new(*index, *count, &config.network);
             if let Some(rules) = rules {
                 let rules: Arc<dyn SteeringPolicy> = rules.clone();
                 steering.set_policy(rules, config.tcp.local_port_first..=config.tcp.local_port_last);
+            }
+            if config.steering.opened == OpenedSteering::PortBits {
+                steering.set_port_bits(config.tcp.local_port_first..=config.tcp.local_port_last);
+            }
+            if let Some(users) = device_users {
+                steering.set_device_shards(users.shards.iter().cloned());
             }
             stack.network_mut().set_steering(steering);
         }

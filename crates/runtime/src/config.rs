@@ -1,6 +1,7 @@
 //! The configuration: one TOML file, or the same values built in code. Every key is documented in
 //! `docs/configuration.md`.
 
+mod device_shards;
 mod file;
 mod priority;
 mod run;
@@ -12,7 +13,7 @@ pub use file::{FileError, ProgramKey};
 pub use priority::{PayloadRule, PriorityConfig, PriorityRule};
 pub use run::{ListenSpawnMode, RunConfig};
 pub use shards::ShardsConfig;
-pub use steering::{SteeringConfig, SteeringMode, SteeringRule};
+pub use steering::{OpenedSteering, SteeringConfig, SteeringMode, SteeringRule};
 pub use values::{Mac, Prefix};
 
 pub use crate::channel::ChannelConfig;
@@ -240,6 +241,11 @@ pub struct DeviceConfig {
     /// id and role; for `dpdk` that of the port.
     #[serde(default)]
     pub mac: Option<Mac>,
+    /// Shards that serve the device, each below `shards.count`: `[0, 1]`. The device has a queue for each of
+    /// them, in this order; packets that it receives neither wake nor cost the others, and connections to and
+    /// from the addresses of its links belong to these shards. Default: all shards.
+    #[serde(default)]
+    pub shards: Option<Vec<u8>>,
     /// Use checksum and segmentation offloads of the device. Default true.
     #[serde(default = "default_true")]
     pub offload: bool,
@@ -287,6 +293,7 @@ impl DeviceConfig {
             af_xdp: None,
             dpdk: None,
             mac: None,
+            shards: None,
             offload: true,
             faults: None,
             faults_seed: default_seed(),
@@ -455,6 +462,7 @@ impl Config {
         for (i, link) in self.links.iter().enumerate() {
             self.validate_link(i, link)?;
         }
+        self.validate_device_shards()?;
         for (i, route) in self.routes.iter().enumerate() {
             let key = |k: &str| format!("route[{i}].{k}");
             if !self.links.iter().any(|l| l.name == route.link) {

@@ -366,6 +366,10 @@ impl<'a> Context<'a> {
 
     /// Opens a connection. [`connected`](crate::Handler::connected) or [`closed`](crate::Handler::closed)
     /// follows.
+    ///
+    /// # Errors
+    /// Why no SYN can be sent; [`AddressNotAvailable`](crate::ConnectError::AddressNotAvailable) also on a
+    /// shard that does not serve the link towards `remote`, if its device has `shards`.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         self.core.stack.connect(self.core.now, remote, &options).map_err(|e| Error::Connect(remote, e))
     }
@@ -672,6 +676,22 @@ impl<'a> Context<'a> {
     /// Takes the pending error of a socket, if it was not reported yet.
     pub(crate) fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
         self.core.stack.udp_take_error(socket)
+    }
+
+    /// Returns whether this shard serves the device of a local address: always, unless devices have `shards`.
+    /// A UDP socket of another shard works as well, but its datagrams cross.
+    pub fn serves(&self, local: IpAddr) -> bool {
+        self.core.stack.local().is_none_or(|stack| stack.network().serves(local))
+    }
+
+    /// Returns whether this shard serves the device of `local`, unless it is unspecified, and the one by
+    /// which packets to `to` leave.
+    pub(crate) fn serves_path(&mut self, local: IpAddr, to: Option<IpAddr>) -> bool {
+        let now = self.core.now;
+        let Some(stack) = self.core.stack.local_mut() else { return true };
+        let network = stack.network_mut();
+        network.serves(local)
+            && to.filter(|_| local.is_unspecified()).is_none_or(|to| network.serves_route(now, to))
     }
 
     /// Opens a UDP socket. For port 0 the stack chooses a port ([`Context::udp_local`] returns it); the

@@ -13,6 +13,7 @@
 
 use crate::doorbell::Doorbell;
 use crate::pending_queues::PendingQueues;
+use crate::relay::RelaySender;
 use ginnel_devices::memory::spsc::{SpscRx, SpscTx, spsc_ring};
 use ginnel_stack::device::RxFrame;
 use ginnel_stack::handle::PortId;
@@ -41,6 +42,9 @@ pub(crate) struct CrossShardSender {
 pub(crate) struct CrossShardReceiver {
     pub(crate) frames: SpscRx,
     pub(crate) broadcasts: SpscRx,
+    /// Frames that this shard sends for the other one, which does not serve their devices: a ring for each
+    /// device.
+    pub(crate) relayed: Vec<SpscRx>,
 }
 
 /// The queues that other shards write to.
@@ -64,7 +68,8 @@ impl CrossShardInbox {
             (spsc_ring(frame_bytes), spsc_ring(broadcast_bytes));
         // Cannot truncate: there are at most 64 shards.
         let index = self.receivers.len() as u8;
-        self.receivers.push(CrossShardReceiver { frames: frames_rx, broadcasts: broadcasts_rx });
+        let relayed = Vec::new();
+        self.receivers.push(CrossShardReceiver { frames: frames_rx, broadcasts: broadcasts_rx, relayed });
         CrossShardSender {
             frames,
             broadcasts,
@@ -73,6 +78,18 @@ impl CrossShardInbox {
             pending_queues: Arc::clone(&self.pending_queues),
             index,
         }
+    }
+
+    /// Creates a ring for frames that this shard sends for another one, whose queue has this index. Returns
+    /// the writer's end.
+    ///
+    /// # Panics
+    /// If there is no queue with this index.
+    pub(crate) fn add_relay(&mut self, index: u8, frame_bytes: usize) -> RelaySender {
+        let (frames, relayed) = spsc_ring(frame_bytes);
+        self.receivers[usize::from(index)].relayed.push(relayed);
+        let (doorbell, pending_queues) = (Arc::clone(&self.doorbell), Arc::clone(&self.pending_queues));
+        RelaySender { frames, doorbell, pending_queues, index }
     }
 
     /// Returns whether an entry is pending.
@@ -162,7 +179,9 @@ impl CrossShardSender {
 impl CrossShardReceiver {
     /// Returns whether an entry is pending.
     fn has_pending(&mut self) -> bool {
-        self.frames.is_waiting() || self.broadcasts.is_waiting()
+        self.frames.is_waiting()
+            || self.broadcasts.is_waiting()
+            || self.relayed.iter_mut().any(SpscRx::is_waiting)
     }
 }
 

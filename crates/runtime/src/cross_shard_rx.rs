@@ -26,7 +26,28 @@ pub(crate) fn receive<H: Handler>(
     process(core, handler, dispatch, &burst);
     drop(burst);
     receiver.frames.release();
-    broadcasts + frames
+    broadcasts + frames + send_relayed(core, receiver)
+}
+
+/// Sends up to a burst of frames of each device for a shard that does not serve the device. Returns how many
+/// there were.
+pub(crate) fn send_relayed(core: &mut ShardCore, receiver: &mut CrossShardReceiver) -> usize {
+    let mut count = 0;
+    for ring in &mut receiver.relayed {
+        let burst = ring.burst();
+        count += burst.len();
+        for relayed in &burst {
+            // Cannot truncate: the sender wrote a `PortId` there.
+            let port = PortId(relayed.tag as u16);
+            let stack = core.stack.local_mut();
+            let sent = stack.is_some_and(|stack| stack.network_mut().send_relayed(port, relayed.frame.bytes));
+            let counter = if sent { &mut core.stats.frames_relayed } else { &mut core.stats.relays_dropped };
+            *counter += 1;
+        }
+        drop(burst);
+        ring.release();
+    }
+    count
 }
 
 /// Receives up to a burst of broadcasts from one queue. Returns how many there were.

@@ -70,8 +70,9 @@ pub type KeptTaps = Vec<(String, tap::TapDescriptors)>;
 pub fn open_taps(config: &Config) -> Result<KeptTaps, Error> {
     let taps = config.devices.iter().filter(|device| device.kind == DeviceKind::Tap);
     let open = |device: &DeviceConfig| {
-        let opened = tap::open_descriptors(&tap_config(device), config.shards.count as usize);
-        Ok((device.name.clone(), opened.map_err(|e| tap_error(device, config.shards.count > 1, &e))?))
+        let queues = config.shards_of(device).len();
+        let opened = tap::open_descriptors(&tap_config(device), queues);
+        Ok((device.name.clone(), opened.map_err(|e| tap_error(device, queues > 1, &e))?))
     };
     taps.map(open).collect()
 }
@@ -87,8 +88,8 @@ fn tap_error(config: &DeviceConfig, is_shared: bool, e: &std::io::Error) -> Erro
     Error::io(format!("device {}", config.name), std::io::Error::new(kind, format!("{e}{hint}")))
 }
 
-/// Opens the device with a queue for each shard. `kept` are the descriptors of a TAP device that is open
-/// already.
+/// Opens the device with a queue for each shard that serves it. `kept` are the descriptors of a TAP device
+/// that is open already.
 pub(crate) fn open_queues(
     config: &DeviceConfig,
     stack_config: &Config,

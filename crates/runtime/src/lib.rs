@@ -41,6 +41,7 @@ mod publish;
 pub mod published_stack;
 pub mod raw;
 mod realtime;
+mod relay;
 pub mod run_dir;
 pub mod shard;
 mod shard_router;

@@ -477,6 +477,7 @@ impl<H: Handler> Shard<H> {
             if port.rx.is_gone() {
                 port.is_gone = true;
                 core.stats.devices_lost += 1;
+                core.with_router(|router, _, _| router.report_gone(port.id));
                 tracing::error!("device {}: its interface is gone; the others go on", port.name);
                 continue;
             }

@@ -4,7 +4,9 @@
 use crate::classifier::Classifier;
 use crate::cross_shard::CrossShardSender;
 use crate::listener_registry::{ListenerRegistry, RegistryEntry, RegistryState, ReuseportEntry};
+use crate::relay::DeviceUsers;
 use crate::stats::ShardStats;
+use arrayvec::ArrayVec;
 use core::net::SocketAddr;
 use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::ListenError;
@@ -12,7 +14,7 @@ use ginnel_stack::handle::{Listener, PortId, UdpHandle};
 use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::steering::udp::UdpBinding;
-use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::steering::{Broadcast, FrameOwner, SHARDS_MAX, Steering};
 use ginnel_stack::udp::{UdpError, UdpOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,6 +33,8 @@ pub(crate) struct ShardRouter {
     /// Bits of the shards in whose queues updates wait for space.
     waiting_updates: u64,
     registry: Arc<ListenerRegistry>,
+    /// The shards that send on each device, if not all shards serve all devices.
+    device_users: Option<Arc<DeviceUsers>>,
     /// The version of the registry that was applied last.
     seen_version: u64,
     /// The version of the registry's groups that was applied last.
@@ -59,10 +63,12 @@ impl ShardRouter {
         shard: u8,
         senders: Vec<Option<CrossShardSender>>,
         registry: Arc<ListenerRegistry>,
+        device_users: Option<Arc<DeviceUsers>>,
     ) -> Self {
         Self {
             shard,
             senders,
+            device_users,
             unpublished: 0,
             waiting_updates: 0,
             registry,
@@ -94,7 +100,7 @@ impl ShardRouter {
             stats.hashes_trusted += burst.len() as u64;
             return;
         }
-        burst.retain(|frame| match self.owner_of(steering, frame, stats) {
+        burst.retain(|frame| match self.owner_of(steering, port, frame, stats) {
             FrameOwner::Shard(owner) if owner == self.shard => true,
             FrameOwner::Shard(owner) => {
                 self.send(owner, port, frame, stats);
@@ -104,11 +110,11 @@ impl ShardRouter {
                 self.send_to_all(port, frame, stats);
                 true
             }
-            FrameOwner::Primary { .. } if self.shard != 0 => {
-                self.send(0, port, frame, stats);
+            FrameOwner::Primary { .. } if steering.is_secondary(port) => {
+                self.send(steering.primary(port), port, frame, stats);
                 false
             }
-            FrameOwner::Primary { broadcast } => !broadcast || self.broadcast(port, frame, stats),
+            FrameOwner::Primary { broadcast } => self.broadcast(port, frame, broadcast, stats),
         });
         self.flush();
     }
@@ -117,16 +123,22 @@ impl ShardRouter {
     /// hash is trusted. Forwarding costs more than computing the hash, so the hash is checked before a frame
     /// is forwarded. Thus a sender cannot flood the queues with frames that do not belong there.
     #[inline]
-    fn owner_of(&self, steering: &Steering, frame: &RxFrame<'_>, stats: &mut ShardStats) -> FrameOwner {
+    fn owner_of(
+        &self,
+        steering: &Steering,
+        port: PortId,
+        frame: &RxFrame<'_>,
+        stats: &mut ShardStats,
+    ) -> FrameOwner {
         if frame.label.hash().is_none() {
-            return steering.owner_of_bytes(frame.bytes);
+            return steering.owner_of_bytes(port, frame.bytes);
         }
-        let claimed_owner = steering.owner_of_frame(frame);
+        let claimed_owner = steering.owner_of_frame(port, frame);
         if claimed_owner == FrameOwner::Shard(self.shard) {
             stats.hashes_trusted += 1;
             return claimed_owner;
         }
-        let owner = steering.owner_of_bytes(frame.bytes);
+        let owner = steering.owner_of_bytes(port, frame.bytes);
         stats.hashes_mismatched += u64::from(claimed_owner != owner);
         owner
     }
@@ -146,7 +158,7 @@ impl ShardRouter {
         for (_, frame) in burst.iter().enumerate().filter(|(index, _)| frames >> index & 1 != 0) {
             stats.hashes_trusted -= 1;
             stats.hashes_mismatched += 1;
-            if let FrameOwner::Shard(owner) = steering.owner_of_bytes(frame.bytes) {
+            if let FrameOwner::Shard(owner) = steering.owner_of_bytes(port, frame.bytes) {
                 self.send(owner, port, frame, stats);
             }
         }
@@ -163,15 +175,10 @@ impl ShardRouter {
         frame: &RxFrame<'_>,
         stats: &mut ShardStats,
     ) -> bool {
-        let is_primary = self.shard == 0;
-        match steering {
-            Some(steering)
-                if is_primary
-                    && steering.owner_of_bytes(frame.bytes) == (FrameOwner::Primary { broadcast: true }) =>
-            {
-                self.broadcast(port, frame, stats)
-            }
-            _ => true,
+        let Some(steering) = steering.filter(|steering| !steering.is_secondary(port)) else { return true };
+        match steering.owner_of_bytes(port, frame.bytes) {
+            FrameOwner::Primary { broadcast } => self.broadcast(port, frame, broadcast, stats),
+            FrameOwner::Shard(_) | FrameOwner::All => true,
         }
     }
 
@@ -192,18 +199,37 @@ impl ShardRouter {
         (0..self.senders.len() as u8).for_each(|owner| self.send(owner, port, frame, stats));
     }
 
-    /// Broadcasts a frame to all other shards. Returns false if a queue is full; then no shard may process
-    /// the frame.
-    fn broadcast(&mut self, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) -> bool {
-        if !self.senders.iter_mut().flatten().all(|sender| sender.has_broadcast_room(frame.bytes.len())) {
+    /// Broadcasts a frame to the other shards that `broadcast` names. Returns false if a queue is full; then
+    /// no shard may process the frame.
+    fn broadcast(
+        &mut self,
+        port: PortId,
+        frame: &RxFrame<'_>,
+        broadcast: Broadcast,
+        stats: &mut ShardStats,
+    ) -> bool {
+        let users = self.device_users.as_ref().map_or(u64::MAX, |users| users.users(port));
+        let to = match broadcast {
+            Broadcast::None => return true,
+            Broadcast::Users => users,
+            Broadcast::All => u64::MAX,
+        };
+        let mut senders: ArrayVec<_, { SHARDS_MAX as usize }> = self
+            .senders
+            .iter_mut()
+            .enumerate()
+            .filter(|(shard, _)| to >> shard & 1 != 0)
+            .filter_map(|(_, sender)| sender.as_mut())
+            .collect();
+        if !senders.iter_mut().all(|sender| sender.has_broadcast_room(frame.bytes.len())) {
             stats.broadcasts_refused += 1;
             return false;
         }
-        for sender in self.senders.iter_mut().flatten() {
+        for sender in senders {
             sender.broadcast(port, frame);
             stats.broadcasts_sent += 1;
         }
-        self.unpublished = u64::MAX;
+        self.unpublished |= to;
         true
     }
 
@@ -218,7 +244,11 @@ impl ShardRouter {
             match packet.owner {
                 FrameOwner::Shard(owner) => self.send(owner, packet.port, &frame, stats),
                 FrameOwner::All => self.send_to_all(packet.port, &frame, stats),
-                FrameOwner::Primary { .. } => self.send(0, packet.port, &frame, stats),
+                FrameOwner::Primary { .. } => {
+                    let primary =
+                        stack.network().steering().map_or(0, |steering| steering.primary(packet.port));
+                    self.send(primary, packet.port, &frame, stats);
+                }
             }
         }
         while let Some(update) = stack.network_mut().next_control_update() {
@@ -315,6 +345,14 @@ impl ShardRouter {
     ) {
         registry.publish(state);
         self.apply_registry(state, stack, stats);
+    }
+
+    /// Tells the other shards that a device went away.
+    pub(crate) fn report_gone(&self, port: PortId) {
+        if let Some(users) = &self.device_users {
+            users.set_gone(port);
+            self.ring_all();
+        }
     }
 
     /// Wakes the other shards, which check the registry in their next turn.

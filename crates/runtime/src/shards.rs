@@ -30,6 +30,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::listener_registry::ListenerRegistry;
 use crate::published_stack::PublishedStack;
+use crate::relay::{self, DeviceUsers};
 use crate::shard::Shard;
 use crate::shard_router::ShardRouter;
 use crate::stats::{StatsReader, StatsWriter};
@@ -37,8 +38,9 @@ use crate::steering_rules::{ProgramRule, SteerConnection, SteeringRules};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
 use ginnel_matcher::Packet;
-use ginnel_stack::device::Device;
+use ginnel_stack::device::{Capabilities, Device};
 use ginnel_stack::error::ConfigError;
+use ginnel_stack::handle::PortId;
 use ginnel_stack::tcp::fastopen;
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
@@ -73,8 +75,8 @@ impl Shards {
         }
     }
 
-    /// Supplies the queues of the device of this name, one for each shard. Memory devices must be supplied;
-    /// other devices that are not supplied are opened.
+    /// Supplies the queues of the device of this name, one for each shard that serves it. Memory devices must
+    /// be supplied; other devices that are not supplied are opened.
     pub fn device(mut self, name: impl Into<String>, queues: Vec<Device>) -> Self {
         self.devices.push((name.into(), queues));
         self
@@ -140,7 +142,6 @@ impl Shards {
     /// have a queue for each shard.
     pub fn open(mut self) -> Result<OpenedShards, Error> {
         self.config.validate()?;
-        let count = self.config.shards.count as usize;
         let Config { shard, shards, .. } = &self.config;
         for (key, cpus) in [
             ("shards.cpus", &shards.cpus),
@@ -160,7 +161,10 @@ impl Shards {
             self.config.tcp.fastopen_key = fastopen::key_of_seed(&seed);
         }
         let mut parts = Vec::new();
-        for (index, member) in members(&self.config, &self.steering_rules)?.into_iter().enumerate() {
+        let device_shards = self.config.devices.iter().map(|device| self.config.shards_of(device)).collect();
+        let users = self.config.has_device_shards().then(|| Arc::new(DeviceUsers::new(device_shards)));
+        let members = members(&self.config, &self.steering_rules, users.as_ref())?;
+        for (index, member) in members.into_iter().enumerate() {
             let mut seed = seed;
             // Cannot truncate: there are at most 64 shards. The seeds may be related, because shards share no
             // flow whose secrets a peer could compare.
@@ -179,25 +183,38 @@ impl Shards {
                 priority_functions: self.priority_functions.clone(),
             });
         }
-        for device in &self.config.devices {
+        for (number, device) in self.config.devices.iter().enumerate() {
+            let shards = self.config.shards_of(device);
             let queues = match self.devices.iter().position(|(name, _)| *name == device.name) {
                 Some(i) => self.devices.swap_remove(i).1,
                 None => {
                     let kept = self.taps.iter().position(|(name, _)| *name == device.name);
                     let kept = kept.map(|at| self.taps.swap_remove(at).1);
-                    devices::open_queues(device, &self.config, count, kept)?
+                    devices::open_queues(device, &self.config, shards.len(), kept)?
                 }
             };
-            if queues.len() != count {
+            if queues.len() != shards.len() {
                 let problem = format!(
-                    "device \"{}\" has {} queue(s), and {count} shard(s) need one each",
+                    "device \"{}\" has {} queue(s), and {} shard(s) need one each",
                     device.name,
-                    queues.len()
+                    queues.len(),
+                    shards.len()
                 );
-                return Err(ConfigError::new("shards.count", problem).into());
+                let key = match device.shards {
+                    None => "shards.count".into(),
+                    Some(_) => format!("device[{number}].shards"),
+                };
+                return Err(ConfigError::new(key, problem).into());
             }
-            for (part, queue) in parts.iter_mut().zip(queues) {
-                part.devices.push((device.name.clone(), queue));
+            let capabilities = queues.first().map(|queue| queue.tx.capabilities());
+            for (&shard, queue) in shards.iter().zip(queues) {
+                parts[usize::from(shard)].devices.push((device.name.clone(), queue));
+            }
+            if let (Some(users), Some(capabilities)) = (&users, capabilities) {
+                // Cannot truncate: the engine numbers devices with 16 bits, and the configuration is in
+                // memory.
+                let port = PortId(number as u16);
+                add_relays(&mut parts, &shards, &device.name, port, &capabilities, users)?;
             }
         }
         if let Some((name, _)) = self.devices.first() {
@@ -206,6 +223,39 @@ impl Shards {
         }
         Ok(OpenedShards { parts })
     }
+}
+
+/// Gives the shards that do not serve a device, all but `shards`, their halves of it.
+fn add_relays(
+    parts: &mut [ShardPart],
+    shards: &[u8],
+    name: &str,
+    port: PortId,
+    capabilities: &Capabilities,
+    users: &Arc<DeviceUsers>,
+) -> Result<(), Error> {
+    for index in 0..parts.len() {
+        // Cannot truncate: there are at most 64 shards.
+        let shard = index as u8;
+        if shards.contains(&shard) {
+            continue;
+        }
+        let target = shards[index % shards.len()];
+        let frame_bytes = parts[index].config.shards.mailbox_bytes as usize;
+        let member = parts[usize::from(target)].member.as_mut();
+        let Some(ShardMember { inbox, .. }) = member else { continue };
+        // The target's queues are in the order of the other shards.
+        let sender = inbox.add_relay(shard - u8::from(shard > target), frame_bytes);
+        let relay = relay::device(sender, capabilities, (port, shard), Arc::clone(users))
+            .map_err(|e| Error::io(format!("device {name}"), e))?;
+        let part = &mut parts[index];
+        part.devices.push((name.into(), relay));
+        if let Some(device) = part.config.devices.get_mut(usize::from(port.0)) {
+            // The shard that sends the frames has the faults and the capture.
+            (device.faults, device.capture) = (None, None);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the configuration of one shard: its CPUs, and files and seeds that two queues of a device must not
@@ -241,7 +291,11 @@ fn app_mailboxes(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
 }
 
 /// Creates the queues between shards, and each shard's part of them; `None` if there is only one shard.
-fn members(config: &Config, rules: &[ProgramRule]) -> Result<Vec<Option<ShardMember>>, Error> {
+fn members(
+    config: &Config,
+    rules: &[ProgramRule],
+    users: Option<&Arc<DeviceUsers>>,
+) -> Result<Vec<Option<ShardMember>>, Error> {
     // Cannot truncate: `validate` has checked that there are at most 64.
     let count = config.shards.count as u8;
     if count == 1 {
@@ -265,10 +319,11 @@ fn members(config: &Config, rules: &[ProgramRule]) -> Result<Vec<Option<ShardMem
     }
     let parts = mailboxes.into_iter().zip(senders).zip(inboxes);
     let member = |(index, (((commander, mailbox), row), inbox)): (u8, _)| {
-        let router = ShardRouter::new(index, row, Arc::clone(&registry));
+        let device_users = users.cloned();
+        let router = ShardRouter::new(index, row, Arc::clone(&registry), device_users.clone());
         let (steering, stats) = (steering.clone(), StatsWriter::new());
         let inbox = Box::new(inbox);
-        Some(ShardMember { index, count, steering, router, inbox, commander, mailbox, stats })
+        Some(ShardMember { index, count, steering, device_users, router, inbox, commander, mailbox, stats })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }

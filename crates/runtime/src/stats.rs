@@ -87,6 +87,10 @@ counters! {
     forwards_dropped,
     /// Frames that other shards forwarded to this one.
     forwards_received,
+    /// Frames that this shard has sent for shards that do not serve their device.
+    frames_relayed,
+    /// Frames of shards that do not serve their device that were dropped because the device was full.
+    relays_dropped,
     /// Frames that stayed on this shard because of the flow hash computed by their sender; the hash was not
     /// computed again.
     hashes_trusted,

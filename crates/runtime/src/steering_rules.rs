@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// belong to connections that the stack has opened, whose ports were chosen so that packets come home.
 pub trait SteerConnection: Send + Sync {
     /// Returns the shard that owns the connection, or `None` if the rule does not apply.
-    /// [`SteeredFlow::shard`] is the choice so far. A shard that does not exist is counted
-    /// (`shard.steering_invalid`), and the flow hash decides.
+    /// [`SteeredFlow::shard`] is the choice so far. A shard that does not exist, or does not serve the device
+    /// of the destination, is counted (`shard.steering_invalid`), and the flow hash decides.
     fn shard(&self, flow: &SteeredFlow) -> Option<u8>;
 }
 
@@ -76,8 +76,9 @@ impl Step {
             Self::Program(rule) => rule.shard(flow),
             Self::Configured(rule) => {
                 let matches = rule.matches_between(flow.source, flow.destination);
-                // A validated rule has a shard.
-                matches.then(|| rule.action.get(flow.spread(rule.action.len())).copied()).flatten()
+                // Shards that do not serve the device of the destination are left out.
+                let mut serving = rule.action.iter().copied().filter(|&shard| flow.is_served_by(shard));
+                matches.then(|| serving.clone().count()).and_then(|count| serving.nth(flow.spread(count)))
             }
         }
     }
@@ -108,7 +109,7 @@ mod tests {
 
     fn flow(source: &str, destination: &str, hash: u32) -> SteeredFlow {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
-        SteeredFlow { source, destination, hash, shards: 4, shard: 3 }
+        SteeredFlow { source, destination, hash, shards: 4, serving: u64::MAX, shard: 3 }
     }
 
     fn rules(toml: &str, program: &[ProgramRule]) -> Arc<SteeringRules> {

@@ -37,7 +37,7 @@ errors! {
     ConnectError {
         /// No local port is free towards this destination (`EADDRNOTAVAIL`).
         PortsExhausted => "no free local port towards this destination",
-        /// The local address is not an address of this stack (`EADDRNOTAVAIL`).
+        /// The local address is not an address of this stack, or other shards serve it (`EADDRNOTAVAIL`).
         AddressNotAvailable => "cannot assign requested address",
         /// The given local address and port have a connection to this destination already (`EADDRINUSE`).
         AddressInUse => "address already in use",

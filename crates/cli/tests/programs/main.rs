@@ -10,6 +10,7 @@ mod iperf;
 mod kernel_lane;
 mod killed_worker;
 mod lighttpd;
+mod links;
 mod many_workers;
 mod memcached;
 mod mosquitto;

@@ -161,3 +161,96 @@ except OSError as e_: print(os.strerror(e_.errno))";
         format!("9 True\n['{none}', '{none}', '{none}']\n{none}\n")
     );
 }
+
+/// Workers that echo, each bound to the CPU of a shard. The client gets the number of the worker first.
+const MOVING_WORKERS: &str = "
+import threading, random
+cpus = [int(cpu) for cpu in open('cpus').read().split()]
+s = server('127.0.0.1', 7402, backlog=500)
+def serve(worker):
+    os.sched_setaffinity(0, {cpus[worker]})
+    s.setblocking(False); e = select.epoll(); e.register(s, select.EPOLLIN); open_ = {}
+    while True:
+        for fd, _ in e.poll():
+            if fd == s.fileno():
+                try: c, _ = s.accept()
+                except BlockingIOError: continue
+                open_[c.fileno()] = c; e.register(c, select.EPOLLIN); c.sendall(b'%d' % worker)
+            else:
+                data = open_[fd].recv(65536)
+                if data: open_[fd].setblocking(True); open_[fd].sendall(data)
+                else: e.unregister(fd); open_.pop(fd).close()
+workers = []
+for worker in range(2):
+    pid = os.fork()
+    if not pid: serve(worker); os._exit(0)
+    workers.append(pid)
+def connect():
+    c = socket.create_connection(('127.0.0.1', 7402)); c.settimeout(30)
+    return c, int(exactly(c, 1))
+def step(name, text):
+    with open(name + '.part', 'w') as f: f.write(text)
+    os.rename(name + '.part', name)
+    while not os.path.exists(name + '-seen'): time.sleep(0.01)
+def group(name, count):
+    opened = [connect() for _ in range(count)]
+    step(name, ' '.join('%d:%d' % (c.getsockname()[1], worker) for c, worker in opened))
+    return [c for c, _ in opened]
+kept = group('before', 60)
+# Both change places, as by taskset. They learn of it as they accept.
+for worker, pid in enumerate(workers): os.sched_setaffinity(pid, {cpus[1 - worker]})
+for _ in range(600): connect()[0].close()
+kept += group('after', 60)
+# From now on they move all the time.
+moving = True
+def move():
+    while moving:
+        for pid in workers: os.sched_setaffinity(pid, random.choice([{cpus[0]}, {cpus[1]}, set(cpus)]))
+        time.sleep(0.001)
+mover = threading.Thread(target=move); mover.start()
+for turn in range(20):
+    for n, c in enumerate(kept):
+        text = b'%d.%d ' % (turn, n) * 700
+        c.sendall(text); assert exactly(c, len(text)) == text
+    fresh, _ = connect(); fresh.sendall(b'new'); assert exactly(fresh, 3) == b'new'; fresh.close()
+moving = False; mover.join()
+for pid in workers: os.kill(pid, 9); os.waitpid(pid, 0)
+print('intact')";
+
+/// New connections follow a worker that is moved to the CPU of another shard; all bytes arrive wherever it
+/// is.
+#[test]
+fn connections_follow_a_worker_that_moves() {
+    let test = "connections_follow_a_worker_that_moves";
+    if skipped(test) {
+        return;
+    }
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(2).collect();
+    let &[first, second] = cpus.as_slice() else { return ginnel_testkit::skip(test, "one CPU") };
+    let fixture = Fixture::new("moving");
+    // No offer goes to another worker because this one is slow.
+    let more = format!("cpus = [{first}, {second}]\n[channel]\noffer_ms = 60000\n");
+    let _up = two_shards(&fixture, &more);
+    std::fs::write(fixture.path().join("cpus"), format!("{first} {second}")).unwrap();
+    let program =
+        RunningProgram::new(fixture.script(&["--stack", "lab", "--listen-spawn", "bound"], MOVING_WORKERS));
+    for (name, prefers) in [("before", [0, 1]), ("after", [1, 0])] {
+        wait_until(name, || fixture.path().join(name).exists());
+        let opened = std::fs::read_to_string(fixture.path().join(name)).unwrap();
+        let sockets = fixture.run_ok(&["ss", "lab", "-t", "-H"]);
+        for connection in opened.split_whitespace() {
+            let (port, worker) = connection.split_once(':').unwrap();
+            let (peer, worker) = (format!("127.0.0.1:{port}"), worker.parse::<usize>().unwrap());
+            let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+            let accepted = |words: &Vec<String>| words[4] == "127.0.0.1:7402" && words[5] == peer;
+            let line =
+                sockets.lines().map(words).find(accepted).unwrap_or_else(|| panic!("{peer}: {sockets}"));
+            assert_eq!(line[6], prefers[worker].to_string(), "{name}: worker {worker} of {peer}");
+        }
+        std::fs::write(fixture.path().join(format!("{name}-seen")), "").unwrap();
+    }
+    let output = program.wait_for_output();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "intact\n", "{output:?}");
+}

@@ -3,6 +3,7 @@
 
 use super::{Doorbell, MemoryConfig, MemoryRx, MemoryTx, direction};
 use ginnel_stack::device::{Capabilities, Device, Label, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::handle::PortId;
 use ginnel_stack::ip::NetworkConfig;
 use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::tcp::FlowKey;
@@ -22,6 +23,10 @@ pub enum RssMode {
     /// Selects the queue like [`RssMode::Hash`], and delivers the hashes of TCP segments with the frames, as
     /// the descriptors of most adapters do.
     DeliveredHash,
+    /// Selects the queue of TCP segments to a port from 32,768 to 60,999 by the low bits of the port, like an
+    /// adapter with a filter for each queue; that of other segments by a hash that the receiver does not
+    /// know.
+    PortBits,
 }
 
 /// Creates a single-queue device, and `queues` devices at the other end of its cable that share the second
@@ -75,11 +80,21 @@ impl MultiQueueTx {
                 self.next_queue = (self.next_queue + 1) % self.queues.len();
                 self.next_queue
             }
-            RssMode::Hash | RssMode::DeliveredHash => match self.steering.owner_of_bytes(&self.buffer[..len])
-            {
-                FrameOwner::Shard(queue) => queue.into(),
-                FrameOwner::All | FrameOwner::Primary { .. } => 0,
-            },
+            RssMode::PortBits => {
+                let Some(flow) = FlowKey::of_frame(&self.buffer[..len]) else { return 0 };
+                let (queues, port) = (self.queues.len(), flow.local_addr().port());
+                let queue = usize::from(port) & (queues.next_power_of_two() - 1);
+                if (32_768..61_000).contains(&port) && queue < queues {
+                    return queue;
+                }
+                self.steering.flow_hash(flow.local_addr(), flow.remote_addr()) as usize % queues
+            }
+            RssMode::Hash | RssMode::DeliveredHash => {
+                match self.steering.owner_of_bytes(PortId(0), &self.buffer[..len]) {
+                    FrameOwner::Shard(queue) => queue.into(),
+                    FrameOwner::All | FrameOwner::Primary { .. } => 0,
+                }
+            }
         }
     }
 

@@ -179,6 +179,7 @@ fn errors_name_values_out_of_range() {
 /// Frames of many flows arrive at the queues of the shards that own them, from the first packet on.
 #[test]
 fn frames_arrive_at_their_owner_shard() {
+    use ginnel_stack::handle::PortId;
     use ginnel_stack::ip::config::NetworkConfig;
     use ginnel_stack::steering::{FrameOwner, Steering};
     in_namespace("tap::tests::frames_arrive_at_their_owner_shard", || {
@@ -200,7 +201,7 @@ fn frames_arrive_at_their_owner_shard() {
             let mut seen = vec![0; queues];
             for number in 0..200u16 {
                 let frame = steered_frame(number, far.queues[0].tx.capabilities().mac);
-                let owner = match steering.owner_of_bytes(&frame) {
+                let owner = match steering.owner_of_bytes(PortId(0), &frame) {
                     FrameOwner::Shard(owner) => usize::from(owner),
                     FrameOwner::All | FrameOwner::Primary { .. } => 0,
                 };

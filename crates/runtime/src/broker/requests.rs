@@ -199,6 +199,7 @@ codec_enum!(UdpRequest {
     4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
     9 => RecvOversize(socket, take), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
     12 => SendWith(socket, sending, data), 13 => SetMembership(socket, link, group, filter), 14 => GroupLink(group),
+    15 => OpenServed(local, options, peer),
 });
 
 // `Detach` is implied by the close of the control connection, and the broker does not serve counters.

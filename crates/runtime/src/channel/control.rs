@@ -85,14 +85,16 @@ pub enum ChannelRequest {
 impl ChannelRequest {
     /// Returns the request with its user ID replaced by `of`.
     pub(crate) fn with_user(mut self, of: u32) -> Self {
-        use UdpRequest::{Bind, Open, SetOptions};
+        use UdpRequest::{Bind, Open, OpenServed, SetOptions};
         match &mut self {
             Self::Reserve(_, AddressSharing { uid: user, .. })
             | Self::Listen(_, ListenOptions { user, .. })
             | Self::ListenExclusive(_, ListenOptions { user, .. })
             | Self::Udp(Bind(_, UdpOptions { uid: user, .. }))
             | Self::Udp(
-                Open(_, UdpOptions { uid: user, .. }) | SetOptions(_, UdpOptions { uid: user, .. }),
+                Open(_, UdpOptions { uid: user, .. })
+                | OpenServed(_, UdpOptions { uid: user, .. }, _)
+                | SetOptions(_, UdpOptions { uid: user, .. }),
             ) => *user = of,
             _ => {}
         }
@@ -101,12 +103,14 @@ impl ChannelRequest {
 
     /// Returns the local port that the request claims, if it names one.
     pub(crate) fn claimed_port(&self) -> Option<u16> {
-        use UdpRequest::{Bind, Open};
+        use UdpRequest::{Bind, Open, OpenServed};
         match self {
             Self::Reserve(address, _)
             | Self::Listen(address, _)
             | Self::ListenExclusive(address, _)
-            | Self::Udp(Bind(address, _) | Open(address, _)) => Some(address.port()),
+            | Self::Udp(Bind(address, _) | Open(address, _) | OpenServed(address, ..)) => {
+                Some(address.port())
+            }
             Self::Connect(_, options) => options.local.map(|local| local.port()),
             _ => None,
         }
@@ -148,6 +152,9 @@ pub enum UdpRequest {
     SetMembership(UdpHandle, u16, IpAddr, Option<SourceFilter>),
     /// Returns the link by which a group is reached if the program names none, and the limits of memberships.
     GroupLink(IpAddr),
+    /// As `Open`, but refused with [`UdpError::AddressNotAvailable`] by a shard that does not serve the
+    /// device of the local address, or that of the way to a peer.
+    OpenServed(SocketAddr, UdpOptions, Option<IpAddr>),
 }
 
 /// Counters of the stack.

@@ -9,8 +9,8 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardsConfig {
-    /// Number of shards, each a thread with its own queue of every device: 1 to 64. The limits of other
-    /// tables apply to each shard. Default 1.
+    /// Number of shards, each a thread with its own queue of every device, unless a device has `shards`: 1 to
+    /// 64. The limits of other tables apply to each shard. Default 1.
     pub count: u32,
     /// Pins the shards to these CPUs, one for each. Default: not pinned.
     pub cpus: Vec<u32>,
@@ -19,7 +19,8 @@ pub struct ShardsConfig {
     pub application_cpus: Vec<u32>,
     /// Size of the queue for frames that one shard forwards to another, in bytes: 262,144 to 1,073,741,824,
     /// rounded up to a power of two. If it is full, frames are dropped and counted, as by a full receive
-    /// queue. Each ordered pair of shards has one. Default 512 KiB.
+    /// queue. Each ordered pair of shards has one, and so has each shard for each device that it does not
+    /// serve. Default 512 KiB.
     pub mailbox_bytes: u32,
     /// Size of the queue for broadcasts of one shard to another (neighbours, routers, path MTUs), in bytes:
     /// 4,096 to 16,777,216. If it is full, frames that would have to be broadcast are dropped. Default 64

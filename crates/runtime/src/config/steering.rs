@@ -8,8 +8,24 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SteeringConfig {
+    /// How devices steer packets to TCP connections that the stack opens. `hash`: by the flow hash, as all
+    /// other packets. `port-bits`: by the low bits of their local port, from `tcp.local_port_first` to
+    /// `tcp.local_port_last`, as filters with a port mask do (`ethtool -N`); the bits are the number of the
+    /// queue. Default `hash`.
+    pub opened: OpenedSteering,
     /// Rules that choose the shard of a TCP connection.
     pub rules: Vec<SteeringRule>,
+}
+
+/// How devices steer packets to connections that the stack opens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OpenedSteering {
+    /// By the flow hash.
+    #[default]
+    Hash,
+    /// By the low bits of the local port.
+    PortBits,
 }
 
 /// Keys of a `[[steering.rules]]` table. All conditions must hold. They are about the packets that the stack

@@ -481,3 +481,47 @@ fn wrong_steering_rules_are_named() {
     let error = Config::from_toml("x.toml", &many).unwrap_err().to_string();
     assert!(error.contains("steering.rules") && error.contains("at most 64"), "{error}");
 }
+
+#[test]
+fn shards_of_devices_are_validated() {
+    let file = |count: u32, first: &str, second: &str| {
+        let text = format!(
+            "shards.count = {count}\n[[device]]\nname = \"a\"\nkind = \"memory\"\n{first}\n[[device]]\nname = \"b\"\n\
+             kind = \"memory\"\n{second}\n[[link]]\nname = \"a\"\ndevice = \"a\"\n[[link]]\nname = \"b\"\ndevice = \"b\"\n"
+        );
+        Config::from_toml("x.toml", &text)
+    };
+    let config = file(3, "shards = [2, 0]", "shards = [1]").unwrap();
+    assert_eq!(
+        (config.shards_of(&config.devices[0]), config.shards_of(&config.devices[1])),
+        (vec![2, 0], vec![1])
+    );
+    assert!(config.has_device_shards());
+    // All shards in their order are what a device has without the key.
+    let usual = file(2, "shards = [0, 1]", "").unwrap();
+    assert_eq!((usual.shards_of(&usual.devices[1]), usual.has_device_shards()), (vec![0, 1], false));
+    assert!(file(2, "shards = [1, 0]", "").unwrap().has_device_shards());
+    let error = |count, first, second| file(count, first, second).unwrap_err().to_string();
+    for (count, first, second, expected) in [
+        (2, "shards = []", "", "device[0].shards: is empty: name a shard, as in [0]"),
+        (
+            2,
+            "",
+            "shards = [0, 2]",
+            "device[1].shards[1]: there is no shard 2: shards.count is 2, so shards are 0 to 1",
+        ),
+        (2, "shards = [1, 1]", "", "device[0].shards[1]: shard 1 is listed twice"),
+        (
+            4,
+            "shards = [0, 1]",
+            "shards = [3]",
+            "shards.count: shard 2 of 4 serves no link: name it in the `shards`",
+        ),
+        (2, "shards = [-1]", "", "device[0].shards"),
+        (2, "shards = [256]", "", "device[0].shards"),
+        (2, "shards = 1", "", "device[0].shards"),
+    ] {
+        let error = error(count, first, second);
+        assert!(error.starts_with("x.toml:") && error.contains(expected), "{error}");
+    }
+}

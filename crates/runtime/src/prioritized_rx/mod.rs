@@ -147,6 +147,7 @@ impl Priorities {
         dispatch: &mut EventDispatcher,
     ) -> usize {
         let mut received = cross_shard_rx::receive_broadcasts(core, handler, dispatch, receiver);
+        received += cross_shard_rx::send_relayed(core, receiver);
         for _ in 0..BURSTS_PER_LOOK_MAX {
             let burst = receiver.frames.burst();
             let frames = burst.len();

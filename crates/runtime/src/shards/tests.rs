@@ -2,6 +2,7 @@
 
 mod control;
 mod datagrams;
+mod device_shards;
 mod fast_open;
 mod labels;
 mod limits;

@@ -6,7 +6,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use core::ops::BitAnd;
 
 /// Local addresses of one family as integers, each with its link.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AddressSet<T> {
     /// The first address that was added: on most hosts the only one.
     primary: Option<(T, LinkId)>,
@@ -84,7 +84,7 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
 
 /// The addresses of this host that packets may be sent from and received at. Tentative addresses (RFC 4862
 /// §5.4) are not among them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LocalAddresses {
     pub v4: AddressSet<u32>,
     pub v6: AddressSet<u128>,

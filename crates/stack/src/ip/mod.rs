@@ -333,6 +333,7 @@ impl Network {
     pub(crate) fn bump_epoch(&mut self) {
         // 0 is the epoch of a default hop.
         self.epoch = self.epoch.checked_add(1).unwrap_or(1);
+        self.update_steered_addresses();
     }
 
     /// Adds a device and returns its number.

@@ -1,18 +1,20 @@
 //! Cooperation of the network layers of several shards: what the primary shard does for the others, and the
 //! updates they exchange.
 //!
-//! The primary shard alone acts on the link: it answers ARP requests and neighbour solicitations, performs
-//! duplicate address detection, solicits routers and reports multicast groups. ARP packets, neighbour
-//! discovery and router advertisements are passed to all shards as frames, so that all tables follow the same
-//! rules; other state is broadcast as a [`ControlUpdate`].
+//! The primary shard of a device alone acts on its links: it answers ARP requests and neighbour
+//! solicitations, performs duplicate address detection, solicits routers and reports multicast groups. ARP
+//! packets, neighbour discovery and router advertisements are passed to the other shards as frames, so that
+//! all tables follow the same rules; other state is broadcast as a [`ControlUpdate`].
 
 use super::{Network, Reassembled};
-use crate::handle::LinkId;
+use crate::device::TxMeta;
+use crate::handle::{LinkId, PortId};
 use crate::link::AddressState;
 use crate::link::neighbour::NeighbourUpdate;
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
+use core::net::IpAddr;
 
 /// Largest number of updates that await being fetched. They originate from timers, from errors about
 /// connections, and from SYN+ACKs that tell something new about their sender. They are fetched in every turn.
@@ -34,9 +36,42 @@ impl Network {
         self.steering.as_deref_mut()
     }
 
-    /// Returns whether another shard, the primary one, acts on the link for this shard.
-    pub(crate) fn is_secondary_shard(&self) -> bool {
-        self.steering.as_ref().is_some_and(|steering| steering.is_secondary())
+    /// Returns whether another shard, the primary one, acts on a link for this shard.
+    pub(crate) fn is_secondary_shard(&self, link: LinkId) -> bool {
+        self.steering.as_ref().is_some_and(|steering| steering.is_secondary(self.link(link).port))
+    }
+
+    /// Returns whether this shard serves the device of a local address: always, unless devices have shards of
+    /// their own.
+    pub fn serves(&self, local: IpAddr) -> bool {
+        self.steering.as_ref().is_none_or(|steering| steering.serves(local))
+    }
+
+    /// Returns whether this shard serves the device whose address packets to `to` have as their source. True
+    /// if there is no route.
+    pub fn serves_route(&mut self, now: Instant, to: IpAddr) -> bool {
+        if self.steering.as_ref().is_none_or(|steering| !steering.has_device_shards()) {
+            return true;
+        }
+        self.route(now, to, None).map_or(true, |route| self.serves(route.src))
+    }
+
+    /// Tells the steering which addresses are local, if it depends on them.
+    pub(crate) fn update_steered_addresses(&mut self) {
+        if let Some(steering) = self.steering.as_mut().filter(|steering| steering.has_device_shards()) {
+            let ports = self.links.iter().map(|link| link.port).collect();
+            steering.set_local_addresses(self.local.clone(), ports);
+        }
+    }
+
+    /// Sends a frame on a device for a shard that does not serve the device. Returns false if the device is
+    /// full.
+    pub fn send_relayed(&mut self, port: PortId, frame: &[u8]) -> bool {
+        let Some(port) = self.ports.get_mut(usize::from(port.0)) else { return false };
+        let Some(room) = port.tx.reserve(frame.len()) else { return false };
+        room[..frame.len()].copy_from_slice(frame);
+        port.commit(frame.len(), TxMeta::default(), &mut self.stats);
+        true
     }
 
     /// Returns whether an answer creates a neighbour although this shard did not ask for it: another shard
@@ -94,6 +129,7 @@ impl Network {
     /// Returns the owner of a packet that was reassembled here; `None` if there is only one shard.
     pub(crate) fn owner_of_reassembled(&self, packet: &Reassembled) -> Option<FrameOwner> {
         Some(self.steering.as_ref()?.owner_of_packet(
+            self.link(packet.link()).port,
             packet.bytes(),
             packet.has_group_destination(self),
             None,

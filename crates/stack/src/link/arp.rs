@@ -24,7 +24,7 @@ impl Network {
         // conflict, but nothing is learnt from it.
         if packet.sender_ip.is_unspecified() {
             let answered =
-                packet.operation == ArpOperation::Request && target_is_ours && !self.is_secondary_shard();
+                packet.operation == ArpOperation::Request && target_is_ours && !self.is_secondary_shard(link);
             if answered && packet.sender_mac.is_unicast() {
                 self.send_arp_reply(link, packet);
             }
@@ -48,7 +48,7 @@ impl Network {
         }
         let for_us = packet.operation == ArpOperation::Request && target_is_ours;
         self.learn_from_arp(now, link, packet, for_us, group_frame);
-        if for_us && !self.is_secondary_shard() {
+        if for_us && !self.is_secondary_shard(link) {
             self.send_arp_reply(link, packet);
         }
     }

@@ -32,7 +32,7 @@ impl Network {
     /// Starts router solicitation when the link-local address has become valid.
     pub(crate) fn on_link_local_address(&mut self, id: LinkId) {
         let link = self.link(id);
-        if link.accept_ra && link.router_solicitations_left > 0 && !self.is_secondary_shard() {
+        if link.accept_ra && link.router_solicitations_left > 0 && !self.is_secondary_shard(id) {
             self.timers.arm(NetworkTimer::RouterSolicitation(id), Instant::ZERO);
         }
     }

@@ -65,7 +65,7 @@ impl Network {
         self.join_group(id, solicited_node(v6).into());
         if checked {
             self.on_dad_completed(id, v6);
-        } else if !self.is_secondary_shard() {
+        } else if !self.is_secondary_shard(id) {
             // The current time is not known here: the first call of [`Network::run_timers`] draws the delay.
             self.timers.arm(NetworkTimer::DadStart(id, v6), Instant::ZERO);
         }
@@ -116,7 +116,7 @@ impl Network {
     }
 
     fn on_dad_failure(&mut self, id: LinkId, address: Ipv6Addr) {
-        if self.is_secondary_shard() {
+        if self.is_secondary_shard(id) {
             // This shard sent no solicitation: the primary shard broadcasts the result.
             return;
         }
@@ -176,7 +176,7 @@ impl Network {
             AddressState::Valid => {}
         }
         let own_mac = link.mac;
-        let is_responder = !self.is_secondary_shard();
+        let is_responder = !self.is_secondary_shard(packet.link);
         let advertisement = |solicited| NdpMessage::NeighbourAdvertisement {
             target,
             router: false,

@@ -2,6 +2,7 @@
 //! port is added (by exclusive or) to that of the rest of the flow. So the ports of this shard need not be
 //! searched one by one, which would take as many attempts as there are shards.
 
+use super::port_bits::PortBits;
 use super::toeplitz::Toeplitz;
 use super::{INDIRECTION_ENTRIES, Steering};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +19,7 @@ pub(super) struct HomePorts {
 }
 
 /// The contribution of the local port to the hash, for one address family.
-struct PortTable {
+pub(crate) struct PortTable {
     /// Contributions of the high byte.
     high: [u8; BLOCK],
     /// By the contribution of the rest of the flow: a bit for each low byte whose ports belong to the shard.
@@ -57,18 +58,40 @@ impl HomePorts {
 }
 
 /// The ports of one address towards one destination.
-pub(crate) struct HomePortSearch<'a> {
-    table: &'a PortTable,
-    /// Contribution of the rest of the flow.
-    base: u8,
+pub(crate) enum HomePortSearch<'a> {
+    /// The hash chooses the shard.
+    Hash {
+        table: &'a PortTable,
+        /// Contribution of the rest of the flow.
+        base: u8,
+    },
+    /// The low bits of the port choose the queue.
+    PortBits { bits: &'a PortBits, queue: usize, queues: usize },
 }
 
 impl Steering {
-    /// Prepares to search ports of `local` for a connection to `remote`.
-    pub(crate) fn home_ports(&self, remote: SocketAddr, local: IpAddr) -> HomePortSearch<'_> {
+    /// Prepares to search ports of `local` for a connection to `remote`; `None` if this shard does not serve
+    /// the device of `local`, so that no port would do.
+    pub(crate) fn home_ports(&self, remote: SocketAddr, local: IpAddr) -> Option<HomePortSearch<'_>> {
+        if let Some(bits) = &self.port_bits {
+            return self.home_ports_by_bits(bits, local);
+        }
         let base = hash_value(self.toeplitz.hash_without_local_port(remote, local));
-        let table = if local.is_ipv4() { &self.home_ports.v4 } else { &self.home_ports.v6 };
-        HomePortSearch { table, base }
+        let ports = match &self.device_shards {
+            None => &self.home_ports,
+            Some(served) => served.home_ports(local).unwrap_or(Some(&self.home_ports))?,
+        };
+        let table = if local.is_ipv4() { &ports.v4 } else { &ports.v6 };
+        Some(HomePortSearch::Hash { table, base })
+    }
+
+    fn home_ports_by_bits<'a>(&self, bits: &'a PortBits, local: IpAddr) -> Option<HomePortSearch<'a>> {
+        let queues = self.device_shards.as_ref().and_then(|served| served.queues(local, None));
+        let (queue, queues) = match queues {
+            None => (self.shard.into(), self.shards.into()),
+            Some(shards) => (shards.iter().position(|&shard| shard == self.shard)?, shards.len()),
+        };
+        Some(HomePortSearch::PortBits { bits, queue, queues })
     }
 }
 
@@ -76,11 +99,15 @@ impl HomePortSearch<'_> {
     /// Returns the first port from `from` to `last` whose returning packets belong to this shard.
     #[inline]
     pub(crate) fn next(&self, from: u16, last: u16) -> Option<u16> {
+        let (table, base) = match *self {
+            Self::Hash { table, base } => (table, base),
+            Self::PortBits { bits, queue, queues } => return bits.next(from, last, queue, queues),
+        };
         // A word of 64 ports at a time: most have a port of the shard.
         let mut at = from;
         while at <= last {
             let [high, low] = at.to_be_bytes().map(usize::from);
-            let words = &self.table.low[usize::from(self.base ^ self.table.high[high]) % VALUES];
+            let words = &table.low[usize::from(base ^ table.high[high]) % VALUES];
             let ports = words[low / 64] >> (low % 64);
             if ports != 0 {
                 // Cannot overflow: the port is in the word of `at`.

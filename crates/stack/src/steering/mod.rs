@@ -14,9 +14,15 @@
 //! | ICMP errors | the owner of the quoted flow |
 //! | ARP, neighbour and router discovery, IGMP, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
 //! | everything else (echo requests) | the shard that received the frame |
+//!
+//! If some devices are served by some of the shards only (`device_shards`), each device has its own number of
+//! shards, and its own primary one. If devices steer by port mask (`port_bits`), the low bits of the local
+//! port choose the shard of connections that the stack opens.
 
+mod device_shards;
 pub(crate) mod home_ports;
 pub mod policy;
+mod port_bits;
 pub mod toeplitz;
 pub mod udp;
 
@@ -28,8 +34,10 @@ use crate::wire::ethernet::EtherType;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::RangeInclusive;
+use device_shards::DeviceShards;
 use home_ports::HomePorts;
-use policy::PolicyState;
+use policy::{PolicyState, SteeredFlow};
+use port_bits::PortBits;
 use std::sync::Arc;
 use toeplitz::Toeplitz;
 use udp::{UdpOwner, UdpPortTable};
@@ -49,9 +57,20 @@ pub enum FrameOwner {
     All,
     /// The primary shard, which acts on the link for all shards.
     Primary {
-        /// True if the other shards get a copy.
-        broadcast: bool,
+        /// The shards that get a copy.
+        broadcast: Broadcast,
     },
+}
+
+/// The shards that get a copy of a frame for the primary shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broadcast {
+    /// No other shard: they learn nothing from it.
+    None,
+    /// The shards that send on the device, which have its neighbours.
+    Users,
+    /// All shards: addresses and routes.
+    All,
 }
 
 /// The steering of one shard.
@@ -68,6 +87,10 @@ pub struct Steering {
     home_ports: HomePorts,
     /// Rules that come before the hash.
     policy: Option<Box<PolicyState>>,
+    /// The shards of each device, if not all shards serve all devices.
+    device_shards: Option<Box<DeviceShards>>,
+    /// The ports whose low bits come before the hash.
+    port_bits: Option<PortBits>,
 }
 
 impl Steering {
@@ -89,6 +112,8 @@ impl Steering {
             udp_port_first: network.udp_port_first,
             udp_port_last: network.udp_port_last,
             policy: None,
+            device_shards: None,
+            port_bits: None,
         }
     }
 
@@ -97,9 +122,9 @@ impl Steering {
         self.shard
     }
 
-    /// Returns whether this shard is not the primary one.
-    pub fn is_secondary(&self) -> bool {
-        self.shard != 0
+    /// Returns whether this shard is not the primary one of a device.
+    pub fn is_secondary(&self, port: PortId) -> bool {
+        self.shard != self.primary(port)
     }
 
     /// Replaces the table of bound UDP ports.
@@ -116,16 +141,30 @@ impl Steering {
     /// Returns the owner of a TCP flow, given the source and destination of its received packets.
     #[inline]
     pub fn flow_owner(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
-        self.tcp_owner(src, dst, self.flow_hash(src, dst))
+        self.tcp_owner(src, dst, self.flow_hash(src, dst), None)
     }
 
     /// Returns the owner of a TCP flow whose hash is known.
     #[inline]
-    fn tcp_owner(&self, src: SocketAddr, dst: SocketAddr, hash: u32) -> u8 {
-        let owner = self.shard_of_hash(hash);
+    fn tcp_owner(&self, src: SocketAddr, dst: SocketAddr, hash: u32, port: Option<PortId>) -> u8 {
+        let by_port = match &self.port_bits {
+            None => None,
+            Some(bits) => self.shard_of_port_bits(bits, dst, port),
+        };
+        let owner = by_port.unwrap_or_else(|| self.shard_of_hash(hash, dst.ip(), port));
         match &self.policy {
             None => owner,
-            Some(policy) => policy.owner(src, dst, hash, self.shards, owner),
+            Some(policy) => {
+                let serving = self.device_shards.as_ref().map_or(u64::MAX, |served| served.serving(dst.ip()));
+                policy.owner(SteeredFlow {
+                    source: src,
+                    destination: dst,
+                    hash,
+                    shards: self.shards,
+                    serving,
+                    shard: owner,
+                })
+            }
         }
     }
 
@@ -162,9 +201,23 @@ impl Steering {
         chosen.then(|| ((port - self.udp_port_first) % u16::from(self.shards)) as u8)
     }
 
-    fn shard_of_hash(&self, hash: u32) -> u8 {
-        // Cannot truncate: the remainder is below 64.
-        (hash % INDIRECTION_ENTRIES % u32::from(self.shards)) as u8
+    /// Returns the shard that the low bits of a local port name; `None` if the hash decides.
+    fn shard_of_port_bits(&self, bits: &PortBits, local: SocketAddr, port: Option<PortId>) -> Option<u8> {
+        let queues = self.device_shards.as_ref().and_then(|served| served.queues(local.ip(), port));
+        match queues {
+            None => bits.queue(local.port(), self.shards.into()).map(|queue| queue as u8),
+            Some(shards) => shards.get(bits.queue(local.port(), shards.len())?).copied(),
+        }
+    }
+
+    /// Returns the shard of a hash. `local` is the receiver of the packets, `port` the device that has
+    /// received one of them, if it is known.
+    fn shard_of_hash(&self, hash: u32, local: IpAddr, port: Option<PortId>) -> u8 {
+        let served = self.device_shards.as_ref();
+        served.and_then(|served| served.shard_of_hash(hash, local, port)).unwrap_or_else(|| {
+            // Cannot truncate: the remainder is below 64.
+            (hash % INDIRECTION_ENTRIES % u32::from(self.shards)) as u8
+        })
     }
 
     /// Returns whether a frame is a plain TCP segment whose label has a hash that belongs to this shard, so
@@ -183,21 +236,22 @@ impl Steering {
         (words == IPV4 || is_ipv6()) && self.home_entries[(hash % INDIRECTION_ENTRIES) as usize]
     }
 
-    /// Returns the owner of a received frame, Ethernet header included. A malformed frame stays with this
-    /// shard, which counts it. The flow hash is taken from the frame's label if the label has one.
+    /// Returns the owner of a frame that the device `port` has received, Ethernet header included. A
+    /// malformed frame stays with this shard, which counts it. The flow hash is taken from the frame's label
+    /// if the label has one.
     #[inline]
-    pub fn owner_of_frame(&self, frame: &RxFrame<'_>) -> FrameOwner {
-        self.owner_with_hash(frame.bytes, frame.label.hash())
+    pub fn owner_of_frame(&self, port: PortId, frame: &RxFrame<'_>) -> FrameOwner {
+        self.owner_with_hash(port, frame.bytes, frame.label.hash())
     }
 
-    /// Returns the owner of a frame without a label.
+    /// Returns the owner of a frame without a label that the device `port` has received.
     #[inline]
-    pub fn owner_of_bytes(&self, frame: &[u8]) -> FrameOwner {
-        self.owner_with_hash(frame, None)
+    pub fn owner_of_bytes(&self, port: PortId, frame: &[u8]) -> FrameOwner {
+        self.owner_with_hash(port, frame, None)
     }
 
     #[inline]
-    fn owner_with_hash(&self, frame: &[u8], hash: Option<u32>) -> FrameOwner {
+    fn owner_with_hash(&self, port: PortId, frame: &[u8], hash: Option<u32>) -> FrameOwner {
         let this_shard = FrameOwner::Shard(self.shard);
         let Some(&[group, .., e0, e1]) = frame.first_chunk::<14>() else { return this_shard };
         let (mut ethertype, mut at) = (EtherType(u16::from_be_bytes([e0, e1])), 14);
@@ -206,29 +260,37 @@ impl Steering {
             (ethertype, at) = (EtherType(u16::from_be_bytes([e0, e1])), 18);
         }
         match ethertype {
-            EtherType::ARP => FrameOwner::Primary { broadcast: true },
-            EtherType::IPV4 | EtherType::IPV6 => self.owner_of_packet(&frame[at..], group & 1 != 0, hash),
+            EtherType::ARP => FrameOwner::Primary { broadcast: Broadcast::Users },
+            EtherType::IPV4 | EtherType::IPV6 => {
+                self.owner_of_packet(port, &frame[at..], group & 1 != 0, hash)
+            }
             _ => this_shard,
         }
     }
 
     /// Returns the owner of a packet, from its IP header on. `group` tells whether the frame has a group
     /// destination.
-    pub(crate) fn owner_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> FrameOwner {
+    pub(crate) fn owner_of_packet(
+        &self,
+        port: PortId,
+        packet: &[u8],
+        group: bool,
+        hash: Option<u32>,
+    ) -> FrameOwner {
         let owner = match packet.first().map(|byte| byte >> 4) {
-            Some(4) => self.owner_v4(packet, group, hash),
-            Some(6) => self.owner_v6(packet, group, hash),
+            Some(4) => self.owner_v4(port, packet, group, hash),
+            Some(6) => self.owner_v6(port, packet, group, hash),
             _ => None,
         };
         owner.unwrap_or(FrameOwner::Shard(self.shard))
     }
 
-    fn owner_v4(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
+    fn owner_v4(&self, port: PortId, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
         let header = packet.first_chunk::<20>()?;
         let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
         let (src, dst) = (Ipv4Addr::new(s0, s1, s2, s3).into(), Ipv4Addr::new(d0, d1, d2, d3));
         if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
-            return Some(FrameOwner::Shard(self.shard_of_hash(self.toeplitz.hash(src, dst.into(), None))));
+            return Some(self.owner_of_fragment(port, src, dst.into()));
         }
         let transport = packet.get(usize::from(header[0] & 15) * 4..)?;
         match header[9] {
@@ -240,38 +302,44 @@ impl Steering {
                 _ => None,
             },
             // The other shards learn nothing from group management.
-            protocol::IGMP => Some(FrameOwner::Primary { broadcast: false }),
-            protocol => self.owner_of_transport(protocol, transport, src, dst.into(), group, hash),
+            protocol::IGMP => Some(FrameOwner::Primary { broadcast: Broadcast::None }),
+            protocol => self.owner_of_transport(port, protocol, transport, [src, dst.into()], group, hash),
         }
     }
 
-    fn owner_v6(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
+    fn owner_v6(&self, port: PortId, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
         let header = ipv6::Header::parse(packet).ok()?;
         let (src, dst) = (header.src.into(), header.dst.into());
         let chain = ipv6::walk_header_chain(packet, &header).ok()?;
         if chain.fragment.is_some() {
-            return Some(FrameOwner::Shard(self.shard_of_hash(self.toeplitz.hash(src, dst, None))));
+            return Some(self.owner_of_fragment(port, src, dst));
         }
         let transport = packet.get(chain.offset..)?;
         if chain.protocol != protocol::ICMPV6 {
-            return self.owner_of_transport(chain.protocol, transport, src, dst, group, hash);
+            return self.owner_of_transport(port, chain.protocol, transport, [src, dst], group, hash);
         }
         match transport.first()? {
             // Error messages.
             1..=4 => self.owner_of_quoted(transport.get(icmpv6::HEADER_LEN..)?),
             // The other shards learn nothing from listener discovery and router solicitations.
-            130..=133 | 143 => Some(FrameOwner::Primary { broadcast: false }),
-            134..=137 => Some(FrameOwner::Primary { broadcast: true }),
+            130..=133 | 143 => Some(FrameOwner::Primary { broadcast: Broadcast::None }),
+            134 => Some(FrameOwner::Primary { broadcast: Broadcast::All }),
+            135..=137 => Some(FrameOwner::Primary { broadcast: Broadcast::Users }),
             _ => None,
         }
     }
 
+    /// Returns the shard that reassembles the fragments of a packet: that of the hash of its addresses.
+    fn owner_of_fragment(&self, port: PortId, src: IpAddr, dst: IpAddr) -> FrameOwner {
+        FrameOwner::Shard(self.shard_of_hash(self.toeplitz.hash(src, dst, None), dst, Some(port)))
+    }
+
     fn owner_of_transport(
         &self,
+        port: PortId,
         protocol: u8,
         transport: &[u8],
-        src: IpAddr,
-        dst: IpAddr,
+        [src, dst]: [IpAddr; 2],
         group: bool,
         hash: Option<u32>,
     ) -> Option<FrameOwner> {
@@ -279,10 +347,11 @@ impl Steering {
         let src = SocketAddr::new(src, u16::from_be_bytes([s0, s1]));
         let dst = SocketAddr::new(dst, u16::from_be_bytes([d0, d1]));
         match protocol {
-            protocol::TCP => Some(FrameOwner::Shard(
-                hash.map_or_else(|| self.flow_owner(src, dst), |hash| self.tcp_owner(src, dst, hash)),
-            )),
-            protocol::UDP => Some(self.udp_owner(src, dst, group, hash)),
+            protocol::TCP => {
+                let hash = hash.unwrap_or_else(|| self.flow_hash(src, dst));
+                Some(FrameOwner::Shard(self.tcp_owner(src, dst, hash, Some(port))))
+            }
+            protocol::UDP => Some(self.udp_owner(src, dst, group, hash, Some(port))),
             _ => None,
         }
     }
@@ -293,16 +362,19 @@ impl Steering {
         dst: SocketAddr,
         group: bool,
         label_hash: Option<u32>,
+        port: Option<PortId>,
     ) -> FrameOwner {
         // The hash is masked as in a label, so that the same socket is selected with and without a label.
         let computed =
             || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))) & Label::HASH_MASK;
         let hash = || label_hash.unwrap_or_else(computed);
-        match self.udp.owner(dst, src, group, hash) {
+        let serving = self.device_shards.as_ref().map_or(u64::MAX, |served| served.serving(dst.ip()));
+        match self.udp.owner(dst, src, group, serving, hash) {
             Some(UdpOwner::Shard(shard)) => FrameOwner::Shard(shard),
             Some(UdpOwner::All) => FrameOwner::All,
             None => FrameOwner::Shard(
-                self.owner_of_ephemeral_port(dst.port()).unwrap_or_else(|| self.shard_of_hash(hash())),
+                self.owner_of_ephemeral_port(dst.port())
+                    .unwrap_or_else(|| self.shard_of_hash(hash(), dst.ip(), port)),
             ),
         }
     }
@@ -311,7 +383,7 @@ impl Steering {
     /// address. Returns `None` if no socket has the port.
     pub(crate) fn group_owner(&self, src: SocketAddr, dst: SocketAddr) -> Option<FrameOwner> {
         // The hash distributes unicast datagrams only.
-        match self.udp.owner(dst, src, true, || 0) {
+        match self.udp.owner(dst, src, true, u64::MAX, || 0) {
             Some(UdpOwner::Shard(shard)) => Some(FrameOwner::Shard(shard)),
             Some(UdpOwner::All) => Some(FrameOwner::All),
             None => self.owner_of_ephemeral_port(dst.port()).map(FrameOwner::Shard),
@@ -324,7 +396,7 @@ impl Steering {
         let TransportError { protocol, local, remote, .. } = parse_quoted_packet(quote)?;
         match protocol {
             protocol::TCP => Some(FrameOwner::Shard(self.flow_owner(remote, local))),
-            protocol::UDP => Some(self.udp_owner(remote, local, false, None)),
+            protocol::UDP => Some(self.udp_owner(remote, local, false, None, None)),
             _ => None,
         }
     }

@@ -19,6 +19,8 @@ pub struct SteeredFlow {
     pub hash: u32,
     /// The number of shards.
     pub shards: u8,
+    /// The shards that serve the device of the destination: a bit for each.
+    pub serving: u64,
     /// The owner so far: that of the hash, or of a rule that let others decide.
     pub shard: u8,
 }
@@ -29,13 +31,19 @@ impl SteeredFlow {
     pub const fn spread(&self, count: usize) -> usize {
         if count == 0 { 0 } else { (self.hash % INDIRECTION_ENTRIES) as usize % count }
     }
+
+    /// Returns whether a shard exists and serves the device of the destination.
+    #[must_use]
+    pub const fn is_served_by(&self, shard: u8) -> bool {
+        shard < self.shards && self.serving >> shard & 1 != 0
+    }
 }
 
 /// Chooses owners of flows. All shards must get the same answer for a flow at all times, so it may depend on
 /// nothing but the flow.
 pub trait SteeringPolicy: Send + Sync {
-    /// Returns the owner of a flow; `None` leaves it to the hash. A shard that does not exist is counted, and
-    /// the hash decides.
+    /// Returns the owner of a flow; `None` leaves it to the hash. A shard that does not exist, or does not
+    /// serve the device of the destination, is counted, and the hash decides.
     fn owner(&self, flow: &SteeredFlow) -> Option<u8>;
 }
 
@@ -52,36 +60,30 @@ impl PolicyState {
         Self { policy, active_ports, chosen: Cell::new(0), invalid: Cell::new(0) }
     }
 
-    /// Returns the owner of a flow: that of the policy, or `by_hash`.
+    /// Returns the owner of a flow: that of the policy, or that of the hash, which `flow` has.
     #[inline(never)]
-    pub(super) fn owner(
-        &self,
-        source: SocketAddr,
-        destination: SocketAddr,
-        hash: u32,
-        shards: u8,
-        by_hash: u8,
-    ) -> u8 {
-        if self.active_ports.contains(&destination.port()) {
-            return by_hash;
+    pub(super) fn owner(&self, flow: SteeredFlow) -> u8 {
+        if self.active_ports.contains(&flow.destination.port()) {
+            return flow.shard;
         }
         // The hash is masked as in a label, so that all shards get the same answer with and without one.
-        let hash = hash & Label::HASH_MASK;
+        let flow = SteeredFlow { hash: flow.hash & Label::HASH_MASK, ..flow };
         let count = |counter: &Cell<u64>| counter.set(counter.get() + 1);
-        match self.policy.owner(&SteeredFlow { source, destination, hash, shards, shard: by_hash }) {
-            None => by_hash,
-            Some(owner) if owner < shards => {
+        match self.policy.owner(&flow) {
+            None => flow.shard,
+            Some(owner) if flow.is_served_by(owner) => {
                 count(&self.chosen);
                 owner
             }
             Some(_) => {
                 count(&self.invalid);
-                by_hash
+                flow.shard
             }
         }
     }
 
-    /// Returns how many owners the policy has chosen, and how many of its answers were no shards.
+    /// Returns how many owners the policy has chosen, and how many of its answers were no shards of the
+    /// device.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.chosen.get(), self.invalid.get())
     }

@@ -47,8 +47,8 @@ fn all_shards_agree_and_flows_spread_evenly() {
         let mut flows = vec![0; usize::from(count)];
         for port in 1000..9000 {
             let frame = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(port, 80)));
-            let owner = steering(0, count).owner_of_bytes(&frame);
-            assert_eq!(owner, steering(count - 1, count).owner_of_bytes(&frame));
+            let owner = steering(0, count).owner_of_bytes(PortId(0), &frame);
+            assert_eq!(owner, steering(count - 1, count).owner_of_bytes(PortId(0), &frame));
             let FrameOwner::Shard(owner) = owner else { panic!("{owner:?}") };
             flows[usize::from(owner)] += 1;
         }
@@ -63,13 +63,13 @@ fn owner_of_frame_matches_owner_of_flow() {
     let steering = steering(0, 7);
     let packet = ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80));
     let flow = steering.flow_owner((PEER, 5000).into(), (OURS, 80).into());
-    assert_eq!(steering.owner_of_bytes(&frame(0x0800, &packet)), FrameOwner::Shard(flow));
+    assert_eq!(steering.owner_of_bytes(PortId(0), &frame(0x0800, &packet)), FrameOwner::Shard(flow));
     let tagged = [&[0, 7, 0x08, 0x00], &packet[..]].concat();
-    assert_eq!(steering.owner_of_bytes(&frame(0x8100, &tagged)), FrameOwner::Shard(flow));
+    assert_eq!(steering.owner_of_bytes(PortId(0), &frame(0x8100, &tagged)), FrameOwner::Shard(flow));
     let packet = ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80));
     let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
     assert_eq!(
-        steering.owner_of_bytes(&frame(0x86dd, &packet)),
+        steering.owner_of_bytes(PortId(0), &frame(0x86dd, &packet)),
         FrameOwner::Shard(steering.flow_owner(src, dst))
     );
 }
@@ -79,7 +79,7 @@ fn hash_from_the_device_is_trusted() {
     use crate::device::{Label, RxFrame};
     let steering = steering(0, 7);
     let owner = |bytes: &[u8], hash| {
-        steering.owner_of_frame(&RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) })
+        steering.owner_of_frame(PortId(0), &RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) })
     };
     let (src, dst) = ((PEER, 5000).into(), (OURS, 80).into());
     let true_hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((5000, 80)));
@@ -90,7 +90,7 @@ fn hash_from_the_device_is_trusted() {
         (0..7).map(|hash| owner(&tcp, Some(hash))).collect::<Vec<_>>(),
         (0..7).map(FrameOwner::Shard).collect::<Vec<_>>()
     );
-    assert_eq!(owner(&tcp, None), steering.owner_of_bytes(&tcp));
+    assert_eq!(owner(&tcp, None), steering.owner_of_bytes(PortId(0), &tcp));
     let six = frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80)));
     assert_eq!(owner(&six, Some(5)), FrameOwner::Shard(5));
     // Frames that are not steered by a flow hash ignore it: fragments, ARP, and ports of UDP sockets.
@@ -98,7 +98,7 @@ fn hash_from_the_device_is_trusted() {
     let arp = frame(0x0806, &[0; 28]);
     let chosen = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 40_000)));
     for bytes in [fragment, arp, chosen] {
-        assert!((0..7).all(|hash| owner(&bytes, Some(hash)) == steering.owner_of_bytes(&bytes)));
+        assert!((0..7).all(|hash| owner(&bytes, Some(hash)) == steering.owner_of_bytes(PortId(0), &bytes)));
     }
     let free = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 53)));
     assert_eq!(owner(&free, Some(6)), FrameOwner::Shard(6), "no socket has the port");
@@ -131,7 +131,7 @@ fn home_segments_are_recognized_by_their_hash() {
     for hash in 0..300 {
         for bytes in &plain {
             let label = Label::new(Some(hash), 5);
-            let owner = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(bytes) });
+            let owner = steering.owner_of_frame(PortId(0), &RxFrame { label, ..RxFrame::new(bytes) });
             assert_eq!(is_home(&steering, bytes, Some(hash)), owner == FrameOwner::Shard(2), "{hash}");
         }
         assert!(!others.iter().any(|bytes| is_home(&steering, bytes, Some(hash))));
@@ -147,15 +147,18 @@ fn fragments_of_a_packet_share_one_owner() {
     let first = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x2000, &ports(5000, 53)));
     let last = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x0003, &[7; 20]));
     let addresses = steering.toeplitz.hash(PEER.into(), OURS.into(), None);
-    assert_eq!(steering.owner_of_bytes(&first), FrameOwner::Shard(steering.shard_of_hash(addresses)));
-    assert_eq!(steering.owner_of_bytes(&last), steering.owner_of_bytes(&first));
+    assert_eq!(
+        steering.owner_of_bytes(PortId(0), &first),
+        FrameOwner::Shard(steering.shard_of_hash(addresses, OURS.into(), None))
+    );
+    assert_eq!(steering.owner_of_bytes(PortId(0), &last), steering.owner_of_bytes(PortId(0), &first));
     let fragment = |offset_more: u16, rest: &[u8]| {
         let header = [&[protocol::UDP, 0][..], &offset_more.to_be_bytes(), &[0, 0, 0, 9], rest].concat();
         frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::FRAGMENT, &header))
     };
     assert_eq!(
-        steering.owner_of_bytes(&fragment(1, &ports(5000, 53))),
-        steering.owner_of_bytes(&fragment(24, &[7; 16]))
+        steering.owner_of_bytes(PortId(0), &fragment(1, &ports(5000, 53))),
+        steering.owner_of_bytes(PortId(0), &fragment(24, &[7; 16]))
     );
 }
 
@@ -167,13 +170,13 @@ fn icmp_error_follows_the_quoted_flow() {
         let error = [&[kind, 4, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
         let from_a_router = frame(0x0800, &ipv4([192, 0, 2, 1], OURS, protocol::ICMP, 0, &error));
         let flow = steering.flow_owner((PEER, port).into(), (OURS, 80).into());
-        assert_eq!(steering.owner_of_bytes(&from_a_router), FrameOwner::Shard(flow));
+        assert_eq!(steering.owner_of_bytes(PortId(0), &from_a_router), FrameOwner::Shard(flow));
     }
     let quote = ipv6("fd00::1", "fd00::9", protocol::TCP, &ports(80, 5000));
     let error = [&[2, 0, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
     let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
-    let owner =
-        steering.owner_of_bytes(&frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
+    let owner = steering
+        .owner_of_bytes(PortId(0), &frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
     assert_eq!(owner, FrameOwner::Shard(steering.flow_owner(src, dst)));
 }
 
@@ -186,11 +189,11 @@ fn udp_and_its_errors_follow_the_socket() {
     steering.set_udp_ports(Arc::new(table));
     for port in 5000..5050 {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
-        assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(2));
+        assert_eq!(steering.owner_of_bytes(PortId(0), &datagram), FrameOwner::Shard(2));
         let quote = ipv4(OURS, PEER, protocol::UDP, 0, &ports(53, port));
         let error = [&[3, 3, 0, 0, 0, 0, 0, 0], &quote[..]].concat();
         assert_eq!(
-            steering.owner_of_bytes(&frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error))),
+            steering.owner_of_bytes(PortId(0), &frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error))),
             FrameOwner::Shard(2)
         );
     }
@@ -199,7 +202,7 @@ fn udp_and_its_errors_follow_the_socket() {
     assert_eq!(mine, (60_999 - 32_768 + 1) / 4, "each shard has its share of the ephemeral ports");
     let chosen = (32_768..).find(|&port| steering.may_choose_udp_port(port)).unwrap();
     let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(9, chosen)));
-    assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(1));
+    assert_eq!(steering.owner_of_bytes(PortId(0), &datagram), FrameOwner::Shard(1));
 }
 
 /// The group is not a power of two, so each bit of the hash matters.
@@ -219,8 +222,8 @@ fn label_does_not_change_the_reuseport_choice() {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
         let hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((port, 53)));
         let label = Label::new(Some(hash), 0);
-        let owner = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&datagram) });
-        assert_eq!(owner, steering.owner_of_bytes(&datagram), "{port}: {hash:#x}");
+        let owner = steering.owner_of_frame(PortId(0), &RxFrame { label, ..RxFrame::new(&datagram) });
+        assert_eq!(owner, steering.owner_of_bytes(PortId(0), &datagram), "{port}: {hash:#x}");
         let FrameOwner::Shard(shard) = owner else { panic!("{owner:?}") };
         chosen[usize::from(shard)] += 1;
     }
@@ -230,26 +233,33 @@ fn label_does_not_change_the_reuseport_choice() {
 #[test]
 fn link_control_goes_to_the_primary_shard() {
     let steering = steering(3, 4);
-    assert_eq!(steering.owner_of_bytes(&frame(0x0806, &[0; 28])), FrameOwner::Primary { broadcast: true });
+    assert_eq!(
+        steering.owner_of_bytes(PortId(0), &frame(0x0806, &[0; 28])),
+        FrameOwner::Primary { broadcast: Broadcast::Users }
+    );
     for (kind, owner) in [
-        (134, FrameOwner::Primary { broadcast: true }),
-        (135, FrameOwner::Primary { broadcast: true }),
-        (136, FrameOwner::Primary { broadcast: true }),
-        (130, FrameOwner::Primary { broadcast: false }),
+        (134, FrameOwner::Primary { broadcast: Broadcast::All }),
+        (135, FrameOwner::Primary { broadcast: Broadcast::Users }),
+        (136, FrameOwner::Primary { broadcast: Broadcast::Users }),
+        (130, FrameOwner::Primary { broadcast: Broadcast::None }),
         (128, FrameOwner::Shard(3)),
     ] {
         let message = [kind, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(
-            steering.owner_of_bytes(&frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))),
+            steering.owner_of_bytes(PortId(0), &frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))),
             owner,
             "{kind}"
         );
     }
     let echo = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &[8, 0, 0, 0, 0, 0, 0, 0]));
     let whole = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
-    assert_eq!(steering.owner_of_bytes(&echo), FrameOwner::Shard(3));
+    assert_eq!(steering.owner_of_bytes(PortId(0), &echo), FrameOwner::Shard(3));
     for len in 0..14 + 20 + 4 {
-        assert_eq!(steering.owner_of_bytes(&whole[..len]), FrameOwner::Shard(3), "truncated to {len} bytes");
+        assert_eq!(
+            steering.owner_of_bytes(PortId(0), &whole[..len]),
+            FrameOwner::Shard(3),
+            "truncated to {len} bytes"
+        );
     }
 }
 
@@ -333,7 +343,7 @@ fn a_policy_comes_before_the_hash() {
     let owner = |steering: &Steering, from: u16, to: u16, hash| {
         let bytes = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(from, to)));
         let label = Label::new(hash, 0);
-        steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&bytes) })
+        steering.owner_of_frame(PortId(0), &RxFrame { label, ..RxFrame::new(&bytes) })
     };
     for hash in [None, Some(0), Some(1)] {
         assert_eq!(owner(&ruled, 9, 80, hash), FrameOwner::Shard(2));
@@ -351,7 +361,7 @@ fn a_policy_comes_before_the_hash() {
     let quoted = ipv4(OURS, PEER, protocol::TCP, 0, &ports(80, 9));
     let error = [&[icmpv4::UNREACHABLE, 3, 0, 0, 0, 0, 0, 0], &quoted[..]].concat();
     let error = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error));
-    assert_eq!(ruled.owner_of_bytes(&error), FrameOwner::Shard(2));
+    assert_eq!(ruled.owner_of_bytes(PortId(0), &error), FrameOwner::Shard(2));
 }
 
 #[test]
@@ -363,7 +373,7 @@ fn home_ports_are_those_of_the_flows() {
             let (remote, local): (SocketAddr, IpAddr) = (remote.parse().unwrap(), local.parse().unwrap());
             for shard in [0, count - 1] {
                 let steering = steering(shard, count);
-                let search = steering.home_ports(remote, local);
+                let search = steering.home_ports(remote, local).unwrap();
                 let mut from = Some(1000);
                 let found = core::iter::from_fn(|| {
                     let port = search.next(from?, 3000)?;
@@ -377,5 +387,69 @@ fn home_ports_are_those_of_the_flows() {
                 assert!(search.next(60_000, u16::MAX).is_some());
             }
         }
+    }
+}
+
+/// All shards agree on the owner of a flow, which serves the device of the local address; and the ports that
+/// a shard finds for its connections are its own.
+#[test]
+fn a_device_has_its_own_shards() {
+    use crate::handle::LinkId;
+    use crate::ip::local::LocalAddresses;
+    let devices = [vec![0, 1], vec![3, 1, 2], vec![2], vec![0, 1, 2, 3]];
+    let shards: Vec<Steering> = (0..4)
+        .map(|shard| {
+            let mut steering = steering(shard, 4);
+            steering.set_device_shards(devices.iter().cloned());
+            let mut addresses = LocalAddresses::new();
+            for link in 0..4 {
+                addresses.insert_v4(Ipv4Addr::new(10, link, 0, 1), LinkId(link.into()));
+            }
+            addresses.insert_v4(Ipv4Addr::new(127, 0, 0, 1), LinkId(4));
+            steering.set_local_addresses(addresses, (0..5).map(PortId).collect());
+            steering
+        })
+        .collect();
+    for (link, serving) in devices.iter().enumerate() {
+        let local: IpAddr = [10, link as u8, 0, 1].into();
+        let mut owners = [0; 4];
+        for port in 1000..1500 {
+            let (src, dst) = ((PEER, port).into(), SocketAddr::new(local, 80));
+            let bytes =
+                frame(0x0800, &ipv4(PEER, [10, link as u8, 0, 1], protocol::TCP, 0, &ports(port, 80)));
+            let owner = shards[0].flow_owner(src, dst);
+            for (steering, received) in
+                shards.iter().flat_map(|one| (0..5).map(move |port| (one, PortId(port))))
+            {
+                assert_eq!(steering.owner_of_bytes(received, &bytes), FrameOwner::Shard(owner));
+                let label = Label::new(Some(steering.flow_hash(src, dst)), 0);
+                let labelled = RxFrame { label, ..RxFrame::new(&bytes) };
+                assert_eq!(steering.owner_of_frame(received, &labelled), FrameOwner::Shard(owner));
+                assert!(!steering.is_home_segment(&labelled), "the hash alone does not decide");
+            }
+            owners[usize::from(owner)] += 1;
+        }
+        for (shard, steering) in (0u8..).zip(&shards) {
+            let is_serving = serving.contains(&shard);
+            assert_eq!((steering.serves(local), owners[usize::from(shard)] > 50), (is_serving, is_serving));
+            let remote = (PEER, 443).into();
+            let found = steering.home_ports(remote, local).map(|search| search.next(40_000, 50_000).unwrap());
+            assert_eq!(found.is_some(), is_serving);
+            assert!(found.is_none_or(|port| steering.owns_flow(remote, SocketAddr::new(local, port))));
+            let primary = steering.primary(PortId(link as u16));
+            assert_eq!(
+                (primary, steering.is_secondary(PortId(link as u16))),
+                (serving[0], shard != serving[0])
+            );
+        }
+    }
+    // All shards serve other devices, such as the loopback.
+    for steering in &shards {
+        let loopback = "127.0.0.1".parse().unwrap();
+        assert!(steering.serves(loopback) && steering.home_ports((PEER, 80).into(), loopback).is_some());
+        assert_eq!(steering.primary(PortId(4)), 0);
+        // Fragments to a group belong to the device that has received them.
+        let group = frame(0x0800, &ipv4(PEER, [239, 1, 1, 1], protocol::UDP, 0x2000, &ports(5000, 53)));
+        assert_eq!(steering.owner_of_bytes(PortId(2), &group), FrameOwner::Shard(2));
     }
 }

@@ -81,13 +81,15 @@ impl UdpPortTable {
 
     /// Returns the owner of a datagram from `remote` to `local`, by the rules of the socket lookup within a
     /// shard: the socket with the highest score; among equal scores, those with `reuse_port` are selected by
-    /// `hash`, otherwise the one bound last is selected. A datagram to a `group` is for all shards, unless
-    /// one shard has all sockets. Returns `None` if no socket has the port.
+    /// `hash`, at first those of the shards that serve the device (`serving` has a bit for each); otherwise
+    /// the one bound last is selected. A datagram to a `group` is for all shards, unless one shard has all
+    /// sockets. Returns `None` if no socket has the port.
     pub fn owner(
         &self,
         local: SocketAddr,
         remote: SocketAddr,
         group: bool,
+        serving: u64,
         hash: impl FnOnce() -> u32,
     ) -> Option<UdpOwner> {
         let bindings = self.ports.get(&local.port())?;
@@ -102,11 +104,14 @@ impl UdpPortTable {
             compute_score(binding.local, binding.remote, &binding.options, local, remote)
         };
         let best = bindings.iter().filter_map(rank).max()?;
-        let mut equals = bindings.iter().filter(|binding| rank(binding) == Some(best));
+        let equals = bindings.iter().filter(|binding| rank(binding) == Some(best));
         let last = equals.clone().next_back()?;
         if !last.options.reuse_port {
             return Some(UdpOwner::Shard(last.shard));
         }
+        let is_serving = |binding: &&UdpBinding| serving >> binding.shard & 1 != 0;
+        let has_serving = equals.clone().any(|binding| is_serving(&binding));
+        let mut equals = equals.filter(|binding| !has_serving || is_serving(binding));
         let chosen = hash() as usize % equals.clone().count();
         equals.nth(chosen).map(|binding| UdpOwner::Shard(binding.shard))
     }
@@ -128,7 +133,7 @@ mod tests {
     }
 
     fn owner_of(table: &UdpPortTable, local: &str, hash: u32) -> Option<UdpOwner> {
-        table.owner(local.parse().unwrap(), "10.0.0.9:5000".parse().unwrap(), false, || hash)
+        table.owner(local.parse().unwrap(), "10.0.0.9:5000".parse().unwrap(), false, u64::MAX, || hash)
     }
 
     #[test]
@@ -146,8 +151,23 @@ mod tests {
         let table = table(&[binding(1, 3, "0.0.0.0:53", true), binding(2, 1, "0.0.0.0:53", true)]);
         assert_eq!(owner_of(&table, "10.0.0.1:53", 0), Some(UdpOwner::Shard(3)));
         assert_eq!(owner_of(&table, "10.0.0.1:53", 1), Some(UdpOwner::Shard(1)));
-        let group = table.owner("224.0.0.1:53".parse().unwrap(), "10.0.0.9:1".parse().unwrap(), true, || 0);
+        let group =
+            table.owner("224.0.0.1:53".parse().unwrap(), "10.0.0.9:1".parse().unwrap(), true, u64::MAX, || 0);
         assert_eq!(group, Some(UdpOwner::All));
+    }
+
+    #[test]
+    fn sockets_of_serving_shards_share_datagrams_first() {
+        let bindings: Vec<_> = (0..4).map(|shard| binding(shard.into(), shard, "0.0.0.0:53", true)).collect();
+        let table = table(&bindings);
+        let owner = |serving, hash| {
+            let (local, remote) = ("10.0.0.1:53".parse().unwrap(), "10.0.0.9:5000".parse().unwrap());
+            table.owner(local, remote, false, serving, || hash)
+        };
+        let owners: Vec<_> = (0..4).map(|hash| owner(0b1010, hash).unwrap()).collect();
+        assert_eq!(owners, [1, 3, 1, 3].map(UdpOwner::Shard));
+        // Others share them if there are no such sockets.
+        assert_eq!(owner(0b1_0000, 2), Some(UdpOwner::Shard(2)));
     }
 
     #[test]

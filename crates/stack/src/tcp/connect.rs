@@ -95,7 +95,13 @@ impl Tcp {
         if port != 0 && !is_routed_here(port) {
             return Err(ConnectError::AddressNotAvailable);
         }
-        let home_ports = steering.filter(|_| port == 0).map(|steering| steering.home_ports(remote, local));
+        let home_ports = match steering.filter(|_| port == 0) {
+            None => None,
+            // This shard does not serve the device of the address.
+            Some(steering) => {
+                Some(steering.home_ports(remote, local).ok_or(ConnectError::AddressNotAvailable)?)
+            }
+        };
         let (remote_port, remote, local) = (remote.port(), remote.ip().into(), local.into());
         let key = |local_port| FlowKey { remote, local, remote_port, local_port };
         if port != 0 {

@@ -134,7 +134,25 @@ impl Client {
     /// # Errors
     /// Returns the stack's error, or an error if the shard is gone.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
-        match self.call(ChannelRequest::Udp(UdpRequest::Open(local, options)))? {
+        self.udp_open_by(local, UdpRequest::Open(local, options))
+    }
+
+    /// As [`Client::udp_open`], but only if the shard serves the device of the local address and, if that is
+    /// unspecified, the one by which packets to `to` leave.
+    ///
+    /// # Errors
+    /// As of [`Client::udp_open`]; [`UdpError::AddressNotAvailable`] from another shard.
+    pub fn udp_open_served(
+        &mut self,
+        local: SocketAddr,
+        options: UdpOptions,
+        to: Option<IpAddr>,
+    ) -> Result<Conn, Error> {
+        self.udp_open_by(local, UdpRequest::OpenServed(local, options, to))
+    }
+
+    fn udp_open_by(&mut self, local: SocketAddr, request: UdpRequest) -> Result<Conn, Error> {
+        match self.call(ChannelRequest::Udp(request))? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
                 self.track(socket, generation);
                 Ok(Conn::new(socket, generation))

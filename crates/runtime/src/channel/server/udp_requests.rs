@@ -38,12 +38,17 @@ impl Domain {
             self.send_all_datagrams(cx, socket.index(), udp);
         }
         match request {
-            UdpRequest::Bind(local, options) | UdpRequest::Open(local, options) => {
+            UdpRequest::OpenServed(local, _, to) if !cx.serves_path(local.ip(), to) => {
+                ChannelReply::UdpBind(Err(UdpError::AddressNotAvailable))
+            }
+            UdpRequest::Bind(local, options)
+            | UdpRequest::Open(local, options)
+            | UdpRequest::OpenServed(local, options, _) => {
                 if self.is_full() {
                     return ChannelReply::UdpBind(Err(UdpError::TooManySockets));
                 }
                 let socket = self.socket_slots.peek().expect("a socket is free: checked above");
-                let through_region = matches!(request, UdpRequest::Open(..));
+                let through_region = !matches!(request, UdpRequest::Bind(..));
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.socket_slots.allocate();
                     let generation = self.socket(socket).generation;

@@ -8,6 +8,7 @@ use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
 use ginnel_stack::device::Device;
+use ginnel_stack::handle::PortId;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
 use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::time::Instant;
@@ -97,8 +98,9 @@ fn cookie_of_one_shard_is_valid_on_others() {
     // Each shard is the one that sends the cookie, once.
     for (first, second) in [(0, 1), (1, 0)] {
         let port_of = |shard: u8| {
-            let belongs =
-                |port: &u16| steering.owner_of_bytes(&syn(*port, &[], &[])) == FrameOwner::Shard(shard);
+            let belongs = |port: &u16| {
+                steering.owner_of_bytes(PortId(0), &syn(*port, &[], &[])) == FrameOwner::Shard(shard)
+            };
             (1000 + 1000 * u16::from(first)..).find(belongs).unwrap()
         };
         let accepts = |shard: &Shard<RecordingHandler>| {

@@ -12,7 +12,7 @@ use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
 use ginnel_devices::memory::RssMode;
 use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, PayloadPiece, TxMeta, TxQueue};
 use ginnel_stack::events::CloseReason;
-use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::time::Instant;
@@ -43,7 +43,7 @@ fn frame_reaches_its_shard_whatever_its_hash() {
         for port in 1000..1010 {
             let before: Vec<_> = shards.iter().map(|shard| *shard.stats()).collect();
             let frame = assert_checked(segment(port));
-            let FrameOwner::Shard(owner) = steering.owner_of_bytes(&frame) else {
+            let FrameOwner::Shard(owner) = steering.owner_of_bytes(PortId(0), &frame) else {
                 panic!("the frame must have one owner")
             };
             wire.tx.reserve(frame.len()).unwrap().copy_from_slice(&frame);

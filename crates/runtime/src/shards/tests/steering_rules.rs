@@ -1,6 +1,6 @@
 //! Rules choose the shards of connections, whatever the device's hash says.
 
-use super::{Fixture, RecordingHandler, stack_config};
+use super::{Fixture, RecordingHandler, shards_and_device, stack_config};
 use crate::config::{Config, SteeringMode};
 use crate::fixture::START;
 use crate::shards::Shards;
@@ -99,4 +99,71 @@ fn rules_do_not_move_connections_that_the_stack_opens() {
     fixture.advance(Duration::from_secs(1));
     assert!(fixture.shards.iter().all(|shard| shard.handler().connected == CONNECTIONS));
     assert_eq!((fixture.sum(|s| s.frames_forwarded), counts(&fixture)), (forwarded, (0, 0)));
+}
+
+/// A device steers opened connections by port mask, and all others by a hash that the stack does not know.
+#[test]
+fn port_bits_bring_opened_connections_home() {
+    for count in [2, 3, 4, 7] {
+        let mut config = stack_config(count);
+        config.steering = Config::from_toml("x.toml", "steering.opened = \"port-bits\"\n").unwrap().steering;
+        let devices = shards_and_device(config, RssMode::PortBits, |_| RecordingHandler::default());
+        let mut fixture = Fixture::with_devices(devices, RecordingHandler::default());
+        fixture.advance(Duration::from_secs(3));
+        fixture.client.with(fixture.now, |_, cx| {
+            cx.listen("[::]:80".parse().unwrap(), ListenOptions::default()).unwrap();
+        });
+        let forwarded = fixture.sum(|s| s.frames_forwarded);
+        for (shard, to) in
+            (0..count as usize).flat_map(|shard| [(shard, "10.0.0.2:80"), (shard, "[fd00::2]:80")])
+        {
+            let to = to.parse().unwrap();
+            fixture.with_shard(shard, |_, cx| {
+                for _ in 0..CONNECTIONS {
+                    let conn = cx.connect(to, ConnectOptions::default()).unwrap();
+                    let port = cx.endpoints(conn).unwrap()[0].port();
+                    assert_eq!(usize::from(port) & ((count as usize).next_power_of_two() - 1), shard);
+                }
+            });
+        }
+        fixture.advance(Duration::from_secs(1));
+        assert!(
+            fixture.shards.iter().all(|shard| shard.handler().connected == 2 * CONNECTIONS),
+            "{count} shards"
+        );
+        assert_eq!(fixture.sum(|s| s.frames_forwarded), forwarded, "{count} shards");
+        // A port that the application has chosen belongs to the shard of its bits.
+        let local = Some("10.0.0.1:40001".parse().unwrap());
+        let options = ConnectOptions { local, ..ConnectOptions::default() };
+        let to = "10.0.0.2:80".parse().unwrap();
+        let opened: Vec<bool> = (0..count as usize)
+            .map(|shard| fixture.with_shard(shard, |_, cx| cx.connect(to, options).is_ok()))
+            .collect();
+        assert!(opened[1] && opened.iter().filter(|&&is_open| is_open).count() == 1, "{opened:?}");
+        // Accepted connections are served wherever they arrive, by the flow hash.
+        for shard in 0..count as usize {
+            let address = "[::]:81".parse().unwrap();
+            fixture.with_shard(shard, |_, cx| cx.listen(address, ListenOptions::default())).unwrap();
+        }
+        let accepted = accepted(&mut fixture, "10.0.0.1:81");
+        assert!(accepted.iter().all(|&accepted| accepted > 0), "{accepted:?}");
+    }
+}
+
+/// The number of a queue that has no shard of its own falls to the hash, and every port is used once.
+#[test]
+fn ports_of_a_shard_are_exhausted_by_bits() {
+    let mut config = stack_config(2);
+    config.steering = Config::from_toml("x.toml", "steering.opened = \"port-bits\"\n").unwrap().steering;
+    (config.tcp.local_port_first, config.tcp.local_port_last) = (40_000, 40_009);
+    let devices = shards_and_device(config, RssMode::PortBits, |_| RecordingHandler::default());
+    let mut fixture = Fixture::with_devices(devices, RecordingHandler::default());
+    fixture.advance(Duration::from_secs(3));
+    let to = "10.0.0.2:80".parse().unwrap();
+    for shard in 0..2 {
+        let opened = fixture.with_shard(shard, |_, cx| {
+            (0..6).map(|_| cx.connect(to, ConnectOptions::default()).is_ok()).collect::<Vec<_>>()
+        });
+        assert_eq!(opened, [true, true, true, true, true, false]);
+    }
 }

@@ -174,7 +174,7 @@ impl Network {
         before: Option<&SourceFilter>,
         now: Option<&SourceFilter>,
     ) {
-        let reports = !self.is_secondary_shard();
+        let reports = !self.is_secondary_shard(id);
         let has_other_shards = self.steering.is_some();
         let link = self.link_mut(id);
         let reports = reports && !link.loopback && is_reported(address);

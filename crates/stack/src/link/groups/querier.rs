@@ -144,7 +144,7 @@ impl Group {
 impl Network {
     /// Handles a query of a router.
     pub(super) fn group_query_input(&mut self, now: Instant, id: LinkId, is_v4: bool, query: &GroupQuery) {
-        if self.is_secondary_shard() || self.link(id).loopback {
+        if self.is_secondary_shard(id) || self.link(id).loopback {
             return;
         }
         let groups = &mut self.links[usize::from(id.0)].groups;

@@ -1,0 +1,438 @@
+//! Two links, each served by shards of its own: packets of a link cost these shards alone, and sockets of all
+//! shards reach both links.
+
+use super::{RecordingHandler, STACK_ADDRESSES};
+use crate::config::{Config, DeviceConfig, DeviceKind, LinkConfig, RouteConfig};
+use crate::context::Context;
+use crate::error::Error;
+use crate::fixture::{START, config, next_turn};
+use crate::shard::Shard;
+use crate::shards::Shards;
+use crate::stats::ShardStats;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::ip::NetworkStats;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::time::Instant;
+use ginnel_stack::udp::UdpOptions;
+
+const CONNECTIONS: usize = 40;
+/// Addresses of the shards on the second link.
+const SECOND_ADDRESSES: [&str; 2] = ["10.1.0.1/24", "fd01::1/64"];
+/// Addresses of the client on each link.
+const CLIENT_ADDRESSES: [[&str; 2]; 2] = [["10.0.0.2/24", "fd00::2/64"], ["10.1.0.2/24", "fd01::2/64"]];
+const MODES: [RssMode; 4] = [RssMode::Hash, RssMode::DeliveredHash, RssMode::RoundRobin, RssMode::Fixed(1)];
+
+/// Four shards, and a client on each of their two links. The first link is served by the shards 3 and 0, the
+/// second one by 1 and 2.
+struct TwoLinks {
+    shards: Vec<Shard<RecordingHandler>>,
+    clients: [Shard<RecordingHandler>; 2],
+    now: Instant,
+}
+
+/// The shards that serve each link.
+const SERVING: [[usize; 2]; 2] = [[3, 0], [1, 2]];
+
+fn stack_config(more: &str) -> Config {
+    let mut config = config(&STACK_ADDRESSES);
+    config.shards.count = 4;
+    config.devices.push(DeviceConfig::new("second", DeviceKind::Memory));
+    let addresses = SECOND_ADDRESSES.map(|address| address.parse().unwrap());
+    config.links.push(LinkConfig::new("link1", "second", addresses.to_vec()));
+    for (device, serving) in config.devices.iter_mut().zip(SERVING) {
+        device.shards = Some(serving.map(|shard| shard as u8).to_vec());
+    }
+    config.steering = Config::from_toml("x.toml", &format!("[shards]\ncount = 4\n{more}")).unwrap().steering;
+    config
+}
+
+impl TwoLinks {
+    fn new(more: &str, mode: RssMode) -> Self {
+        let mut shards = Shards::new(stack_config(more)).seed([1; 32]).now(START);
+        let clients = [("cable", 0), ("second", 1)].map(|(device, link)| {
+            let (far, queues) = multi_queue(&MemoryConfig::default(), 2, mode);
+            shards = core::mem::replace(&mut shards, Shards::new(Config::default())).device(device, queues);
+            let mut config = config(&CLIENT_ADDRESSES[link]);
+            // The stack is the way to its other link.
+            for gateway in [["10.0.0.1", "fd00::1"], ["10.1.0.1", "fd01::1"]][link] {
+                let gateway: core::net::IpAddr = gateway.parse().unwrap();
+                let destination = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" }.parse().unwrap();
+                let link = "link0".into();
+                config.routes.push(RouteConfig { destination, gateway: Some(gateway), link, metric: 0 });
+            }
+            let client = Shard::builder(config).handler(RecordingHandler::default()).device("cable", far);
+            client.seed([2 + link as u8; 32]).now(START).build().unwrap()
+        });
+        let shards = shards.open().unwrap().build(|_| Ok(RecordingHandler::default())).unwrap();
+        let mut fixture = Self { shards, clients, now: START };
+        fixture.advance(Duration::from_secs(3));
+        fixture
+    }
+
+    fn advance(&mut self, time: Duration) {
+        let end = self.now + time;
+        let mut turns_without_work = 0;
+        while self.now <= end {
+            let hosts = self.shards.iter_mut().chain(&mut self.clients);
+            let turns: Vec<_> = hosts.map(|host| host.poll_once(self.now).unwrap()).collect();
+            let is_idle = turns.iter().all(|turn| turn.work == 0);
+            let next = next_turn(self.now, turns).unwrap_or(end + time);
+            // What a host has sent in a turn without work arrives in the next one.
+            turns_without_work = if is_idle { turns_without_work + 1 } else { 0 };
+            self.now = if turns_without_work == 1 { self.now } else { next };
+        }
+        self.now = end;
+    }
+
+    fn with_shard<R>(&mut self, shard: usize, act: impl FnOnce(&mut Context<'_>) -> R) -> R {
+        self.shards[shard].with(self.now, |_, cx| act(cx))
+    }
+
+    fn listen(&mut self, ports: core::ops::RangeInclusive<u16>) {
+        for shard in 0..4 {
+            for port in ports.clone() {
+                let address = SocketAddr::new("::".parse().unwrap(), port);
+                self.with_shard(shard, |cx| cx.listen(address, ListenOptions::default())).unwrap();
+            }
+        }
+    }
+
+    fn accepted(&self) -> Vec<usize> {
+        self.shards.iter().map(|shard| shard.handler().accepted.len()).collect()
+    }
+
+    /// Opens connections from the client on a link, and returns how many each shard has accepted.
+    fn connect_from(&mut self, link: usize, to: &str) -> Vec<usize> {
+        let (before, to) = (self.accepted(), to.parse().unwrap());
+        let connected = self.clients[link].handler().connected;
+        self.clients[link].with(self.now, |_, cx| {
+            for _ in 0..CONNECTIONS {
+                cx.connect(to, ConnectOptions::default()).unwrap();
+            }
+        });
+        self.advance(Duration::from_secs(1));
+        assert_eq!(self.clients[link].handler().connected - connected, CONNECTIONS, "{to}");
+        self.accepted().iter().zip(before).map(|(after, before)| after - before).collect()
+    }
+
+    fn stats(&self, counter: impl Fn(&ShardStats) -> u64) -> Vec<u64> {
+        self.shards.iter().map(|shard| counter(&shard.stack_stats())).collect()
+    }
+
+    fn network(&self, counter: impl Fn(&NetworkStats) -> u64) -> Vec<u64> {
+        self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).collect()
+    }
+
+    fn knows(&self, shard: usize, neighbour: &str) -> bool {
+        let neighbour: core::net::IpAddr = neighbour.parse().unwrap();
+        let network = self.shards[shard].core.stack.local().unwrap().network();
+        network.neighbours().any(|known| known.address == neighbour)
+    }
+}
+
+/// Returns the sum over the shards that serve a link, and that over the others.
+fn by_link<T: Copy + core::iter::Sum>(values: &[T], link: usize) -> (T, T) {
+    (
+        SERVING[link].map(|shard| values[shard]).into_iter().sum(),
+        SERVING[1 - link].map(|shard| values[shard]).into_iter().sum(),
+    )
+}
+
+#[test]
+fn a_link_costs_only_its_shards() {
+    for mode in MODES {
+        let mut fixture = TwoLinks::new("", mode);
+        let is_steered = matches!(mode, RssMode::Hash | RssMode::DeliveredHash);
+        // The clients solicit routers no more.
+        fixture.advance(Duration::from_secs(20));
+        fixture.listen(80..=80);
+        for (link, targets) in [(0, ["10.0.0.1:80", "[fd00::1]:80"]), (1, ["10.1.0.1:80", "[fd01::1]:80"])] {
+            let received = |f: &TwoLinks| f.stats(|s| s.frames_received);
+            // Apart from frames of its own link, a shard would get them so, and so it does if the device of
+            // its link does not know their shards.
+            let crossed = |f: &TwoLinks| f.stats(|s| s.forwards_received + s.frames_relayed);
+            let before = (received(&fixture), crossed(&fixture));
+            for to in targets {
+                let accepted = fixture.connect_from(link, to);
+                assert_eq!(by_link(&accepted, link), (CONNECTIONS, 0), "{mode:?} {to} {accepted:?}");
+                assert!(SERVING[link].iter().all(|&shard| accepted[shard] > 5), "{mode:?} {accepted:?}");
+            }
+            let after = (received(&fixture), crossed(&fixture));
+            assert!(by_link(&after.0, link).0 - by_link(&before.0, link).0 > 4 * CONNECTIONS as u64);
+            if is_steered {
+                assert_eq!(by_link(&after.1, link).1, by_link(&before.1, link).1, "{mode:?}");
+            }
+            // Neither did they learn who has sent these packets.
+            let [v4, v6] = CLIENT_ADDRESSES[link].map(|address| address.split_once('/').unwrap().0);
+            let knowing = |address| (0..4).filter(|&shard| fixture.knows(shard, address)).collect::<Vec<_>>();
+            let mut serving = SERVING[link];
+            serving.sort_unstable();
+            assert_eq!((knowing(v4), knowing(v6)), (serving.to_vec(), serving.to_vec()), "{mode:?}");
+        }
+        let forwarded: u64 = fixture.stats(|s| s.frames_forwarded).iter().sum();
+        // An adapter delivers link control to its first queue, which is that of the primary shard.
+        assert_eq!(forwarded == 0, is_steered, "{mode:?} {forwarded}");
+        assert_eq!(fixture.stats(|s| s.frames_relayed), [0; 4], "{mode:?}");
+    }
+}
+
+#[test]
+fn first_shard_of_a_device_speaks_for_it() {
+    let mut fixture = TwoLinks::new("", RssMode::Hash);
+    fixture.advance(Duration::from_secs(20));
+    assert_eq!(fixture.network(|n| n.ndp_solicitations_out), [0, 2, 0, 2]);
+    fixture.connect_refused();
+    // Two addresses were probed and routers solicited three times on each link.
+    assert_eq!(fixture.network(|n| n.ndp_router_solicitations_out), [0, 3, 0, 3]);
+    assert_eq!(fixture.network(|n| n.arp_replies_out), [0, 1, 0, 1]);
+    assert_eq!(fixture.network(|n| n.ndp_advertisements_out), [0, 1, 0, 1]);
+    let reports = fixture.network(|n| n.mld_reports_out);
+    assert!(reports[0] == 0 && reports[2] == 0 && reports[1] > 0 && reports[3] > 0, "{reports:?}");
+}
+
+impl TwoLinks {
+    /// Connects from both clients to ports on which nobody listens.
+    fn connect_refused(&mut self) {
+        for (link, targets) in [(0, ["10.0.0.1:9", "[fd00::1]:9"]), (1, ["10.1.0.1:9", "[fd01::1]:9"])] {
+            let now = self.now;
+            for to in targets {
+                let to = to.parse().unwrap();
+                self.clients[link].with(now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+            }
+        }
+        self.advance(Duration::from_millis(100));
+        assert!(self.clients.iter().all(|client| client.handler().closed.len() == 2));
+    }
+}
+
+#[test]
+fn opened_connections_come_home_on_their_link() {
+    for mode in MODES {
+        let mut fixture = TwoLinks::new("", mode);
+        for client in &mut fixture.clients {
+            client.with(fixture.now, |_, cx| {
+                cx.listen("[::]:80".parse().unwrap(), ListenOptions::default()).unwrap();
+            });
+        }
+        // The neighbours are resolved first, which costs forwarded answers.
+        for (link, targets) in [(0, ["10.0.0.2:80", "[fd00::2]:80"]), (1, ["10.1.0.2:80", "[fd01::2]:80"])] {
+            for to in targets.map(|to| to.parse::<SocketAddr>().unwrap()) {
+                for shard in 0..4 {
+                    let opened = fixture.with_shard(shard, |cx| {
+                        (0..CONNECTIONS)
+                            .map(|_| cx.connect(to, ConnectOptions::default()).map(drop))
+                            .collect()
+                    });
+                    let opened: Result<Vec<()>, Error> = opened;
+                    match SERVING[link].contains(&shard) {
+                        true => drop(opened.unwrap()),
+                        false => assert!(
+                            matches!(opened, Err(Error::Connect(at, ConnectError::AddressNotAvailable)) if at == to),
+                            "{opened:?}"
+                        ),
+                    }
+                    fixture.advance(Duration::from_millis(100));
+                }
+            }
+        }
+        let connected: Vec<_> = fixture.shards.iter().map(|shard| shard.handler().connected).collect();
+        assert_eq!(connected, [2 * CONNECTIONS; 4], "{mode:?}");
+        if matches!(mode, RssMode::Hash | RssMode::DeliveredHash) {
+            assert_eq!(fixture.stats(|s| s.frames_forwarded).iter().sum::<u64>(), 0, "{mode:?}");
+        }
+        assert_eq!(fixture.stats(|s| s.frames_relayed), [0; 4]);
+        // A port that the application has chosen belongs to one shard of the link.
+        for (link, to) in [(0, "10.0.0.2:80"), (1, "10.1.0.2:80")] {
+            for port in 5000..5020 {
+                let local = SocketAddr::new(["10.0.0.1", "10.1.0.1"][link].parse().unwrap(), port);
+                let options = ConnectOptions { local: Some(local), ..ConnectOptions::default() };
+                let to = to.parse().unwrap();
+                let opened = |shard: &usize| fixture.with_shard(*shard, |cx| cx.connect(to, options)).is_ok();
+                let opened: Vec<usize> = [0, 1, 2, 3].into_iter().filter(opened).collect();
+                assert!(opened.len() == 1 && SERVING[link].contains(&opened[0]), "{local} {opened:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_udp_socket_serves_both_links() {
+    for mode in MODES {
+        let mut fixture = TwoLinks::new("", mode);
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let server = fixture.with_shard(0, |cx| cx.udp_bind(at("[::]:53"), UdpOptions::default())).unwrap();
+        fixture.advance(Duration::from_millis(1));
+        let clients: [UdpHandle; 2] = core::array::from_fn(|link| {
+            let now = fixture.now;
+            fixture.clients[link].with(now, |_, cx| cx.udp_bind(at("[::]:7"), UdpOptions::default())).unwrap()
+        });
+        for (link, to) in [(0, "10.0.0.1:53"), (1, "10.1.0.1:53"), (1, "[fd01::1]:53")] {
+            let now = fixture.now;
+            fixture.clients[link]
+                .with(now, |_, cx| cx.udp_send(clients[link], Some(at(to)), b"ask"))
+                .unwrap();
+            fixture.advance(Duration::from_millis(100));
+        }
+        let got = fixture.shards[0].handler().datagrams.clone();
+        let expected = ["10.0.0.2:7", "10.1.0.2:7", "[fd01::2]:7"].map(|from| (at(from), 3));
+        assert_eq!(got, expected, "{mode:?}");
+        for (to, len) in [(0, 10), (1, 1400), (2, 5000)] {
+            fixture.with_shard(0, |cx| cx.udp_send(server, Some(got[to].0), &vec![7; len])).unwrap();
+            fixture.advance(Duration::from_millis(100));
+        }
+        let lengths = |link: usize| -> Vec<usize> {
+            fixture.clients[link].handler().datagrams.iter().map(|(_, len)| *len).collect()
+        };
+        assert_eq!((lengths(0), lengths(1)), (vec![10], vec![1400, 5000]), "{mode:?}");
+        let relayed = fixture.stats(|s| s.frames_relayed);
+        // At least an ARP request, a neighbour solicitation, a datagram, and one in four fragments.
+        assert!(relayed[1] >= 7 && relayed[0] + relayed[2] + relayed[3] == 0, "{mode:?} {relayed:?}");
+        assert_eq!(fixture.stats(|s| s.relays_dropped), [0; 4]);
+        // It knows the neighbours of the second link now, and goes on learning of changes.
+        assert!(fixture.knows(0, "10.1.0.2") && !fixture.knows(3, "10.1.0.2"));
+        // An error about a port comes back as well.
+        fixture.with_shard(0, |cx| cx.udp_send(server, Some(at("10.1.0.2:9")), b"nobody")).unwrap();
+        fixture.with_shard(0, |cx| cx.udp_send(server, Some(at("10.0.0.2:9")), b"nobody")).unwrap();
+        fixture.advance(Duration::from_millis(100));
+        for (link, local) in [(0, "10.0.0.1"), (0, "fd00::1"), (1, "10.1.0.1"), (1, "fd01::1")] {
+            for shard in 0..4 {
+                let serves = fixture.with_shard(shard, |cx| cx.serves(local.parse().unwrap()));
+                assert_eq!(serves, SERVING[link].contains(&shard), "{local} {shard}");
+            }
+        }
+    }
+}
+
+/// Sockets of all shards share a port: those of the link's shards get its datagrams.
+#[test]
+fn sockets_that_share_a_port_serve_their_own_link() {
+    let mut fixture = TwoLinks::new("", RssMode::Hash);
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+    for shard in 0..4 {
+        fixture.with_shard(shard, |cx| cx.udp_bind(at("[::]:53"), options)).unwrap();
+    }
+    for (link, to) in [(0, "10.0.0.1:53"), (1, "[fd01::1]:53")] {
+        let now = fixture.now;
+        fixture.clients[link].with(now, |_, cx| {
+            for port in 5000..5000 + CONNECTIONS as u16 {
+                let socket = cx.udp_bind(SocketAddr::new("::".parse().unwrap(), port), UdpOptions::default());
+                cx.udp_send(socket.unwrap(), Some(at(to)), b"ask").unwrap();
+            }
+        });
+        fixture.advance(Duration::from_millis(100));
+        let received: Vec<_> = fixture
+            .shards
+            .iter_mut()
+            .map(|shard| core::mem::take(&mut shard.handler_mut().datagrams).len())
+            .collect();
+        assert_eq!(by_link(&received, link), (CONNECTIONS, 0), "{received:?}");
+        assert!(SERVING[link].iter().all(|&shard| received[shard] > 5), "{received:?}");
+    }
+}
+
+/// A packet to an address of one link may arrive by the other link, as on Linux: the address decides.
+#[test]
+fn packets_by_the_other_link_reach_their_connection() {
+    for mode in MODES {
+        let mut fixture = TwoLinks::new("", mode);
+        fixture.listen(80..=80);
+        for (link, to) in [(1, "10.0.0.1:80"), (0, "10.1.0.1:80"), (1, "[fd00::1]:80")] {
+            let accepted = fixture.connect_from(link, to);
+            // The shards of the address have accepted; their answers left by the link of the client.
+            assert_eq!(by_link(&accepted, 1 - link), (CONNECTIONS, 0), "{mode:?} {to} {accepted:?}");
+        }
+        let relayed = fixture.stats(|s| s.frames_relayed);
+        assert!(by_link(&relayed, 0).0 > 0 && by_link(&relayed, 1).0 > 0, "{mode:?} {relayed:?}");
+        assert_eq!(fixture.stats(|s| s.relays_dropped + s.forwards_dropped), [0; 4], "{mode:?}");
+        // All bytes of a large response cross.
+        let conn = fixture.shards.iter().position(|shard| !shard.handler().accepted.is_empty()).unwrap();
+        let handle = fixture.shards[conn].handler().accepted[0];
+        let sent = fixture.with_shard(conn, |cx| cx.send(handle, &vec![7; 10_000])).unwrap();
+        assert!(sent > 0);
+        fixture.advance(Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn rules_choose_among_the_shards_of_a_link() {
+    let rules = "[[steering.rules]]\nshards = [0, 2]\ndestination_ports = 80\n\
+                 [[steering.rules]]\nshards = [3]\ndestination_ports = 81\n";
+    for mode in MODES {
+        let mut fixture = TwoLinks::new(rules, mode);
+        fixture.listen(80..=81);
+        assert_eq!(fixture.connect_from(0, "10.0.0.1:80"), [CONNECTIONS, 0, 0, 0], "{mode:?}");
+        assert_eq!(fixture.connect_from(1, "10.1.0.1:80"), [0, 0, CONNECTIONS, 0], "{mode:?}");
+        assert_eq!(fixture.connect_from(0, "10.0.0.1:81"), [0, 0, 0, CONNECTIONS], "{mode:?}");
+        // The rule has no shard of the second link: the hash decides.
+        let accepted = fixture.connect_from(1, "10.1.0.1:81");
+        assert!(accepted[0] + accepted[3] == 0 && accepted[1] > 5 && accepted[2] > 5, "{accepted:?}");
+    }
+}
+
+#[test]
+fn a_device_needs_a_queue_for_each_of_its_shards() {
+    let (_far, queues) = multi_queue(&MemoryConfig::default(), 3, RssMode::Hash);
+    let (_other, more) = multi_queue(&MemoryConfig::default(), 2, RssMode::Hash);
+    let opened = Shards::new(stack_config("")).device("cable", more).device("second", queues).open();
+    let error = opened.err().unwrap().to_string();
+    assert!(
+        error.contains("device[1].shards: device \"second\" has 3 queue(s), and 2 shard(s) need one each"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_full_relay_drops_and_recovers() {
+    let mut fixture = TwoLinks::new("", RssMode::Hash);
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let server = fixture.with_shard(0, |cx| cx.udp_bind(at("[::]:53"), UdpOptions::default())).unwrap();
+    let now = fixture.now;
+    fixture.clients[1].with(now, |_, cx| cx.udp_bind(at("[::]:7"), UdpOptions::default())).unwrap();
+    let send = |fixture: &mut TwoLinks, count: usize| {
+        let sent = fixture.with_shard(0, |cx| {
+            (0..count).filter(|_| cx.udp_send(server, Some(at("10.1.0.2:7")), &[7; 1400]).is_ok()).count()
+        });
+        fixture.advance(Duration::from_millis(100));
+        (sent, fixture.clients[1].handler().datagrams.len())
+    };
+    assert_eq!(send(&mut fixture, 1), (1, 1));
+    // The ring has 512 KiB.
+    let (sent, received) = send(&mut fixture, 2000);
+    assert!((100..400).contains(&received), "{sent} {received}");
+    assert!(sent + 1 >= received);
+    assert_eq!(send(&mut fixture, 1).1, received + 1);
+    // The interface may be full, too: its ring has room for fewer.
+    let relayed = fixture.stats(|s| s.frames_relayed + s.relays_dropped);
+    assert!(relayed[1] as usize > received && relayed[0] + relayed[2] + relayed[3] == 0, "{relayed:?}");
+}
+
+/// One shard serves the first link, and all 63 others the second one.
+#[test]
+fn as_many_shards_as_possible_serve_two_links() {
+    let mut config = stack_config("");
+    config.shards.count = 64;
+    config.tcp.connections_max = 100;
+    config.devices[0].shards = Some(vec![63]);
+    config.devices[1].shards = Some((0..63).collect());
+    let (_far, queues) = multi_queue(&MemoryConfig::default(), 1, RssMode::Hash);
+    let (_other, more) = multi_queue(&MemoryConfig::default(), 63, RssMode::Hash);
+    let shards = Shards::new(config).seed([1; 32]).now(START).device("cable", queues).device("second", more);
+    let mut shards = shards.open().unwrap().build(|_| Ok(RecordingHandler::default())).unwrap();
+    for now in (0..5000).step_by(100).map(|ms| START + Duration::from_millis(ms)) {
+        for shard in &mut shards {
+            shard.poll_once(now).unwrap();
+        }
+    }
+    let now = START + Duration::from_secs(6);
+    let opened = |shard: &mut Shard<RecordingHandler>, to: &str| {
+        shard.with(now, |_, cx| cx.connect(to.parse().unwrap(), ConnectOptions::default())).is_ok()
+    };
+    for (index, shard) in shards.iter_mut().enumerate() {
+        assert_eq!((opened(shard, "10.0.0.2:80"), opened(shard, "10.1.0.2:80")), (index == 63, index != 63));
+    }
+}
