@@ -1,6 +1,7 @@
 //! The channels of a process, one for each shard of its stack, behind one interface. A connection belongs to
 //! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
+use crate::unserved_peers::UnservedPeers;
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
@@ -45,7 +46,15 @@ struct ShardedListener {
     may_offer: u64,
     /// The shard to ask first.
     next_shard: usize,
+    /// The credits that were given, and the shard that was preferred then.
+    credits: u32,
+    preferred: Option<usize>,
+    /// Accepted connections until the preference is looked at again.
+    accepts_until_check: u32,
 }
+
+/// Accepted connections after which a process looks where its thread runs.
+const ACCEPTS_PER_CHECK: u32 = 64;
 
 /// Channels of shards that have ended.
 pub(crate) struct PreviousChannels {
@@ -68,6 +77,8 @@ pub(crate) struct Channels {
     next_event_shard: usize,
     /// The shard that opens the next connection.
     next_connect_shard: usize,
+    /// Peers to which some of the shards open no connections.
+    unserved_peers: UnservedPeers,
     /// The shard that owns the next UDP socket.
     next_udp_shard: usize,
     /// Listeners by number. With one shard the number is that of the channel, and the table stays empty.
@@ -102,6 +113,7 @@ impl Channels {
             dirty: 0,
             next_event_shard: 0,
             next_connect_shard,
+            unserved_peers: UnservedPeers::default(),
             next_udp_shard: next_connect_shard,
             listeners,
             listener_of_shard: listener_entry,
@@ -174,7 +186,8 @@ impl Channels {
     }
 
     /// Returns the shard that this process prefers. Evaluated when the process begins to accept, so that a
-    /// worker which binds itself after `fork` is bound already.
+    /// worker which binds itself after `fork` is bound already, and again after every
+    /// [`ACCEPTS_PER_CHECK`] connections, so that a worker that is moved gets those of its new CPU.
     fn preferred_shard(&self) -> Option<usize> {
         if self.clients.len() == 1 || self.listen_spawn == ListenSpawn::Off {
             return None;
@@ -298,7 +311,14 @@ impl Channels {
             table[number as usize] = local as u32 + 1;
         }
         // Connections may have been offered before the listener was added, so all shards are asked.
-        let listener_entry = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
+        let listener_entry = Some(ShardedListener {
+            numbers,
+            may_offer: u64::MAX,
+            next_shard: 0,
+            credits: 0,
+            preferred: None,
+            accepts_until_check: ACCEPTS_PER_CHECK,
+        });
         match free {
             Some(index) => self.listeners[index] = listener_entry,
             None => self.listeners.push(listener_entry),
@@ -418,6 +438,9 @@ impl Channels {
 
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
         let preferred = self.preferred_shard();
+        if let Some(Some(entry)) = self.listeners.get_mut(listener as usize) {
+            (entry.credits, entry.preferred) = (credits, preferred);
+        }
         for shard in 0..self.clients.len() {
             let Some(number) = self.number_on_shard(listener, shard) else { continue };
             self.dirty |= 1 << shard;
@@ -427,6 +450,18 @@ impl Channels {
                 }
                 _ => self.clients[shard].set_credits(number, credits),
             }
+        }
+    }
+
+    /// Looks where this thread runs now, and prefers the shard of that CPU from now on.
+    #[cold]
+    fn follow_thread(&mut self, listener: u32) {
+        let preferred = self.preferred_shard();
+        let Some(Some(entry)) = self.listeners.get_mut(listener as usize) else { return };
+        entry.accepts_until_check = ACCEPTS_PER_CHECK;
+        let credits = entry.credits;
+        if preferred != entry.preferred && credits > 0 {
+            self.set_credits(listener, credits);
         }
     }
 
@@ -445,7 +480,12 @@ impl Channels {
             let shard = if later != 0 { later } else { listener_entry.may_offer }.trailing_zeros() as usize;
             if let Some(conn) = self.clients[shard].accept(listener_entry.numbers[shard]) {
                 listener_entry.next_shard = (shard + 1) % count;
+                listener_entry.accepts_until_check = listener_entry.accepts_until_check.wrapping_sub(1);
+                let is_check_due = listener_entry.accepts_until_check == 0;
                 self.dirty |= 1 << shard;
+                if is_check_due {
+                    self.follow_thread(listener);
+                }
                 return Some(self.join_handle(shard, conn));
             }
             listener_entry.may_offer &= !(1 << shard);
@@ -477,7 +517,7 @@ impl Channels {
         let count = self.clients.len();
         let mut last_error = None;
         for _ in 0..count {
-            let shard = self.next_connect_shard;
+            let shard = self.unserved_peers.first_shard(remote.ip(), self.next_connect_shard, count);
             self.next_connect_shard = (shard + 1) % count;
             match self.clients[shard].connect(remote, options) {
                 Ok(conn) => {
@@ -490,6 +530,10 @@ impl Channels {
                         ConnectError::AddressNotAvailable | ConnectError::PortsExhausted,
                     ),
                 ) => {
+                    let is_by_route = options.local.is_none();
+                    if is_by_route && matches!(error, Error::Connect(_, ConnectError::AddressNotAvailable)) {
+                        self.unserved_peers.add(remote.ip(), shard);
+                    }
                     last_error = Some(error);
                 }
                 Err(error) => return Err(error),
@@ -498,11 +542,19 @@ impl Channels {
         Err(last_error.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
     }
 
+    /// Records that the shard of a connection to `peer`, which was opened asynchronously, does not serve the
+    /// link towards it.
+    pub fn note_unserved(&mut self, conn: Conn, peer: IpAddr) {
+        let (shard, _) = self.split_handle(conn);
+        self.unserved_peers.add(peer, shard);
+    }
+
     /// Opens a connection with default SYN options and without a local address, asynchronously if possible
     /// ([`Client::connect_without_request`]).
     pub fn connect_without_request(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
-        let shard = self.next_connect_shard;
-        self.next_connect_shard = (shard + 1) % self.clients.len();
+        let count = self.clients.len();
+        let shard = self.unserved_peers.first_shard(remote.ip(), self.next_connect_shard, count);
+        self.next_connect_shard = (shard + 1) % count;
         self.dirty |= 1 << shard;
         match self.clients[shard].connect_without_request(remote) {
             Ok(conn) => Ok(self.join_handle(shard, conn)),
@@ -937,12 +989,20 @@ impl Channels {
     /// Opens a UDP socket on the shard that runs on the CPU to which the thread is bound, otherwise on the
     /// shards in turn. So sockets that share a port by `SO_REUSEPORT` get different shards, and datagrams are
     /// distributed among them by sender.
-    pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
+    ///
+    /// If devices have shards of their own, the socket gets one that serves the device of its address, or of
+    /// the way to its first peer `to`.
+    pub fn udp_open(
+        &mut self,
+        local: SocketAddr,
+        options: UdpOptions,
+        to: Option<IpAddr>,
+    ) -> Result<Conn, Error> {
         let count = self.clients.len();
         let first = if count == 1 { 0 } else { self.local_shard().unwrap_or(self.next_udp_shard) };
-        let mut last_error = Error::Udp(local, UdpError::Stale);
+        let mut last_error = None;
         for shard in (first..count).chain(0..first) {
-            match self.clients[shard].udp_open(local, options) {
+            match self.clients[shard].udp_open_served(local, options, to) {
                 Ok(conn) => {
                     self.next_udp_shard = (shard + 1) % count;
                     return Ok(self.join_handle(shard, conn));
@@ -955,12 +1015,15 @@ impl Channels {
                         UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooManySockets,
                     ),
                 ) => {
-                    last_error = error;
+                    // A shard that does not serve the address knows nothing else about it.
+                    let is_telling =
+                        |error: &Error| !matches!(error, Error::Udp(_, UdpError::AddressNotAvailable));
+                    last_error = last_error.filter(is_telling).or(Some(error));
                 }
                 Err(error) => return Err(error),
             }
         }
-        Err(last_error)
+        Err(last_error.unwrap_or(Error::Udp(local, UdpError::Stale)))
     }
 
     pub fn udp_connect(&mut self, conn: Conn, remote: SocketAddr) -> Result<(), UdpError> {

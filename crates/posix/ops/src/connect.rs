@@ -381,14 +381,16 @@ impl ProcessState {
     /// another shard. Does nothing if other processes share the connection, because they know its handle.
     pub fn connect_on_other_shard(&mut self, file: FileId) -> Option<Conn> {
         let old_conn = self.files.stream(file)?.conn;
-        let lacks_port = matches!(
-            self.client.connect_error(old_conn),
-            Some(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable)
-        );
+        let error = self.client.connect_error(old_conn);
+        let lacks_port =
+            matches!(error, Some(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable));
         if !lacks_port || self.client.all().len() == 1 || self.files.get(file).shared_version.is_some() {
             return None;
         }
         let [_, to] = self.client.endpoints(old_conn).ok()?;
+        if error == Some(ConnectError::AddressNotAvailable) {
+            self.client.note_unserved(old_conn, to.ip());
+        }
         let v4 = Some(to.is_ipv4());
         let options = &mut self.files.socket(file).ok()?.options;
         let conn = self

@@ -284,8 +284,11 @@ impl Ops {
         if !ip.is_unspecified() && !is_shared_group {
             let is_stack_address = (self.config.is_stack_address)(ip);
             let not_available = Err(Errno::ADDRNOTAVAIL);
-            let opened =
-                if is_stack_address { state.open_udp(file, address, true, None) } else { not_available };
+            let opened = if is_stack_address {
+                state.open_udp(file, address, true, None, None)
+            } else {
+                not_available
+            };
             state.report_fd(fd, file);
             if opened != not_available || !self.config.kernel_listen {
                 return opened;
@@ -295,7 +298,7 @@ impl Ops {
             return crate::syscall::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            let opened = state.open_udp(file, address, true, None);
+            let opened = state.open_udp(file, address, true, None, None);
             state.report_fd(fd, file);
             return opened;
         }
@@ -306,7 +309,7 @@ impl Ops {
         let kernel_address = crate::kernel_socket::local_address(fd, family)?;
         let is_port_locked = address.port() != 0;
         let opened =
-            state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), is_port_locked, Some(fd));
+            state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), is_port_locked, Some(fd), None);
         state.report_fd(fd, file);
         opened
     }
@@ -394,7 +397,7 @@ impl Ops {
                     return Ok(UdpPath::Kernel(fd));
                 }
                 let local = state.local_after_disconnect(file)?.unwrap_or(any_address(family, to));
-                state.open_udp(file, local, false, None)?;
+                state.open_udp(file, local, false, None, to.map(|to| to.ip()))?;
                 state.report_fd(fd, file);
                 match state.files.socket(file)?.role {
                     SocketRole::Udp(udp) => Ok(UdpPath::Stack(state, udp)),
@@ -464,13 +467,14 @@ fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
 }
 
 impl ProcessState {
-    /// Opens the stack's side of a UDP socket.
+    /// Opens the stack's side of a UDP socket; `to` is its first peer, if it has one already.
     fn open_udp(
         &mut self,
         file: FileId,
         address: SocketAddr,
         bound: bool,
         kernel: Option<RawFd>,
+        to: Option<IpAddr>,
     ) -> Result<(), Errno> {
         self.check_stack_alive();
         let socket = self.files.socket(file)?;
@@ -478,10 +482,10 @@ impl ProcessState {
         socket.options.applied_udp = Some(options);
         let ports = socket.options.local_ports().filter(|_| address.port() == 0);
         let conn = match ports {
-            None => self.client.udp_open(address, options).map_err(|e| udp_errno(&e)),
+            None => self.client.udp_open(address, options, to).map_err(|e| udp_errno(&e)),
             Some(ports) => crate::connect::first_free(ports, |port| {
                 let address = SocketAddr::new(address.ip(), port);
-                self.client.udp_open(address, options).map_err(|e| udp_errno(&e))
+                self.client.udp_open(address, options, to).map_err(|e| udp_errno(&e))
             }),
         }?;
         let socket = self.files.socket(file)?;
@@ -504,7 +508,7 @@ impl ProcessState {
         let family = self.files.socket(file)?.family;
         if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
             let local = self.local_after_disconnect(file)?.unwrap_or(family.unspecified());
-            self.open_udp(file, local, false, None)?;
+            self.open_udp(file, local, false, None, Some(to.ip()))?;
         }
         let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
         let conn = udp.conn;
@@ -540,7 +544,7 @@ impl ProcessState {
             socket.family.unspecified().ip()
         };
         if udp.port_locked {
-            return self.open_udp(file, SocketAddr::new(ip, local.port()), true, udp.kernel_fd);
+            return self.open_udp(file, SocketAddr::new(ip, local.port()), true, udp.kernel_fd, None);
         }
         if udp.address_locked {
             socket.last_address = Some(SocketAddr::new(ip, 0));
@@ -600,7 +604,7 @@ impl ProcessState {
             },
             0,
         );
-        let Ok(probe) = self.client.udp_open(unspecified, UdpOptions::default()) else { return true };
+        let Ok(probe) = self.client.udp_open(unspecified, UdpOptions::default(), None) else { return true };
         let has_route = self.client.udp_connect(probe, to) != Err(UdpError::NetUnreachable);
         let _ = self.client.release(probe);
         self.client.flush();

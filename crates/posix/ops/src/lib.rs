@@ -68,6 +68,7 @@ mod stack_end;
 mod stream;
 mod syscall;
 pub mod unordered;
+mod unserved_peers;
 mod urgent;
 pub mod user_memory;
 mod wait_queue;
