@@ -178,7 +178,9 @@ pub fn set_shard(shard: Option<usize>) {
     TAG.set(shard.unwrap_or(NOBODY));
 }
 
-/// Runs a turn of a shard, during which nobody can touch the arenas of the others.
+/// Runs a turn of a shard, during which nobody can touch the arenas of the others. It is not inlined, so that
+/// stacks name it also in builds without debug information.
+#[inline(never)]
 pub fn alone<R>(shard: usize, turn: impl FnOnce() -> R) -> R {
     let others = || SHARDS.iter().enumerate().filter(|(index, _)| *index != shard);
     others().for_each(|(_, arena)| arena.protect(libc::PROT_NONE));
