@@ -329,6 +329,7 @@ mod tests {
             let counter = counted.split('`').nth(1).unwrap();
             // These make traffic slower, and ordinary traffic reaches them.
             let slower = [
+                "device_full",
                 "large_buffers_refused",
                 "cookies_sent",
                 "fastopen_cookies_evicted",

@@ -41,8 +41,8 @@ print('waiting', results, result(c.getsockopt, socket.SOL_SOCKET, socket.SO_ERRO
 c, a = pair(); a.shutdown(socket.SHUT_WR); select.select([c], [], [])
 print('closed', kill('-Htn', 'state', 'close-wait', 'sport', '=', f':{c.getsockname()[1]}'))
 print('close-wait', result(c.recv, 9), result(c.recv, 9)); select.select([a], [], []); print('fin-wait-2', result(a.recv, 9))
-c, a = pair(); ends = (c.getsockname()[1], port); c.close(); a.recv(1); a.close(); time.sleep(0.1)
-print('time-wait', kill('-Htn', 'state', 'time-wait', 'sport', '=', f':{ends[0]}'), kill('-Htn', 'state', 'time-wait', 'sport', '=', f':{ends[0]}'))
+c, a = pair(); ends = ('sport', '=', f':{c.getsockname()[1]}', 'dport', '=', f':{port}'); c.close(); a.recv(1); a.close(); time.sleep(0.1)
+print('time-wait', kill('-Htn', 'state', 'time-wait', *ends), kill('-Htn', 'state', 'time-wait', *ends))
 print('untouched', result(other.send, b'x'), result(end.recv, 9))
 ";
 
