@@ -42,6 +42,8 @@ struct RecordingHandler {
     accepted: Vec<Conn>,
     connected: usize,
     closed: Vec<CloseReason>,
+    /// Bytes of all connections.
+    bytes: usize,
     /// Sender and length.
     datagrams: Vec<(SocketAddr, usize)>,
     errors: Vec<UdpError>,
@@ -62,6 +64,7 @@ impl Handler for RecordingHandler {
     }
 
     fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        self.bytes += data.len();
         data.len()
     }
 

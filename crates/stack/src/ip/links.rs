@@ -96,6 +96,7 @@ impl Network {
             debug_assert!(added.is_some(), "the capacity was checked");
         }
         self.bump_epoch();
+        self.update_steered_addresses();
         Ok(id)
     }
 
@@ -241,5 +242,6 @@ impl Network {
     pub(crate) fn activate_ipv6_address(&mut self, link: LinkId, address: Ipv6Addr) {
         self.local.insert_v6(address, link);
         self.bump_epoch();
+        self.update_steered_addresses();
     }
 }

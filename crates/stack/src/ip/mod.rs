@@ -223,8 +223,11 @@ impl Network {
     }
 
     /// Returns the number of frames and bytes given to a device. Bytes include Ethernet headers; a
-    /// super-frame counts as one frame.
+    /// super-frame counts as one frame. Frames that another shard sends for this one count there.
     pub fn tx_counters(&self, port: PortId) -> (u64, u64) {
+        if self.steering.as_ref().is_some_and(|steering| !steering.serves_device(port)) {
+            return (0, 0);
+        }
         self.ports.get(usize::from(port.0)).map_or((0, 0), |port| (port.tx_frames, port.tx_bytes))
     }
 
@@ -333,7 +336,6 @@ impl Network {
     pub(crate) fn bump_epoch(&mut self) {
         // 0 is the epoch of a default hop.
         self.epoch = self.epoch.checked_add(1).unwrap_or(1);
-        self.update_steered_addresses();
     }
 
     /// Adds a device and returns its number.

@@ -7,7 +7,6 @@
 //! all tables follow the same rules; other state is broadcast as a [`ControlUpdate`].
 
 use super::{Network, Reassembled};
-use crate::device::TxMeta;
 use crate::handle::{LinkId, PortId};
 use crate::link::AddressState;
 use crate::link::neighbour::NeighbourUpdate;
@@ -65,12 +64,12 @@ impl Network {
     }
 
     /// Sends a frame on a device for a shard that does not serve the device. Returns false if the device is
-    /// full.
+    /// full. The network layer of that shard has counted the frame; here it counts for the device.
     pub fn send_relayed(&mut self, port: PortId, frame: &[u8]) -> bool {
         let Some(port) = self.ports.get_mut(usize::from(port.0)) else { return false };
         let Some(room) = port.tx.reserve(frame.len()) else { return false };
         room[..frame.len()].copy_from_slice(frame);
-        port.commit(frame.len(), TxMeta::default(), &mut self.stats);
+        port.commit_relayed(frame.len());
         true
     }
 

@@ -252,6 +252,7 @@ impl Network {
         self.timers.cancel(NetworkTimer::Dad(id, address));
         self.local.remove_v6(address);
         self.bump_epoch();
+        self.update_steered_addresses();
         let group = solicited_node(address);
         let shared = self
             .link(id)

@@ -186,6 +186,15 @@ impl TxPort {
         self.count(len, stats);
     }
 
+    /// Sends the first `len` bytes of the buffer reserved last, which the network layer of another shard has
+    /// made and counted.
+    pub(crate) fn commit_relayed(&mut self, len: usize) {
+        self.tx.commit(len, TxMeta::default());
+        self.dirty = true;
+        self.tx_frames += 1;
+        self.tx_bytes += len as u64;
+    }
+
     /// Sends a frame that consists of the first `head` bytes of the reserved buffer and of `pieces`, `len`
     /// bytes in total. [`TxPort::can_gather`] must be true.
     pub(crate) fn commit_gathered(

@@ -3,6 +3,7 @@ use crate::icmp::error::IcmpErrorKind;
 use crate::ip::testbench::*;
 use crate::ip::{InputResult, NetworkConfig, ParsedFrame, RouteError};
 use crate::link::{AddressState, LinkConfig};
+use crate::steering::Steering;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 use crate::wire::ndp::{self, NdpMessage, PrefixInfo, RouterAdvertisement, solicited_node};
@@ -401,6 +402,30 @@ fn advertisements_are_ignored_without_accept_ra() {
     receive_ra(&mut fixture, with_prefix(prefix(1, 3600, 1800)));
     assert!(!fixture.network.is_local(slaac(1).into()));
     assert_eq!(fixture.network.route(fixture.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+}
+
+/// The steering learns each address, and each address that expires, but is not told again for each route.
+#[test]
+fn steering_learns_changes_of_addresses_alone() {
+    let mut fixture = ra_fixture();
+    let mut steering = Steering::new(0, 2, &network_config());
+    steering.set_device_shards([vec![1]]);
+    fixture.network.set_steering(steering);
+    let serves = |fixture: &NetworkFixture| fixture.network.serves(slaac(1).into());
+    let place = |fixture: &NetworkFixture| fixture.network.steering().unwrap().place_of_addresses();
+    assert!(serves(&fixture), "nobody has the address");
+    receive_ra(&mut fixture, with_prefix(prefix(1, 3600, 1200)));
+    assert!(!serves(&fixture));
+    let told = place(&fixture);
+    let hop = fixture.route(FAR).hop;
+    for router_lifetime_s in [0, 1800, 0, 1800] {
+        let mtu = Some(1300 + u32::from(router_lifetime_s) / 100);
+        receive_ra(&mut fixture, RouterAdvertisement { router_lifetime_s, mtu, ..router() });
+    }
+    assert!(!fixture.network.hop_is_current(&hop), "the routes have changed");
+    assert_eq!(place(&fixture), told);
+    fixture.advance(3600 * SECOND);
+    assert!(serves(&fixture), "the address is gone");
 }
 
 #[test]

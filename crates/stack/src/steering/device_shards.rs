@@ -99,6 +99,19 @@ impl Steering {
         }
     }
 
+    /// Returns whether this shard serves a device. Devices that have no shards of their own, such as the
+    /// loopback, are served by all.
+    pub(crate) fn serves_device(&self, port: PortId) -> bool {
+        let device = self.device_shards.as_ref().and_then(|served| served.devices.get(usize::from(port.0)));
+        device.is_none_or(|device| device.home_ports.is_some())
+    }
+
+    /// Returns the place of the local addresses in memory, which each update changes.
+    #[cfg(test)]
+    pub(crate) fn place_of_addresses(&self) -> Option<*const PortId> {
+        self.device_shards.as_ref().map(|served| served.ports_of_links.as_ptr())
+    }
+
     /// Returns the primary shard of a device, which acts on its links for all shards.
     pub fn primary(&self, port: PortId) -> u8 {
         self.device_shards.as_ref().map_or(0, |served| served.primary(port))

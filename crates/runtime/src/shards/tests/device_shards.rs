@@ -13,11 +13,11 @@ use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
 use ginnel_stack::error::ConnectError;
-use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::handle::{PortId, UdpHandle};
 use ginnel_stack::ip::NetworkStats;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::UdpOptions;
+use ginnel_stack::udp::{UdpError, UdpOptions};
 
 const CONNECTIONS: usize = 40;
 /// Addresses of the shards on the second link.
@@ -52,9 +52,13 @@ fn stack_config(more: &str) -> Config {
 
 impl TwoLinks {
     fn new(more: &str, mode: RssMode) -> Self {
+        Self::with_memory(more, mode, &MemoryConfig::default())
+    }
+
+    fn with_memory(more: &str, mode: RssMode, memory: &MemoryConfig) -> Self {
         let mut shards = Shards::new(stack_config(more)).seed([1; 32]).now(START);
         let clients = [("cable", 0), ("second", 1)].map(|(device, link)| {
-            let (far, queues) = multi_queue(&MemoryConfig::default(), 2, mode);
+            let (far, queues) = multi_queue(memory, 2, mode);
             shards = core::mem::replace(&mut shards, Shards::new(Config::default())).device(device, queues);
             let mut config = config(&CLIENT_ADDRESSES[link]);
             // The stack is the way to its other link.
@@ -125,6 +129,20 @@ impl TwoLinks {
 
     fn network(&self, counter: impl Fn(&NetworkStats) -> u64) -> Vec<u64> {
         self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).collect()
+    }
+
+    /// Asserts that the frames of a device are counted once, by the shards that have sent them.
+    #[track_caller]
+    fn assert_sent_frames_count_once(&self) {
+        for (link, client) in self.clients.iter().enumerate() {
+            let network = |shard: &Shard<RecordingHandler>| {
+                shard.core.stack.local().unwrap().network().tx_counters(PortId(link as u16)).0
+            };
+            let sent: Vec<u64> = self.shards.iter().map(network).collect();
+            assert_eq!(by_link(&sent, link), (client.stack_stats().frames_received, 0), "{sent:?}");
+        }
+        let received: u64 = self.clients.iter().map(|client| client.stack_stats().frames_received).sum();
+        assert_eq!(self.network(|n| n.tx_frames).iter().sum::<u64>(), received);
     }
 
     fn knows(&self, shard: usize, neighbour: &str) -> bool {
@@ -295,9 +313,22 @@ fn a_udp_socket_serves_both_links() {
         // It knows the neighbours of the second link now, and goes on learning of changes.
         assert!(fixture.knows(0, "10.1.0.2") && !fixture.knows(3, "10.1.0.2"));
         // An error about a port comes back as well.
-        fixture.with_shard(0, |cx| cx.udp_send(server, Some(at("10.1.0.2:9")), b"nobody")).unwrap();
-        fixture.with_shard(0, |cx| cx.udp_send(server, Some(at("10.0.0.2:9")), b"nobody")).unwrap();
-        fixture.advance(Duration::from_millis(100));
+        for (port, to) in [(5353, "10.0.0.2:9"), (5354, "10.1.0.2:9"), (5355, "[fd01::2]:9")] {
+            fixture.with_shard(0, |cx| {
+                let local = SocketAddr::new("::".parse().unwrap(), port);
+                let socket = cx.udp_bind(local, UdpOptions::default()).unwrap();
+                cx.udp_connect(socket, at(to)).unwrap();
+                cx.udp_send(socket, None, b"nobody").unwrap();
+            });
+            fixture.advance(Duration::from_millis(100));
+            let errors: Vec<_> = fixture
+                .shards
+                .iter_mut()
+                .map(|shard| core::mem::take(&mut shard.handler_mut().errors))
+                .collect();
+            assert_eq!(errors, [vec![UdpError::ConnectionRefused], vec![], vec![], vec![]], "{mode:?} {to}");
+        }
+        fixture.assert_sent_frames_count_once();
         for (link, local) in [(0, "10.0.0.1"), (0, "fd00::1"), (1, "10.1.0.1"), (1, "fd01::1")] {
             for shard in 0..4 {
                 let serves = fixture.with_shard(shard, |cx| cx.serves(local.parse().unwrap()));
@@ -350,11 +381,17 @@ fn packets_by_the_other_link_reach_their_connection() {
         assert!(by_link(&relayed, 0).0 > 0 && by_link(&relayed, 1).0 > 0, "{mode:?} {relayed:?}");
         assert_eq!(fixture.stats(|s| s.relays_dropped + s.forwards_dropped), [0; 4], "{mode:?}");
         // All bytes of a large response cross.
-        let conn = fixture.shards.iter().position(|shard| !shard.handler().accepted.is_empty()).unwrap();
-        let handle = fixture.shards[conn].handler().accepted[0];
-        let sent = fixture.with_shard(conn, |cx| cx.send(handle, &vec![7; 10_000])).unwrap();
-        assert!(sent > 0);
-        fixture.advance(Duration::from_secs(2));
+        for (link, shard) in [(1, SERVING[0][0]), (0, SERVING[1][1])] {
+            let before = by_link(&fixture.stats(|s| s.frames_relayed), link).0;
+            let conn = *fixture.shards[shard].handler().accepted.last().unwrap();
+            let sent = fixture.with_shard(shard, |cx| cx.send(conn, &vec![7; 10_000])).unwrap();
+            fixture.advance(Duration::from_secs(2));
+            let got = fixture.clients.each_ref().map(|client| client.handler().bytes);
+            assert_eq!((sent, got[link]), (10_000, 10_000), "{mode:?} {got:?}");
+            let after = by_link(&fixture.stats(|s| s.frames_relayed), link).0;
+            assert!(after - before >= 7, "{mode:?} {before} {after}");
+        }
+        fixture.assert_sent_frames_count_once();
     }
 }
 
@@ -406,9 +443,33 @@ fn a_full_relay_drops_and_recovers() {
     assert!((100..400).contains(&received), "{sent} {received}");
     assert!(sent + 1 >= received);
     assert_eq!(send(&mut fixture, 1).1, received + 1);
-    // The interface may be full, too: its ring has room for fewer.
     let relayed = fixture.stats(|s| s.frames_relayed + s.relays_dropped);
     assert!(relayed[1] as usize > received && relayed[0] + relayed[2] + relayed[3] == 0, "{relayed:?}");
+}
+
+/// The ring of the interface has room for fewer frames than the relay: the rest is dropped, and counted.
+#[test]
+fn a_full_interface_drops_relayed_frames() {
+    let memory = MemoryConfig { ring_bytes: 16 << 10, ..MemoryConfig::default().without_offloads() };
+    let mut fixture = TwoLinks::with_memory("", RssMode::Hash, &memory);
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let server = fixture.with_shard(0, |cx| cx.udp_bind(at("[::]:53"), UdpOptions::default())).unwrap();
+    let now = fixture.now;
+    fixture.clients[1].with(now, |_, cx| cx.udp_bind(at("[::]:7"), UdpOptions::default())).unwrap();
+    let send = |fixture: &mut TwoLinks, count: usize| {
+        for _ in 0..count {
+            fixture.with_shard(0, |cx| cx.udp_send(server, Some(at("10.1.0.2:7")), &[7; 1400])).unwrap();
+        }
+        fixture.advance(Duration::from_millis(100));
+        core::mem::take(&mut fixture.clients[1].handler_mut().datagrams).len() as u64
+    };
+    assert_eq!(send(&mut fixture, 1), 1);
+    let before = fixture.stats(|s| s.frames_relayed);
+    let received = send(&mut fixture, 100);
+    let (relayed, dropped) = (fixture.stats(|s| s.frames_relayed), fixture.stats(|s| s.relays_dropped));
+    assert!((1..100).contains(&received), "{received}");
+    assert_eq!((relayed[1] - before[1], dropped), (received, vec![0, 100 - received, 0, 0]));
+    assert_eq!(send(&mut fixture, 1), 1);
 }
 
 /// One shard serves the first link, and all 63 others the second one.
