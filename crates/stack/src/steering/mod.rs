@@ -297,7 +297,7 @@ impl Steering {
             protocol::ICMP => match *transport.first()? {
                 // The owner verifies the checksum.
                 icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED | icmpv4::PARAMETER_PROBLEM => {
-                    self.owner_of_quoted(transport.get(icmpv4::HEADER_LEN..)?)
+                    self.owner_of_quoted(port, transport.get(icmpv4::HEADER_LEN..)?)
                 }
                 _ => None,
             },
@@ -320,7 +320,7 @@ impl Steering {
         }
         match transport.first()? {
             // Error messages.
-            1..=4 => self.owner_of_quoted(transport.get(icmpv6::HEADER_LEN..)?),
+            1..=4 => self.owner_of_quoted(port, transport.get(icmpv6::HEADER_LEN..)?),
             // The other shards learn nothing from listener discovery and router solicitations.
             130..=133 | 143 => Some(FrameOwner::Primary { broadcast: Broadcast::None }),
             134 => Some(FrameOwner::Primary { broadcast: Broadcast::All }),
@@ -351,7 +351,7 @@ impl Steering {
                 let hash = hash.unwrap_or_else(|| self.flow_hash(src, dst));
                 Some(FrameOwner::Shard(self.tcp_owner(src, dst, hash, Some(port))))
             }
-            protocol::UDP => Some(self.udp_owner(src, dst, group, hash, Some(port))),
+            protocol::UDP => Some(self.udp_owner(src, dst, group, hash, port)),
             _ => None,
         }
     }
@@ -362,7 +362,7 @@ impl Steering {
         dst: SocketAddr,
         group: bool,
         label_hash: Option<u32>,
-        port: Option<PortId>,
+        port: PortId,
     ) -> FrameOwner {
         // The hash is masked as in a label, so that the same socket is selected with and without a label.
         let computed =
@@ -374,7 +374,7 @@ impl Steering {
             Some(UdpOwner::All) => FrameOwner::All,
             None => FrameOwner::Shard(
                 self.owner_of_ephemeral_port(dst.port())
-                    .unwrap_or_else(|| self.shard_of_hash(hash(), dst.ip(), port)),
+                    .unwrap_or_else(|| self.shard_of_hash(hash(), dst.ip(), Some(port))),
             ),
         }
     }
@@ -391,12 +391,16 @@ impl Steering {
     }
 
     /// Returns the owner of a transmitted packet that an error quotes: the owner of received packets of its
-    /// flow.
-    fn owner_of_quoted(&self, quote: &[u8]) -> Option<FrameOwner> {
+    /// flow. If the quoted sender is not this host, it is a shard of the device `port` that has received the
+    /// error.
+    fn owner_of_quoted(&self, port: PortId, quote: &[u8]) -> Option<FrameOwner> {
         let TransportError { protocol, local, remote, .. } = parse_quoted_packet(quote)?;
         match protocol {
-            protocol::TCP => Some(FrameOwner::Shard(self.flow_owner(remote, local))),
-            protocol::UDP => Some(self.udp_owner(remote, local, false, None, None)),
+            protocol::TCP => {
+                let hash = self.flow_hash(remote, local);
+                Some(FrameOwner::Shard(self.tcp_owner(remote, local, hash, Some(port))))
+            }
+            protocol::UDP => Some(self.udp_owner(remote, local, false, None, port)),
             _ => None,
         }
     }

@@ -451,5 +451,17 @@ fn a_device_has_its_own_shards() {
         // Fragments to a group belong to the device that has received them.
         let group = frame(0x0800, &ipv4(PEER, [239, 1, 1, 1], protocol::UDP, 0x2000, &ports(5000, 53)));
         assert_eq!(steering.owner_of_bytes(PortId(2), &group), FrameOwner::Shard(2));
+        // So do errors about packets that this host has never sent.
+        for source in 1000..1200 {
+            for protocol in [protocol::TCP, protocol::UDP] {
+                let quote = ipv4([192, 0, 2, 7], PEER, protocol, 0, &ports(source, 443));
+                let error = [&[3, 3, 0, 0, 0, 0, 0, 0], &quote[..]].concat();
+                let error = frame(0x0800, &ipv4(PEER, [10, 0, 0, 1], protocol::ICMP, 0, &error));
+                for (port, serving) in devices.iter().enumerate() {
+                    let owner = steering.owner_of_bytes(PortId(port as u16), &error);
+                    assert!(serving.iter().any(|&shard| owner == FrameOwner::Shard(shard)), "{owner:?}");
+                }
+            }
+        }
     }
 }
