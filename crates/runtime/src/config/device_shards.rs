@@ -19,6 +19,26 @@ impl Config {
             .any(|shards| !shards.iter().copied().eq(all.clone()))
     }
 
+    /// Validates that devices with different shards do not have one MAC address by configuration. The IPv6
+    /// addresses that are formed from it would belong to both, and shards could disagree about the owner.
+    fn validate_macs_of_shards(&self) -> Result<(), ConfigError> {
+        for (i, device) in self.devices.iter().enumerate() {
+            let has_its_mac = |other: &&DeviceConfig| {
+                device.mac.is_some()
+                    && other.mac == device.mac
+                    && self.shards_of(other) != self.shards_of(device)
+            };
+            if let Some(other) = self.devices[..i].iter().find(has_its_mac) {
+                let problem = format!(
+                    "is also that of device \"{}\": devices with different `shards` need different addresses",
+                    other.name
+                );
+                return Err(ConfigError::new(format!("device[{i}].mac"), problem));
+            }
+        }
+        Ok(())
+    }
+
     /// Validates the shards of all devices.
     pub(super) fn validate_device_shards(&self) -> Result<(), ConfigError> {
         let count = self.shards.count;
@@ -45,6 +65,7 @@ impl Config {
         if self.devices.iter().all(|device| device.shards.is_none()) {
             return Ok(());
         }
+        self.validate_macs_of_shards()?;
         let serves = |shard: u8| {
             let linked = self
                 .links

@@ -483,6 +483,29 @@ fn wrong_steering_rules_are_named() {
 }
 
 #[test]
+fn devices_with_different_shards_have_different_macs() {
+    let file = |first: &str, second: &str, last: u8| {
+        let device = |name: &str, shards: &str, last: u8| {
+            format!(
+                "[[device]]\nname = \"{name}\"\nkind = \"tap\"\nmac = \"02:00:00:00:00:0{last}\"\n{shards}\n\
+                 [[link]]\nname = \"{name}\"\ndevice = \"{name}\"\n"
+            )
+        };
+        let devices = device("a", first, 1) + &device("b", second, last);
+        Config::from_toml("x.toml", &format!("shards.count = 2\n{devices}")).map(drop)
+    };
+    for (first, second) in [("shards = [0]", "shards = [1]"), ("", "shards = [1]"), ("", "shards = [1, 0]")] {
+        let error = file(first, second, 1).unwrap_err().to_string();
+        let expected = ": device[1].mac: is also that of device \"a\": devices with different `shards` need \
+                        different addresses";
+        assert!(error.starts_with("x.toml:") && error.ends_with(expected), "{error}");
+        file(first, second, 2).unwrap();
+    }
+    file("shards = [1, 0]", "shards = [1, 0]", 1).unwrap();
+    file("", "", 1).unwrap();
+}
+
+#[test]
 fn shards_of_devices_are_validated() {
     let file = |count: u32, first: &str, second: &str| {
         let text = format!(
