@@ -1,7 +1,7 @@
 //! The channels of a process, one for each shard of its stack, behind one interface. A connection belongs to
 //! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
-use crate::unserved_peers::UnservedPeers;
+use crate::unserved_peers::{UnservedPeers, is_refusal};
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
@@ -514,32 +514,12 @@ impl Channels {
     /// Opens a connection on the shard that receives its packets: any shard if the stack chooses the port,
     /// otherwise the one that the port determines.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
-        let count = self.clients.len();
-        let mut last_error = None;
-        for _ in 0..count {
-            let shard = self.unserved_peers.first_shard(remote.ip(), self.next_connect_shard, count);
-            self.next_connect_shard = (shard + 1) % count;
-            match self.clients[shard].connect(remote, options) {
-                Ok(conn) => {
-                    self.dirty |= 1 << shard;
-                    return Ok(self.join_handle(shard, conn));
-                }
-                Err(
-                    error @ Error::Connect(
-                        _,
-                        ConnectError::AddressNotAvailable | ConnectError::PortsExhausted,
-                    ),
-                ) => {
-                    let is_by_route = options.local.is_none();
-                    if is_by_route && matches!(error, Error::Connect(_, ConnectError::AddressNotAvailable)) {
-                        self.unserved_peers.add(remote.ip(), shard);
-                    }
-                    last_error = Some(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(last_error.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
+        let Self { clients, unserved_peers, next_connect_shard, .. } = self;
+        let flow = (remote, options.local.is_none());
+        let (shard, conn) = unserved_peers
+            .open(flow, next_connect_shard, clients.len(), |shard| clients[shard].connect(remote, options))?;
+        self.dirty |= 1 << shard;
+        Ok(self.join_handle(shard, conn))
     }
 
     /// Records that the shard of a connection to `peer`, which was opened asynchronously, does not serve the
@@ -552,18 +532,25 @@ impl Channels {
     /// Opens a connection with default SYN options and without a local address, asynchronously if possible
     /// ([`Client::connect_without_request`]).
     pub fn connect_without_request(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
-        let count = self.clients.len();
-        let shard = self.unserved_peers.first_shard(remote.ip(), self.next_connect_shard, count);
-        self.next_connect_shard = (shard + 1) % count;
-        self.dirty |= 1 << shard;
-        match self.clients[shard].connect_without_request(remote) {
-            Ok(conn) => Ok(self.join_handle(shard, conn)),
+        let Self { clients, unserved_peers, next_connect_shard, .. } = self;
+        let count = clients.len();
+        let first = unserved_peers.first_shard(remote.ip(), *next_connect_shard, count);
+        *next_connect_shard = (first + 1) % count;
+        self.dirty |= 1 << first;
+        let (shard, conn) = match clients[first].connect_without_request(remote) {
+            Ok(conn) => (first, conn),
             // The shard answered that it has no port; another shard may have one.
-            Err(Error::Connect(_, ConnectError::AddressNotAvailable | ConnectError::PortsExhausted)) => {
-                self.connect(remote, ConnectOptions::default())
+            Err(error) if is_refusal(&error) => {
+                let refused = ((remote, true), (first, error));
+                let opened = unserved_peers.open_elsewhere(refused, next_connect_shard, count, |shard| {
+                    clients[shard].connect(remote, ConnectOptions::default())
+                })?;
+                self.dirty |= 1 << opened.0;
+                opened
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        Ok(self.join_handle(shard, conn))
     }
 
     /// Returns how many bytes the SYN of a connection takes that waits for the first bytes; `None` if the SYN
