@@ -242,8 +242,8 @@ pub struct DeviceConfig {
     #[serde(default)]
     pub mac: Option<Mac>,
     /// Shards that serve the device, each below `shards.count`: `[0, 1]`. The device has a queue for each of
-    /// them, in this order; packets that it receives neither wake nor cost the others, and connections to and
-    /// from the addresses of its links belong to these shards. Default: all shards.
+    /// them, in this order; TCP packets that it receives neither wake nor cost the others, and connections to
+    /// and from the addresses of its links belong to these shards. Default: all shards.
     #[serde(default)]
     pub shards: Option<Vec<u8>>,
     /// Use checksum and segmentation offloads of the device. Default true.
