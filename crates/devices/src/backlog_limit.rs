@@ -10,17 +10,27 @@ use ginnel_stack::time::Instant;
 /// The highest class, and frames of which no class is known ([`TxQueue::select_class`]), are accepted as long
 /// as the device has room.
 ///
+/// Frames of which no class is known do not shut out the others, which would be refused for as long as these
+/// keep the backlog above their bound: for each one that is accepted while `frames` frames wait, one that
+/// would be refused is accepted, the most urgent first.
+///
 /// The device must be able to tell what waits ([`TxQueue::has_backlog`]).
 #[must_use]
 pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, frames: usize) -> Box<dyn TxQueue + Send> {
-    Box::new(LimitedTx { inner, frames, max: None })
+    Box::new(LimitedTx { inner, frames, bound: Some(frames), is_classed: false, credit: 0 })
 }
 
 struct LimitedTx {
     inner: Box<dyn TxQueue + Send>,
     frames: usize,
-    /// Backlog at which frames of the current class are refused.
-    max: Option<usize>,
+    /// Backlog at which frames of the current class are refused; `frames` if no class is known. `None` for
+    /// the highest class.
+    bound: Option<usize>,
+    /// True if the class of the next frame is known.
+    is_classed: bool,
+    /// Frames that are accepted although the backlog has reached their bound: as many as were accepted
+    /// without a class since `frames` frames wait, and `frames` at most.
+    credit: usize,
 }
 
 impl TxQueue for LimitedTx {
@@ -29,10 +39,19 @@ impl TxQueue for LimitedTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.max.is_some_and(|max| self.inner.has_backlog(max)) {
+        let Some(bound) = self.bound else { return self.inner.reserve(len) };
+        let has_backlog = self.inner.has_backlog(bound);
+        if has_backlog && self.is_classed && self.credit == 0 {
             return None;
         }
-        self.inner.reserve(len)
+        let room = self.inner.reserve(len)?;
+        match (has_backlog, self.is_classed) {
+            (true, true) => self.credit -= 1,
+            (true, false) => self.credit = self.frames.min(self.credit + 1),
+            (false, _) if bound == self.frames => self.credit = 0,
+            (false, _) => {}
+        }
+        Some(room)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
@@ -52,8 +71,12 @@ impl TxQueue for LimitedTx {
     }
 
     fn select_class(&mut self, class: Option<u8>) {
-        let limited = class.filter(|class| *class < Label::PRIORITY_MAX);
-        self.max = limited.map(|class| self.frames * usize::from(class.max(1)));
+        self.bound = match class {
+            Some(Label::PRIORITY_MAX..) => None,
+            Some(class) => Some(self.frames * usize::from(class.max(1))),
+            None => Some(self.frames),
+        };
+        self.is_classed = class.is_some();
         self.inner.select_class(class);
     }
 
@@ -76,48 +99,133 @@ mod tests {
     use crate::conformance::{self, Guarantees};
     use crate::faults::{self, LinkSpec};
     use crate::memory::{MemoryConfig, pair};
-    use core::time::Duration;
-    use ginnel_stack::device::Device;
+    use ginnel_stack::device::{Device, Gso, GsoKind, RxBurst};
     use ginnel_stack::priority::BEST_EFFORT;
 
+    /// Frames wait in the link until it is flushed, at least, so the limit is reached again and again.
     #[test]
     fn limited_device_conforms() {
-        let guarantees =
-            Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
+        let guarantees = Guarantees { back_pressure: false, uncut_super_frame_bytes: 0, labels: false };
+        let link = LinkSpec::parse("delay=100us rate=5gbit limit=100000000").expect("valid");
         conformance::run("backlog limit", guarantees, &mut || {
             let (left, right) = pair(MemoryConfig::default());
-            (Device { rx: left.rx, tx: wrap_tx(left.tx, 64) }, right)
+            let left = faults::wrap(left, &link, 1);
+            (Device { rx: left.rx, tx: wrap_tx(left.tx, 8) }, right)
         });
+    }
+
+    fn send(tx: &mut Box<dyn TxQueue + Send>, class: Option<u8>, most: usize) -> usize {
+        send_with(tx, class, most, TxMeta::NONE, 1000)
+    }
+
+    /// Sends at most so many frames of a class until one is refused. Returns their number.
+    fn send_with(
+        tx: &mut Box<dyn TxQueue + Send>,
+        class: Option<u8>,
+        most: usize,
+        meta: TxMeta,
+        len: usize,
+    ) -> usize {
+        tx.select_class(class);
+        let sent = (0..most).take_while(|_| {
+            let Some(room) = tx.reserve(len) else { return false };
+            room.fill(0);
+            tx.commit(len, meta);
+            true
+        });
+        let sent = sent.count();
+        tx.select_class(None);
+        sent
+    }
+
+    /// Returns a link on which a frame of 1000 bytes takes a millisecond, and its other end.
+    fn slow_link(delay: &str) -> (Box<dyn TxQueue + Send>, Device) {
+        let (left, right) = pair(MemoryConfig::default());
+        let slow = LinkSpec::parse(&format!("rate=8mbit {delay}")).expect("valid");
+        (faults::wrap(left, &slow, 1).tx, right)
+    }
+
+    /// Returns a slow link with a limit.
+    fn limited_link(delay: &str, frames: usize) -> (Box<dyn TxQueue + Send>, Device) {
+        let (tx, right) = slow_link(delay);
+        (wrap_tx(tx, frames), right)
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_millis(millis)
     }
 
     // limit: priority.transmit_backlog_frames
     #[test]
     fn classes_are_refused_by_what_waits() {
-        let (left, _right) = pair(MemoryConfig::default().without_offloads());
-        // A frame takes a millisecond.
-        let slow = LinkSpec::parse("rate=8mbit").expect("valid");
-        let mut tx = wrap_tx(faults::wrap(left, &slow, 1).tx, 10);
+        let (mut tx, _right) = limited_link("", 10);
         assert!(tx.has_backlog(0), "the link can tell what waits");
-        let send = |tx: &mut Box<dyn TxQueue + Send>, class, most: usize| {
-            tx.select_class(class);
-            let sent = (0..most).take_while(|_| {
-                let Some(room) = tx.reserve(1000) else { return false };
-                room.fill(0);
-                tx.commit(1000, TxMeta::NONE);
-                true
-            });
-            sent.count()
-        };
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10);
-        tx.flush(Instant::ZERO);
+        tx.flush(at(0));
         assert_eq!(send(&mut tx, Some(0), 100), 0);
         assert_eq!([2, 2, 6].map(|class| send(&mut tx, Some(class), 100)), [10, 0, 40]);
-        assert_eq!([Some(7), None].map(|class| send(&mut tx, class, 20)), [20, 20]);
-        tx.flush(Instant::ZERO);
+        assert_eq!(send(&mut tx, Some(7), 40), 40);
+        tx.flush(at(0));
         // 100 frames wait; when 95 of them have been sent, five more may wait.
-        tx.flush(Instant::ZERO + Duration::from_millis(90));
+        tx.flush(at(90));
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 0);
-        tx.flush(Instant::ZERO + Duration::from_millis(95));
+        tx.flush(at(95));
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 5);
+        assert_eq!(send(&mut tx, None, 20), 20);
+    }
+
+    /// Whoever sends without a class keeps the backlog above all bounds here.
+    #[test]
+    fn frames_without_a_class_do_not_shut_out_the_others() {
+        let (mut tx, _right) = limited_link("", 10);
+        assert_eq!(send(&mut tx, None, 100), 100);
+        tx.flush(at(0));
+        assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10, "the credit is limited");
+        for now in 1..=50 {
+            tx.flush(at(now));
+            assert_eq!(send(&mut tx, None, 2), 2);
+            // Urgent frames come first.
+            let sent = [6, BEST_EFFORT].map(|class| send(&mut tx, Some(class), 1));
+            assert_eq!(sent, [1, 1], "{now}");
+            assert_eq!(send(&mut tx, Some(6), 10), 0, "{now}");
+        }
+        // 260 frames wait. No credit remains from frames that found no backlog, or from earlier ones.
+        assert_eq!(send(&mut tx, None, 5), 5);
+        tx.flush(at(306));
+        assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 1);
+        assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 0);
+    }
+
+    /// Refused frames are tried again, but the device is flushed only when it has taken frames, or asks for
+    /// it.
+    #[test]
+    fn delayed_link_ends_a_backlog_when_frames_have_left() {
+        let (mut tx, mut right) = limited_link("delay=500ms", 10);
+        let mut sent = 0;
+        for now in 0..1000 {
+            let taken = send(&mut tx, Some(BEST_EFFORT), 100);
+            sent += taken;
+            if taken > 0 || tx.next_deadline().is_some_and(|deadline| deadline <= at(now)) {
+                tx.flush(at(now));
+            }
+            right.rx.rx_burst(at(now), &mut RxBurst::new());
+        }
+        assert!((950..=1010).contains(&sent), "{sent} of 1000 frames");
+        // Who does not ask for the backlog is not woken for it.
+        let (mut unlimited, _right) = slow_link("delay=500ms");
+        assert_eq!(send(&mut unlimited, None, 20), 20);
+        unlimited.flush(at(0));
+        assert_eq!(unlimited.next_deadline(), Some(at(501)));
+    }
+
+    #[test]
+    fn super_frame_counts_as_its_segments() {
+        let gso = Gso { kind: GsoKind::Tcp4, size: 1446, header_len: 54, ecn: false };
+        let meta = TxMeta { gso: Some(gso), ..TxMeta::NONE };
+        let (mut tx, _right) = limited_link("", 64);
+        assert_eq!(send_with(&mut tx, Some(BEST_EFFORT), 100, meta, 54 + 40 * 1446), 2);
+        assert_eq!(send_with(&mut tx, Some(2), 100, meta, 54 + 40 * 1446), 2);
+        assert_eq!(send_with(&mut tx, Some(3), 100, meta, 54 + 16 * 1446), 2);
+        assert_eq!(send(&mut tx, Some(3), 100), 0);
     }
 }

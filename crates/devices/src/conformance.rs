@@ -10,6 +10,7 @@ use frames::{ReceivedFrame, TestFrame};
 use ginnel_stack::device::{
     BURST_FRAMES_MAX, Device, Label, PayloadPiece, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
 };
+use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -343,6 +344,12 @@ fn a_backlog_ends_when_frames_are_taken(fixture: &mut Fixture) {
             fixture.left.tx.flush(fixture.clock.now());
         }
     }
+    // If the device refuses low classes while others wait, it does not for longer.
+    fixture.left.tx.select_class(Some(BEST_EFFORT));
+    for _ in 0..10 {
+        assert_same_frames(&frames, &fixture.exchange(&frames));
+    }
+    fixture.left.tx.select_class(None);
 }
 
 fn less_than_reserved_can_be_sent(fixture: &mut Fixture) {

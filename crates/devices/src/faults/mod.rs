@@ -47,6 +47,8 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
         wire: WireFrames::new(),
         buffer: Vec::new(),
         unflushed: Vec::new(),
+        unflushed_wire_frames: 0,
+        backlog_ends: None,
         spare_buffers: Vec::new(),
         blocked_until: None,
     };
@@ -63,6 +65,13 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
 
+/// Returns how many wire frames a frame of `len` bytes stands for.
+fn wire_frames(len: usize, meta: TxMeta) -> usize {
+    let Some(gso) = meta.gso else { return 1 };
+    let payload = len.saturating_sub(gso.header_len.into());
+    payload.div_ceil(usize::from(gso.size).max(1)).max(1)
+}
+
 struct FaultsTx {
     inner: Box<dyn TxQueue + Send>,
     pipeline: Pipeline,
@@ -72,6 +81,10 @@ struct FaultsTx {
     buffer: Vec<u8>,
     /// Committed frames. They enter the link at the time of the flush.
     unflushed: Vec<(Vec<u8>, TxMeta)>,
+    /// Wire frames that these will be: a super-frame is several.
+    unflushed_wire_frames: usize,
+    /// The first time at which a backlog that was asked for since the last flush will have ended.
+    backlog_ends: Option<Instant>,
     spare_buffers: Vec<Vec<u8>>,
     /// If the device below is full, the time of the next attempt.
     blocked_until: Option<Instant>,
@@ -121,6 +134,7 @@ impl TxQueue for FaultsTx {
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
         self.buffer.truncate(len);
+        self.unflushed_wire_frames += wire_frames(len, meta);
         let next = self.spare_buffers.pop().unwrap_or_default();
         self.unflushed.push((std::mem::replace(&mut self.buffer, next), meta));
     }
@@ -134,7 +148,14 @@ impl TxQueue for FaultsTx {
     }
 
     fn has_backlog(&mut self, frames: usize) -> bool {
-        self.unflushed.len() + self.pipeline.waiting() >= frames || self.inner.has_backlog(frames)
+        let waiting = self.unflushed_wire_frames + self.pipeline.waiting();
+        if waiting >= frames {
+            // Nothing is flushed while frames are refused, so the link has to ask for it.
+            let ends = self.pipeline.sent_at(waiting - frames);
+            self.backlog_ends = self.backlog_ends.into_iter().chain(ends).min();
+            return true;
+        }
+        self.inner.has_backlog(frames)
     }
 
     fn select_class(&mut self, class: Option<u8>) {
@@ -143,6 +164,7 @@ impl TxQueue for FaultsTx {
 
     fn flush(&mut self, now: Instant) {
         self.pipeline.remove_sent(now);
+        (self.unflushed_wire_frames, self.backlog_ends) = (0, None);
         for (mut frame, meta) in self.unflushed.drain(..) {
             let result = self.wire.for_each(&frame, meta, |segment| self.pipeline.offer(now, segment));
             if result.is_err() {
@@ -156,7 +178,7 @@ impl TxQueue for FaultsTx {
 
     fn next_deadline(&self) -> Option<Instant> {
         let own = self.blocked_until.or(self.pipeline.next_arrival());
-        own.into_iter().chain(self.inner.next_deadline()).min()
+        own.into_iter().chain(self.backlog_ends).chain(self.inner.next_deadline()).min()
     }
 }
 

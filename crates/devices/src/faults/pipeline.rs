@@ -195,6 +195,12 @@ impl Pipeline {
         self.queue.len()
     }
 
+    /// Returns when the frame has left that has `before` others in front of it in the queue; `None` if the
+    /// queue is shorter.
+    pub(super) fn sent_at(&self, before: usize) -> Option<Instant> {
+        self.queue.get(before).map(|&(sent, _)| sent)
+    }
+
     /// Removes the frames from the queue whose last bit has left by now.
     pub(super) fn remove_sent(&mut self, now: Instant) {
         while self.queue.front().is_some_and(|&(sent, _)| sent <= now) {
