@@ -680,3 +680,49 @@ fn a_priority_is_one_of_eight() {
     let listen = ListenOptions { socket, ..ListenOptions::default() };
     assert!(a.stack.listen(SocketAddr::from((address(1), 80)), listen).is_err());
 }
+
+/// A connection that moves to another listener keeps its class, and so does the event that reports it.
+#[test]
+fn closed_listener_hands_on_connections_with_their_classes() {
+    for closing_class in [BEST_EFFORT, 6] {
+        let config = TcpConfig::default();
+        let (mut random, mut transcript) = (Random(1), Transcript::new());
+        let mut a = TestHost::new('a', 1, 2, &config, true, false);
+        let mut b = TestHost::new('b', 2, 1, &config, true, false);
+        a.acts = false;
+        let at = SocketAddr::from((address(2), 80));
+        let shared = || ListenOptions { reuse_port: true, ..ListenOptions::default() };
+        let listeners = [(); 2].map(|()| b.stack.listen(at, shared()).unwrap());
+        let now = Instant::from_millis(1_001);
+        let conns: Vec<Conn> =
+            (0..40).map(|_| a.stack.connect(now, at, &ConnectOptions::default()).unwrap()).collect();
+        let ports: Vec<u16> = conns.iter().map(|conn| a.stack.endpoints(*conn).unwrap()[0].port()).collect();
+        let class_of = |port: u16| match ports.iter().position(|own| *own == port).unwrap() % 2 {
+            0 => BEST_EFFORT,
+            _ => 6,
+        };
+        let syns = a.turn(now, &[], &mut random, &mut transcript);
+        let answers = b.turn(now, &syns, &mut random, &mut transcript);
+        let acks = a.turn(now, &answers, &mut random, &mut transcript);
+        for (frame, _) in &acks {
+            b.stack.select_class(class_of(u16::from_be_bytes([frame[34], frame[35]])));
+            let burst: RxBurst<'_> = [RxFrame::new(frame)].into_iter().collect();
+            b.stack.receive(now, b.port, &burst);
+            b.stack.finish_burst(&burst);
+        }
+        b.stack.select_class(closing_class);
+        assert!(b.stack.unlisten(listeners[0]));
+        let mut accepted = [0; 2];
+        for (class, accepted) in [6, BEST_EFFORT].into_iter().zip(&mut accepted) {
+            b.stack.select_class(class);
+            while let Some(event) = b.stack.next_event() {
+                let Event::Incoming { listener } = event else { panic!("{event:?}") };
+                let Some(conn) = b.stack.accept_incoming(listener) else { continue };
+                assert_eq!(class_of(b.stack.endpoints(conn).unwrap()[1].port()), class);
+                *accepted += 1;
+            }
+        }
+        assert_eq!(accepted, [20, 20]);
+        b.stack.check_invariants();
+    }
+}

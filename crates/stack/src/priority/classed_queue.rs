@@ -134,6 +134,11 @@ impl<T> ClassedQueue<T> {
         core::iter::from_fn(|| self.pop()).collect()
     }
 
+    /// Takes all entries, and returns their classes, too.
+    pub fn take_all_with_classes(&mut self) -> Vec<(T, u8)> {
+        core::iter::from_fn(|| self.pop_by_class()).collect()
+    }
+
     #[cold]
     fn queue_of(&mut self, QueueClass { class, lower_share_percent }: QueueClass) -> &mut VecDeque<T> {
         if class == BEST_EFFORT {

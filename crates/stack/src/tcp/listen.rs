@@ -182,12 +182,13 @@ impl ListenTable {
         Ok(Listener::new(index, self.entries[index as usize].generation))
     }
 
-    /// Closes a listener. Returns its profile and the connections of its accept queue.
-    fn remove(&mut self, index: u32) -> (ProfileId, Vec<u32>) {
+    /// Closes a listener. Returns its profile, and the connections of its accept queue with
+    /// their classes.
+    fn remove(&mut self, index: u32) -> (ProfileId, Vec<(u32, u8)>) {
         self.by_port.retain(|(_, i)| *i != index);
         let entry = &mut self.entries[index as usize];
         (entry.open, entry.accepts_at_once) = (false, false);
-        let queue = core::mem::take(&mut entry.queue).take_all();
+        let queue = core::mem::take(&mut entry.queue).take_all_with_classes();
         if entry.half_open == 0 {
             self.free.push(index);
         }
@@ -392,7 +393,7 @@ impl Tcp {
     pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
         let Some(index) = self.listeners.index(listener) else { return false };
         let (profile, queue) = self.listeners.remove(index);
-        for idx in queue {
+        for (idx, class) in queue {
             let c = &mut self.conns[idx];
             c.flags.clear(Flags::IN_ACCEPT_QUEUE);
             match c.slot_state {
@@ -402,11 +403,14 @@ impl Tcp {
                     Some(sibling) => {
                         c.token = sibling;
                         c.flags.set(Flags::IN_ACCEPT_QUEUE);
-                        let class = self.event_classes.current();
-                        let class = QueueClass { class, lower_share_percent: self.lower_share_percent };
-                        self.listeners.entries[sibling as usize].push_by_class(idx, class);
+                        let to = QueueClass { class, lower_share_percent: self.lower_share_percent };
+                        self.listeners.entries[sibling as usize].push_by_class(idx, to);
                         let listener = self.listeners.handle(sibling);
+                        // The event stands for a connection of its class.
+                        let current = self.event_classes.current();
+                        self.event_classes.select(&mut self.events, class);
                         self.events.push_back(Event::Incoming { listener });
+                        self.event_classes.select(&mut self.events, current);
                     }
                     None => self.abort(net, idx),
                 },
