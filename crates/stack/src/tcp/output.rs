@@ -64,8 +64,11 @@ impl Tcp {
                 Err(_) => self.arm_retry_timer(idx),
             }
             self.rearm(idx);
-            if result == Err(TxError::Full) && (self.tx_list.record_refused() || net.port_count() == 1) {
-                break;
+            if result == Err(TxError::Full) {
+                self.tx_list.record_refused(&mut round);
+                if net.port_count() == 1 {
+                    break;
+                }
             }
         }
         if round.class().is_some() {

@@ -11,8 +11,8 @@ use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// Connections that devices may refuse in a round, if they refuse frames by their class.
-const REFUSED_MAX: u32 = 64;
+/// Connections of each class that devices may refuse in a round, if they refuse frames by their class.
+const REFUSED_MAX: u8 = 64;
 
 /// Time after which refused connections are tried again: the receiver, or the device, needs time to take
 /// frames.
@@ -31,8 +31,10 @@ pub(crate) struct TxList {
     classes_len_min: usize,
     /// The class that the devices know, while a round lasts.
     device_class: Option<u8>,
-    /// Connections for which a device had no room in this round, if `classes_len_min` is 1.
-    refused: u32,
+    /// True if a device had no room for a connection in this round, and `classes_len_min` is 1.
+    has_refused: bool,
+    /// By class, the connections for which a device had no room in this round, if `classes_len_min` is 1.
+    refused: [u8; CLASSES],
     /// The class that connections of the default priority have now, if it is not [`priority::BEST_EFFORT`].
     /// The queue of this class then is in `best_effort`, and that of best effort in its place.
     raised_to: Option<u8>,
@@ -95,7 +97,8 @@ impl TxList {
     #[cold]
     fn begin_classes(&mut self) {
         self.class_quota = self.classes.each_ref().map(VecDeque::len);
-        self.refused = 0;
+        self.has_refused = false;
+        self.refused = [0; CLASSES];
     }
 
     /// Makes each round one by class, because devices refuse frames by their class.
@@ -104,17 +107,26 @@ impl TxList {
         self.classes_len_min = 1;
     }
 
-    /// Records that a device had no room for a connection. Returns whether the round ends: the others would
-    /// probably fare alike, and there may be many.
+    /// Records that a device had no room for the connection that was taken last. After many of a class the
+    /// round goes on with the next class: the others of this class would probably fare alike, but those of
+    /// lower classes may use devices that have room. The next round begins with the others.
     #[cold]
-    pub fn record_refused(&mut self) -> bool {
-        self.refused += self.classes_len_min as u32;
-        self.refused >= REFUSED_MAX
+    pub fn record_refused(&mut self, round: &mut TxRound) {
+        let Some(class) = round.class.filter(|_| self.classes_len_min > 0) else { return };
+        self.has_refused = true;
+        let class_refused = &mut self.refused[usize::from(class)];
+        *class_refused += 1;
+        if *class_refused == REFUSED_MAX {
+            self.class_quota[usize::from(class)] = 0;
+            if class == priority::BEST_EFFORT {
+                round.best_effort_left = 0;
+            }
+        }
     }
 
     /// Returns when the connections on the list are tried again, if there are any, after a round at `now`.
     pub fn next_round(&self, now: Instant) -> Instant {
-        if self.refused == 0 { now } else { now + REFUSED_RETRY }
+        if self.has_refused { now + REFUSED_RETRY } else { now }
     }
 
     /// Takes the next connection.

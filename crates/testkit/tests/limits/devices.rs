@@ -8,7 +8,7 @@ use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, PortId};
 use ginnel_stack::link::LinkConfig;
-use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 
@@ -124,6 +124,44 @@ fn full_ring_does_not_affect_other_devices() {
     slow.stack.send(lost, b"thanks").unwrap();
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(1));
     assert_eq!((server.read.len(), server.stack.tcp_stats().device_full), (406, full));
+}
+
+/// Urgent connections fill one device, more of them than a round tries.
+#[test]
+fn refused_urgent_connections_do_not_stop_usual_ones_on_other_devices() {
+    let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
+    let ((near, far), (other, away)) = (pair(small), pair(MemoryConfig::default()));
+    let mut server = Endpoint::new(1, vec![(0, near), (1, other)]);
+    let (mut slow, mut quick) = (Endpoint::new(2, vec![(0, far)]), Endpoint::new(2, vec![(1, away)]));
+    server.stack.set_refused_by_class();
+    let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
+    server.stack.listen(any, ListenOptions::default()).unwrap();
+    let mut now = Instant::from_millis(1000);
+    for _ in 0..10 {
+        for _ in 0..10 {
+            slow.connect(now, 0);
+        }
+        run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(5));
+    }
+    quick.connect(now, 1);
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
+    let (to_quick, urgent) =
+        server.accepted.split_last().map(|(last, others)| (*last, others.to_vec())).unwrap();
+    assert_eq!(urgent.len(), 100);
+    for conn in &urgent {
+        server.stack.set_option(*conn, TcpOption::Priority(6)).unwrap();
+        assert_eq!(server.stack.send(*conn, &[0; 10_000]), Ok(10_000));
+    }
+    run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(5));
+    let full = server.stack.tcp_stats().device_full;
+    for round in 1..=20usize {
+        server.stack.send(to_quick, &pattern(4, 1000)).unwrap();
+        run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(1));
+        assert_eq!(quick.read.len(), 1000 * round, "the other device has room");
+    }
+    assert!(server.stack.tcp_stats().device_full > full + 64 * 20, "the urgent ones are tried first");
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(2));
+    assert_eq!(slow.read.len(), 100 * 10_000);
 }
 
 /// Returns how many bytes of a bulk transfer arrive before a message of another connection that was queued
