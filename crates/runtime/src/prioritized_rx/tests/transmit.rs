@@ -3,6 +3,7 @@
 use super::*;
 use ginnel_stack::handle::Listener;
 use ginnel_stack::options::TcpOption;
+use ginnel_stack::udp::UdpOptions;
 
 /// Connections with low data, and segments on each: what the initial window admits.
 const LOW: usize = 1000;
@@ -100,4 +101,38 @@ fn refused_frames_are_tried_again_after_a_moment() {
     assert_eq!(turn.work, 0);
     let at = turn.next_deadline.unwrap();
     assert!(at > hosts.clock.now() && at <= hosts.clock.now() + Duration::from_millis(1), "{at:?}");
+}
+
+/// Datagrams keep the backlog above all bounds. Usual and urgent connections send beside them.
+#[test]
+fn datagrams_do_not_shut_out_connections() {
+    let mut hosts = hosts_with(|_| (), true, 16_384, (2, 1), |_| Sender::default());
+    let now = hosts.clock.now();
+    let socket = hosts.server.with(now, |sender, cx| {
+        cx.set_option(sender.conns[1].1, TcpOption::Priority(HIGH)).unwrap();
+        cx.udp_bind("10.0.0.1:9".parse().unwrap(), UdpOptions::default()).unwrap()
+    });
+    for turn in 1..=20usize {
+        hosts.clock.advance(Duration::from_micros(50));
+        let now = hosts.clock.now();
+        hosts.server.with(now, |sender, cx| {
+            for _ in 0..100 {
+                cx.udp_send(socket, Some("10.0.0.2:9".parse().unwrap()), &[0; 100]).unwrap();
+            }
+            for (_, conn) in sender.conns.iter().filter(|_| turn <= 10) {
+                assert_eq!(cx.send(*conn, &[0x55; 1000]), Ok(1000));
+            }
+        });
+        hosts.server_turn();
+    }
+    let ports: Vec<u16> = hosts.server.handler().conns.iter().map(|(port, _)| *port).collect();
+    let wire = hosts.to_clients.lock().unwrap();
+    assert!(wire.len() > 2000, "all datagrams, and segments");
+    let sent = ports.iter().map(|port| {
+        let is_own = |frame: &&(Vec<u8>, Label)| frame.0[23] == 6 && frame.0[36..38] == port.to_be_bytes();
+        let bytes = |frame: &(Vec<u8>, Label)| frame.0.iter().filter(|byte| **byte == 0x55).count();
+        wire.iter().filter(is_own).map(bytes).sum::<usize>()
+    });
+    let sent: Vec<usize> = sent.collect();
+    assert!(sent.iter().all(|bytes| *bytes >= 10_000), "{sent:?}");
 }
