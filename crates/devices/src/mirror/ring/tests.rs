@@ -87,13 +87,16 @@ fn begin_anew(reader: &mut MirrorReader) {
     reader.release();
 }
 
+/// Returns a position that a reader pretends to have.
+type Lie = fn(&MirrorWriter) -> u64;
+
 #[test]
 fn a_reader_that_writes_nonsense_harms_only_itself() {
     let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
     assert!((0..10).all(|_| put_burst(&mut writer)));
     assert_eq!(read_all(&mut reader).len(), 10);
     // Positions that are not those of a record, but may be those of a reader, are taken for such.
-    let lies: [(fn(&MirrorWriter) -> u64, bool); 9] = [
+    let lies: [(Lie, bool); 9] = [
         (|writer| tail(writer) - 8, true),
         (|writer| tail(writer) - 1, true),
         (|writer| tail(writer) - 1000, true),
