@@ -135,6 +135,8 @@ fn ginnel_proxy_relays_on_one_to_four_shards() {
         return skip("ginnel_proxy_relays_on_one_to_four_shards", &reason);
     }
     let namespace = Namespace::new().unwrap();
+    // The kernel sends router solicitations and group reports otherwise, which the primary shard processes.
+    namespace.sysctl("net.ipv6.conf.default.disable_ipv6", "1").unwrap();
     let start = |words: &str| namespace.run(|| Ok(Server::start(words))).unwrap();
     let naive = start("--stack kernel -k -a 0.0.0.0:8000 -a 0.0.0.0:8001");
     let mut asked = 0;
