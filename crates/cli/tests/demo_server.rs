@@ -156,8 +156,10 @@ fn ginnel_proxy_relays_on_one_to_four_shards() {
         assert_eq!((sum(&text, "requests"), sum(&text, "responses")), (800, 800), "{text}");
         assert_eq!((sum(&text, "errors"), sum(&text, "backend failures")), (0, 0), "{text}");
         assert_eq!(row(&text, "requests").len(), workers);
-        // The kernel knows the hash, so every packet arrives at the shard that owns it.
-        assert_eq!((sum(&text, "frames forwarded"), sum(&text, "forwards dropped")), (0, 0), "{text}");
+        // The kernel knows the hash, so every packet arrives at the shard that owns it, but for one that may
+        // arrive while the shards start.
+        assert!(sum(&text, "frames forwarded") <= 1, "{text}");
+        assert_eq!(sum(&text, "forwards dropped"), 0, "{text}");
         asked += 800;
     }
     assert_eq!(sum(&naive.stop(), "requests"), asked);
