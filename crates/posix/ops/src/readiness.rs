@@ -45,7 +45,7 @@ impl ProcessState {
                         0
                     }
                 }
-                SocketRole::Stream(_) => self.stream_readiness(file),
+                SocketRole::Stream(stream) => self.stream_readiness(file, stream.conn, stream.end_seen),
             },
         }
     }
@@ -131,8 +131,13 @@ impl ProcessState {
             && self.has_stream_memory_free(conn, notsent_lowat)
     }
 
-    fn stream_readiness(&mut self, file: FileId) -> i16 {
-        let Some((conn, status)) = self.status_inline(file) else { return POLLHUP };
+    /// Returns the readiness of a stream with this connection, whose end the description has seen or not.
+    fn stream_readiness(&mut self, file: FileId, mut conn: Conn, end_seen: bool) -> i16 {
+        let Ok(mut status) = self.client.status(conn) else { return POLLHUP };
+        if status.state.is_closed() && !end_seen {
+            let Some(after) = self.status(file) else { return POLLHUP };
+            (conn, status) = after;
+        }
         // A low-water mark above the size of the channel's buffer would never be reached.
         let buffer_bytes = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
