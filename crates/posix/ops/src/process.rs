@@ -346,12 +346,6 @@ impl ProcessState {
     /// Returns the status of a connection. The first time that the connection is found closed, the reason
     /// becomes its pending error, as the kernel would report it.
     pub fn status(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
-        self.status_inline(file)
-    }
-
-    /// As [`status`](Self::status), inlined into the caller.
-    #[inline(always)]
-    pub fn status_inline(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
         let stream = self.files.stream(file)?;
         let (conn, end_seen) = (stream.conn, stream.end_seen);
         let status = self.client.status(conn).ok()?;
