@@ -26,16 +26,16 @@ pub const NO_STACK_VARIABLE: &str = "GINNEL_NO_STACK";
 /// Options that say how a program runs on the stack.
 #[derive(Clone, Debug, Args)]
 pub struct ProgramOptions {
-    /// Listeners on a wildcard address (0.0.0.0 or ::) also accept connections that arrive over the kernel's
-    /// network, or not.
+    /// Let listeners on a wildcard address (0.0.0.0 or ::) also accept connections that arrive over the
+    /// kernel's network.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
 
-    /// On a stack with several shards (threads that each serve a part of the connections): from which shard a
-    /// worker process accepts connections first. A worker also accepts from shards that no other worker
-    /// serves. Default: run.listen_spawn of the stack. With --stack kernel: gives each worker of a
-    /// pre-forking server a listener of its own, to which a CPU delivers the connections that it receives;
-    /// "auto" pins workers to CPUs. Default there: off.
+    /// Shard from which a worker process accepts connections first, on a stack with several shards (threads
+    /// that each serve a part of the connections). A worker also accepts from shards that no other worker
+    /// serves. Default: the key run.listen_spawn of the stack. With --stack kernel, "bound" and "auto" give
+    /// each worker of a pre-forking server a listener of its own, which gets the connections that the
+    /// worker's CPU receives; "auto" also pins workers to CPUs. Default with --stack kernel: off.
     #[arg(long, value_name = "MODE", value_enum)]
     listen_spawn: Option<ListenSpawn>,
 
@@ -48,12 +48,12 @@ pub struct ProgramOptions {
     program: Vec<OsString>,
 }
 
-/// Choice whether wildcard listeners also listen on the kernel's network.
+/// Choice of the networks on which wildcard listeners listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum KernelListen {
-    /// Yes: such a port must also be free on the kernel, and the kernel's permission checks apply.
+    /// The stack and the kernel: the port must be free on both, and the kernel's permission checks apply.
     Auto,
-    /// No: they listen on the stack alone.
+    /// The stack alone.
     Off,
 }
 
@@ -66,8 +66,8 @@ enum ListenSpawn {
     /// From the shard of the CPU that the worker is pinned to, if it is pinned to one.
     #[value(alias = "1")]
     Bound,
-    /// As "bound"; workers that are not pinned get the shards in turn. CPU affinity is not changed, except
-    /// with --stack kernel.
+    /// As "bound", and workers that are not pinned get the shards in turn. Their CPU affinity is not changed,
+    /// except with --stack kernel.
     #[value(alias = "2")]
     Auto,
 }
@@ -113,6 +113,9 @@ enum OnMissing {
 
 /// Returns the path of the library for programs on a stack: `GINNEL_LIBRARY`, or the file beside this
 /// executable, or where packages install it.
+///
+/// # Errors
+/// The variable is not set and the library is in neither place.
 pub fn find_library() -> Result<PathBuf, Failure> {
     find(LIBRARY, "GINNEL_LIBRARY")
 }
@@ -151,7 +154,8 @@ impl ProgramOptions {
         command
     }
 
-    /// Returns an error if the program cannot be preloaded with the library.
+    /// Returns the reason why the program cannot be preloaded with the library, for example that it is
+    /// statically linked; `None` if it can.
     pub fn check_preloadable(&self) -> Option<Failure> {
         let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word))?;
         Some(Failure::running(match self.on_missing {

@@ -55,9 +55,9 @@ pub struct OwnStackOptions {
     #[arg(long, value_name = "ADDRESS/LEN")]
     pub kernel_address: Vec<Prefix>,
 
-    /// Owner of the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack: the kernel or the
-    /// stack. With "stack", programs on the stack reach themselves and each other by these
-    /// addresses inside the stack, and the stack needs no device.
+    /// Owner of the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack. With "stack", these
+    /// programs reach themselves and each other by loopback addresses inside the stack, which then needs no
+    /// device.
     #[arg(long, value_name = "OWNER", value_enum)]
     pub loopback: Option<LoopbackOwner>,
 
@@ -97,13 +97,14 @@ pub struct OwnStackOptions {
     pub capture_file_bytes: Option<u64>,
 
     /// Give frames that match an expression in tcpdump's language a priority from 0 to 7, as in "6 tcp dst
-    /// port 22": 7 is the most urgent, 0 the usual one and 1 below it. May be given several times: the first
-    /// rule that matches a frame is used, and these rules come before those of the configuration file. Needs
-    /// libpcap (on Debian: libpcap0.8).
+    /// port 22": 7 is the most urgent, 0 (best effort) the default, and 1 (background) is below 0. May be
+    /// given several times: the first rule that matches a frame is used, and these rules come before those of
+    /// the configuration file. Needs libpcap (on Debian: libpcap0.8).
     #[arg(long, value_name = "PRIORITY EXPRESSION", value_parser = parse_priority_rule)]
     pub priority_rule: Vec<PriorityRule>,
 
-    /// Name of the stack for ginnel stat and ginnel ss. Default: the subcommand and the process id.
+    /// Name of the stack, by which ginnel stat, ss and other commands find it. Default: the subcommand and
+    /// the process id.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
@@ -116,8 +117,8 @@ pub struct OwnStackOptions {
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub spin_us: Option<u32>,
 
-    /// Least time in microseconds between two turns of the stack's thread while it has little to do. It saves
-    /// processor time at a moderate load; frames and timers wait for up to this long.
+    /// Shortest time in microseconds between two passes of the stack's loop (receive, process, send) while it
+    /// has little to do. It saves CPU time at a moderate load; frames and timers wait for up to this long.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub coalesce_us: Option<u32>,
 }
@@ -134,7 +135,8 @@ pub struct StackOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub shards: Option<u32>,
 
-    /// Programs and threads of one user that may use the stack at a time (channel.clients_max).
+    /// Largest number of processes and threads of one user that use the stack at a time
+    /// (channel.clients_max).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_535))]
     pub clients_max: Option<u32>,
 }
@@ -209,7 +211,7 @@ fn parse_interface(name: &str) -> Result<String, String> {
     }
 }
 
-/// Parses a port, or a range of ports as 8000-8010.
+/// Parses a port, or a range of ports as in 8000-8010. Port 0 is an error.
 pub fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
     let port = |text: &str| {
         let port: u16 = text.parse().ok().filter(|port| *port > 0)?;
@@ -243,7 +245,8 @@ impl OwnStackOptions {
         self.to_config_with(|_| ())
     }
 
-    /// As [`to_config`](Self::to_config), with further changes.
+    /// Returns the configuration as [`to_config`](Self::to_config) does, changed by `change` before it is
+    /// checked.
     fn to_config_with(&self, change: impl FnOnce(&mut Config)) -> Result<Config, Failure> {
         let config = match &self.config {
             Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,

@@ -49,7 +49,8 @@ const PROCESS_NAME: &CStr = c"ginnel";
 /// Options for the death of the process of the shards.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DeathOptions {
-    /// Action if the process of the stack's shards dies, the threads that receive and send. Default: restart.
+    /// Action if the process that runs the stack's shards (the threads that receive and send) dies. Default:
+    /// restart.
     #[arg(long, value_name = "ACTION", value_enum)]
     pub on_stack_death: Option<OnStackDeath>,
 
@@ -69,8 +70,8 @@ pub enum OnStackDeath {
     Restart,
     /// End the programs on the stack with SIGTERM, after five seconds with SIGKILL.
     Kill,
-    /// Leave the programs running; their calls fail. The stack then needs one process instead of two: that of
-    /// this command.
+    /// Leave the programs running; their calls fail. The shards then run in the process of this command, and
+    /// not in a process of their own.
     Fail,
 }
 

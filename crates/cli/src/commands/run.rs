@@ -41,7 +41,8 @@ them. A second SIGINT or SIGTERM ends the stack without waiting.";
 #[command(after_long_help = HELP)]
 pub struct RunOptions {
     /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
-    /// network instead, so that the same command line can be switched back; with --listen-spawn, see there.
+    /// network and ignores all stack options, so that one word switches a command line back. --listen-spawn
+    /// has a meaning of its own with "--stack kernel".
     /// Without --stack the program gets a stack of its own, which the stack options below describe and which
     /// ends with the program.
     #[arg(long = "stack", value_name = "NAME")]
@@ -57,7 +58,7 @@ pub struct RunOptions {
     stack: StackOptions,
 }
 
-/// Runs the program and exits with its exit status.
+/// Runs the program, as a child or in place of this process, and exits with its exit status.
 pub fn run(options: &RunOptions) -> Result<(), Failure> {
     match options.stack_name.as_deref() {
         None => run_on_own_stack(options),
@@ -96,6 +97,9 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
 }
 
 /// Waits until the stack is ready and returns the path of its control socket.
+///
+/// # Errors
+/// No stack of this name runs, it has no control socket, or it is not ready within [`SERVE_TIMEOUT`].
 fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
     let until = Instant::now() + SERVE_TIMEOUT;
     loop {
@@ -104,6 +108,7 @@ fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
             return Ok(served_stack::control_socket(&running.path));
         }
         let pid = running.pid;
+        // A stack that has no control socket after one interval is of a command that serves no programs.
         if !served_stack::control_socket(&running.path).exists()
             && Instant::now() + SERVE_TIMEOUT > until + POLL_INTERVAL
         {
