@@ -13,7 +13,7 @@ const HEAD_BYTES_MAX: usize = 512;
 /// Number of leading bytes of a request that are hashed: the request line and usually the Host field.
 const KEY_BYTES: usize = 64;
 
-/// The response to a cached request: a prepared response.
+/// A prepared response: the file whose response is sent, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedResponse {
     /// The file.

@@ -120,6 +120,9 @@ const fn failure(error: Errno) -> Failure {
 }
 
 /// Runs a worker's share on this thread and returns its results.
+///
+/// # Errors
+/// The kernel has no epoll instance for the worker, or waiting on it fails.
 pub fn run<J: LoadJob>(
     job: &J,
     share: WorkerShare,
@@ -129,7 +132,10 @@ pub fn run<J: LoadJob>(
     KernelWorker::new(job, share, progress)?.run(stop)
 }
 
-/// Raises the limit on open descriptors to its maximum. Fails if that is not enough for `connections`.
+/// Raises the limit on open descriptors to its maximum.
+///
+/// # Errors
+/// The maximum is too small for `connections` and the worker's other descriptors, or the kernel refuses.
 pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -150,7 +156,7 @@ struct KernelWorker<S> {
     net: KernelNetwork,
     buffer: Box<[u8]>,
     busy: BusyTime,
-    /// Something that is due within this time is awaited by polling, because a sleep would end too late.
+    /// Waits shorter than this time are spent polling, because a sleep would end too late.
     spin: Duration,
 }
 

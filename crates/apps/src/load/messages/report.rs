@@ -1,4 +1,4 @@
-//! The report of a run that sends messages, as text, as JSON and as a picture.
+//! The report of a run that sends messages, as text, as JSON and as a chart in SVG.
 
 use super::MessageJob;
 use super::picture::{Curve, Picture};
@@ -11,7 +11,7 @@ use core::fmt;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The rate counts as reached from this share on: the last messages may be sent a little late.
+/// Least share of the requested rate that counts as reached: the last messages may be sent a little late.
 const REACHED_SHARE_MIN: f64 = 0.99;
 /// A generator that was busy for more than this share of the time may have been the bottleneck.
 const BUSY_MAX: f64 = 0.9;
@@ -29,7 +29,7 @@ pub struct MessageReport {
     pub requested: RequestedLoad,
     /// The achieved load.
     pub achieved: AchievedLoad,
-    /// Where every message is.
+    /// Account of the messages.
     pub messages: MessageAccount,
     /// Connections.
     pub connections: ConnectionCounts,
@@ -52,7 +52,7 @@ pub struct MessageReport {
 pub struct RequestedLoad {
     /// Number of connections.
     pub connections: u32,
-    /// Messages that are due together.
+    /// Number of messages that are due at the same time.
     pub burst: u32,
     /// Seconds in which every connection sends one message.
     pub epoch_seconds: f64,
@@ -85,11 +85,12 @@ pub struct AchievedLoad {
     pub connections: u64,
     /// Seconds until they were open.
     pub setup_seconds: f64,
-    /// Messages sent per second, from the planned start until the last one was sent.
+    /// Messages sent per second of `sending_seconds`.
     pub messages_per_second: f64,
-    /// Seconds until the last message was sent.
+    /// Seconds from the planned start until the last message was sent; at least the planned length of a run
+    /// that was not interrupted.
     pub sending_seconds: f64,
-    /// Answers per second in this time.
+    /// Answers per second of `sending_seconds`.
     pub answers_per_second: f64,
     /// Bytes received.
     pub bytes_received: u64,
@@ -106,7 +107,7 @@ pub struct RequestAccount {
     pub unanswered: u64,
 }
 
-/// Where every message is. Each was counted where it happened; the sums are only compared.
+/// Account of the messages. Every number is counted on its own, so that comparing sums finds mistakes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MessageAccount {
     /// Messages that became due.
@@ -121,11 +122,11 @@ pub struct MessageAccount {
     pub heartbeats: u64,
     /// Answers to requests.
     pub answered: u64,
-    /// Of these, errors of the server's.
+    /// Answers among `answered` that report an error of the server.
     pub answered_error: u64,
     /// Requests without an answer, at the end or when their connection was lost.
     pub unanswered: u64,
-    /// Of these, requests whose connection was lost.
+    /// Requests among `unanswered` whose connection was lost.
     pub unanswered_connection_lost: u64,
     /// Answers that may have been counted for the wrong priority.
     pub answers_ambiguous: u64,
@@ -176,7 +177,7 @@ impl MessageReport {
             unanswered: c.lost[kind as usize] + c.unanswered[kind as usize],
         };
         let (high, low) = (account(Kind::High), account(Kind::Low));
-        let is_whole = |a: RequestAccount| a.sent == a.answered + a.unanswered;
+        let is_balanced = |a: RequestAccount| a.sent == a.answered + a.unanswered;
         let (due, sent, answered) = (sum(&c.due), sum(&c.sent), sum(&c.answered));
         let unanswered = sum(&c.lost) + sum(&c.unanswered);
         let sending = stats.sending.max(if stats.is_interrupted { stats.sending } else { job.duration });
@@ -237,8 +238,8 @@ impl MessageReport {
                 low,
                 is_complete: due == sent + c.not_sent_closed + c.not_sent_full
                     && sent == answered + heartbeats + unanswered
-                    && is_whole(high)
-                    && is_whole(low),
+                    && is_balanced(high)
+                    && is_balanced(low),
             },
             connections: ConnectionCounts { open_at_end: c.open_at_end, lost: c.connections_lost },
             failures: Failure::ALL
@@ -351,7 +352,7 @@ impl MessageReport {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Draws the distributions of latencies and of the send-time error.
+    /// Returns an SVG document with the distributions of latencies and of the send-time error.
     pub fn to_svg(&self) -> String {
         let MessageStats { high, low, send_error: error, .. } = &self.stats;
         let curves = [
