@@ -23,7 +23,7 @@ pub const SERVER_ADDRESS: &str = "10.0.0.1";
 const GENERATOR_ADDRESS: &str = "10.1.0.1";
 /// Connections of each source address. An address has 64,512 ports here, or 32,768 on the light TCP.
 const CONNECTIONS_OF_ADDRESS: u32 = 32_000;
-/// How often the processes are looked at.
+/// Time between two samples of the processes.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// How long the server may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ impl Process {
         Ok(Self { child: command.spawn()? })
     }
 
-    /// Returns the number of the process.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -136,12 +136,12 @@ impl Drop for Process {
 }
 
 impl ProgramPair {
-    /// Runs both programs until the generator ends. `beside` is called with each sample and the directory of
-    /// the run; that of the stacks (`GINNEL_RUN_DIR`) is `stacks` in it.
+    /// Runs both programs until the generator ends. `on_sample` is called with each sample and the directory
+    /// of the run, whose subdirectory `stacks` is the run directory of the stacks (`GINNEL_RUN_DIR`).
     ///
     /// # Errors
     /// A program could not be started, the server ended before the generator, or the generator has no report.
-    pub fn run(&self, mut beside: impl FnMut(&Sample, &Path)) -> Result<PairReport, MeasureError> {
+    pub fn run(&self, mut on_sample: impl FnMut(&Sample, &Path)) -> Result<PairReport, MeasureError> {
         let cpus = Cpus::choose()?;
         let folder = tempfile::tempdir()?;
         let watched = WatchedGroup::start(&ginnel_path()?, folder.path())?;
@@ -165,7 +165,7 @@ impl ProgramPair {
                 children: children_time(server.child.id()),
                 generator: cpu_time(generator.child.id()),
             };
-            beside(&sample, folder.path());
+            on_sample(&sample, folder.path());
             samples.push(sample);
             if let Some(status) = ended {
                 break status;
@@ -321,7 +321,7 @@ pub fn counter(values: &Value, name: &str) -> f64 {
     shards.filter_map(|shard| shard["counters"][name].as_f64()).sum()
 }
 
-/// Returns the words of a command line without quotes.
+/// Splits a command line at white space; quotes have no meaning.
 pub fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }

@@ -1,4 +1,4 @@
-//! Measures a server and the client on two pinned threads, joined by memory.
+//! Measures a server and a client on two pinned threads, joined by a pair of memory devices.
 
 use crate::client::{Client, ClientConfig, ClientCounts};
 use crate::harness::machine::{Cpus, pin};
@@ -11,9 +11,9 @@ use ginnel_stack::time::Instant;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Largest share of time in polls without frames; above it the server was not the bottleneck. The share of
-/// polls means little: with few connections there are many polls between two bursts, each a fiftieth as long
-/// as a burst.
+/// Largest share of time that the server may spend on polls without frames; above it the server was not the
+/// bottleneck. The share of empty polls among all says little: with few connections there are many between
+/// two bursts, each a fiftieth as long as a burst.
 const IDLE_TIME_MAX: f64 = 0.02;
 /// Largest share of connections that may get stuck or be reset in a valid run.
 const FAILED_SHARE_MAX: f64 = 1e-4;
@@ -110,8 +110,11 @@ pub struct RunResult {
     pub problems: Vec<String>,
 }
 
-/// Runs server and client. The server is created on its own thread, so that its memory is allocated near its
-/// CPU.
+/// Runs server and client. `make` creates the server on its own thread, so that its memory is allocated near
+/// its CPU.
+///
+/// # Errors
+/// A thread cannot be pinned to its CPU.
 pub fn run<S: Server>(
     plan: &RunPlan,
     client: &ClientConfig,

@@ -14,7 +14,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Creates the first task.
+/// A function that creates the first task.
 pub type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = io::Result<()>>>>>;
 
 /// A shard with its tasks.
@@ -29,7 +29,7 @@ impl TaskServer {
     /// waits for the next request.
     ///
     /// # Errors
-    /// An error in the configuration.
+    /// `tcp` is not a valid configuration.
     pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
         let future_bytes = Arc::new(AtomicUsize::new(0));
         let size = Arc::clone(&future_bytes);
