@@ -75,7 +75,7 @@ failures! {
     }
 }
 
-/// Texts of failures that belong to the usual course of a program, so that none is allocated.
+/// Texts are fixed: these failures belong to the usual course of a program, which must not allocate.
 impl From<SendError> for Failure {
     fn from(error: SendError) -> Self {
         match error {
@@ -151,7 +151,7 @@ pub fn of_close(reason: CloseReason) -> c_int {
 /// The text of the calling thread's last failure.
 struct LastError {
     text: Text,
-    /// The text as C gets it, once it was asked for.
+    /// The text as C reads it; written by `ginnel_error`.
     shown: CString,
 }
 

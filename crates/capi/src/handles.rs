@@ -30,7 +30,10 @@ macro_rules! handles {
         }
 
         impl $name {
-            /// Returns the engine's handle. A number that was never a handle becomes a stale one, or `EBADF`.
+            /// Returns the engine's handle. A number that was never a handle becomes a stale handle.
+            ///
+            /// # Errors
+            /// `EBADF` for 0.
             pub fn get(self) -> Result<$rust, Failure> {
                 let (index, generation) = parts(self.id)?;
                 Ok($rust::new(index, generation))

@@ -1,4 +1,4 @@
-//! Applications whose functions a shard calls.
+//! Applications as a table of C functions (`struct ginnel_callbacks`), which the shards' threads call.
 #![allow(unsafe_code)] // functions of C
 
 use crate::config::CConfig;
@@ -16,7 +16,7 @@ use ginnel::{
 };
 use rustix::io::Errno;
 
-/// `struct ginnel_callbacks`. Only `data` must be there.
+/// `struct ginnel_callbacks`. All functions but `data` may be null.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Callbacks {
@@ -55,7 +55,7 @@ unsafe fn read(callbacks: *const Callbacks) -> Result<Callbacks, Failure> {
         return Err(Failure::about(Errno::INVAL, text));
     }
     let mut all = core::mem::MaybeUninit::<Callbacks>::zeroed();
-    // SAFETY: so many bytes are there, as the caller says, and fit. A function that is all zeros is `None`.
+    // SAFETY: `size` bytes are there, as the caller says, and fit. A function pointer of all zeros is `None`.
     let all = unsafe {
         core::ptr::copy_nonoverlapping(callbacks.cast::<u8>(), all.as_mut_ptr().cast(), size);
         all.assume_init()
@@ -201,7 +201,8 @@ impl Handler for Application {
     }
 }
 
-/// Runs a stack until it ends.
+/// Runs a stack until it ends: a single shard on this thread, several on threads of their own. Returns 0 or
+/// the negative error number.
 ///
 /// # Safety
 /// `config` and `stop` are null or objects of this library, `stop` also while this runs. `callbacks` points
