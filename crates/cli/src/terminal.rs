@@ -16,12 +16,12 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// restores the terminal.
 pub struct Terminal {
     stdin: Stdin,
-    /// The modes before; `None` if standard input is no terminal, or does not deliver keys any more.
+    /// The modes that dropping the value restores; `None` if standard input is no terminal, or has failed.
     saved: Option<Termios>,
 }
 
 impl Terminal {
-    /// Takes over the terminal, or returns `None` if standard output is none.
+    /// Takes over the terminal, or returns `None` if standard output is not a terminal.
     ///
     /// # Errors
     /// The terminal cannot be written.
@@ -47,16 +47,15 @@ impl Terminal {
         Ok(Some(terminal))
     }
 
-    /// Waits for a key, for `patience` at most.
-    pub fn key(&mut self, patience: Duration) -> Option<u8> {
+    /// Waits for a key, for `timeout` at most.
+    pub fn key(&mut self, timeout: Duration) -> Option<u8> {
         if self.saved.is_none() {
-            std::thread::sleep(patience);
+            std::thread::sleep(timeout);
             return None;
         }
-        let patience =
-            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut waiting = [PollFd::new(&self.stdin, PollFlags::IN)];
-        match poll(&mut waiting, Some(&patience)) {
+        match poll(&mut waiting, Some(&timeout)) {
             Ok(1..) => {}
             Ok(0) | Err(Errno::INTR) => return None,
             Err(_) => {

@@ -22,7 +22,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of a request in bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Times that hyper may be called in a row without reading or writing anything.
+/// How many times in a row hyper may be polled without reading or writing anything.
 const IDLE_POLLS_MAX: u32 = 64;
 
 /// The version of the text format (Prometheus, "Exposition formats").
@@ -76,12 +76,15 @@ struct BlockingStream {
     client: TcpStream,
     /// When the first byte of the present request arrived. `None` between an answer and the next request.
     request_began: Option<Instant>,
-    /// Calls of the kernel so far.
+    /// Number of reads and writes so far.
     calls: Rc<Cell<u64>>,
 }
 
 impl BlockingStream {
-    /// Returns the time until the deadline of the present request, for a call of the kernel.
+    /// Counts a read or a write, and returns the time until its deadline.
+    ///
+    /// # Errors
+    /// `TimedOut` after the deadline.
     fn time_left(&self) -> io::Result<Duration> {
         self.calls.set(self.calls.get() + 1);
         let left = match self.request_began {

@@ -5,7 +5,7 @@ use crate::limit_watch;
 use ginnel::stats::{CounterKind, ShardActivity};
 use serde_json::{Value, json};
 
-/// State of a shard, and its rates per second.
+/// State of a shard, and its rates: fields of the type `f64` are per second, except the share `busy`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShardRates {
     /// Label of the shard, or "all".
@@ -18,10 +18,13 @@ pub struct ShardRates {
     pub connections: u64,
     /// Connections accepted and opened.
     pub new: f64,
+    /// Frames received.
     pub rx_frames: f64,
+    /// Frames sent.
     pub tx_frames: f64,
-    /// Bits received and sent.
+    /// Bits received.
     pub rx_bits: f64,
+    /// Bits sent.
     pub tx_bits: f64,
     /// Segments sent again.
     pub retransmitted: f64,
@@ -47,12 +50,12 @@ pub struct PoolUse {
     pub limit: u64,
 }
 
-/// Everything that one picture shows of the counters.
+/// The figures of one screen that are computed from the counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
     /// One for each shard.
     pub shards: Vec<ShardRates>,
-    /// Counters of drops that grew since the last picture, the fastest first.
+    /// Counters of drops that grew between the samples, the fastest first.
     pub drops: Vec<DropCount>,
     /// The pool that is nearest to its limit.
     pub fullest: Option<PoolUse>,
@@ -75,7 +78,7 @@ impl Rates {
         }
     }
 
-    /// Returns the sum of all shards; their share of time is the mean.
+    /// Returns the sum of all shards; `busy` is the mean.
     pub fn sum(&self) -> ShardRates {
         let mut sum = ShardRates { shard: "all".into(), ended: true, ..ShardRates::default() };
         for shard in &self.shards {
