@@ -17,17 +17,17 @@ pub(crate) fn pairs(text: &str) -> impl Iterator<Item = Result<(&str, &str), Str
     })
 }
 
-/// Returns what a word means.
+/// Returns the value that `all` lists for the word `value` of the option `key`.
 ///
 /// # Errors
-/// Names the key, and the words that it takes.
+/// The word is not listed. The text names the key and the words that it takes.
 pub(crate) fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T); N]) -> Result<T, String> {
     let names = all.each_ref().map(|(name, _)| *name).join(", ");
     let found = all.into_iter().find(|(name, _)| *name == value);
-    found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is not one of {names}"))
+    found.map(|(_, listed)| listed).ok_or_else(|| format!("{key}: \"{value}\" is not one of {names}"))
 }
 
-/// Parses a number of any size that its type can have.
+/// Parses a number; every value of its type is valid.
 ///
 /// # Errors
 /// Names the key and the value.
