@@ -2,8 +2,9 @@
 //! for.
 //!
 //! The first byte of an input selects a capture file, or the protocol of segments. A segment is described by
-//! 6 bytes: connection and direction, how far its sequence number is from the expected one, flags, length of
-//! its payload, and the part of it that is captured. Then its payload follows.
+//! 6 bytes: connection and direction, how far its sequence number is from the expected one (two bytes),
+//! flags, length of its payload, and how many bytes are cut off the end of its frame. Then its payload
+//! follows.
 
 use ginnel_monitor::engine::{Engine, EngineConfig};
 use ginnel_monitor::frame::LinkType;
@@ -18,7 +19,7 @@ use std::io::Cursor;
 
 /// Bytes before the payload of a segment.
 const SEGMENT_BYTES: usize = 6;
-/// Connections of a run.
+/// Connections of a run, one more than the engine may track.
 const CONNECTIONS: usize = 4;
 /// Lengths of the messages of `iot`: short ones, of which an input has room for many.
 const MESSAGE_BYTES: u32 = 20;
@@ -96,7 +97,7 @@ fn follow(protocol: u8, mut data: &[u8]) {
     let mut next = [[0u32; 2]; CONNECTIONS];
     for time in 1u64.. {
         let Some((head, rest)) = data.split_first_chunk::<SEGMENT_BYTES>() else { break };
-        let [who, distance_low, distance_high, flags, len, captured] = *head;
+        let [who, distance_low, distance_high, flags, len, cut] = *head;
         let (payload, rest) = rest.split_at(usize::from(len).min(rest.len()));
         data = rest;
         let (connection, side) = (usize::from(who) % CONNECTIONS, usize::from(who >> 7));
@@ -109,8 +110,8 @@ fn follow(protocol: u8, mut data: &[u8]) {
         // SYN and FIN take a sequence number each.
         let taken = payload.len() as u32 + u32::from(flags & 1) + u32::from(flags >> 1 & 1);
         next[connection][side] = seq.wrapping_add(taken);
-        let cut = frame.len().saturating_sub(usize::from(captured));
-        engine.process(Instant::from_millis(time), LinkType::Ethernet, &frame[..cut]);
+        let captured = frame.len().saturating_sub(usize::from(cut));
+        engine.process(Instant::from_millis(time), LinkType::Ethernet, &frame[..captured]);
         check(&engine);
     }
     engine.finish();

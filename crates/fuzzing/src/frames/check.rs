@@ -132,7 +132,7 @@ pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut on_f
     }
 }
 
-/// Checks a segment against the knowledge of its receiver. `sent_max` is the maximum number of bytes that
+/// Checks a segment against the state of its receiver, `peer`. `sent_max` is the maximum number of bytes that
 /// applications have sent between these addresses.
 ///
 /// # Panics
@@ -144,7 +144,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         return;
     }
     if h.flags.contains(TcpFlags::SYN) {
-        // A client that opens the connection fast sends its first bytes (RFC 7413).
+        // With TCP Fast Open, the SYN of a client has the first bytes of the stream (RFC 7413).
         assert!(segment.payload.is_empty() || !h.flags.contains(TcpFlags::ACK), "SYN+ACK with data");
         assert!(segment.payload.len() as u64 <= sent_max, "SYN with more data than were sent");
         let is_first = segment.payload.iter().zip(0..).all(|(byte, at)| *byte == outbound_byte(at));
@@ -167,7 +167,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         );
         if certain {
             let end = h.seq + segment.payload.len() as u32;
-            // Before the peer's first acknowledgement only a connection that was opened fast sends data.
+            // Before the peer's first acknowledgement only a connection with Fast Open sends data.
             assert!(
                 peer.rcv_wnd_edge.is_none_or(|edge| end.le(edge)),
                 "data to {end:?} beyond the window's edge {:?}",
