@@ -46,7 +46,7 @@ pub enum Side {
     Source,
     /// The receiver.
     Destination,
-    /// One of the two.
+    /// Either of them.
     Either,
 }
 
@@ -114,8 +114,8 @@ impl Condition {
         }
     }
 
-    /// Returns whether the condition holds for TCP segments from `source` to `destination`; `None` if that
-    /// takes more of a segment than its addresses and ports.
+    /// Returns whether the condition holds for TCP segments from `source` to `destination`; `None` if it
+    /// depends on more than a segment's addresses and ports.
     #[must_use]
     pub fn holds_between(&self, source: SocketAddr, destination: SocketAddr) -> Option<bool> {
         match self {
@@ -131,7 +131,7 @@ impl Condition {
         }
     }
 
-    /// Returns whether the condition holds for all packets of the flow of `packet`.
+    /// Returns for which packets of the flow of `packet` the condition holds.
     fn holds_for_flow(&self, packet: &Packet<'_>, shape: FlowShape) -> FlowVerdict {
         match self {
             Self::Address(..) | Self::Port(..) | Self::Protocol(_) | Self::Dscp(_) => {
@@ -158,14 +158,14 @@ impl<A> Rule<A> {
         self.conditions.iter().all(|condition| condition.holds(packet))
     }
 
-    /// Returns whether all conditions hold for TCP segments from `source` to `destination`. Conditions that
-    /// take more of a segment do not hold.
+    /// Returns whether all conditions hold for TCP segments from `source` to `destination`. A condition that
+    /// depends on more than a segment's addresses and ports counts as not holding.
     #[must_use]
     pub fn matches_between(&self, source: SocketAddr, destination: SocketAddr) -> bool {
         self.conditions.iter().all(|condition| condition.holds_between(source, destination) == Some(true))
     }
 
-    /// Returns whether the rule matches all packets of the flow of `packet`.
+    /// Returns which packets of the flow of `packet` the rule matches.
     pub(crate) fn matches_flow(&self, packet: &Packet<'_>, shape: FlowShape) -> FlowVerdict {
         let mut verdict = FlowVerdict::Always;
         for condition in &self.conditions {

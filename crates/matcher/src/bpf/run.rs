@@ -1,12 +1,12 @@
-//! Executes programs.
+//! Executes programs of classic BPF.
 
 use super::{Instruction, MEMORY_WORDS, Operand, Operation, Program, Test};
 use crate::flow::FlowShape;
 
-/// Registers and memory. Each word has a value, and the bits of it in which frames of the flow may differ.
+/// Registers and memory. With `TRACKED`, each word also has the bits in which frames of the flow may differ.
 struct Machine<'a, const TRACKED: bool> {
     frame: &'a [u8],
-    /// The shape of the headers of the flow.
+    /// The bits of the headers that all frames of the flow share; `None` without `TRACKED`.
     shape: Option<FlowShape>,
     a: Word,
     x: Word,
@@ -28,7 +28,8 @@ impl Word {
 }
 
 impl Program {
-    /// Runs the program on a frame. Returns 0 to reject the frame, which a load beyond its end does, too.
+    /// Runs the program on a frame. Returns 0 if the program rejects the frame, loads beyond its end or
+    /// divides by 0.
     #[must_use]
     pub fn run(&self, frame: &[u8]) -> u32 {
         Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
@@ -37,9 +38,8 @@ impl Program {
     /// Runs the program on a frame with headers of the shape `shape`. Returns `None` if the result for
     /// another frame of the flow may differ.
     ///
-    /// The program can only depend on what it looks at. This looks at what it does look at, on its way for
-    /// this frame: if every bit that decided a branch or the result is equal for all frames of the flow, all
-    /// of them go this way.
+    /// The result depends only on the bits that the program examined on its path for this frame. If each bit
+    /// that decided a branch or the result is equal in all frames of the flow, all of them take this path.
     pub(crate) fn run_for_flow(&self, frame: &[u8], shape: FlowShape) -> Option<u32> {
         let mut machine = Machine::<true>::new(frame, Some(shape));
         let value = machine.run(&self.instructions).unwrap_or(0);
@@ -59,7 +59,7 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         }
     }
 
-    /// Returns what the program returns; `None` if it loads beyond the end of the frame or divides by 0.
+    /// Returns the program's result; `None` if it loads beyond the end of the frame or divides by 0.
     #[inline]
     fn run(&mut self, instructions: &[Instruction]) -> Option<u32> {
         let mut next = 0;
@@ -93,7 +93,7 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
                 }
                 Instruction::ReturnConstant(k) => return Some(k),
                 Instruction::ReturnA => {
-                    self.note(self.a.differing);
+                    self.depend_on(self.a.differing);
                     return Some(self.a.value);
                 }
                 Instruction::AToX => self.x = self.a,
@@ -102,9 +102,9 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         }
     }
 
-    /// Notes that the result depends on bits in which frames of the flow may differ, if there are any.
+    /// Records that the result depends on the bits `differing`, in which frames of the flow may differ.
     #[inline]
-    fn note(&mut self, differing: u32) {
+    fn depend_on(&mut self, differing: u32) {
         if TRACKED {
             self.differs |= differing != 0;
         }
@@ -116,7 +116,7 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         let start = base.value as usize + at as usize;
         let end = start + usize::from(size);
         if TRACKED {
-            self.note(base.differing);
+            self.depend_on(base.differing);
             // Another frame of the flow may end before.
             self.differs |= self.shape.is_none_or(|shape| end > shape.common_len());
         }
@@ -152,7 +152,7 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
             Operation::Subtract => a.value.wrapping_sub(b.value),
             Operation::Multiply => a.value.wrapping_mul(b.value),
             Operation::Divide | Operation::Modulo => {
-                self.note(b.differing);
+                self.depend_on(b.differing);
                 if operation == Operation::Divide {
                     a.value.checked_div(b.value)?
                 } else {
@@ -182,8 +182,8 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
     fn test(&mut self, test: Test, operand: Operand) -> bool {
         let (a, b) = (self.a, self.operand(operand));
         if TRACKED {
-            let looked_at = if test == Test::BitsSet && b.differing == 0 { b.value } else { u32::MAX };
-            self.note(a.differing & looked_at | b.differing);
+            let examined = if test == Test::BitsSet && b.differing == 0 { b.value } else { u32::MAX };
+            self.depend_on(a.differing & examined | b.differing);
         }
         match test {
             Test::Equal => a.value == b.value,
