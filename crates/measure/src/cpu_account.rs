@@ -83,8 +83,8 @@ impl Participants {
         Ok(())
     }
 
-    /// Adds the kernel thread that processes the interrupts of the server's core when they are too many for
-    /// the programs in whose time they are processed otherwise. Over loopback it receives for the server.
+    /// Adds the thread `ksoftirqd` of the server's core. It processes softirqs if there are too many to
+    /// process on top of the thread that is running. Over loopback it receives for the server.
     pub fn add_softirq_thread(&mut self) {
         let name = format!("ksoftirqd/{}\n", self.cpus.server);
         for pid in all_processes() {
@@ -133,7 +133,7 @@ impl Participants {
         own.sum()
     }
 
-    /// Returns the CPU time of the kernel's NAPI threads.
+    /// Returns the CPU time of the kernel threads that receive: NAPI threads and `ksoftirqd`.
     fn kernel_time(times: &BTreeMap<&'static str, Duration>) -> Duration {
         times.iter().filter(|(role, _)| role.ends_with("_receives")).map(|(_, time)| *time).sum()
     }
@@ -242,7 +242,7 @@ pub struct CpuAccount {
     pub bottleneck: Bottleneck,
     /// A summary in one line.
     pub line: String,
-    /// CPU time of the NAPI threads.
+    /// CPU time of the kernel threads that receive: NAPI threads and `ksoftirqd`.
     pub kernel_time: Duration,
     /// Share of the cores' time that was used by other threads than the participants.
     pub other_programs_share: f64,
@@ -272,6 +272,7 @@ pub struct CpuWindow {
 struct CpuCounters {
     at: Instant,
     times: BTreeMap<&'static str, Duration>,
+    /// CPU time of the threads of this process that are not servers.
     own: Duration,
     packets: u64,
     cpus: CpuTimes,
@@ -294,7 +295,8 @@ impl CpuCounters {
         let busy = self.cpus.since(&earlier.cpus).busy_shares();
         let kernel_time =
             Participants::kernel_time(&self.times).saturating_sub(Participants::kernel_time(&earlier.times));
-        // All threads of this process belong to the generator, except those that are servers.
+        // All threads of this process belong to the generator, except those that are servers. `earlier` has
+        // no entry of this role, so the difference is inserted.
         self.times.insert("generator", self.own.saturating_sub(earlier.own));
         let used = |(role, time): (&&'static str, &Duration)| {
             let used = time.saturating_sub(earlier.times.get(role).copied().unwrap_or_default());

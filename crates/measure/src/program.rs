@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// How long a program may take to end after SIGTERM.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the end of a program is checked.
+/// Time between two checks whether a program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a shared stack may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl RunningPrograms {
                 running.add(&line, true, testbed)?;
                 running.wait_for_stack(testbed)?;
                 for program in programs {
-                    // This process executes the program.
+                    // `ginnel run --stack` replaces itself by the program, so this process is not the stack.
                     let line = with_stack(&["run", "--stack", SHARED_STACK_NAME], program)?;
                     running.add(&line, false, testbed)?;
                 }

@@ -37,7 +37,7 @@ impl WatchedGroup {
 
 impl Drop for WatchedGroup {
     fn drop(&mut self) {
-        // Killed before its pipe hangs up, the watcher ends nobody. It cannot have ended by itself.
+        // The watcher is killed before its pipe hangs up, so it does not kill the members of the group.
         let _ = self.watcher.kill();
         let _ = self.watcher.wait();
     }
