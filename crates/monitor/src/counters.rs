@@ -29,7 +29,7 @@ macro_rules! counters {
 counters! {
     /// Packets examined.
     packets,
-    /// Their bytes, as far as they were captured.
+    /// Captured bytes of the packets examined.
     bytes,
     /// Packets that are not TCP, or fragments.
     other_packets,
@@ -41,9 +41,9 @@ counters! {
     stray_packets,
     /// Segments of connections that are not tracked because there are too many.
     untracked_packets,
-    /// Connections of which a first segment was seen.
+    /// Connections that were seen and tracked.
     connections_seen,
-    /// Connections of these that were seen from their middle on.
+    /// Connections whose beginning was not seen; `connections_seen` includes them.
     connections_midstream,
     /// Connections that ended: by FIN of both sides or RST, or because their ports were used again.
     connections_ended,
@@ -59,7 +59,7 @@ counters! {
     one_way,
     /// Responses that were matched to their requests.
     responses,
-    /// Responses of these to requests of high priority.
+    /// Matched responses to requests of high priority.
     responses_high,
     /// Responses whose requests were not seen.
     responses_unmatched,
@@ -80,7 +80,8 @@ counters! {
     missed_bytes,
     /// How often the beginning of the next message became unknown.
     framing_lost,
-    /// How often it became unknown because the partial heads of all connections took too many bytes.
+    /// How often the beginning of the next message became unknown because the partial heads of all
+    /// connections took too many bytes.
     heads_dropped,
     /// Segments that were skipped because no message begins with them, after the framing was lost.
     segments_skipped,

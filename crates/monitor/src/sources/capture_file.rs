@@ -12,14 +12,14 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 use std::io::{self, Cursor, ErrorKind, Read};
 
-/// Types of the blocks of pcapng that have packets, or describe them.
+/// Types of pcapng blocks.
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 /// Bytes of an enhanced packet block before the packet.
 const ENHANCED_HEADER_BYTES: usize = 20;
-/// Resolution of times unless stated otherwise: 10^-6 s.
+/// Value of `if_tsresol` if an interface has none: 10^-6 s.
 const DEFAULT_RESOLUTION: u8 = 6;
 
 type Input = io::Chain<Cursor<Vec<u8>>, Box<dyn Read>>;
@@ -43,21 +43,21 @@ struct CapturedInterface {
 }
 
 impl CaptureFile {
-    /// Reads the head of a capture.
+    /// Reads the header of a capture.
     ///
     /// # Errors
-    /// The bytes are not a capture, or of a link type that is not supported.
+    /// The bytes are not a capture, or the link type of a pcap capture is not supported.
     pub fn open(mut input: Box<dyn Read>) -> Result<Self, SourceError> {
         let mut magic = Vec::new();
         input.by_ref().take(4).read_to_end(&mut magic)?;
-        let is_next_generation = magic == SECTION_HEADER.to_be_bytes();
+        let is_pcapng = magic == SECTION_HEADER.to_be_bytes();
         match magic.len() {
             0 => return Err(SourceError::Unusable("the capture is empty".into())),
             1..4 => return Err(SourceError::CutShort),
             _ => {}
         }
         let input = Cursor::new(magic).chain(input);
-        if is_next_generation {
+        if is_pcapng {
             let reader = Box::new(PcapNgReader::new(input).map_err(explain)?);
             return Ok(Self { reader: CaptureReader::PcapNg { reader, interfaces: Vec::new() } });
         }
@@ -167,7 +167,7 @@ impl CapturedInterface {
         }
         let exponent = u32::from(resolution & 0x7f);
         let base: u128 = if resolution & 0x80 == 0 { 10 } else { 2 };
-        // A unit that is too small to count is treated as the smallest one.
+        // Units per second that do not fit are limited to the largest number that does.
         let units_per_second = base.checked_pow(exponent).unwrap_or(u128::MAX);
         Self { link: link_type(block.linktype), units_per_second, offset_seconds }
     }
