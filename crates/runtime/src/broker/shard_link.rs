@@ -29,7 +29,8 @@ use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// First message of the child: the number of its shards.
+/// Id of the two messages that are no requests: the supervisor's TAP descriptors, and the child's number of
+/// shards.
 const HELLO_ID: u32 = u32::MAX;
 
 /// The path to one shard.
@@ -73,7 +74,7 @@ pub fn send_taps(connection: &OwnedFd, taps: &KeptTaps) -> Result<(), Error> {
 /// Receives what [`send_taps`] has sent, in the child.
 ///
 /// # Errors
-/// The supervisor is gone.
+/// The supervisor is gone, its message is malformed, or this process has no descriptor left.
 pub fn receive_taps(connection: &OwnedFd) -> Result<KeptTaps, Error> {
     wait_readable(connection, None);
     let mut buffer = seqpacket::buffer();
@@ -154,7 +155,7 @@ impl ChildLink {
         self.connection.as_fd()
     }
 
-    /// Returns whether the child is gone, or ends within `timeout`.
+    /// Returns whether the child is gone, or ends within `timeout`, which is less than a second.
     pub(super) fn is_gone_within(&self, timeout: Duration) -> bool {
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
@@ -182,7 +183,7 @@ impl ChildLink {
                 RecvResult::NoDescriptors(bytes) => {
                     let (_, reply) = decode::<ReplyMessage>(&buffer[..bytes]);
                     drop(state);
-                    // Nobody can use the client whose memory is lost.
+                    // Nobody can use a client whose memory was not received.
                     if let Some((domain, client)) = reply.and_then(|reply| reply.new_client(request)) {
                         self.call(shard, &BrokerRequest::Reap { domain, client })?;
                     }
@@ -242,7 +243,7 @@ fn request_message(id: u32, shard: u16, request: &BrokerRequest) -> (Vec<u8>, Op
 }
 
 impl RequestMessage {
-    /// Adds the descriptor. Returns `None` if there is none and the request needs one.
+    /// Returns the request with its descriptor; `None` if the descriptor that it needs is missing.
     fn with_descriptors(self, mut descriptors: Vec<OwnedFd>) -> Option<BrokerRequest> {
         Some(match self {
             Self::OpenDomain => BrokerRequest::OpenDomain { wake: descriptors.pop()? },

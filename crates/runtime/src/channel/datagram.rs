@@ -1,6 +1,6 @@
 //! Datagrams in the two streams of a UDP socket: each is a header followed by its bytes, without gaps. A
-//! writer writes a whole datagram or nothing, and a reader consumes whole datagrams. A datagram that could
-//! never fit is transferred by a request; a header without bytes keeps its place in the order.
+//! writer writes a whole datagram or nothing, and a reader consumes whole datagrams. A datagram that is
+//! longer than the stream is transferred by a request; its header without bytes marks its place in the order.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
@@ -35,7 +35,8 @@ pub(super) struct DatagramHeader {
     pub tos: u8,
     /// Time to live, or hop limit; valid for an outgoing datagram if [`HAS_HOP_LIMIT`] is set in `present`.
     pub hop_limit: u8,
-    /// Fields that override the socket's options for an outgoing datagram: [`HAS_TOS`], [`HAS_HOP_LIMIT`].
+    /// Flags of the fields that override the socket's options for an outgoing datagram: [`HAS_TOS`],
+    /// [`HAS_HOP_LIMIT`].
     pub present: u8,
     /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
     /// datagram.
@@ -64,6 +65,7 @@ impl DatagramHeader {
         len.max(packets * COST_BYTES_MIN)
     }
 
+    /// Encodes the header in the byte order of the machine.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&self.len.to_ne_bytes());
@@ -98,7 +100,7 @@ impl DatagramHeader {
     }
 }
 
-/// Errors that may be pending on a socket. An error's code in the socket's word is its index plus one.
+/// Errors that may be pending on a socket. An error's code in the socket's error word is its index plus one.
 const PENDING_ERRORS: [UdpError; 11] = [
     UdpError::ConnectionRefused,
     UdpError::Unreachable,
@@ -121,7 +123,7 @@ pub(super) fn error_to_word(error: UdpError) -> u32 {
     PENDING_ERRORS.iter().position(|e| *e == error).map_or(0, |index| index as u32 + 1)
 }
 
-/// Returns the error of a code.
+/// Returns the pending error in an error word; `None` if there is none.
 pub(super) fn error_from_word(word: u32) -> Option<UdpError> {
     PENDING_ERRORS.get(((word & !HAS_EXTENDED_ERRORS) as usize).checked_sub(1)?).copied()
 }

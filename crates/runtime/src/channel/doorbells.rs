@@ -1,18 +1,18 @@
 //! A ring of doorbells from one side of the channel to the other: each entry is the number of a socket that
 //! needs attention, or of a listener.
 //!
-//! Each number has a flag that says that it was pushed and not yet popped, so it is in the ring at most once.
-//! A ring has fewer slots than there are numbers. If it is full, a number is not pushed: its flag alone
-//! stands for it, and a word says that the ring has overflowed. The receiving side then looks at all flags.
-//! Neither side ever waits for the other.
+//! Each number has a flag that is set while the number is pending, so that the number is in the ring at most
+//! once. A ring has fewer slots than there are numbers. If it is full, a number is not pushed: only its flag
+//! is set, and a word records the overflow. The receiving side then scans all flags. Neither side ever waits
+//! for the other.
 //!
-//! If `[priority]` is in use, the flag of a ring to a client says of which classes of priority the events of
-//! the socket are. A client then empties the ring, and looks at all flags after an overflow, before it
-//! chooses the socket that comes next: so an urgent event overtakes what is in the ring, full or not, and the
-//! ring itself needs no order.
+//! If `[priority]` is in use, the flag of a socket in a ring to a client has a bit for each priority class of
+//! the socket's pending events. The client empties the ring, and scans all flags after an overflow, before it
+//! chooses the next socket. So urgent events overtake the others, and the ring itself needs no order.
 //!
-//! The receiving side clears a number's flag before it looks at the socket. Whatever the notifier did before
-//! it notified is either seen by that look, or the notifier finds the flag clear and enters the number again.
+//! The receiving side clears a number's flag before it processes the socket. So it either sees everything
+//! that the notifier did before a notification, or the notifier finds the flag clear and pushes the number
+//! again.
 
 use super::sleep_state::CachePadded;
 use super::sync::{AtomicU8, AtomicU32, Ordering};
@@ -20,26 +20,26 @@ use ginnel_stack::priority::{self, BEST_EFFORT, CLASSES};
 
 /// Reason of a notification: the socket has something to process.
 pub(crate) const NOTIFIED: u8 = 1;
-/// Reason of a notification of the stack: the client no longer owns the socket. Clients get other reasons:
-/// [`reasons_of_class`].
+/// Reason of a notification that a client sends to the stack: the client no longer owns the socket. The stack
+/// notifies clients with other reasons: [`reasons_of_class`].
 pub(crate) const RELEASED: u8 = 2;
 
-/// Returns the reasons of a notification of a client about an event of this class of priority, if
-/// `[priority]` is in use: the bit of the class's priority. [`NOTIFIED`] is that of best effort, which has
-/// the bit of the class below, too: so a client learns from the first notification whether events have
+/// Returns the reasons with which the stack notifies a client of an event of this priority class if
+/// `[priority]` is in use: the bit of the class's priority. Best effort has the bit of the class below, too,
+/// and so differs from a plain [`NOTIFIED`]: the first notification tells the client whether events have
 /// classes.
 pub(crate) const fn reasons_of_class(class: u8) -> u8 {
     1 << priority::of_class(class) | if class == BEST_EFFORT { 1 << priority::of_class(0) } else { 0 }
 }
 
-/// Returns the highest class for which a client was notified with these reasons; best effort if there are
-/// none, as of a number that was also found by a look at all flags.
+/// Returns the highest priority class in these reasons. Without reasons, as for an entry whose number a scan
+/// has popped before, it returns best effort.
 pub(crate) fn highest_class(reasons: u8) -> u8 {
     let classes = (0..CLASSES as u8).rev();
     classes.into_iter().find(|class| reasons >> priority::of_class(*class) & 1 != 0).unwrap_or(BEST_EFFORT)
 }
 
-/// Flags that one call of [`NotifyQueue::pop`] looks at after an overflow.
+/// Number of flags that one call of [`NotifyQueue::pop`] scans after an overflow.
 const FLAGS_PER_POP: usize = 4096;
 
 /// Words that the notifier writes.
@@ -47,7 +47,7 @@ const FLAGS_PER_POP: usize = 4096;
 struct NotifierWords {
     /// Number of entries ever pushed, modulo 2^32.
     tail: AtomicU32,
-    /// A number was notified of and not pushed. Cleared by the receiving side.
+    /// Nonzero if a number's flag was set and the number was not pushed. The receiving side clears it.
     has_overflowed: AtomicU32,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Notifier {
     tail: u32,
     /// The queue's head when it was last read.
     head: u32,
-    /// Nothing was pushed since [`Notifier::take_notified`].
+    /// True if nobody was notified since [`Notifier::take_notified`].
     is_quiet: bool,
 }
 
@@ -102,11 +102,11 @@ pub(crate) struct Notifier {
 #[derive(Debug, Default)]
 pub(crate) struct NotifyQueue {
     head: u32,
-    /// After an overflow: the next flag to look at, or [`SCAN_DONE`].
+    /// The next flag of the scan after an overflow, or [`SCAN_DONE`]; `None` without a scan.
     scan: Option<u32>,
 }
 
-/// All flags were looked at after an overflow, which the receiving side is told before it continues.
+/// All flags were scanned after an overflow. The next [`NotifyQueue::pop`] reports the end of the scan.
 const SCAN_DONE: u32 = u32::MAX;
 
 /// The notifier corrupted the ring: its tail claims more entries than the ring has slots.
@@ -142,15 +142,15 @@ impl Notifier {
         self.is_quiet = false;
     }
 
-    /// Makes the receiving side look at everything, as after an overflow.
+    /// Makes the receiving side scan all flags, as after an overflow.
     #[cold]
     pub fn notify_all(&mut self, doorbells: Doorbells<'_>) {
         doorbells.words.has_overflowed().store(1, Ordering::Release);
         self.is_quiet = false;
     }
 
-    /// Reads the queue's head, and returns whether the ring has a free slot. A head that cannot be counts as
-    /// a full ring.
+    /// Reads the queue's head, and returns whether the ring has a free slot. An impossible head counts as a
+    /// full ring.
     #[cold]
     fn has_free_slot(&mut self, doorbells: Doorbells<'_>) -> bool {
         // Pairs with the store in `pop`: the slot was read before.
@@ -207,7 +207,7 @@ impl NotifyQueue {
     #[cold]
     fn pop_flagged(&mut self, doorbells: Doorbells<'_>) -> Option<(u32, u8)> {
         if self.scan.is_none() {
-            // A flag that is set after this is followed by another overflow.
+            // A flag that is set after this belongs to a number in the ring, or another overflow follows.
             if doorbells.words.has_overflowed().swap(0, Ordering::AcqRel) == 0 {
                 return None;
             }
@@ -233,7 +233,7 @@ impl NotifyQueue {
         None
     }
 
-    /// Returns whether a look at all flags is not finished: [`pop`](Self::pop) has to be called again.
+    /// Returns whether a scan is in progress: [`pop`](Self::pop) has to be called again.
     #[inline]
     pub fn is_scanning(&self) -> bool {
         self.scan.is_some()
