@@ -20,10 +20,10 @@ const RTR_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
 /// An advertisement may not shorten the remaining lifetime of an address below this (RFC 4862 §5.5.3 (e)),
 /// because advertisements are not authenticated.
 const VALID_LIFETIME_MIN: Duration = Duration::from_secs(2 * 3600);
-/// Accepted range of advertised reachable times, in milliseconds. With shorter ones this host would solicit
-/// permanently.
+/// Range to which advertised reachable times are clamped, in milliseconds. With shorter ones this host would
+/// solicit permanently.
 const REACHABLE_TIME_MS: core::ops::RangeInclusive<u32> = 100..=3_600_000;
-/// Accepted range of advertised retransmission timers, in milliseconds.
+/// Range to which advertised retransmission timers are clamped, in milliseconds.
 const RETRANS_TIMER_MS: core::ops::RangeInclusive<u32> = 10..=60_000;
 /// Metric of advertised routes, as on Linux: configured routes take precedence.
 const ADVERTISED_METRIC: u32 = 1024;
@@ -37,6 +37,7 @@ impl Network {
         }
     }
 
+    /// Sends a router solicitation, and arms the timer for the next one.
     pub(crate) fn on_router_solicitation(&mut self, now: Instant, id: LinkId) {
         let link = self.link_mut(id);
         let Some(source) = link.link_local() else { return };
@@ -51,7 +52,7 @@ impl Network {
         }
     }
 
-    /// RFC 4861 §6.3.4.
+    /// Processes a router advertisement (RFC 4861 §6.3.4).
     pub(crate) fn on_router_advertisement(
         &mut self,
         now: Instant,
@@ -167,7 +168,7 @@ impl Network {
         gateway: Option<IpAddr>,
         expires: Instant,
     ) {
-        let same = |entry: &RouteEntry| entry.link == id && entry.gateway == gateway;
+        let is_same_route = |entry: &RouteEntry| entry.link == id && entry.gateway == gateway;
         let entry = RouteEntry {
             gateway,
             link: id,
@@ -175,7 +176,7 @@ impl Network {
             origin: RouteOrigin::Advertised,
             expires,
         };
-        match self.routes.find(destination.into(), prefix, same) {
+        match self.routes.find(destination.into(), prefix, is_same_route) {
             // Router advertisements do not change configured routes.
             Some(existing) if existing.origin != RouteOrigin::Advertised => {}
             Some(_) => self.routes.add(destination.into(), prefix, entry),
@@ -187,7 +188,7 @@ impl Network {
         }
     }
 
-    /// RFC 4862 §5.5.3 (d), (e).
+    /// Adds the address that a prefix gives, or renews its lifetimes (RFC 4862 §5.5.3 (d), (e)).
     fn autoconfigure_address(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
         let limit = usize::from(self.config.autoconf_addresses_max);
         let link = self.link_mut(id);

@@ -6,7 +6,8 @@ use crate::icmp::error::{IcmpErrorKind, TransportError};
 use crate::wire::{icmpv4, icmpv6};
 use std::collections::BTreeMap;
 
-/// Errors that are remembered. Errors of further connections count as "host unreachable".
+/// Maximum number of remembered errors. A further one evicts the error of the lowest index, whose connection
+/// then counts as having met "host unreachable".
 const ERRORS_MAX: usize = 1024;
 
 /// The last soft error of the few connections that have one, by index and generation.
@@ -17,7 +18,7 @@ impl SoftErrors {
     /// Records the error of a connection. Replaces one of an earlier connection with this index.
     pub fn record(&mut self, idx: u32, generation: u32, reason: CloseReason) {
         if self.0.len() >= ERRORS_MAX && !self.0.contains_key(&idx) {
-            // An entry of a connection that has ended stays until its index has another error.
+            // Entries of connections that have ended are still in the table.
             self.0.pop_first();
         }
         self.0.insert(idx, (generation, reason));
@@ -34,9 +35,9 @@ impl SoftErrors {
 
 /// Returns the reason for which a connection ends if this error ends it.
 pub(super) fn icmp_close_reason(error: &TransportError) -> CloseReason {
-    let (is_v4, kind, code) = (error.remote.is_ipv4(), error.origin.icmp_type, error.origin.icmp_code);
+    let (is_v4, icmp_type, code) = (error.remote.is_ipv4(), error.origin.icmp_type, error.origin.icmp_code);
     match (error.kind, is_v4) {
-        (_, true) if kind == icmpv4::UNREACHABLE => match code {
+        (_, true) if icmp_type == icmpv4::UNREACHABLE => match code {
             0 | 6 | 9 | 11 => CloseReason::NetUnreachable,
             2 => CloseReason::ProtocolUnreachable,
             3 => CloseReason::Refused,
@@ -48,7 +49,7 @@ pub(super) fn icmp_close_reason(error: &TransportError) -> CloseReason {
         (IcmpErrorKind::ParameterProblem | IcmpErrorKind::ProtocolUnreachable, _) => {
             CloseReason::ProtocolError
         }
-        (_, false) if kind == icmpv6::UNREACHABLE => match code {
+        (_, false) if icmp_type == icmpv6::UNREACHABLE => match code {
             0 => CloseReason::NetUnreachable,
             1 | 5 | 6 => CloseReason::Prohibited,
             2 | 3 => CloseReason::HostUnreachable,
@@ -61,12 +62,12 @@ pub(super) fn icmp_close_reason(error: &TransportError) -> CloseReason {
 
 /// Returns whether an error ends a connection that a listener has not completed (`tcp_v4_err`, `tcp_v6_err`).
 pub(super) fn ends_request(error: &TransportError) -> bool {
-    let (kind, code) = (error.origin.icmp_type, error.origin.icmp_code);
+    let (icmp_type, code) = (error.origin.icmp_type, error.origin.icmp_code);
     if error.remote.is_ipv4() {
-        let is_unreachable = kind == icmpv4::UNREACHABLE && code <= 1;
+        let is_unreachable = icmp_type == icmpv4::UNREACHABLE && code <= 1;
         is_unreachable || matches!(error.kind, IcmpErrorKind::TimeExceeded | IcmpErrorKind::ParameterProblem)
     } else {
-        kind == icmpv6::UNREACHABLE && matches!(code, 1 | 4..)
+        icmp_type == icmpv6::UNREACHABLE && matches!(code, 1 | 4..)
             || matches!(error.kind, IcmpErrorKind::ParameterProblem | IcmpErrorKind::ProtocolUnreachable)
     }
 }

@@ -1,15 +1,15 @@
 //! Limits of receive windows while received frames wait for the application's CPU.
 //!
-//! Windows follow the memory of receive buffers, which is free while the processor is what is short. Under
-//! overload the owner of the stack limits the windows of a class of priority, so that peers wait instead of
-//! sending what this host would have to drop. Linux does likewise when memory is short
+//! Windows follow the free memory of receive buffers, which says nothing if CPU time is the scarce resource.
+//! Under CPU overload the runtime limits the windows of a priority class, so that peers wait instead of
+//! sending what this host would have to drop. Linux limits windows when memory is scarce
 //! (`tcp_under_memory_pressure`).
 
 use super::conn::Tcb;
 use crate::priority::{BEST_EFFORT, CLASSES};
 
-/// Segments that a window admits despite its limit. One would wait for the peer's delayed segments (RFC 9293
-/// §3.8.6.2.1) and for delayed acknowledgements.
+/// Segments that a window admits despite its limit. With room for one, the peer's avoidance of silly windows
+/// (RFC 9293 §3.8.6.2.1) and delayed acknowledgements would stall the connection.
 const SEGMENTS_MIN: u32 = 2;
 
 /// The limit of each class of priority in bytes. `u32::MAX` stands for none.
@@ -33,18 +33,18 @@ impl WindowLimits {
         self.select(BEST_EFFORT);
     }
 
-    /// Chooses the class whose connections send next.
+    /// Chooses the class whose connections send next. Until then, the limit of best effort applies.
     pub fn select(&mut self, class: u8) {
         self.current = self.by_class[usize::from(class)];
     }
 
-    /// Returns the window that a connection offers, which has room for `window` bytes.
+    /// Returns the window in bytes that a connection with room for `window` bytes offers.
     #[inline(always)]
     pub fn limit(&self, c: &Tcb, window: u32) -> u32 {
         if window > self.current { self.reduce(c, window) } else { window }
     }
 
-    /// The right edge of the window does not move back (RFC 9293 §3.8.6).
+    /// Returns the limited window. Its right edge does not move back (RFC 9293 §3.8.6).
     #[cold]
     fn reduce(&self, c: &Tcb, window: u32) -> u32 {
         window.min(self.current.max(SEGMENTS_MIN * u32::from(c.rcv_mss))).max(c.rcv_wnd())
