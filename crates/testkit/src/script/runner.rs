@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Extra time to wait for a late packet, so that the report can say how late it was.
 const LATE_PACKET_GRACE: Duration = Duration::from_millis(100);
+/// Longest time to wait for a packet that a script expects at any time.
+const ANY_TIME_MAX: Duration = Duration::from_secs(150);
 
 /// Runs one script against one stack.
 ///
@@ -79,7 +81,7 @@ struct Runner<'a> {
     history: History,
     /// Actual time of the last event.
     last: Duration,
-    /// Nominal time of the last event.
+    /// Time of the last event by the script; the actual time if the script leaves it open.
     nominal: Duration,
     streams: BTreeMap<Fd, StreamOffsets>,
     /// The descriptor that was connected or accepted last.
@@ -185,17 +187,16 @@ impl Runner<'_> {
         let since_last = earliest.saturating_sub(self.last);
         let bound = latest.saturating_add(tolerance + self.backend.timer_slack(since_last));
         if self.unmatched.is_empty() {
-            let limit = if latest == Duration::MAX {
-                self.last + Duration::from_secs(150)
-            } else {
-                bound + LATE_PACKET_GRACE
-            };
+            let limit =
+                if latest == Duration::MAX { self.last + ANY_TIME_MAX } else { bound + LATE_PACKET_GRACE };
             self.receive(limit)?;
         }
         self.check_finished_calls()?;
         let Some((at, segment)) = self.unmatched.pop_front() else {
             return Err(match bound {
-                Duration::MAX => format!("no packet arrived within 150 s; expected >{packet}"),
+                Duration::MAX => {
+                    format!("no packet arrived within {} s; expected >{packet}", ANY_TIME_MAX.as_secs())
+                }
                 _ => format!("no packet arrived until {:.6}; expected >{packet}", bound.as_secs_f64()),
             });
         };
@@ -221,13 +222,13 @@ impl Runner<'_> {
             let fields = differences.join(", ");
             return Err(format!("packet differs in {fields}\n  expected >{packet}\n  actual   >{text}"));
         }
-        let nanos = |d: Duration| d.as_secs_f64();
+        let seconds = |d: Duration| d.as_secs_f64();
         if at + tolerance < earliest || at > bound {
-            let range = format!("{:.6} … {:.6}", nanos(earliest), nanos(latest));
-            let slack = nanos(bound.saturating_sub(latest));
+            let range = format!("{:.6} … {:.6}", seconds(earliest), seconds(latest));
+            let slack = seconds(bound.saturating_sub(latest));
             return Err(format!(
                 "packet arrived at {:.6}, expected {range} (at most {slack:.6} late)\n  >{text}",
-                nanos(at)
+                seconds(at)
             ));
         }
         if latest == Duration::MAX {

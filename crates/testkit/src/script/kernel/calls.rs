@@ -70,7 +70,7 @@ impl KernelSockets {
 
     /// Makes a call that may block, on a thread of its own.
     pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: OnReturn) {
-        let (settings, table) = (self.defaults.clone(), Arc::clone(&self.table));
+        let (defaults, table) = (self.defaults.clone(), Arc::clone(&self.table));
         let (op, data) = (op.clone(), data.to_vec());
         let work = move || {
             // At normal priority, the time of return would depend on the load of the machine.
@@ -86,7 +86,7 @@ impl KernelSockets {
                 // Only the `close` of the last reference lingers.
                 socket = None;
             }
-            let result = call(&settings, &table, &op, new_fd, &data);
+            let result = call(&defaults, &table, &op, new_fd, &data);
             set_blocking(&socket, false);
             finish(result);
         };
@@ -107,13 +107,13 @@ impl KernelSockets {
 }
 
 fn call(
-    settings: &SocketDefaults,
+    defaults: &SocketDefaults,
     table: &Mutex<SocketTable>,
     op: &Op,
     new_fd: Option<Fd>,
     data: &[u8],
 ) -> CallResult {
-    let bad = || CallResult::error(Errno(libc::EBADF));
+    let bad_descriptor = || CallResult::error(Errno(libc::EBADF));
     let insert = |socket: OwnedFd| {
         if let Some(fd) = new_fd {
             lock(table).insert(fd, Arc::new(socket));
@@ -122,14 +122,14 @@ fn call(
     };
     let find = |fd: &Fd| lock(table).get(fd).cloned();
     if let Op::Socket = op {
-        let family = if settings.ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if defaults.ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         return match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
             Ok(socket) => match sys::set_socket_option(
                 socket.as_fd(),
                 libc::IPPROTO_TCP,
                 libc::TCP_CONGESTION,
-                settings.congestion_control.as_bytes(),
+                defaults.congestion_control.as_bytes(),
             ) {
                 Ok(()) => insert(socket),
                 Err(e) => call_result::<i64>(Err(e)),
@@ -139,7 +139,7 @@ fn call(
     }
     if let Op::Poll { entries, timeout_ms } = op {
         let sockets: Option<Vec<_>> = entries.iter().map(|e| find(&e.fd)).collect();
-        let Some(sockets) = sockets else { return bad() };
+        let Some(sockets) = sockets else { return bad_descriptor() };
         let with_socket = entries.iter().zip(&sockets);
         let mut fds: Vec<_> = with_socket
             .map(|(e, s)| libc::pollfd { fd: s.as_raw_fd(), events: e.events.0, revents: 0 })
@@ -149,14 +149,14 @@ fn call(
         return result;
     }
     if let Op::Close { fd } = op {
-        let Some(socket) = lock(table).remove(fd) else { return bad() };
+        let Some(socket) = lock(table).remove(fd) else { return bad_descriptor() };
         return match Arc::try_unwrap(socket) {
             Ok(socket) => unit_result(sys::close(socket)),
             // A blocking call still uses the socket; it is closed when that call returns.
             Err(_) => CallResult::value(0),
         };
     }
-    let Some(socket) = op.fd().as_ref().and_then(find) else { return bad() };
+    let Some(socket) = op.fd().as_ref().and_then(find) else { return bad_descriptor() };
     match op {
         Op::Accept { .. } => {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -165,7 +165,7 @@ fn call(
                 Err(e) => call_result::<i64>(Err(e.into())),
             }
         }
-        _ => call_on(settings.ip, &socket, op, data),
+        _ => call_on(defaults.ip, &socket, op, data),
     }
 }
 
