@@ -31,7 +31,7 @@ pub fn pin_to_least(load: impl Fn(u32) -> usize) -> Option<u32> {
 
 /// Returns whether the process has other threads, which the affinity of the calling one does not move.
 pub fn has_other_threads() -> bool {
-    // A directory has two links and one more for each of its directories.
+    // The link count of a directory is two, and one more for each subdirectory: here, for each thread.
     rustix::fs::stat("/proc/self/task").is_ok_and(|task| task.st_nlink > 3)
 }
 

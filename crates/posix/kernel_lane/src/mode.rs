@@ -3,7 +3,7 @@
 /// Environment variable with the name of the mode. Without it nothing is changed.
 pub const MODE_VARIABLE: &str = "GINNEL_KERNEL_LANE";
 
-/// Which CPU serves a worker.
+/// The rule that gives a worker its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The CPU that the worker is pinned to. Workers that are not pinned share the connections of all other

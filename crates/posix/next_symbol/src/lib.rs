@@ -1,5 +1,5 @@
-//! The functions that the libraries after a preloaded one have under a name, in most cases those of libc. A
-//! hook has the same name, and calls them.
+//! Looks up the next definition of a symbol after the preloaded library (`RTLD_NEXT`), in most cases libc's.
+//! A hook replaces libc's function under its name, and calls it by this look-up.
 #![allow(unsafe_code)] // functions by name
 
 use core::ffi::{c_char, c_long, c_void};
@@ -33,19 +33,19 @@ macro_rules! real {
     };
 }
 
-/// Returns the next function of this name in the order of loaded libraries, or a function that fails with
+/// Returns the next function of this name in the order of the loaded libraries, or a function that fails with
 /// `ENOSYS`. `name` must end with a zero.
 #[must_use]
 pub fn find(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
-    // A program that looks for a new function finds the preloaded library's.
+    // A program that tests with `dlsym` whether libc has the function finds the preloaded library's hook.
     if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
 }
 
-/// Stands for a function that libc does not have. It returns -1 as all functions of libc that are not in all
-/// of its versions do.
+/// Stands for a function that this version of libc does not have. All hooked functions that older versions
+/// lack report an error by -1.
 extern "C" fn missing() -> c_long {
     // SAFETY: returns the variable of this thread.
     unsafe { *libc::__errno_location() = libc::ENOSYS };

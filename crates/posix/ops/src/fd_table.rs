@@ -1,5 +1,5 @@
-//! Maps the descriptors of the process to the stack's open file descriptions. Every hooked call asks, also
-//! those that have nothing to do with sockets, so a look-up is one load.
+//! Maps the descriptors of the process to the stack's open file descriptions. Every hooked call looks up its
+//! descriptor here, also calls on files, so a look-up is one load.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use rustix::fd::RawFd;
@@ -14,12 +14,13 @@ pub(crate) type FileId = u32;
 /// The table: for each descriptor the number of its open file description plus one, or 0.
 pub(crate) struct FdTable {
     entries: Box<[AtomicU32]>,
-    /// No entry from here on was ever written. Iteration stops here, so that it does not touch the memory of
-    /// up to a million unused entries.
+    /// No entry from here on was ever set. Iteration stops here, so that it does not visit up to a million
+    /// unused entries.
     end: AtomicI32,
 }
 
 impl FdTable {
+    /// Creates a table for all descriptors that the hard limit of `RLIMIT_NOFILE` permits.
     pub fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
         Self { entries: (0..limit).map(|_| AtomicU32::new(0)).collect(), end: AtomicI32::new(0) }

@@ -40,10 +40,10 @@ impl IntoC<c_long> for c_int {
     }
 }
 
-/// Sets `errno` and returns `minus_one`.
-pub fn fail_with<T>(error: Errno, minus_one: T) -> T {
+/// Sets `errno` and returns `failure`, the value by which the function reports an error.
+pub fn fail_with<T>(error: Errno, failure: T) -> T {
     set_errno(error.raw_os_error());
-    minus_one
+    failure
 }
 
 /// Sets `errno` of this thread.
@@ -52,7 +52,7 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Returns the total length of the program's buffers.
+/// Returns the total length of the program's buffers in bytes.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -135,8 +135,8 @@ pub unsafe fn write_address(
 /// The program must have passed the pointers to be written to.
 pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
-    let text = unsafe { user_memory::read(len) }?;
-    let room = usize::try_from(text.cast_signed()).map_err(|_| Errno::INVAL)?;
+    let given_len = unsafe { user_memory::read(len) }?;
+    let room = usize::try_from(given_len.cast_signed()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the caller's promise.
     unsafe {
         user_memory::write_list(to.cast(), &value[..room.min(value.len())])?;
@@ -144,8 +144,8 @@ pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) ->
     }
 }
 
-/// Writes the value of an option. `ask` gets the space in bytes and returns the value. Stores the length that
-/// was written, or that would be needed.
+/// Writes the value of an option, and the length that was written or would be needed. `ask` gets the size of
+/// the program's buffer in bytes and returns the value.
 ///
 /// # Errors
 /// `EFAULT`, `EINVAL` if the program's length is negative, and those of `ask`.
@@ -158,10 +158,10 @@ pub unsafe fn write_option(
     ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
 ) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
-    let text = unsafe { user_memory::read(len) }?;
-    let room = usize::try_from(text.cast_signed()).unwrap_or(0);
+    let given_len = unsafe { user_memory::read(len) }?;
+    let room = usize::try_from(given_len.cast_signed()).unwrap_or(0);
     let option = ask(room)?;
-    if text.cast_signed() < 0 {
+    if given_len.cast_signed() < 0 {
         return Err(Errno::INVAL);
     }
     let fits = option.fits(room);

@@ -1,6 +1,6 @@
-//! The epoll instance on which the leader normally sleeps. It collects everything that wakes the thread,
-//! mostly edge-triggered. So wake-ups need not be read, and a batch of the stack's events costs one system
-//! call, where `poll` takes two.
+//! The epoll instance on which the leader, the thread that waits for all (`sleep.rs`), normally sleeps. It
+//! contains every descriptor that wakes the thread. Most are edge-triggered, so wake-ups need not be read: a
+//! batch of the stack's events costs one system call, where `poll` takes two.
 
 use crate::descriptor::{HiddenFd, borrow};
 use crate::syscall;
@@ -10,12 +10,13 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::sync::LazyLock;
 
-/// The sources of an event. Kernel parts of epoll sets have higher numbers.
+/// The sources of an event, in its data. The kernel's instances of epoll sets have numbers from
+/// `FIRST_KERNEL_EPOLL` on.
 const THREAD_EVENT: u64 = 0;
 const STACK_EVENT: u64 = 1;
 const FIRST_KERNEL_EPOLL: u64 = 2;
 
-/// The kernel's part of an epoll set.
+/// The kernel's epoll instance that has the kernel descriptors of one of the program's epoll sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelEpoll {
     pub fd: RawFd,
@@ -30,7 +31,7 @@ pub(crate) struct WakeCause {
     pub stack_event: bool,
     /// True if the other end of the descriptor that wakes the process is closed.
     pub hung_up: bool,
-    /// Kernel descriptors in the epoll set are ready.
+    /// True if kernel descriptors in the program's epoll set are ready.
     pub kernel_event: bool,
 }
 
@@ -45,6 +46,9 @@ pub(crate) struct WaitSet {
 impl WaitSet {
     /// Creates a wait set. `thread_event` is the eventfd by which other threads wake this one; the stack
     /// wakes the process by `wake_fd`.
+    ///
+    /// # Errors
+    /// The process has no descriptor left, or the kernel no memory.
     pub fn new(thread_event: &HiddenFd, wake_fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -53,7 +57,7 @@ impl WaitSet {
         Ok(Self { set, kernel_epoll: None, is_stale: false })
     }
 
-    /// Replaces the kernel's part of an epoll set that wakes, too. It is level-triggered.
+    /// Replaces the kernel's epoll instance that also wakes the thread. It is level-triggered.
     pub fn set_kernel_epoll(&mut self, kernel_epoll: Option<KernelEpoll>) -> Result<(), Errno> {
         if kernel_epoll == self.kernel_epoll {
             return Ok(());
@@ -82,7 +86,7 @@ impl WaitSet {
         self.set.as_fd().as_raw_fd()
     }
 
-    /// Returns what these events mean.
+    /// Returns the sources of these events. An event of an unknown source makes the wait set stale.
     pub fn wake_cause(&mut self, events: &[epoll_event]) -> WakeCause {
         let mut cause = WakeCause::default();
         let kernel_epoll = self.kernel_epoll.map(|kernel_epoll| FIRST_KERNEL_EPOLL + kernel_epoll.number);
@@ -102,7 +106,7 @@ impl WaitSet {
     }
 }
 
-/// Returns whether the kernel has `epoll_pwait2`, and no filter forbids it.
+/// Returns whether the kernel has `epoll_pwait2`, and no seccomp filter forbids it.
 pub(crate) fn is_supported() -> bool {
     static KNOWN: LazyLock<bool> = LazyLock::new(|| {
         syscall::epoll_pwait2(-1, &mut [epoll_event { events: 0, u64: 0 }], None, None, 0) == Err(Errno::BADF)

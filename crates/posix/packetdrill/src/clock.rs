@@ -1,5 +1,5 @@
-//! The clock of an instance: the time of day when it was created plus the monotonic time since then, so that
-//! changes of the machine's clock do not affect the times that a script measures.
+//! The clock of one run of packetdrill: the time of day when it was created plus the monotonic time since
+//! then, so that changes of the machine's clock do not affect the times that a script measures.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

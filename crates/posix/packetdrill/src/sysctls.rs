@@ -33,7 +33,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
     let byte = || parse::<u8>(first);
     let short = || parse::<u16>(first);
     let flag = || number().map(|number| number != 0);
-    // Minimum, default and maximum: the last two are used.
+    // `tcp_rmem` and `tcp_wmem` have a minimum, a default and a maximum. The minimum is not used.
     let default = || parse::<u32>(words.get(1).copied().unwrap_or_default());
     let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
     let unsupported = || format!("the stack does not support {value:?}");

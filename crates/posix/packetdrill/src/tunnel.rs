@@ -26,7 +26,7 @@ const PACKET_BYTES_MAX: usize = 65_535;
 /// Types of ICMPv6 messages about the link: MLD, NDP, MLDv2 (RFC 2710, RFC 4861, RFC 3810).
 const LINK_ICMPV6_TYPES: [core::ops::RangeInclusive<u8>; 2] = [130..=137, 143..=143];
 
-/// A packet that left the stack, with its time.
+/// An IP packet that left the stack, with the time since 1970 at which it left.
 #[derive(Debug)]
 pub struct OutboundPacket {
     pub bytes: Vec<u8>,
@@ -53,8 +53,8 @@ struct TurnCounters {
     wanted: u64,
 }
 
-/// Turns until all earlier requests are processed: memory that a program has released becomes visible to the
-/// channel in the turn after the one that processed the release.
+/// Turns until all earlier requests are processed: the channel sees memory that a program has released in the
+/// turn after the one that processed the release.
 const TURNS_TO_SETTLE: u64 = 2;
 /// Maximum duration of a turn, after which the stack counts as ended.
 const TURN_MAX: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ macro_rules! hook {
     )* };
 }
 
-/// Defines hooks under other names of the same functions:
+/// Defines other names of hooks:
 /// `alias! { fn __send = send(fd: c_int, …) -> ssize_t; }`.
 macro_rules! alias {
     ($(fn $alias:ident = $function:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => { $(

@@ -1,7 +1,7 @@
 //! `vfork`, whose parent waits until the child has executed another program or has ended.
 //!
-//! The child holds one end of a pipe that is closed by `exec`. A child that another thread forks meanwhile
-//! must not hold it, too, so the ends are listed, and each child closes those of others.
+//! The child holds the write end of a pipe, which `exec` closes. A child that another thread forks meanwhile
+//! must not hold it, too, so all write ends are listed, and each child closes those of the others.
 #![allow(unsafe_code)] // functions that C calls
 
 use core::cell::Cell;
@@ -12,32 +12,32 @@ use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// Threads that can be in `vfork` at the same time; a further one does not wait.
+/// Threads that can wait in `vfork` at the same time; a further one returns before its child has executed.
 const WRITERS_MAX: usize = 64;
-/// In a vacant place of the list.
+/// Value of a vacant entry of the list.
 const NONE: c_int = -1;
 
-/// The ends of pipes that the children of this process will hold.
+/// The write ends of pipes that are meant for one child each.
 static WRITERS: [AtomicI32; WRITERS_MAX] = [const { AtomicI32::new(NONE) }; WRITERS_MAX];
 
 thread_local! {
-    /// The end that the child of this thread will hold.
+    /// The write end that the child of this thread will hold.
     static OWN_WRITER: Cell<c_int> = const { Cell::new(NONE) };
 }
 
-/// Lists an end. Returns its place, or `None` if there is none.
-fn list(writer: &OwnedFd) -> Option<&'static AtomicI32> {
+/// Adds a write end to the list. Returns its entry, or `None` if the list is full.
+fn add_to_list(writer: &OwnedFd) -> Option<&'static AtomicI32> {
     let fd = writer.as_raw_fd();
     WRITERS
         .iter()
-        .find(|place| place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+        .find(|entry| entry.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok())
 }
 
-/// Closes the ends of other threads. Called in a child.
+/// Closes the write ends of other threads. Called in a child.
 pub fn close_other_writers() {
     let own = OWN_WRITER.try_with(Cell::get).unwrap_or(NONE);
-    for place in &WRITERS {
-        let fd = place.swap(NONE, Ordering::Relaxed);
+    for entry in &WRITERS {
+        let fd = entry.swap(NONE, Ordering::Relaxed);
         if fd != NONE && fd != own {
             // SAFETY: the threads that own the listed descriptors do not exist in this process.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -49,23 +49,23 @@ pub fn close_other_writers() {
 /// shared this process's memory would change its tables, so it gets a copy.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn vfork() -> pid_t {
-    // Without free descriptors or places the parent does not wait.
+    // Without a free descriptor or entry the parent does not wait.
     let pipe = pipe_with(PipeFlags::CLOEXEC).ok();
-    let pipe = pipe.and_then(|(reader, writer)| list(&writer).map(|place| (reader, writer, place)));
+    let pipe = pipe.and_then(|(reader, writer)| add_to_list(&writer).map(|entry| (reader, writer, entry)));
     let own = pipe.as_ref().map_or(NONE, |(_, writer, _)| writer.as_raw_fd());
     // A thread that exits has no handlers in its child that could close it.
     let _ = OWN_WRITER.try_with(|writer| writer.set(own));
     // SAFETY: POSIX permits `vfork` to be `fork`.
     let child_id = unsafe { libc::fork() };
     let _ = OWN_WRITER.try_with(|writer| writer.set(NONE));
-    let Some((reader, writer, place)) = pipe else { return child_id };
+    let Some((reader, writer, entry)) = pipe else { return child_id };
     if child_id == 0 {
         drop(reader);
         keep_until_exec(writer);
         return 0;
     }
-    // Not listed any more when its number can be used again.
-    place.store(NONE, Ordering::Relaxed);
+    // The entry is vacant before the descriptor's number can be used again.
+    entry.store(NONE, Ordering::Relaxed);
     drop(writer);
     // Ends when all copies of the other end are closed: the child has none after `exec` or its end. Signal
     // handlers may run meanwhile.
@@ -77,7 +77,7 @@ unsafe extern "C" fn vfork() -> pid_t {
 fn keep_until_exec(writer: OwnedFd) {
     const LOWEST: c_int = 512;
     let moved = fcntl_dupfd_cloexec(&writer, LOWEST);
-    // Closed by the kernel.
+    // The kernel closes the descriptor at `exec` or at the end of the child.
     core::mem::forget(moved.unwrap_or(writer));
 }
 

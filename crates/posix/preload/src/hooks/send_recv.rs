@@ -89,7 +89,7 @@ alias! {
     ) -> ssize_t;
 }
 
-/// Returns the number of buffers of `readv` or `writev`.
+/// Returns the number of buffers of `readv` or `writev`; `EINVAL` if it is negative.
 fn buffer_count(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
 }
@@ -156,21 +156,21 @@ unsafe fn recv_message(
     message: *mut msghdr,
     flags: c_int,
 ) -> Result<(usize, c_int), Errno> {
-    let own = ffi::message(message)?;
-    let control_space = if own.msg_control.is_null() { 0 } else { own.msg_controllen };
+    let header = ffi::message(message)?;
+    let control_space = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
     // SAFETY: the caller's promise.
     unsafe {
-        let received = user_memory::with_buffers_mut(own.msg_iov, own.msg_iovlen, |buffers| {
+        let received = user_memory::with_buffers_mut(header.msg_iov, header.msg_iovlen, |buffers| {
             ops.recv_from(fd, buffers, flags, control_space)
         })?;
-        if !own.msg_name.is_null() {
+        if !header.msg_name.is_null() {
             let from = received.from.as_ref().map_or(&[][..], SockaddrBytes::bytes);
-            ffi::write_value(from, own.msg_name, field!(message, msghdr, msg_namelen))?;
+            ffi::write_value(from, header.msg_name, field!(message, msghdr, msg_namelen))?;
         }
         // The operations were told how much space there is. Control messages that cannot be stored are lost
         // (`put_cmsg`).
         let control = received.control.bytes();
-        let is_stored = user_memory::write_list(own.msg_control.cast(), control).is_ok();
+        let is_stored = user_memory::write_list(header.msg_control.cast(), control).is_ok();
         let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
         let msg_flags = received.flags | truncation;
         user_memory::write(field!(message, msghdr, msg_flags), &msg_flags)?;
@@ -382,9 +382,7 @@ unsafe extern "C" fn splice(
 ) -> ssize_t {
     let result = match (stack_ops(from), stack_ops(to)) {
         (Some(_), Some(_)) => Err(Errno::INVAL),
-        (Some(_), None) | (None, Some(_)) if !from_offset.is_null() && stack_ops(from).is_some() => {
-            Err(Errno::SPIPE)
-        }
+        (Some(_), None) if !from_offset.is_null() => Err(Errno::SPIPE),
         (None, Some(_)) if !to_offset.is_null() => Err(Errno::SPIPE),
         (Some(ops), None) => ops.splice_to_pipe(from, to, len, flags),
         (None, Some(ops)) => ops.splice_from_pipe(from, to, len, flags),
@@ -394,8 +392,8 @@ unsafe extern "C" fn splice(
     result.into_c()
 }
 
-/// Checks that `preadv2` or `pwritev2` is the same as `readv` or `writev`: without a position, and without
-/// flags. (A socket could honour `RWF_NOWAIT`.)
+/// Checks that a call of `preadv2` or `pwritev2` does what `readv` or `writev` does: its offset is -1,
+/// and it has no flags. (A socket could honour `RWF_NOWAIT`.)
 fn check_no_position(offset: off_t, flags: c_int) -> Result<(), Errno> {
     match (offset, flags) {
         (-1, 0) => Ok(()),
