@@ -1,8 +1,9 @@
-//! The wire format: messages of a fixed length in one direction, answers of a fixed text in the other.
+//! The wire format of the IoT server: messages of a fixed length from the client, answers of a fixed text to
+//! it.
 //!
 //! Bytes 0 to 3 of a message are a counter of the client. Byte 5 is 1 in a request and 0 in a heartbeat. Byte
-//! 6 is 2 in an urgent message; every other value is an ordinary one. The other bytes have no meaning. Byte 6
-//! of an answer is 3.
+//! 6, the label, is 2 in an urgent message; any other value makes the message an ordinary one. The other
+//! bytes have no meaning. The label of an answer, at the same place, is 3.
 
 /// Bytes at the beginning of a message that have a meaning.
 pub const HEAD_BYTES: usize = 7;

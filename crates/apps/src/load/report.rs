@@ -168,7 +168,7 @@ impl Report {
         let (options, c) = (&job.common, &stats.counters);
         let seconds = stats.measured.as_secs_f64();
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let classes = job.requests.language().classes();
+        let classes = job.requests.protocol().classes();
         let is_seen = |(_, count): &(&'static str, u64)| *count > 0;
         let mut report = Self {
             stack: options.stack.name(),

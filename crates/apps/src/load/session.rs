@@ -309,7 +309,7 @@ impl Session {
                 _ => return,
             }
             let at_start = s.parser.is_at_start();
-            let read = s.parser.read(bytes, self.requests.language(), &mut self.records);
+            let read = s.parser.read(bytes, self.requests.protocol(), &mut self.records);
             let PendingRequest { intended, request } = *self.pending(slot, 0);
             if at_start && self.is_measured(intended) && !self.is_opening_request(request) {
                 self.stats.first_byte.record(intended, now);

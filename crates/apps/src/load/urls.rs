@@ -1,4 +1,4 @@
-//! Requests, written once at start, and a weighted choice among them.
+//! URLs of servers; requests, written once at start; and a weighted choice among requests.
 
 use super::response::Protocol;
 use core::net::SocketAddr;
@@ -46,6 +46,9 @@ impl core::str::FromStr for Url {
 
 impl Url {
     /// Resolves the host and returns its first address. An IP address needs no resolver.
+    ///
+    /// # Errors
+    /// The resolver fails or knows no address. The text names the host.
     pub fn resolve(&self) -> Result<SocketAddr, String> {
         if let Ok(address) = self.host.parse() {
             return Ok(SocketAddr::new(address, self.port));
@@ -83,11 +86,11 @@ impl UrlScheme {
     /// # Errors
     /// The scheme is not known, the host is missing, or a server that has no paths is given one.
     pub fn split(text: &str) -> Result<(Self, &str), String> {
-        let values = text.split_once("://").and_then(|(scheme, rest)| {
+        let scheme_and_rest = text.split_once("://").and_then(|(scheme, rest)| {
             let known = [Self::Redis, Self::Memcached];
             Some((known.into_iter().find(|known| scheme.eq_ignore_ascii_case(known.name()))?, rest))
         });
-        let Some((scheme, rest)) = values else {
+        let Some((scheme, rest)) = scheme_and_rest else {
             return text.parse::<Url>().map(|_| (Self::Http, text));
         };
         let server = rest.strip_suffix('/').unwrap_or(rest);
@@ -95,7 +98,7 @@ impl UrlScheme {
             let (host, _) = server.split_once(['/', '?']).unwrap_or_default();
             return Err(format!("a {0} server has no paths: write it as {0}://{host}", scheme.name()));
         }
-        // The host and the port are those of an HTTP URL.
+        // Host and port have the form that they have in an HTTP URL.
         server
             .parse::<Url>()
             .map_err(|problem| problem.replace("http://10.0.0.1:8080/", "redis://10.0.0.1"))?;
@@ -106,7 +109,7 @@ impl UrlScheme {
     /// HOST:PORT.
     ///
     /// # Errors
-    /// As [`UrlScheme::split`], and if the scheme is another one.
+    /// Those of [`UrlScheme::split`]; or the URL has another scheme.
     pub fn server(self, text: &str) -> Result<String, String> {
         match text.split_once("://") {
             None => Ok(text.into()),
@@ -129,6 +132,9 @@ fn check_path(path: &str) -> Result<(), String> {
 
 /// Parses a list of paths: one per line, optionally followed by a weight (default 1). Empty lines and lines
 /// that begin with # are skipped.
+///
+/// # Errors
+/// A line is malformed, which the text names by its number; or all weights are 0.
 pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
     let mut list = Vec::new();
     for (number, line) in
@@ -171,13 +177,16 @@ pub struct Requests {
     /// Offset at which each request begins; the last entry is the end of the last request.
     starts: Vec<u32>,
     alias: Alias,
-    language: Protocol,
+    protocol: Protocol,
+    /// Index of the request that each connection begins with, if there is one.
     opening: Option<u32>,
 }
 
 impl Requests {
-    /// Writes the requests for `paths` (with weights) to the server `authority`. Fails if a field is
-    /// malformed or if the requests are too large.
+    /// Writes the requests for `paths` (with weights) to the server `authority`.
+    ///
+    /// # Errors
+    /// A header field is malformed, or the requests take more than 4 GiB.
     pub fn new(authority: &str, paths: &[(String, u32)], style: &RequestStyle) -> Result<Self, String> {
         let mut fields = String::new();
         let mut host = format!("Host: {authority}\r\n");
@@ -206,12 +215,12 @@ impl Requests {
             );
         }
         let weights: Vec<u32> = paths.iter().map(|(_, weight)| *weight).collect();
-        let language = Protocol::Http { head: style.head };
-        Ok(Self { bytes, starts, alias: Alias::new(&weights), language, opening: None })
+        let protocol = Protocol::Http { head: style.head };
+        Ok(Self { bytes, starts, alias: Alias::new(&weights), protocol, opening: None })
     }
 
     /// Creates the requests for a value: `opening` is sent once per connection, before the repeated request.
-    pub fn of_values(language: Protocol, get: &[u8], opening: Option<&[u8]>) -> Self {
+    pub fn of_values(protocol: Protocol, get: &[u8], opening: Option<&[u8]>) -> Self {
         let mut bytes = get.to_vec();
         let mut starts = vec![0, get.len() as u32];
         if let Some(opening) = opening {
@@ -220,7 +229,7 @@ impl Requests {
             starts.push(bytes.len() as u32);
         }
         let opening = opening.map(|_| 1);
-        Self { bytes, starts, alias: Alias::new(&[1]), language, opening }
+        Self { bytes, starts, alias: Alias::new(&[1]), protocol, opening }
     }
 
     /// Returns the index of the request that each connection begins with, if there is one. It is never chosen
@@ -241,8 +250,8 @@ impl Requests {
     }
 
     /// Returns the protocol of the responses.
-    pub const fn language(&self) -> Protocol {
-        self.language
+    pub const fn protocol(&self) -> Protocol {
+        self.protocol
     }
 }
 

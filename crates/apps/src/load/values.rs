@@ -88,9 +88,9 @@ fn resolve(server: &str, port: u16) -> Result<SocketAddr, Error> {
 }
 
 impl Values {
-    fn job(&self, language: Protocol, server: &str, port: u16) -> Result<Job, Error> {
+    fn job(&self, protocol: Protocol, server: &str, port: u16) -> Result<Job, Error> {
         let (key, value) = (&self.key, "x".repeat(self.size as usize));
-        let (get, set) = match language {
+        let (get, set) = match protocol {
             Protocol::Redis => {
                 let command = |words: &[&str]| {
                     let mut bytes = Vec::new();
@@ -105,7 +105,7 @@ impl Values {
             ),
         };
         let opening = (!self.no_store).then_some(&set[..]);
-        let requests = Requests::of_values(language, &get, opening);
+        let requests = Requests::of_values(protocol, &get, opening);
         let connections = ConnectionOptions {
             requests: self.per_connection.unwrap_or(u32::MAX),
             pipeline: self.pipeline,

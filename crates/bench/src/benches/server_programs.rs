@@ -32,7 +32,7 @@ pub fn memcached(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
 /// Measures over memory and over AF_XDP; the kernel, which has no memif, uses its veth pair for both.
 fn values(
     name: &str,
-    language: LoadProtocol,
+    protocol: LoadProtocol,
     options: &Options,
     program: fn(&ProgramComparison<'_>) -> Result<Vec<OsString>, MeasureError>,
 ) -> Result<Vec<BenchResult>, MeasureError> {
@@ -44,7 +44,7 @@ fn values(
         if !options.wants(&name) {
             continue;
         }
-        let load = LoadSpec::new(language, &words);
+        let load = LoadSpec::new(protocol, &words);
         let contest = ProgramComparison::new(name, "requests/s", Figure::Rate, options, load)?;
         let program = [program(&contest)?];
         let ours = Box::new(|| contest.on_stack(&program, wire));

@@ -115,10 +115,10 @@ impl Parser {
     pub fn read(
         &mut self,
         bytes: &[u8],
-        language: Protocol,
+        protocol: Protocol,
         records: &mut PartialResponses,
     ) -> Result<ParseProgress, BadResponse> {
-        match language {
+        match protocol {
             Protocol::Http { head } => self.read_http(bytes, head, records),
             Protocol::Redis => self.read_redis(bytes, records),
             Protocol::Memcached => self.read_memcached(bytes, records),

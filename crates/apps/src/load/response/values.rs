@@ -181,12 +181,12 @@ mod tests {
 
     /// Returns the statuses of all responses in `bytes`, parsed in parts of `step` bytes; 0 stands for an
     /// error.
-    fn read(language: Protocol, bytes: &[u8], step: usize) -> Vec<u16> {
+    fn read(protocol: Protocol, bytes: &[u8], step: usize) -> Vec<u16> {
         let (mut parser, mut records, mut statuses) =
             (Parser::default(), PartialResponses::default(), Vec::new());
         'all: for mut chunk in bytes.chunks(step) {
             while !chunk.is_empty() {
-                match parser.read(chunk, language, &mut records) {
+                match parser.read(chunk, protocol, &mut records) {
                     Ok(ParseProgress::More) => break,
                     Ok(ParseProgress::Complete(used, response)) => {
                         assert!(!response.close && parser.is_at_start() && records.in_use() == 0);
@@ -206,10 +206,10 @@ mod tests {
         statuses
     }
 
-    fn check(language: Protocol, table: &[(&str, &[u16])]) {
+    fn check(protocol: Protocol, table: &[(&str, &[u16])]) {
         for (bytes, expected) in table {
             for step in [1, 2, 3, 5, 7, 10_000] {
-                assert_eq!(read(language, bytes.as_bytes(), step), *expected, "{bytes:?} by {step}");
+                assert_eq!(read(protocol, bytes.as_bytes(), step), *expected, "{bytes:?} by {step}");
             }
         }
     }
@@ -271,10 +271,10 @@ mod tests {
     // limit: bytes of a redis or memcached line
     #[test]
     fn an_endless_line_is_an_error() {
-        for language in [Protocol::Redis, Protocol::Memcached] {
+        for protocol in [Protocol::Redis, Protocol::Memcached] {
             let bytes = format!("-{}", "x".repeat(2 * LINE_BYTES_MAX));
             for step in [1, 1000, 100_000] {
-                assert_eq!(read(language, bytes.as_bytes(), step), [0], "{language:?} by {step}");
+                assert_eq!(read(protocol, bytes.as_bytes(), step), [0], "{protocol:?} by {step}");
             }
         }
     }
@@ -292,8 +292,8 @@ mod tests {
             step in 1usize..50,
         ) {
             let bytes = parts.concat();
-            for language in [Protocol::Redis, Protocol::Memcached] {
-                let (whole, pieces) = (read(language, bytes.as_bytes(), 1 << 20), read(language, bytes.as_bytes(), step));
+            for protocol in [Protocol::Redis, Protocol::Memcached] {
+                let (whole, pieces) = (read(protocol, bytes.as_bytes(), 1 << 20), read(protocol, bytes.as_bytes(), step));
                 prop_assert_eq!(whole, pieces);
             }
         }

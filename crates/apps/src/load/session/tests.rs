@@ -578,7 +578,7 @@ fn an_interrupted_run_reports_its_results() {
 
 #[test]
 fn the_opening_request_is_not_counted() {
-    let language = Protocol::Http { head: false };
+    let protocol = Protocol::Http { head: false };
     let get = b"GET /value HTTP/1.1\r\n\r\n";
     let store = [&b"GET /store HTTP/1.1\r\nX: "[..], &[b'x'; 500], b"\r\n\r\n"].concat();
     let closed = Plan { requests: Some(100), duration: None, ..plan() };
@@ -589,7 +589,7 @@ fn the_opening_request_is_not_counted() {
         at_rate(closed, 1_000.0),
     ] {
         for (room, piece) in [(usize::MAX, usize::MAX), (33, 5)] {
-            let requests = Requests::of_values(language, get, Some(&store));
+            let requests = Requests::of_values(protocol, get, Some(&store));
             let (session, net) =
                 run_with(plan, requests, SimulatedServer { room, piece, ..SimulatedServer::default() });
             let c = session.stats().counters;
