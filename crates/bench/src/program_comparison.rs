@@ -35,7 +35,7 @@ pub fn run_beside_httpd<R>(
     run_beside_configured_httpd(testbed, testbed.server_config()?, site, act)
 }
 
-/// Runs `ginnel httpd` as [`run_beside_httpd`], on the stack of a configuration.
+/// Runs `ginnel httpd` as [`run_beside_httpd`] does, on the stack that `config` describes.
 fn run_beside_configured_httpd<R>(
     testbed: &Testbed,
     config: Config,
@@ -68,7 +68,7 @@ fn run_beside_configured_httpd<R>(
     })
 }
 
-/// Creates a site with one file of 64 bytes, "64".
+/// Creates a site with one file, "64", which has 64 bytes, and returns its directory.
 pub fn create_site(folder: &Path) -> Result<PathBuf, MeasureError> {
     let site = folder.join("site");
     std::fs::create_dir_all(&site)?;
@@ -138,13 +138,13 @@ impl<'a> ProgramComparison<'a> {
         pairs::run_for(better, &self.name, self.unit, self.options, Bound::Machine, ours, theirs)
     }
 
-    fn testbed(&self, wire: Medium) -> Testbed {
+    fn testbed(&self, medium: Medium) -> Testbed {
         let folder = self.folder.path().to_owned();
-        // A rate needs the idle time, to find the bottleneck; and over the cable the kernel receives on the
-        // same core.
-        let polls = self.figure == Figure::RoundTrip && wire == Medium::Memif;
+        // A server that polls is never idle, and a rate is valid only if idle time shows which side was the
+        // bottleneck. Over a veth pair, polling would also take the core on which the kernel receives.
+        let polls = self.figure == Figure::RoundTrip && medium == Medium::Memif;
         Testbed {
-            medium: wire,
+            medium,
             cpus: self.cpus,
             layout: self.options.layout,
             polls,
@@ -160,22 +160,22 @@ impl<'a> ProgramComparison<'a> {
     }
 
     /// Measures programs on a stack.
-    pub fn on_stack(&self, programs: &[Vec<OsString>], wire: Medium) -> Result<Measurement, MeasureError> {
+    pub fn on_stack(&self, programs: &[Vec<OsString>], medium: Medium) -> Result<Measurement, MeasureError> {
         // Fails before anything is measured if the executable is missing.
         ginnel_path()?;
-        self.programs("ours", programs, NetworkStack::Ginnel, wire)
+        self.programs("ours", programs, NetworkStack::Ginnel, medium)
     }
 
     fn programs(
         &self,
         arm: &str,
         programs: &[Vec<OsString>],
-        host: NetworkStack,
-        wire: Medium,
+        stack: NetworkStack,
+        medium: Medium,
     ) -> Result<Measurement, MeasureError> {
-        let testbed = self.testbed(wire);
-        testbed.set_up(host == NetworkStack::Kernel)?;
-        let mut running = RunningPrograms::start(programs, host, &testbed)?;
+        let testbed = self.testbed(medium);
+        testbed.set_up(stack == NetworkStack::Kernel)?;
+        let mut running = RunningPrograms::start(programs, stack, &testbed)?;
         let with_output = |running: &RunningPrograms, failure| match failure {
             MeasureError::Failed(why) if !why.contains(OUTPUT_INTRODUCTION) => {
                 MeasureError::Failed(why + &running.last_output())
@@ -199,8 +199,8 @@ impl<'a> ProgramComparison<'a> {
         })
     }
 
-    /// Measures `ginnel httpd` as [`ProgramComparison::on_httpd`], with a driver of DPDK at the server's
-    /// end of the cable instead of the AF_XDP device.
+    /// Measures `ginnel httpd` as [`ProgramComparison::on_httpd`] does, with a driver of DPDK at the server's
+    /// end of the veth pair instead of the AF_XDP device.
     pub fn on_httpd_over_dpdk(&self, site: &Path, driver: &str) -> Result<Measurement, MeasureError> {
         let testbed = self.testbed(Medium::Veth);
         testbed.set_up(false)?;

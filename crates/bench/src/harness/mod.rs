@@ -51,8 +51,9 @@ impl Options {
         if self.smoke { 1 } else { self.pairs.max(1) }
     }
 
-    /// Returns the length of each measurement in seconds; `usual` is the default.
-    pub fn seconds(&self, usual: f64) -> f64 {
-        self.seconds.unwrap_or(if self.smoke { usual.min(0.5) } else { usual })
+    /// Returns the length of each measurement in seconds: the option's value, or else `default`, of which a
+    /// smoke test takes half a second at most.
+    pub fn seconds(&self, default: f64) -> f64 {
+        self.seconds.unwrap_or(if self.smoke { default.min(0.5) } else { default })
     }
 }

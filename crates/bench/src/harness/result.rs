@@ -18,11 +18,11 @@ pub struct BenchResult {
     pub name: String,
     /// Unit of the figures.
     pub unit: String,
-    /// Median of our arm.
+    /// Median of Ginnel's arm.
     pub ours: f64,
-    /// Median of their arm.
+    /// Median of the baseline's arm; `None` if the bench has no baseline.
     pub theirs: Option<f64>,
-    /// Median of the ratios of the pairs.
+    /// Median of the ratios of the pairs, `ours` to `theirs`.
     pub ratio: Option<f64>,
     /// Smallest and largest ratio; smallest and largest figure if there is only one arm.
     pub spread: [f64; 2],
@@ -30,9 +30,9 @@ pub struct BenchResult {
     pub pairs: usize,
     /// State of the machine during each measurement.
     pub conditions: Vec<Conditions>,
-    /// Medians of the additional facts of our arm.
+    /// Medians of the additional facts of Ginnel's arm.
     pub our_facts: BTreeMap<String, f64>,
-    /// Medians of the additional facts of their arm.
+    /// Medians of the additional facts of the baseline's arm.
     pub their_facts: BTreeMap<String, f64>,
     /// Reasons why the result is not valid; empty if it is.
     pub problems: Vec<String>,
@@ -40,7 +40,7 @@ pub struct BenchResult {
 
 pub use ginnel_measure::median;
 
-/// Rounds to four significant digits.
+/// Rounds to five significant digits.
 fn round(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
@@ -140,7 +140,10 @@ impl BenchResult {
         })
     }
 
-    /// Appends the result to `target/bench/results.jsonl`.
+    /// Appends the result to `bench/results.jsonl` in the target directory.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn record(&self) -> io::Result<()> {
         let folder = Path::new(&std::env::var("CARGO_TARGET_DIR").unwrap_or("target".into())).join("bench");
         fs::create_dir_all(&folder)?;
@@ -190,10 +193,9 @@ impl BenchResult {
     }
 }
 
-/// Formats a number with digits that suit its size.
+/// Formats a number: the larger it is, the fewer decimals it gets.
 pub fn number(value: f64) -> String {
     match value.abs() {
-        a if a >= 1e5 => format!("{:.0}", value),
         a if a >= 100.0 || value.fract() == 0.0 => format!("{value:.0}"),
         a if a >= 1.0 => format!("{value:.2}"),
         _ => format!("{value:.4}"),
