@@ -1,4 +1,5 @@
-//! Memory of the caller. What can be checked is checked: null pointers, alignment and impossible lengths.
+//! Memory of the caller. What can be checked is checked: null or misaligned pointers (`EFAULT`) and
+//! impossible lengths (`EINVAL`).
 #![allow(unsafe_code)] // pointers of C
 
 use crate::failure::Failure;
@@ -16,7 +17,7 @@ fn checked_len(is_null: bool, len: usize) -> Result<(), Failure> {
     }
 }
 
-/// Returns bytes that the caller lends. A null pointer is permitted for no bytes.
+/// Returns bytes that the caller lends. The pointer may be null if `len` is 0.
 ///
 /// # Safety
 /// `len` bytes at `data` are readable and do not change during the call.
@@ -29,7 +30,7 @@ pub unsafe fn bytes<'a>(data: *const c_void, len: usize) -> Result<&'a [u8], Fai
     Ok(unsafe { core::slice::from_raw_parts(data.cast(), len) })
 }
 
-/// Returns a buffer that the caller lends.
+/// Returns a buffer that the caller lends. The pointer may be null if `len` is 0.
 ///
 /// # Safety
 /// `len` bytes at `data` are writable, and nobody else uses them during the call.
@@ -77,7 +78,7 @@ pub unsafe fn write<T>(to: *mut T, value: T) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a text of the caller.
+/// Returns a text of the caller; `EILSEQ` if it is not UTF-8.
 ///
 /// # Safety
 /// A pointer that is not null points to a C string that nobody changes during the call.
@@ -90,7 +91,7 @@ pub unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::new(Errno::ILSEQ, "a text that is not UTF-8"))
 }
 
-/// Frees an object that this library has given to C. A null pointer is nothing.
+/// Frees an object that this library has given to C. A null pointer has no effect.
 ///
 /// # Safety
 /// The pointer is null or from [`give`], and was not freed.
@@ -101,7 +102,7 @@ pub unsafe fn free<T>(pointer: *mut T) {
     }
 }
 
-/// Gives an object to C, which frees it by a function of this library.
+/// Gives C the ownership of an object, which C ends by a function of this library.
 ///
 /// # Safety
 /// As of [`write`].

@@ -17,7 +17,7 @@ const ACK_EVENTS: u32 = 1 << 4;
 const UNORDERED: u32 = 1 << 5;
 const ALL: u32 = (UNORDERED << 1) - 1;
 
-/// `struct ginnel_socket_options`.
+/// `struct ginnel_socket_options`. Numbers that are 0 leave the default.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct CSocketOptions {
@@ -61,7 +61,7 @@ impl CSocketOptions {
         }
     }
 
-    /// Returns the options of a listener.
+    /// Returns the options of a listener; `EINVAL` if flags are unknown or reserved bytes are not 0.
     pub fn listen(&self) -> Result<ListenOptions, Failure> {
         self.check()?;
         let mut options = ListenOptions {
@@ -76,7 +76,8 @@ impl CSocketOptions {
         Ok(options)
     }
 
-    /// Returns the options of a connection.
+    /// Returns the options of a connection; `EINVAL` as for a listener, and for options that only listeners
+    /// have.
     pub fn connect(&self) -> Result<ConnectOptions, Failure> {
         self.check()?;
         if self.has(REUSE_PORT | V6_ONLY) || self.backlog != 0 {
@@ -86,7 +87,11 @@ impl CSocketOptions {
     }
 }
 
-/// Returns the option of a connection that has this number in the header.
+/// Returns the option with the number `GINNEL_OPT_…` of `ginnel.h`. `value` is in seconds for `KeepIdle` and
+/// `KeepInterval`, in milliseconds for `UserTimeout`, and otherwise in the unit of the [`TcpOption`].
+///
+/// # Errors
+/// `ENOPROTOOPT` for an unknown number, `EINVAL` for a value that the option's type cannot have.
 pub fn option(number: c_int, value: i64) -> Result<TcpOption, Failure> {
     let on = value != 0;
     let millis = || u64::try_from(value).map(Duration::from_millis).map_err(|_| OUT_OF_RANGE);
