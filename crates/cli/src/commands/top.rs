@@ -1,5 +1,5 @@
-//! `ginnel top`: shows what a running stack does, again and again. The counters are those of `ginnel stat`,
-//! the round trips those of `ginnel ss -i`, and the times of responses those of `ginnel monitor`.
+//! `ginnel top`: shows what a running stack does, refreshed at an interval. The counters are those of `ginnel
+//! stat`, the round-trip times those of `ginnel ss -i`, and the response times those of `ginnel monitor`.
 
 mod latencies;
 mod rates;
@@ -21,10 +21,11 @@ use std::io::{self, Write};
 use std::time::Instant;
 use view::View;
 
-/// Longest time until keys and signals are looked at.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// Longest time for which the shards of a running stack may have no counters: they start again.
-const RESTART_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time between two checks for keys and signals.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest time for which the shards of a running stack may have no counters, because they are being
+/// restarted.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 /// ETX, which a terminal without signals sends for Ctrl-C.
 const CTRL_C: u8 = 3;
 
@@ -53,7 +54,7 @@ pub struct TopOptions {
     protocol: ProtocolOptions,
 }
 
-/// Where pictures go.
+/// The form in which pictures are written to standard output.
 enum Screen {
     Terminal(Terminal),
     Lines,
@@ -80,7 +81,7 @@ pub fn run(options: &TopOptions) -> Result<(), Failure> {
     round_trips.update(&source.running, source.sum(&before, "pool.connections.used"));
     let mut top = Top { options, stop, screen, observer, round_trips, source, before };
     let shown = top.show_all();
-    // Restores the terminal before anything is said.
+    // Restores the terminal before anything is printed.
     drop(top);
     match shown {
         Ok(None) => Ok(()),
@@ -114,7 +115,8 @@ enum StackState {
 }
 
 impl Top<'_> {
-    /// Shows pictures. Returns a text about the end of the stack, or `None` if the operator has ended.
+    /// Shows pictures. Returns a text about the end of the stack, or `None` if the operator has ended the
+    /// command.
     fn show_all(&mut self) -> Result<Option<String>, Failure> {
         let started = Instant::now();
         let mut pictures = 0;
@@ -126,9 +128,9 @@ impl Top<'_> {
             }
             next = (next + self.options.interval).max(Instant::now());
             let name = self.source.running.name.clone();
-            match self.look()? {
+            match self.read_state()? {
                 StackState::Ended => return Ok(Some(format!("the stack \"{name}\" has ended"))),
-                StackState::Restarts if last_answer.elapsed() < RESTART_PATIENCE => {
+                StackState::Restarts if last_answer.elapsed() < RESTART_TIMEOUT => {
                     self.draw_text(&format!(
                         "{name}: the shards start again (ginnel log {name} says why)\n"
                     ))?;
@@ -137,7 +139,7 @@ impl Top<'_> {
                 StackState::Restarts => {
                     return Err(Failure::running(format!(
                         "the shards of the stack \"{name}\" have died and did not start again within {} s: see \"ginnel log {name}\"",
-                        RESTART_PATIENCE.as_secs()
+                        RESTART_TIMEOUT.as_secs()
                     )));
                 }
                 StackState::Runs(source, now) => {
@@ -163,7 +165,7 @@ impl Top<'_> {
         }
     }
 
-    /// Waits, and examines frames meanwhile. Returns true if the operator wants to end.
+    /// Waits until `next`, and examines frames meanwhile. Returns true if the operator ends the command.
     fn wait_until(&mut self, next: Instant) -> bool {
         loop {
             if self.stop.is_set() {
@@ -180,18 +182,18 @@ impl Top<'_> {
             }
             match &mut self.screen {
                 Screen::Terminal(terminal) => {
-                    if matches!(terminal.key(rest.min(PATIENCE)), Some(b'q' | b'Q' | CTRL_C)) {
+                    if matches!(terminal.key(rest.min(POLL_INTERVAL)), Some(b'q' | b'Q' | CTRL_C)) {
                         return true;
                     }
                 }
-                Screen::Lines | Screen::Json => std::thread::sleep(rest.min(PATIENCE)),
+                Screen::Lines | Screen::Json => std::thread::sleep(rest.min(POLL_INTERVAL)),
             }
         }
     }
 
-    /// Looks for the stack, and reads its counters. The files are opened again, because shards that have been
-    /// started again have new ones.
-    fn look(&mut self) -> Result<StackState, Failure> {
+    /// Finds the stack, and reads its counters. Opens the files again, because restarted shards have new
+    /// ones.
+    fn read_state(&mut self) -> Result<StackState, Failure> {
         let (name, pid) = (&self.source.running.name, self.source.running.pid);
         let running = match run_dir::find(Some(name)) {
             Ok(running) if running.pid == pid => running,
@@ -227,7 +229,7 @@ impl Top<'_> {
         self.draw_text(&text)
     }
 
-    /// Writes a picture, or a text about the stack, which readers of JSON do not get.
+    /// Writes a picture, or a text about the stack. With `--json`, texts are left out.
     fn draw_text(&self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         match self.screen {

@@ -1,4 +1,4 @@
-//! `ginnel upgrade`: the shards of a running stack by the version of this program.
+//! `ginnel upgrade`: has the version of this executable run the shards of a running stack.
 
 use crate::failure::Failure;
 use crate::output;
@@ -17,7 +17,7 @@ pub struct UpgradeOptions {
     stack_name: String,
 }
 
-/// Upgrades the shards of a stack.
+/// Upgrades the shards of a stack, and says for how long they were away.
 pub fn run(options: &UpgradeOptions) -> Result<(), Failure> {
     let name = &options.stack_name;
     let running = run_dir::find(Some(name)).map_err(|e| Failure::running(e.to_string()))?;

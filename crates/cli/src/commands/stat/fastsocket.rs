@@ -1,16 +1,18 @@
 //! `ginnel stat --fastsocket`: the counters of Fastsocket's files in /proc/net, computed from those of the
-//! stack. docs/many-cores.md says what each means.
+//! stack. docs/many-cores.md says what each counter means.
 
 use super::sample::{StatSample, StatSource};
 use crate::table::{Table, with_thousands_separators};
 use std::fmt::Write as _;
 
-/// A row: its name, the counters that are added, and those that are subtracted. If no counter of the first
-/// group exists, the second group is added in its place.
+/// A row of the table, computed from counters of the stack.
 struct Row {
     name: &'static str,
+    /// Counters that are added.
     added: &'static [&'static str],
+    /// Counters that are added if none of `added` exists.
     otherwise: &'static [&'static str],
+    /// Counters that are subtracted.
     subtracted: &'static [&'static str],
 }
 
@@ -67,7 +69,8 @@ fn rows<'a>(
     })
 }
 
-/// Returns a table with a column for each shard, and a column for the sum.
+/// Returns a table with a column for each shard and, for several shards, a column for the sum. `head` is the
+/// head of the first column.
 pub fn table(source: &StatSource, sample: &StatSample, head: &str) -> Table {
     let mut heads = vec![head];
     heads.extend(source.pages.iter().map(|page| page.label()));
