@@ -7,15 +7,15 @@ use std::net::IpAddr;
 /// Facts about an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceInfo {
-    /// Its index.
+    /// Index of the interface.
     pub index: u32,
-    /// The interface is up, which does not say that it has a carrier.
+    /// True if the interface is up (`IFF_UP`); it may lack a carrier.
     pub up: bool,
     /// Largest IP packet in bytes.
     pub mtu: usize,
-    /// Its MAC address.
+    /// MAC address of the interface.
     pub mac: [u8; 6],
-    /// Its addresses, with the lengths of their networks' prefixes in bits.
+    /// Addresses of the interface, each with its prefix length in bits.
     pub addresses: Vec<(IpAddr, u8)>,
 }
 

@@ -1,5 +1,5 @@
-//! Threads that use ports: EAL gives each of them a cache in every pool, so that allocating and freeing a
-//! buffer takes no atomic operation.
+//! Registers the threads that use ports with DPDK's EAL, which gives each of them a cache in every buffer
+//! pool, so that allocating and freeing a buffer takes no atomic operation.
 
 use super::ffi;
 

@@ -65,7 +65,7 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
 
-/// Returns how many wire frames a frame of `len` bytes stands for.
+/// Returns the number of wire frames into which a frame of `len` bytes is segmented.
 fn wire_frames(len: usize, meta: TxMeta) -> usize {
     let Some(gso) = meta.gso else { return 1 };
     let payload = len.saturating_sub(gso.header_len.into());
@@ -81,9 +81,9 @@ struct FaultsTx {
     buffer: Vec<u8>,
     /// Committed frames. They enter the link at the time of the flush.
     unflushed: Vec<(Vec<u8>, TxMeta)>,
-    /// Wire frames that these will be: a super-frame is several.
+    /// Number of wire frames into which `unflushed` will be segmented.
     unflushed_wire_frames: usize,
-    /// The first time at which a backlog that was asked for since the last flush will have ended.
+    /// Earliest end of the backlogs that `has_backlog` has reported since the last flush.
     backlog_ends: Option<Instant>,
     spare_buffers: Vec<Vec<u8>>,
     /// If the device below is full, the time of the next attempt.
@@ -150,7 +150,7 @@ impl TxQueue for FaultsTx {
     fn has_backlog(&mut self, frames: usize) -> bool {
         let waiting = self.unflushed_wire_frames + self.pipeline.waiting();
         if waiting >= frames {
-            // Nothing is flushed while frames are refused, so the link has to ask for it.
+            // The engine sends nothing while there is a backlog, so `next_deadline` has to ask for a flush.
             let ends = self.pipeline.sent_at(waiting - frames);
             self.backlog_ends = self.backlog_ends.into_iter().chain(ends).min();
             return true;
