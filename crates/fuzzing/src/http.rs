@@ -23,7 +23,7 @@ const UNIX_TIME: u64 = 784_111_777;
 /// Interim response to a client that waits before it sends a body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A server that lives as long as the process, because reading its site takes longer than an input.
+/// A server that serves all inputs of a thread, because reading its site takes longer than an input.
 struct HttpFixture {
     server: Server,
     files: Vec<Vec<u8>>,

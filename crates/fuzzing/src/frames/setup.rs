@@ -12,7 +12,7 @@ use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies, TcpConfi
 use ginnel_stack::time::Instant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bits of the first word that select deviations from the default setup.
+/// Bits of the first word's bytes `a`, `b` and `c` that select deviations from the default setup.
 pub mod variant {
     /// `a`: small limits for connections, half-open connections, TIME_WAIT entries and listeners.
     pub const SMALL_TABLES: u8 = 1;
@@ -38,7 +38,7 @@ pub mod variant {
     pub const NEW_RENO: u8 = 16;
     /// `b`: ACKs of invalid segments are not rate-limited.
     pub const NO_ACK_RATE_LIMIT: u8 = 32;
-    /// `b`: BBR, without `NEW_RENO`.
+    /// `b`: BBR, unless `NEW_RENO` is set.
     pub const BBR: u8 = 64;
     /// `c`: MTU 1,500, 576 (IPv4 only), 1,280 or 9,000.
     pub const MTU: u8 = 3;

@@ -25,7 +25,7 @@ const PATH_MTU_MODES: [PmtuDiscovery; 6] = [
     PmtuDiscovery::Interface,
     PmtuDiscovery::Omit,
 ];
-/// Maximum number of closed handles that are tried again.
+/// Maximum number of closed handles on which operations are tried.
 const CLOSED_MAX: usize = 8;
 
 /// Bits of operand `b` of datagram operations, besides [`syn_options::V6`] and [`syn_options::REMOTE`].
@@ -34,9 +34,9 @@ pub mod udp_bits {
     pub const BAD_CHECKSUM: u8 = 1;
     /// The datagram has no checksum.
     pub const NO_CHECKSUM: u8 = 2;
-    /// Destination is a broadcast or multicast address.
+    /// The destination is a broadcast or multicast address.
     pub const TO_ALL: u8 = 4;
-    /// Without a destination: uses the connected address of the socket.
+    /// The call has no destination, so that the socket's connected address is used.
     pub const CONNECTED: u8 = 8;
 }
 
@@ -66,6 +66,7 @@ impl UdpSockets {
         self.tainted = true;
     }
 
+    /// Returns the socket that a number selects; `None` if there is none.
     fn pick(&self, number: u8) -> Option<UdpHandle> {
         // Closed sockets are rarely of interest.
         let sockets = if number >= 0xf0 || self.open.is_empty() { &self.closed } else { &self.open };
@@ -79,7 +80,7 @@ impl UdpSockets {
         self.errors += u64::from(result.as_ref().is_err_and(|error| *error != UdpError::WouldBlock));
     }
 
-    /// Performs an operation. Returns the packet of a remote host that results, with its source address.
+    /// Performs an operation. If it is a packet of a remote host, returns the packet with its source address.
     pub fn apply(
         &mut self,
         stack: &mut Stack,
@@ -114,7 +115,7 @@ impl UdpSockets {
                     ),
                 };
                 self.check_result(socket, &result);
-                // Sockets that request reports have them here.
+                // Sockets that have requested reports of errors may have some now.
                 let mut buffer = [0; 100];
                 while let Ok(report) = stack.udp_take_report(socket, &mut buffer) {
                     assert!(report.has_more || report.next_error.is_none(), "{report:?}");
@@ -249,7 +250,7 @@ impl UdpSockets {
         true
     }
 
-    /// Handles the report that a socket is readable.
+    /// Handles the event that a socket is readable.
     pub fn on_readable(&mut self, stack: &mut Stack, socket: UdpHandle, read_all: bool) {
         assert!(self.open.contains(&socket), "{socket:?} is readable but not open");
         if read_all {
@@ -290,7 +291,7 @@ fn multicast_options(bits: u32) -> MulticastOptions {
     }
 }
 
-/// Joins a group, changes the filter, or leaves it.
+/// Joins a multicast group, changes its source filter, or leaves the group, three times.
 fn change_membership(stack: &mut Stack, socket: UdpHandle, word: &Word) {
     let group: IpAddr = match word.y >> 16 & 1 {
         0 => Ipv4Addr::new(224, 0, 0, 251).into(),
