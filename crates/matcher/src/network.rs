@@ -22,7 +22,7 @@ impl Network {
     }
 }
 
-/// Returns the first address of the network; `None` if the length exceeds that of the address.
+/// Returns the first address of the network; `None` if `len` is more than the number of bits of the address.
 fn prefix_of(address: IpAddr, len: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {

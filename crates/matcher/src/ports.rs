@@ -5,8 +5,8 @@ use core::str::FromStr;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A set of ports: `80`, `8000-8010`, or several of these separated by commas. In a file also a number, or a
-/// list of numbers and texts.
+/// A set of ports: `80`, `8000-8010`, or several of these separated by commas. A configuration file may also
+/// have a number, or a list of numbers and texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ports(Vec<(u16, u16)>);
 

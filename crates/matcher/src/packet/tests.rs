@@ -140,7 +140,7 @@ fn is_read_differently_by_etherparse(bytes: &[u8], sliced: &SlicedPacket<'_>) ->
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Where etherparse, which is strict, finds no error, it finds the same fields.
+    /// `Packet` finds the fields that etherparse, which is strict, finds in frames without errors.
     #[test]
     fn fields_agree_with_etherparse(
         ipv4: bool, tcp: bool, tag in proptest::option::of(0u16..4096), extension: bool,
