@@ -1,4 +1,4 @@
-//! A private network namespace: the program executes itself in one, which ends with it.
+//! A private network namespace, in which the program executes itself. The namespace ends with that process.
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::ffi::OsStr;
@@ -26,8 +26,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Makes this process end with the one that runs it inside of the namespace by [`run`], however that one
-/// ends.
+/// Has the kernel kill this process when the process that started it by [`run`] ends.
 ///
 /// # Errors
 /// If that process has ended already, or the kernel does not permit it.
@@ -78,8 +77,9 @@ pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<Ex
     this_program_inside(arguments)?.status().map_err(|e| format!("unshare: {e}"))
 }
 
-/// Replaces this process by this program with these arguments inside of a new namespace, so that signals
-/// reach it there. Returns only if that is impossible; [`check`] says so before. No destructor runs.
+/// Executes this program with these arguments inside of a new namespace in place of this process, so that
+/// signals reach it there. No destructor runs. Returns only after a failure, with its reason; [`check`] tells
+/// beforehand whether this machine permits a namespace.
 pub fn enter<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> String {
     match this_program_inside(arguments) {
         Ok(mut command) => format!("unshare: {}", command.exec()),

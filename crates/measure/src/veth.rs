@@ -36,6 +36,9 @@ pub fn network_of(address: Ipv4Addr) -> Ipv4Addr {
 }
 
 /// Runs a command that configures the network.
+///
+/// # Errors
+/// [`MeasureError::Skipped`] if the program is missing, [`MeasureError::Failed`] if it fails.
 pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     let mut words = command.split_whitespace();
     let output = Command::new(words.next().unwrap_or_default())
@@ -48,17 +51,16 @@ pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     Err(MeasureError::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
 }
 
-/// Says whether the kernel's transmit offloads are used on the veth pair.
+/// State of the kernel's transmit offloads on the veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VethOffloads {
-    /// Disabled, if at most one end is the kernel: a user-space stack needs frames with complete checksums
-    /// that are segmented.
+    /// Disabled, if a user-space stack is at one end: it needs segmented frames with complete checksums.
     Disabled,
     /// Enabled, if both ends are the kernel.
     Enabled,
 }
 
-/// Creates the veth pair and deletes an existing one.
+/// Deletes the veth pair if it exists, and creates it.
 ///
 /// # Errors
 /// If a required program is missing, or the kernel does not permit the configuration.
@@ -89,15 +91,15 @@ pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError
     Ok(())
 }
 
-/// Assigns the kernel an address at one end. `within` is a command prefix that runs a command in another
-/// namespace, usually empty.
+/// Assigns the kernel an address at one end. `within` is a prefix of the commands that runs them in another
+/// namespace; an empty one leaves them in this one.
 ///
 /// # Errors
 /// If the kernel does not permit it.
 pub fn assign_kernel_address(interface: &str, address: Ipv4Addr, within: &str) -> Result<(), MeasureError> {
     run_setup_command(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
     run_setup_command(&format!("{within} ip link set {interface} up"))?;
-    // The default congestion control may differ; it cannot be set for a namespace but for a route.
+    // The machine's default congestion control may differ. A route can set it; a namespace cannot.
     let network = network_of(address);
     run_setup_command(&format!(
         "{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"
