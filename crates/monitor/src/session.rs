@@ -1,4 +1,4 @@
-//! Divides the packets of a source into intervals, and adds the intervals up.
+//! Divides the packets of a source into intervals of time, and sums up the intervals.
 
 use crate::counters::MonitorCounters;
 use crate::distribution::Distribution;
@@ -65,8 +65,8 @@ impl Session {
         &self.total
     }
 
-    /// Examines packets, and calls `on_interval` for each interval that ends before one of them. Intervals
-    /// without packets are left out. `lost` is the number of packets that the source has lost so far.
+    /// Examines packets, and calls `on_interval` for each interval that ends before one of them, unless the
+    /// interval has no packets. `lost` is the number of packets that the source has lost so far.
     pub fn process(
         &mut self,
         link: LinkType,
@@ -90,7 +90,7 @@ impl Session {
         }
     }
 
-    /// Closes the interval if it has ended by `now`, for sources without packets at the moment.
+    /// Closes the interval if it has ended by `now`. Called while the source has no packets.
     pub fn advance(&mut self, now: Instant, lost: u64, on_interval: &mut dyn FnMut(&Measurements<'_>)) {
         self.start_at(now);
         self.span = self.span.map(|(start, end)| (start, end.max(now)));

@@ -1,11 +1,11 @@
 //! State that connections need only now and then: a message of which a part was seen, and segments that
-//! arrived before earlier ones. Connections borrow a record for that from a pool.
+//! arrived before earlier ones. A connection takes a record for this state from a pool.
 
 use crate::flow_table::NONE;
 use crate::framing::Framing;
 use ginnel_stack::time::Instant;
 
-/// Segments that wait for earlier ones in one direction of a connection.
+/// Maximum number of segments that wait for earlier ones in one direction of a connection.
 // limit: early segments of a monitored stream
 const EARLY_SEGMENTS_MAX: usize = 64;
 
@@ -56,9 +56,9 @@ pub(crate) struct StreamPool {
 pub(crate) enum EarlyResult {
     /// The segment was kept.
     Kept,
-    /// A segment with these bytes had been kept already.
+    /// A segment that begins at this byte and is at least as long had been kept already.
     Known,
-    /// There is no room.
+    /// The direction has too many early segments, or all early segments together too many bytes.
     Full,
 }
 
@@ -109,14 +109,14 @@ impl StreamPool {
         true
     }
 
-    /// Takes the record back if the connection does not need it any more.
+    /// Returns the record of a connection to the pool if its state is empty.
     pub(crate) fn release_if_idle(&mut self, index: &mut u32) {
         if self.get(*index).is_some_and(Streams::is_idle) {
             self.release(index);
         }
     }
 
-    /// Takes the record back.
+    /// Returns the record of a connection to the pool.
     pub(crate) fn release(&mut self, index: &mut u32) {
         let Some(record) = self.records.get_mut(*index as usize) else { return };
         for framing in &mut record.framing {

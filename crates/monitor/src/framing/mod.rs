@@ -1,5 +1,5 @@
-//! Finds where messages begin and end in the two byte streams of a connection. Each protocol is a file; it
-//! examines the head of a message and says what follows.
+//! Finds where messages begin and end in the two byte streams of a connection. Each protocol has a file,
+//! which parses the head of a message and determines the form of the body.
 
 mod http;
 mod iot;
@@ -17,7 +17,7 @@ pub(crate) const RESPONSE: usize = 1;
 /// Longest head of a message in bytes, and longest line of RESP. With a longer one the framing is lost.
 // limit: bytes of a monitored message's head
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Largest capacity with which a buffer is kept for the next message.
+/// Largest capacity in bytes that a buffer keeps for the next message.
 const RETAINED_BYTES_MAX: usize = 4 << 10;
 
 /// A protocol, with its parameters.
@@ -33,7 +33,7 @@ pub(crate) enum Protocol {
     LengthPrefixed(Box<LengthPrefixRule>),
 }
 
-/// The bytes are no message of the protocol, or the place of the next message is unknown.
+/// The bytes are no message of the protocol, or the beginning of the next message is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LostFraming;
 
@@ -60,7 +60,7 @@ pub(crate) enum Body {
     Length(u64),
     /// Chunks of HTTP.
     Chunked,
-    /// `skip` bytes, then so many values of RESP.
+    /// `skip` bytes, then `items` values of RESP.
     Items { items: u64, skip: u64 },
     /// All bytes until the connection ends.
     UntilClose,
@@ -78,7 +78,7 @@ pub(crate) struct MessageHead {
 /// Result of [`Framing::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Bytes that were used: all, unless a message ended before.
+    /// Number of bytes that were used: all, unless a message ended before the last one.
     pub(crate) used: usize,
     /// True if the head of a message was completed by these bytes.
     pub(crate) has_begun: bool,
@@ -110,9 +110,9 @@ impl Protocol {
         }
     }
 
-    /// Returns whether a message may begin with the payload of a segment, of which `bytes` were captured and
-    /// which has `len` bytes. The first bytes of a payload are the only place where a message is looked for
-    /// while the framing is lost.
+    /// Returns whether a message may begin with the payload of a segment. The payload has `len` bytes, of
+    /// which `bytes` were captured. While the framing is lost, messages are expected only at the beginning of
+    /// a payload.
     pub(crate) fn may_begin(&self, direction: usize, bytes: &[u8], len: u32) -> bool {
         let head = match self.head(direction, bytes, false) {
             Err(LostFraming) => return false,
@@ -131,7 +131,7 @@ impl Protocol {
         }
     }
 
-    /// Returns whether responses to some requests have no body.
+    /// Returns whether some requests have responses without a body, such as HEAD of HTTP.
     pub(crate) fn has_requests_without_body(&self) -> bool {
         matches!(self, Self::Http)
     }
@@ -319,7 +319,7 @@ impl Framing {
         Ok(len)
     }
 
-    /// Skips bytes that were not captured. Returns whether a message is complete with them.
+    /// Skips bytes that were not captured. Returns whether they complete a message.
     pub(crate) fn skip(&mut self, len: u64) -> Result<bool, LostFraming> {
         match &mut self.state {
             FramingState::Length(left) => {
