@@ -1,17 +1,17 @@
-//! The lock of a socket, which only clients take: a client that reads or writes a stream shared by several
-//! threads or processes holds it meanwhile.
+//! The lock of a socket, which only clients take: a client holds it while it reads or writes a stream that
+//! several threads or processes share.
 //!
 //! The lock word names the client that holds the lock, so that the stack, which learns of a client's death,
-//! can unlock it. Whatever a dead owner had not committed did not happen, so nothing has to be repaired. The
-//! stack itself never takes a lock.
+//! can unlock it. Changes that a dead owner had not committed have no effect, so nothing has to be repaired.
+//! The stack itself never takes a lock.
 
 use super::CLIENTS_MAX;
 use super::sync::{AtomicU32, Ordering};
 use core::time::Duration;
 
-/// A thread sleeps until the lock is released.
+/// Bit of the lock word: threads may sleep until the lock is released.
 const WAITERS: u32 = 1 << 31;
-/// Attempts before sleeping. A running owner releases the lock within this time.
+/// Attempts before sleeping. An owner that is running usually releases the lock in the meantime.
 const SPINS: u32 = 100;
 /// Attempts to release a lock, in case a client keeps writing to the word.
 const UNLOCK_TRIES: u32 = 64;
@@ -76,18 +76,18 @@ impl Drop for SocketLockGuard<'_> {
     }
 }
 
-/// Takes a lock, waiting for at most `patience`. `None` if another client holds the lock for all that time:
-/// its process was stopped meanwhile, by a debugger or by SIGSTOP.
+/// Takes a lock, waiting for at most `timeout`. Returns `None` if another client holds the lock for all of
+/// this time, because a debugger or SIGSTOP has stopped its process.
 #[inline]
-pub(super) fn lock(word: &AtomicU32, client: usize, patience: Duration) -> Option<SocketLockGuard<'_>> {
-    if try_lock(word, client) || lock_slow(word, client, patience) {
+pub(super) fn lock(word: &AtomicU32, client: usize, timeout: Duration) -> Option<SocketLockGuard<'_>> {
+    if try_lock(word, client) || lock_slow(word, client, timeout) {
         return Some(SocketLockGuard { word, client });
     }
     None
 }
 
 #[cold]
-fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
+fn lock_slow(word: &AtomicU32, client: usize, timeout: Duration) -> bool {
     for _ in 0..SPINS {
         if try_lock(word, client) {
             return true;
@@ -97,7 +97,7 @@ fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
         }
         core::hint::spin_loop();
     }
-    let until = std::time::Instant::now() + patience;
+    let until = std::time::Instant::now() + timeout;
     loop {
         let Err(seen) = lock_or_mark_waiting(word, client) else { return true };
         let remaining = until.saturating_duration_since(std::time::Instant::now());

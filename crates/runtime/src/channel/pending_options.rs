@@ -1,5 +1,6 @@
-//! Options that clients set on a connection: a word of the region for each option's value, and a bit that
-//! says that it is new. There is no request, because programs set some options on every connection.
+//! Options that clients set on a connection. The region has a word for the value of each option, and a bit
+//! that is set while the value is new. There is no request to the stack, because programs set some options on
+//! every connection.
 //!
 //! The client stores the value before it sets the bit, and the stack clears the bit before it reads the
 //! value. So the last value that a client wrote is the last one that the stack applies.
@@ -18,11 +19,11 @@ pub(super) const NOTSENT_LOWAT: usize = 25;
 /// Value for a connection that has no hop limit of its own.
 const DEFAULT_HOP_LIMIT: u32 = u32::MAX;
 
-/// Bit of a rate that is in MiB per second. Lower rates are in bytes per second.
+/// Bit of a rate's word: the other bits are MiB per second. Without it, the word is bytes per second.
 const MEBIBYTES: u32 = 1 << 31;
 
-/// Returns a rate in bytes per second as a word. Rates from 2 GiB/s on are rounded down to whole MiB/s, and
-/// the largest word is no limit.
+/// Encodes a rate in bytes per second as a word. Rates from 2 GiB/s on are rounded down to whole MiB/s. The
+/// largest rate, which means no limit, is the largest word.
 fn rate_to_word(rate: u64) -> u32 {
     match u32::try_from(rate) {
         Ok(bytes) if bytes < MEBIBYTES => bytes,
@@ -39,8 +40,8 @@ fn rate_from_word(word: u32) -> u64 {
     }
 }
 
-/// Returns the kind of an option, and its value as a word. Times that exceed a word are encoded as the
-/// largest value.
+/// Returns the kind of an option, and its value as a word. A time that exceeds a word in the unit of its kind
+/// (seconds, milliseconds or microseconds) becomes the largest word.
 fn to_word(option: TcpOption) -> (usize, u32) {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
@@ -124,13 +125,13 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
     })
 }
 
-/// Returns whether an option releases held data. It is then applied after the bytes that were written before
-/// it.
+/// Returns whether an option releases data that the connection holds back. The option is then applied after
+/// the bytes that were written before it.
 fn releases_held_data(option: TcpOption) -> bool {
     matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false) | TcpOption::More(false))
 }
 
-/// When an option is applied, relative to written bytes.
+/// The time at which the stack applies an option, relative to the written bytes that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OptionOrder {
     /// Before written bytes are taken.

@@ -12,8 +12,8 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::io;
 
-/// Starts a task on this shard. It is polled first when the current task waits. Dropping the handle detaches
-/// the task, which continues.
+/// Starts a task on this shard. The shard polls it first after the current task has begun to wait. Dropping
+/// the handle detaches the task, which continues.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -42,8 +42,8 @@ pub async fn yield_now() {
     .await;
 }
 
-/// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) with which the current
-/// task runs: that of the frame, or of the task, that made it ready.
+/// Returns the priority class ([`priority::class`](ginnel_stack::priority::class)) with which the current
+/// task runs: the class of the frame or of the task that made it ready.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -75,8 +75,8 @@ impl<T> fmt::Debug for JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Drops the task instead of its next poll; the handle then returns an error that
-    /// [`is_cancelled`](JoinError::is_cancelled). Does nothing if the task has ended.
+    /// Drops the task before it is polled again. Awaiting the handle then returns an error of which
+    /// [`is_cancelled`](JoinError::is_cancelled) is true. Has no effect on a task that has ended.
     pub fn abort(&self) {
         local::state(self.executor, |state| state.tasks.abort(self.task, self.generation));
     }
@@ -120,7 +120,7 @@ impl<T> Drop for JoinHandle<T> {
         if self.done {
             return;
         }
-        // The result, if there is one, is dropped when nothing is borrowed.
+        // A result that nobody has claimed is dropped here, outside of the borrow of the executor's state.
         let unclaimed = local::state(self.executor, |state| {
             let (joiners, unclaimed) = state.tasks.detach(self.task, self.generation);
             state.wait_lists.forget(joiners);
@@ -182,7 +182,7 @@ impl From<JoinError> for io::Error {
     }
 }
 
-/// A closure of another thread that spawns a task.
+/// A command that spawns a task, sent by another thread.
 pub(super) struct RemoteSpawn(pub(super) Box<dyn FnOnce() + Send>);
 
 /// Starts tasks on a shard from other threads.
