@@ -21,7 +21,8 @@ impl Network {
                 self.stats.igmp_queries_in += 1;
                 self.group_query_input(now, id, true, &query);
             }
-            // As in Linux's `igmp_rcv`: what routers on the link may not have heard silences nobody.
+            // As in Linux's `igmp_rcv`: routers may not have heard a unicast report, so it suppresses none of
+            // this host's.
             Ok(igmp::Message::Report(group)) if packet.broadcast => {
                 self.other_member_reported(now, id, group.into());
             }
@@ -30,6 +31,7 @@ impl Network {
         }
     }
 
+    /// Sends an IGMPv3 report with these records to all IGMPv3 routers.
     pub(super) fn send_igmp_report(&mut self, id: LinkId, records: &[GroupRecord]) {
         let len = group_record::report_len(records);
         self.send_igmp(id, igmp::ALL_IGMPV3_ROUTERS, len, |out| {
@@ -37,6 +39,7 @@ impl Network {
         });
     }
 
+    /// Sends a report of IGMPv1 or IGMPv2 to the group.
     pub(super) fn send_older_igmp_report(&mut self, id: LinkId, group: Ipv4Addr, version: Version) {
         let kind = if version == Version::First { igmp::REPORT_V1 } else { igmp::REPORT_V2 };
         self.send_igmp(id, group, igmp::MESSAGE_LEN, |out| {
@@ -44,15 +47,16 @@ impl Network {
         });
     }
 
+    /// Sends a leave message of IGMPv2 to all routers.
     pub(super) fn send_igmp_leave(&mut self, id: LinkId, group: Ipv4Addr) {
         self.send_igmp(id, igmp::ALL_ROUTERS, igmp::MESSAGE_LEN, |out| {
             igmp::emit_message(igmp::LEAVE, group, out);
         });
     }
 
-    /// Sends a message of `len` bytes, which `write` fills in.
+    /// Sends an IGMP message of `len` bytes, which `write` fills in.
     fn send_igmp(&mut self, id: LinkId, dst: Ipv4Addr, len: usize, write: impl FnOnce(&mut [u8])) {
-        // Without an address, reports have the unspecified one (RFC 3376 §4.2.13).
+        // Without an address of the link, the source is the unspecified address (RFC 3376 §4.2.13).
         let own = |address: &crate::link::InterfaceAddress| match address.address {
             IpAddr::V4(address) => Some(address),
             IpAddr::V6(_) => None,
