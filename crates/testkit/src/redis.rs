@@ -54,7 +54,7 @@ impl RedisServer {
         Self::start_at(Address::Tcp(port), arguments)
     }
 
-    /// Starts the servers of a cluster, each with an equal part of the slots and its state in `folder`.
+    /// Starts the servers of a cluster, each with an equal share of the hash slots and its state in `folder`.
     pub fn cluster(folder: &Path, count: usize) -> Vec<Self> {
         let servers: Vec<Self> = (0..count).map(|number| Self::cluster_node(folder, number)).collect();
         for (number, server) in servers.iter().enumerate() {
@@ -69,8 +69,8 @@ impl RedisServer {
         servers
     }
 
-    /// Starts a replica of a server of a cluster, and waits until it has the server's data
-    /// and the others know it.
+    /// Starts a replica of the server `number` of a cluster, and waits until the replica has the server's
+    /// data and all servers know the replica.
     pub fn replica_of(folder: &Path, servers: &[Self], number: usize) -> Self {
         let replica = Self::cluster_node(folder, servers.len());
         let id = servers[number].command("CLUSTER MYID");
@@ -84,7 +84,7 @@ impl RedisServer {
         replica
     }
 
-    /// Starts a node of a cluster, which knows no other one yet.
+    /// Starts a node of a cluster. The node knows no other one yet.
     fn cluster_node(folder: &Path, number: usize) -> Self {
         let (dir, nodes) = (folder.display().to_string(), format!("nodes-{number}.conf"));
         let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
@@ -106,7 +106,7 @@ impl RedisServer {
         server
     }
 
-    /// Starts it again after [`kill`](Self::kill), without its data, and waits until it answers.
+    /// Starts the server again after [`kill`](Self::kill), without its data, and waits until it answers.
     pub fn start(&mut self) {
         let mut command = Command::new("redis-server");
         command.args(&self.arguments).args(["--save", "", "--appendonly", "no"]);
@@ -120,7 +120,7 @@ impl RedisServer {
         }
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the server and waits for its end.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().expect("it is a child of this process");
@@ -143,7 +143,7 @@ impl RedisServer {
         kill_process(Pid::from_child(process), signal).expect("it is a child of this process");
     }
 
-    /// Returns the address as `ginnel iot --redis` has it.
+    /// Returns the address in the form that `ginnel iot --redis` takes.
     pub fn address(&self) -> String {
         match &self.address {
             Address::Unix(path) => format!("unix:{}", path.display()),
@@ -151,7 +151,8 @@ impl RedisServer {
         }
     }
 
-    /// Executes a command without arguments that contain spaces, and returns its reply without the length.
+    /// Executes a command, whose arguments must not contain spaces. Returns its reply without the length of a
+    /// bulk string.
     pub fn command(&self, command: &str) -> String {
         self.try_command(command).unwrap_or_else(|error| panic!("{command}: {error}"))
     }

@@ -1,5 +1,5 @@
-//! Detects that the host took a processor away, which real-time tests cannot bear for more than a few
-//! milliseconds.
+//! Detects CPU steal: the host took a processor away, which real-time tests tolerate for a few milliseconds
+//! only.
 //!
 //! This is the only place that repeats a test: [`repeat_if_stalled`] repeats a run that failed while a
 //! processor stalled, because such a run shows nothing. A run that failed on a steady machine counts.
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest stall that a test in real time tolerates; packet scripts tolerate 4 ms.
+/// Longest stall that every test in real time tolerates: that of packet scripts.
 const TOLERATED_STALL: Duration = Duration::from_millis(4);
 /// Time between two wake-ups of a detector thread.
 const DETECTOR_PERIOD: Duration = Duration::from_millis(1);
@@ -20,7 +20,7 @@ const _: () = assert!(
     DETECTOR_PERIOD.as_nanos() + STALL_THRESHOLD.as_nanos() < TOLERATED_STALL.as_nanos(),
     "a stall that tests do not tolerate would go unnoticed"
 );
-/// Time after which a run that stalls at every repetition counts as failed.
+/// Longest time for repetitions: afterwards a run that failed counts as failed, although it stalled.
 const REPEAT_TIME_MAX: Duration = Duration::from_secs(150);
 /// Time without a stall that a repetition waits for.
 const STEADY_PERIOD: Duration = Duration::from_millis(500);
