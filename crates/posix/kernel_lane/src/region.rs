@@ -27,7 +27,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN02");
 /// Longest time to wait for the lock, in whole seconds.
 const LOCK_SECONDS_MAX: u64 = 10;
 
-/// How often the lock is tried.
+/// Time between two attempts to take the lock.
 const LOCK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Returns the seconds of the monotonic clock.
@@ -61,7 +61,7 @@ impl Slot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct SlotSocket {
-    /// Index in the kernel's group plus one; zero while the socket does not listen.
+    /// Index in the kernel's `SO_REUSEPORT` group plus one; zero while the socket does not listen.
     group_index: AtomicU32,
     /// 1 if the worker of the slot accepts from the socket.
     pub is_active: AtomicU32,
@@ -104,7 +104,7 @@ pub struct SharedListener {
 }
 
 impl SharedListener {
-    /// Fills a free entry. The program's own socket is the first of its group.
+    /// Fills a free entry. The program's own socket is the first of the kernel's group.
     pub fn fill(&self, cookie: u64, owner: i32, address: SocketAddr) {
         for socket in &self.sockets {
             socket.group_index.store(0, Ordering::Relaxed);
@@ -162,7 +162,7 @@ pub struct Region {
     magic: AtomicU64,
     /// Thread id of the holder of the lock; zero if it is free.
     lock: AtomicI32,
-    /// 1 if the programs of the groups must be written again.
+    /// 1 if the BPF programs of the listeners' groups must be written again.
     pub is_stale: AtomicU32,
     /// Number of slots that have been used or prepared.
     slots_len: AtomicU32,
@@ -170,7 +170,7 @@ pub struct Region {
     pub slots: [Slot; SLOTS_MAX],
     /// The listeners.
     pub listeners: [SharedListener; LISTENERS_MAX],
-    /// Space for a BPF program; only the holder of the lock uses it.
+    /// Space for a BPF program of a listener's group; only the holder of the lock uses it.
     program: UnsafeCell<[Instruction; INSTRUCTIONS_MAX]>,
 }
 
@@ -229,12 +229,15 @@ impl Region {
         (self.slots_len.load(Ordering::Relaxed) as usize).min(SLOTS_MAX)
     }
 
-    /// Raises the number of slots.
+    /// Raises the number of slots to `len` if it is lower.
     pub fn raise_slots_len(&self, len: usize) {
         self.slots_len.fetch_max(len as u32, Ordering::Relaxed);
     }
 
     /// Takes the lock if it is free or its holder has died.
+    ///
+    /// # Errors
+    /// The lock is held.
     pub fn try_lock(&'static self) -> Result<LockedRegion, Contention> {
         let own = rustix::thread::gettid().as_raw_nonzero().get();
         match self.lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
@@ -251,7 +254,7 @@ impl Region {
     }
 
     /// Waits for the lock. Returns `None` in a signal handler that has interrupted the holder, and after
-    /// [`LOCK_SECONDS_MAX`]: a holder that was stopped or has been taken over must not stop the others.
+    /// [`LOCK_SECONDS_MAX`]: a holder that was stopped must not stop the others.
     pub fn lock(&'static self) -> Option<LockedRegion> {
         let deadline = seconds() + LOCK_SECONDS_MAX;
         loop {

@@ -16,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::net::SocketAddr;
 
-/// Lowest number of descriptors of which the program does not know, if its limit allows that.
+/// Lowest number of the descriptors that the program must not see, if its limit allows that.
 const HIDDEN_FD_MIN: u64 = 1000;
 /// Longest value of an option, in bytes.
 const VALUE_BYTES: usize = 64;
@@ -31,7 +31,7 @@ const BIND_OPTIONS: [(c_int, c_int); 6] = [
     (libc::SOL_IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// Options that accepted connections inherit from their listener, and those of the listener alone.
+/// Other options of a listener, most of which accepted connections inherit.
 const LISTEN_OPTIONS: [(c_int, c_int); 25] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
@@ -72,8 +72,8 @@ pub fn own(fd: c_int) -> OwnedFd {
     unsafe { <OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(fd) }
 }
 
-/// Returns whether workers may have listeners of their own: the socket is TCP over IP, and the program does
-/// not share its port by itself.
+/// Returns whether workers may have listeners of their own: the socket is one of TCP over IP that does not
+/// listen yet, and the program does not share its port by itself (`SO_REUSEPORT`).
 pub fn is_suitable(fd: BorrowedFd<'_>) -> bool {
     let is_tcp = socket_type(fd) == Ok(SocketType::STREAM)
         && matches!(socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
@@ -81,17 +81,23 @@ pub fn is_suitable(fd: BorrowedFd<'_>) -> bool {
     is_tcp && socket_reuseport(fd) == Ok(false) && socket_acceptconn(fd) == Ok(false)
 }
 
-/// Allows or forbids other sockets on the address.
+/// Allows or forbids other sockets on the address (`SO_REUSEPORT`).
+///
+/// # Errors
+/// The kernel's error.
 pub fn set_shared(fd: BorrowedFd<'_>, is_shared: bool) -> io::Result<()> {
     Ok(set_socket_reuseport(fd, is_shared)?)
 }
 
-/// Returns the number that the kernel gives to a socket and to no other one; zero for anything else.
+/// Returns the socket's unique number in the kernel (`SO_COOKIE`); zero for a descriptor that is no socket.
 pub fn cookie(fd: BorrowedFd<'_>) -> u64 {
     socket_cookie(fd).unwrap_or_default()
 }
 
 /// Returns the address that a socket is bound to.
+///
+/// # Errors
+/// The kernel's error, or the address is not one of IP.
 pub fn address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let address: SocketAddrAny = rustix::net::getsockname(fd)?;
     address.try_into().map_err(|_| io::Error::other("the listener has no IP address"))
@@ -146,7 +152,7 @@ pub fn listen(listener: BorrowedFd<'_>, socket: BorrowedFd<'_>, backlog: c_int) 
     Ok(rustix::net::listen(socket, backlog)?)
 }
 
-/// Returns whether `accept` waits for a connection.
+/// Returns whether `accept` on the socket blocks until a connection arrives.
 pub fn is_blocking(socket: BorrowedFd<'_>) -> bool {
     !fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
@@ -220,7 +226,8 @@ fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: Value) {
     unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, at, value.len as libc::socklen_t) };
 }
 
-/// Gives the group of a listener a BPF program.
+/// Attaches a classic BPF program to the `SO_REUSEPORT` group of a listener. The program chooses the socket
+/// of each new connection.
 ///
 /// # Errors
 /// The kernel's error.

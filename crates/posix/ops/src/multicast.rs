@@ -35,7 +35,7 @@ use std::sync::{Arc, LazyLock};
 const IP_MULTICAST_ALL: c_int = 49;
 const IPV6_MULTICAST_ALL: c_int = 29;
 
-/// The multicast options and memberships of a socket; sockets without any share nothing.
+/// The multicast options and memberships of a socket, IPv4 before IPv6; `None` if all are the defaults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MulticastState(Option<Arc<[FamilyState; 2]>>);
 
@@ -112,7 +112,7 @@ impl MulticastState {
         &mut Arc::make_mut(self.0.get_or_insert_default())[usize::from(!v4)]
     }
 
-    /// Returns the options for the stack.
+    /// Returns the options in the form that the stack takes.
     pub fn options(&self, v4: bool) -> MulticastOptions {
         let Some(state) = self.family(v4) else { return MulticastOptions::default() };
         MulticastOptions {
@@ -173,7 +173,8 @@ enum InterfaceSide {
     Kernel,
 }
 
-/// Returns whether an option of a UDP socket is about groups.
+/// Returns whether an option of a UDP socket is about multicast: `IP_MULTICAST_*`, `IPV6_MULTICAST_*`,
+/// options that change memberships or source filters, and `MCAST_*`.
 pub(crate) fn is_option(family: Family, level: c_int, name: c_int) -> bool {
     match level {
         IPPROTO_IP => matches!(name, 32..=IP_MULTICAST_ALL),
@@ -352,8 +353,11 @@ impl MulticastState {
 }
 
 impl ProcessState {
-    /// Returns the side of an interface. `group` is the group for which an interface is chosen if none is
-    /// named. Returns `missing` if there is no such link and the kernel serves no sockets.
+    /// Returns the side of an interface. If the program names no interface, chooses it by the group.
+    ///
+    /// # Errors
+    /// `missing` if the stack has no link for the interface and the kernel serves no sockets, `ENETDOWN` if
+    /// the stack is gone.
     fn side_of(
         &mut self,
         interface: InterfaceRef,
@@ -390,19 +394,22 @@ impl ProcessState {
         }
     }
 
-    /// Tells the stack all memberships of a socket that was opened just now.
+    /// Sends the stack all memberships of a socket that has just been opened.
+    ///
+    /// # Errors
+    /// Those of the stack.
     pub(crate) fn apply_memberships(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Udp(udp) = socket.role else { return Ok(()) };
         let multicast = socket.options.multicast.clone();
         for MembershipEntry { link, group, .. } in multicast.memberships() {
             let filter =
-                multicast.family(group.is_ipv4()).and_then(|it| it.memberships.filter(*link, *group));
+                multicast.family(group.is_ipv4()).and_then(|state| state.memberships.filter(*link, *group));
             self.client.udp_set_membership(udp.conn, *link, *group, filter).map_err(ginnel::errno::udp)?;
         }
         Ok(())
     }
 }
 
-/// A filter that the stack applies; `None` if the socket is not a member.
+/// A source filter that the stack applies; `None` if the socket is not a member of the group.
 type StackFilter = Option<SourceFilter>;

@@ -1,4 +1,5 @@
-//! The network, whose role packetdrill plays, and time.
+//! Functions by which packetdrill plays the role of the network, and its clock. They return 0, or -1 with
+//! `errno`.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::calls::{bytes_of, instance, session};
@@ -8,6 +9,8 @@ use ginnel_posix_ops::ffi::IntoC;
 use libc::{size_t, timeval, timezone, useconds_t};
 use rustix::io::Errno;
 
+/// Passes an IP packet to the stack.
+///
 /// # Safety
 /// `userdata` belongs to an interface, and the packet has `len` bytes.
 pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_void, len: size_t) -> c_int {
@@ -17,8 +20,11 @@ pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_voi
         .into_c()
 }
 
+/// Waits for the next IP packet of the stack, and stores its bytes, its length, and the time at which it left
+/// in microseconds since 1970.
+///
 /// # Safety
-/// `userdata` belongs to an interface, the buffer has `*len` bytes, and both numbers are writable.
+/// `userdata` belongs to an interface, the buffer has `*len` bytes, and `len` and `time` are writable.
 pub unsafe extern "C" fn netdev_receive(
     userdata: *mut c_void,
     buffer: *mut c_void,
@@ -29,7 +35,6 @@ pub unsafe extern "C" fn netdev_receive(
     let (session, len, time) = unsafe { (session(userdata), len.as_mut(), time.as_mut()) };
     let result = session.and_then(|session| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
-        // SAFETY: the buffer has the length that the caller states.
         let buffer = match buffer.is_null() {
             true => return Err(Errno::FAULT),
             // SAFETY: the buffer has the length that the caller states.
@@ -46,6 +51,8 @@ pub unsafe extern "C" fn netdev_receive(
     result.into_c()
 }
 
+/// Sleeps for `time` microseconds.
+///
 /// # Safety
 /// `userdata` belongs to an interface.
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
@@ -54,6 +61,8 @@ pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_in
     session.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).into_c()
 }
 
+/// Stores the time of the session's clock. The first call starts a stack.
+///
 /// # Safety
 /// `userdata` belongs to an interface, and `time` is null or writable.
 pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval, _: *mut timezone) -> c_int {

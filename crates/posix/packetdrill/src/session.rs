@@ -15,7 +15,7 @@ use crate::tunnel::Tunnel;
 use rustix::io::Errno;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// An instance of the interface.
+/// One use of the interface by packetdrill, with the stack that it tests.
 pub struct Session {
     flags: SoFlags,
     pub tunnel: Tunnel,

@@ -6,8 +6,8 @@ use core::net::IpAddr;
 use ginnel::config::{Prefix, TcpConfig};
 use std::path::PathBuf;
 
-/// Networks from which packetdrill chooses its own address, randomly or by its options, and the source
-/// addresses of connections that the stack opens to them.
+/// The stack's default addresses, each with a network in which every address belongs to the stack, too:
+/// packetdrill chooses the stack's address in it at random or by its own options.
 const NETWORKS: [(&str, &str); 2] =
     [("192.168.0.2", "192.168.0.0/16"), ("fd3d:fa7b:d17d::2", "fd3d:fa7b:d17d::/48")];
 const MTU: u32 = 1500;
@@ -18,7 +18,7 @@ const SEND_BUFFER_FIRST: u32 = 16_384;
 /// 100 up to 22 ms. Public scripts expect about 15 ms.
 const SLACK_MS: u32 = 12;
 
-/// Settings of an instance.
+/// Settings of a session's stacks.
 #[derive(Debug)]
 pub struct SoFlags {
     /// Addresses of the stack.

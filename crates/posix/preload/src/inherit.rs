@@ -1,5 +1,5 @@
-//! Inheritance of the next program: the stack in the environment, and its sockets
-//! (docs/adr/0012-owners-and-proxy-descriptors.md).
+//! Passes the stack and sockets on to the program that `exec` starts next, by variables of its environment
+//! and by descriptors (docs/adr/0012-owners-and-proxy-descriptors.md).
 //!
 //! The library completes the environment that a program passes on, so that the next program is preloaded and
 //! finds the stack, too, even if a program like nginx passes on only the variables that it knows. `ginnel run
@@ -19,7 +19,7 @@ pub const INHERITED_SOCKETS_VARIABLE: &str = "GINNEL_INHERITED_SOCKETS";
 pub const INHERITED_CONNECTION_VARIABLE: &str = "GINNEL_INHERITED_CONNECTION";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
-/// The environment when this program began.
+/// Parts of the environment when this program began.
 struct OwnEnvironment {
     /// Path of the library.
     library: String,
@@ -29,7 +29,7 @@ struct OwnEnvironment {
 
 static OWN_ENVIRONMENT: AtomicPtr<OwnEnvironment> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Saves what must be passed on. Must be called once, before `main`.
+/// Saves the variables that must be passed on. Must be called once, before `main`.
 pub fn save_environment() {
     let variables =
         attach::VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect();
@@ -53,14 +53,15 @@ impl Environment {
     }
 }
 
-/// Returns the name of the stack when this program began.
+/// Returns the value of `GINNEL_STACK` when this program began: the path of a control socket, or `fd:N`.
 pub fn stack() -> Option<&'static str> {
     // SAFETY: set once, and never freed.
     let own = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() }?;
     own.variables.iter().find(|(name, _)| *name == attach::STACK_VARIABLE).map(|(_, value)| value.as_str())
 }
 
-/// Completes an environment. `variable` is a variable for the next program's library.
+/// Completes an environment with the library and its variables. `variable` is a further one, with its name
+/// and value.
 ///
 /// # Safety
 /// `environment` must be null or a null-terminated array of C strings, which must live as long as the result
@@ -126,9 +127,10 @@ pub unsafe fn complete_environment(
     Environment { _added: added, pointers }
 }
 
-/// Leaves the sockets of these descriptors, pairs of the number in the next program and the number in this
-/// process, to the next program. If the stack has no room for that program, says so and lets it run without
-/// them.
+/// Prepares that the next program inherits the sockets of these descriptors: pairs of the number in the next
+/// program and the number in this process. Returns the inheritance and the numbers of its two descriptors. If
+/// the stack has no room for the next program, prints a warning and returns `None`; the program then runs
+/// without the sockets.
 pub fn leave_sockets(
     exec_guard: &mut ExecGuard<'_>,
     fds_to_keep: &[(RawFd, RawFd)],

@@ -26,7 +26,8 @@ impl Ops {
     /// Implements `setsockopt`.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` if the option is not honoured, `EINVAL`, `EDOM`.
+    /// As Linux: `ENOPROTOOPT` if the option is not supported, `EINVAL`, `EDOM`, `ENODEV`, and those of the
+    /// kernel for options that it checks.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
@@ -52,13 +53,13 @@ impl Ops {
             }
         };
         let socket = state.files.socket(file)?;
-        let (family, shape, is_udp) = (socket.family, socket.role, socket.is_udp);
+        let (family, role, is_udp) = (socket.family, socket.role, socket.is_udp);
         let v4 = socket.child_is_v4();
         let options = &mut socket.options;
         let begins_hold = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CORK)
             && !options.flag(BoolOption::Cork)
             && int(value)? != 0;
-        let old_initial = matches!(shape, SocketRole::Listening(_)).then(|| options.initial_options(v4));
+        let old_initial = matches!(role, SocketRole::Listening(_)).then(|| options.initial_options(v4));
         if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(Errno::NOPROTOOPT);
         }
@@ -138,7 +139,7 @@ impl Ops {
                 options.mark_set(StackOption::ArrivalTimes);
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
-                let has_ids = is_udp || matches!(shape, SocketRole::Stream(_));
+                let has_ids = is_udp || matches!(role, SocketRole::Stream(_));
                 options.timestamps.set_flags(name, value, has_ids)?;
                 options.mark_set(StackOption::ArrivalTimes);
             }
@@ -158,7 +159,7 @@ impl Ops {
             (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => options.port_range = ports::read(value)?,
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
                 options.window_clamp = match int(value)? {
-                    0 if matches!(shape, SocketRole::Unconnected { .. }) => 0,
+                    0 if matches!(role, SocketRole::Unconnected { .. }) => 0,
                     0 => return Err(Errno::INVAL),
                     bytes => u32::try_from(bytes).unwrap_or(0).max(RCVBUF_MIN / 2),
                 };
@@ -198,7 +199,7 @@ impl Ops {
                     _ => within(value, 88..=32_767)? as u16,
                 };
                 // The handshake has decided on the size of a connection's segments.
-                if options.max_segment > 0 && !matches!(shape, SocketRole::Stream(_)) {
+                if options.max_segment > 0 && !matches!(role, SocketRole::Stream(_)) {
                     options.mark_set(StackOption::MaxSegment);
                 }
             }
@@ -237,7 +238,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = int(value)? != 0;
                 options.quick_ack = on;
-                if let SocketRole::Stream(stream) = shape {
+                if let SocketRole::Stream(stream) = role {
                     let result = state.set_stack_option(stream.conn, TcpOption::QuickAck(on));
                     state.client.flush();
                     state.publish_shared(file);
@@ -249,13 +250,13 @@ impl Ops {
             }
             (SOL_GINNEL, GINNEL_UNORDERED_SEND) if !is_udp => flag(BoolOption::UnorderedSend, None)?,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
-                if !matches!(shape, SocketRole::Unconnected { bound: None }) {
+                if !matches!(role, SocketRole::Unconnected { bound: None }) {
                     return Err(Errno::INVAL);
                 }
                 flag(BoolOption::V6Only, None)?;
             }
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE)
-                if matches!(shape, SocketRole::Stream(_)) =>
+                if matches!(role, SocketRole::Stream(_)) =>
             {
                 return Err(Errno::INVAL);
             }
@@ -268,10 +269,10 @@ impl Ops {
             state.begin_priorities();
         }
         // The kernel does not know Ginnel's own options.
-        if matches!(shape, SocketRole::Unconnected { .. }) && level != SOL_GINNEL {
-            let as_set = &mut state.files.socket(file)?.options.settings_log;
-            as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
-            as_set.push((level, name, value.into()));
+        if matches!(role, SocketRole::Unconnected { .. }) && level != SOL_GINNEL {
+            let log = &mut state.files.socket(file)?.options.settings_log;
+            log.retain(|(l, n, _)| (*l, *n) != (level, name));
+            log.push((level, name, value.into()));
         }
         if level == libc::IPPROTO_UDP {
             let socket = state.files.socket(file)?;
@@ -284,7 +285,7 @@ impl Ops {
                 return Ok(());
             }
         }
-        if let SocketRole::Udp(udp) = shape {
+        if let SocketRole::Udp(udp) = role {
             if let Some(kernel_fd) = udp.kernel_fd {
                 // If the kernel does not accept the option, it has no use for it.
                 let _ = syscall::setsockopt(kernel_fd, level, name, value);
@@ -299,14 +300,14 @@ impl Ops {
                 state.data_ready(file);
             }
         }
-        if let SocketRole::Stream(stream) = shape
+        if let SocketRole::Stream(stream) = role
             && begins_hold
             && !stream.msg_more
         {
             // A connection that is over holds nothing back.
             let _ = state.client.begin_hold(stream.conn);
         }
-        let applied = match (shape, old_initial) {
+        let applied = match (role, old_initial) {
             (SocketRole::Listening(listening), Some(old_initial)) => {
                 state.update_listener_options(file, listening.number, &old_initial)
             }
@@ -349,7 +350,8 @@ impl Ops {
     }
 }
 
-/// Parses `struct timeval`; `None` is infinite (`sock_set_timeout`).
+/// Parses `struct timeval`; `None` is infinite (`sock_set_timeout`). `EDOM` if the microseconds are out of
+/// range.
 fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
     let bytes = value.get(..16).ok_or(Errno::INVAL)?;
     let word = |at: usize| i64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
@@ -367,8 +369,8 @@ fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
     Ok(Some(Duration::new(seconds.unsigned_abs(), micros as u32 * 1000)))
 }
 
-/// Returns twice the requested size, since the kernel needs half of a buffer for its own overhead. Programs
-/// rely on reading back twice the value.
+/// Returns twice the requested size in bytes, within `min` and twice `max`. Linux doubles sizes because it
+/// needs half of a buffer for its own overhead, and programs rely on reading back twice the value.
 fn doubled(requested: c_int, min: u32, max: u32) -> u32 {
     // Linux compares sizes as unsigned, so negative values are the maximum.
     let requested = u32::try_from(requested).unwrap_or(u32::MAX).min(max);

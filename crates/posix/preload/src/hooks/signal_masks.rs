@@ -42,7 +42,8 @@ pub unsafe fn rt_sigprocmask(how: c_long, set: c_long, old: c_long, len: c_long)
     // SAFETY: the program's arguments, unchanged. The kernel reports a set that cannot be read.
     let result = unsafe { real::syscall(libc::SYS_rt_sigprocmask, how, set, old, len, 0, 0) };
     if result == 0 && !given.is_null() {
-        // The set may be that of `old`, so it is not read again.
+        // The kernel may have overwritten the set with the old one, so it is not read; all signals may be
+        // blocked.
         fault_mask::after_change(how as c_int, u64::MAX);
     }
     result
@@ -63,7 +64,7 @@ pub fn after_hold(signal: c_int) {
     }
 }
 
-/// The signals of a mask of 4.2BSD, which are the first 32.
+/// Returns the signals of a 4.2BSD mask, which has the first 32.
 fn of_bsd_mask(mask: c_int) -> u64 {
     mask.cast_unsigned().into()
 }

@@ -15,7 +15,7 @@ use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_ERR, S
 
 /// A flag without effect that `sysv_signal` has always set.
 const SA_INTERRUPT: c_int = 0x2000_0000;
-/// Argument and result of `sigset`: the signal is blocked, and its handler stays.
+/// Argument and result of `sigset`: the signal is blocked, and its disposition is unchanged.
 const SIG_HOLD: sighandler_t = 2;
 
 /// Signals for which the program has called `siginterrupt`, which affects `signal`.
@@ -25,7 +25,8 @@ static SIGINTERRUPT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 /// flags no longer tell that it had one.
 static ONE_SHOT_PLAIN: AtomicU64 = AtomicU64::new(0);
 
-/// Records a change of dispositions, so that the next blocked call asks the kernel.
+/// Records a change of dispositions, so that the next call that blocks asks the kernel for them. Returns
+/// `result`.
 fn after_change<T>(result: T) -> T {
     if let Some(ops) = attach::ops() {
         ops.invalidate_handlers();
@@ -43,6 +44,7 @@ fn needs_install(number: c_int, handler: sighandler_t) -> bool {
     is_handler(handler) || handler != SIG_ERR && fault_signals::is_fault_signal(number)
 }
 
+/// Returns the bit of a signal in a set; 0 for an invalid number.
 fn bit(number: c_int) -> u64 {
     if (1..=64).contains(&number) { 1 << (number - 1) } else { 0 }
 }
@@ -143,9 +145,9 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
             let (handler, flags) = to_kernel(number, action.handler, flags(action.flags));
             Action { handler, flags: flags.cast_unsigned().into(), ..action }
         });
-        let place = action.as_ref().map_or(ptr::null(), ptr::from_ref).expose_provenance() as c_long;
-        let result = real::syscall(libc::SYS_rt_sigaction, signal, place, old, len, 0, 0);
-        // The kernel has written there.
+        let address = action.as_ref().map_or(ptr::null(), ptr::from_ref).expose_provenance() as c_long;
+        let result = real::syscall(libc::SYS_rt_sigaction, signal, address, old, len, 0, 0);
+        // The kernel has written to `old`, so the address is valid.
         if result == 0
             && let Some(old) = ptr::with_exposed_provenance_mut::<Action>(old as usize).as_mut()
         {
