@@ -1,4 +1,4 @@
-//! Timers and kernel descriptors of the calling thread's shard, and what a program asks the shard itself.
+//! Timers and kernel descriptors of the calling thread's shard, and queries about the shard.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::current::{is_callback, with_context};
@@ -15,7 +15,7 @@ const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
 const EDGES: u32 = 1 << 2;
 
-/// Sets a timer.
+/// Sets a timer that expires after `after_ns` nanoseconds; `ENOBUFS` if `shard.timers_max` timers are set.
 ///
 /// # Safety
 /// `out` is null or points to a variable.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn ginnel_timer_set(after_ns: u64, token: u64, out: *mut T
     })
 }
 
-/// Cancels a timer.
+/// Cancels a timer; `EBADF` if it has expired or was cancelled.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_timer_cancel(timer: TimerHandle) -> c_int {
     call(|| {
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn ginnel_fd_add(
     })
 }
 
-/// Changes what is reported about a kernel descriptor.
+/// Changes the interest in a kernel descriptor; `EBADF` if it is not watched.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_fd_modify(fd: KernelFdHandle, interests: u32) -> c_int {
     call(|| {
@@ -108,7 +108,7 @@ fn ask(read: impl FnOnce(&mut Context<'_>) -> c_int) -> c_int {
     call(|| with_context(|cx| Ok(read(cx))))
 }
 
-/// Returns the class of the event that is being delivered.
+/// Returns the priority class of the event that is being delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_class() -> c_int {
     ask(|cx| cx.event_class().into())
@@ -133,7 +133,7 @@ pub extern "C" fn ginnel_exit() -> c_int {
     })
 }
 
-/// Reads the time of the shard.
+/// Stores the time of the shard in nanoseconds.
 ///
 /// # Safety
 /// `nanos` is null or points to a variable.

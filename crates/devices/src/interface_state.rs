@@ -1,5 +1,4 @@
-//! State of the kernel's interface below a device: it transmits frames, or it does not. Events say when that
-//! changes.
+//! State of the kernel's interface below a device: whether it transmits frames. Each change is logged.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;

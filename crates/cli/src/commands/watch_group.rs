@@ -32,7 +32,7 @@ pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
             "watch-group is a command for ginnel itself: it must lead a process group, with a pipe as its standard input",
         ));
     }
-    // Whatever comes is no hang-up; an error is one.
+    // Bytes that arrive are ignored. The end of the pipe is the hang-up, and so is an error.
     let _ = io::copy(&mut io::stdin().lock().by_ref(), &mut io::sink());
     let deadline = Instant::now() + END_TIMEOUT;
     // A member may have forked just before it was killed.

@@ -1,4 +1,4 @@
-//! Where packets come from.
+//! Sources of packets: capture files, interfaces of the kernel, and stacks.
 
 pub mod capture_file;
 pub mod interface;
@@ -54,7 +54,7 @@ impl From<io::Error> for SourceError {
 /// A packet, and when it was captured.
 pub type TimedPacket<'a> = (Instant, &'a [u8]);
 
-/// Gets packets in the order of their capture. They are valid during the call.
+/// Receives packets in the order of their capture. The packets are valid during the call.
 pub type PacketVisitor<'a> = dyn FnMut(LinkType, &[TimedPacket<'_>]) + 'a;
 
 /// A source of packets.

@@ -11,9 +11,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The word while no thread holds the lock. Otherwise the word is the owner's token, plus [`CONTENDED`].
 const UNLOCKED: usize = 0;
-/// Other threads may sleep until the lock is released.
+/// Bit of the word: other threads may sleep until the lock is released.
 const CONTENDED: usize = 1;
-/// How often a thread looks at the lock again before it sleeps.
+/// How often a thread checks the lock before it sleeps.
 const SPINS: u32 = 100;
 
 thread_local! {

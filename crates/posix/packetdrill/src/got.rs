@@ -1,6 +1,6 @@
-//! The words by which the program refers to functions of other libraries: its global offset table (generic
-//! ELF ABI, "Dynamic Linking"). Each word is found by the relocation that filled it. A statically linked
-//! program has no such words, and nothing is replaced.
+//! Replaces functions of other libraries that the program calls, by changing its global offset table (generic
+//! ELF ABI, "Dynamic Linking"). Each word of the table is found by the relocation that filled it. A
+//! statically linked program has no table of this kind, and nothing is replaced.
 #![allow(unsafe_code)] // the loader's tables
 
 use core::ffi::{CStr, c_int, c_void};
