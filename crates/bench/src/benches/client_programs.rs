@@ -85,13 +85,15 @@ impl<'a> ClientComparison<'a> {
     /// Runs a client on its core and returns its output.
     fn client(&self, line: &[OsString]) -> Result<String, MeasureError> {
         let limit = Duration::from_secs(self.seconds()) + EXIT_TIMEOUT;
-        let output = self.folder.path().join("output");
-        let (written, folder) = (std::fs::File::create(&output)?, self.folder.path());
+        let folder = self.folder.path();
+        // The servers write into a file of their own (`RunningPrograms`).
+        let (output, problems) = (folder.join("client-output"), folder.join("client-problems"));
+        let (written, complained) = (std::fs::File::create(&output)?, std::fs::File::create(&problems)?);
         let start = || -> Result<Child, MeasureError> {
             // A child inherits the CPU affinity of the thread that starts it.
             pin(self.cpus.client)?;
             let mut command = Command::new(&line[0]);
-            command.args(&line[1..]).stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written);
+            command.args(&line[1..]).stdin(Stdio::null()).stdout(written).stderr(complained);
             command.process_group(self.group.id().as_raw_pid());
             Ok(command.env("GINNEL_RUN_DIR", folder.join("stacks")).spawn()?)
         };
@@ -109,9 +111,13 @@ impl<'a> ClientComparison<'a> {
             }
             std::thread::sleep(POLL_INTERVAL);
         };
-        let text = String::from_utf8_lossy(&std::fs::read(&output)?).into_owned();
+        let read = |file: &Path| -> Result<String, MeasureError> {
+            Ok(String::from_utf8_lossy(&std::fs::read(file)?).into_owned())
+        };
+        let text = read(&output)?;
         let name = line.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        let last = text.lines().rev().take(5).collect::<Vec<_>>().join(" / ");
+        let all = format!("{text}{}", read(&problems)?);
+        let last = all.lines().rev().take(5).collect::<Vec<_>>().join(" / ");
         match status {
             Some(status) if status.success() => Ok(text),
             Some(status) => Err(MeasureError::Failed(format!("{name}: {status}: {last}"))),
