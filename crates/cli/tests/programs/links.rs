@@ -10,7 +10,8 @@ const LINKS: [(&str, &str); 2] = [("10.9.0", "gaps0"), ("10.8.0", "gaps1")];
 /// Returns the name of the stack of a test.
 fn stack_name(fixture: &ProgramFixture) -> String {
     let name = fixture.folder().file_name().unwrap().to_str().unwrap();
-    name[name.len().saturating_sub(40)..].into()
+    // A name begins with a letter or digit.
+    name[name.len().saturating_sub(40)..].trim_start_matches(['_', '-']).into()
 }
 
 /// Four shards over two TAP interfaces. The second interface is served by the first two shards.
@@ -180,9 +181,7 @@ fn sockets_belong_to_the_shards_of_their_link() {
     let Some(fixture) = fixture("sockets_belong_to_the_shards_of_their_link", &["python3"]) else { return };
     let (config, name) = (configuration(&fixture), stack_name(&fixture));
     let mut up = fixture.start_ginnel(&["up", &name, "--config", &config]);
-    ginnel_testkit::processes::wait_until("the stack runs", || {
-        fixture.ginnel(&["stat", &name]).status.success()
-    });
+    up.wait_until_stack_runs(&name);
     fixture.start_on_kernel("python3", &["-c", KERNEL_SERVER]);
     fixture.wait_until_listening("10.9.0.1:9000");
     let mut program = fixture.start_ginnel(&["run", "--stack", &name, "--", "python3", "-c", SOCKETS]);

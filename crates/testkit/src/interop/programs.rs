@@ -364,6 +364,28 @@ impl RunningProgram<'_> {
         }
     }
 
+    /// Waits until the stack of this name, which the program provides, answers `ginnel stat`.
+    ///
+    /// # Panics
+    /// If the program exits first, or the stack does not answer within [`TIMEOUT`], with the standard error
+    /// of both.
+    #[track_caller]
+    pub fn wait_until_stack_runs(&mut self, name: &str) {
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            let answer = self.fixture.ginnel(&["stat", name]);
+            if answer.status.success() {
+                return;
+            }
+            let has_exited = self.child.try_wait().expect("the child can be waited for").is_some();
+            if has_exited || Instant::now() > end {
+                let _ = self.child.kill();
+                panic!("{} {}", String::from_utf8_lossy(&answer.stderr), self.read_stderr());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Returns what the program wrote to standard error. Blocks until the program closes it.
     pub fn read_stderr(&mut self) -> String {
         read_pipe(self.child.stderr.take())
