@@ -25,6 +25,7 @@ mod routes;
 mod shard_placement;
 mod siglongjmp;
 mod signal_delivery;
+mod socket_arguments;
 mod socket_kill;
 mod socket_users;
 mod symbols;

@@ -100,6 +100,20 @@ impl UserAddress {
         Self::read(pointer, len).map(Some)
     }
 
+    /// Reads the address of a message, of which a null pointer and an address of length 0 are none. Bytes
+    /// beyond the longest address are ignored (`__copy_msghdr`).
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    #[inline]
+    pub fn read_of_message(message: &msghdr) -> Result<Option<Self>, Errno> {
+        if message.msg_name.is_null() || message.msg_namelen == 0 {
+            return Ok(None);
+        }
+        let len = message.msg_namelen.min(SOCKADDR_BYTES_MAX as socklen_t);
+        Self::read(message.msg_name.cast_const().cast(), len).map(Some)
+    }
+
     /// Returns the bytes of the address.
     #[inline]
     pub fn bytes(&self) -> &[u8] {

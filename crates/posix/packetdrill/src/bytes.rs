@@ -292,8 +292,7 @@ pub unsafe extern "C" fn sendmsg(
         let result = instance(userdata).and_then(|instance| {
             let message = ffi::message(message)?;
             let list = message.msg_iov.cast_const();
-            let name = message.msg_name.cast_const().cast();
-            let to = UserAddress::read_optional(name, message.msg_namelen)?;
+            let to = UserAddress::read_of_message(&message)?;
             let control = bytes_of(message.msg_control, message.msg_controllen)?;
             let args = SendArgs { flags, to: to.as_ref().map(UserAddress::bytes), control };
             user_memory::with_buffers(list, message.msg_iovlen, |parts| {

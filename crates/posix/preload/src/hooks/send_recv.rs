@@ -130,7 +130,7 @@ fn with_control<T>(message: &msghdr, run: impl FnOnce(&[u8]) -> Result<T, Errno>
 
 /// Sends a message. A stack socket cannot carry control messages for the kernel, such as descriptors.
 fn send_message(ops: &Ops, fd: c_int, message: &msghdr, flags: c_int) -> Result<usize, Errno> {
-    let to = UserAddress::read_optional(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+    let to = UserAddress::read_of_message(message)?;
     let to = to.as_ref().map(UserAddress::bytes);
     user_memory::with_buffers(message.msg_iov, message.msg_iovlen, |buffers| {
         with_control(message, |control| ops.send_to(fd, buffers, &SendArgs { flags, to, control }))

@@ -1,0 +1,72 @@
+// Unusual arguments of calls that transfer data: addresses, offsets, batches. The output must be the same on
+// a stack and on the kernel.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+// A TCP connection, and a UDP socket with its address.
+static int ours, theirs, receiver;
+static struct sockaddr_in to;
+
+static void say(const char *call, long result)
+{
+    printf("%s: %ld %s\n", call, result, result < 0 ? strerrorname_np(errno) : "");
+}
+
+static void open_sockets(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    to = at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    bind(listener, (void *)&at, sizeof at);
+    listen(listener, 1);
+    getsockname(listener, (void *)&at, &len);
+    ours = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(ours, (void *)&at, sizeof at)) perror("connect"), exit(1);
+    theirs = accept(listener, NULL, NULL);
+    close(listener);
+    receiver = socket(AF_INET, SOCK_DGRAM, 0);
+    bind(receiver, (void *)&to, sizeof to);
+    getsockname(receiver, (void *)&to, &len);
+}
+
+// The length of a message's address is cut to that of the longest address.
+static void long_addresses(void)
+{
+    static const int lengths[] = {0, 16, 128, 129, 4096, 0x7fffffff, -1};
+    static char name[8192];
+    memcpy(name, &to, sizeof to);
+    int udp = socket(AF_INET, SOCK_DGRAM, 0);
+    struct iovec byte = {"x", 1};
+    for (int connected = 0; connected < 2; connected++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct msghdr message = {.msg_iov = &byte, .msg_iovlen = 1, .msg_namelen = lengths[i]};
+            printf("length %d\n", lengths[i]);
+            say("sendmsg without an address", sendmsg(udp, &message, 0));
+            message.msg_name = (void *)8;
+            say("sendmsg to a low address", sendmsg(udp, &message, 0));
+            message.msg_name = name;
+            say("sendmsg", sendmsg(udp, &message, 0));
+            say("stream sendmsg", sendmsg(ours, &message, 0));
+        }
+        connect(udp, (void *)&to, sizeof to);
+    }
+    close(udp);
+}
+
+int main(void)
+{
+    open_sockets();
+    long_addresses();
+    printf("end\n");
+    return 0;
+}
