@@ -39,6 +39,26 @@ static void open_sockets(void)
     getsockname(receiver, (void *)&to, &len);
 }
 
+// An address of length 0 is an invalid one, unless the socket needs none.
+static void empty_addresses(void)
+{
+    int udp = socket(AF_INET, SOCK_DGRAM, 0), udp6 = socket(AF_INET6, SOCK_DGRAM, 0);
+    char *low = (char *)8;
+    say("sendto, empty address", sendto(udp, "x", 1, 0, (void *)&to, 0));
+    say("sendto, empty low address", sendto(udp, "x", 1, 0, (void *)low, 0));
+    say("sendto, null address", sendto(udp, "x", 1, 0, NULL, 16));
+    say("sendto, empty address of IPv6", sendto(udp6, "x", 1, 0, (void *)&to, 0));
+    connect(udp, (void *)&to, sizeof to);
+    say("connected sendto, empty address", sendto(udp, "x", 1, 0, (void *)&to, 0));
+    say("connected sendto, null address", sendto(udp, "x", 1, 0, NULL, 0));
+    shutdown(udp, SHUT_WR);
+    say("shut sendto, empty address", sendto(udp, "x", 1, MSG_NOSIGNAL, (void *)&to, 0));
+    say("stream sendto, empty address", sendto(ours, "x", 1, 0, (void *)&to, 0));
+    say("stream sendto, long address", sendto(ours, "x", 1, 0, (void *)&to, 129));
+    close(udp);
+    close(udp6);
+}
+
 // The length of a message's address is cut to that of the longest address.
 static void long_addresses(void)
 {
@@ -66,6 +86,7 @@ static void long_addresses(void)
 int main(void)
 {
     open_sockets();
+    empty_addresses();
     long_addresses();
     printf("end\n");
     return 0;

@@ -88,13 +88,14 @@ impl UserAddress {
         Ok(Self { bytes, len })
     }
 
-    /// Reads an address that may be absent.
+    /// Reads an address that may be absent, as that of `sendto`: a null pointer is no address. An address of
+    /// length 0 is one, although an invalid one.
     ///
     /// # Errors
     /// As [`UserAddress::read`].
     #[inline]
     pub fn read_optional(pointer: *const sockaddr, len: socklen_t) -> Result<Option<Self>, Errno> {
-        if pointer.is_null() || len == 0 {
+        if pointer.is_null() {
             return Ok(None);
         }
         Self::read(pointer, len).map(Some)
