@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,11 +84,29 @@ static void long_addresses(void)
     close(udp);
 }
 
+// Sockets have no positions; a negative one is invalid on every descriptor.
+static void positions(void)
+{
+    static const off_t offsets[] = {-1, -2, -3, 0, 5, INT64_MIN, INT64_MAX};
+    char byte;
+    struct iovec space = {&byte, 1}, data = {"x", 1};
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        send(theirs, "y", 1, 0);
+        poll(&(struct pollfd){ours, POLLIN, 0}, 1, 5000);
+        printf("offset %ld\n", (long)offsets[i]);
+        say("preadv2", preadv2(ours, &space, 1, offsets[i], 0));
+        say("pwritev2", pwritev2(ours, &data, 1, offsets[i], 0));
+        say("preadv2, unknown flag", preadv2(ours, &space, 1, offsets[i], 0x1000));
+        say("pwritev2, unknown flag", pwritev2(ours, &data, 1, offsets[i], 0x1000));
+    }
+}
+
 int main(void)
 {
     open_sockets();
     empty_addresses();
     long_addresses();
+    positions();
     printf("end\n");
     return 0;
 }

@@ -398,6 +398,7 @@ fn check_no_position(offset: off_t, flags: c_int) -> Result<(), Errno> {
     match (offset, flags) {
         (-1, 0) => Ok(()),
         (-1, _) => Err(Errno::OPNOTSUPP),
+        (..-1, _) => Err(Errno::INVAL),
         _ => Err(Errno::SPIPE),
     }
 }
