@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdint.h>
@@ -101,12 +102,44 @@ static void positions(void)
     }
 }
 
+// Neither pipes nor sockets have offsets.
+static void splice_offsets(void)
+{
+    int ends[2];
+    off_t zero = 0, negative = -1, *low = (void *)8;
+    pipe(ends);
+    write(ends[1], "abc", 3);
+    send(theirs, "y", 1, 0);
+    poll(&(struct pollfd){ours, POLLIN, 0}, 1, 5000);
+    say("from socket, offset of the socket", splice(ours, &zero, ends[1], NULL, 1, 0));
+    say("from socket, negative offset", splice(ours, &negative, ends[1], NULL, 1, 0));
+    say("from socket, bad offset", splice(ours, low, ends[1], NULL, 1, 0));
+    say("from socket, offset of the pipe", splice(ours, NULL, ends[1], &zero, 1, 0));
+    say("from socket, both", splice(ours, low, ends[1], low, 1, 0));
+    say("from socket, no bytes", splice(ours, low, ends[1], low, 0, 0));
+    say("into socket, offset of the socket", splice(ends[0], NULL, ours, &zero, 1, 0));
+    say("into socket, bad offset", splice(ends[0], NULL, ours, low, 1, 0));
+    say("into socket, offset of the pipe", splice(ends[0], &zero, ours, NULL, 1, 0));
+    say("into socket, both", splice(ends[0], low, ours, low, 1, 0));
+    say("into socket, no bytes", splice(ends[0], low, ours, low, 0, 0));
+    say("into no descriptor", splice(ours, &zero, -1, &zero, 1, 0));
+    say("from no descriptor", splice(-1, &zero, ours, &zero, 1, 0));
+    int file = open("/dev/null", O_RDWR);
+    say("into a file", splice(ours, &zero, file, &zero, 1, 0));
+    say("from a file", splice(file, &zero, ours, &zero, 1, 0));
+    say("between sockets", splice(ours, &zero, theirs, &zero, 1, 0));
+    say("between sockets, no bytes", splice(ours, NULL, theirs, NULL, 0, 0));
+    say("from socket", splice(ours, NULL, ends[1], NULL, 1, 0));
+    say("into socket", splice(ends[0], NULL, ours, NULL, 1, 0));
+}
+
 int main(void)
 {
     open_sockets();
     empty_addresses();
     long_addresses();
     positions();
+    splice_offsets();
     printf("end\n");
     return 0;
 }

@@ -381,15 +381,39 @@ unsafe extern "C" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     let result = match (stack_ops(from), stack_ops(to)) {
-        (Some(_), Some(_)) => Err(Errno::INVAL),
-        (Some(_), None) if !from_offset.is_null() => Err(Errno::SPIPE),
-        (None, Some(_)) if !to_offset.is_null() => Err(Errno::SPIPE),
-        (Some(ops), None) => ops.splice_to_pipe(from, to, len, flags),
-        (None, Some(ops)) => ops.splice_from_pipe(from, to, len, flags),
         // SAFETY: the program's arguments, unchanged.
         (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
+        _ if len == 0 => Ok(0),
+        (Some(_), Some(_)) => Err(Errno::INVAL),
+        (Some(ops), None) => check_no_offsets((to, to_offset), from_offset)
+            .and_then(|()| ops.splice_to_pipe(from, to, len, flags)),
+        (None, Some(ops)) => check_no_offsets((from, from_offset), to_offset)
+            .and_then(|()| ops.splice_from_pipe(from, to, len, flags)),
     };
     result.into_c()
+}
+
+/// Checks that a call of `splice` gives an offset neither for its pipe nor for its socket, which have none
+/// (`__do_splice`).
+///
+/// # Errors
+/// `ESPIPE` for an offset of the pipe; otherwise `EINVAL` for one of the socket, or `EFAULT`. The operation
+/// reports a `pipe` that is none.
+fn check_no_offsets(pipe: (c_int, *const i64), of_socket: *const i64) -> Result<(), Errno> {
+    let (pipe, of_pipe) = pipe;
+    if of_pipe.is_null() && of_socket.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the command has no argument.
+    if unsafe { real::fcntl64(pipe, libc::F_GETPIPE_SZ, 0) } < 0 {
+        return Ok(());
+    }
+    if !of_pipe.is_null() {
+        return Err(Errno::SPIPE);
+    }
+    // SAFETY: any bytes are an offset.
+    unsafe { user_memory::read(of_socket) }?;
+    Err(Errno::INVAL)
 }
 
 /// Checks that a call of `preadv2` or `pwritev2` does what `readv` or `writev` does: its offset is -1,
