@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +134,72 @@ static void splice_offsets(void)
     say("into socket", splice(ends[0], NULL, ours, NULL, 1, 0));
 }
 
+enum { MANY = 1100 };
+
+static void *drain(void *socket)
+{
+    long got = 0;
+    char bytes[4096];
+    for (long more; (more = recv(*(int *)socket, bytes, sizeof bytes, 0)) > 0;)
+        got += more;
+    return (void *)got;
+}
+
+// Batches of messages on a socket of the kernel, of which one has a control message.
+static void batches(void)
+{
+    int ends[2];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    *(int *)CMSG_DATA(&control.header) = 1;
+    struct iovec byte = {"x", 1}, bad = {(void *)8, 1};
+    static struct mmsghdr messages[MANY];
+    for (int i = 0; i < MANY; i++)
+        messages[i] = (struct mmsghdr){{.msg_iov = &byte, .msg_iovlen = 1}, 77};
+    messages[0].msg_hdr.msg_control = &control;
+    messages[0].msg_hdr.msg_controllen = sizeof control;
+
+    // The third message fails, and the first one of a batch.
+    socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+    messages[2].msg_hdr.msg_iov = &bad;
+    say("sendmmsg, third fails", sendmmsg(ends[0], messages, 5, 0));
+    say("sendmmsg, first fails", sendmmsg(ends[0], messages + 2, 2, 0));
+    messages[0].msg_hdr.msg_iov = &bad;
+    say("sendmmsg, first of all fails", sendmmsg(ends[0], messages, 5, 0));
+    for (int i = 0; i < 5; i++)
+        printf("length %d: %u\n", i, messages[i].msg_len);
+    messages[0].msg_hdr.msg_iov = messages[2].msg_hdr.msg_iov = &byte;
+    close(ends[0]);
+    close(ends[1]);
+
+    // A message that is sent in part is the last one.
+    static char large[1 << 20];
+    struct iovec much = {large, sizeof large};
+    socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends);
+    messages[1].msg_hdr.msg_iov = &much;
+    say("sendmmsg, second in part", sendmmsg(ends[0], messages, 4, 0));
+    printf("in part: %d\n", messages[1].msg_len > 0 && messages[1].msg_len < sizeof large);
+    messages[1].msg_hdr.msg_iov = &byte;
+    printf("length of the third: %u\n", messages[2].msg_len);
+    close(ends[0]);
+    close(ends[1]);
+
+    // One call sends 1024 messages at most.
+    socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+    pthread_t reader;
+    void *got;
+    pthread_create(&reader, NULL, drain, &ends[1]);
+    say("sendmmsg, many", sendmmsg(ends[0], messages, MANY, 0));
+    close(ends[0]);
+    pthread_join(reader, &got);
+    say("bytes", (long)got);
+    say("length of the last", messages[1023].msg_len);
+    say("length beyond", messages[1024].msg_len);
+    close(ends[1]);
+}
+
 int main(void)
 {
     open_sockets();
@@ -140,6 +207,7 @@ int main(void)
     long_addresses();
     positions();
     splice_offsets();
+    batches();
     printf("end\n");
     return 0;
 }

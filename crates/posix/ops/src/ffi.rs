@@ -46,6 +46,12 @@ pub fn fail_with<T>(error: Errno, failure: T) -> T {
     failure
 }
 
+/// Returns `errno` of this thread.
+pub fn errno() -> Errno {
+    // SAFETY: libc's variable of this thread.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}
+
 /// Sets `errno` of this thread.
 pub fn set_errno(value: c_int) {
     // SAFETY: libc's variable of this thread.

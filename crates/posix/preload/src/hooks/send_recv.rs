@@ -197,32 +197,39 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     }
 }
 
+/// Sends messages on a socket of the kernel: one after the other if they may contain stack sockets.
+///
+/// # Safety
+/// As for libc's `sendmmsg`.
+unsafe fn sendmmsg_on_kernel(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let has_control = |number: usize| {
+        // SAFETY: any bytes are a message. The kernel reports a message that cannot be read.
+        unsafe { user_memory::read(messages.wrapping_add(number)) }
+            .is_ok_and(|m| m.msg_hdr.msg_controllen > 0)
+    };
+    let considered = (count as usize).min(user_memory::UIO_MAXIOV);
+    let Some(ops) = attach::ops().filter(|_| (0..considered).any(has_control)) else {
+        // SAFETY: the program's arguments, unchanged.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    };
+    let sent = ops.sendmmsg(count as usize, |number| {
+        let message = messages.wrapping_add(number);
+        let header = ffi::message(message.cast())?;
+        // SAFETY: the program's message.
+        let sent = unsafe { sendmsg(fd, message.cast(), flags) };
+        let sent = usize::try_from(sent).map_err(|_| ffi::errno())?;
+        // SAFETY: the program's list.
+        unsafe { user_memory::write(field!(message, mmsghdr, msg_len), &(sent as c_uint)) }?;
+        Ok((sent, ffi::total_len(header.msg_iov, header.msg_iovlen)?))
+    });
+    sent.map_or_else(|error| Err::<usize, _>(error).into_c(), |count| count as c_int)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: the program's arguments, one message after the other if they may contain stack sockets.
-        return unsafe {
-            let has_control = |at: usize| {
-                // The kernel reports a message that cannot be read.
-                user_memory::read(messages.wrapping_add(at)).is_ok_and(|m| m.msg_hdr.msg_controllen > 0)
-            };
-            if attach::ops().is_none() || !(0..count as usize).any(has_control) {
-                return real::sendmmsg(fd, messages, count, flags);
-            }
-            for at in 0..count as usize {
-                let message = messages.wrapping_add(at);
-                let sent = sendmsg(fd, message.cast(), flags);
-                let stored = user_memory::write(field!(message, mmsghdr, msg_len), &(sent as c_uint));
-                if sent < 0 || stored.is_err() {
-                    return if at == 0 {
-                        stored.map_or_else(|e| ffi::fail_with(e, -1), |()| -1)
-                    } else {
-                        at as c_int
-                    };
-                }
-            }
-            count as c_int
-        };
+        // SAFETY: the program's arguments.
+        return unsafe { sendmmsg_on_kernel(fd, messages, count, flags) };
     };
     let sent = ops.sendmmsg(count as usize, |number| {
         let message = messages.wrapping_add(number);
