@@ -10,9 +10,10 @@ use crate::supervisor::{self, DeathOptions};
 use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 pub const KERNEL: &str = "kernel";
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
+/// `si_code` of a signal that the kernel sent.
+const SI_KERNEL: i32 = 0x80;
 
 /// Text after the options in `ginnel run --help`.
 const HELP: &str = "\
@@ -34,7 +37,8 @@ Exit status:
 
 A program with a stack of its own may leave processes behind when it exits, as a daemon does. \"ginnel run\" \
 then waits until the last of them has ended, and serves them meanwhile. It passes signals on to the first of \
-them. A second SIGINT or SIGTERM ends the stack without waiting.";
+them. Signals of the terminal, as for Ctrl-C, are not passed on to processes that \
+the terminal sends them to. A second SIGINT or SIGTERM ends the stack without waiting.";
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
@@ -157,10 +161,10 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
 fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
-    let mut signals = Signals::new(signals).map_err(running)?;
+    let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals).map_err(running)?;
     let status = loop {
         for signal in signals.pending() {
-            forward_signal(signal, child.id());
+            forward_signal(ReceivedSignal::new(signal.si_signo, signal.si_code), child.id());
         }
         if let Some(status) = child.try_wait().map_err(running)? {
             tracing::info!("the program has ended ({})", supervisor::describe(status));
@@ -173,7 +177,8 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     let mut stop_signals = 0;
     while served.broker.processes() > 0 && !served.has_ended() {
         for signal in signals.pending() {
-            stop_signals += u32::from(matches!(signal, SIGINT | SIGTERM));
+            let signal = ReceivedSignal::new(signal.si_signo, signal.si_code);
+            stop_signals += u32::from(matches!(signal.number, SIGINT | SIGTERM));
             if let Some(first) = served.broker.attached_processes().iter().find(|user| user.pid != 0) {
                 forward_signal(signal, first.pid);
             }
@@ -187,11 +192,34 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     Ok(status)
 }
 
-fn forward_signal(signal: i32, pid: u32) {
-    if let (Some(pid), Some(signal)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal)) {
-        // The process may have ended.
-        let _ = kill_process(pid, signal);
+/// A signal that this process has received.
+#[derive(Clone, Copy)]
+struct ReceivedSignal {
+    number: i32,
+    /// The kernel sent the signal. Those of a terminal, as for Ctrl-C, are sent to all processes of the
+    /// foreground process group.
+    from_kernel: bool,
+}
+
+impl ReceivedSignal {
+    /// Returns a signal with the given `si_signo` and `si_code` (sigaction(2)).
+    const fn new(number: i32, code: i32) -> Self {
+        Self { number, from_kernel: code == SI_KERNEL }
     }
+}
+
+/// Sends a signal to a process, unless the terminal has sent it to that process already: programs like
+/// redis-server take a second SIGINT as the wish to end at once.
+fn forward_signal(signal: ReceivedSignal, pid: u32) {
+    let (Some(pid), Some(number)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal.number))
+    else {
+        return;
+    };
+    if signal.from_kernel && getpgid(Some(pid)) == Ok(getpgrp()) {
+        return;
+    }
+    // The process may have ended.
+    let _ = kill_process(pid, number);
 }
 
 /// Returns the exit code that a shell reports: 128 plus the signal for a program that a signal ended.

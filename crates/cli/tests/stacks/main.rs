@@ -30,6 +30,7 @@ mod socket_kill;
 mod socket_users;
 mod symbols;
 mod system_calls;
+mod terminal_signals;
 mod unattached;
 mod upgrade;
 mod urgent;

@@ -1,0 +1,69 @@
+//! Signals of a terminal, which reach the program without the help of `ginnel run`.
+
+use crate::fixture::{Fixture, GINNEL, built_library, python, run_to_end, skipped};
+use std::process::Command;
+
+/// Runs its arguments on a terminal of their own, types Ctrl-C and Ctrl-\, changes the size, and sends SIGINT
+/// and SIGUSR1 to the first process. Prints what the terminal shows.
+const TERMINAL: &str = r"
+import fcntl, os, pty, signal, struct, sys, termios, time
+signal.alarm(50)
+pid, master = pty.fork()
+if not pid: os.execv(sys.argv[1], sys.argv[1:])
+shown = b''
+def read():
+    global shown
+    try: part = os.read(master, 1000)
+    except OSError: return False
+    shown += part
+    return part
+# A second signal arrives during the pause.
+def await_(text, count=1):
+    while shown.count(text) < count: assert read(), shown
+    time.sleep(0.2)
+await_(b'ready')
+os.write(master, b'\x03'); await_(b'got 2.')
+os.write(master, b'\x1c'); await_(b'got 3.')
+fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack('4H', 30, 90, 0, 0)); await_(b'got 28.')
+os.kill(pid, signal.SIGINT); await_(b'got 2.', 2)
+os.kill(pid, signal.SIGUSR1)
+while read(): pass
+print(shown.decode().split('counts')[1].strip(), os.waitpid(pid, 0)[1])
+";
+
+/// Counts signals until SIGUSR1.
+const PROGRAM: &str = r"
+import os, signal, sys
+if sys.argv[1] == 'alone': os.setpgid(0, 0)
+counts = {}
+def note(number, frame):
+    counts[number] = counts.get(number, 0) + 1
+    os.write(1, f'got {number}.'.encode())
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGUSR1): signal.signal(number, note)
+print('ready', flush=True)
+while signal.SIGUSR1 not in counts: signal.sigtimedwait([], 0.01)
+print('counts', sorted((int(number), count) for number, count in counts.items()))
+";
+
+/// Returns the signals that a program has counted, in the process group of `ginnel run` or in one of its own.
+fn counts(group: &str) -> String {
+    let fixture = Fixture::new(&format!("terminal-{group}"));
+    let mut command = Command::new(python().unwrap());
+    command.args(["-c", TERMINAL, GINNEL, "run", "--loopback", "stack", "--", python().unwrap()]);
+    command.args(["-c", PROGRAM, group]);
+    command.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let output = run_to_end(command);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn signals_of_the_terminal_arrive_once() {
+    if skipped("signals_of_the_terminal_arrive_once") {
+        return;
+    }
+    // SIGINT of Ctrl-C and that for "ginnel run", SIGQUIT, SIGUSR1, and SIGWINCH.
+    let expected = "[(2, 2), (3, 1), (10, 1), (28, 1)] 0\n";
+    assert_eq!(counts("together"), expected);
+    assert_eq!(counts("alone"), expected, "forwarded to another process group");
+}
