@@ -94,6 +94,11 @@ pub fn publish_listen_spawn(directory: &Path, mode: ListenSpawnMode) -> Result<(
     std::fs::write(&path, mode.name()).map_err(|e| Failure::running(format!("{}: {e}", path.display())))
 }
 
+/// Returns true if the stack in `directory` is for programs: its devices may not be open yet.
+pub fn is_for_programs(directory: &Path) -> bool {
+    directory.join(LISTEN_SPAWN_FILE).exists()
+}
+
 /// Returns what [`publish_listen_spawn`] has written.
 fn published_listen_spawn(directory: &Path) -> Option<ListenSpawnMode> {
     let text = std::fs::read_to_string(directory.join(LISTEN_SPAWN_FILE)).ok()?;

@@ -3,7 +3,7 @@
 use crate::executable_check;
 use crate::failure::Failure;
 use crate::output;
-use crate::programs::{ProgramOptions, find_kernel_library, find_library};
+use crate::programs::{ProgramOptions, find_kernel_library, find_library, is_for_programs};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// The stack name that stands for the kernel's network.
 pub const KERNEL: &str = "kernel";
+/// Longest time between the creation of a stack's directory and the file that says that it is for programs.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
 /// `si_code` of a signal that the kernel sent.
@@ -105,24 +107,25 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
 /// # Errors
 /// No stack of this name runs, it has no control socket, or it is not ready within [`SERVE_TIMEOUT`].
 fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
-    let until = Instant::now() + SERVE_TIMEOUT;
+    let since = Instant::now();
     loop {
         let running = run_dir::find(Some(name)).map_err(|e| Failure::running(e.to_string()))?;
         if running.path.join(run_dir::READY).exists() {
             return Ok(served_stack::control_socket(&running.path));
         }
         let pid = running.pid;
-        // A stack that has no control socket after one interval is of a command that serves no programs.
-        if !served_stack::control_socket(&running.path).exists()
-            && Instant::now() + SERVE_TIMEOUT > until + POLL_INTERVAL
-        {
+        // Other commands have stacks, too, which serve no programs.
+        if !is_for_programs(&running.path) && since.elapsed() > ANNOUNCE_TIMEOUT {
             return Err(Failure::running(format!(
                 "the stack \"{name}\" (process {pid}) does not admit programs: start one with \"ginnel up NAME\""
             )));
         }
-        if Instant::now() > until {
+        if since.elapsed() > SERVE_TIMEOUT {
+            let opens_devices = !served_stack::control_socket(&running.path).exists();
+            let state = if opens_devices { "opens its devices" } else { "waits for its addresses" };
             return Err(Failure::running(format!(
-                "the stack \"{name}\" (process {pid}) did not become ready in time"
+                "the stack \"{name}\" (process {pid}) still {state} after {} seconds: see \"ginnel log {name}\"",
+                SERVE_TIMEOUT.as_secs()
             )));
         }
         std::thread::sleep(POLL_INTERVAL);

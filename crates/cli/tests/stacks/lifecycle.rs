@@ -260,6 +260,46 @@ fn on_missing_decides_without_a_stack() {
 }
 
 #[test]
+fn a_program_waits_for_a_starting_stack() {
+    let test = "a_program_waits_for_a_starting_stack";
+    if skipped(test) {
+        return;
+    }
+    let fixture = Fixture::new("starting");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    // Begins as a stack does before it opens its devices; this process stands for the stack's.
+    let directory = fixture.path().join("run/slow");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let lock = fs::File::create(directory.join("lock")).unwrap();
+    lock.lock().unwrap();
+    fs::write(directory.join("lock"), std::process::id().to_string()).unwrap();
+    let script = "s = server('127.0.0.1', 7301); print(s.getsockname()[1])";
+    let start = || RunningProgram::new(fixture.script(&["--stack", "slow"], script));
+    let no_programs = start().wait_for_output();
+    let stderr = String::from_utf8(no_programs.stderr).unwrap();
+    assert!(no_programs.status.code() == Some(125) && stderr.contains("does not admit programs"), "{stderr}");
+
+    fs::write(directory.join("listen-spawn"), "off").unwrap();
+    let program = start();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::os::unix::fs::symlink(fixture.path().join("run/lab/control"), directory.join("control")).unwrap();
+    fs::write(directory.join("ready"), "").unwrap();
+    let output = program.wait_for_output();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"7301\n"[..]), "{output:?}");
+
+    // The stack ends instead, as if a device could not be opened.
+    fs::remove_file(directory.join("ready")).unwrap();
+    let program = start();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    fs::rename(&directory, fixture.path().join("ended")).unwrap();
+    let output = program.wait_for_output();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(125), "{stderr}");
+    assert!(stderr.contains("no stack named \"slow\" runs"), "{stderr}");
+}
+
+#[test]
 fn the_stack_name_kernel_is_reserved() {
     let fixture = Fixture::new("kernel");
     let refused = fixture.run(&["up", "kernel", "--loopback", "stack"]);
