@@ -120,7 +120,7 @@ enum OnMissing {
 /// executable, or where packages install it.
 ///
 /// # Errors
-/// The variable is not set and the library is in neither place.
+/// The variable names no file, or is not set and the library is in neither place.
 pub fn find_library() -> Result<PathBuf, Failure> {
     find(LIBRARY, "GINNEL_LIBRARY")
 }
@@ -132,8 +132,13 @@ pub fn find_kernel_library() -> Result<PathBuf, Failure> {
 }
 
 fn find(library: &str, variable: &str) -> Result<PathBuf, Failure> {
-    if let Some(path) = std::env::var_os(variable) {
-        return Ok(path.into());
+    if let Some(path) = std::env::var_os(variable).map(PathBuf::from) {
+        // The loader would only warn, and the program would run on the kernel's network.
+        return if path.exists() {
+            Ok(path)
+        } else {
+            Err(Failure::running(format!("{} is missing: {variable} names it", path.display())))
+        };
     }
     let program = std::env::current_exe()
         .map_err(|e| Failure::running(format!("path of the ginnel executable: {e}")))?;
@@ -159,14 +164,19 @@ impl ProgramOptions {
         command
     }
 
-    /// Returns the reason why the program cannot be preloaded with the library, for example that it is
-    /// statically linked; `None` if it can.
-    pub fn check_preloadable(&self) -> Option<Failure> {
-        let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word))?;
-        Some(Failure::running(match self.on_missing {
-            OnMissing::Fail => format!("{cause}: use --on-missing=kernel to run it on the kernel's network"),
-            OnMissing::Kernel => cause,
-        }))
+    /// Returns `library` if the program can be preloaded with it.
+    ///
+    /// # Errors
+    /// The program cannot be preloaded, for example because it is statically linked.
+    pub fn check_preloadable(&self, library: PathBuf) -> Result<PathBuf, Failure> {
+        let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word));
+        match (cause, self.on_missing) {
+            (None, _) => Ok(library),
+            (Some(cause), OnMissing::Fail) => Err(Failure::running(format!(
+                "{cause}: use --on-missing=kernel to run it on the kernel's network"
+            ))),
+            (Some(cause), OnMissing::Kernel) => Err(Failure::running(cause)),
+        }
     }
 
     /// Returns the mode of `--listen-spawn` for workers on the kernel's network; `None` if they share their

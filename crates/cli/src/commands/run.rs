@@ -78,10 +78,10 @@ pub fn run(options: &RunOptions) -> Result<(), Failure> {
 }
 
 fn run_in_kernel_lane(options: &RunOptions, mode: Mode) -> Result<(), Failure> {
-    let library = find_kernel_library()?;
-    if let Some(cause) = options.program.check_preloadable() {
-        return Err(options.program.handle_missing_stack(&cause));
-    }
+    let library = match find_kernel_library().and_then(|library| options.program.check_preloadable(library)) {
+        Ok(library) => library,
+        Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
+    };
     Err(options.program.exec_in_kernel_lane(&library, mode))
 }
 
@@ -92,12 +92,9 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
             "{option} cannot be combined with --stack {name}: that stack was configured by \"ginnel up\""
         )));
     }
-    let library = find_library()?;
-    if let Some(cause) = options.program.check_preloadable() {
-        return Err(options.program.handle_missing_stack(&cause));
-    }
-    match wait_for_control_socket(name) {
-        Ok(control) => Err(options.program.exec_on_stack(&library, &control)),
+    let library = find_library().and_then(|library| options.program.check_preloadable(library));
+    match library.and_then(|library| Ok((library, wait_for_control_socket(name)?))) {
+        Ok((library, control)) => Err(options.program.exec_on_stack(&library, &control)),
         Err(cause) => Err(options.program.handle_missing_stack(&cause)),
     }
 }
@@ -142,10 +139,10 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     if options.death.check_shards {
         return output::print(executable_check::print_own());
     }
-    let library = find_library()?;
-    if let Some(cause) = options.program.check_preloadable() {
-        return Err(options.program.handle_missing_stack(&cause));
-    }
+    let library = match find_library().and_then(|library| options.program.check_preloadable(library)) {
+        Ok(library) => library,
+        Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
+    };
     let stack = match OpenedStack::new(config, "run", 0, options.death.action()) {
         Ok(stack) => stack,
         // A usage error is reported even with `--on-missing kernel`.

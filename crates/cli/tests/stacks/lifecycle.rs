@@ -260,6 +260,30 @@ fn on_missing_decides_without_a_stack() {
 }
 
 #[test]
+fn on_missing_decides_without_a_library() {
+    let fixture = Fixture::new("library");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
+    let cases: [(&[&str], &str); 3] = [
+        (&["--loopback", "stack"], "GINNEL_LIBRARY"),
+        (&["--stack", "lab"], "GINNEL_LIBRARY"),
+        (&["--stack", "kernel", "--listen-spawn", "bound"], "GINNEL_KERNEL_LIBRARY"),
+    ];
+    for (options, variable) in cases {
+        let run = |policy| {
+            let mut command = fixture.ginnel(&[&["run", policy], options, &["--", "echo", "here"]].concat());
+            command.env(variable, fixture.path().join("none.so"));
+            let output = crate::fixture::run_to_end(command);
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert!(stderr.lines().count() == 1 && stderr.contains("none.so is missing"), "{stderr}");
+            assert!(stderr.contains(variable), "{stderr}");
+            (output.status.code(), output.stdout)
+        };
+        assert_eq!(run("--on-missing=fail"), (Some(125), vec![]), "{options:?}");
+        assert_eq!(run("--on-missing=kernel"), (Some(0), b"here\n".to_vec()), "{options:?}");
+    }
+}
+
+#[test]
 fn a_program_waits_for_a_starting_stack() {
     let test = "a_program_waits_for_a_starting_stack";
     if skipped(test) {
