@@ -93,7 +93,8 @@ pub fn size() -> Option<(usize, usize)> {
 }
 
 /// Returns the escape sequences that redraw the screen without flicker: each line overwrites the former one,
-/// and the rest of the line is cleared. `hint` says how to see the rows that do not fit.
+/// and the rest of the line is cleared. A line that fills the row has no rest: the cursor is still on the
+/// last character, which clearing would remove. `hint` says how to see the rows that do not fit.
 pub fn screen(lines: &[&str], hint: &str, size: Option<(usize, usize)>) -> String {
     let (rows, columns) = size.filter(|size| size.0 > 2 && size.1 > 0).unwrap_or((usize::MAX, usize::MAX));
     let mut out = String::from("\x1b[H");
@@ -101,7 +102,7 @@ pub fn screen(lines: &[&str], hint: &str, size: Option<(usize, usize)>) -> Strin
     let fit = lines.len().min(rows - 1);
     for line in &lines[..fit] {
         out.extend(line.chars().take(columns));
-        out.push_str("\x1b[K\n");
+        out.push_str(if line.chars().count() < columns { "\x1b[K\n" } else { "\n" });
     }
     out.push_str("\x1b[J");
     if fit < lines.len() {
@@ -122,5 +123,11 @@ mod tests {
         let cut = screen(&["title", "one", "two", "three"], "use --filter", Some((3, 12)));
         assert_eq!(cut, "\x1b[Htitle\x1b[K\none\x1b[K\n\x1b[J… 2 more row");
         assert!(!cut.ends_with('\n'), "that would scroll");
+    }
+
+    #[test]
+    fn full_lines_keep_their_last_character() {
+        let all = screen(&["12345678", "1234567", "123456789"], "", Some((10, 8)));
+        assert_eq!(all, "\x1b[H12345678\n1234567\x1b[K\n12345678\n\x1b[J");
     }
 }
