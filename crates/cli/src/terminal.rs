@@ -16,8 +16,10 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// restores the terminal.
 pub struct Terminal {
     stdin: Stdin,
-    /// The modes that dropping the value restores; `None` if standard input is no terminal, or has failed.
+    /// The modes that dropping the value restores; `None` if standard input is no terminal.
     saved: Option<Termios>,
+    /// Standard input can give keys.
+    has_keys: bool,
 }
 
 impl Terminal {
@@ -40,7 +42,7 @@ impl Terminal {
             let _ = tcsetattr(&stdin, OptionalActions::Flush, &modes);
         }
         // From here on the value restores the terminal, also after an error.
-        let terminal = Self { stdin, saved };
+        let terminal = Self { stdin, has_keys: saved.is_some(), saved };
         let mut out = io::stdout().lock();
         out.write_all(ENTER.as_bytes())?;
         out.flush()?;
@@ -49,7 +51,7 @@ impl Terminal {
 
     /// Waits for a key, for `timeout` at most.
     pub fn key(&mut self, timeout: Duration) -> Option<u8> {
-        if self.saved.is_none() {
+        if !self.has_keys {
             std::thread::sleep(timeout);
             return None;
         }
@@ -59,7 +61,7 @@ impl Terminal {
             Ok(1..) => {}
             Ok(0) | Err(Errno::INTR) => return None,
             Err(_) => {
-                self.saved = None;
+                self.has_keys = false;
                 return None;
             }
         }
@@ -67,9 +69,10 @@ impl Terminal {
         match read(&self.stdin, &mut byte) {
             Ok(1) => Some(byte[0]),
             Err(Errno::INTR | Errno::AGAIN) => None,
-            // The terminal has gone; the hang-up signal ends the command.
+            // The terminal has gone, and the hang-up signal ends the command; or the terminal has another
+            // process group in the foreground. Reading again would fail at once.
             _ => {
-                self.saved = None;
+                self.has_keys = false;
                 None
             }
         }

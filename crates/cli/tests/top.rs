@@ -128,6 +128,51 @@ fn keys_end_and_the_terminal_is_restored() {
     }
 }
 
+/// Runs its arguments in the background of a terminal, types a key, which they cannot read there, and ends
+/// them. Prints their status, and whether the terminal's modes are those of a new terminal.
+const IN_BACKGROUND: &str = r"
+import os, pty, signal, sys, termios, threading, time
+signal.alarm(50)
+from_leader, to_driver = os.pipe()
+leader, master = pty.fork()
+if not leader:
+    for number in (signal.SIGTTIN, signal.SIGTTOU): signal.signal(number, signal.SIG_IGN)
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        os.execv(sys.argv[1], sys.argv[1:])
+    os.write(to_driver, str(child).encode())
+    os.write(to_driver, str(os.waitpid(child, 0)[1]).encode())
+    while True: signal.pause()
+child = int(os.read(from_leader, 20))
+shown = b''
+def read():
+    global shown
+    while True: shown += os.read(master, 1000)
+threading.Thread(target=read, daemon=True).start()
+def modes(): return termios.tcgetattr(master)[3] & (termios.ICANON | termios.ECHO)
+while b'Nearest limit' not in shown: time.sleep(0.01)
+assert modes() == 0
+os.write(master, b'x'); time.sleep(0.5)
+os.kill(child, signal.SIGTERM)
+print(os.read(from_leader, 20).decode(), modes() == termios.ICANON | termios.ECHO, flush=True)
+os.kill(leader, signal.SIGKILL)
+os._exit(0)
+";
+
+#[test]
+fn unreadable_keys_prevent_no_restoring() {
+    let test = "unreadable_keys_prevent_no_restoring";
+    if Command::new("python3").arg("--version").output().is_err() {
+        skip(test, "no python3");
+        return;
+    }
+    let lab = Lab::start("top-background");
+    let arguments = ["-c", IN_BACKGROUND, GINNEL, "top", "lab", "--interval", "0.1"];
+    let output = lab.command("python3", &arguments).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 True\n", "{output:?}");
+}
+
 #[test]
 fn the_end_of_the_stack_is_said() {
     let test = "the_end_of_the_stack_is_said";
