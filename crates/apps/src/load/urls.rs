@@ -99,9 +99,8 @@ impl UrlScheme {
             return Err(format!("a {0} server has no paths: write it as {0}://{host}", scheme.name()));
         }
         // Host and port have the form that they have in an HTTP URL.
-        server
-            .parse::<Url>()
-            .map_err(|problem| problem.replace("http://10.0.0.1:8080/", "redis://10.0.0.1"))?;
+        let example = format!("{}://10.0.0.1", scheme.name());
+        server.parse::<Url>().map_err(|problem| problem.replace("http://10.0.0.1:8080/", &example))?;
         Ok((scheme, server))
     }
 
@@ -353,6 +352,8 @@ mod tests {
         ] {
             assert_eq!(UrlScheme::Redis.server(text), Err(expected.into()), "{text}");
         }
+        let missing = "has no host: write it as memcached://10.0.0.1";
+        assert_eq!(UrlScheme::Memcached.server("memcached://"), Err(missing.into()));
     }
 
     #[test]
