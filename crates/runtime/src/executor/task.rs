@@ -100,9 +100,9 @@ impl<T: 'static> Future for JoinHandle<T> {
         polled.map(|ended| {
             let result = match ended {
                 Ok(Ok(output)) => Ok(downcast(output)),
-                Ok(Err(TaskError::Aborted)) => Err(JoinError(None)),
-                Ok(Err(TaskError::Panicked(panic))) => Err(JoinError(Some(panic))),
-                Err(error) => Err(JoinError(Some(Box::new(error.to_string())))),
+                Ok(Err(TaskError::Aborted)) => Err(JoinError(JoinFailure::Aborted)),
+                Ok(Err(TaskError::Panicked(panic))) => Err(JoinError(JoinFailure::Panicked(panic))),
+                Err(error) => Err(JoinError(JoinFailure::Unreachable(error))),
             };
             self.done = true;
             result
@@ -131,17 +131,26 @@ impl<T> Drop for JoinHandle<T> {
 }
 
 /// Why a task has no result.
-pub struct JoinError(Option<Box<dyn Any + Send>>);
+pub struct JoinError(JoinFailure);
+
+enum JoinFailure {
+    Aborted,
+    /// The payload of the panic.
+    Panicked(Box<dyn Any + Send>),
+    /// The handle was awaited where its shard does not run.
+    Unreachable(io::Error),
+}
 
 impl JoinError {
     /// Returns whether the task was aborted.
     pub const fn is_cancelled(&self) -> bool {
-        self.0.is_none()
+        matches!(self.0, JoinFailure::Aborted)
     }
 
-    /// Returns whether the task panicked.
+    /// Returns whether the task panicked. False, as [`is_cancelled`](JoinError::is_cancelled), if the handle
+    /// was awaited outside of its shard: the task may still run then.
     pub const fn is_panic(&self) -> bool {
-        self.0.is_some()
+        matches!(self.0, JoinFailure::Panicked(_))
     }
 
     /// Returns the payload of the panic, for [`resume_unwind`](std::panic::resume_unwind).
@@ -149,13 +158,16 @@ impl JoinError {
     /// # Errors
     /// The error itself, if the task did not panic.
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, Self> {
-        self.0.ok_or(Self(None))
+        match self.0 {
+            JoinFailure::Panicked(panic) => Ok(panic),
+            other => Err(Self(other)),
+        }
     }
+}
 
-    fn message(&self) -> Option<&str> {
-        let panic = self.0.as_ref()?;
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-    }
+/// Returns the message of a panic, if its payload is text.
+fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
 impl fmt::Debug for JoinError {
@@ -166,10 +178,13 @@ impl fmt::Debug for JoinError {
 
 impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0, self.message()) {
-            (None, _) => f.write_str("the task was aborted"),
-            (Some(_), None) => f.write_str("the task panicked"),
-            (Some(_), Some(message)) => write!(f, "the task panicked: {message}"),
+        match &self.0 {
+            JoinFailure::Aborted => f.write_str("the task was aborted"),
+            JoinFailure::Panicked(panic) => match panic_message(&**panic) {
+                None => f.write_str("the task panicked"),
+                Some(message) => write!(f, "the task panicked: {message}"),
+            },
+            JoinFailure::Unreachable(error) => write!(f, "the task cannot be joined: {error}"),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::common::{SharedCounter, run_alone, run_alone_with, shared};
 use core::future::{pending, poll_fn};
 use core::task::Poll;
 use core::time::Duration;
+use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use ginnel::task::{self, spawn, yield_now};
 use ginnel::time::{sleep, timeout};
@@ -46,6 +47,17 @@ fn panic_ends_only_its_task() {
         assert_eq!(error.try_into_panic().unwrap().downcast_ref(), Some(&"on purpose"));
         assert_eq!(good.await.unwrap(), 7);
     });
+}
+
+#[test]
+fn join_outside_of_its_shard_is_no_panic() {
+    let (lent, taken) = shared::<Option<task::JoinHandle<()>>>();
+    run_alone(async move || *lent.borrow_mut() = Some(spawn(pending())));
+    let mut handle = taken.borrow_mut().take().unwrap();
+    let error = (&mut handle).now_or_never().unwrap().unwrap_err();
+    assert!(!error.is_panic() && !error.is_cancelled());
+    assert!(error.to_string().contains("its shard is not running"), "{error}");
+    assert!(error.try_into_panic().is_err());
 }
 
 struct Bomb;
