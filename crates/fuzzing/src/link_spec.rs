@@ -33,7 +33,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             "delay=20ms loss=1% rate=1gbit jitter=2ms duplicate=0.1% reorder=1% corrupt=0.01% limit=1000 loss-burst=2.5",
         ),
         ("directions", "loss=1% up.loss=2%,down.delay=1.5s\tup.rate=10mbit"),
-        ("limits", "rate=56kbit limit-bytes=64kib memory=1gib corrupt-from=14 reorder-delay=250us"),
+        ("limits", "rate=56kbit limit-bytes=64KiB memory=1GiB corrupt-from=14 reorder-delay=250us"),
         ("bad-unit", "delay=20"),
         ("bad-number", "loss=1.%"),
         ("unknown", "colour=red"),
@@ -42,4 +42,18 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("no-value", "loss"),
     ];
     texts.map(|(name, text)| (name, text.as_bytes().to_vec())).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LinkSpec, seeds};
+
+    /// A seed that is rejected by mistake covers nothing.
+    #[test]
+    fn only_seeds_of_errors_are_rejected() {
+        let is_accepted = |data: &[u8]| LinkSpec::parse(core::str::from_utf8(data).unwrap()).is_ok();
+        let accepted: Vec<_> =
+            seeds().into_iter().filter(|(_, data)| is_accepted(data)).map(|(name, _)| name).collect();
+        assert_eq!(accepted, ["empty", "manual", "directions", "limits"]);
+    }
 }
