@@ -110,6 +110,28 @@ a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
 }
 
 #[test]
+fn entries_without_values_hide_no_variables() {
+    if skipped("entries_without_values_hide_no_variables") {
+        return;
+    }
+    let fixture = Fixture::new("entries");
+    // `LD_PRELOAD` and `GINNEL_STACK` without `=` are entries of the environment, but no variables.
+    let first = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def strings(*all_): return (ctypes.c_char_p * (len(all_) + 1))(*all_, None)
+s = server('127.0.0.1', 7104); keep(s)
+argv = strings(b'python3', b'-c', NEXT.encode(), str(s.fileno()).encode())
+libc.execve(sys.executable.encode(), argv, strings(b'LD_PRELOAD', b'GINNEL_STACK', b'A=1', b''))";
+    let next = "
+print(sorted(open('/proc/self/environ', 'rb').read().split(bytes(1)))[:3], os.environ['A'])
+s = socket.socket(fileno=int(sys.argv[1]))
+c = socket.create_connection(s.getsockname()); a, _ = s.accept(); a.sendall(b'served'); print(c.recv(9))";
+    let text = output_after_exec(&fixture, first, next);
+    assert_eq!(text, "[b'', b'', b'A=1'] 1\nb'served'\n");
+}
+
+#[test]
 fn reserved_descriptors_are_not_inherited() {
     if skipped("reserved_descriptors_are_not_inherited") {
         return;

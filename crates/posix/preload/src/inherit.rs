@@ -82,7 +82,8 @@ pub unsafe fn complete_environment(
     {
         // SAFETY: a string of the array, which lives long enough.
         let text = unsafe { CStr::from_ptr(entry) }.to_bytes();
-        let name = text.split(|byte| *byte == b'=').next().unwrap_or_default();
+        // An entry without `=` is no variable: libc and the loader ignore the entry.
+        let name = text.iter().position(|byte| *byte == b'=').map_or(&b""[..], |end| &text[..end]);
         let own = attach::VARIABLES.iter().find(|own| own.as_bytes() == name);
         if name == PRELOAD_VARIABLE.as_bytes() {
             preload = Some(text);
