@@ -1,5 +1,6 @@
 //! Maps the descriptors of the process to the stack's open file descriptions. Every hooked call looks up its
 //! descriptor here, also calls on files, so a look-up is one load.
+#![allow(unsafe_code)] // the allocator's zeros are the entries
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use rustix::fd::RawFd;
@@ -23,7 +24,14 @@ impl FdTable {
     /// Creates a table for all descriptors that the hard limit of `RLIMIT_NOFILE` permits.
     pub fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
-        Self { entries: (0..limit).map(|_| AtomicU32::new(0)).collect(), end: AtomicI32::new(0) }
+        Self::with_len(limit as usize)
+    }
+
+    /// Creates a table for `len` descriptors. A page of entries takes memory once one of them is set.
+    fn with_len(len: usize) -> Self {
+        // SAFETY: zeros are an `AtomicU32`.
+        let entries = unsafe { Box::<[AtomicU32]>::new_zeroed_slice(len).assume_init() };
+        Self { entries, end: AtomicI32::new(0) }
     }
 
     /// Returns how many descriptors the table has room for.
@@ -82,5 +90,23 @@ mod tests {
         assert_eq!(table.range(0, RawFd::MAX).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(table.take(3), Some(0));
         assert_eq!((table.take(3), table.get(3)), (None, None));
+    }
+
+    #[test]
+    fn unused_entries_take_no_memory() {
+        // 64 MiB, which every allocator maps.
+        const ENTRIES: usize = 1 << 24;
+        let page = rustix::param::page_size();
+        let table = FdTable::with_len(ENTRIES);
+        assert!(table.set(3, 0) && table.get(ENTRIES as RawFd / 2).is_none());
+        let all = table.entries.as_ptr_range();
+        let start = all.start.addr().next_multiple_of(page);
+        let mut pages = vec![0u8; (all.end.addr() - start) / page];
+        // SAFETY: asks about whole pages of the table, and writes one byte for each of them.
+        let status = unsafe { libc::mincore(start as *mut _, pages.len() * page, pages.as_mut_ptr()) };
+        assert_eq!(status, 0);
+        let resident = pages.iter().filter(|page| **page & 1 != 0).count();
+        // One huge page at most.
+        assert!(resident * page <= 2 << 20, "{resident} pages");
     }
 }
