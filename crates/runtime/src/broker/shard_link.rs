@@ -106,11 +106,12 @@ pub fn link_pair() -> Result<(OwnedFd, OwnedFd), Error> {
     seqpacket::pair().map_err(|e| Error::io("connection to the process of the shards", e))
 }
 
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
+}
+
 fn wait_readable(fd: &OwnedFd, timeout: Option<Duration>) {
-    let timeout = timeout.map(|time| Timespec {
-        tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    });
+    let timeout = timeout.map(timespec);
     // The result is not needed: the next receive tells whether there is a packet, also after a signal.
     let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], timeout.as_ref());
 }
@@ -155,11 +156,10 @@ impl ChildLink {
         self.connection.as_fd()
     }
 
-    /// Returns whether the child is gone, or ends within `timeout`, which is less than a second.
+    /// Returns whether the child is gone, or ends within `timeout`.
     pub(super) fn is_gone_within(&self, timeout: Duration) -> bool {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
-        matches!(poll(&mut fds, Some(&timeout)), Ok(1))
+        matches!(poll(&mut fds, Some(&timespec(timeout))), Ok(1))
     }
 
     fn call(&self, shard: u16, request: &BrokerRequest) -> Result<BrokerReply, Error> {
@@ -415,5 +415,21 @@ mod tests {
         let (supervisor_end, child_end) = link_pair().unwrap();
         drop(child_end);
         assert!(ChildLink::open(supervisor_end, Duration::from_secs(10)).is_err());
+    }
+
+    #[test]
+    fn the_end_is_awaited_for_whole_seconds() {
+        let (supervisor_end, child_end) = link_pair().unwrap();
+        let child = std::thread::spawn(move || serve_broker(&child_end, &[]));
+        let link = Arc::new(ChildLink::open(supervisor_end, Duration::from_secs(10)).unwrap());
+        assert!(!link.is_gone_within(Duration::from_millis(1)));
+        let ending = link.clone();
+        let call = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            ShardLink::Child(ending, 1).call(BrokerRequest::Reap { domain: 0, client: 0 }).is_err()
+        });
+        assert!(link.is_gone_within(Duration::from_secs(10)));
+        assert!(call.join().unwrap());
+        child.join().unwrap();
     }
 }
