@@ -864,7 +864,7 @@ impl<'a> Context<'a> {
     }
 
     /// Returns the counters of the network layer.
-    pub fn network_stats(&self) -> &NetworkStats {
+    pub fn network_stats(&self) -> NetworkStats {
         self.core.stack.network_stats()
     }
 

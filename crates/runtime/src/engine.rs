@@ -205,10 +205,10 @@ impl Engine {
     }
 
     /// Returns the counters of the network layer.
-    pub fn network_stats(&self) -> &NetworkStats {
+    pub fn network_stats(&self) -> NetworkStats {
         match self {
             Self::Local(stack) => stack.network().stats(),
-            Self::Channel(remote) => &remote.counters().network,
+            Self::Channel(remote) => remote.counters().network.clone(),
         }
     }
 

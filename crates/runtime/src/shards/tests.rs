@@ -154,7 +154,7 @@ impl<S: Handler, C: Handler> Fixture<S, C> {
 
     /// Sums a counter of the network layer over the shards.
     fn sum_network(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
-        self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).sum()
+        self.shards.iter().map(|shard| counter(&shard.core.stack.local().unwrap().network().stats())).sum()
     }
 }
 

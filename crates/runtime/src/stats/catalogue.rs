@@ -50,9 +50,10 @@ impl<H: Handler> StatsView<'_, H> {
 
     fn visit_engine(&self, stack: &Stack, put: &mut impl FnMut(CounterKind, CounterName<'_>, u64)) {
         let network = stack.network();
+        let network_stats = network.stats();
         let groups: [(&str, &mut dyn Iterator<Item = (&'static str, u64)>); 4] = [
             ("tcp", &mut stack.tcp_stats().entries()),
-            ("ip", &mut network.stats().entries()),
+            ("ip", &mut network_stats.entries()),
             ("drop", &mut network.drops().entries()),
             ("udp", &mut stack.udp_stats().entries()),
         ];

@@ -179,8 +179,13 @@ impl Network {
     }
 
     /// Returns the event counters.
-    pub fn stats(&self) -> &NetworkStats {
-        &self.stats
+    pub fn stats(&self) -> NetworkStats {
+        let mut stats = self.stats.clone();
+        for port in &self.ports {
+            stats.tx_frames += port.tx_frames - port.relayed_frames;
+            stats.tx_bytes += port.tx_bytes - port.relayed_bytes;
+        }
+        stats
     }
 
     /// Returns the counters of dropped frames by reason.

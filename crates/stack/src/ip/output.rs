@@ -417,7 +417,7 @@ impl Network {
         match sealed.target {
             TxTarget::Device => {
                 let port = &mut self.ports[usize::from(sealed.port)];
-                port.commit(sealed.len, sealed.meta, &mut self.stats);
+                port.commit(sealed.len, sealed.meta);
             }
             TxTarget::Pending(slot) => {
                 let bytes = self.scratch[..sealed.len].into();

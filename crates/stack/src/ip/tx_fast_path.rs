@@ -127,7 +127,7 @@ impl Network {
     /// [`Network::begin_tcp_v4`] and this call.
     #[inline(always)]
     pub(crate) fn commit_tcp_v4(&mut self, sealed: SealedTcpV4, label: Label) {
-        self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(label), &mut self.stats);
+        self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(label));
     }
 
     /// Sends a sealed super-frame whose payload was left out and consists of `pieces`.
@@ -140,7 +140,7 @@ impl Network {
     ) {
         let head = sealed.gso.map_or(sealed.len, |gso| usize::from(gso.header_len));
         let port = &mut self.ports[usize::from(sealed.port)];
-        port.commit_gathered(head, sealed.len, pieces, sealed.meta(label), &mut self.stats);
+        port.commit_gathered(head, sealed.len, pieces, sealed.meta(label));
     }
 }
 

@@ -29,7 +29,7 @@ impl Network {
         };
         header.emit(buffer);
         let len = header_len + write(&mut buffer[header_len..]);
-        port.commit(len, TxMeta::default(), &mut self.stats);
+        port.commit(len, TxMeta::default());
         true
     }
 }

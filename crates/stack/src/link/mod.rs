@@ -14,9 +14,9 @@ pub use groups::ShardGroup;
 use crate::device::{Capabilities, PayloadPiece, TxMeta, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
+use crate::ip::NetworkConfig;
 use crate::ip::path_mtu::IPV6_MTU_MIN;
 use crate::ip::route::same_network;
-use crate::ip::{NetworkConfig, NetworkStats};
 use crate::link::groups::GroupTable;
 use crate::link::neighbour::LINK_HEADER_MAX;
 use crate::time::Instant;
@@ -144,13 +144,26 @@ pub(crate) struct TxPort {
     /// Frames and bytes sent.
     pub tx_frames: u64,
     pub tx_bytes: u64,
+    /// The part of them that other shards have made.
+    pub relayed_frames: u64,
+    pub relayed_bytes: u64,
 }
 
 impl TxPort {
     pub(crate) fn new(mut tx: Box<dyn TxQueue + Send>) -> Self {
         let (capabilities, can_gather) = (tx.capabilities(), tx.gather().is_some());
-        let (untagged, tagged) = (None, Vec::new());
-        Self { tx, capabilities, can_gather, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
+        Self {
+            tx,
+            capabilities,
+            can_gather,
+            untagged: None,
+            tagged: Vec::new(),
+            dirty: false,
+            tx_frames: 0,
+            tx_bytes: 0,
+            relayed_frames: 0,
+            relayed_bytes: 0,
+        }
     }
 
     /// Replaces the device: see [`crate::stack::Stack::replace_tx`].
@@ -181,18 +194,18 @@ impl TxPort {
 
     /// Sends the first `len` bytes of the buffer reserved last, and counts them.
     #[inline]
-    pub(crate) fn commit(&mut self, len: usize, meta: TxMeta, stats: &mut NetworkStats) {
+    pub(crate) fn commit(&mut self, len: usize, meta: TxMeta) {
         self.tx.commit(len, meta);
-        self.count(len, stats);
+        self.count(len);
     }
 
     /// Sends the first `len` bytes of the buffer reserved last, which the network layer of another shard has
     /// made and counted.
     pub(crate) fn commit_relayed(&mut self, len: usize) {
         self.tx.commit(len, TxMeta::default());
-        self.dirty = true;
-        self.tx_frames += 1;
-        self.tx_bytes += len as u64;
+        self.count(len);
+        self.relayed_frames += 1;
+        self.relayed_bytes += len as u64;
     }
 
     /// Sends a frame that consists of the first `head` bytes of the reserved buffer and of `pieces`, `len`
@@ -203,21 +216,18 @@ impl TxPort {
         len: usize,
         pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
         meta: TxMeta,
-        stats: &mut NetworkStats,
     ) {
         if let Some(gather) = self.tx.gather() {
             gather.commit_gathered(head, pieces, meta);
-            self.count(len, stats);
+            self.count(len);
         }
     }
 
     #[inline(always)]
-    fn count(&mut self, len: usize, stats: &mut NetworkStats) {
+    fn count(&mut self, len: usize) {
         self.dirty = true;
         self.tx_frames += 1;
         self.tx_bytes += len as u64;
-        stats.tx_frames += 1;
-        stats.tx_bytes += len as u64;
     }
 
     /// Returns the length of the largest frame that the device accepts, in bytes.

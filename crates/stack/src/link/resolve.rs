@@ -149,7 +149,7 @@ impl Network {
             let Some(buffer) = port.tx.reserve(len).and_then(|buffer| buffer.get_mut(..len)) else { break };
             buffer.copy_from_slice(&frame.bytes);
             buffer[..6].copy_from_slice(&mac.0);
-            port.commit(len, frame.meta, &mut self.stats);
+            port.commit(len, frame.meta);
             frames.pop_front();
         }
         if !frames.is_empty() {

@@ -560,6 +560,7 @@ impl Tcp {
         }
         let is_over_limit =
             self.half_open >= self.config.half_open_max || entry.half_open > entry.options.backlog;
+        let save = entry.options.socket.save_syn;
         let cookies = match self.config.syn_cookies {
             SynCookies::Off => false,
             SynCookies::Auto => is_over_limit && sequence.is_none(),
@@ -581,7 +582,6 @@ impl Tcp {
             FastOpenReply::None
         };
         let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
-        let save = self.listeners.get(listener).options.socket.save_syn;
         if save != SaveSyn::Off {
             self.save_syn(idx, save, seg, burst);
         }
@@ -604,7 +604,7 @@ impl Tcp {
         }
         // No data of the application can be sent with the SYN+ACK, so it is sent at once.
         let sent = match cookie {
-            None => self.send_syn(net, idx),
+            None => self.send_first_syn_ack(net, idx),
             Some(cookie) => self.send_syn_ack_with_cookie(net, idx, cookie),
         };
         if sent == Err(TxError::Full) {
@@ -614,8 +614,7 @@ impl Tcp {
         }
         // A new connection has no other timer, and no round-trip time yet.
         let profile = self.profiles.get(self.conns[idx].profile);
-        let rto_us = profile.rto_initial_us().min(profile.rto_max_us());
-        self.arm(idx, self.now.after_micros(rto_us));
+        self.arm(idx, self.now.after_micros(profile.syn_ack_rto_us()));
         true
     }
 

@@ -96,7 +96,7 @@ impl Tcp {
     /// Sends what one connection has to send.
     pub(super) fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         if self.conns[idx].has(Flags::SYN_PENDING) {
-            return self.send_syn_outlined(net, idx);
+            return self.send_syn(net, idx);
         }
         let c = &self.conns[idx];
         if !c.state.is_synchronized() {
@@ -157,13 +157,7 @@ impl Tcp {
 
     /// Sends a SYN, or a SYN+ACK that could not be sent at once.
     #[inline(never)]
-    fn send_syn_outlined(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
-        self.send_syn(net, idx)
-    }
-
-    /// Sends SYN or SYN+ACK.
-    #[inline(always)]
-    pub fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let mut flags = TcpFlags::SYN;
         let passive = c.state == State::SynReceived;
@@ -202,6 +196,26 @@ impl Tcp {
             c.min_rtt = now_us;
         }
         c.last_rx = now_ms;
+        Ok(())
+    }
+
+    /// Sends the SYN+ACK of a connection that was created just now.
+    #[inline(always)]
+    pub(super) fn send_first_syn_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let now_us = self.now.as_micros() as u32;
+        let c = &self.conns[idx];
+        if c.has(Flags::V6 | Flags::MTU_LOCKED) {
+            return self.send_syn(net, idx);
+        }
+        let ecn = if c.has(Flags::ECN) { TcpFlags::ECE } else { TcpFlags::NONE };
+        let flags = TcpFlags::SYN | TcpFlags::ACK | ecn;
+        let segment = TxSegment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
+        if !self.emit_syn_ack(net, idx, &segment)? {
+            return self.send_syn(net, idx);
+        }
+        let c = &mut self.conns[idx];
+        c.flags.clear(Flags::SYN_PENDING);
+        c.min_rtt = now_us;
         Ok(())
     }
 

@@ -150,6 +150,12 @@ impl Profile {
         Self { has_slow_path, ..self }
     }
 
+    /// Returns the time-out of a first SYN+ACK, in µs.
+    #[inline]
+    pub fn syn_ack_rto_us(&self) -> u64 {
+        u64::from(self.rto_initial_ms.min(self.rto_max_ms)) * 1000
+    }
+
     /// Returns the time-out before the first sample, in µs.
     #[inline]
     pub fn rto_initial_us(&self) -> u64 {

@@ -39,17 +39,19 @@ const fn folded_multiply(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Returns SipHash-1-3 of two words, without the buffering that input of any length needs.
+/// Returns SipHash-1-3 of twelve bytes, without the buffering that input of any length needs. The first eight
+/// are `first`, the others `last`, both with the lowest byte first.
 #[inline]
-fn siphash13_2u64((k0, k1): (u64, u64), words: [u64; 2]) -> u64 {
-    const LENGTH: u64 = 16 << 56;
+fn siphash13_12_bytes((k0, k1): (u64, u64), first: u64, last: u32) -> u64 {
+    // The last block ends with the length of the input.
+    let last = u64::from(last) | 12 << 56;
     let mut v = [
         k0 ^ 0x736f_6d65_7073_6575,
         k1 ^ 0x646f_7261_6e64_6f6d,
         k0 ^ 0x6c79_6765_6e65_7261,
         k1 ^ 0x7465_6462_7974_6573,
     ];
-    for word in [words[0], words[1], LENGTH] {
+    for word in [first, last] {
         v[3] ^= word;
         sip_round(&mut v);
         v[0] ^= word;
@@ -145,7 +147,7 @@ impl Secrets {
     /// Returns an initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> u32 {
         let hash = if key.remote.is_v4() {
-            siphash13_2u64(self.sequence, [pair_v4(key.remote, key.local), key.ports().into()])
+            siphash13_12_bytes(self.sequence, pair_v4(key.remote, key.local), key.ports())
         } else {
             let (k0, k1) = self.sequence;
             Self::with_key(SipHasher13::new_with_keys(k0, k1), key).finish()
@@ -206,16 +208,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hash_of_two_words_is_siphash_1_3() {
+    fn hash_of_twelve_bytes_is_siphash_1_3() {
         let mut number = 1u64;
         let mut next = || {
             number = number.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             number
         };
         for _ in 0..1000 {
-            let (k0, k1, words) = (next(), next(), [next(), next()]);
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            assert_eq!(siphash13_2u64((k0, k1), words), SipHasher13::new_with_keys(k0, k1).hash(&bytes));
+            let (k0, k1, first, last) = (next(), next(), next(), next() as u32);
+            let bytes = [&first.to_le_bytes()[..], &last.to_le_bytes()].concat();
+            let expected = SipHasher13::new_with_keys(k0, k1).hash(&bytes);
+            assert_eq!(siphash13_12_bytes((k0, k1), first, last), expected);
         }
     }
 }

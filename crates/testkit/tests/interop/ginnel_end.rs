@@ -181,7 +181,8 @@ impl GinnelEnd {
         }
         let open = self.flows.len();
         let _ = writeln!(text, "  {open} connections open, {} opened by us", self.opened);
-        let counters = cx.tcp_stats().entries().chain(cx.network_stats().entries());
+        let network = cx.network_stats();
+        let counters = cx.tcp_stats().entries().chain(network.entries());
         let counters = counters.chain(cx.network_drops().entries()).chain(cx.stats().iter());
         for (name, count) in counters.filter(|(_, count)| *count > 0) {
             let _ = write!(text, "  {name} {count}");

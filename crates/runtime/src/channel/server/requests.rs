@@ -227,7 +227,7 @@ impl Domain {
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {
                 tcp: *cx.tcp_stats(),
-                network: cx.network_stats().clone(),
+                network: cx.network_stats(),
                 drops: cx.network_drops().clone(),
             })),
             ChannelRequest::Detach => {

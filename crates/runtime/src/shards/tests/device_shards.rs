@@ -128,7 +128,10 @@ impl TwoLinks {
     }
 
     fn network(&self, counter: impl Fn(&NetworkStats) -> u64) -> Vec<u64> {
-        self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).collect()
+        self.shards
+            .iter()
+            .map(|shard| counter(&shard.core.stack.local().unwrap().network().stats()))
+            .collect()
     }
 
     /// Asserts that the frames of a device are counted once, by the shards that have sent them.
