@@ -780,7 +780,17 @@ impl Client {
     }
 
     /// Returns the next event.
+    #[inline]
     pub fn next_event(&mut self) -> Option<ClientEvent> {
+        // Each series of calls ends without an event.
+        let may_have_one = !self.events.is_empty()
+            || self.prioritized.is_some()
+            || self.must_rescan
+            || !self.from_stack.is_empty(self.memory.to_client());
+        if may_have_one { self.find_event() } else { None }
+    }
+
+    fn find_event(&mut self) -> Option<ClientEvent> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Some(event);

@@ -58,11 +58,15 @@ struct ClientHeader {
 struct ClientLayout {
     sockets: usize,
     listeners: usize,
+    /// Sockets and listeners: flags of a ring.
+    flags: usize,
     /// Slots of a ring: a power of two.
     slots: usize,
-    slots_offset: usize,
+    /// Of the ring to the stack, and of the ring to the client.
+    slots_offsets: [usize; 2],
     credits_offset: usize,
-    flags_offset: usize,
+    /// Of the same rings.
+    flags_offsets: [usize; 2],
     total: usize,
 }
 
@@ -70,11 +74,20 @@ impl ClientLayout {
     fn new(sockets: usize, listeners: usize) -> Self {
         let all_sockets = sockets.next_power_of_two();
         let slots = (all_sockets / SOCKETS_PER_SLOT).clamp(SLOTS_MIN, SLOTS_MAX).min(all_sockets.max(2));
+        let (slots_bytes, flags) = (slots * size_of::<AtomicU32>(), sockets + listeners);
         let slots_offset = size_of::<ClientHeader>().next_multiple_of(PAGE / 2);
-        let credits_offset = (slots_offset + 2 * slots * size_of::<AtomicU32>()).next_multiple_of(PAGE);
+        let credits_offset = (slots_offset + 2 * slots_bytes).next_multiple_of(PAGE);
         let flags_offset = (credits_offset + listeners * size_of::<AtomicU32>()).next_multiple_of(PAGE);
-        let total = (flags_offset + 2 * (sockets + listeners)).next_multiple_of(PAGE);
-        Self { sockets, listeners, slots, slots_offset, credits_offset, flags_offset, total }
+        Self {
+            sockets,
+            listeners,
+            flags,
+            slots,
+            slots_offsets: [slots_offset, slots_offset + slots_bytes],
+            credits_offset,
+            flags_offsets: [flags_offset, flags_offset + flags],
+            total: (flags_offset + 2 * flags).next_multiple_of(PAGE),
+        }
     }
 }
 
@@ -136,16 +149,14 @@ impl ClientMemory {
     /// Returns a ring: 0 is the ring to the stack, 1 the ring to the client.
     #[inline]
     fn doorbells<'a>(&'a self, words: &'a DoorbellWords, index: usize) -> Doorbells<'a> {
-        let ClientLayout { sockets, listeners, slots, slots_offset, flags_offset, .. } = self.layout;
-        let slots_at = slots_offset + index * slots * size_of::<AtomicU32>();
-        let flags_at = flags_offset + index * (sockets + listeners);
+        let ClientLayout { flags, slots, slots_offsets, flags_offsets, .. } = &self.layout;
         // SAFETY: atomics; `ClientLayout` aligns the slots, and has room for the slots and flags of two
         // rings.
         unsafe {
             Doorbells {
                 words,
-                slots: self.mapping.slice_unchecked::<AtomicU32>(slots_at, slots),
-                flags: self.mapping.slice_unchecked::<AtomicU8>(flags_at, sockets + listeners),
+                slots: self.mapping.slice_unchecked::<AtomicU32>(slots_offsets[index], *slots),
+                flags: self.mapping.slice_unchecked::<AtomicU8>(flags_offsets[index], *flags),
             }
         }
     }
@@ -249,10 +260,12 @@ mod tests {
         for (sockets, listeners) in [(1, 1), (5, 3), (1 << 16, 4096), (1 << 24, 65_535)] {
             let layout = ClientLayout::new(sockets, listeners);
             assert!(layout.slots.is_power_of_two() && layout.slots <= SLOTS_MAX);
-            assert!(size_of::<ClientHeader>() <= layout.slots_offset);
-            assert!(layout.slots_offset + 8 * layout.slots <= layout.credits_offset);
-            assert!(layout.credits_offset + 4 * listeners <= layout.flags_offset);
-            assert!(layout.flags_offset + 2 * (sockets + listeners) <= layout.total);
+            assert!(size_of::<ClientHeader>() <= layout.slots_offsets[0]);
+            assert!(layout.slots_offsets[0] + 4 * layout.slots <= layout.slots_offsets[1]);
+            assert!(layout.slots_offsets[1] + 4 * layout.slots <= layout.credits_offset);
+            assert!(layout.credits_offset + 4 * listeners <= layout.flags_offsets[0]);
+            assert!(layout.flags_offsets[0] + sockets + listeners <= layout.flags_offsets[1]);
+            assert!(layout.flags_offsets[1] + sockets + listeners <= layout.total);
         }
         assert_eq!(ClientLayout::new(1 << 16, 4096).slots, SLOTS_MIN);
     }
