@@ -2,7 +2,7 @@
 //! what a device has taken is not reordered any more. The others wait in the engine's connections, where
 //! urgent ones precede them.
 
-use ginnel_stack::device::{Capabilities, GatherTx, Label, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, GatherTx, Label, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 
 /// Limits the frames that wait in a device. While it has `frames` of them, no frames of the usual class or
@@ -11,13 +11,14 @@ use ginnel_stack::time::Instant;
 /// as the device has room.
 ///
 /// Frames of which no class is known do not shut out the others, which would be refused for as long as these
-/// keep the backlog above their bound: for each one that is accepted while `frames` frames wait, one that
-/// would be refused is accepted, the most urgent first.
+/// keep the backlog above their bound: for each one that is accepted while `frames` frames wait, a frame of a
+/// connection is accepted that would be refused, the most urgent first. Nor do datagrams, which are sent
+/// first whenever the device has room: for each datagram, a frame of a connection is accepted, too.
 ///
 /// The device must be able to tell what waits ([`TxQueue::has_backlog`]).
 #[must_use]
 pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, frames: usize) -> Box<dyn TxQueue + Send> {
-    Box::new(LimitedTx { inner, frames, bound: Some(frames), is_classed: false, credit: 0 })
+    Box::new(LimitedTx { inner, frames, bound: Some(frames), class: None, credit: 0 })
 }
 
 struct LimitedTx {
@@ -26,10 +27,9 @@ struct LimitedTx {
     /// Backlog at which frames of the current class are refused; `frames` if no class is known. `None` for
     /// the highest class.
     bound: Option<usize>,
-    /// True if the class of the next frame is known.
-    is_classed: bool,
-    /// Frames that are accepted although the backlog has reached their bound: as many as were accepted
-    /// without a class since `frames` frames wait, and `frames` at most.
+    class: Option<TxClass>,
+    /// Frames of connections that are accepted although the backlog has reached their bound: as many as there
+    /// were datagrams, and frames without a class since `frames` frames wait; `frames` at most.
     credit: usize,
 }
 
@@ -41,16 +41,22 @@ impl TxQueue for LimitedTx {
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let Some(bound) = self.bound else { return self.inner.reserve(len) };
         let has_backlog = self.inner.has_backlog(bound);
-        if has_backlog && self.is_classed && self.credit == 0 {
+        let is_refused = match self.class {
+            None => false,
+            Some(TxClass::Connections(_)) => self.credit == 0,
+            Some(TxClass::Datagrams(_)) => true,
+        };
+        if has_backlog && is_refused {
             return None;
         }
         let room = self.inner.reserve(len)?;
-        match (has_backlog, self.is_classed) {
-            (true, true) => self.credit -= 1,
-            (true, false) => self.credit = self.frames.min(self.credit + 1),
-            (false, _) if bound == self.frames => self.credit = 0,
-            (false, _) => {}
-        }
+        let one_more = self.frames.min(self.credit + 1);
+        self.credit = match (self.class, has_backlog) {
+            (Some(TxClass::Datagrams(_)), _) | (None, true) => one_more,
+            (Some(TxClass::Connections(_)), true) => self.credit - 1,
+            (_, false) if bound == self.frames => 0,
+            (_, false) => self.credit,
+        };
         Some(room)
     }
 
@@ -70,13 +76,17 @@ impl TxQueue for LimitedTx {
         self.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.bound = match class {
-            Some(Label::PRIORITY_MAX..) => None,
-            Some(class) => Some(self.frames * usize::from(class.max(1))),
+            Some(TxClass::Connections(Label::PRIORITY_MAX..) | TxClass::Datagrams(Label::PRIORITY_MAX..)) => {
+                None
+            }
+            Some(TxClass::Connections(class) | TxClass::Datagrams(class)) => {
+                Some(self.frames * usize::from(class.max(1)))
+            }
             None => Some(self.frames),
         };
-        self.is_classed = class.is_some();
+        self.class = class;
         self.inner.select_class(class);
     }
 
@@ -115,13 +125,17 @@ mod tests {
     }
 
     fn send(tx: &mut Box<dyn TxQueue + Send>, class: Option<u8>, most: usize) -> usize {
-        send_with(tx, class, most, TxMeta::NONE, 1000)
+        send_with(tx, class.map(TxClass::Connections), most, TxMeta::NONE, 1000)
+    }
+
+    fn send_datagrams(tx: &mut Box<dyn TxQueue + Send>, class: u8, most: usize) -> usize {
+        send_with(tx, Some(TxClass::Datagrams(class)), most, TxMeta::NONE, 1000)
     }
 
     /// Sends at most so many frames of a class until one is refused. Returns their number.
     fn send_with(
         tx: &mut Box<dyn TxQueue + Send>,
-        class: Option<u8>,
+        class: Option<TxClass>,
         most: usize,
         meta: TxMeta,
         len: usize,
@@ -196,6 +210,31 @@ mod tests {
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 0);
     }
 
+    /// A socket writes datagrams without a break, in front of each round of the connections.
+    #[test]
+    fn datagrams_wait_and_do_not_shut_out_connections() {
+        let (mut tx, _right) = limited_link("", 10);
+        assert_eq!(send_datagrams(&mut tx, BEST_EFFORT, 100), 10);
+        assert_eq!([2, 6].map(|class| send_datagrams(&mut tx, class, 100)), [10, 40]);
+        assert_eq!(send_datagrams(&mut tx, 7, 40), 40);
+        let (mut tx, _right) = limited_link("", 10);
+        let mut sent = [0, 0];
+        for now in 0..100 {
+            tx.flush(at(now));
+            sent[0] += send_datagrams(&mut tx, BEST_EFFORT, 100);
+            sent[1] += send(&mut tx, Some(BEST_EFFORT), 100);
+            let waiting = sent[0] + sent[1] - now as usize;
+            assert!(waiting <= 20, "{now}: {waiting} frames wait");
+        }
+        assert!(sent[1] >= 40 && sent[0] >= 40, "{sent:?}");
+        // Connections that find room have no credit left.
+        assert_eq!(send_datagrams(&mut tx, BEST_EFFORT, 100), 0);
+        tx.flush(at(109));
+        assert_eq!(send_datagrams(&mut tx, BEST_EFFORT, 4), 4);
+        tx.flush(at(111));
+        assert!(send(&mut tx, Some(BEST_EFFORT), 100) <= 10);
+    }
+
     /// Refused frames are tried again, but the device is flushed only when it has taken frames, or asks for
     /// it.
     #[test]
@@ -222,10 +261,11 @@ mod tests {
     fn super_frame_counts_as_its_segments() {
         let gso = Gso { kind: GsoKind::Tcp4, size: 1446, header_len: 54, ecn: false };
         let meta = TxMeta { gso: Some(gso), ..TxMeta::NONE };
+        let connections = |class| Some(TxClass::Connections(class));
         let (mut tx, _right) = limited_link("", 64);
-        assert_eq!(send_with(&mut tx, Some(BEST_EFFORT), 100, meta, 54 + 40 * 1446), 2);
-        assert_eq!(send_with(&mut tx, Some(2), 100, meta, 54 + 40 * 1446), 2);
-        assert_eq!(send_with(&mut tx, Some(3), 100, meta, 54 + 16 * 1446), 2);
+        assert_eq!(send_with(&mut tx, connections(BEST_EFFORT), 100, meta, 54 + 40 * 1446), 2);
+        assert_eq!(send_with(&mut tx, connections(2), 100, meta, 54 + 40 * 1446), 2);
+        assert_eq!(send_with(&mut tx, connections(3), 100, meta, 54 + 16 * 1446), 2);
         assert_eq!(send(&mut tx, Some(3), 100), 0);
     }
 }

@@ -8,7 +8,7 @@ mod wake;
 
 use frames::{ReceivedFrame, TestFrame};
 use ginnel_stack::device::{
-    BURST_FRAMES_MAX, Device, Label, PayloadPiece, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
+    BURST_FRAMES_MAX, Device, Label, PayloadPiece, RxBurst, RxFrame, RxQueue, TxClass, TxMeta, TxQueue,
 };
 use ginnel_stack::priority::BEST_EFFORT;
 use ginnel_stack::time::Instant;
@@ -345,7 +345,7 @@ fn a_backlog_ends_when_frames_are_taken(fixture: &mut Fixture) {
         }
     }
     // If the device refuses low classes while others wait, it does not for longer.
-    fixture.left.tx.select_class(Some(BEST_EFFORT));
+    fixture.left.tx.select_class(Some(TxClass::Connections(BEST_EFFORT)));
     for _ in 0..10 {
         assert_same_frames(&frames, &fixture.exchange(&frames));
     }

@@ -1,7 +1,7 @@
 //! Replaces the labels of received and of sent frames.
 
 use crate::staged::StagedTx;
-use ginnel_stack::device::{Capabilities, Label, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Label, RxBurst, RxQueue, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -93,7 +93,7 @@ impl<F: FnMut(&[u8], Label) -> Label> TxQueue for RelabelTx<F> {
         self.staged.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.staged.inner.select_class(class);
     }
 

@@ -1,7 +1,7 @@
 //! Staging of frames for layers that change what they send, or that examine it above a device that cannot
 //! read reserved room ([`TxQueue::can_read_reserved`]): frames are built in a buffer of the layer and copied.
 
-use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 
 /// A sending half and the frame that is being built for it.
@@ -68,7 +68,7 @@ impl TxQueue for StagedTx {
         self.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.inner.select_class(class);
     }
 

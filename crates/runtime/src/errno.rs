@@ -21,7 +21,7 @@ pub fn udp(error: UdpError) -> Errno {
         UdpError::ProtocolUnreachable => Errno::NOPROTOOPT,
         UdpError::ProtocolError => Errno::PROTO,
         UdpError::ConnectionRefused => Errno::CONNREFUSED,
-        UdpError::NoBuffers => Errno::NOBUFS,
+        UdpError::NoBuffers | UdpError::DeviceFull => Errno::NOBUFS,
         UdpError::WouldBlock => Errno::AGAIN,
         UdpError::Destroyed => Errno::CONNABORTED,
     }

@@ -252,6 +252,16 @@ pub trait RxQueue {
     }
 }
 
+/// Senders of frames that wait when a device refuses a frame, with their class of priority
+/// ([`crate::priority`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TxClass {
+    /// Connections. They try again after all others have tried.
+    Connections(u8),
+    /// Sockets whose datagrams are sent when they are written.
+    Datagrams(u8),
+}
+
 /// The sending half of a device.
 pub trait TxQueue {
     /// Returns the capabilities, which are constant.
@@ -286,10 +296,9 @@ pub trait TxQueue {
         false
     }
 
-    /// Sets the class of priority ([`crate::priority`]) of the frames that are reserved from now on, for a
-    /// layer that refuses frames of low classes while others wait in the device. `None`: they are not refused
-    /// for that.
-    fn select_class(&mut self, class: Option<u8>) {
+    /// Sets the class of the frames that are reserved from now on, for a layer that refuses frames of low
+    /// classes while others wait in the device. `None`: they are not refused for that.
+    fn select_class(&mut self, class: Option<TxClass>) {
         let _ = class;
     }
 
@@ -435,7 +444,7 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     fn has_backlog(&mut self, frames: usize) -> bool {
         (**self).has_backlog(frames)
     }
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         (**self).select_class(class);
     }
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {

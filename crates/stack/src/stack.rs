@@ -526,7 +526,9 @@ impl Stack {
 
     /// Returns when the next turn is due if no frame arrives before; `None` if no timer is set.
     pub fn next_deadline(&self) -> Option<Instant> {
-        [self.net.next_deadline(), self.tcp.next_deadline()].into_iter().flatten().min()
+        let layers =
+            [self.net.next_deadline(), self.tcp.next_deadline(), self.udp.next_deadline(self.tcp.now)];
+        layers.into_iter().flatten().min()
     }
 
     /// Opens a listener.
@@ -603,9 +605,11 @@ impl Stack {
     }
 
     /// Says that devices refuse frames by their class ([`TxQueue::select_class`]): connections are then sent
-    /// by class in each round, and after a refusal the next round follows a moment later.
+    /// by class in each round, and after a refusal the next round follows a moment later; datagrams are
+    /// refused ([`UdpError::DeviceFull`]) by the class of their priority.
     pub fn set_refused_by_class(&mut self) {
         self.tcp.tx_list.set_refused_by_class();
+        self.net.refuses_by_class = true;
     }
 
     /// Sets the part of the accepted connections that lower classes get at least while connections of a

@@ -14,7 +14,7 @@ pub use writer::FileRing;
 
 use crate::offload::meta_of;
 use crate::staged::StagedTx;
-use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::gso::complete_checksum;
 use pcapng::{CapturedPacket, Direction};
@@ -278,7 +278,7 @@ impl TxQueue for CaptureTx {
         self.staged.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.staged.inner.select_class(class);
     }
 

@@ -14,7 +14,7 @@ pub use stats::{FaultStats, LinkCounters};
 
 use crate::offload::{WireFrames, meta_of};
 use ginnel_stack::device::{
-    BURST_FRAMES_MAX, Capabilities, Device, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
+    BURST_FRAMES_MAX, Capabilities, Device, RxBurst, RxFrame, RxQueue, TxClass, TxMeta, TxQueue,
 };
 use ginnel_stack::time::Instant;
 use pipeline::Pipeline;
@@ -158,7 +158,7 @@ impl TxQueue for FaultsTx {
         self.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.inner.select_class(class);
     }
 

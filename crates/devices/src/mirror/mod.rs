@@ -7,7 +7,7 @@ pub mod ring;
 
 use crate::offload::meta_of;
 use crate::staged::StagedTx;
-use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -117,7 +117,7 @@ impl<S: FrameSink> TxQueue for MirrorTx<S> {
         self.inner.has_backlog(frames)
     }
 
-    fn select_class(&mut self, class: Option<u8>) {
+    fn select_class(&mut self, class: Option<TxClass>) {
         self.inner.select_class(class);
     }
 

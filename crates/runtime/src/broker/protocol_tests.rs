@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (16, 0x357f_9703_c736_758c);
+const VERSION_AND_HASH: (u32, u64) = (17, 0xc67c_f7e0_cc00_5928);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -36,7 +36,7 @@ codec_struct!(Reservation { number, address });
 codec_enum!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooManySockets, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
     7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => ConnectionRefused, 12 => Unreachable,
-    13 => NoBuffers, 14 => WouldBlock, 15 => ProtocolUnreachable, 16 => Prohibited, 17 => ProtocolError, 18 => Destroyed,
+    13 => NoBuffers, 14 => WouldBlock, 15 => ProtocolUnreachable, 16 => Prohibited, 17 => ProtocolError, 18 => Destroyed, 19 => DeviceFull,
 });
 codec_enum!(State {
     0 => Closed, 1 => Listen, 2 => SynSent, 3 => SynReceived, 4 => Established, 5 => FinWait1, 6 => FinWait2, 7 => CloseWait,

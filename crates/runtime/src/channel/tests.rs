@@ -13,6 +13,8 @@ use core::any::Any;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_devices::random::Random;
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::udp::Datagram;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -44,6 +46,7 @@ pub(crate) struct Peer {
     pub(crate) listens: bool,
     /// It echoes.
     pub(crate) echoes: bool,
+    pub(crate) datagrams: Vec<Vec<u8>>,
 }
 
 /// Makes the peer open a connection to this port and send these bytes.
@@ -101,6 +104,10 @@ impl Handler for Peer {
             self.push(cx, conn);
         }
         data.len()
+    }
+
+    fn datagram(&mut self, _: &mut Context<'_>, _: UdpHandle, _: &Datagram, data: &[u8]) {
+        self.datagrams.push(data.to_vec());
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {

@@ -42,7 +42,7 @@ pub use routing::{NextHop, Route, RouteError};
 pub use stats::{DropReason, DropStats, NetworkStats};
 pub(crate) use tx_fast_path::{SealedTcpV4, TcpV4Headers, TcpV4Lengths};
 
-use crate::device::{Capabilities, TxQueue};
+use crate::device::{Capabilities, TxClass, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::icmp::error::TransportError;
@@ -72,6 +72,8 @@ pub struct Network {
     pub(crate) entropy: Entropy,
     pub(crate) hash: KeyedHash,
     pub(crate) ports: Vec<TxPort>,
+    /// True if devices refuse frames by their class.
+    pub(crate) refuses_by_class: bool,
     pub(crate) links: Vec<Link>,
     /// The loopback link, if there is one.
     loopback: Option<LinkId>,
@@ -143,6 +145,7 @@ impl Network {
             entropy,
             hash,
             ports: Vec::new(),
+            refuses_by_class: false,
             links: Vec::new(),
             loopback: None,
             local: LocalAddresses::new(),
@@ -267,7 +270,7 @@ impl Network {
     ///
     /// [`TxQueue::select_class`]: crate::device::TxQueue::select_class
     #[cold]
-    pub(crate) fn select_tx_class(&mut self, class: Option<u8>) {
+    pub(crate) fn select_tx_class(&mut self, class: Option<TxClass>) {
         self.ports.iter_mut().for_each(|port| port.tx.select_class(class));
     }
 

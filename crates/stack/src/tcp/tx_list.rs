@@ -5,6 +5,7 @@
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileTable;
+use crate::device::TxClass;
 use crate::ip::Network;
 use crate::priority::{self, CLASSES};
 use crate::time::Instant;
@@ -206,7 +207,7 @@ impl Tcp {
         self.window_limits.select(class);
         let list = &mut self.tx_list;
         if list.classes_len_min > 0 && list.device_class.replace(class) != Some(class) {
-            net.select_tx_class(Some(class));
+            net.select_tx_class(Some(TxClass::Connections(class)));
         }
     }
 

@@ -38,8 +38,11 @@ pub enum UdpError {
     Prohibited,
     /// The host, or a router on the path, did not understand the header (`EPROTO`).
     ProtocolError,
-    /// The device or a table is full (`ENOBUFS`; blocking sockets wait).
+    /// A table is full (`ENOBUFS`).
     NoBuffers,
+    /// The device has no room, or none for this priority. Nothing was sent (`ENOBUFS`; whoever can wait tries
+    /// again).
+    DeviceFull,
     /// There is nothing to read (`EAGAIN`).
     WouldBlock,
     /// An administrator closed the socket (`SOCK_DESTROY`, `ECONNABORTED`).
@@ -66,6 +69,7 @@ impl fmt::Display for UdpError {
             Self::Prohibited => "administratively prohibited",
             Self::ProtocolError => "protocol error",
             Self::NoBuffers => "no buffer space available",
+            Self::DeviceFull => "the device is full",
             Self::WouldBlock => "nothing to read yet",
             Self::Destroyed => "closed by an administrator",
         })

@@ -208,7 +208,11 @@ impl Udp {
             self.loop_back(network, link, &header, [udp.src_port, udp.dst_port], payload, gso_size);
         }
         if is_sent {
-            count = transmit(now, network, route, &header, &udp, payload, params.gso_size)?;
+            count = match transmit(now, network, route, &header, &udp, payload, params.gso_size) {
+                // Sent again, it would reach the members on this host twice.
+                Err(UdpError::DeviceFull) if !stays_away => return Err(UdpError::NoBuffers),
+                result => result?,
+            };
         }
         self.stats.sent += count;
         Ok(())

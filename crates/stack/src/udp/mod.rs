@@ -31,6 +31,7 @@ use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::udp;
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 use error_queue::UdpErrorQueue;
 use groups::Membership;
 use queue::UdpReceiveQueue;
@@ -177,6 +178,8 @@ pub struct Udp {
     /// Memberships of all sockets, plus the sources in their filters.
     memberships: usize,
     stats: UdpStats,
+    /// When datagrams should be tried again that the device refused last.
+    retry_at: Instant,
     sockets_max: usize,
     memberships_max: usize,
     receive_bytes: usize,
@@ -199,6 +202,7 @@ impl Udp {
             capacity: 0,
             memberships: 0,
             stats: UdpStats::default(),
+            retry_at: Instant::ZERO,
             sockets_max: config.udp_sockets_max as usize,
             memberships_max: config.group_memberships_max as usize,
             receive_bytes: config.udp_receive_bytes as usize,
@@ -355,7 +359,7 @@ impl Udp {
     /// instead.
     ///
     /// # Errors
-    /// Any [`UdpError`]; [`UdpError::NoBuffers`] if the device is full.
+    /// Any [`UdpError`].
     pub fn send_to(
         &mut self,
         now: Instant,
@@ -420,8 +424,17 @@ impl Udp {
             None => route_for(now, network, socket, remote, to.is_some())?,
         };
         let (header, udp) = socket.headers(network, params, remote, &cached, None, payload.len())?;
-        self.stats.sent += transmit(now, network, &cached.route, &header, &udp, payload, params.gso_size)?;
+        let sent = transmit(now, network, &cached.route, &header, &udp, payload, params.gso_size);
+        if sent == Err(UdpError::DeviceFull) {
+            self.retry_at = now + DEVICE_FULL_RETRY;
+        }
+        self.stats.sent += sent?;
         Ok(())
+    }
+
+    /// Returns when datagrams should be tried again that the device has refused, if that is after `now`.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        (self.retry_at > now).then_some(self.retry_at)
     }
 
     /// Takes the next datagram. Its payload is truncated to the length of `out`.
@@ -738,7 +751,7 @@ fn route_for(
 
 fn tx_error(error: TxError) -> UdpError {
     match error {
-        TxError::Full => UdpError::NoBuffers,
+        TxError::Full => UdpError::DeviceFull,
         TxError::TooBig => UdpError::TooLong,
         TxError::Stale | TxError::Unreachable => UdpError::HostUnreachable,
     }
@@ -752,6 +765,9 @@ fn route_error(error: RouteError) -> UdpError {
         RouteError::NeighboursExhausted => UdpError::NoBuffers,
     }
 }
+
+/// Time after which datagrams that the device has refused should be tried again.
+const DEVICE_FULL_RETRY: Duration = Duration::from_micros(50);
 
 /// Returns whether a socket bound to `bound` receives datagrams sent to `address`.
 fn address_matches(bound: IpAddr, v6only: bool, address: IpAddr) -> bool {

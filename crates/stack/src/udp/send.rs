@@ -1,7 +1,7 @@
 //! Headers and transmission of a send call, equally for one destination and for groups.
 
 use super::{CachedRoute, UdpError, UdpSendParams, UdpSocket, gso, tx_error};
-use crate::device::Label;
+use crate::device::{Label, TxClass};
 use crate::ip::{IpHeader, Network, Route};
 use crate::priority;
 use crate::time::Instant;
@@ -65,12 +65,33 @@ impl UdpSocket {
     }
 }
 
-/// Sends one datagram, or several of `gso_size` bytes. Returns how many were sent.
+/// Sends one datagram, or several of `gso_size` bytes, in the class of their priority. Returns how many were
+/// sent.
 ///
 /// # Errors
 /// As [`gso::send`].
 #[inline]
 pub(super) fn transmit(
+    now: Instant,
+    network: &mut Network,
+    route: &Route,
+    header: &IpHeader,
+    udp: &udp::Header,
+    payload: &[u8],
+    gso_size: u16,
+) -> Result<u64, UdpError> {
+    if !network.refuses_by_class {
+        return transmit_in_class(now, network, route, header, udp, payload, gso_size);
+    }
+    let class = priority::class(header.label.priority());
+    network.select_tx_class(Some(TxClass::Datagrams(class)));
+    let sent = transmit_in_class(now, network, route, header, udp, payload, gso_size);
+    network.select_tx_class(None);
+    sent
+}
+
+#[inline]
+fn transmit_in_class(
     now: Instant,
     network: &mut Network,
     route: &Route,

@@ -192,7 +192,8 @@ impl Domain {
     }
 
     /// Sends what clients wrote, up to a cost of `max_cost` or a little more, and uses the space that they
-    /// freed. The rest follows in the next turn.
+    /// freed. The rest follows in the next turn, and so does what a device refuses for now. If all must be
+    /// sent before a request, or the socket is closed, what a device refuses is lost.
     pub(super) fn send_queued_datagrams(
         &mut self,
         cx: &mut Context<'_>,
@@ -219,7 +220,8 @@ impl Domain {
         }
         // Datagrams written meanwhile have a notification of their own.
         let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
-        let (mut done, mut rest) = (0, false);
+        let (mut done, mut rest, mut is_refused) = (0, false, false);
+        let may_wait = max_cost < usize::MAX && !self.sockets[socket as usize].is_closing;
         while taken < end {
             let mut head = [0; HEADER_BYTES];
             let stream = self.region.stream(socket, Direction::Outgoing);
@@ -243,15 +245,25 @@ impl Domain {
                 rest = true;
                 break;
             }
+            let sent = send_datagram(cx, udp, &header, bytes);
+            if may_wait && sent == Err(UdpError::DeviceFull) {
+                is_refused = true;
+                break;
+            }
             done += header.cost();
             stream.consume(&mut taken, header.stream_bytes());
-            if let Err(error) = send_datagram(cx, udp, &header, bytes) {
-                self.publish_udp_error(socket, error);
+            match sent {
+                // A datagram for which a device or a table has no space is lost, as anywhere on the path.
+                Ok(()) | Err(UdpError::DeviceFull | UdpError::NoBuffers) => {}
+                Err(error) => self.publish_udp_error(socket, error),
             }
         }
         self.datagram_buffer = long;
         self.sockets[socket as usize].taken = taken;
         self.charge(done);
+        if is_refused {
+            self.queue_refused(socket);
+        }
         if rest {
             // The writer is notified of space when there is more of it.
             self.queue_chunked(socket);
@@ -320,7 +332,7 @@ fn send_datagram(
 ) -> Result<(), UdpError> {
     let to = (header.peer.port() != 0 || !header.peer.ip().is_unspecified()).then_some(header.peer);
     let local = (!header.local.is_unspecified()).then_some(header.local);
-    let sent = match (to, local) {
+    match (to, local) {
         (to, source) if header.gso_size != 0 || header.present != 0 => {
             let wanted = |bit, value| (header.present & bit != 0).then_some(value);
             let (tos, hop_limit) = (wanted(HAS_TOS, header.tos), wanted(HAS_HOP_LIMIT, header.hop_limit));
@@ -334,11 +346,6 @@ fn send_datagram(
             cx.udp_reply(udp, &Datagram { len: 0, from, to, tos: 0, hop_limit: 0, gso_size: 0 }, data)
         }
         (to, _) => cx.udp_send(udp, to, data),
-    };
-    match sent {
-        // A datagram for which a device has no space is lost, as anywhere on the path.
-        Err(UdpError::NoBuffers) => Ok(()),
-        result => result,
     }
 }
 

@@ -196,6 +196,8 @@ pub(super) struct Domain {
     /// which a chunk was taken.
     pub unfinished: VecDeque<u32>,
     pub chunked: Vec<u32>,
+    /// Sockets that continue in the next turn because a device has refused a datagram.
+    pub refused: Vec<u32>,
     /// Rest of this turn's budget, in bytes.
     pub turn_budget: usize,
     /// Sockets that have little send space because of zero-copy loans.
@@ -289,6 +291,7 @@ impl Domain {
             large_buffer_pool: (0..region.large().0).rev().collect(),
             unfinished: VecDeque::new(),
             chunked: Vec::new(),
+            refused: Vec::new(),
             turn_budget: TURN_BUDGET_BYTES,
             short_of_send_space: Vec::new(),
             send_space_wait_turns: 0,

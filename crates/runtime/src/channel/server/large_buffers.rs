@@ -83,6 +83,15 @@ impl Domain {
         }
     }
 
+    /// Queues a socket whose datagrams a device has refused. It is continued in the next turn, for which the
+    /// shard may sleep a moment.
+    #[cold]
+    pub(super) fn queue_refused(&mut self, socket: u32) {
+        if self.mark_unfinished(socket) {
+            self.refused.push(socket);
+        }
+    }
+
     /// Queues a socket for which this turn has no budget left.
     #[cold]
     pub(super) fn queue_unstarted(&mut self, socket: u32) {
@@ -103,7 +112,7 @@ impl Domain {
     #[inline]
     pub(super) fn resume_unfinished(&mut self, cx: &mut Context<'_>) -> usize {
         let mut continued = 0;
-        self.unfinished.extend(self.chunked.drain(..));
+        self.unfinished.extend(self.chunked.drain(..).chain(self.refused.drain(..)));
         // Sockets that are left again wait for the next turn.
         for _ in 0..self.unfinished.len() {
             if self.turn_budget == 0 {

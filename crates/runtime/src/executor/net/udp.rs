@@ -96,7 +96,7 @@ impl UdpSocket {
             })?;
             match sent {
                 Ok(()) => return Ok(bytes.len()),
-                Err(UdpError::NoBuffers) => time::sleep(DEVICE_FULL_RETRY).await,
+                Err(UdpError::DeviceFull) => time::sleep(DEVICE_FULL_RETRY).await,
                 Err(error) => return Err(errors::udp(error)),
             }
         }
