@@ -188,6 +188,9 @@ pub(super) struct Domain {
     /// Listeners that got pending connections, or clients with credit, since their connections were last
     /// distributed.
     pub distributable: VecDeque<u16>,
+    /// Entries of the numbers that [`socket_slots`](Self::socket_slots) has listed. The vector never moves,
+    /// and grows in steps: a program that opens the first socket of the domain does not wait for a table of
+    /// all sockets that the domain may have.
     pub sockets: Vec<DomainSocket>,
     pub socket_slots: SlotAllocator,
     /// Large buffers that no socket has.
@@ -286,7 +289,7 @@ impl Domain {
             is_for_processes,
             clients: ClientTable::new(region.clients()),
             distributable: VecDeque::new(),
-            sockets: vec![DomainSocket::default(); sockets],
+            sockets: Vec::with_capacity(sockets),
             socket_slots: SlotAllocator::new(sockets_max),
             large_buffer_pool: (0..region.large().0).rev().collect(),
             unfinished: VecDeque::new(),
@@ -323,7 +326,7 @@ impl Domain {
     /// Returns the number of sockets in use: connections, and sockets that clients still own after their
     /// connection closed.
     pub fn sockets_in_use(&self) -> usize {
-        self.sockets_max - self.socket_slots.free_count() - self.preallocated_count
+        self.socket_slots.in_use() - self.preallocated_count
     }
 
     /// Returns the number of sockets that the domain may have.
@@ -336,7 +339,7 @@ impl Domain {
         self.is_for_processes
             && self.sockets_in_use() == 0
             && self.clients.count() == 0
-            && self.listener_slots.free_count() == self.region.listeners()
+            && self.listener_slots.in_use() == 0
     }
 
     /// Begins to handle an event of this class of priority, with which clients are notified. Called only if
@@ -388,14 +391,31 @@ impl Domain {
 
     /// Returns whether no socket is free, and counts the refusal.
     pub fn is_full(&mut self) -> bool {
-        let full = self.socket_slots.free_count() == 0;
+        let full = !self.socket_slots.has_free();
         self.stats.sockets_refused += u64::from(full);
         full
     }
 
+    /// Allocates the number of a socket.
+    #[inline]
+    pub(super) fn allocate_socket(&mut self) -> Option<u32> {
+        let socket = self.socket_slots.allocate()?;
+        if socket as usize >= self.sockets.len() {
+            self.grow_sockets();
+        }
+        Some(socket)
+    }
+
+    /// Adds entries for the numbers that were listed last.
+    #[cold]
+    #[inline(never)]
+    fn grow_sockets(&mut self) {
+        self.sockets.resize_with(self.socket_slots.listed(), DomainSocket::default);
+    }
+
     /// Allocates a socket for a new connection.
     pub(super) fn open_socket(&mut self, cx: &mut Context<'_>, conn: Conn, bits: u32) -> Option<u32> {
-        let socket = self.socket_slots.allocate()?;
+        let socket = self.allocate_socket()?;
         let generation = self.socket(socket).generation;
         *self.socket(socket) = DomainSocket {
             conn: Some(conn),
@@ -708,7 +728,7 @@ impl Domain {
     /// Accepts connections for listeners that could not take all for lack of sockets.
     #[inline]
     pub(super) fn accept_more(&mut self, cx: &mut Context<'_>) {
-        while self.socket_slots.free_count() > 0
+        while self.socket_slots.has_free()
             && let Some(number) = self.stalled_listeners.pop_front()
         {
             if let Some(listening) = &mut self.listeners[usize::from(number)] {
@@ -828,7 +848,7 @@ impl Domain {
 
     /// Returns whether a connection of a listener can be accepted. If not, it is accepted later.
     pub fn may_accept(&mut self, number: usize) -> bool {
-        let has_socket = self.socket_slots.free_count() > 0;
+        let has_socket = self.socket_slots.has_free();
         let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return false };
         if listening.pending.len() >= listening.backlog {
             listening.is_backlog_full = true;

@@ -34,13 +34,13 @@ impl Domain {
     /// Puts a preallocated socket into an empty slot.
     fn preallocate_slot(&mut self, client: usize, slot: usize) {
         let has_spare = self.has_spare_sockets();
-        let Self { clients, sockets, socket_slots, region, preallocated_count, .. } = self;
-        let Some(state) =
-            clients.get_mut(client).filter(|state| has_spare && state.preallocated[slot].is_none())
-        else {
+        let is_empty = |state: &ClientState| state.preallocated[slot].is_none();
+        if !has_spare || !self.clients.get(client).is_some_and(is_empty) {
             return;
-        };
-        let Some(socket) = socket_slots.allocate() else { return };
+        }
+        let Some(socket) = self.allocate_socket() else { return };
+        let Self { clients, sockets, region, preallocated_count, .. } = self;
+        let Some(state) = clients.get_mut(client) else { return };
         state.preallocated[slot] = Some(socket);
         *preallocated_count += 1;
         let entry = &mut sockets[socket as usize];

@@ -47,10 +47,9 @@ impl Domain {
                 if self.is_full() {
                     return ChannelReply::UdpBind(Err(UdpError::TooManySockets));
                 }
-                let socket = self.socket_slots.peek().expect("a socket is free: checked above");
                 let through_region = !matches!(request, UdpRequest::Bind(..));
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
-                    self.socket_slots.allocate();
+                    let socket = self.allocate_socket().expect("a socket is free: checked above");
                     let generation = self.socket(socket).generation;
                     let bits = state::UDP;
                     self.udp.insert(udp, (socket, VecDeque::new()));
