@@ -4,6 +4,7 @@ use crate::context::{Context, WorkContext};
 use crate::dispatch::READ_BUFFER_BYTES;
 use crate::error::Error;
 use crate::kernel_fds::Readiness;
+use crate::stages::StageSampler;
 use crate::stats::CounterKind;
 use core::any::Any;
 use core::time::Duration;
@@ -12,6 +13,7 @@ use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::tcp::UnorderedBytes;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// Position of an urgent byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +214,19 @@ pub trait Handler {
     /// connections that were not accepted are reset.
     fn listener_destroyed(&mut self, cx: &mut Context<'_>, listener: Listener) {
         let _ = (cx, listener);
+    }
+
+    /// Begins or ends the sampling of a connection for `ginnel ss --stages`. Returns whether this handler can
+    /// say when an application read and wrote.
+    #[doc(hidden)]
+    fn set_stages(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: Conn,
+        stages: Option<(Arc<StageSampler>, u32)>,
+    ) -> bool {
+        let _ = (cx, conn, stages);
+        false
     }
 
     /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).

@@ -17,13 +17,17 @@ mod line;
 mod mirror;
 mod routes;
 mod server;
+mod stage_request;
 
+pub use crate::stages::{STAGE_NAMES, StageTimes};
 pub(crate) use mirror::MirrorRequest;
 pub use mirror::{MirrorDirection, MirrorRing, StackMirror};
 pub(crate) use routes::RouteRequest;
 pub use routes::{ListedRoute, RouteAction, RouteChange, restore_routes};
 pub(crate) use server::{InspectServer, SOCKET};
 pub use server::{RouteClient, SocketCloser, explain_timeout, list_processes, list_sockets};
+pub(crate) use stage_request::StageRequest;
+pub use stage_request::{STAGE_CONNS_MAX, SampledStages, sample_stages};
 
 use crate::command::{CommandError, Commander};
 use crate::context::ShardCore;

@@ -47,6 +47,7 @@ pub mod shard;
 mod shard_router;
 pub mod shards;
 mod shutdown;
+mod stages;
 pub mod stats;
 mod steering_rules;
 pub mod stop;

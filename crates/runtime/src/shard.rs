@@ -710,6 +710,13 @@ fn answer_inspection<H: Handler>(
         }
         Err(command) => command,
     };
+    let command = match command.downcast::<inspect::StageRequest>() {
+        Ok(request) => {
+            request.answer(ports, core, handler);
+            return None;
+        }
+        Err(command) => command,
+    };
     match command.downcast::<inspect::RouteRequest>() {
         Ok(request) => {
             request.answer(core);

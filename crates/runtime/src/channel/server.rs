@@ -17,6 +17,7 @@ mod preallocated;
 mod receive_charges;
 mod requests;
 mod slot_allocator;
+mod stage_marks;
 mod udp_requests;
 mod unordered;
 mod unread;
@@ -35,6 +36,7 @@ use crate::context::{Context, WorkContext};
 use crate::errno;
 use crate::error::Error;
 use crate::handler::{Handler, UrgentData};
+use crate::stages::StageSampler;
 use crate::stats::CounterKind;
 use crate::wait::EventFd;
 use core::any::Any;
@@ -471,6 +473,21 @@ impl Handler for ChannelServer {
             if domain.is_unused() {
                 self.reap_domains();
             }
+        }
+    }
+
+    fn set_stages(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: Conn,
+        stages: Option<(Arc<StageSampler>, u32)>,
+    ) -> bool {
+        match self.socket_of(cx, conn) {
+            Some((domain, socket)) => {
+                domain.set_stages(socket, stages);
+                true
+            }
+            None => false,
         }
     }
 

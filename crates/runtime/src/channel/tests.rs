@@ -27,6 +27,7 @@ mod options;
 mod preallocated;
 mod prioritized;
 mod shared;
+mod stages;
 mod zero_copy;
 
 const SECOND: Duration = Duration::from_secs(1);

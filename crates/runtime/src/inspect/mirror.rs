@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel_devices::mirror::ring::{self, MirrorReader, MirrorWriter};
 use ginnel_devices::mirror::{wrap_rx, wrap_tx};
+use ginnel_stack::stack::Stack;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{
@@ -96,16 +97,21 @@ impl MirrorRequest {
                 let _ = reply.try_send(());
             }
             Self::Detach(reply) => {
-                for port in ports.iter_mut().filter(|port| port.is_mirrored) {
-                    port.replace_rx(crate::shard::without_layer);
-                    if !port.is_loopback {
-                        stack.replace_tx(port.id, |tx| tx.remove_layer());
-                    }
-                    port.is_mirrored = false;
-                }
+                remove_layers(ports, stack);
                 let _ = reply.try_send(());
             }
         }
+    }
+}
+
+/// Removes the layers from the devices that have them.
+pub(super) fn remove_layers(ports: &mut [RxPort], stack: &mut Stack) {
+    for port in ports.iter_mut().filter(|port| port.is_mirrored) {
+        port.replace_rx(crate::shard::without_layer);
+        if !port.is_loopback {
+            stack.replace_tx(port.id, |tx| tx.remove_layer());
+        }
+        port.is_mirrored = false;
     }
 }
 

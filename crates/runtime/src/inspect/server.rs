@@ -3,6 +3,7 @@
 use super::line::{self, FIELDS};
 use super::mirror::MIRROR;
 use super::routes::{self, ListedRoute, RouteAnswer, RouteChange};
+use super::stage_request::{self, STAGES};
 use super::{list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
@@ -42,7 +43,7 @@ const CHANGE_ROUTES: &str = "change-routes 1";
 const ROUTES_BYTES_MAX: u64 = 64 << 20;
 
 /// Length of the longest line of a request to close sockets, and of its answer.
-const KILL_LINE_BYTES_MAX: u64 = 512;
+pub(super) const KILL_LINE_BYTES_MAX: u64 = 512;
 
 /// Clients that are served at a time, each by a thread of its own.
 const CLIENTS_MAX: usize = 8;
@@ -57,7 +58,7 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const REFUSAL_READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long a client may take to send its request, or to read.
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Labels and command senders of the shards.
 type ShardList = Mutex<Vec<(String, Commander)>>;
@@ -185,6 +186,18 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
         request if request.starts_with(MIRROR) => {
             let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
             return mirror::serve(client, &request[MIRROR.len()..], &shards, &state.is_mirrored);
+        }
+        request if request.starts_with(STAGES) => {
+            if let Some(refusal) = refusal_of_user(client, "sample connections")? {
+                return client.write_all(refusal.as_bytes());
+            }
+            let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return stage_request::serve(
+                (client, lines),
+                &request[STAGES.len()..],
+                &shards,
+                &state.is_mirrored,
+            );
         }
         _ => {
             let known = [LIST, PROCESSES, KILL, ROUTES, CHANGE_ROUTES].join("\", \"");
@@ -349,8 +362,8 @@ fn kill(mut client: &UnixStream, mut lines: BufReader<&UnixStream>, state: &Serv
     }
 }
 
-/// Parses a line of the request [`KILL`].
-fn parse_kill(line: &str) -> Option<(&str, SocketHandle, [SocketAddr; 2])> {
+/// Parses a line of the requests [`KILL`] and [`STAGES`].
+pub(super) fn parse_kill(line: &str) -> Option<(&str, SocketHandle, [SocketAddr; 2])> {
     let mut cells = line.strip_suffix('\n')?.split('\t');
     let label = cells.next()?;
     let handle = line::parse_handle(cells.next()?)?;

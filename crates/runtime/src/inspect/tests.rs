@@ -130,6 +130,33 @@ fn every_socket_is_listed_once_in_bounded_chunks() {
     assert_eq!(fixture.settled_chunks(), 1_001u64.div_ceil(super::SLOTS_PER_TURN as u64));
 }
 
+// limit: connections that ginnel ss --stages samples
+#[test]
+fn stages_of_too_many_connections_are_refused() {
+    let fixture = InspectFixture::new(1);
+    let conns = |count: usize| {
+        let ends = "10.0.0.1:80\t10.0.0.2:9".to_owned();
+        let lines: Vec<String> = (0..count).map(|index| format!("7\tc{index}.1\t{ends}")).collect();
+        format!("stages 1 1\n{}\n.", lines.join("\n"))
+    };
+    let refusal = "!\tat most 1024 connections are sampled at a time";
+    assert_eq!(fixture.lines(&conns(super::STAGE_CONNS_MAX + 1)), [refusal]);
+    // None of them exists.
+    assert_eq!(fixture.lines(&conns(super::STAGE_CONNS_MAX)), ["."]);
+    for (request, problem) in [
+        ("stages 1 x", "!\tthe longest interval is 600 s"),
+        ("stages 1 600001\n.", "!\tthe longest interval is 600 s"),
+        (
+            "stages 1 1\n7\tl0.1\t1.1.1.1:1\t1.1.1.1:2",
+            "!\tmalformed line: \"7\\tl0.1\\t1.1.1.1:1\\t1.1.1.1:2\"",
+        ),
+        ("stages 1 1\n8\tc0.1\t1.1.1.1:1\t1.1.1.1:2", "!\tthere is no shard \"8\""),
+        ("stages 1 1\n", "!\tmalformed line: \"\""),
+    ] {
+        assert_eq!(fixture.lines(request), [problem], "{request:?}");
+    }
+}
+
 /// Waits until a listing has a line that begins so, and closes its socket.
 fn close_listed(fixture: &InspectFixture, begin: &str) {
     let started = Instant::now();

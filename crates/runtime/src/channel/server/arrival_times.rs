@@ -3,6 +3,7 @@
 
 use super::datagram_queue::now_us;
 use super::domain::{Domain, DomainSocket};
+use super::stage_marks::StageMark;
 use crate::channel::region::Direction;
 use crate::context::Context;
 use core::num::NonZeroU32;
@@ -22,6 +23,10 @@ pub(super) struct ArrivalTimes {
     times: VecDeque<(u64, NonZeroU32)>,
     /// [`DomainSocket::report_unread_after`] as it would be without arrival times.
     pub report_unread_after: u64,
+    /// Clients want the times.
+    is_requested: bool,
+    /// Present while the socket's latency stages are sampled.
+    pub stages: Option<StageMark>,
 }
 
 impl ArrivalTimes {
@@ -49,6 +54,22 @@ impl DomainSocket {
         self.arrival_times.as_ref().map_or(self.report_unread_after, |times| times.report_unread_after)
     }
 
+    /// Has each arrival reported ([`Domain::on_reported_arrival`]).
+    pub fn report_arrivals(&mut self) -> &mut ArrivalTimes {
+        self.arrival_times.get_or_insert_with(|| {
+            let report_unread_after = core::mem::take(&mut self.report_unread_after);
+            Box::new(ArrivalTimes { report_unread_after, ..ArrivalTimes::default() })
+        })
+    }
+
+    /// Ends the reports of arrivals if neither clients nor a sampler of latency stages need them.
+    pub fn end_unneeded_reports(&mut self) {
+        let is_unneeded = |times: &mut Box<ArrivalTimes>| !times.is_requested && times.stages.is_none();
+        if let Some(times) = self.arrival_times.take_if(is_unneeded) {
+            self.report_unread_after = times.report_unread_after;
+        }
+    }
+
     /// Sets after which position unread bytes are reported to the engine.
     pub fn set_unread_threshold(&mut self, position: u64) {
         match &mut self.arrival_times {
@@ -63,17 +84,16 @@ impl Domain {
     /// theirs were recorded already.
     pub(super) fn set_arrival_times(&mut self, socket: u32, on: bool) {
         let entry = self.socket(socket);
-        if on == entry.arrival_times.is_some() {
-            return;
-        }
-        let report_unread_after = entry.unread_threshold();
-        entry.arrival_times = None;
-        entry.report_unread_after = report_unread_after;
+        let received = entry.received;
         if on {
-            // Each arrival is reported, see `on_reported_arrival`.
-            entry.report_unread_after = 0;
-            let times = VecDeque::from_iter(now_us().map(|at| (entry.received, at)));
-            entry.arrival_times = Some(Box::new(ArrivalTimes { times, report_unread_after }));
+            let times = entry.report_arrivals();
+            if !core::mem::replace(&mut times.is_requested, true) {
+                times.times.extend(now_us().map(|at| (received, at)));
+            }
+        } else if let Some(times) = &mut entry.arrival_times {
+            times.is_requested = false;
+            times.times.clear();
+            entry.end_unneeded_reports();
         }
     }
 
@@ -85,11 +105,15 @@ impl Domain {
         let entry = self.socket(socket);
         let received = entry.received;
         if let Some(times) = &mut entry.arrival_times
+            && times.is_requested
             && let Some(at) = now_us()
         {
             times.push(received, at, read);
         }
-        if received > entry.unread_threshold() {
+        let is_above = received > entry.unread_threshold();
+        if entry.arrival_times.as_ref().is_some_and(|times| times.stages.is_some()) {
+            self.on_sampled_arrival(cx, socket, conn, is_above);
+        } else if is_above {
             self.report_unread(cx, socket, conn);
         }
     }
@@ -98,7 +122,8 @@ impl Domain {
     /// microseconds, or 0 if times are not recorded.
     pub(super) fn arrival_time(&self, socket: u32, end: u64) -> Result<u32, Stale> {
         let entry = self.sockets.get(socket as usize).ok_or(Stale::Handle)?;
-        let at = entry.arrival_times.as_ref().and_then(|times| times.time_before(end));
+        let requested = entry.arrival_times.as_ref().filter(|times| times.is_requested);
+        let at = requested.and_then(|times| times.time_before(end));
         Ok(at.map_or(0, NonZeroU32::get))
     }
 }

@@ -132,7 +132,8 @@ pub(super) struct DomainSocket {
     /// Position in the stream after which unread bytes in the region are reported to the engine, which then
     /// advertises a smaller window.
     pub report_unread_after: u64,
-    /// True if the engine was told that bytes in the region are unread.
+    /// True if the engine was told that bytes in the region are unread, or if the socket's latency stages are
+    /// sampled.
     pub is_unread_reported: bool,
     /// Clients want to know how many bytes were sent.
     pub publishes_sent: bool,
@@ -518,7 +519,7 @@ impl Domain {
             self.apply_options(cx, socket, conn, OptionOrder::BeforeData);
         }
         if self.sockets[socket as usize].is_unread_reported {
-            self.report_unread(cx, socket, conn);
+            self.on_reported_notification(cx, socket, conn);
         }
         let all = self.forward(cx, socket, conn, CHUNK_BYTES);
         if self.socket(socket).is_unfinished {
