@@ -3,15 +3,20 @@
 mod filter;
 mod show;
 mod socket;
+mod stages;
 mod users;
 
 use crate::failure::Failure;
 use clap::Args;
+use core::time::Duration;
 use filter::Filter;
 use ginnel::inspect::{self, SocketCloser};
 use ginnel::run_dir::{self, RunningStack};
+use ginnel_apps::units::parse_duration;
 use socket::{Columns, SocketLine};
+use stages::StagesByConn;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
 use users::SocketUsers;
 
 /// Options of `ginnel ss`.
@@ -52,6 +57,16 @@ pub struct SsOptions {
     /// Show TCP details of each connection: round-trip time, windows, retransmissions.
     #[arg(long, short)]
     info: bool,
+
+    /// Sample the connections that are shown for this long (such as 2 or 500ms), and show how long data take on their
+    /// way: "receive" from the device into the program's buffer, "read" until the program has read them,
+    /// "answer" until the stack has the program's next bytes, "send" until the device has them. For each the
+    /// smoothed mean and the maximum in microseconds; then the numbers of samples. Only connections of
+    /// programs on the stack ("ginnel run") that exist at the beginning are sampled, 1024 at most. Only the
+    /// stack's own user and root may do that.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
+    #[arg(conflicts_with_all = ["kill", "summary"])]
+    stages: Option<Duration>,
 
     /// Show the timer of each connection: its type, the remaining time, and how often it has expired.
     #[arg(long, short)]
@@ -103,16 +118,28 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     };
     let filter = Filter::parse(words).map_err(Failure::usage)?;
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
-    let stream = inspect::list_sockets(&running.path)
-        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
-    let answer = BufReader::new(stream);
+    let answer = connect(&running)?;
     let shown = if options.kill {
         kill(options, &filter, &running, answer)
     } else {
+        let (stages, answer) = match options.stages {
+            Some(interval) => {
+                let stages = StagesByConn::sample(options, &filter, &running, answer, interval)?;
+                (stages, connect(&running)?)
+            }
+            None => (StagesByConn::default(), answer),
+        };
         let users = options.processes.then(|| SocketUsers::read(&running));
-        show_all(options, &filter, users.as_ref(), answer)
+        show_all(options, &filter, (users.as_ref(), &stages), answer)
     };
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
+}
+
+/// Requests the sockets of a stack.
+fn connect(running: &RunningStack) -> Result<BufReader<UnixStream>, Failure> {
+    let stream = inspect::list_sockets(&running.path)
+        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
+    Ok(BufReader::new(stream))
 }
 
 /// Calls `visit` with each socket of a stack.
@@ -120,9 +147,7 @@ pub fn for_each_socket(
     running: &RunningStack,
     mut visit: impl FnMut(&SocketLine<'_>),
 ) -> Result<(), Failure> {
-    let stream = inspect::list_sockets(&running.path)
-        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
-    let mut lines = AnswerLines(BufReader::new(stream));
+    let mut lines = AnswerLines(connect(running)?);
     let columns = lines.columns()?;
     lines.for_each(&columns, |socket, _| {
         visit(socket);
@@ -188,7 +213,7 @@ impl<R: BufRead> AnswerLines<R> {
 fn show_all(
     options: &SsOptions,
     filter: &Filter,
-    users: Option<&SocketUsers>,
+    (users, stages): (Option<&SocketUsers>, &StagesByConn),
     answer: impl BufRead,
 ) -> Result<(), Failure> {
     let mut lines = AnswerLines(answer);
@@ -203,9 +228,10 @@ fn show_all(
             summary.add(socket);
         } else if is_wanted(options, filter, socket) {
             if options.json {
-                show::json(&mut out, &columns, line, users.map(|users| users.json(socket)))?;
+                let users = users.map(|users| users.json(socket));
+                show::json(&mut out, &columns, line, [("users", users), ("stages", stages.json(socket))])?;
             } else {
-                show::row(&mut out, socket, options, users)?;
+                show::row(&mut out, socket, options, (users, stages))?;
             }
         }
         Ok(())
@@ -257,8 +283,11 @@ fn kill(
         if shown.is_ok() {
             let users = users.as_ref();
             shown = match options.json {
-                true => show::json(&mut out, &columns, line, users.map(|users| users.json(&socket))),
-                false => show::row(&mut out, &socket, options, users),
+                true => {
+                    let users = users.map(|users| users.json(&socket));
+                    show::json(&mut out, &columns, line, [("users", users), ("stages", None)])
+                }
+                false => show::row(&mut out, &socket, options, (users, &StagesByConn::default())),
             }
             .map_err(Failure::from);
         }
@@ -278,7 +307,7 @@ fn is_wanted(options: &SsOptions, filter: &Filter, socket: &SocketLine<'_>) -> b
 
 #[cfg(test)]
 mod tests {
-    use super::{Filter, SsOptions, show_all};
+    use super::{Filter, SsOptions, StagesByConn, show_all};
     use clap::{Args, Command, FromArgMatches};
 
     /// Parses options.
@@ -289,7 +318,9 @@ mod tests {
 
     /// Returns the error for an answer that cannot be shown.
     fn refused(answer: &[u8]) -> String {
-        show_all(&options(&["-s"]), &Filter::default(), None, answer).unwrap_err().to_string()
+        show_all(&options(&["-s"]), &Filter::default(), (None, &StagesByConn::default()), answer)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod exec;
 mod fd_passing;
 mod fixture;
 mod interfaces;
+mod latency_stages;
 mod lifecycle;
 mod linger;
 mod log;

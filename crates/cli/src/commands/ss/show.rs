@@ -2,6 +2,7 @@
 
 use super::SsOptions;
 use super::socket::{Columns, SocketLine};
+use super::stages::StagesByConn;
 use super::users::SocketUsers;
 use crate::commands::stat::quoted;
 use crate::table::{Table, with_thousands_separators};
@@ -20,7 +21,7 @@ pub fn row(
     out: &mut impl Write,
     socket: &SocketLine<'_>,
     options: &SsOptions,
-    users: Option<&SocketUsers>,
+    (users, stages): (Option<&SocketUsers>, &StagesByConn),
 ) -> io::Result<()> {
     let SocketLine { shard, netid, state, recv_q, send_q, local, .. } = socket;
     let (local, peer) = (format_endpoint(local), format_endpoint(&socket.peer));
@@ -37,11 +38,8 @@ pub fn row(
     let info = (options.info && socket.text("snd_cwnd").is_some()).then(|| details(socket));
     // A stack of an earlier version does not report it.
     let memory = (options.memory && socket.text("memory_bytes").is_some()).then(|| memory(socket));
-    match (memory, info) {
-        (Some(memory), Some(info)) => writeln!(out, "\n\t{memory} {info}"),
-        (Some(words), None) | (None, Some(words)) => writeln!(out, "\n\t{words}"),
-        (None, None) => writeln!(out),
-    }
+    let words: Vec<String> = [memory, info, stages.words(socket)].into_iter().flatten().collect();
+    if words.is_empty() { writeln!(out) } else { writeln!(out, "\n\t{}", words.join(" ")) }
 }
 
 /// Formats the memory of a socket in the fields of `ss`, all of which are present for programs that parse
@@ -164,8 +162,14 @@ fn rates(socket: &SocketLine<'_>) -> Vec<String> {
     words
 }
 
-/// Formats a socket as a JSON object with all fields that the stack reported, and its owners as `users`.
-pub fn json(out: &mut impl Write, columns: &Columns, line: &str, users: Option<String>) -> io::Result<()> {
+/// Formats a socket as a JSON object with all fields that the stack reported, and further ones whose values are
+/// JSON.
+pub fn json(
+    out: &mut impl Write,
+    columns: &Columns,
+    line: &str,
+    others: [(&str, Option<String>); 2],
+) -> io::Result<()> {
     out.write_all(b"{")?;
     for (index, (name, value)) in columns.fields(line).enumerate() {
         let comma = if index > 0 { "," } else { "" };
@@ -174,8 +178,10 @@ pub fn json(out: &mut impl Write, columns: &Columns, line: &str, users: Option<S
         let value = if is_number { value.into() } else { quoted(value) };
         write!(out, "{comma}{}:{value}", quoted(name))?;
     }
-    if let Some(users) = users {
-        write!(out, ",\"users\":{users}")?;
+    for (name, value) in others {
+        if let Some(value) = value {
+            write!(out, ",{}:{value}", quoted(name))?;
+        }
     }
     out.write_all(b"}\n")
 }
@@ -218,7 +224,7 @@ impl SocketSummary {
 mod tests {
     use super::super::socket::Columns;
     use super::super::tests::options;
-    use super::{SocketSummary, duration, row};
+    use super::{SocketSummary, StagesByConn, duration, row};
 
     #[test]
     fn durations_have_the_format_of_ss() {
@@ -234,7 +240,8 @@ mod tests {
         let line = "1\ttcp\tESTAB\t3\t1448\t10.0.0.1:80\t10.0.0.2:999\ton\t204\t1\t204000\t4125\t2000\t10\t4294967295\t2";
         let shown = |words: &[&str]| {
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(line).unwrap(), &options(words), None).unwrap();
+            row(&mut out, &columns.socket(line).unwrap(), &options(words), (None, &StagesByConn::default()))
+                .unwrap();
             String::from_utf8(out).unwrap()
         };
         let plain = "tcp   ESTAB           3   1448                10.0.0.1:80               10.0.0.2:999 1";
@@ -255,7 +262,13 @@ mod tests {
         let shown = |rest: &str| {
             let line = format!("0\ttcp\tESTAB\t3\t4\t10.0.0.1:80\t10.0.0.2:999\t10\t{rest}");
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(&line).unwrap(), &options(&["-i"]), None).unwrap();
+            row(
+                &mut out,
+                &columns.socket(&line).unwrap(),
+                &options(&["-i"]),
+                (None, &StagesByConn::default()),
+            )
+            .unwrap();
             String::from_utf8(out).unwrap()
         };
         let bbr = shown("bbr\t125000\t250000\t120000\t1\t130000\t40125\t739\t512");
@@ -274,7 +287,8 @@ mod tests {
         let shown = |words: &[&str], rest: &str| {
             let line = format!("0\ttcp\tESTAB\t3\t4\t10.0.0.1:80\t10.0.0.2:999\t{rest}");
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(&line).unwrap(), &options(words), None).unwrap();
+            row(&mut out, &columns.socket(&line).unwrap(), &options(words), (None, &StagesByConn::default()))
+                .unwrap();
             String::from_utf8(out).unwrap().split_once('\n').unwrap().1.to_string()
         };
         let (counted, all) =
