@@ -43,15 +43,13 @@ const INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// Interval at which the stack looks whether its shards still run.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 
+/// The sampler of a shard, and for each connection of the request whether it is sampled.
+pub(crate) type BegunStages = (Arc<StageSampler>, Vec<bool>);
+
 /// A request in the shard's mailbox.
 pub(crate) enum StageRequest {
     /// Begins to sample connections, with these addresses.
-    Begin {
-        conns: Vec<(Conn, [SocketAddr; 2])>,
-        clock: StageClock,
-        /// Gets the sampler, and for each connection whether it is sampled.
-        reply: SyncSender<(Arc<StageSampler>, Vec<bool>)>,
-    },
+    Begin { conns: Vec<(Conn, [SocketAddr; 2])>, clock: StageClock, reply: SyncSender<BegunStages> },
     /// Ends the sampling of these connections.
     End { conns: Vec<Conn>, reply: SyncSender<()> },
 }
@@ -192,10 +190,7 @@ fn read_conns(
 }
 
 /// Has a shard begin to sample connections, if there are any.
-fn begin(
-    shard: &Commander,
-    conns: &[NamedConn],
-) -> Result<Option<(Arc<StageSampler>, Vec<bool>)>, &'static str> {
+fn begin(shard: &Commander, conns: &[NamedConn]) -> Result<Option<BegunStages>, &'static str> {
     if conns.is_empty() {
         return Ok(None);
     }

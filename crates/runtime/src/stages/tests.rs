@@ -5,7 +5,9 @@ use ginnel_devices::random::Random;
 #[test]
 fn mean_follows_an_eighth_of_each_sample() {
     let mut times = StageTimes::default();
-    [80, 80, 160, 0].map(|us| times.add(Duration::from_micros(us)));
+    for us in [80, 80, 160, 0] {
+        times.add(Duration::from_micros(us));
+    }
     // 80, 80, 90, 78.75
     let expected =
         StageTimes { count: 4, mean: Duration::from_nanos(78_750), max: Duration::from_micros(160) };
