@@ -34,7 +34,7 @@ use std::time::Instant;
 pub(super) const STAGES: &str = "stages 1 ";
 
 /// Connections that are sampled at a time.
-// limit: connections that ginnel ss --stages samples
+// limit: connections whose latency stages are sampled
 pub const STAGE_CONNS_MAX: usize = 1024;
 
 /// Longest time for which connections are sampled.

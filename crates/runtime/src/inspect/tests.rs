@@ -130,7 +130,7 @@ fn every_socket_is_listed_once_in_bounded_chunks() {
     assert_eq!(fixture.settled_chunks(), 1_001u64.div_ceil(super::SLOTS_PER_TURN as u64));
 }
 
-// limit: connections that ginnel ss --stages samples
+// limit: connections whose latency stages are sampled
 #[test]
 fn stages_of_too_many_connections_are_refused() {
     let fixture = InspectFixture::new(1);
