@@ -1,13 +1,13 @@
-//! Latency stages of sampled connections (`ginnel ss --stages`): how long received data and the answer take on
-//! their way through the stack and the program.
+//! Latency stages of sampled connections (`ginnel ss --stages`): how long received data and the answer take
+//! on their way through the stack and the program.
 //!
 //! ```text
 //!   device ─ receive ─► program's buffer ─ read ─► program ─ answer ─► stack ─ send ─► device
 //! ```
 //!
 //! The stamps are taken by layers around the devices, and by the channel where it handles sockets whose
-//! arrivals it reports. Both exist only while connections are sampled: otherwise packets and calls take the way
-//! that they would take without this module.
+//! arrivals it reports. Both exist only while connections are sampled: otherwise packets and calls take the
+//! way that they would take without this module.
 
 use crate::clock;
 use core::net::{IpAddr, SocketAddr};

@@ -162,8 +162,8 @@ fn rates(socket: &SocketLine<'_>) -> Vec<String> {
     words
 }
 
-/// Formats a socket as a JSON object with all fields that the stack reported, and further ones whose values are
-/// JSON.
+/// Formats a socket as a JSON object with all fields that the stack reported, and further ones whose values
+/// are JSON.
 pub fn json(
     out: &mut impl Write,
     columns: &Columns,

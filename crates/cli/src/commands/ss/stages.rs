@@ -60,8 +60,8 @@ impl StagesByConn {
         self.0.get(&(socket.shard.to_owned(), socket.text("sk")?.to_owned()))
     }
 
-    /// Formats the stages of a connection that was sampled: the smoothed means and the maxima in microseconds,
-    /// and the numbers of samples.
+    /// Formats the stages of a connection that was sampled: the smoothed means and the maxima in
+    /// microseconds, and the numbers of samples.
     pub fn words(&self, socket: &SocketLine<'_>) -> Option<String> {
         let stages = self.get(socket)?;
         let mut words: Vec<String> = Vec::new();

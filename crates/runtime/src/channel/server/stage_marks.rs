@@ -1,5 +1,5 @@
-//! Sockets whose latency stages are sampled (`ginnel ss --stages`): the shard notes when their bytes are in the
-//! region, and when clients have read and written. Clients notify the shard of each read meanwhile.
+//! Sockets whose latency stages are sampled (`ginnel ss --stages`): the shard notes when their bytes are in
+//! the region, and when clients have read and written. Clients notify the shard of each read meanwhile.
 
 use super::domain::Domain;
 use crate::channel::region::Direction;
@@ -57,7 +57,8 @@ impl Domain {
         self.note_clients(cx, socket, conn);
     }
 
-    /// Handles a notification of a client about a socket whose unread bytes were reported, or that is sampled.
+    /// Handles a notification of a client about a socket whose unread bytes were reported, or that is
+    /// sampled.
     #[cold]
     pub(super) fn on_reported_notification(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
         let times = self.socket(socket).arrival_times.as_ref();

@@ -106,8 +106,8 @@ fn each_stage_has_its_time() {
         while client.next_event().is_some() {}
     }
     assert_eq!(fixture.peer.handler().received[0], b"responseresponse");
-    // Each stage ends with a reading of the clock; the first one begins with one, too. The shard also looks at
-    // the clock when it delivers data, to see whether they were read already.
+    // Each stage ends with a reading of the clock; the first one begins with one, too. The shard also looks
+    // at the clock when it delivers data, to see whether they were read already.
     let [receive, read, answer, send] = sampler.times(0);
     assert_eq!(receive, stage(&[1, 1]));
     assert_eq!(read, stage(&[302, 102]));
