@@ -893,6 +893,12 @@ impl Stack {
         self.tcp.info(conn)
     }
 
+    /// Returns the sequence numbers of the next byte that a connection receives in order, and of the next one
+    /// that it sends; `None` if the handle is stale.
+    pub fn next_sequence_numbers(&self, conn: Conn) -> Option<[u32; 2]> {
+        self.tcp.next_sequence_numbers(conn)
+    }
+
     /// Returns the local and the remote address of a connection; `None` if the handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         self.tcp.endpoints(conn)

@@ -626,6 +626,13 @@ impl Tcp {
         Some([key.local_addr(), key.remote_addr()])
     }
 
+    /// Returns RCV.NXT, less the peer's FIN, and SND.NXT of a connection that has not ended.
+    pub fn next_sequence_numbers(&self, conn: Conn) -> Option<[u32; 2]> {
+        let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
+        let c = &self.conns[idx];
+        Some([c.data_end().0, c.snd_nxt.0])
+    }
+
     /// Returns what is known about a connection.
     pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
         self.index(conn).and_then(|idx| self.info_at(idx))
