@@ -37,6 +37,9 @@ const SEND: usize = 3;
 /// Weight of a new sample in the smoothed mean: one in this many, as of the smoothed round-trip time.
 const SMOOTHING: u32 = 8;
 
+/// The largest receive window (RFC 7323, section 2.3).
+const RECV_WINDOW_MAX: u32 = 1 << 30;
+
 /// Returns the current time.
 pub type StageClock = fn() -> Instant;
 
@@ -71,11 +74,13 @@ struct ConnStages {
     delivered: Option<(Instant, u64)>,
     /// When the program had read what it has not answered yet.
     read: Option<Instant>,
+    /// Position up to which the program had written when the shard looked last.
+    written: u64,
     /// When the shard took bytes of the program, and how many earlier bytes are sent before them.
     taken: Option<(Instant, u32)>,
-    /// Sequence numbers after the last byte that was received and sent.
-    received_end: Option<u32>,
-    sent_end: Option<u32>,
+    /// Sequence numbers after the last byte that was received and sent; `None` if the connection is not
+    /// sampled.
+    ends: Option<[u32; 2]>,
     /// The device gets the bytes with this burst.
     is_committed: bool,
     times: [StageTimes; 4],
@@ -129,31 +134,53 @@ impl StageSampler {
         self.lock().conns.get(slot).map_or_else(Default::default, |conn| conn.times)
     }
 
+    /// Begins to sample a connection. `ends`: the sequence numbers of the next bytes that it receives and
+    /// sends.
+    pub(crate) fn begin(&self, slot: usize, ends: [u32; 2]) {
+        if let Some(conn) = self.lock().conns.get_mut(slot) {
+            conn.ends = Some(ends);
+        }
+    }
+
+    /// Records that the program has written up to this position before it is sampled.
+    pub(crate) fn set_written(&self, slot: u32, written: u64) {
+        if let Some(conn) = self.lock().conns.get_mut(slot as usize) {
+            conn.written = written;
+        }
+    }
+
     /// Records that all received data up to position `end` of the stream are in the program's buffer.
     pub(crate) fn delivered(&self, slot: u32, end: u64) {
         self.at(slot, |conn, now| {
+            // Frames that came by another shard did not pass the layer.
             if let Some(arrived) = conn.arrived.take() {
                 conn.times[RECEIVE].add(now - arrived);
-                conn.delivered.get_or_insert((now, end));
             }
+            conn.delivered.get_or_insert((now, end));
         });
     }
 
-    /// Records how far the program has read, and whether it has written bytes, before which `ahead` bytes
-    /// are sent.
-    pub(crate) fn noticed(&self, slot: u32, read_position: u64, has_written: bool, ahead: u32) {
+    /// Records the positions up to which the program has read and written, of which the last `unsent` bytes
+    /// are not sent. Returns false if the program has yet to read what was delivered.
+    pub(crate) fn noticed(&self, slot: u32, read_position: u64, written: u64, unsent: u32) -> bool {
+        let mut is_read = true;
         self.at(slot, |conn, now| {
             if let Some((delivered, _)) = conn.delivered.take_if(|(_, end)| *end <= read_position) {
                 conn.times[READ].add(now - delivered);
                 conn.read.get_or_insert(now);
             }
-            if has_written {
+            is_read = conn.delivered.is_none();
+            let new = written.saturating_sub(conn.written);
+            if new > 0 {
+                conn.written = written;
                 if let Some(read) = conn.read.take() {
                     conn.times[ANSWER].add(now - read);
                 }
+                let ahead = unsent.saturating_sub(u32::try_from(new).unwrap_or(u32::MAX));
                 conn.taken.get_or_insert((now, ahead));
             }
         });
+        is_read
     }
 
     fn at(&self, slot: u32, record: impl FnOnce(&mut ConnStages, Instant)) {
@@ -177,7 +204,9 @@ impl SamplerState {
         else {
             return;
         };
-        if new_bytes(&mut conn.received_end, seq, len) > 0 {
+        let Some([received_end, _]) = &mut conn.ends else { return };
+        // No window is larger, so the segment is not one of the connection.
+        if new_bytes(received_end, seq, len, RECV_WINDOW_MAX) > 0 {
             let burst_at = *self.burst_at.get_or_insert_with(self.clock);
             conn.arrived.get_or_insert(burst_at);
         }
@@ -187,7 +216,8 @@ impl SamplerState {
         let SegmentBytes { src, dst, seq, len } = *segment;
         let Some(slot) = self.by_ends.get(&[src, dst]).copied() else { return };
         let Some(conn) = self.conns.get_mut(slot as usize) else { return };
-        let count = new_bytes(&mut conn.sent_end, seq, len);
+        let Some([_, sent_end]) = &mut conn.ends else { return };
+        let count = new_bytes(sent_end, seq, len, u32::MAX / 2);
         let Some((_, ahead)) = &mut conn.taken else { return };
         if count <= *ahead {
             *ahead -= count;
@@ -213,13 +243,14 @@ impl SamplerState {
 }
 
 /// Returns how many bytes of a segment come after `end`, the end of what was seen before, and advances it.
-fn new_bytes(end: &mut Option<u32>, seq: u32, len: u32) -> u32 {
+/// A segment that ends more than `max` bytes after it has none.
+fn new_bytes(end: &mut u32, seq: u32, len: u32, max: u32) -> u32 {
     let segment_end = seq.wrapping_add(len);
-    let count = end.map_or(len, |end| segment_end.wrapping_sub(end));
-    if count > u32::MAX / 2 {
+    let count = segment_end.wrapping_sub(*end);
+    if count > max {
         return 0;
     }
-    *end = Some(segment_end);
+    *end = segment_end;
     count
 }
 

@@ -7,12 +7,12 @@
 
 use super::mirror::remove_layers;
 use super::server::{CLIENT_TIMEOUT, KILL_LINE_BYTES_MAX, SOCKET, explain_timeout, parse_kill};
-use super::{send_request, wait_for_reply};
+use super::{SLOTS_PER_TURN, send_request, wait_for_reply};
 use crate::command::Commander;
 use crate::context::{Context, ShardCore};
 use crate::handler::Handler;
 use crate::shard::RxPort;
-use crate::stages::{MACHINE_CLOCK, STAGE_NAMES, StageClock, StageSampler, StageTimes};
+use crate::stages::{MACHINE_CLOCK, STAGE_NAMES, StageSampler, StageTimes};
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -43,55 +43,81 @@ const INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// Interval at which the stack looks whether its shards still run.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The sampler of a shard, and for each connection of the request whether it is sampled.
-pub(crate) type BegunStages = (Arc<StageSampler>, Vec<bool>);
-
-/// A request in the shard's mailbox.
+/// A request in the shard's mailbox. The shard undoes one whose requester is gone.
 pub(crate) enum StageRequest {
-    /// Begins to sample connections, with these addresses.
-    Begin { conns: Vec<(Conn, [SocketAddr; 2])>, clock: StageClock, reply: SyncSender<BegunStages> },
-    /// Ends the sampling of these connections.
-    End { conns: Vec<Conn>, reply: SyncSender<()> },
+    /// Puts layers around the devices.
+    Attach { sampler: Arc<StageSampler>, reply: SyncSender<()> },
+    /// Begins to sample connections, at most [`SLOTS_PER_TURN`], with these addresses. Their slots begin with
+    /// `first_slot`. The reply says for each whether it is sampled.
+    Mark {
+        sampler: Arc<StageSampler>,
+        first_slot: usize,
+        conns: Vec<(Conn, [SocketAddr; 2])>,
+        reply: SyncSender<Vec<bool>>,
+    },
+    /// Ends the sampling of connections, at most [`SLOTS_PER_TURN`].
+    Unmark { conns: Vec<Conn>, reply: SyncSender<()> },
+    /// Removes the layers.
+    Detach(SyncSender<()>),
 }
 
 impl StageRequest {
     /// Handles the request on the shard, between two bursts.
     #[cold]
     pub(crate) fn answer<H: Handler>(self, ports: &mut [RxPort], core: &mut ShardCore, handler: &mut H) {
-        // Sending fails only if the requester is gone.
         match self {
-            Self::Begin { conns, clock, reply } => {
-                let ends: Vec<_> = conns.iter().map(|(_, ends)| *ends).collect();
-                let sampler = StageSampler::new(clock, &ends);
+            Self::Attach { sampler, reply } => {
+                // A shard without an engine has no connections to sample.
+                let Some(stack) = core.stack.local_mut() else {
+                    let _ = reply.try_send(());
+                    return;
+                };
+                for port in &mut *ports {
+                    let received = sampler.received(port.is_loopback);
+                    port.replace_rx(|rx| wrap_rx(rx, received));
+                    if !port.is_loopback {
+                        stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, sampler.sent())));
+                    }
+                    port.is_mirrored = true;
+                }
+                if reply.try_send(()).is_err() {
+                    remove_layers(ports, stack);
+                }
+            }
+            Self::Mark { sampler, first_slot, conns, reply } => {
                 let begin = |(slot, (conn, ends)): (usize, &(Conn, [SocketAddr; 2]))| {
-                    let is_there =
-                        core.stack.local().is_some_and(|stack| stack.endpoints(*conn) == Some(*ends));
+                    let slot = first_slot + slot;
+                    let stack = core.stack.local().filter(|stack| stack.endpoints(*conn) == Some(*ends));
+                    let Some(next) = stack.and_then(|stack| stack.next_sequence_numbers(*conn)) else {
+                        return false;
+                    };
                     // Cannot truncate: a request names few connections.
                     let stages = Some((sampler.clone(), slot as u32));
-                    is_there && handler.set_stages(&mut Context::new(core), *conn, stages)
+                    let is_sampled = handler.set_stages(&mut Context::new(core), *conn, stages);
+                    if is_sampled {
+                        sampler.begin(slot, next);
+                    }
+                    is_sampled
                 };
-                let sampled: Vec<bool> = conns.iter().enumerate().map(begin).collect();
-                if sampled.contains(&true)
-                    && let Some(stack) = core.stack.local_mut()
-                {
-                    for port in ports {
-                        let received = sampler.received(port.is_loopback);
-                        port.replace_rx(|rx| wrap_rx(rx, received));
-                        if !port.is_loopback {
-                            stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, sampler.sent())));
-                        }
-                        port.is_mirrored = true;
+                let sampled = conns.iter().enumerate().map(begin).collect();
+                if reply.try_send(sampled).is_err() {
+                    for (conn, _) in conns {
+                        handler.set_stages(&mut Context::new(core), conn, None);
                     }
                 }
-                let _ = reply.try_send((sampler, sampled));
             }
-            Self::End { conns, reply } => {
+            Self::Unmark { conns, reply } => {
                 for conn in conns {
                     handler.set_stages(&mut Context::new(core), conn, None);
                 }
+                // Fails only if the requester is gone.
+                let _ = reply.try_send(());
+            }
+            Self::Detach(reply) => {
                 if let Some(stack) = core.stack.local_mut() {
                     remove_layers(ports, stack);
                 }
+                // Fails only if the requester is gone.
                 let _ = reply.try_send(());
             }
         }
@@ -107,7 +133,45 @@ struct ShardSamples<'a> {
     shard: &'a Commander,
     conns: Vec<NamedConn>,
     sampler: Arc<StageSampler>,
+    /// For each connection that the shard knows about, whether it is sampled.
     sampled: Vec<bool>,
+}
+
+impl ShardSamples<'_> {
+    /// Has the shard begin, in requests that take a short time each.
+    fn begin(&mut self) -> Result<(), &'static str> {
+        let (reply, replies) = sync_channel(1);
+        send_request(self.shard, Box::new(StageRequest::Attach { sampler: self.sampler.clone(), reply }))?;
+        wait_for_reply(self.shard, &replies)?;
+        for chunk in self.conns.chunks(SLOTS_PER_TURN) {
+            let (reply, replies) = sync_channel(1);
+            let conns = chunk.iter().map(|(_, conn, ends)| (*conn, *ends)).collect();
+            let (sampler, first_slot) = (self.sampler.clone(), self.sampled.len());
+            send_request(self.shard, Box::new(StageRequest::Mark { sampler, first_slot, conns, reply }))?;
+            self.sampled.extend(wait_for_reply(self.shard, &replies)?);
+        }
+        Ok(())
+    }
+
+    /// Has the shard end what it began, or will begin before it gets these requests: it handles them in
+    /// order. A shard that has ended has no layers any more.
+    fn end(&self) {
+        for chunk in self.conns.chunks(SLOTS_PER_TURN) {
+            let conns: Vec<Conn> = chunk.iter().map(|(_, conn, _)| *conn).collect();
+            self.request_end(|reply| StageRequest::Unmark { conns: conns.clone(), reply });
+        }
+        self.request_end(StageRequest::Detach);
+    }
+
+    fn request_end(&self, request: impl Fn(SyncSender<()>) -> StageRequest) {
+        let (reply, replies) = sync_channel(1);
+        while !self.shard.has_ended() {
+            if send_request(self.shard, Box::new(request(reply.clone()))).is_ok() {
+                let _ = wait_for_reply(self.shard, &replies);
+                return;
+            }
+        }
+    }
 }
 
 /// Samples the connections that the client names, and answers when the time is over. `is_mirrored` is set
@@ -122,29 +186,42 @@ pub(super) fn serve(
     let Some(interval) = interval.ok().filter(|interval| *interval <= INTERVAL_MAX) else {
         return writeln!(client, "!\tthe longest interval is {} s", INTERVAL_MAX.as_secs());
     };
-    let mut named = match read_conns(lines, shards)? {
+    let named = match read_conns(lines, shards)? {
         Ok(named) => named,
         Err(problem) => return writeln!(client, "!\t{problem}"),
     };
     if is_mirrored.swap(true, Ordering::AcqRel) {
         return writeln!(client, "!\tanother monitor observes this stack");
     }
-    let mut begun = Vec::new();
+    let mut begun: Vec<ShardSamples<'_>> = Vec::new();
     let mut problem = None;
-    for ((label, shard), conns) in shards.iter().zip(&mut named) {
-        match begin(shard, conns) {
-            Ok(None) => {}
-            Ok(Some((sampler, sampled))) => {
-                begun.push(ShardSamples { label, shard, conns: core::mem::take(conns), sampler, sampled });
-            }
-            Err(what) => problem = Some(format!("shard {label} {what}")),
+    for ((label, shard), conns) in shards.iter().zip(named) {
+        if conns.is_empty() {
+            continue;
         }
+        let ends: Vec<_> = conns.iter().map(|(.., ends)| *ends).collect();
+        let sampler = StageSampler::new(MACHINE_CLOCK, &ends);
+        let sampled = Vec::with_capacity(conns.len());
+        let mut samples = ShardSamples { label, shard, conns, sampler, sampled };
+        if let Err(what) = samples.begin() {
+            problem = Some(format!("shard {label} {what}"));
+        }
+        // Also one that has not answered: it may begin later.
+        begun.push(samples);
     }
-    let waited = if problem.is_none() { wait(client, interval, &begun) } else { Ok(()) };
+    let is_sampling = begun.iter().any(|samples| samples.sampled.contains(&true));
+    let waited = match problem {
+        None if is_sampling => wait(client, interval, &begun),
+        _ => Ok(()),
+    };
     let mut text = String::new();
-    for ShardSamples { label, shard, conns, sampler, sampled } in &begun {
-        end(shard, conns.iter().map(|(_, conn, _)| *conn).collect());
-        for (slot, (handle, ..)) in conns.iter().enumerate().filter(|(slot, _)| sampled[*slot]) {
+    for samples in &begun {
+        samples.end();
+        let ShardSamples { label, conns, sampler, sampled, .. } = samples;
+        for (slot, (handle, ..)) in conns.iter().enumerate() {
+            if !sampled.get(slot).is_some_and(|is_sampled| *is_sampled) {
+                continue;
+            }
             // Writing to a string cannot fail.
             let _ = write!(text, "{label}\t{handle}");
             for StageTimes { count, mean, max } in sampler.times(slot) {
@@ -187,30 +264,6 @@ fn read_conns(
         named[shard].push((handle, conn, ends));
     }
     Ok(Ok(named))
-}
-
-/// Has a shard begin to sample connections, if there are any.
-fn begin(shard: &Commander, conns: &[NamedConn]) -> Result<Option<BegunStages>, &'static str> {
-    if conns.is_empty() {
-        return Ok(None);
-    }
-    let conns = conns.iter().map(|(_, conn, ends)| (*conn, *ends)).collect();
-    let (reply, replies) = sync_channel(1);
-    send_request(shard, Box::new(StageRequest::Begin { conns, clock: MACHINE_CLOCK, reply }))?;
-    wait_for_reply(shard, &replies).map(Some)
-}
-
-/// Ends the sampling. A shard that has ended has no layers any more.
-fn end(shard: &Commander, conns: Vec<Conn>) {
-    let (reply, replies) = sync_channel(1);
-    while !shard.has_ended() {
-        if send_request(shard, Box::new(StageRequest::End { conns: conns.clone(), reply: reply.clone() }))
-            .is_ok()
-        {
-            let _ = wait_for_reply(shard, &replies);
-            return;
-        }
-    }
 }
 
 /// Waits until the interval is over, the client is gone, or all shards have ended.

@@ -137,11 +137,11 @@ fn stages_of_too_many_connections_are_refused() {
     let conns = |count: usize| {
         let ends = "10.0.0.1:80\t10.0.0.2:9".to_owned();
         let lines: Vec<String> = (0..count).map(|index| format!("7\tc{index}.1\t{ends}")).collect();
-        format!("stages 1 1\n{}\n.", lines.join("\n"))
+        format!("stages 1 600000\n{}\n.", lines.join("\n"))
     };
     let refusal = "!\tat most 1024 connections are sampled at a time";
     assert_eq!(fixture.lines(&conns(super::STAGE_CONNS_MAX + 1)), [refusal]);
-    // None of them exists.
+    // None of them exists, so the stack does not wait until the interval is over.
     assert_eq!(fixture.lines(&conns(super::STAGE_CONNS_MAX)), ["."]);
     for (request, problem) in [
         ("stages 1 x", "!\tthe longest interval is 600 s"),

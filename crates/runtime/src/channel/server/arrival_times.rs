@@ -98,9 +98,15 @@ impl Domain {
     }
 
     /// Handles bytes that arrived after [`DomainSocket::report_unread_after`]: records their time, and
-    /// reports that they are unread.
+    /// reports that they are unread. `is_whole`: the region had space for all bytes that were received.
     #[cold]
-    pub(super) fn on_reported_arrival(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
+    pub(super) fn on_reported_arrival(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        conn: Conn,
+        is_whole: bool,
+    ) {
         let read = self.region.socket(socket).positions(Direction::Incoming).read();
         let entry = self.socket(socket);
         let received = entry.received;
@@ -112,6 +118,9 @@ impl Domain {
         }
         let is_above = received > entry.unread_threshold();
         if entry.arrival_times.as_ref().is_some_and(|times| times.stages.is_some()) {
+            if is_whole {
+                self.note_delivered(socket);
+            }
             self.on_sampled_arrival(cx, socket, conn, is_above);
         } else if is_above {
             self.report_unread(cx, socket, conn);

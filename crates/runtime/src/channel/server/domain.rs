@@ -935,7 +935,8 @@ impl Domain {
             self.ensure_large_buffer(cx, socket, conn, Direction::Incoming);
         }
         if reports_unread {
-            self.on_reported_arrival(cx, socket, conn);
+            let is_whole = count.is_ok_and(|count| count == cx.unread(conn).max(data.len()));
+            self.on_reported_arrival(cx, socket, conn, is_whole);
         }
         match count {
             Ok(count) => {
@@ -981,7 +982,12 @@ impl Domain {
         // For a program that shut down both directions, it is as if the peer had reset the connection.
         let reason = if self.socket(socket).has_late_data { CloseReason::Reset } else { reason };
         self.add_state(socket, closed_bits(reason));
-        self.socket(socket).conn = None;
+        let entry = self.socket(socket);
+        entry.conn = None;
+        // The end of a sampling finds only connections.
+        if entry.is_unread_reported {
+            self.set_stages(socket, None);
+        }
         self.close_if_unowned(cx, socket);
     }
 

@@ -20,7 +20,7 @@ pub(super) struct StageMark {
 }
 
 impl Domain {
-    /// Begins or ends the sampling of a socket.
+    /// Begins or ends the sampling of a socket. Bytes that clients have written before are no answer.
     pub(super) fn set_stages(&mut self, socket: u32, stages: Option<(Arc<StageSampler>, u32)>) {
         let entry = self.socket(socket);
         if let Some(times) = &mut entry.arrival_times
@@ -29,10 +29,18 @@ impl Domain {
             entry.is_unread_reported = mark.is_unread_reported;
         }
         if let Some((sampler, slot)) = stages {
+            sampler.set_written(slot, self.written(socket).0);
+            let entry = self.socket(socket);
             let is_unread_reported = core::mem::replace(&mut entry.is_unread_reported, true);
             entry.report_arrivals().stages = Some(StageMark { sampler, slot, is_unread_reported });
         }
-        entry.end_unneeded_reports();
+        self.socket(socket).end_unneeded_reports();
+    }
+
+    /// Notes that all received bytes of a sampled socket are in the region.
+    pub(super) fn note_delivered(&mut self, socket: u32) {
+        let received = self.socket(socket).received;
+        self.with_mark(socket, |mark| mark.sampler.delivered(mark.slot, received));
     }
 
     /// Handles bytes of a sampled socket that came into the region. `is_above`: unread bytes may have to be
@@ -45,12 +53,14 @@ impl Domain {
         conn: Conn,
         is_above: bool,
     ) {
-        let received = self.socket(socket).received;
-        self.with_mark(socket, |mark| mark.sampler.delivered(mark.slot, received));
         if is_above {
             self.report_unread_of_sampled(cx, socket, conn);
         }
-        // Clients notify of the next read.
+        self.await_read(cx, socket, conn);
+    }
+
+    /// Has clients notify of the next read, and notes what they have done until now.
+    fn await_read(&mut self, cx: &Context<'_>, socket: u32, conn: Conn) {
         self.region.socket(socket).wants_recv_space.store(1, Ordering::Relaxed);
         // Pairs with the fence of a client that has read.
         fence(Ordering::SeqCst);
@@ -67,17 +77,31 @@ impl Domain {
         };
         // A small receive buffer may have been set since.
         let is_reported = mark.is_unread_reported || self.sockets[socket as usize].unread_threshold() == 0;
-        self.note_clients(cx, socket, conn);
+        let is_read = self.note_clients(cx, socket, conn);
         if is_reported {
             self.report_unread_of_sampled(cx, socket, conn);
         }
+        if !is_read {
+            // Clients have read a part. Their read ended the request to be notified.
+            self.await_read(cx, socket, conn);
+        }
     }
 
-    /// Notes what clients have read and written.
-    fn note_clients(&mut self, cx: &Context<'_>, socket: u32, conn: Conn) {
+    /// Notes what clients have read and written. Returns false if they have yet to read delivered bytes.
+    fn note_clients(&mut self, cx: &Context<'_>, socket: u32, conn: Conn) -> bool {
         let read = self.region.socket(socket).positions(Direction::Incoming).read();
-        let (has_written, ahead) = (self.untaken_bytes(socket) > 0, cx.notsent(conn));
-        self.with_mark(socket, |mark| mark.sampler.noticed(mark.slot, read, has_written, ahead));
+        let (written, untaken) = self.written(socket);
+        let unsent = cx.notsent(conn).saturating_add(untaken);
+        let mut is_read = true;
+        self.with_mark(socket, |mark| is_read = mark.sampler.noticed(mark.slot, read, written, unsent));
+        is_read
+    }
+
+    /// Returns the position up to which clients have written, and how many of these bytes the engine has not
+    /// taken.
+    fn written(&self, socket: u32) -> (u64, u32) {
+        let untaken = self.untaken_bytes(socket);
+        (self.sockets[socket as usize].taken.saturating_add(untaken.into()), untaken)
     }
 
     /// As [`report_unread`](Self::report_unread), which sets and clears the flag of unread bytes.

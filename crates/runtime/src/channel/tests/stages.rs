@@ -53,15 +53,27 @@ fn request(fixture: &Fixture, request: StageRequest) {
 }
 
 fn begin(fixture: &Fixture, conns: Vec<(Conn, [SocketAddr; 2])>) -> (Arc<StageSampler>, Vec<bool>) {
+    let sampler = StageSampler::new(test_clock, &conns.iter().map(|(_, ends)| *ends).collect::<Vec<_>>());
     let (reply, replies) = sync_channel(1);
-    request(fixture, StageRequest::Begin { conns, clock: test_clock, reply });
-    replies.recv().unwrap()
+    request(fixture, StageRequest::Attach { sampler: sampler.clone(), reply });
+    replies.recv().unwrap();
+    let (reply, replies) = sync_channel(1);
+    request(fixture, StageRequest::Mark { sampler: sampler.clone(), first_slot: 0, conns, reply });
+    let sampled = replies.recv().unwrap();
+    (sampler, sampled)
 }
 
 fn end(fixture: &Fixture, conns: Vec<Conn>) {
     let (reply, replies) = sync_channel(1);
-    request(fixture, StageRequest::End { conns, reply });
+    request(fixture, StageRequest::Unmark { conns, reply });
     replies.recv().unwrap();
+    let (reply, replies) = sync_channel(1);
+    request(fixture, StageRequest::Detach(reply));
+    replies.recv().unwrap();
+}
+
+fn is_mirrored(fixture: &Fixture) -> bool {
+    fixture.server.lock().unwrap().ports.iter().any(|port| port.is_mirrored)
 }
 
 /// Makes the peer send `text` on its first connection.
@@ -134,9 +146,9 @@ fn nothing_is_left_after_the_end() {
     let (mut fixture, mut client, conn) = setup(&ChannelConfig::default());
     let conns = engine_conns(&fixture);
     let (sampler, _) = begin(&fixture, conns.clone());
-    assert!(fixture.server.lock().unwrap().ports.iter().all(|port| port.is_mirrored));
+    assert!(is_mirrored(&fixture));
     end(&fixture, conns.iter().map(|(conn, _)| *conn).collect());
-    assert!(fixture.server.lock().unwrap().ports.iter().all(|port| !port.is_mirrored));
+    assert!(!is_mirrored(&fixture));
     let readings = NOW.with(Cell::get);
     send_from_peer(&mut fixture, b"request");
     let mut out = [0; 64];
@@ -155,7 +167,6 @@ fn unknown_connections_are_not_sampled() {
     let gone = Conn::new(conn.index(), conn.generation() + 1);
     let (_, sampled) = begin(&fixture, vec![(gone, [local, remote]), (conn, [remote, local])]);
     assert_eq!(sampled, [false, false]);
-    assert!(fixture.server.lock().unwrap().ports.iter().all(|port| !port.is_mirrored), "nothing costs");
 }
 
 /// The window that the peer gets is the one that it would get without the sampler.
@@ -182,4 +193,124 @@ fn sampled_connection_advertises_the_usual_window() {
         progress
     };
     assert_eq!(sent(true), sent(false));
+}
+
+#[test]
+fn read_in_two_calls_ends_with_the_second() {
+    let (mut fixture, mut client, conn) = setup(&ChannelConfig::default());
+    let (sampler, _) = begin(&fixture, engine_conns(&fixture));
+    send_from_peer(&mut fixture, b"request");
+    let mut out = [0; 64];
+    advance_clock(100);
+    assert_eq!(client.recv(conn, &mut out[..2]), Ok(2));
+    fixture.run(MICROSECOND);
+    advance_clock(200);
+    assert_eq!(client.recv(conn, &mut out), Ok(5));
+    fixture.run(MICROSECOND);
+    advance_clock(20_000);
+    assert_eq!(client.send(conn, b"response"), Ok(8));
+    fixture.run(Duration::from_millis(5));
+    let [_, read, answer, _] = sampler.times(0);
+    // The shard looked at the clock three times more: at the arrival, and twice after the first read.
+    assert_eq!([read, answer], [stage(&[304]), stage(&[20_001])]);
+}
+
+#[test]
+fn undelivered_bytes_are_on_their_way_until_read() {
+    let (mut fixture, mut client, conn) = setup(&small_config());
+    let (sampler, _) = begin(&fixture, engine_conns(&fixture));
+    send_from_peer(&mut fixture, &[7; 3000]);
+    fixture.run(Duration::from_millis(5));
+    let [before, ..] = sampler.times(0);
+    assert!(before.count > 0 && before.max < Duration::from_micros(100), "{before:?}");
+    // The buffer has no space for all of these bytes, nor for those after them.
+    for _ in 0..2 {
+        send_from_peer(&mut fixture, &[7; 1400]);
+        fixture.run(Duration::from_millis(5));
+    }
+    let [blocked, ..] = sampler.times(0);
+    assert_eq!(client.readable(conn), Ok(4096));
+    assert_eq!(blocked, before, "no byte of them counts as delivered");
+    advance_clock(50_000);
+    let mut out = vec![0; 8192];
+    assert_eq!(client.recv(conn, &mut out), Ok(4096));
+    fixture.run(Duration::from_millis(5));
+    assert_eq!(client.recv(conn, &mut out), Ok(3000 + 2 * 1400 - 4096));
+    let [after, ..] = sampler.times(0);
+    assert_eq!(after.count, before.count + 1);
+    assert!(after.max >= Duration::from_millis(50), "{after:?}");
+}
+
+#[test]
+fn shard_undoes_what_nobody_waits_for() {
+    let (mut fixture, mut client, conn) = setup(&ChannelConfig::default());
+    let conns = engine_conns(&fixture);
+    let sampler = StageSampler::new(test_clock, &[conns[0].1]);
+    let (reply, replies) = sync_channel(1);
+    drop(replies);
+    request(&fixture, StageRequest::Attach { sampler: sampler.clone(), reply });
+    let (reply, replies) = sync_channel(1);
+    drop(replies);
+    request(&fixture, StageRequest::Mark { sampler: sampler.clone(), first_slot: 0, conns, reply });
+    assert_eq!((is_mirrored(&fixture), Arc::strong_count(&sampler)), (false, 1));
+    let readings = NOW.with(Cell::get);
+    send_from_peer(&mut fixture, b"request");
+    assert_eq!(client.recv(conn, &mut [0; 64]), Ok(7));
+    fixture.run(Duration::from_millis(5));
+    assert_eq!(NOW.with(Cell::get), readings, "nothing is measured");
+}
+
+#[test]
+fn nothing_is_left_of_a_connection_that_closed() {
+    let (mut fixture, mut client, conn) = setup(&ChannelConfig::default());
+    let conns = engine_conns(&fixture);
+    let (sampler, _) = begin(&fixture, conns.clone());
+    assert!(Arc::strong_count(&sampler) > 1);
+    client.close(conn).unwrap();
+    let events = fixture.events(&mut client);
+    assert_eq!(events.last(), Some(&ClientEvent::Closed { conn, reason: CloseReason::Normal }));
+    // The client still owns the socket.
+    end(&fixture, vec![conns[0].0]);
+    assert_eq!((fixture.sockets_in_use(), Arc::strong_count(&sampler)), (1, 1));
+}
+
+#[test]
+fn bytes_that_waited_before_are_no_answer() {
+    let (mut fixture, mut client, conn) = setup(&small_config());
+    let (sampler, _) = begin(&fixture, engine_conns(&fixture));
+    send_from_peer(&mut fixture, b"request");
+    // The peer acknowledges nothing, so the engine's buffer gets full, then the region.
+    let poll = |fixture: &Fixture| fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+    while client.send(conn, &[1; 4096]).unwrap() > 0 {
+        poll(&fixture);
+    }
+    advance_clock(100);
+    assert_eq!(client.recv(conn, &mut [0; 64]), Ok(7));
+    poll(&fixture);
+    let [_, read, answer, _] = sampler.times(0);
+    assert_eq!((read.count, answer.count), (1, 0));
+    fixture.run(SECOND);
+    while client.next_event().is_some() {}
+    advance_clock(500);
+    assert_eq!(client.send(conn, b"late"), Ok(4));
+    fixture.run(Duration::from_millis(5));
+    let [.., answer, _] = sampler.times(0);
+    assert_eq!(answer.count, 1);
+    assert!(answer.max > Duration::from_micros(500), "{answer:?}");
+}
+
+/// A frame that came by another shard did not pass the layers.
+#[test]
+fn read_without_a_known_frame_has_its_time() {
+    let (mut fixture, mut client, conn) = setup(&ChannelConfig::default());
+    let (sampler, _) = begin(&fixture, engine_conns(&fixture));
+    let (reply, replies) = sync_channel(1);
+    request(&fixture, StageRequest::Detach(reply));
+    replies.recv().unwrap();
+    send_from_peer(&mut fixture, b"request");
+    advance_clock(70);
+    assert_eq!(client.recv(conn, &mut [0; 64]), Ok(7));
+    fixture.run(MICROSECOND);
+    let [receive, read, ..] = sampler.times(0);
+    assert_eq!((receive.count, read), (0, stage(&[72])));
 }
