@@ -62,8 +62,9 @@ pub struct SsOptions {
     /// on their way: "receive" from the device into the program's buffer, "read" until the program has read
     /// them, "answer" until the stack has the program's next bytes, "send" until the device has them. For
     /// each the smoothed mean and the maximum in microseconds; then the numbers of samples. Only connections
-    /// of programs on the stack ("ginnel run") that exist at the beginning are sampled, 1024 at most. Only
-    /// the stack's own user and root may do that.
+    /// of programs on the stack ("ginnel run") that exist at the beginning are sampled. It is an error if
+    /// more than 1024 connections are shown, or if none of them is sampled. Only the stack's own user and
+    /// root may do that.
     #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["kill", "summary"])]
     stages: Option<Duration>,

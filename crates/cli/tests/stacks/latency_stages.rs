@@ -40,13 +40,14 @@ fn slow_program_is_slow_in_its_own_stage() {
         assert!(stage(&server, name, "samples") >= 1.0, "{server}");
         assert!(stage(&server, name, "max_us") >= stage(&server, name, "mean_us"), "{server}");
     }
-    assert!(stage(&server, "answer", "mean_us") >= 15_000.0, "{server}");
-    let text = fixture.run_ok(&[&["ss", "lab", "-i", "--stages", "200ms"], &filter[..]].concat());
-    let details = text.lines().nth(2).unwrap();
-    assert!(
-        details.starts_with('\t') && details.contains(" cwnd:") && details.contains(" answer:"),
-        "{text}"
-    );
+    // A shard that gets no CPU may notice a read and its answer in one turn, which makes the mean shorter.
+    assert!(stage(&server, "answer", "max_us") >= 15_000.0, "{server}");
+    wait_until("an answer is among the details", || {
+        let text = fixture.run_ok(&[&["ss", "lab", "-i", "--stages", "200ms"], &filter[..]].concat());
+        let details = text.lines().nth(2).unwrap();
+        assert!(details.starts_with('\t') && details.contains(" cwnd:"), "{text}");
+        details.contains(" answer:")
+    });
     assert!(!fixture.run_ok(&["ss", "lab", "-i"]).contains("samples:"), "it is not measured any more");
     // A listener has no stages, and a stack without connections answers at once.
     assert!(!fixture.run_ok(&["ss", "lab", "-l", "--stages", "200ms"]).contains("samples:"));

@@ -45,6 +45,9 @@ impl StagesByConn {
         let named = conns.iter().map(|(shard, handle, local, peer)| (&**shard, &**handle, *local, *peer));
         let sampled = sample_stages(&running.path, interval, named)
             .map_err(|e| Failure::running(format!("the stack \"{}\" samples nothing: {e}", running.name)))?;
+        if sampled.is_empty() && !conns.is_empty() {
+            return Err(none_sampled(conns.len()));
+        }
         Ok(Self::new(sampled))
     }
 
@@ -83,6 +86,14 @@ impl StagesByConn {
         let stages: Vec<String> = STAGE_NAMES.iter().zip(self.get(socket)?).map(stage).collect();
         Some(format!("{{{}}}", stages.join(",")))
     }
+}
+
+/// Returns the error if a stack samples none of this many connections.
+fn none_sampled(shown: usize) -> Failure {
+    Failure::running(format!(
+        "--stages samples connections of programs on the stack (\"ginnel run\"), and none of the {shown} \
+         shown is one: leave the option out, or change the filter"
+    ))
 }
 
 /// Formats a duration in microseconds with one decimal.
