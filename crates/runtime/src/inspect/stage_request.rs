@@ -156,21 +156,25 @@ impl ShardSamples<'_> {
     /// Has the shard end what it began, or will begin before it gets these requests: it handles them in
     /// order. A shard that has ended has no layers any more.
     fn end(&self) {
+        let mut answers = true;
         for chunk in self.conns.chunks(SLOTS_PER_TURN) {
             let conns: Vec<Conn> = chunk.iter().map(|(_, conn, _)| *conn).collect();
-            self.request_end(|reply| StageRequest::Unmark { conns: conns.clone(), reply });
+            let unmark = |reply| StageRequest::Unmark { conns: conns.clone(), reply };
+            answers = self.request_end(unmark, answers);
         }
-        self.request_end(StageRequest::Detach);
+        self.request_end(StageRequest::Detach, answers);
     }
 
-    fn request_end(&self, request: impl Fn(SyncSender<()>) -> StageRequest) {
+    /// Sends a request and returns whether the shard answers. `waits`: it has answered until now, so the
+    /// answer is awaited.
+    fn request_end(&self, request: impl Fn(SyncSender<()>) -> StageRequest, waits: bool) -> bool {
         let (reply, replies) = sync_channel(1);
         while !self.shard.has_ended() {
             if send_request(self.shard, Box::new(request(reply.clone()))).is_ok() {
-                let _ = wait_for_reply(self.shard, &replies);
-                return;
+                return waits && wait_for_reply(self.shard, &replies).is_ok();
             }
         }
+        false
     }
 }
 
