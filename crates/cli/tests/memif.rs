@@ -205,3 +205,63 @@ fn two_shards_have_two_memif_queues() {
     assert!(text.contains("\"statuses\":{\"2xx\":500}"), "{text}");
     assert!(text.contains("\"workers\":2,\"shards\":true"), "{text}");
 }
+
+/// Four shards serve two interfaces with two queues each: the first one by the shards 2 and 3, the second one
+/// by 0 and 1.
+#[test]
+fn memif_queues_belong_to_configured_shards() {
+    let folder = TempFolder::new("memif-device-shards");
+    let socket = |link: usize| folder.0.join(format!("socket{link}")).display().to_string();
+    let memif = |link: usize, role: &str| format!("socket={},role={role},queues=2", socket(link));
+    let mut text = "[shards]\ncount = 4\n[run]\nname = \"links\"\n".to_owned();
+    for (link, shards) in ["[2, 3]", "[0, 1]"].into_iter().enumerate() {
+        text += &format!(
+            "[[device]]\nname = \"m{link}\"\nkind = \"memif\"\nmemif = \"{}\"\nshards = {shards}\n\
+             [[link]]\nname = \"l{link}\"\ndevice = \"m{link}\"\naddresses = [\"10.{}.0.1/24\"]\n",
+            memif(link, "server"),
+            7 + link,
+        );
+    }
+    let config = folder.0.join("links.toml");
+    std::fs::write(&config, text).unwrap();
+    let ginnel = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.env("XDG_RUNTIME_DIR", &folder.0);
+        command
+    };
+    let mut server = ginnel();
+    server.arg("httpd").arg(folder.0.join("site")).arg("--config").arg(&config);
+    let _server = HttpdProcess(server.stdout(Stdio::piped()).spawn().unwrap());
+    let counters = |name: &str| -> Vec<u64> {
+        let output = ginnel().args(["stat", "links", "--json", "--since-start"]).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let value = |shard: &serde_json::Value| shard["counters"][name].as_u64().expect(name);
+        report["shards"].as_array().unwrap().iter().map(value).collect()
+    };
+    let deadline = Instant::now() + TIMEOUT;
+    for link in 0..2 {
+        let network = format!("10.{}.0", 7 + link);
+        let mut client = ginnel();
+        client.args(["load", "http", "--json", "--quiet", "--memif", &memif(link, "client")]);
+        client.args(["--address", &format!("{network}.2/24"), "--shards", "2", "-n", "500", "-c", "10"]);
+        client.args(["--source", &format!("{network}.10-13"), &format!("http://{network}.1/index.html")]);
+        loop {
+            let output = client.output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            if text.contains("\"failures\":{}") && text.contains("\"statuses\":{\"2xx\":500}") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{text} {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let served = [[false, false, true, true], [true, true, false, false]];
+    for (link, served) in served.into_iter().enumerate() {
+        let received = counters(&format!("device.m{link}.rx_frames"));
+        assert_eq!([0, 1, 2, 3].map(|shard| received[shard] > 0), served, "m{link}: {received:?}");
+    }
+    let opened = counters("tcp.passive_opens");
+    assert!(opened.iter().all(|&opened| opened > 20), "{opened:?}");
+    for crossed in ["shard.frames_relayed", "shard.forwards_dropped", "shard.hashes_mismatched"] {
+        assert_eq!(counters(crossed), [0; 4], "{crossed}");
+    }
+}

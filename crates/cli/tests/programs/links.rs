@@ -14,12 +14,59 @@ fn stack_name(fixture: &ProgramFixture) -> String {
     name[name.len().saturating_sub(40)..].trim_start_matches(['_', '-']).into()
 }
 
-/// Four shards over two TAP interfaces. The second interface is served by the first two shards.
-fn configuration(fixture: &ProgramFixture) -> String {
+/// The devices of both links.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LinkDevices {
+    Tap,
+    /// Interfaces of veth pairs. The kernel has the other ends.
+    AfXdp,
+}
+
+impl LinkDevices {
+    /// Returns the kernel's interface of a link.
+    fn kernel_interface(self, interface: &str) -> String {
+        match self {
+            Self::Tap => interface.into(),
+            Self::AfXdp => format!("{interface}k"),
+        }
+    }
+
+    /// Creates what the stack does not create itself. Returns the keys of a device.
+    fn create(self, fixture: &ProgramFixture, network: &str, interface: &str) -> String {
+        if self == Self::Tap {
+            return format!("kind = \"tap\"\nkernel_addresses = [\"{network}.1/24\"]\n");
+        }
+        let (ip, kernel) =
+            (|arguments: &str| fixture.namespace().ip(arguments), self.kernel_interface(interface));
+        let queues = "numrxqueues 2 numtxqueues 2";
+        ip(&format!("link add {interface} {queues} type veth peer name {kernel} {queues}")).unwrap();
+        for name in [interface, &kernel] {
+            ip(&format!("link set {name} up")).unwrap();
+        }
+        ip(&format!("addr add {network}.1/24 dev {kernel}")).unwrap();
+        // The kernel would leave checksums and segmentation to the interface, from which the stack gets its
+        // frames.
+        fixture.client_text("ethtool", &["-K", &kernel, "tx", "off", "tso", "off", "gso", "off"]);
+        "kind = \"af_xdp\"\n".into()
+    }
+}
+
+/// Returns a fixture for AF_XDP, or prints a note and returns `None` if the test cannot run here.
+fn af_xdp_fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
+    if !rustix::process::geteuid().is_root() {
+        ginnel_testkit::skip(test, "BPF programs need root");
+        return None;
+    }
+    fixture(test, &[programs, &["ethtool"]].concat())
+}
+
+/// Four shards over two interfaces. The second interface is served by the first two shards.
+fn configuration(fixture: &ProgramFixture, devices: LinkDevices) -> String {
     let mut text = format!("[shards]\ncount = 4\n[run]\nname = \"{}\"\n", stack_name(fixture));
     for ((network, interface), shards) in LINKS.into_iter().zip(["[2, 3]", "[0, 1]"]) {
+        let device = devices.create(fixture, network, interface);
         text += &format!(
-            "[[device]]\nname = \"{interface}\"\nkind = \"tap\"\nkernel_addresses = [\"{network}.1/24\"]\n\
+            "[[device]]\nname = \"{interface}\"\n{device}\
              shards = {shards}\n[[link]]\nname = \"{interface}\"\ndevice = \"{interface}\"\n\
              addresses = [\"{network}.2/24\"]\n"
         );
@@ -53,10 +100,23 @@ fn fetch(fixture: &ProgramFixture, url: &str) -> Vec<u8> {
     fixture.client_output("curl", &["-sS", "-m", "30", url])
 }
 
+const NGINX_PROGRAMS: [&str; 4] = ["nginx", "curl", "wrk", "python3"];
+
 #[test]
 fn nginx_serves_both_links() {
-    let programs = ["nginx", "curl", "wrk", "python3"];
-    let Some(fixture) = fixture("nginx_serves_both_links", &programs) else { return };
+    if let Some(fixture) = fixture("nginx_serves_both_links", &NGINX_PROGRAMS) {
+        nginx_serves_links(&fixture, LinkDevices::Tap);
+    }
+}
+
+#[test]
+fn nginx_serves_both_links_over_af_xdp() {
+    if let Some(fixture) = af_xdp_fixture("nginx_serves_both_links_over_af_xdp", &NGINX_PROGRAMS) {
+        nginx_serves_links(&fixture, LinkDevices::AfXdp);
+    }
+}
+
+fn nginx_serves_links(fixture: &ProgramFixture, devices: LinkDevices) {
     let page = distinct_bytes(3_000_000);
     fixture.write("site/page", &page);
     let conf = fixture.nginx("worker_processes 2;");
@@ -68,7 +128,7 @@ fn nginx_serves_both_links() {
         })
         .concat();
     fixture.write("nginx.conf", text.replace("location /ok", &format!("{far} location /ok")));
-    let config = configuration(&fixture);
+    let config = configuration(fixture, devices);
     let mut nginx = fixture.start_ginnel(&["run", "--config", &config, "--", "nginx", "-c", &conf]);
     nginx.wait_until_listening("10.9.0.2:8000");
     nginx.wait_until_listening("10.8.0.2:8000");
@@ -77,47 +137,64 @@ fn nginx_serves_both_links() {
     fixture.wait_until_listening("10.9.0.1:9000");
     for (network, _) in LINKS {
         let host = format!("http://{network}.2:8000");
-        assert_same(&host, &fetch(&fixture, &format!("{host}/page")), &page);
-        assert_load(&fixture, &format!("{host}/ok"), KEEP_ALIVE);
+        assert_same(&host, &fetch(fixture, &format!("{host}/page")), &page);
+        assert_load(fixture, &format!("{host}/ok"), KEEP_ALIVE);
         for (_, far) in LINKS {
             for _ in 0..8 {
                 let url = format!("{host}/{far}/page");
-                assert_same(&url, &fetch(&fixture, &url), &page);
+                assert_same(&url, &fetch(fixture, &url), &page);
             }
         }
     }
-    assert_separate(&fixture);
-    let opened = counters(&fixture, "tcp.active_opens");
+    assert_separate(fixture);
+    let opened = counters(fixture, "tcp.active_opens");
     assert!(opened[..2].iter().sum::<u64>() >= 16 && opened[2..].iter().sum::<u64>() >= 16, "{opened:?}");
     // No socket is on a shard of the other link, and the log names the shards.
-    let log = String::from_utf8(fixture.ginnel(&["log", &stack_name(&fixture)]).stdout).unwrap();
-    assert!(log.contains("device gaps0: TAP interface gaps0, shards 2 3, link gaps0: 10.9.0.2/24"), "{log}");
+    let expected = match devices {
+        LinkDevices::Tap => "device gaps0: TAP interface gaps0, shards 2 3, link gaps0: 10.9.0.2/24",
+        LinkDevices::AfXdp => "device gaps0: AF_XDP on gaps0, shards 2 3, link gaps0: 10.9.0.2/24",
+    };
+    let log = String::from_utf8(fixture.ginnel(&["log", &stack_name(fixture)]).stdout).unwrap();
+    assert!(log.contains(expected), "{log}");
     assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
 }
 
 #[test]
 fn httpd_serves_both_links() {
-    let Some(fixture) = fixture("httpd_serves_both_links", &["curl"]) else { return };
+    if let Some(fixture) = fixture("httpd_serves_both_links", &["curl"]) {
+        httpd_serves_links(&fixture, LinkDevices::Tap);
+    }
+}
+
+#[test]
+fn httpd_serves_both_links_over_af_xdp() {
+    if let Some(fixture) = af_xdp_fixture("httpd_serves_both_links_over_af_xdp", &["curl"]) {
+        httpd_serves_links(&fixture, LinkDevices::AfXdp);
+    }
+}
+
+fn httpd_serves_links(fixture: &ProgramFixture, devices: LinkDevices) {
     let page = distinct_bytes(300_000);
     fixture.write("site/page", &page);
-    let config = configuration(&fixture);
+    let config = configuration(fixture, devices);
     let site = fixture.folder().join("site").display().to_string();
     let mut httpd = fixture.start_ginnel(&["httpd", &site, "--config", &config, "--listen", "0.0.0.0:8000"]);
     httpd.wait_until_listening("10.8.0.2:8000");
     for (network, _) in LINKS {
         for _ in 0..20 {
             let url = format!("http://{network}.2:8000/page");
-            assert_same(&url, &fetch(&fixture, &url), &page);
+            assert_same(&url, &fetch(fixture, &url), &page);
         }
     }
     // Packets to an address of the other link are routed by the first one, and answered by the second.
-    fixture.namespace().ip("route add 10.8.0.2/32 via 10.9.0.2 dev gaps0").unwrap();
+    let interface = devices.kernel_interface("gaps0");
+    fixture.namespace().ip(&format!("route add 10.8.0.2/32 via 10.9.0.2 dev {interface}")).unwrap();
     let url = "http://10.8.0.2:8000/page";
     for _ in 0..5 {
-        assert_same(url, &fetch(&fixture, url), &page);
+        assert_same(url, &fetch(fixture, url), &page);
     }
-    assert!(counters(&fixture, "shard.frames_forwarded")[2..].iter().sum::<u64>() > 0);
-    assert_eq!(counters(&fixture, "shard.relays_dropped"), [0; 4]);
+    assert!(counters(fixture, "shard.frames_forwarded")[2..].iter().sum::<u64>() > 0);
+    assert_eq!(counters(fixture, "shard.relays_dropped"), [0; 4]);
     assert_eq!(httpd.stop(), 0, "{}", httpd.read_stderr());
 }
 
@@ -126,7 +203,7 @@ fn httpd_serves_both_links() {
 fn an_interface_without_queues_is_refused() {
     let Some(fixture) = fixture("an_interface_without_queues_is_refused", &["ip"]) else { return };
     fixture.namespace().ip("tuntap add gaps0 mode tap").unwrap();
-    let config = configuration(&fixture);
+    let config = configuration(&fixture, LinkDevices::Tap);
     let output = fixture.ginnel(&["run", "--config", &config, "--", "true"]);
     let error = String::from_utf8_lossy(&output.stderr);
     let expected = "(several shards need an interface with several queues: ip tuntap add … multi_queue)";
@@ -178,8 +255,20 @@ for network in ('10.9.0', '10.8.0'):
 
 #[test]
 fn sockets_belong_to_the_shards_of_their_link() {
-    let Some(fixture) = fixture("sockets_belong_to_the_shards_of_their_link", &["python3"]) else { return };
-    let (config, name) = (configuration(&fixture), stack_name(&fixture));
+    if let Some(fixture) = fixture("sockets_belong_to_the_shards_of_their_link", &["python3"]) {
+        sockets_belong_to_links(&fixture, LinkDevices::Tap);
+    }
+}
+
+#[test]
+fn sockets_belong_to_shards_over_af_xdp() {
+    if let Some(fixture) = af_xdp_fixture("sockets_belong_to_shards_over_af_xdp", &["python3"]) {
+        sockets_belong_to_links(&fixture, LinkDevices::AfXdp);
+    }
+}
+
+fn sockets_belong_to_links(fixture: &ProgramFixture, devices: LinkDevices) {
+    let (config, name) = (configuration(fixture, devices), stack_name(fixture));
     let mut up = fixture.start_ginnel(&["up", &name, "--config", &config]);
     up.wait_until_stack_runs(&name);
     fixture.start_on_kernel("python3", &["-c", KERNEL_SERVER]);
