@@ -382,7 +382,9 @@ impl<H> ShardBuilder<H> {
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
-        if let Some(ShardMember { index, count, steering: rules, device_users, .. }) = &self.parts.member {
+        if let Some(ShardMember { index, count, steering: rules, device_users, router, .. }) =
+            &self.parts.member
+        {
             let mut steering = Steering::new(*index, *count, &config.network);
             if let Some(rules) = rules {
                 let rules: Arc<dyn SteeringPolicy> = rules.clone();
@@ -393,6 +395,7 @@ impl<H> ShardBuilder<H> {
             }
             if let Some(users) = device_users {
                 steering.set_device_shards(users.shards.iter().cloned());
+                steering.set_ephemeral_udp_ports(router.ephemeral_udp_ports());
             }
             stack.network_mut().set_steering(steering);
         }

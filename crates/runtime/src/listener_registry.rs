@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ginnel_stack::link::ShardGroup;
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::ListenOptions;
+use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::{UdpBinding, UdpPortTable};
 use ginnel_stack::udp::UdpOptions;
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct ListenerRegistry {
     version: AtomicU64,
+    /// The ports of `ephemeral_udp`, for shards that receive datagrams.
+    pub(crate) ephemeral_ports: Arc<EphemeralUdpPorts>,
     state: Mutex<RegistryState>,
 }
 
@@ -73,6 +76,19 @@ impl ListenerRegistry {
         // Each change is a single call on a map, so a panic of another shard cannot leave the state
         // inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a UDP socket with an ephemeral port. Datagrams find its shard from now on.
+    pub(crate) fn add_ephemeral(&self, state: &mut RegistryState, binding: UdpBinding) {
+        state.ephemeral_udp.add(binding);
+        self.ephemeral_ports.set(binding.local.port(), true);
+    }
+
+    /// Removes a UDP socket if it has an ephemeral port.
+    pub(crate) fn remove_ephemeral(&self, state: &mut RegistryState, port: u16, id: u64) {
+        if state.ephemeral_udp.remove(port, id) && !state.ephemeral_udp.has_port(port) {
+            self.ephemeral_ports.set(port, false);
+        }
     }
 
     /// Makes a change visible to all shards. Returns the new version.

@@ -13,6 +13,7 @@ use ginnel_stack::error::ListenError;
 use ginnel_stack::handle::{Listener, PortId, UdpHandle};
 use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::Stack;
+use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::UdpBinding;
 use ginnel_stack::steering::{Broadcast, FrameOwner, SHARDS_MAX, Steering};
 use ginnel_stack::udp::{UdpError, UdpOptions};
@@ -80,6 +81,11 @@ impl ShardRouter {
             udp_claims: BTreeMap::new(),
             classifier: None,
         }
+    }
+
+    /// Returns the ephemeral UDP ports of all shards that have a socket.
+    pub(crate) fn ephemeral_udp_ports(&self) -> Arc<EphemeralUdpPorts> {
+        Arc::clone(&self.registry.ephemeral_ports)
     }
 
     /// Sets what gives packets that were reassembled here their priorities.
@@ -449,7 +455,7 @@ impl ShardRouter {
             self.udp_claims.insert(socket, (claim.id, claim.local.port()));
             // With `SO_REUSEPORT`, sockets of other shards may share the port.
             if local.port() == 0 && !options.reuse_port {
-                state.ephemeral_udp.add(claim);
+                registry.add_ephemeral(&mut state, claim);
             } else {
                 state.udp.add(claim);
                 self.publish_registry(&registry, &mut state, stack, stats);
@@ -508,7 +514,7 @@ impl ShardRouter {
         let Some((id, port)) = self.udp_claims.remove(&socket) else { return };
         let registry = Arc::clone(&self.registry);
         let mut state = registry.lock();
-        state.ephemeral_udp.remove(port, id);
+        registry.remove_ephemeral(&mut state, port, id);
         if state.udp.remove(port, id) {
             self.publish_registry(&registry, &mut state, stack, stats);
             drop(state);

@@ -1,6 +1,6 @@
 //! Receive steering: which of several shards owns a received frame.
 //!
-//! The owner shard is a pure function of the frame's bytes and the UDP port table, so all shards compute the
+//! The owner shard is a pure function of the frame's bytes and the UDP ports in use, so all shards compute the
 //! same owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's
 //! label and is not computed again. If that hash was wrong, a TCP segment is passed on to its owner when its
 //! flow is not found. For a UDP datagram the hash only selects among sockets that share a port, so a wrong
@@ -20,6 +20,7 @@
 //! port choose the shard of connections that the stack opens.
 
 mod device_shards;
+pub mod ephemeral_udp;
 pub(crate) mod home_ports;
 pub mod policy;
 mod port_bits;
@@ -35,6 +36,7 @@ use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::RangeInclusive;
 use device_shards::DeviceShards;
+use ephemeral_udp::EphemeralUdpPorts;
 use home_ports::HomePorts;
 use policy::{PolicyState, SteeredFlow};
 use port_bits::PortBits;
@@ -81,6 +83,8 @@ pub struct Steering {
     udp: Arc<UdpPortTable>,
     udp_port_first: u16,
     udp_port_last: u16,
+    /// The ephemeral ports with a socket; `None` if a datagram to any of them belongs to the port's shard.
+    ephemeral_udp: Option<Arc<EphemeralUdpPorts>>,
     /// The entries of the indirection table that belong to this shard; none if rules come before the hash.
     home_entries: [bool; INDIRECTION_ENTRIES as usize],
     /// Local ports for connections of this shard.
@@ -111,6 +115,7 @@ impl Steering {
             udp: Arc::default(),
             udp_port_first: network.udp_port_first,
             udp_port_last: network.udp_port_last,
+            ephemeral_udp: None,
             policy: None,
             device_shards: None,
             port_bits: None,
@@ -130,6 +135,12 @@ impl Steering {
     /// Replaces the table of bound UDP ports.
     pub fn set_udp_ports(&mut self, table: Arc<UdpPortTable>) {
         self.udp = table;
+    }
+
+    /// Lets datagrams to ephemeral ports without a socket belong to the shard of their hash, as those to other
+    /// closed ports do, instead of the port's shard.
+    pub fn set_ephemeral_udp_ports(&mut self, ports: Arc<EphemeralUdpPorts>) {
+        self.ephemeral_udp = Some(ports);
     }
 
     /// Returns the hash of a flow, given the source and destination of its received packets.
@@ -199,6 +210,11 @@ impl Steering {
         let chosen = (self.udp_port_first..=self.udp_port_last).contains(&port);
         // Cannot truncate: the remainder is below 64.
         chosen.then(|| ((port - self.udp_port_first) % u16::from(self.shards)) as u8)
+    }
+
+    /// Returns whether an ephemeral port may have a socket.
+    fn may_have_socket(&self, port: u16) -> bool {
+        self.ephemeral_udp.as_ref().is_none_or(|ports| ports.has_socket(port))
     }
 
     /// Returns the shard that the low bits of a local port name; `None` if the hash decides.
@@ -374,6 +390,7 @@ impl Steering {
             Some(UdpOwner::All) => FrameOwner::All,
             None => FrameOwner::Shard(
                 self.owner_of_ephemeral_port(dst.port())
+                    .filter(|_| self.may_have_socket(dst.port()))
                     .unwrap_or_else(|| self.shard_of_hash(hash(), dst.ip(), Some(port))),
             ),
         }

@@ -341,6 +341,58 @@ fn a_udp_socket_serves_both_links() {
     }
 }
 
+/// A datagram to an ephemeral port crosses to the shard of the port only if the port has a socket.
+#[test]
+fn closed_ephemeral_ports_cost_the_links_shards() {
+    for mode in MODES {
+        let mut fixture = TwoLinks::new("", mode);
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let now = fixture.now;
+        let client =
+            fixture.clients[1].with(now, |_, cx| cx.udp_bind(at("[::]:7"), UdpOptions::default())).unwrap();
+        // The client solicits routers no more.
+        fixture.advance(Duration::from_secs(20));
+        let send = |fixture: &mut TwoLinks, to: SocketAddr| {
+            let now = fixture.now;
+            fixture.clients[1].with(now, |_, cx| cx.udp_send(client, Some(to), b"ask")).unwrap();
+            fixture.advance(Duration::from_millis(20));
+        };
+        let crossed = |fixture: &TwoLinks| {
+            by_link(&fixture.stats(|s| s.forwards_received + s.frames_relayed + s.broadcasts_sent), 1).1
+                + by_link(&fixture.stats(|s| s.frames_relayed), 1).0
+        };
+        for address in ["10.1.0.1:9", "[fd01::1]:9"] {
+            send(&mut fixture, at(address));
+        }
+        let before = (crossed(&fixture), fixture.network(|n| n.icmp_errors_out));
+        for port in 40_000..40_020 {
+            send(&mut fixture, at(&format!("10.1.0.1:{port}")));
+            send(&mut fixture, at(&format!("[fd01::1]:{port}")));
+        }
+        assert_eq!(crossed(&fixture), before.0, "{mode:?}");
+        let errors = fixture.network(|n| n.icmp_errors_out);
+        let errors: Vec<u64> = errors.iter().zip(before.1).map(|(after, before)| after - before).collect();
+        assert!(by_link(&errors, 1).0 > 0 && by_link(&errors, 1).1 == 0, "{mode:?} {errors:?}");
+        // Each shard of the other link has sockets with ephemeral ports, to which anybody may send.
+        for shard in SERVING[0] {
+            let open = |cx: &mut Context<'_>| {
+                let sockets = [(); 2].map(|()| cx.udp_bind(at("[::]:0"), UdpOptions::default()).unwrap());
+                sockets.map(|socket| (socket, cx.udp_local(socket).unwrap().port()))
+            };
+            let [(kept, port), (closed, closed_port)] = fixture.with_shard(shard, open);
+            fixture.with_shard(shard, |cx| cx.udp_close(closed)).unwrap();
+            let crossed_before = crossed(&fixture);
+            send(&mut fixture, at(&format!("10.1.0.1:{closed_port}")));
+            assert_eq!(crossed(&fixture), crossed_before, "{mode:?} {closed_port}");
+            send(&mut fixture, at(&format!("10.1.0.1:{port}")));
+            send(&mut fixture, at(&format!("[fd01::1]:{port}")));
+            let got = core::mem::take(&mut fixture.shards[shard].handler_mut().datagrams);
+            assert_eq!(got, [(at("10.1.0.2:7"), 3), (at("[fd01::2]:7"), 3)], "{mode:?}");
+            fixture.with_shard(shard, |cx| cx.udp_close(kept)).unwrap();
+        }
+    }
+}
+
 /// Sockets of all shards share a port: those of the link's shards get its datagrams.
 #[test]
 fn sockets_that_share_a_port_serve_their_own_link() {
