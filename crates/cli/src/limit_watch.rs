@@ -120,6 +120,11 @@ const LIMITS: &[Limit] = &[
         keys: "shards.mailbox_bytes",
     },
     Limit {
+        counter: "shard.relays_refused",
+        effect: "frames on devices that other shards serve were delayed or dropped",
+        keys: "shards.mailbox_bytes",
+    },
+    Limit {
         counter: "shard.broadcasts_refused",
         effect: "frames for all shards were dropped",
         keys: "shards.control_bytes",

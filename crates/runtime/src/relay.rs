@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ginnel_devices::memory::spsc::SpscTx;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
+use ginnel_stack::steering::SHARDS_MAX;
 use ginnel_stack::time::Instant;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -28,6 +29,8 @@ pub(crate) struct DeviceUsers {
     users: Vec<AtomicU64>,
     /// True for devices that went away.
     gone: Vec<AtomicBool>,
+    /// By shard: the frames that its full relays have refused. Each shard writes its own.
+    refused: [AtomicU64; SHARDS_MAX as usize],
 }
 
 impl DeviceUsers {
@@ -36,7 +39,7 @@ impl DeviceUsers {
         let bits = |shards: &Vec<u8>| shards.iter().fold(0, |bits, &shard| bits | 1_u64 << shard);
         let users = shards.iter().map(|shards| AtomicU64::new(bits(shards))).collect();
         let gone = shards.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { shards, users, gone }
+        Self { shards, users, gone, refused: [const { AtomicU64::new(0) }; SHARDS_MAX as usize] }
     }
 
     /// Returns the shards that send on a device; all shards for other devices, such as the loopback.
@@ -53,6 +56,19 @@ impl DeviceUsers {
 
     fn is_gone(&self, port: PortId) -> bool {
         self.gone.get(usize::from(port.0)).is_some_and(|gone| gone.load(Ordering::Acquire))
+    }
+
+    /// Returns how many frames the full relays of a shard have refused.
+    pub(crate) fn refused(&self, shard: u8) -> u64 {
+        self.refused.get(usize::from(shard)).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    #[cold]
+    fn count_refused(&self, shard: u8) {
+        if let Some(count) = self.refused.get(usize::from(shard)) {
+            // Only the thread of the shard writes.
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
     }
 
     fn add(&self, port: PortId, shard: u8) {
@@ -143,6 +159,7 @@ impl TxQueue for RelayTx {
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if !self.sender.frames.has_room(len) {
+            self.users.count_refused(self.shard);
             return None;
         }
         self.buffer.get_mut(..len)
@@ -208,6 +225,9 @@ mod tests {
             sent += 1;
         }
         assert!((2..=4).contains(&sent), "a full ring is like a full device: {sent}");
+        assert_eq!([2, 3].map(|shard| users.refused(shard)), [0, 1]);
+        assert!(relay.tx.reserve(1000).is_none());
+        assert_eq!(users.refused(3), 2);
     }
 
     #[test]

@@ -667,8 +667,9 @@ impl<H: Handler> Shard<H> {
 
     fn publish(&mut self, now: Instant) {
         self.last_published = now;
-        let ShardCore { stack, stats, timers, priority_counters, .. } = &mut *self.core;
+        let ShardCore { stack, stats, timers, priority_counters, router, .. } = &mut *self.core;
         stats.timers_refused = timers.refused;
+        stats.relays_refused = router.as_ref().map_or(0, |router| router.relays_refused());
         if let Some(counters) = priority_counters {
             counters.report(stats);
         }

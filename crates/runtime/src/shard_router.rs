@@ -83,6 +83,11 @@ impl ShardRouter {
         }
     }
 
+    /// Returns how many frames the full queues to shards that serve other devices have refused.
+    pub(crate) fn relays_refused(&self) -> u64 {
+        self.device_users.as_ref().map_or(0, |users| users.refused(self.shard))
+    }
+
     /// Returns the ephemeral UDP ports of all shards that have a socket.
     pub(crate) fn ephemeral_udp_ports(&self) -> Arc<EphemeralUdpPorts> {
         Arc::clone(&self.registry.ephemeral_ports)

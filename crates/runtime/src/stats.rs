@@ -91,6 +91,9 @@ counters! {
     frames_relayed,
     /// Frames of shards that do not serve their device that were dropped because the device was full.
     relays_dropped,
+    /// Times that this shard could not send a frame on a device that it does not serve because the queue to
+    /// the shard that sends it was full. TCP tries again; other frames are dropped.
+    relays_refused,
     /// Frames that stayed on this shard because of the flow hash computed by their sender; the hash was not
     /// computed again.
     hashes_trusted,

@@ -497,6 +497,13 @@ fn a_full_relay_drops_and_recovers() {
     let (sent, received) = send(&mut fixture, 2000);
     assert!((100..400).contains(&received), "{sent} {received}");
     assert!(sent + 1 >= received);
+    // Each datagram that was refused counts on the shard that could not send it.
+    let refused: Vec<u64> = fixture
+        .shards
+        .iter()
+        .map(|shard| shard.core.router.as_ref().map_or(0, |router| router.relays_refused()))
+        .collect();
+    assert_eq!(refused, [(2000 - sent) as u64, 0, 0, 0]);
     assert_eq!(send(&mut fixture, 1).1, received + 1);
     let relayed = fixture.stats(|s| s.frames_relayed + s.relays_dropped);
     assert!(relayed[1] as usize > received && relayed[0] + relayed[2] + relayed[3] == 0, "{relayed:?}");
