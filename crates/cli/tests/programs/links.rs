@@ -2,7 +2,9 @@
 
 use crate::{KEEP_ALIVE, assert_load, assert_same, distinct_bytes, fixture};
 use ginnel_testkit::interop::ProgramFixture;
+use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
+use std::io::Read;
 
 /// Addresses of the stack, and the interfaces.
 const LINKS: [(&str, &str); 2] = [("10.9.0", "gaps0"), ("10.8.0", "gaps1")];
@@ -267,6 +269,21 @@ fn sockets_belong_to_shards_over_af_xdp() {
     }
 }
 
+/// Returns the number of IPv4 datagrams from a port in a capture.
+fn datagrams_from(port: u16, capture: &[u8]) -> usize {
+    let mut reader = PcapNgReader::new(capture).unwrap();
+    let mut count = 0;
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.unwrap() {
+            let (data, port) = (&packet.data, port.to_be_bytes());
+            count += usize::from(
+                data.len() > 36 && data[12..14] == [8, 0] && data[23] == 17 && data[34..36] == port,
+            );
+        }
+    }
+    count
+}
+
 fn sockets_belong_to_links(fixture: &ProgramFixture, devices: LinkDevices) {
     let (config, name) = (configuration(fixture, devices), stack_name(fixture));
     let mut up = fixture.start_ginnel(&["up", &name, "--config", &config]);
@@ -289,9 +306,21 @@ fn sockets_belong_to_links(fixture: &ProgramFixture, devices: LinkDevices) {
         let shard: usize = lines.next().unwrap_or_else(|| panic!("{socket}: {sockets}"))[6].parse().unwrap();
         assert_eq!(shard >= 2, network == "10.9.0", "{socket} {shard}: {sockets}");
     }
+    let relayed = || counters(fixture, "shard.frames_relayed").iter().sum::<u64>();
+    let relayed_before = relayed();
+    let mut capture = fixture.start_ginnel(&["capture", &name]);
+    // The head of the capture is written when all frames are copied.
+    let mut captured = vec![0];
+    capture.child.stdout.as_mut().unwrap().read_exact(&mut captured).unwrap();
     let answers = fixture.client_text("python3", &["-c", KERNEL_CLIENT]);
     let expected = "b'ask to 10.9.0.1' ('10.9.0.2', 5353)\nb'ask to 10.8.0.1' ('10.8.0.2', 5353)\n";
     assert_eq!(answers, expected);
+    // One of the answers was sent by a shard of the other link.
+    ginnel_testkit::processes::wait_until("the counters are published", || relayed() > relayed_before);
+    assert_eq!(capture.stop(), 0, "{}", capture.read_stderr());
+    capture.child.stdout.as_mut().unwrap().read_to_end(&mut captured).unwrap();
+    assert_eq!(datagrams_from(5353, &captured), 2);
+    assert_eq!(counters(fixture, "shard.relays_refused"), [0; 4]);
     drop(program);
     assert_eq!(up.stop(), 0, "{}", up.read_stderr());
 }

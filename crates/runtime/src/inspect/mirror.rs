@@ -62,14 +62,16 @@ type DeviceWriters = (MirrorWriter, Option<MirrorWriter>);
 pub(crate) struct DeviceName {
     name: String,
     is_loopback: bool,
+    /// False if other shards send and receive the frames of the device, so that they have the copies.
+    is_served: bool,
 }
 
 /// A request in the shard's mailbox.
 pub(crate) enum MirrorRequest {
     /// Asks for the names of all devices. The loopback link is the last one.
     Names(SyncSender<Vec<DeviceName>>),
-    /// Puts layers around the first devices, in the order of their names.
-    Attach(Vec<DeviceWriters>, SyncSender<()>),
+    /// Puts layers around the devices that have writers, in the order of their names.
+    Attach(Vec<Option<DeviceWriters>>, SyncSender<()>),
     /// Removes the layers.
     Detach(SyncSender<()>),
 }
@@ -82,12 +84,17 @@ impl MirrorRequest {
         // Sending fails only if the requester is gone.
         match self {
             Self::Names(reply) => {
-                let name =
-                    |port: &RxPort| DeviceName { name: port.name.clone(), is_loopback: port.is_loopback };
+                let steering = stack.network().steering();
+                let name = |port: &RxPort| DeviceName {
+                    name: port.name.clone(),
+                    is_loopback: port.is_loopback,
+                    is_served: steering.is_none_or(|steering| steering.serves_device(port.id)),
+                };
                 let _ = reply.try_send(ports.iter().map(name).collect());
             }
             Self::Attach(writers, reply) => {
-                for (port, (received, sent)) in ports.iter_mut().zip(writers) {
+                for (port, writers) in ports.iter_mut().zip(writers) {
+                    let Some((received, sent)) = writers else { continue };
                     port.replace_rx(|rx| wrap_rx(rx, received));
                     if let Some(sent) = sent {
                         stack.replace_tx(port.id, |tx| Some(wrap_tx(tx, sent)));
@@ -188,8 +195,9 @@ fn attach(
         send_request(shard, Box::new(MirrorRequest::Names(reply))).map_err(failed)?;
         let names = wait_for_reply(shard, &replies).map_err(failed)?;
         let mut writers = Vec::new();
-        for DeviceName { name, is_loopback } in names {
-            if is_loopback && !with_loopback {
+        for DeviceName { name, is_loopback, is_served } in names {
+            if is_loopback && !with_loopback || !is_served {
+                writers.push(None);
                 continue;
             }
             let mut create = |direction: &str| {
@@ -198,7 +206,7 @@ fn attach(
                 io::Result::Ok(writer)
             };
             let received = create("received")?;
-            writers.push((received, if is_loopback { None } else { Some(create("sent")?) }));
+            writers.push(Some((received, if is_loopback { None } else { Some(create("sent")?) })));
         }
         let (reply, replies) = sync_channel(1);
         send_request(shard, Box::new(MirrorRequest::Attach(writers, reply))).map_err(failed)?;

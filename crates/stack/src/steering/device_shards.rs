@@ -101,7 +101,7 @@ impl Steering {
 
     /// Returns whether this shard serves a device. Devices that have no shards of their own, such as the
     /// loopback, are served by all.
-    pub(crate) fn serves_device(&self, port: PortId) -> bool {
+    pub fn serves_device(&self, port: PortId) -> bool {
         let device = self.device_shards.as_ref().and_then(|served| served.devices.get(usize::from(port.0)));
         device.is_none_or(|device| device.home_ports.is_some())
     }
