@@ -686,10 +686,10 @@ impl<'a> Context<'a> {
 
     /// Returns whether this shard serves the device of `local`, unless it is unspecified, and the one by
     /// which packets to `to` leave.
-    pub(crate) fn serves_path(&mut self, local: IpAddr, to: Option<IpAddr>) -> bool {
+    pub(crate) fn serves_path(&self, local: IpAddr, to: Option<IpAddr>) -> bool {
         let now = self.core.now;
-        let Some(stack) = self.core.stack.local_mut() else { return true };
-        let network = stack.network_mut();
+        let Some(stack) = self.core.stack.local() else { return true };
+        let network = stack.network();
         network.serves(local)
             && to.filter(|_| local.is_unspecified()).is_none_or(|to| network.serves_route(now, to))
     }

@@ -48,11 +48,21 @@ impl Network {
 
     /// Returns whether this shard serves the device whose address packets to `to` have as their source. True
     /// if there is no route.
-    pub fn serves_route(&mut self, now: Instant, to: IpAddr) -> bool {
-        if self.steering.as_ref().is_none_or(|steering| !steering.has_device_shards()) {
-            return true;
+    pub fn serves_route(&self, now: Instant, to: IpAddr) -> bool {
+        self.serves_connection(now, to, None)
+    }
+
+    /// Returns whether this shard may open a connection to `to`, from `source` if given: whether it serves
+    /// the device of the source address. True if there is no route.
+    #[inline]
+    pub(crate) fn serves_connection(&self, now: Instant, to: IpAddr, source: Option<IpAddr>) -> bool {
+        match &self.steering {
+            Some(steering) if steering.has_device_shards() => {
+                let source = source.map_or_else(|| self.route_source(now, to), Ok);
+                source.map_or(true, |source| steering.serves(source))
+            }
+            _ => true,
         }
-        self.route(now, to, None).map_or(true, |route| self.serves(route.src))
     }
 
     /// Tells the steering which addresses are local, if it depends on them.

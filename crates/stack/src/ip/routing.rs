@@ -151,6 +151,18 @@ impl Network {
         Ok(Route { hop, src, mtu, mtu_locked })
     }
 
+    /// Returns the source address of packets to `dst`. The next hop gets no entry among the neighbours.
+    ///
+    /// # Errors
+    /// See [`RouteError`].
+    pub(crate) fn route_source(&self, now: Instant, dst: IpAddr) -> Result<IpAddr, RouteError> {
+        if self.local.link_of(dst).is_some() {
+            return self.loopback.map(|_| dst).ok_or(RouteError::OwnAddress);
+        }
+        let next = self.next_hop(dst, None)?;
+        self.select_source_address(now, next.link, next.address, dst).ok_or(RouteError::NetUnreachable)
+    }
+
     /// Returns the MTU of a route's link: bytes of the largest IP packet of the route's family.
     pub(crate) fn link_mtu(&self, route: &Route) -> u16 {
         self.link(route.hop.link()).mtu_for(route.src)

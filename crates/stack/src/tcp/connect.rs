@@ -31,6 +31,10 @@ impl Tcp {
         if remote.port() == 0 || options.local.is_some_and(|l| l.is_ipv4() != remote.is_ipv4()) {
             return Err(ConnectError::InvalidAddress);
         }
+        // A shard that is refused needs no neighbour.
+        if !net.serves_connection(self.now, remote.ip(), source) {
+            return Err(ConnectError::AddressNotAvailable);
+        }
         let route = net.route(self.now, remote.ip(), source).map_err(|e| match e {
             RouteError::SourceNotLocal => ConnectError::AddressNotAvailable,
             RouteError::InvalidDestination => ConnectError::InvalidAddress,

@@ -262,6 +262,13 @@ fn opened_connections_come_home_on_their_link() {
         }
         let connected: Vec<_> = fixture.shards.iter().map(|shard| shard.handler().connected).collect();
         assert_eq!(connected, [2 * CONNECTIONS; 4], "{mode:?}");
+        // A shard that was refused has no entry for the neighbour, and learns nothing about it.
+        for (link, neighbours) in [(0, ["10.0.0.2", "fd00::2"]), (1, ["10.1.0.2", "fd01::2"])] {
+            for neighbour in neighbours {
+                let knowing = [0, 1, 2, 3].map(|shard| u8::from(fixture.knows(shard, neighbour)));
+                assert_eq!(by_link(&knowing, link), (2, 0), "{mode:?} {neighbour}");
+            }
+        }
         if matches!(mode, RssMode::Hash | RssMode::DeliveredHash) {
             assert_eq!(fixture.stats(|s| s.frames_forwarded).iter().sum::<u64>(), 0, "{mode:?}");
         }
