@@ -13,6 +13,7 @@ const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GCOALESCE: u32 = 0x0e;
 const ETHTOOL_SCOALESCE: u32 = 0x0f;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GRXFH: u32 = 0x29;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GRXFHINDIR: u32 = 0x38;
 const ETHTOOL_SRXFHINDIR: u32 = 0x39;
@@ -20,6 +21,7 @@ const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_SCHANNELS: u32 = 0x3d;
+const ETHTOOL_GRSSH: u32 = 0x46;
 /// The set of strings that names the features.
 const ETH_SS_FEATURES: u32 = 4;
 /// Bytes of a name in a set of strings.
@@ -32,6 +34,11 @@ const TABLE_ENTRIES_MAX: usize = 1 << 16;
 const DRIVER_INFO_WORDS: usize = 49;
 const CHANNELS_WORDS: usize = 9;
 const COALESCE_WORDS: usize = 23;
+const FLOW_RULE_WORDS: usize = 48;
+/// Words of `struct ethtool_rxfh` in front of table and key.
+const RSS_HEADER_WORDS: usize = 6;
+/// Longest key that is read, in bytes; adapters have 40 or 52.
+const KEY_BYTES_MAX: usize = 256;
 /// Words of `struct ethtool_coalesce`.
 const RX_USECS: usize = 1;
 const RX_FRAMES: usize = 2;
@@ -83,6 +90,19 @@ pub struct Feature {
     pub on: bool,
     /// The feature cannot be changed.
     pub fixed: bool,
+}
+
+/// How an interface distributes received frames to its queues by their hash (`ethtool -x`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RssSettings {
+    /// Hash functions in use, a bit for each (`ETH_RSS_HASH_TOP` and so on).
+    pub functions: u8,
+    /// Transform of the fields before they are hashed (`RXH_XFRM_SYM_XOR` and so on); 0 for none.
+    pub transform: u8,
+    /// Key of the function.
+    pub key: Vec<u8>,
+    /// Queue of each entry of the indirection table.
+    pub queues: Vec<u32>,
 }
 
 /// `struct ifreq` as SIOCETHTOOL reads it.
@@ -309,6 +329,65 @@ pub fn indirection(interface: &str) -> io::Result<Option<Vec<u32>>> {
     Ok(Some(table.split_off(2)))
 }
 
+/// Returns how an interface distributes received frames to its queues, or `None` if the driver does not tell.
+///
+/// # Errors
+/// There is no such interface, or another process has changed the settings meanwhile.
+pub fn rss(interface: &str) -> io::Result<Option<RssSettings>> {
+    // Without room for table and key, their sizes are returned.
+    let Some(header) = query::<RSS_HEADER_WORDS>(interface, ETHTOOL_GRSSH)? else { return Ok(None) };
+    let Some(words) = rss_words(&header) else { return Ok(None) };
+    let mut answer = vec![0; words];
+    answer[0] = ETHTOOL_GRSSH;
+    answer[RSS_SIZES].copy_from_slice(&header[RSS_SIZES]);
+    // SAFETY: `struct ethtool_rxfh` with room for a table and a key of the sizes that its words say.
+    unsafe { call(interface, &mut answer) }?;
+    Ok(parse_rss(&answer))
+}
+
+/// Words of `struct ethtool_rxfh` with the entries of the table and the bytes of the key.
+const RSS_SIZES: core::ops::Range<usize> = 2..4;
+
+/// Returns the words of an answer with this header; `None` for sizes that no driver has.
+fn rss_words(header: &[u32]) -> Option<usize> {
+    let &[entries, key_bytes] = header.get(RSS_SIZES)? else { return None };
+    let (entries, key_bytes) = (entries as usize, key_bytes as usize);
+    let is_known = entries <= TABLE_ENTRIES_MAX && key_bytes <= KEY_BYTES_MAX;
+    is_known.then(|| RSS_HEADER_WORDS + entries + key_bytes.div_ceil(size_of::<u32>()))
+}
+
+/// Reads the answer of a driver, `struct ethtool_rxfh`. Returns `None` if it is cut.
+fn parse_rss(answer: &[u32]) -> Option<RssSettings> {
+    let body = answer.get(RSS_HEADER_WORDS..rss_words(answer)?)?;
+    let (queues, key) = body.split_at_checked(answer[RSS_SIZES.start] as usize)?;
+    let mut key = bytes_of(key);
+    key.truncate(answer[RSS_SIZES.start + 1] as usize);
+    let [functions, transform, ..] = answer[RSS_SIZES.end].to_ne_bytes();
+    Some(RssSettings { functions, transform, key, queues: queues.to_vec() })
+}
+
+/// Returns the fields of a type of flows that the interface hashes (`RXH_IP_SRC` and so on), or `None` if the
+/// driver does not tell.
+///
+/// # Errors
+/// There is no such interface.
+pub fn hashed_fields(interface: &str, flow_type: u32) -> io::Result<Option<u64>> {
+    let mut structure = [0; FLOW_RULE_WORDS];
+    structure[..2].copy_from_slice(&[ETHTOOL_GRXFH, flow_type]);
+    // SAFETY: `struct ethtool_rxnfc` has 48 words, without locations of rules.
+    match unsafe { call(interface, &mut structure) } {
+        Ok(()) => {
+            let [first, second] = [structure[2], structure[3]].map(u32::to_ne_bytes);
+            let mut bytes = [0; 8];
+            bytes[..4].copy_from_slice(&first);
+            bytes[4..].copy_from_slice(&second);
+            Ok(Some(u64::from_ne_bytes(bytes)))
+        }
+        Err(Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Replaces the table that distributes received frames to queues; an empty one stands for the driver's
 /// default.
 ///
@@ -335,6 +414,34 @@ mod tests {
         assert_eq!(channels("lo").unwrap(), None);
         assert_eq!(coalescing("lo").unwrap(), None);
         assert_eq!(indirection("lo").unwrap(), None);
+        assert_eq!((rss("lo").unwrap(), hashed_fields("lo", 1).unwrap()), (None, None));
+    }
+
+    /// Answers as the kernel lays them out: a header, the table, and the key, for an adapter with 128 entries
+    /// and a key of 40 bytes, and for one with 512 entries and a key of 52 bytes.
+    #[test]
+    fn key_and_table_are_read_from_answers() {
+        for (entries, key_bytes, queues) in [(128_u32, 40_u8, 4), (512, 52, 3), (0, 40, 1), (64, 41, 2)] {
+            let mut answer = vec![ETHTOOL_GRSSH, 0, entries, key_bytes.into(), 0, 0];
+            answer[4] = u32::from_ne_bytes([1, 2, 0, 0]);
+            answer.extend((0..entries).map(|entry| entry % queues));
+            let key: Vec<u8> = (1..=key_bytes).collect();
+            for bytes in key.chunks(4) {
+                let mut word = [0; 4];
+                word[..bytes.len()].copy_from_slice(bytes);
+                answer.push(u32::from_ne_bytes(word));
+            }
+            let read = parse_rss(&answer).unwrap();
+            assert_eq!((read.functions, read.transform, read.key), (1, 2, key));
+            assert!(read.queues.into_iter().eq((0..entries).map(|entry| entry % queues)));
+            answer.pop();
+            assert_eq!(parse_rss(&answer), None, "a cut answer");
+        }
+        for sizes in [[1 << 17, 40], [128, 257], [u32::MAX; 2]] {
+            let answer = [&[ETHTOOL_GRSSH, 0], &sizes[..], &[0; 1000]].concat();
+            assert_eq!(parse_rss(&answer), None, "{sizes:?}");
+        }
+        assert_eq!(parse_rss(&[ETHTOOL_GRSSH]), None);
     }
 
     #[test]

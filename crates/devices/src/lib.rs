@@ -20,6 +20,7 @@ pub mod offload;
 mod partial_checksums;
 pub mod random;
 pub mod relabel;
+pub mod rss;
 mod shared_region;
 mod staged;
 pub mod switch;
