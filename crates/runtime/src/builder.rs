@@ -11,6 +11,7 @@ use crate::config::{
 };
 use crate::context::{CoreSlot, ShardCore};
 use crate::cross_shard::CrossShardInbox;
+use crate::device_rss::DeviceTables;
 use crate::devices;
 use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
@@ -108,6 +109,8 @@ pub(crate) struct ShardMember {
     pub(crate) steering: Option<Arc<SteeringRules>>,
     /// The shards that serve each device, if not all shards serve all devices.
     pub(crate) device_users: Option<Arc<DeviceUsers>>,
+    /// How devices distribute frames to their queues, if they have a hash or tables of their own.
+    pub(crate) device_tables: Option<Arc<DeviceTables>>,
     pub(crate) router: ShardRouter,
     pub(crate) inbox: Box<CrossShardInbox>,
     pub(crate) commander: Commander,
@@ -382,8 +385,9 @@ impl<H> ShardBuilder<H> {
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
-        if let Some(ShardMember { index, count, steering: rules, device_users, router, .. }) =
-            &self.parts.member
+        if let Some(ShardMember {
+            index, count, steering: rules, device_users, device_tables, router, ..
+        }) = &self.parts.member
         {
             let mut steering = Steering::new(*index, *count, &config.network);
             if let Some(rules) = rules {
@@ -394,7 +398,10 @@ impl<H> ShardBuilder<H> {
                 steering.set_port_bits(config.tcp.local_port_first..=config.tcp.local_port_last);
             }
             if let Some(users) = device_users {
-                steering.set_device_shards(users.shards.iter().cloned());
+                match device_tables {
+                    Some(tables) => tables.apply(&mut steering, &users.shards),
+                    None => steering.set_device_shards(users.shards.iter().cloned()),
+                }
                 steering.set_ephemeral_udp_ports(router.ephemeral_udp_ports());
             }
             stack.network_mut().set_steering(steering);

@@ -220,7 +220,9 @@ pub struct DeviceConfig {
     /// driver works inside of the shard's system calls, for N microseconds each (0: off), on
     /// `busy_budget=N` packets (64). `partial_checksums=auto`, `on` or `off`: accept frames of local senders
     /// that left the checksum to the device (auto: if the interface is a veth or virtio interface).
-    /// docs/adr/0016-af-xdp.md has the details. Default: all of these defaults.
+    /// `rss=auto` or `off`: connections belong to the shards to which the interface delivers their packets
+    /// by its own hash, if its driver tells that (auto). docs/adr/0016-af-xdp.md has the details. Default:
+    /// all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub af_xdp: Option<AfXdpOptions>,
     /// How a `dpdk` device uses its port: `"args=iface=eth0+qpairs=2,huge=off"`. `args=K=V+K=V` are

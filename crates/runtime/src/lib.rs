@@ -19,6 +19,7 @@ pub mod cpu_list;
 mod cpu_share;
 mod cross_shard;
 mod cross_shard_rx;
+mod device_rss;
 pub mod devices;
 mod dispatch;
 mod doorbell;

@@ -25,6 +25,7 @@ use crate::classifier::{FrameDirection, PriorityFunctionFactory};
 use crate::command::{Commander, Mailbox};
 use crate::config::{Config, Placement, SteeringMode};
 use crate::cross_shard::{CrossShardInbox, CrossShardSender};
+use crate::device_rss::{self, DeviceTables};
 use crate::devices::KeptTaps;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -57,6 +58,8 @@ pub struct Shards {
     taps: KeptTaps,
     priority_functions: Option<PriorityFunctionFactory>,
     steering_rules: Vec<ProgramRule>,
+    /// How the devices distribute frames to their queues; `None` asks their drivers.
+    device_tables: Option<DeviceTables>,
 }
 
 impl Shards {
@@ -72,6 +75,7 @@ impl Shards {
             taps: Vec::new(),
             priority_functions: None,
             steering_rules: Vec::new(),
+            device_tables: None,
         }
     }
 
@@ -85,6 +89,13 @@ impl Shards {
     /// Sets a fixed seed, for simulations: see [`ShardBuilder::seed`](crate::ShardBuilder::seed).
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Sets how the devices distribute frames to their queues, instead of asking their drivers.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn device_tables(mut self, tables: DeviceTables) -> Self {
+        self.device_tables = Some(tables);
         self
     }
 
@@ -162,8 +173,10 @@ impl Shards {
         }
         let mut parts = Vec::new();
         let device_shards = self.config.devices.iter().map(|device| self.config.shards_of(device)).collect();
-        let users = self.config.has_device_shards().then(|| Arc::new(DeviceUsers::new(device_shards)));
-        let members = members(&self.config, &self.steering_rules, users.as_ref())?;
+        let tables = self.device_tables.take().or_else(|| device_rss::read(&self.config)).map(Arc::new);
+        let needs_device_shards = self.config.has_device_shards() || tables.is_some();
+        let users = needs_device_shards.then(|| Arc::new(DeviceUsers::new(device_shards)));
+        let members = members(&self.config, &self.steering_rules, users.as_ref(), tables.as_ref())?;
         for (index, member) in members.into_iter().enumerate() {
             let mut seed = seed;
             // Cannot truncate: there are at most 64 shards. The seeds may be related, because shards share no
@@ -295,6 +308,7 @@ fn members(
     config: &Config,
     rules: &[ProgramRule],
     users: Option<&Arc<DeviceUsers>>,
+    tables: Option<&Arc<DeviceTables>>,
 ) -> Result<Vec<Option<ShardMember>>, Error> {
     // Cannot truncate: `validate` has checked that there are at most 64.
     let count = config.shards.count as u8;
@@ -319,11 +333,22 @@ fn members(
     }
     let parts = mailboxes.into_iter().zip(senders).zip(inboxes);
     let member = |(index, (((commander, mailbox), row), inbox)): (u8, _)| {
-        let device_users = users.cloned();
+        let (device_users, device_tables) = (users.cloned(), tables.cloned());
         let router = ShardRouter::new(index, row, Arc::clone(&registry), device_users.clone());
         let (steering, stats) = (steering.clone(), StatsWriter::new());
         let inbox = Box::new(inbox);
-        Some(ShardMember { index, count, steering, device_users, router, inbox, commander, mailbox, stats })
+        Some(ShardMember {
+            index,
+            count,
+            steering,
+            device_users,
+            device_tables,
+            router,
+            inbox,
+            commander,
+            mailbox,
+            stats,
+        })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }

@@ -82,6 +82,9 @@ pub struct AfXdpOptions {
     /// Frames of local senders whose checksum is partial. Text key `partial_checksums`: `auto` (the default),
     /// `on` or `off`.
     pub partial_checksums: PartialChecksums,
+    /// Connections belong to the shards to which the interface delivers their packets by its own hash, if the
+    /// driver tells how. Text key `rss`, `auto` or `off`; default `auto`.
+    pub rss: bool,
 }
 
 impl Default for AfXdpOptions {
@@ -97,6 +100,7 @@ impl Default for AfXdpOptions {
             busy_poll_us: 0,
             busy_budget: 64,
             partial_checksums: PartialChecksums::Auto,
+            rss: true,
         }
     }
 }
@@ -232,9 +236,10 @@ impl FromStr for AfXdpOptions {
                 "busy_poll" => keys.busy_poll_us = number(key, value)?,
                 "busy_budget" => keys.busy_budget = number(key, value)?,
                 "partial_checksums" => keys.partial_checksums = one_of(key, value, PartialChecksums::WORDS)?,
+                "rss" => keys.rss = one_of(key, value, [("auto", true), ("off", false)])?,
                 _ => {
                     return Err(format!(
-                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums)"
+                        "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget, partial_checksums, rss)"
                     ));
                 }
             }
@@ -275,7 +280,7 @@ mod tests {
 
     #[test]
     fn text_sets_all_keys() {
-        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on";
+        let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8,partial_checksums=on,rss=off";
         let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
             take: Some(RedirectScope::Ports),
@@ -287,6 +292,7 @@ mod tests {
             busy_poll_us: 20,
             busy_budget: 8,
             partial_checksums: PartialChecksums::Accept,
+            rss: false,
         };
         assert_eq!(text.parse(), Ok(expected));
         assert_eq!("".parse(), Ok(AfXdpOptions::default()));

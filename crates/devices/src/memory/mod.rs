@@ -9,7 +9,7 @@ mod ring;
 pub mod spsc;
 mod sync;
 
-pub use multi_queue::{RssMode, multi_queue};
+pub use multi_queue::{ADAPTER_KEY, RssMode, adapter_table, multi_queue};
 
 use crate::offload::GSO_BYTES_MAX;
 use crate::switch::Switch;

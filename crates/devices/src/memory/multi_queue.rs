@@ -27,6 +27,28 @@ pub enum RssMode {
     /// adapter with a filter for each queue; that of other segments by a hash that the receiver does not
     /// know.
     PortBits,
+    /// Selects the queue by the Toeplitz hash with [`ADAPTER_KEY`] and [`adapter_table`], like an adapter
+    /// whose settings are not those of the stack.
+    AdapterTable,
+}
+
+/// The key of an adapter that differs from the stack's.
+pub const ADAPTER_KEY: [u8; 40] = {
+    let mut key = [0; 40];
+    let mut at = 0;
+    while at < key.len() {
+        key[at] = (at as u8).wrapping_mul(167).wrapping_add(29);
+        at += 1;
+    }
+    key
+};
+
+/// Returns the indirection table of an adapter: the queue, of `queues`, of each entry. The first queue has
+/// twice as many entries as the others.
+#[must_use]
+pub fn adapter_table(queues: u8) -> Vec<u8> {
+    // Cannot truncate: the remainder is below the number of queues.
+    (0..512_u16).map(|entry| (entry % (u16::from(queues) + 1) % u16::from(queues)) as u8).collect()
 }
 
 /// Creates a single-queue device, and `queues` devices at the other end of its cable that share the second
@@ -55,7 +77,12 @@ pub fn multi_queue(config: &MemoryConfig, queues: usize, rss_mode: RssMode) -> (
     }
     // The cast does not truncate: `queues` is at most 64. The ports of UDP sockets do not matter here,
     // because the receiver routes UDP frames itself.
-    let steering = Steering::new(0, queues as u8, &NetworkConfig::default());
+    let mut steering = Steering::new(0, queues as u8, &NetworkConfig::default());
+    if rss_mode == RssMode::AdapterTable {
+        steering.set_hash_key(&ADAPTER_KEY);
+        steering.set_device_shards([(0..queues as u8).collect()]);
+        steering.set_device_table(PortId(0), &adapter_table(queues as u8));
+    }
     let capabilities = tx[0].capabilities;
     let tx_half =
         MultiQueueTx { queues: tx, buffer: Vec::new(), rss_mode, next_queue: 0, steering, capabilities };
@@ -89,7 +116,7 @@ impl MultiQueueTx {
                 }
                 self.steering.flow_hash(flow.local_addr(), flow.remote_addr()) as usize % queues
             }
-            RssMode::Hash | RssMode::DeliveredHash => {
+            RssMode::Hash | RssMode::DeliveredHash | RssMode::AdapterTable => {
                 match self.steering.owner_of_bytes(PortId(0), &self.buffer[..len]) {
                     FrameOwner::Shard(queue) => queue.into(),
                     FrameOwner::All | FrameOwner::Primary { .. } => 0,
@@ -127,6 +154,8 @@ impl TxQueue for MultiQueueTx {
         let chosen = self.choose_queue(len);
         let meta = match self.rss_mode {
             RssMode::DeliveredHash => TxMeta { label: self.label(len, meta.label), ..meta },
+            // The hash is not the stack's, which does not get it from an AF_XDP socket.
+            RssMode::AdapterTable => TxMeta { label: meta.label.without_hash(), ..meta },
             _ => meta,
         };
         let queue = &mut self.queues[chosen];

@@ -3,6 +3,7 @@
 mod control;
 mod datagrams;
 mod device_shards;
+mod device_tables;
 mod fast_open;
 mod labels;
 mod limits;

@@ -6,7 +6,8 @@
 //! has received them.
 
 use super::home_ports::HomePorts;
-use super::{INDIRECTION_ENTRIES, Steering};
+use super::toeplitz::Toeplitz;
+use super::{INDIRECTION_ENTRIES, INDIRECTION_ENTRIES_MAX, Steering};
 use crate::handle::PortId;
 use crate::ip::local::LocalAddresses;
 use core::net::IpAddr;
@@ -23,6 +24,9 @@ pub(super) struct DeviceShards {
 struct DeviceQueues {
     /// The shard of each queue.
     shards: Box<[u8]>,
+    /// The shard of each entry of the device's own indirection table; `None` if the device has the entries of
+    /// [`INDIRECTION_ENTRIES`], or is not known.
+    table: Option<Box<[u8]>>,
     /// Local ports for connections that this shard opens by the device; `None` if it does not serve it.
     home_ports: Option<HomePorts>,
 }
@@ -43,7 +47,10 @@ impl DeviceShards {
     /// Returns the owner of a hash; `None` if all shards serve the device.
     #[inline(never)]
     pub(super) fn shard_of_hash(&self, hash: u32, local: IpAddr, received: Option<PortId>) -> Option<u8> {
-        let shards = &self.device(local, received)?.shards;
+        let DeviceQueues { shards, table, .. } = self.device(local, received)?;
+        if let Some(table) = table {
+            return table.get(hash as usize & (table.len() - 1)).copied();
+        }
         shards.get((hash % INDIRECTION_ENTRIES) as usize % shards.len().max(1)).copied()
     }
 
@@ -76,15 +83,45 @@ impl Steering {
         let queues = |shards: Vec<u8>| {
             let is_home = |entry: usize| shards.get(entry % shards.len().max(1)) == Some(&self.shard);
             let is_served = shards.contains(&self.shard);
-            let home_ports =
-                is_served.then(|| HomePorts::new(&core::array::from_fn(is_home), &self.toeplitz));
-            DeviceQueues { shards: shards.into(), home_ports }
+            let home_ports = is_served.then(|| {
+                let home_entries = core::array::from_fn::<_, { INDIRECTION_ENTRIES as usize }, _>(is_home);
+                HomePorts::new(&home_entries, &self.toeplitz)
+            });
+            DeviceQueues { shards: shards.into(), table: None, home_ports }
         };
         let devices = devices.into_iter().map(queues).collect();
         let (addresses, ports_of_links) = (LocalAddresses::new(), Vec::new());
         self.device_shards = Some(Box::new(DeviceShards { devices, addresses, ports_of_links }));
         // The hash alone does not tell the device.
         self.home_entries = [false; INDIRECTION_ENTRIES as usize];
+    }
+
+    /// Replaces the key of the hash by that of the devices. Shards and tables of devices are set afterwards.
+    pub fn set_hash_key(&mut self, key: &[u8; 40]) {
+        self.toeplitz = Toeplitz::new(key);
+        let home_entries = core::array::from_fn::<_, { INDIRECTION_ENTRIES as usize }, _>(|entry| {
+            entry % usize::from(self.shards) == usize::from(self.shard)
+        });
+        self.home_ports = HomePorts::new(&home_entries, &self.toeplitz);
+    }
+
+    /// Sets the indirection table of a device, after [`Steering::set_device_shards`]: the shard of each
+    /// entry. Returns false, and changes nothing, if their number is no power of two up to
+    /// [`INDIRECTION_ENTRIES_MAX`], or if one of the shards does not serve the device.
+    pub fn set_device_table(&mut self, port: PortId, table: &[u8]) -> bool {
+        let Some(served) = &mut self.device_shards else { return false };
+        let Some(device) = served.devices.get_mut(usize::from(port.0)) else { return false };
+        let is_valid = table.len().is_power_of_two()
+            && table.len() <= INDIRECTION_ENTRIES_MAX
+            && table.iter().all(|shard| device.shards.contains(shard));
+        if is_valid {
+            if device.home_ports.is_some() {
+                let home_entries: Vec<bool> = table.iter().map(|&shard| shard == self.shard).collect();
+                device.home_ports = Some(HomePorts::new(&home_entries, &self.toeplitz));
+            }
+            device.table = Some(table.into());
+        }
+        is_valid
     }
 
     /// Returns whether some devices are served by some of the shards only.

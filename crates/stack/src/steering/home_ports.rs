@@ -2,15 +2,13 @@
 //! port is added (by exclusive or) to that of the rest of the flow. So the ports of this shard need not be
 //! searched one by one, which would take as many attempts as there are shards.
 
+use super::Steering;
 use super::port_bits::PortBits;
 use super::toeplitz::Toeplitz;
-use super::{INDIRECTION_ENTRIES, Steering};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Ports of one block, which differ in their low byte.
 const BLOCK: usize = 256;
-/// Values of the hash that distinguish entries of the indirection table.
-const VALUES: usize = INDIRECTION_ENTRIES as usize;
 
 /// The ports of a shard.
 pub(super) struct HomePorts {
@@ -21,16 +19,17 @@ pub(super) struct HomePorts {
 /// The contribution of the local port to the hash, for one address family.
 pub(crate) struct PortTable {
     /// Contributions of the high byte.
-    high: [u8; BLOCK],
+    high: [u16; BLOCK],
     /// By the contribution of the rest of the flow: a bit for each low byte whose ports belong to the shard.
-    low: Box<[[u64; BLOCK / 64]; VALUES]>,
+    /// There are as many elements as the indirection table has entries, a power of two.
+    low: Box<[[u64; BLOCK / 64]]>,
 }
 
 impl PortTable {
-    fn new(toeplitz: &Toeplitz, any: IpAddr, home_entries: &[bool; VALUES]) -> Self {
-        let of = |port: u16| hash_value(toeplitz.hash(any, any, Some((0, port))));
+    fn new(toeplitz: &Toeplitz, any: IpAddr, home_entries: &[bool]) -> Self {
+        let of = |port: u16| entry_of(toeplitz.hash(any, any, Some((0, port))), home_entries.len());
         let mut high = [0; BLOCK];
-        let mut low = Box::new([[0; BLOCK / 64]; VALUES]);
+        let mut low = vec![[0; BLOCK / 64]; home_entries.len()].into_boxed_slice();
         for byte in 0..=255u8 {
             high[usize::from(byte)] = of(u16::from(byte) << 8);
             let contribution = usize::from(of(byte.into()));
@@ -42,15 +41,15 @@ impl PortTable {
     }
 }
 
-/// Returns the part of a hash that selects an entry of the indirection table.
-const fn hash_value(hash: u32) -> u8 {
-    // Cannot truncate: the table has 128 entries.
-    (hash % INDIRECTION_ENTRIES) as u8
+/// Returns the entry of an indirection table of so many entries, a power of two, that a hash selects.
+const fn entry_of(hash: u32, entries: usize) -> u16 {
+    // Cannot truncate: a table has at most `INDIRECTION_ENTRIES_MAX` entries.
+    (hash as usize & entries.wrapping_sub(1)) as u16
 }
 
 impl HomePorts {
     /// Computes the ports of the shard that has the marked entries of the indirection table.
-    pub(super) fn new(home_entries: &[bool; VALUES], toeplitz: &Toeplitz) -> Self {
+    pub(super) fn new(home_entries: &[bool], toeplitz: &Toeplitz) -> Self {
         let v4 = PortTable::new(toeplitz, Ipv4Addr::UNSPECIFIED.into(), home_entries);
         let v6 = PortTable::new(toeplitz, Ipv6Addr::UNSPECIFIED.into(), home_entries);
         Self { v4, v6 }
@@ -63,7 +62,7 @@ pub(crate) enum HomePortSearch<'a> {
     Hash {
         table: &'a PortTable,
         /// Contribution of the rest of the flow.
-        base: u8,
+        base: u16,
     },
     /// The low bits of the port choose the queue.
     PortBits { bits: &'a PortBits, queue: usize, queues: usize },
@@ -76,12 +75,12 @@ impl Steering {
         if let Some(bits) = &self.port_bits {
             return self.home_ports_by_bits(bits, local);
         }
-        let base = hash_value(self.toeplitz.hash_without_local_port(remote, local));
         let ports = match &self.device_shards {
             None => &self.home_ports,
             Some(served) => served.home_ports(local).unwrap_or(Some(&self.home_ports))?,
         };
         let table = if local.is_ipv4() { &ports.v4 } else { &ports.v6 };
+        let base = entry_of(self.toeplitz.hash_without_local_port(remote, local), table.low.len());
         Some(HomePortSearch::Hash { table, base })
     }
 
@@ -107,7 +106,7 @@ impl HomePortSearch<'_> {
         let mut at = from;
         while at <= last {
             let [high, low] = at.to_be_bytes().map(usize::from);
-            let words = &table.low[usize::from(base ^ table.high[high]) % VALUES];
+            let words = table.low.get(usize::from(base ^ table.high[high]))?;
             let ports = words[low / 64] >> (low % 64);
             if ports != 0 {
                 // Cannot overflow: the port is in the word of `at`.

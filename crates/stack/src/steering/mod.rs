@@ -1,7 +1,7 @@
 //! Receive steering: which of several shards owns a received frame.
 //!
-//! The owner shard is a pure function of the frame's bytes and the UDP ports in use, so all shards compute the
-//! same owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's
+//! The owner shard is a pure function of the frame's bytes and the UDP ports in use, so all shards compute
+//! one owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's
 //! label and is not computed again. If that hash was wrong, a TCP segment is passed on to its owner when its
 //! flow is not found. For a UDP datagram the hash only selects among sockets that share a port, so a wrong
 //! hash is the sender's choice.
@@ -16,8 +16,8 @@
 //! | everything else (echo requests) | the shard that received the frame |
 //!
 //! If some devices are served by some of the shards only (`device_shards`), each device has its own number of
-//! shards, and its own primary one. If devices steer by port mask (`port_bits`), the low bits of the local
-//! port choose the shard of connections that the stack opens.
+//! shards, its own primary one, and possibly its own indirection table. If devices steer by port mask
+//! (`port_bits`), the low bits of the local port choose the shard of connections that the stack opens.
 
 mod device_shards;
 pub mod ephemeral_udp;
@@ -49,6 +49,8 @@ pub const SHARDS_MAX: u8 = 64;
 /// Entries of the indirection table that adapters usually have: the low bits of the hash select an entry, and
 /// the entries are assigned to the queues in turn.
 pub const INDIRECTION_ENTRIES: u32 = 128;
+/// Most entries of a device's own indirection table ([`Steering::set_device_table`]).
+pub const INDIRECTION_ENTRIES_MAX: usize = 4096;
 
 /// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,8 +139,8 @@ impl Steering {
         self.udp = table;
     }
 
-    /// Lets datagrams to ephemeral ports without a socket belong to the shard of their hash, as those to other
-    /// closed ports do, instead of the port's shard.
+    /// Lets datagrams to ephemeral ports without a socket belong to the shard of their hash, as those to
+    /// other closed ports do, instead of the port's shard.
     pub fn set_ephemeral_udp_ports(&mut self, ports: Arc<EphemeralUdpPorts>) {
         self.ephemeral_udp = Some(ports);
     }

@@ -465,3 +465,51 @@ fn a_device_has_its_own_shards() {
         }
     }
 }
+
+/// Computes the Toeplitz hash bit by bit (Microsoft, "RSS hashing types").
+fn hash_bit_by_bit(key: &[u8; 40], input: &[u8]) -> u32 {
+    let bit_of_key = |at: usize| u32::from(key[at / 8] >> (7 - at % 8) & 1);
+    let window = |from: usize| (0..32).fold(0, |word, at| word << 1 | bit_of_key(from + at));
+    let set = (0..8 * input.len()).filter(|at| input[at / 8] >> (7 - at % 8) & 1 != 0);
+    set.fold(0, |hash, at| hash ^ window(at))
+}
+
+/// With the key and the indirection table of a device, a flow belongs to the shard of its entry, and the
+/// ports that are found for connections do, too.
+#[test]
+fn a_device_has_its_own_key_and_table() {
+    use crate::handle::LinkId;
+    use crate::ip::local::LocalAddresses;
+    let key: [u8; 40] = core::array::from_fn(|at| (at * 59 + 7) as u8);
+    for entries in [1, 64, 128, 512, INDIRECTION_ENTRIES_MAX] {
+        let table: Vec<u8> = (0..entries).map(|entry| [1, 3, 3, 2, 1][entry % 5]).collect();
+        for shard in 0..4 {
+            let mut steering = steering(shard, 4);
+            steering.set_hash_key(&key);
+            assert!(!steering.set_device_table(PortId(0), &table), "the device has no shards yet");
+            steering.set_device_shards([vec![3, 1, 2], vec![0, 1, 2, 3]]);
+            assert!(steering.set_device_table(PortId(0), &table));
+            for bad in [&[0][..], &[], &[1, 2, 3], &[1; 2 * INDIRECTION_ENTRIES_MAX]] {
+                assert!(!steering.set_device_table(PortId(0), bad), "{} entries", bad.len());
+            }
+            assert!(!steering.set_device_table(PortId(2), &table), "there is no such device");
+            let mut addresses = LocalAddresses::new();
+            addresses.insert_v4(OURS.into(), LinkId(0));
+            steering.set_local_addresses(addresses, vec![PortId(0)]);
+            let (remote, local) = (SocketAddr::from((PEER, 443)), IpAddr::from(OURS));
+            let owner = |port: u16| {
+                let octets = [PEER, OURS].concat();
+                let input = [&octets[..], &443_u16.to_be_bytes(), &port.to_be_bytes()].concat();
+                table[hash_bit_by_bit(&key, &input) as usize % entries]
+            };
+            let search = steering.home_ports(remote, local);
+            assert_eq!(search.is_some(), shard != 0);
+            for port in 40_000..40_400 {
+                assert_eq!(steering.flow_owner(remote, SocketAddr::new(local, port)), owner(port));
+                let Some(search) = &search else { continue };
+                let expected = (port..40_400).find(|&port| owner(port) == shard);
+                assert_eq!(search.next(port, 40_399), expected, "{entries} entries, shard {shard}");
+            }
+        }
+    }
+}
