@@ -188,14 +188,16 @@ fn httpd_serves_links(fixture: &ProgramFixture, devices: LinkDevices) {
             assert_same(&url, &fetch(fixture, &url), &page);
         }
     }
-    // Packets to an address of the other link are routed by the first one, and answered by the second.
-    let interface = devices.kernel_interface("gaps0");
-    fixture.namespace().ip(&format!("route add 10.8.0.2/32 via 10.9.0.2 dev {interface}")).unwrap();
-    let url = "http://10.8.0.2:8000/page";
-    for _ in 0..5 {
-        assert_same(url, &fetch(fixture, url), &page);
+    // Packets to an address of the other link are routed by the first one, and answered by the second. An
+    // AF_XDP device takes those to its own addresses only.
+    if devices == LinkDevices::Tap {
+        fixture.namespace().ip("route add 10.8.0.2/32 via 10.9.0.2 dev gaps0").unwrap();
+        let url = "http://10.8.0.2:8000/page";
+        for _ in 0..5 {
+            assert_same(url, &fetch(fixture, url), &page);
+        }
+        assert!(counters(fixture, "shard.frames_forwarded")[2..].iter().sum::<u64>() > 0);
     }
-    assert!(counters(fixture, "shard.frames_forwarded")[2..].iter().sum::<u64>() > 0);
     assert_eq!(counters(fixture, "shard.relays_dropped"), [0; 4]);
     assert_eq!(httpd.stop(), 0, "{}", httpd.read_stderr());
 }
