@@ -405,7 +405,10 @@ impl Steering {
         match self.udp.owner(dst, src, true, u64::MAX, || 0) {
             Some(UdpOwner::Shard(shard)) => Some(FrameOwner::Shard(shard)),
             Some(UdpOwner::All) => Some(FrameOwner::All),
-            None => self.owner_of_ephemeral_port(dst.port()).map(FrameOwner::Shard),
+            None => self
+                .owner_of_ephemeral_port(dst.port())
+                .filter(|_| self.may_have_socket(dst.port()))
+                .map(FrameOwner::Shard),
         }
     }
 

@@ -466,6 +466,22 @@ fn a_device_has_its_own_shards() {
     }
 }
 
+/// A datagram of this host to a group reaches the shard of an ephemeral port only if the port has a socket.
+#[test]
+fn groups_reach_only_open_ephemeral_ports() {
+    let mut steering = steering(0, 4);
+    let (src, group) = (SocketAddr::from((OURS, 5000)), IpAddr::from([239, 1, 1, 1]));
+    let owner = |steering: &Steering, port| steering.group_owner(src, SocketAddr::new(group, port));
+    // Without knowledge of the sockets, each port may have one.
+    let shard_of_port = owner(&steering, 50_000);
+    assert!(matches!(shard_of_port, Some(FrameOwner::Shard(_))), "{shard_of_port:?}");
+    let ports = Arc::new(EphemeralUdpPorts::default());
+    steering.set_ephemeral_udp_ports(Arc::clone(&ports));
+    assert_eq!(owner(&steering, 50_000), None);
+    ports.set(50_000, true);
+    assert_eq!((owner(&steering, 50_000), owner(&steering, 50_001)), (shard_of_port, None));
+}
+
 /// Computes the Toeplitz hash bit by bit (Microsoft, "RSS hashing types").
 fn hash_bit_by_bit(key: &[u8; 40], input: &[u8]) -> u32 {
     let bit_of_key = |at: usize| u32::from(key[at / 8] >> (7 - at % 8) & 1);
