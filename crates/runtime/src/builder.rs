@@ -402,7 +402,9 @@ impl<H> ShardBuilder<H> {
                     Some(tables) => tables.apply(&mut steering, &users.shards),
                     None => steering.set_device_shards(users.shards.iter().cloned()),
                 }
-                steering.set_ephemeral_udp_ports(router.ephemeral_udp_ports());
+            }
+            if let Some(ports) = router.ephemeral_udp_ports() {
+                steering.set_ephemeral_udp_ports(ports);
             }
             stack.network_mut().set_steering(steering);
         }

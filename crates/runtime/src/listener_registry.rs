@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct ListenerRegistry {
     version: AtomicU64,
-    /// The ports of `ephemeral_udp`, for shards that receive datagrams.
-    pub(crate) ephemeral_ports: Arc<EphemeralUdpPorts>,
+    /// The ports of `ephemeral_udp`, for shards that receive datagrams. `None` if no shard asks for them,
+    /// because all shards serve all devices.
+    pub(crate) ephemeral_ports: Option<Arc<EphemeralUdpPorts>>,
     state: Mutex<RegistryState>,
 }
 
@@ -66,6 +67,11 @@ pub(crate) struct ReuseportEntry {
 }
 
 impl ListenerRegistry {
+    /// Creates a registry that also tells shards which ephemeral UDP ports have a socket.
+    pub(crate) fn with_ephemeral_ports() -> Self {
+        Self { ephemeral_ports: Some(Arc::default()), ..Self::default() }
+    }
+
     /// Returns the version, which increases with each change.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -81,13 +87,19 @@ impl ListenerRegistry {
     /// Adds a UDP socket with an ephemeral port. Datagrams find its shard from now on.
     pub(crate) fn add_ephemeral(&self, state: &mut RegistryState, binding: UdpBinding) {
         state.ephemeral_udp.add(binding);
-        self.ephemeral_ports.set(binding.local.port(), true);
+        if let Some(ports) = &self.ephemeral_ports {
+            ports.set(binding.local.port(), true);
+        }
     }
 
     /// Removes a UDP socket if it has an ephemeral port.
     pub(crate) fn remove_ephemeral(&self, state: &mut RegistryState, port: u16, id: u64) {
-        if state.ephemeral_udp.remove(port, id) && !state.ephemeral_udp.has_port(port) {
-            self.ephemeral_ports.set(port, false);
+        let is_removed = state.ephemeral_udp.remove(port, id);
+        if let Some(ports) = &self.ephemeral_ports
+            && is_removed
+            && !state.ephemeral_udp.has_port(port)
+        {
+            ports.set(port, false);
         }
     }
 
@@ -148,5 +160,30 @@ impl RegistryState {
 
     pub(crate) fn version(&self) -> u64 {
         self.version
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ephemeral_ports_are_recorded_only_for_readers() {
+        let options = UdpOptions::default();
+        let local = "0.0.0.0:50000".parse().unwrap();
+        let binding = UdpBinding { id: 1, shard: 0, local, remote: None, options };
+        let registry = ListenerRegistry::with_ephemeral_ports();
+        let ports = registry.ephemeral_ports.clone().unwrap();
+        registry.add_ephemeral(&mut registry.lock(), binding);
+        assert!(ports.has_socket(50_000));
+        registry.remove_ephemeral(&mut registry.lock(), 50_000, 2);
+        assert!(ports.has_socket(50_000), "another socket was closed");
+        registry.remove_ephemeral(&mut registry.lock(), 50_000, 1);
+        assert!(!ports.has_socket(50_000));
+        let registry = ListenerRegistry::default();
+        registry.add_ephemeral(&mut registry.lock(), binding);
+        assert!(registry.ephemeral_ports.is_none() && registry.lock().ephemeral_udp.has_port(50_000));
+        registry.remove_ephemeral(&mut registry.lock(), 50_000, 1);
+        assert!(!registry.lock().ephemeral_udp.has_port(50_000));
     }
 }

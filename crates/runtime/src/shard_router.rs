@@ -88,9 +88,10 @@ impl ShardRouter {
         self.device_users.as_ref().map_or(0, |users| users.refused(self.shard))
     }
 
-    /// Returns the ephemeral UDP ports of all shards that have a socket.
-    pub(crate) fn ephemeral_udp_ports(&self) -> Arc<EphemeralUdpPorts> {
-        Arc::clone(&self.registry.ephemeral_ports)
+    /// Returns the ephemeral UDP ports of all shards that have a socket; `None` if all shards serve all
+    /// devices.
+    pub(crate) fn ephemeral_udp_ports(&self) -> Option<Arc<EphemeralUdpPorts>> {
+        self.registry.ephemeral_ports.clone()
     }
 
     /// Sets what gives packets that were reassembled here their priorities.

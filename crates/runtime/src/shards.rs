@@ -315,7 +315,10 @@ fn members(
     if count == 1 {
         return Ok(vec![None]);
     }
-    let registry = Arc::new(ListenerRegistry::default());
+    let registry = Arc::new(match users {
+        Some(_) => ListenerRegistry::with_ephemeral_ports(),
+        None => ListenerRegistry::default(),
+    });
     let steering = SteeringRules::new(&config.steering, rules);
     let mailboxes = (0..count).map(|_| command_channel(config)).collect::<Result<Vec<_>, Error>>()?;
     let mut inboxes: Vec<CrossShardInbox> = mailboxes
