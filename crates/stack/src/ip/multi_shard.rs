@@ -57,7 +57,7 @@ impl Network {
     #[inline]
     pub(crate) fn serves_connection(&self, now: Instant, to: IpAddr, source: Option<IpAddr>) -> bool {
         match &self.steering {
-            Some(steering) if steering.has_device_shards() => {
+            Some(steering) if !steering.serves_all_devices() => {
                 let source = source.map_or_else(|| self.route_source(now, to), Ok);
                 source.map_or(true, |source| steering.serves(source))
             }

@@ -18,6 +18,8 @@ pub(super) struct DeviceShards {
     addresses: LocalAddresses,
     /// The devices of the links, by number of the link.
     ports_of_links: Vec<PortId>,
+    /// True if this shard serves all devices.
+    serves_all: bool,
 }
 
 /// The queues of a device.
@@ -89,9 +91,10 @@ impl Steering {
             });
             DeviceQueues { shards: shards.into(), table: None, home_ports }
         };
-        let devices = devices.into_iter().map(queues).collect();
+        let devices: Vec<DeviceQueues> = devices.into_iter().map(queues).collect();
+        let serves_all = devices.iter().all(|device| device.home_ports.is_some());
         let (addresses, ports_of_links) = (LocalAddresses::new(), Vec::new());
-        self.device_shards = Some(Box::new(DeviceShards { devices, addresses, ports_of_links }));
+        self.device_shards = Some(Box::new(DeviceShards { devices, addresses, ports_of_links, serves_all }));
         // The hash alone does not tell the device.
         self.home_entries = [false; INDIRECTION_ENTRIES as usize];
     }
@@ -127,6 +130,11 @@ impl Steering {
     /// Returns whether some devices are served by some of the shards only.
     pub(crate) fn has_device_shards(&self) -> bool {
         self.device_shards.is_some()
+    }
+
+    /// Returns whether this shard serves all devices, so that it may open a connection by each of them.
+    pub(crate) fn serves_all_devices(&self) -> bool {
+        self.device_shards.as_ref().is_none_or(|served| served.serves_all)
     }
 
     /// Replaces the local addresses, and the devices of the links, by number of the link.

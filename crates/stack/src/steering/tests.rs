@@ -466,6 +466,22 @@ fn a_device_has_its_own_shards() {
     }
 }
 
+#[test]
+fn a_shard_knows_whether_it_serves_all_devices() {
+    for (devices, expected) in [
+        (vec![vec![3, 1, 2], vec![0, 1, 2, 3]], [false, true, true, true]),
+        (vec![vec![0, 1, 2, 3]], [true; 4]),
+        (vec![vec![0], vec![1]], [false; 4]),
+    ] {
+        for shard in 0..4_u8 {
+            let mut steering = steering(shard, 4);
+            assert!(steering.serves_all_devices());
+            steering.set_device_shards(devices.iter().cloned());
+            assert_eq!(steering.serves_all_devices(), expected[usize::from(shard)], "{devices:?} {shard}");
+        }
+    }
+}
+
 /// A datagram of this host to a group reaches the shard of an ephemeral port only if the port has a socket.
 #[test]
 fn groups_reach_only_open_ephemeral_ports() {
