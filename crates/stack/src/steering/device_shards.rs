@@ -7,7 +7,7 @@
 
 use super::home_ports::HomePorts;
 use super::toeplitz::Toeplitz;
-use super::{INDIRECTION_ENTRIES, INDIRECTION_ENTRIES_MAX, Steering};
+use super::{INDIRECTION_ENTRIES, INDIRECTION_ENTRIES_MAX, NO_SHARD, Steering};
 use crate::handle::PortId;
 use crate::ip::local::LocalAddresses;
 use core::net::IpAddr;
@@ -109,20 +109,24 @@ impl Steering {
     }
 
     /// Sets the indirection table of a device, after [`Steering::set_device_shards`]: the shard of each
-    /// entry. Returns false, and changes nothing, if their number is no power of two up to
-    /// [`INDIRECTION_ENTRIES_MAX`], or if one of the shards does not serve the device.
+    /// entry. Flows of entries with [`NO_SHARD`] belong to any shard, and no port is chosen for a connection
+    /// whose packets would arrive there. Returns false, and changes nothing, if the number of entries is no
+    /// power of two up to [`INDIRECTION_ENTRIES_MAX`], or if one of the shards does not serve the device.
     pub fn set_device_table(&mut self, port: PortId, table: &[u8]) -> bool {
         let Some(served) = &mut self.device_shards else { return false };
         let Some(device) = served.devices.get_mut(usize::from(port.0)) else { return false };
-        let is_valid = table.len().is_power_of_two()
+        let is_valid = !device.shards.is_empty()
+            && table.len().is_power_of_two()
             && table.len() <= INDIRECTION_ENTRIES_MAX
-            && table.iter().all(|shard| device.shards.contains(shard));
+            && table.iter().all(|&shard| shard == NO_SHARD || device.shards.contains(&shard));
         if is_valid {
             if device.home_ports.is_some() {
                 let home_entries: Vec<bool> = table.iter().map(|&shard| shard == self.shard).collect();
                 device.home_ports = Some(HomePorts::new(&home_entries, &self.toeplitz));
             }
-            device.table = Some(table.into());
+            let dealt = device.shards.iter().cycle();
+            let owner = |(&shard, &dealt): (&u8, &u8)| if shard == NO_SHARD { dealt } else { shard };
+            device.table = Some(table.iter().zip(dealt).map(owner).collect());
         }
         is_valid
     }

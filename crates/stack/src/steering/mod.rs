@@ -49,6 +49,8 @@ pub const SHARDS_MAX: u8 = 64;
 /// Entries of the indirection table that adapters usually have: the low bits of the hash select an entry, and
 /// the entries are assigned to the queues in turn.
 pub const INDIRECTION_ENTRIES: u32 = 128;
+/// In a device's own indirection table: an entry whose frames no shard receives.
+pub const NO_SHARD: u8 = u8::MAX;
 /// Most entries of a device's own indirection table ([`Steering::set_device_table`]).
 pub const INDIRECTION_ENTRIES_MAX: usize = 4096;
 

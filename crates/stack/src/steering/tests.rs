@@ -514,7 +514,7 @@ fn a_device_has_its_own_key_and_table() {
     use crate::ip::local::LocalAddresses;
     let key: [u8; 40] = core::array::from_fn(|at| (at * 59 + 7) as u8);
     for entries in [1, 64, 128, 512, INDIRECTION_ENTRIES_MAX] {
-        let table: Vec<u8> = (0..entries).map(|entry| [1, 3, 3, 2, 1][entry % 5]).collect();
+        let table: Vec<u8> = (0..entries).map(|entry| [1, 3, NO_SHARD, 2, 1][entry % 5]).collect();
         for shard in 0..4 {
             let mut steering = steering(shard, 4);
             steering.set_hash_key(&key);
@@ -537,7 +537,9 @@ fn a_device_has_its_own_key_and_table() {
             let search = steering.home_ports(remote, local);
             assert_eq!(search.is_some(), shard != 0);
             for port in 40_000..40_400 {
-                assert_eq!(steering.flow_owner(remote, SocketAddr::new(local, port)), owner(port));
+                let found = steering.flow_owner(remote, SocketAddr::new(local, port));
+                let is_lost = owner(port) == NO_SHARD;
+                assert!(found == owner(port) || is_lost && [1, 2, 3].contains(&found), "{found}");
                 let Some(search) = &search else { continue };
                 let expected = (port..40_400).find(|&port| owner(port) == shard);
                 assert_eq!(search.next(port, 40_399), expected, "{entries} entries, shard {shard}");
