@@ -385,6 +385,7 @@ impl<H> ShardBuilder<H> {
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }
+        let mut has_tables = false;
         if let Some(ShardMember {
             index, count, steering: rules, device_users, device_tables, router, ..
         }) = &self.parts.member
@@ -399,7 +400,10 @@ impl<H> ShardBuilder<H> {
             }
             if let Some(users) = device_users {
                 match device_tables {
-                    Some(tables) => tables.apply(&mut steering, &users.shards),
+                    Some(tables) => {
+                        tables.apply(&mut steering, &users.shards);
+                        has_tables = true;
+                    }
                     None => steering.set_device_shards(users.shards.iter().cloned()),
                 }
             }
@@ -419,6 +423,8 @@ impl<H> ShardBuilder<H> {
                 true => limit_backlog(&mut stack, tx, &config.priority),
                 false => tx,
             };
+            // Hashes of labels have the stack's own key.
+            debug_assert!(!has_tables || !tx.capabilities().labels, "device {} carries labels", device.name);
             ports.push(RxPort {
                 id: stack.add_port(tx),
                 name: device.name.clone(),

@@ -38,6 +38,7 @@ use crate::stats::{StatsReader, StatsWriter};
 use crate::steering_rules::{ProgramRule, SteerConnection, SteeringRules};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
+use ginnel_devices::rss::{self, Rss};
 use ginnel_matcher::Packet;
 use ginnel_stack::device::{Capabilities, Device};
 use ginnel_stack::error::ConfigError;
@@ -60,6 +61,8 @@ pub struct Shards {
     steering_rules: Vec<ProgramRule>,
     /// How the devices distribute frames to their queues; `None` asks their drivers.
     device_tables: Option<DeviceTables>,
+    /// Asks the driver of an interface how it distributes frames.
+    hash_reader: fn(&str) -> Result<Rss, String>,
 }
 
 impl Shards {
@@ -76,6 +79,7 @@ impl Shards {
             priority_functions: None,
             steering_rules: Vec::new(),
             device_tables: None,
+            hash_reader: rss::read,
         }
     }
 
@@ -96,6 +100,13 @@ impl Shards {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn device_tables(mut self, tables: DeviceTables) -> Self {
         self.device_tables = Some(tables);
+        self
+    }
+
+    /// Sets what is asked instead of the drivers of interfaces.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn hash_reader(mut self, reader: fn(&str) -> Result<Rss, String>) -> Self {
+        self.hash_reader = reader;
         self
     }
 
@@ -171,9 +182,16 @@ impl Shards {
             // A cookie of one shard is valid on each shard that serves the peer's next connection.
             self.config.tcp.fastopen_key = fastopen::key_of_seed(&seed);
         }
+        let supplied = !self.devices.is_empty();
+        let devices = self.open_devices()?;
         let mut parts = Vec::new();
         let device_shards = self.config.devices.iter().map(|device| self.config.shards_of(device)).collect();
-        let tables = self.device_tables.take().or_else(|| device_rss::read(&self.config)).map(Arc::new);
+        let tables = match self.device_tables.take() {
+            // The interface of a device that the program supplies does not deliver its frames.
+            None if !supplied => device_rss::read(&self.config, self.hash_reader),
+            tables => tables,
+        };
+        let tables = tables.map(Arc::new);
         let needs_device_shards = self.config.has_device_shards() || tables.is_some();
         let users = needs_device_shards.then(|| Arc::new(DeviceUsers::new(device_shards)));
         let members = members(&self.config, &self.steering_rules, users.as_ref(), tables.as_ref())?;
@@ -196,6 +214,25 @@ impl Shards {
                 priority_functions: self.priority_functions.clone(),
             });
         }
+        for (number, (device, queues)) in self.config.devices.iter().zip(devices).enumerate() {
+            let shards = self.config.shards_of(device);
+            let capabilities = queues.first().map(|queue| queue.tx.capabilities());
+            for (&shard, queue) in shards.iter().zip(queues) {
+                parts[usize::from(shard)].devices.push((device.name.clone(), queue));
+            }
+            if let (Some(users), Some(capabilities)) = (&users, capabilities) {
+                // Cannot truncate: the engine numbers devices with 16 bits, and the configuration is in
+                // memory.
+                let port = PortId(number as u16);
+                add_relays(&mut parts, &shards, &device.name, port, &capabilities, users)?;
+            }
+        }
+        Ok(OpenedShards { parts })
+    }
+
+    /// Opens the devices of the configuration, as far as they are not supplied. Returns the queues of each.
+    fn open_devices(&mut self) -> Result<Vec<Vec<Device>>, Error> {
+        let mut opened = Vec::new();
         for (number, device) in self.config.devices.iter().enumerate() {
             let shards = self.config.shards_of(device);
             let queues = match self.devices.iter().position(|(name, _)| *name == device.name) {
@@ -219,22 +256,13 @@ impl Shards {
                 };
                 return Err(ConfigError::new(key, problem).into());
             }
-            let capabilities = queues.first().map(|queue| queue.tx.capabilities());
-            for (&shard, queue) in shards.iter().zip(queues) {
-                parts[usize::from(shard)].devices.push((device.name.clone(), queue));
-            }
-            if let (Some(users), Some(capabilities)) = (&users, capabilities) {
-                // Cannot truncate: the engine numbers devices with 16 bits, and the configuration is in
-                // memory.
-                let port = PortId(number as u16);
-                add_relays(&mut parts, &shards, &device.name, port, &capabilities, users)?;
-            }
+            opened.push(queues);
         }
         if let Some((name, _)) = self.devices.first() {
             let problem = format!("the configuration has no device named \"{name}\"");
             return Err(ConfigError::new("device", problem).into());
         }
-        Ok(OpenedShards { parts })
+        Ok(opened)
     }
 }
 

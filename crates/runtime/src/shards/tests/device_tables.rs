@@ -1,6 +1,7 @@
 //! Devices whose hash has another key than the stack's, and another indirection table.
 
 use super::{Fixture, RecordingFixture, RecordingHandler, stack_config};
+use crate::config::{Config, DeviceKind};
 use crate::device_rss::DeviceTables;
 use crate::fixture::START;
 use crate::shards::Shards;
@@ -71,4 +72,28 @@ fn known_tables_bring_all_connections_home() {
         assert_eq!(opened, 1);
         assert!(crossed(&mut fixture(count, false)) > 100, "{count} shards");
     }
+}
+
+/// The driver may fill its table again when the queues are opened, so it is asked afterwards.
+#[test]
+fn drivers_are_asked_after_devices_are_open() {
+    let config = Config::from_toml(
+        "x.toml",
+        "shards.count = 2\n[[device]]\nname = \"nonesuch\"\nkind = \"af_xdp\"\n\
+         [[link]]\nname = \"a\"\ndevice = \"nonesuch\"\naddresses = [\"10.1.0.1/24\"]\n",
+    );
+    let shards = Shards::new(config.unwrap()).seed([1; 32]).now(START);
+    let opened = shards.hash_reader(|name| unreachable!("{name} is not open")).open();
+    assert!(opened.is_err_and(|error| error.to_string().contains("nonesuch")));
+}
+
+/// Frames of a device that the program supplies do not come by the interface of the configuration.
+#[test]
+fn drivers_of_supplied_devices_are_not_asked() {
+    let (_far, queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Hash);
+    let mut config = stack_config(2);
+    config.devices[0].kind = DeviceKind::AfXdp;
+    let shards = Shards::new(config).device("cable", queues).seed([1; 32]).now(START);
+    let opened = shards.hash_reader(|name| unreachable!("{name} is supplied")).open();
+    assert_eq!(opened.unwrap().count(), 2);
 }
