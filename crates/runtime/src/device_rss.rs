@@ -37,7 +37,7 @@ impl DeviceTables {
     }
 }
 
-/// What the log says about the distribution of frames.
+/// A line of the log about the distribution of frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Message {
     Info(String),
