@@ -25,7 +25,7 @@ mod payload;
 mod ports;
 mod rule;
 
-pub use bpf::{BadProgram, Program, RawInstruction};
+pub use bpf::{BadProgram, Program, RawInstruction, SocketPacket, SocketProgram};
 pub use expression::{Expression, ExpressionError};
 pub use matcher::{FLOW_CACHE_ENTRIES_MAX, FLOW_CACHE_ENTRIES_MIN, Matcher, RULES_MAX, TooManyRules};
 pub use network::Network;

@@ -1,6 +1,10 @@
-//! Programs of the classic BPF machine (bpf(4)), to which libpcap compiles expressions.
+//! Programs of the classic BPF machine (bpf(4)), to which libpcap compiles expressions, and which programs
+//! attach to sockets (`SO_ATTACH_FILTER`).
 
 mod run;
+mod socket;
+
+pub use socket::{SocketPacket, SocketProgram};
 
 use core::fmt;
 
@@ -49,6 +53,10 @@ pub enum BadProgram {
     DivisionByZero(usize),
     /// An instruction with this index shifts by a constant of 32 or more.
     WildShift(usize),
+    /// An instruction with this index asks for a property of a packet that does not exist.
+    UnknownProperty(usize),
+    /// An instruction with this index may read a word of memory that was not written.
+    UnwrittenMemory(usize),
 }
 
 impl fmt::Display for BadProgram {
@@ -62,6 +70,8 @@ impl fmt::Display for BadProgram {
             Self::WildMemory(at) => write!(f, "instruction {at} accesses memory behind the end"),
             Self::DivisionByZero(at) => write!(f, "instruction {at} divides by 0"),
             Self::WildShift(at) => write!(f, "instruction {at} shifts by more than 31 bits"),
+            Self::UnknownProperty(at) => write!(f, "instruction {at} loads an unknown property"),
+            Self::UnwrittenMemory(at) => write!(f, "instruction {at} may read memory that was not written"),
         }
     }
 }
@@ -79,6 +89,8 @@ enum Instruction {
     LoadConstant(u32),
     LoadMemory(u8),
     LoadLength,
+    /// A = a property of a packet of a socket.
+    LoadProperty(socket::Property),
     LoadXConstant(u32),
     LoadXMemory(u8),
     LoadXLength,

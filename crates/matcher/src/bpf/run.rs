@@ -1,5 +1,6 @@
 //! Executes programs of classic BPF.
 
+use super::socket::{SocketMachine, SocketPacket};
 use super::{Instruction, MEMORY_WORDS, Operand, Operation, Program, Test};
 use crate::flow::FlowShape;
 
@@ -8,6 +9,8 @@ struct Machine<'a, const TRACKED: bool> {
     frame: &'a [u8],
     /// The bits of the headers that all frames of the flow share; `None` without `TRACKED`.
     shape: Option<FlowShape>,
+    /// The headers and properties that programs of sockets can load besides the frame.
+    socket: Option<SocketMachine<'a>>,
     a: Word,
     x: Word,
     memory: [Word; MEMORY_WORDS as usize],
@@ -35,6 +38,13 @@ impl Program {
         Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
     }
 
+    /// Runs the program of a socket on a packet. Returns 0 to drop the packet.
+    pub(super) fn run_on_socket(&self, packet: &SocketPacket<'_>) -> u32 {
+        let mut machine = Machine::<false>::new(packet.bytes, None);
+        machine.socket = Some(SocketMachine::new(packet));
+        machine.run(&self.instructions).unwrap_or(0)
+    }
+
     /// Runs the program on a frame with headers of the shape `shape`. Returns `None` if the result for
     /// another frame of the flow may differ.
     ///
@@ -52,6 +62,7 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         Self {
             frame,
             shape,
+            socket: None,
             a: Word::default(),
             x: Word::default(),
             memory: [Word::default(); MEMORY_WORDS as usize],
@@ -74,6 +85,10 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
                 Instruction::LoadConstant(k) => self.a = Word::constant(k),
                 Instruction::LoadMemory(k) => self.a = *self.memory.get(usize::from(k))?,
                 Instruction::LoadLength => self.a = self.length(),
+                Instruction::LoadProperty(property) => {
+                    let (a, x) = (self.a.value, self.x.value);
+                    self.a = Word::constant(self.socket.as_mut()?.property(property, a, x)?);
+                }
                 Instruction::LoadXConstant(k) => self.x = Word::constant(k),
                 Instruction::LoadXMemory(k) => self.x = *self.memory.get(usize::from(k))?,
                 Instruction::LoadXLength => self.x = self.length(),
@@ -120,7 +135,10 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
             // Another frame of the flow may end before.
             self.differs |= self.shape.is_none_or(|shape| end > shape.common_len());
         }
-        let bytes = self.frame.get(start..end)?;
+        let Some(bytes) = self.frame.get(start..end) else {
+            let offset = base.value.wrapping_add(at).cast_signed();
+            return self.socket.as_ref()?.load(offset, size).map(Word::constant);
+        };
         let value = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
         let differing = match self.shape {
             Some(shape) if TRACKED => {
@@ -162,6 +180,9 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
             Operation::Or => a.value | b.value,
             Operation::And => a.value & b.value,
             Operation::Xor => a.value ^ b.value,
+            // Linux's machine takes the low five bits of X, libpcap's shifts everything out.
+            Operation::ShiftLeft if self.socket.is_some() => a.value.wrapping_shl(b.value),
+            Operation::ShiftRight if self.socket.is_some() => a.value.wrapping_shr(b.value),
             Operation::ShiftLeft => a.value.checked_shl(b.value).unwrap_or(0),
             Operation::ShiftRight => a.value.checked_shr(b.value).unwrap_or(0),
         };
