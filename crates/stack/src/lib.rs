@@ -18,6 +18,7 @@ pub mod options;
 pub mod prefetch;
 pub mod priority;
 mod simd;
+pub mod socket_filter;
 pub mod stack;
 pub mod steering;
 pub mod stream_position;

@@ -23,6 +23,9 @@ pub struct ListenOptions {
     /// connections are distributed over them by flow (`SO_REUSEPORT`). With several shards, each shard that
     /// accepts connections opens a listener of its own.
     pub reuse_port: bool,
+    /// True if every segment to the listener is dropped until its filter is set
+    /// ([`Stack::set_listener_filter`](crate::stack::Stack::set_listener_filter)).
+    pub awaits_filter: bool,
     /// Owner of the listener: listeners of several users do not share an address (on Linux, effective users).
     pub user: u32,
     /// Options that accepted connections begin with.
@@ -31,7 +34,14 @@ pub struct ListenOptions {
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 4096, v6_only: false, reuse_port: false, user: 0, socket: SocketOptions::default() }
+        Self {
+            backlog: 4096,
+            v6_only: false,
+            reuse_port: false,
+            awaits_filter: false,
+            user: 0,
+            socket: SocketOptions::default(),
+        }
     }
 }
 

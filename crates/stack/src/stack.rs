@@ -32,6 +32,7 @@ use crate::options::{
     BufferLimits, ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
 };
 use crate::priority::{BEST_EFFORT, ClassSet};
+use crate::socket_filter::SocketFilter;
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
@@ -46,6 +47,7 @@ use crate::wire::tcp::{SeqNumber, TcpHeader, TcpSegment};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use serde::Deserialize;
+use std::sync::Arc;
 
 /// Configuration of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -553,6 +555,57 @@ impl Stack {
         options: &SocketOptions,
     ) -> Result<(), OptionError> {
         self.tcp.set_listener_options(listener, options)
+    }
+
+    /// Sets the filter of a connection, which each segment has to pass; `None` removes it.
+    ///
+    /// # Errors
+    /// The connection has ended, or too many different option sets are in use.
+    pub fn set_filter(
+        &mut self,
+        conn: Conn,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), OptionError> {
+        self.tcp.set_filter(conn, filter)
+    }
+
+    /// Sets the filter of a listener, which each segment has to pass, and which its connections inherit.
+    ///
+    /// # Errors
+    /// As [`Stack::set_filter`].
+    pub fn set_listener_filter(
+        &mut self,
+        listener: Listener,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), OptionError> {
+        self.tcp.set_listener_filter(listener, filter)
+    }
+
+    /// Sets the filter of a UDP socket, which each datagram has to pass; `None` removes it.
+    ///
+    /// # Errors
+    /// [`UdpError::Stale`].
+    pub fn udp_set_filter(
+        &mut self,
+        socket: UdpHandle,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), UdpError> {
+        self.udp.set_filter(socket, filter)
+    }
+
+    /// Returns the filter of a connection.
+    pub fn filter(&self, conn: Conn) -> Option<&dyn SocketFilter> {
+        self.tcp.filter(conn)
+    }
+
+    /// Returns the filter of a listener.
+    pub fn listener_filter(&self, listener: Listener) -> Option<&dyn SocketFilter> {
+        self.tcp.listener_filter(listener)
+    }
+
+    /// Returns the filter of a UDP socket.
+    pub fn udp_filter(&self, socket: UdpHandle) -> Option<&dyn SocketFilter> {
+        self.udp.filter(socket)
     }
 
     /// Returns the headers of the SYN that created a connection, if its listener saves them

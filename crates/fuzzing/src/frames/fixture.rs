@@ -300,6 +300,7 @@ impl StackFixture {
             backlog: word.c.into(),
             v6_only: word.a % 5 == 2,
             reuse_port: word.a % 7 == 3,
+            awaits_filter: false,
             user: 0,
             socket: SocketOptions {
                 recv_buffer_bytes: buffers,

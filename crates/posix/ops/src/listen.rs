@@ -64,6 +64,7 @@ impl Ops {
             backlog,
             v6_only: socket.options.is_v6_only(),
             reuse_port: sharing.reuse_port,
+            awaits_filter: false,
             user: sharing.uid,
             socket: socket.options.initial_options(v4),
         };

@@ -165,6 +165,7 @@ impl ProcessState {
             backlog: listening.backlog,
             v6_only: socket.options.is_v6_only(),
             reuse_port: sharing.reuse_port,
+            awaits_filter: false,
             user: sharing.uid,
             socket: socket.options.initial_options(socket.child_is_v4()),
         };

@@ -71,7 +71,7 @@ codec_struct!(SocketOptions {
 codec_struct!(PortSharing { reuse_address, reuse_port });
 codec_enum!(FastOpenFailure { 0 => None, 1 => CookieUnavailable, 2 => DataNotAcked, 3 => SynRetransmitted });
 codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
-codec_struct!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
+codec_struct!(ListenOptions { backlog, v6_only, reuse_port, awaits_filter, user, socket });
 codec_struct!(ConnectOptions { local, is_ephemeral_port, socket });
 codec_enum!(PmtuDiscovery { 0 => Want, 1 => Dont, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
 codec_struct!(UdpOptions {

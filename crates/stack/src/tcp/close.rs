@@ -197,9 +197,14 @@ impl Tcp {
         burst: &RxBurst<'_>,
         listener: u32,
     ) {
-        if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
-            return;
-        }
+        let truncated;
+        let seg = if self.listeners.is_guarded(listener) {
+            let Some(kept) = self.guard_listener(net, listener, seg, burst) else { return };
+            truncated = seg.truncated(kept);
+            &truncated
+        } else {
+            seg
+        };
         // Beyond every sequence number that the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
         if self.on_syn(net, listener, seg, burst, Some(sequence)) {

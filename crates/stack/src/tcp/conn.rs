@@ -93,8 +93,9 @@ impl Flags {
     pub const MTU_LOCKED: Self = Self(1 << 28);
     /// An ICMP error or another soft error was recorded since the last progress.
     pub const SOFT_ERROR: Self = Self(1 << 29);
-    /// An urgent byte is expected or was not read yet.
-    pub const URGENT: Self = Self(1 << 30);
+    /// No segment is predicted: an urgent byte is expected or was not read yet, or the socket has a filter,
+    /// which is in its profile.
+    pub const URGENT_OR_FILTERED: Self = Self(1 << 30);
 
     /// `ts_recent` is older than `last_rx` says and must not be compared with (RFC 7323 §5.5).
     pub const TS_RECENT_OLD: Self = Self(1 << 31);

@@ -129,14 +129,29 @@ impl Tcp {
                     }
                     return self.input_predicted(net, idx, seg, timestamps);
                 }
-                if c.state == State::SynSent {
-                    self.input_syn_sent(net, idx, seg);
-                } else {
-                    self.input_established(net, idx, seg, Some(burst));
+                if c.has(Flags::URGENT_OR_FILTERED) {
+                    return self.input_urgent_or_filtered(net, idx, seg, burst);
                 }
-                self.after_segment(idx, seg);
+                self.input_unpredicted(net, idx, seg, burst);
             }
         }
+    }
+
+    /// Processes a segment that was not predicted.
+    #[inline(always)]
+    pub(super) fn input_unpredicted(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        seg: &Segment<'_>,
+        burst: &RxBurst<'_>,
+    ) {
+        if self.conns[idx].state == State::SynSent {
+            self.input_syn_sent(net, idx, seg);
+        } else {
+            self.input_established(net, idx, seg, Some(burst));
+        }
+        self.after_segment(idx, seg);
     }
 
     /// Updates the timers of a connection after a segment was processed. A connection on the transmit list
@@ -229,7 +244,7 @@ impl Tcp {
             AckOutcome::Old => {}
             AckOutcome::Gone => return,
         }
-        if seg.has(TcpFlags::URG) || self.conns[idx].has(Flags::URGENT) {
+        if seg.has(TcpFlags::URG) || self.conns[idx].has(Flags::URGENT_OR_FILTERED) {
             self.on_urgent(idx, seg);
         }
         self.on_payload(net, idx, seg, burst);

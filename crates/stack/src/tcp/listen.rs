@@ -4,6 +4,7 @@ use super::conn::{Flags, NONE, SlotState, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::fastopen::{FastOpenQueue, FastOpenReply};
+use super::filter_table::FilterId;
 use super::input::Segment;
 use super::profile::{Profile, ProfileId};
 use super::reply::CookieSynAck;
@@ -37,6 +38,8 @@ pub(crate) struct ListenEntry {
     pub profile: ProfileId,
     /// Flags that its connections begin with.
     flags: Flags,
+    /// True if the profile has a minimum hop limit or a filter, which segments have to pass.
+    is_guarded: bool,
     generation: u32,
     open: bool,
     /// True if the listener is open, and an acknowledgement without data creates a connection.
@@ -138,7 +141,7 @@ impl ListenTable {
         &mut self,
         addr: SocketAddr,
         options: ListenOptions,
-        profile: ProfileId,
+        (id, profile): (ProfileId, &Profile),
     ) -> Result<Listener, ListenError> {
         let first = self.by_port.partition_point(|(port, _)| *port < addr.port());
         let mut same_port = self.by_port[first..].iter().take_while(|(port, _)| *port == addr.port());
@@ -154,8 +157,9 @@ impl ListenTable {
         let entry = |generation| ListenEntry {
             addr,
             options,
-            profile,
-            flags: Flags::from_options(&options.socket),
+            profile: id,
+            flags: initial_flags(&options.socket, profile),
+            is_guarded: is_guarded(profile),
             generation,
             open: true,
             accepts_at_once: options.socket.defer_accept == 0,
@@ -180,6 +184,14 @@ impl ListenTable {
         let at = self.by_port.partition_point(|e| *e < (addr.port(), index));
         self.by_port.insert(at, (addr.port(), index));
         Ok(Listener::new(index, self.entries[index as usize].generation))
+    }
+
+    /// Sets the profile of a listener, and what depends on it. Returns the profile that it had before.
+    pub fn set_profile(&mut self, index: u32, id: ProfileId, profile: &Profile) -> ProfileId {
+        let entry = &mut self.entries[index as usize];
+        entry.flags = initial_flags(&entry.options.socket, profile);
+        entry.is_guarded = is_guarded(profile);
+        core::mem::replace(&mut entry.profile, id)
     }
 
     /// Closes a listener. Returns its profile, and the connections of its accept queue with
@@ -329,6 +341,11 @@ impl ListenTable {
         Some(if is_loopback { to | LOOPBACK_BIT } else { to })
     }
 
+    /// Returns whether segments have to pass a minimum hop limit or a filter.
+    pub fn is_guarded(&self, index: u32) -> bool {
+        self.entries[index as usize].is_guarded
+    }
+
     pub fn is_open(&self, index: u32) -> bool {
         self.entries[index as usize].open
     }
@@ -346,6 +363,18 @@ impl ListenTable {
     }
 }
 
+/// Returns the flags that connections of a listener begin with.
+fn initial_flags(options: &SocketOptions, profile: &Profile) -> Flags {
+    let mut flags = Flags::from_options(options);
+    flags.assign(Flags::URGENT_OR_FILTERED, profile.filter != FilterId::NONE);
+    flags
+}
+
+/// Returns whether segments have to pass a minimum hop limit or a filter.
+fn is_guarded(profile: &Profile) -> bool {
+    profile.filter != FilterId::NONE || profile.min_hop_limits != [0; 2]
+}
+
 impl Tcp {
     /// Opens a listener.
     pub fn listen(&mut self, addr: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError> {
@@ -353,10 +382,12 @@ impl Tcp {
             .profiles
             .get(ProfileId::DEFAULT)
             .with_options(&self.config, &options.socket)
+            .map(|p| if options.awaits_filter { p.with_filter(FilterId::DROP_ALL) } else { p })
             .and_then(|p| self.profiles.intern(p))
             .ok_or(ListenError::InvalidOption)?;
         self.note_profile(profile);
-        self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
+        let of = (profile, self.profiles.get(profile));
+        self.listeners.add(addr, options, of).inspect_err(|_| self.profiles.release(profile))
     }
 
     /// Sets the options that connections which arrive from now on begin with.
@@ -367,13 +398,15 @@ impl Tcp {
     ) -> Result<(), OptionError> {
         let index = self.listeners.index(listener).ok_or(OptionError::Stale)?;
         let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, options);
-        let profile =
-            self.profiles.intern(profile.ok_or(OptionError::Invalid)?).ok_or(OptionError::TooMany)?;
+        // The filter is no option.
+        let filter = self.profiles.get(self.listeners.get(index).profile).filter;
+        let profile = profile.ok_or(OptionError::Invalid)?.with_filter(filter);
+        let profile = self.profiles.intern(profile).ok_or(OptionError::TooMany)?;
         self.note_profile(profile);
         let entry = &mut self.listeners.entries[index as usize];
-        (entry.options.socket, entry.flags) = (*options, Flags::from_options(options));
+        entry.options.socket = *options;
         entry.accepts_at_once = options.defer_accept == 0;
-        let old = core::mem::replace(&mut entry.profile, profile);
+        let old = self.listeners.set_profile(index, profile, self.profiles.get(profile));
         self.profiles.release(old);
         Ok(())
     }
@@ -487,7 +520,7 @@ impl Tcp {
     fn report_arrived(&mut self, idx: u32, conn: Conn) {
         let c = &self.conns[idx];
         let (peer_fin, inline) = (c.has(Flags::PEER_FIN), c.has(Flags::INLINE));
-        if c.has(Flags::URGENT) {
+        if c.has(Flags::URGENT_OR_FILTERED) {
             self.report_urgent(idx);
         }
         let readable = self.tcb_and_active(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
@@ -518,9 +551,18 @@ impl Tcp {
             return;
         };
         self.stats.listener_lookups += 1;
-        if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
+        if self.listeners.is_guarded(listener) {
+            if let Some(kept) = self.guard_listener(net, listener, seg, burst) {
+                self.input_listener(net, listener, &seg.truncated(kept), burst);
+            }
             return;
         }
+        self.input_listener(net, listener, seg, burst);
+    }
+
+    /// Processes a segment for a listener that has passed what the listener demands.
+    #[inline(always)]
+    fn input_listener(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let flags = seg.header.flags;
         // The checks are in this order: RST, ACK, SYN.
         if flags.contains(TcpFlags::RST) {

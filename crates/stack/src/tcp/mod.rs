@@ -23,6 +23,8 @@ mod emit;
 pub mod fastopen;
 mod fastopen_client;
 mod fastopen_cookies;
+mod filter;
+mod filter_table;
 mod footprint;
 pub(crate) mod input;
 mod listen;
@@ -152,6 +154,8 @@ pub(crate) struct Tcp {
     pub half_open_high_water: u32,
     /// True if a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
     pub is_gtsm_used: bool,
+    /// Buffer for packets that filters look at and that are in no frame.
+    filter_scratch: Vec<u8>,
     /// True if a socket has ever asked for unordered receive.
     pub is_unordered_used: bool,
     /// Connections that were opened fast and whose handshake is not complete.
@@ -212,6 +216,7 @@ impl Tcp {
             half_open: 0,
             half_open_high_water: 0,
             is_gtsm_used: false,
+            filter_scratch: Vec::new(),
             is_unordered_used: false,
             fastopen_pending: 0,
             fastopen_keys: fastopen::parse_keys(&config.fastopen_key)

@@ -37,7 +37,7 @@ pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> 
     let is_fast = acknowledges
         && header.flags.without(PREDICTED_FLAGS) == TcpFlags::ACK
         && header.seq == c.rcv_nxt
-        && !c.has(Flags::ECN | Flags::URGENT | Flags::TS_RECENT_OLD);
+        && !c.has(Flags::ECN | Flags::URGENT_OR_FILTERED | Flags::TS_RECENT_OLD);
     if !is_fast {
         return None;
     }

@@ -3,6 +3,7 @@
 
 use super::config::{CongestionControl, TcpConfig};
 use super::fastopen_client::FastOpenState;
+use super::filter_table::{FilterId, FilterTable};
 use super::port_use::PortSharing;
 use super::rate::UNLIMITED;
 use crate::device::Label;
@@ -83,6 +84,8 @@ pub(crate) struct Profile {
     pub may_fragment: bool,
     /// Records of TCP Fast Open: no option, but rare.
     pub fastopen: FastOpenState,
+    /// The filter of the socket: no option, but rare.
+    pub filter: FilterId,
     /// Largest pacing rate in bytes per second; unlimited by default.
     pub max_pacing_rate: u64,
     /// True if a value above asks for a flag of the slow path; set by [`ProfileTable`].
@@ -132,6 +135,7 @@ impl Profile {
             unordered: false,
             may_fragment: false,
             fastopen: FastOpenState::default(),
+            filter: FilterId::NONE,
             max_pacing_rate: UNLIMITED,
             has_slow_path: false,
             rto_initial_ms: config.rto_initial_ms,
@@ -154,6 +158,11 @@ impl Profile {
     #[inline]
     pub fn syn_ack_rto_us(&self) -> u64 {
         u64::from(self.rto_initial_ms.min(self.rto_max_ms)) * 1000
+    }
+
+    /// Returns the profile with another filter.
+    pub fn with_filter(self, filter: FilterId) -> Self {
+        Self { filter, ..self }
     }
 
     /// Returns the time-out before the first sample, in µs.
@@ -282,6 +291,8 @@ pub(crate) struct ProfileTable {
     free: Vec<u16>,
     /// The profile that was found last: connections often have equal ones.
     last: u16,
+    /// The filters of profiles.
+    pub filters: FilterTable,
 }
 
 impl ProfileTable {
@@ -296,6 +307,7 @@ impl ProfileTable {
             by_value: usual.into_iter().zip(0..).collect(),
             free: Vec::new(),
             last: 0,
+            filters: FilterTable::default(),
         }
     }
 
@@ -338,8 +350,10 @@ impl ProfileTable {
         let entry = &mut self.entries[usize::from(id.0)];
         entry.1 -= 1;
         if entry.1 == 0 {
+            let filter = entry.0.filter;
             self.by_value.remove(&entry.0);
             self.free.push(id.0);
+            self.filters.release(filter);
         }
     }
 
@@ -366,6 +380,7 @@ impl ProfileTable {
             }
         };
         self.by_value.insert(profile, id);
+        self.filters.share(profile.filter);
         Some(ProfileId(id))
     }
 }

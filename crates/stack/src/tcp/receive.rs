@@ -113,7 +113,7 @@ impl Tcp {
         let c = &self.conns[idx];
         seg.position.is_some()
             && seg.header.seq.le(c.rcv_nxt)
-            && !c.has(Flags::URGENT)
+            && !c.has(Flags::URGENT_OR_FILTERED)
             && !seg.header.flags.contains(TcpFlags::URG)
             && (c.active == NONE || self.active[c.active].recv.is_empty())
             && self.chunks.available() >= chunks_for(seg.payload.len())

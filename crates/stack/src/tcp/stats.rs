@@ -86,6 +86,8 @@ counters! {
         /// Segments, and ICMP errors about them, dropped because their hop limit is below the minimum of the
         /// socket (`IP_MINTTL`).
         min_ttl_drops,
+        /// Segments that the filter of their socket dropped (`SO_ATTACH_FILTER`).
+        filter_drops,
         /// Challenge acknowledgements sent.
         challenge_acks,
         /// Challenge acknowledgements suppressed by the rate limit.

@@ -4,6 +4,7 @@
 //! application took, so that no byte is delivered twice (`recv_buffer/early.rs`).
 
 use super::Tcp;
+use super::active::UrgentState;
 use super::conn::{Flags, NONE};
 use super::demux::{self, FlowEntry, FlowKey};
 use super::input::Segment;
@@ -76,7 +77,8 @@ impl Tcp {
     fn offer_early(&mut self, idx: u32, offset: usize, len: usize) {
         let c = &self.conns[idx];
         // Before `accept` nobody could take them. An urgent byte is delivered at its place in the stream.
-        if !c.has(Flags::ACCEPTED) || c.has(Flags::ORPHAN | Flags::URGENT) {
+        let is_urgent = !matches!(self.active[c.active].urg_data, UrgentState::None);
+        if !c.has(Flags::ACCEPTED) || c.has(Flags::ORPHAN) || is_urgent {
             return;
         }
         let outcome = self.active[c.active].recv.add_early(offset, len);

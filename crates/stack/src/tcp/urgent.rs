@@ -46,7 +46,7 @@ impl Tcp {
         };
         if newer {
             b.urg_data = UrgentState::NotYet(at);
-            self.conns[idx].flags.set(Flags::URGENT);
+            self.conns[idx].flags.set(Flags::URGENT_OR_FILTERED);
         }
         newer
     }
@@ -136,8 +136,9 @@ impl Tcp {
         if !span.is_at_mark {
             return;
         }
-        // Data may be delivered inline again.
-        self.conns[idx].flags.clear(Flags::URGENT);
+        // Data may be delivered inline again, unless the socket has a filter.
+        let is_filtered = self.is_filtered(idx);
+        self.conns[idx].flags.assign(Flags::URGENT_OR_FILTERED, is_filtered);
         let active = self.conns[idx].active;
         let b = &mut self.active[active];
         b.urg_data = UrgentState::None;

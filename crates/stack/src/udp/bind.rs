@@ -89,6 +89,8 @@ impl Udp {
             listed_in: 0,
             route: None,
             drops: 0,
+            filter: None,
+            has_slow_path: options.gro,
             memberships: Vec::new(),
         });
         self.ports.entry(port).or_default().push(index);

@@ -1,6 +1,7 @@
 //! Groups of UDP sockets: membership, delivery to every member, and sending to groups and broadcast
 //! addresses, whose datagrams come back to members on this host.
 
+use super::filter::Arrival;
 use super::queue::Datagram;
 use super::send::{datagram_bytes, transmit};
 use super::{CachedRoute, Udp, UdpError, UdpSendParams, UdpSocket, gso, route_error, route_for};
@@ -141,13 +142,13 @@ impl Udp {
     #[cold]
     pub(super) fn deliver_to_all(
         &mut self,
-        network: &Network,
-        link: LinkId,
+        arrival: &Arrival<'_>,
         port: u16,
         description: &Datagram,
         payload: &[u8],
         gso_size: usize,
     ) {
+        let &Arrival { network, link, .. } = arrival;
         let (group, source) = (description.to, description.from.ip());
         let is_group = group.is_multicast();
         if is_group && !network.receives_group(link, group, source) {
@@ -162,7 +163,7 @@ impl Udp {
                     && (!is_group || socket.receives_group(link, group, source))
             });
             if receives {
-                self.deliver(index, description, payload, gso_size);
+                self.deliver(index, description, payload, gso_size, arrival);
             }
         }
     }
@@ -239,7 +240,8 @@ impl Udp {
             hop_limit: header.hop_limit,
             gso_size: 0,
         };
-        self.deliver_to_all(network, link, ports[1], &description, payload, gso_size.max(1));
+        let arrival = Arrival { network, link, l4: None };
+        self.deliver_to_all(&arrival, ports[1], &description, payload, gso_size.max(1));
         if payload.is_empty() {
             network.loop_back_to_other_shards(link, header, ports, payload);
         }

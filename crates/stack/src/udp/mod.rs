@@ -6,6 +6,7 @@
 mod bind;
 mod error;
 mod error_queue;
+mod filter;
 mod groups;
 mod gso;
 mod pmtu_discovery;
@@ -26,6 +27,7 @@ use crate::ip::stats::counters;
 use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
 use crate::priority::{ClassQueues, ClassSet};
+use crate::socket_filter::SocketFilter;
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
@@ -33,10 +35,12 @@ use crate::wire::udp;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use error_queue::UdpErrorQueue;
+use filter::Arrival;
 use groups::Membership;
 use queue::UdpReceiveQueue;
 use send::transmit;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// The parameters of a send call, which sends one datagram or several datagrams of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +118,8 @@ counters! {
         /// Datagrams dropped because the receive queue of a socket, or all of them together, had reached
         /// their limit.
         receive_overflow,
+        /// Datagrams that the filter of their socket dropped (`SO_ATTACH_FILTER`).
+        filter_drops,
         /// Memberships and sources of filters that were refused because all sockets together had reached the
         /// limit.
         memberships_refused,
@@ -136,8 +142,12 @@ struct UdpSocket {
     listed_in: ClassSet,
     /// The cached route to `remote`.
     route: Option<CachedRoute>,
-    /// Datagrams dropped because a queue had reached its limit.
+    /// Datagrams dropped because a queue had reached its limit, or by the filter.
     drops: u64,
+    /// Decides which datagrams are queued.
+    filter: Option<Arc<dyn SocketFilter>>,
+    /// True if the socket coalesces datagrams or has a filter.
+    has_slow_path: bool,
     /// The groups that the socket has joined.
     memberships: Vec<Membership>,
 }
@@ -180,6 +190,8 @@ pub struct Udp {
     stats: UdpStats,
     /// When datagrams should be tried again that the device refused last.
     retry_at: Instant,
+    /// Buffer for packets that filters look at and that were not received like that.
+    scratch: Vec<u8>,
     sockets_max: usize,
     memberships_max: usize,
     receive_bytes: usize,
@@ -203,6 +215,7 @@ impl Udp {
             memberships: 0,
             stats: UdpStats::default(),
             retry_at: Instant::ZERO,
+            scratch: Vec::new(),
             sockets_max: config.udp_sockets_max as usize,
             memberships_max: config.group_memberships_max as usize,
             receive_bytes: config.udp_receive_bytes as usize,
@@ -305,6 +318,7 @@ impl Udp {
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         let socket = self.socket(handle)?;
         let before = core::mem::replace(&mut socket.options, options);
+        socket.update_slow_path();
         if before.recverr_v4 && !options.recverr_v4 || before.recverr_v6 && !options.recverr_v6 {
             socket.error_queue = None;
         }
@@ -544,13 +558,14 @@ impl Udp {
             let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
             Datagram { len: payload.len(), from: remote, to: l4.dst, tos, hop_limit, gso_size: 0 }
         };
+        let arrival = Arrival { network, link: l4.link, l4: Some(l4) };
         if l4.broadcast {
             // Every matching socket gets a copy, as on Linux.
-            self.deliver_to_all(network, l4.link, header.dst_port, &describe(), payload, gso_size);
+            self.deliver_to_all(&arrival, header.dst_port, &describe(), payload, gso_size);
             return;
         }
         match self.lookup(network, local, remote) {
-            Some(index) => self.deliver(index, &describe(), payload, gso_size),
+            Some(index) => self.deliver(index, &describe(), payload, gso_size, &arrival),
             None => {
                 self.stats.no_port += 1;
                 network.send_icmp_unreachable(now, l4, UnreachableReason::Port);
@@ -558,16 +573,23 @@ impl Udp {
         }
     }
 
-    fn deliver(&mut self, index: u32, description: &Datagram, payload: &[u8], gso_size: usize) {
+    fn deliver(
+        &mut self,
+        index: u32,
+        description: &Datagram,
+        payload: &[u8],
+        gso_size: usize,
+        arrival: &Arrival<'_>,
+    ) {
         if gso_size < payload.len() && self.socket_at(index).is_some_and(|socket| socket.options.gro) {
             // Cannot truncate: shorter than the payload of an IP packet.
-            self.enqueue(index, Datagram { gso_size: gso_size as u16, ..*description }, payload);
+            self.enqueue(index, Datagram { gso_size: gso_size as u16, ..*description }, payload, arrival);
             return;
         }
         let mut rest = payload;
         loop {
             let (datagram, following) = rest.split_at(gso_size.min(rest.len()));
-            self.enqueue(index, Datagram { len: datagram.len(), ..*description }, datagram);
+            self.enqueue(index, Datagram { len: datagram.len(), ..*description }, datagram, arrival);
             rest = following;
             if rest.is_empty() {
                 break;
@@ -575,7 +597,7 @@ impl Udp {
         }
     }
 
-    fn enqueue(&mut self, index: u32, datagram: Datagram, payload: &[u8]) {
+    fn enqueue(&mut self, index: u32, datagram: Datagram, payload: &[u8], arrival: &Arrival<'_>) {
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         let cost = payload.len() + queue::OVERHEAD;
         let limit = socket.rcvbuf(self.receive_bytes);
@@ -586,16 +608,22 @@ impl Udp {
             socket.drops += 1;
             return;
         }
-        let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
-        if !(socket.options.gro && datagram.gso_size == 0 && socket.queue.coalesce(&datagram, payload)) {
-            socket.queue.push(datagram, payload);
+        if socket.has_slow_path {
+            return self.enqueue_slow_path(index, datagram, payload, arrival);
         }
+        let before = (socket.queue.capacity(), socket.queue.cost());
+        socket.queue.push(datagram, payload);
+        self.count_queued(index, before, 1);
+    }
+
+    /// Accounts for datagrams that were queued, given the capacity of the queue and its bytes before.
+    #[inline(always)]
+    fn count_queued(&mut self, index: u32, (capacity, cost): (usize, usize), count: u64) {
+        let Some(socket) = &self.slots[index as usize].socket else { return };
         self.capacity += socket.queue.capacity() - capacity;
-        self.queued += socket.queue.cost() - before;
+        self.queued += socket.queue.cost() - cost;
         self.queued_peak = self.queued_peak.max(self.queued);
-        // Cannot truncate: at most 64.
-        let count = if datagram.gso_size == 0 { 1 } else { payload.len().div_ceil(datagram.gso_size.into()) };
-        self.stats.received += count as u64;
+        self.stats.received += count;
         self.list_readable(index);
     }
 
@@ -651,6 +679,11 @@ impl Udp {
 }
 
 impl UdpSocket {
+    /// Updates what depends on options and filter.
+    fn update_slow_path(&mut self) {
+        self.has_slow_path = self.options.gro || self.filter.is_some();
+    }
+
     /// Caches the route to the remote address.
     fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> CachedRoute {
         let local = SocketAddr::new(route.src, self.local.port());

@@ -85,7 +85,7 @@ impl Sockets {
 
     /// Delivers a datagram from a port of the peer to a local port.
     #[track_caller]
-    fn receive(&mut self, from: u16, to: u16, payload: &[u8]) {
+    pub(super) fn receive(&mut self, from: u16, to: u16, payload: &[u8]) {
         self.receive_frame(&v4_frame(protocol::UDP, &datagram(from, to, payload)));
     }
 

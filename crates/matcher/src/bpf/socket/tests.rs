@@ -126,9 +126,7 @@ fn shifts_use_five_bits_of_x() {
 fn encoded_programs_have_whole_instructions() {
     let code: Vec<u8> = [op(0x00, 77), RETURN_A]
         .iter()
-        .flat_map(|i| {
-            [&i.code.to_ne_bytes()[..], &[i.jt, i.jf][..], &i.k.to_ne_bytes()[..]].concat()
-        })
+        .flat_map(|i| [&i.code.to_ne_bytes()[..], &[i.jt, i.jf][..], &i.k.to_ne_bytes()[..]].concat())
         .collect();
     assert_eq!(SocketProgram::decode(&code).unwrap().unwrap().run(&packet()), 77);
     for len in (0..16).filter(|len| len % 8 != 0) {
