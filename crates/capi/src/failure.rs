@@ -128,6 +128,7 @@ fn errno_of(error: &Error) -> Errno {
         Error::Connect(_, e) => Failure::from(*e).errno,
         Error::Udp(_, e) => ginnel::errno::udp(*e),
         Error::Reserve(..) => Errno::ADDRINUSE,
+        Error::Filter(e) => ginnel::errno::filter(*e),
         Error::Send(e) => Failure::from(*e).errno,
         Error::Io(_, e) => ginnel::errno::of_io(e),
         Error::DevicesLost(_) => Errno::NODEV,

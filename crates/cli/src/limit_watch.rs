@@ -190,6 +190,11 @@ const LIMITS: &[Limit] = &[
         keys: "channel.datagram_bytes_max",
     },
     Limit {
+        counter: "channel.filters_refused",
+        effect: "filters of sockets were refused",
+        keys: "channel.filter_bytes_max",
+    },
+    Limit {
         counter: "channel.listeners_refused",
         effect: "listeners were refused",
         keys: "channel.listeners_max",

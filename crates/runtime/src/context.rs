@@ -19,6 +19,7 @@ use ginnel_stack::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{BufferLimits, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::socket_filter::SocketFilter;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -297,6 +298,48 @@ impl<'a> Context<'a> {
     ) -> Result<(), OptionError> {
         let stack = self.core.stack.local_mut().ok_or(OptionError::Stale)?;
         stack.set_listener_options(listener, options)
+    }
+
+    /// Sets the filter of a connection. Fails unless the engine is in this thread.
+    pub(crate) fn set_filter(
+        &mut self,
+        conn: Conn,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), OptionError> {
+        self.core.stack.local_mut().ok_or(OptionError::Stale)?.set_filter(conn, filter)
+    }
+
+    /// Sets the filter of a listener. Fails unless the engine is in this thread.
+    pub(crate) fn set_listener_filter(
+        &mut self,
+        listener: Listener,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), OptionError> {
+        self.core.stack.local_mut().ok_or(OptionError::Stale)?.set_listener_filter(listener, filter)
+    }
+
+    /// Sets the filter of a UDP socket. Fails unless the engine is in this thread.
+    pub(crate) fn udp_set_filter(
+        &mut self,
+        socket: UdpHandle,
+        filter: Option<Arc<dyn SocketFilter>>,
+    ) -> Result<(), UdpError> {
+        self.core.stack.local_mut().ok_or(UdpError::Stale)?.udp_set_filter(socket, filter)
+    }
+
+    /// Returns the filter of a connection.
+    pub(crate) fn filter(&self, conn: Conn) -> Option<&dyn SocketFilter> {
+        self.core.stack.local()?.filter(conn)
+    }
+
+    /// Returns the filter of a listener.
+    pub(crate) fn listener_filter(&self, listener: Listener) -> Option<&dyn SocketFilter> {
+        self.core.stack.local()?.listener_filter(listener)
+    }
+
+    /// Returns the filter of a UDP socket.
+    pub(crate) fn udp_filter(&self, socket: UdpHandle) -> Option<&dyn SocketFilter> {
+        self.core.stack.local()?.udp_filter(socket)
     }
 
     /// Returns the headers of the SYN that began a connection. The engine discards them if they fit into

@@ -1,5 +1,6 @@
 //! Maps errors to the error numbers of Linux.
 
+use crate::socket_filter::FilterError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::udp::UdpError;
 use rustix::io::Errno;
@@ -24,6 +25,16 @@ pub fn udp(error: UdpError) -> Errno {
         UdpError::NoBuffers | UdpError::DeviceFull => Errno::NOBUFS,
         UdpError::WouldBlock => Errno::AGAIN,
         UdpError::Destroyed => Errno::CONNABORTED,
+    }
+}
+
+/// Returns the error number with which `SO_ATTACH_FILTER` fails on Linux; `ENETDOWN` if the stack does not
+/// have the socket any more.
+pub fn filter(error: FilterError) -> Errno {
+    match error {
+        FilterError::Stale => Errno::NETDOWN,
+        FilterError::Invalid => Errno::INVAL,
+        FilterError::NoMemory => Errno::NOMEM,
     }
 }
 

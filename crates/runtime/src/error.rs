@@ -2,6 +2,7 @@
 
 use crate::broker::{Refusal, UnreachableStack};
 use crate::channel::control::ReserveError;
+use crate::socket_filter::FilterError;
 use core::fmt;
 use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
 use ginnel_stack::udp::UdpError;
@@ -20,6 +21,8 @@ pub enum Error {
     Udp(core::net::SocketAddr, UdpError),
     /// An address could not be reserved.
     Reserve(core::net::SocketAddr, ReserveError),
+    /// A socket did not get its filter.
+    Filter(FilterError),
     /// Bytes could not be sent.
     Send(SendError),
     /// A system call failed; the text names its object.
@@ -60,6 +63,7 @@ impl fmt::Display for Error {
             Self::Reserve(address, e) => write!(f, "bind to {address}: {e}"),
             Self::Connect(address, e) => write!(f, "connect to {address}: {e}"),
             Self::Udp(address, e) => write!(f, "bind {address}: {e}"),
+            Self::Filter(e) => write!(f, "filter: {e}"),
             Self::Send(e) => write!(f, "send: {e}"),
             Self::Io(what, e) => write!(f, "{what}: {e}"),
             Self::DevicesLost(names) => write!(f, "no device is left (gone: {names})"),
@@ -81,6 +85,7 @@ impl std::error::Error for Error {
             Self::Connect(_, e) => Some(e),
             Self::Udp(_, e) => Some(e),
             Self::Reserve(_, e) => Some(e),
+            Self::Filter(e) => Some(e),
             Self::Send(e) => Some(e),
             Self::Io(_, e) => Some(e),
             Self::Shard(_, e) => Some(e),

@@ -49,6 +49,7 @@ mod shard_router;
 pub mod shards;
 mod shutdown;
 mod stages;
+pub mod socket_filter;
 pub mod stats;
 mod steering_rules;
 pub mod stop;

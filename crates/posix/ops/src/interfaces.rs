@@ -12,8 +12,8 @@ use rustix::net::sockopt;
 
 /// Maximum length of a name (`IFNAMSIZ` without the terminating zero).
 pub const NAME_MAX: usize = 15;
-/// Index of the first link. The kernel counts from 1 and does not get that far.
-pub const FIRST_INDEX: u32 = 1 << 30;
+/// Index of the first link.
+pub const FIRST_INDEX: u32 = ginnel::socket_filter::FIRST_INTERFACE_INDEX;
 /// Suffix for a name that a kernel interface has, too.
 const SUFFIX: &str = "-stack";
 

@@ -7,6 +7,7 @@ use crate::channel::control::{
     UnorderedReply,
 };
 use crate::error::Error;
+use crate::socket_filter::FilterError;
 use core::net::IpAddr;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{LinkId, UdpHandle};
@@ -182,6 +183,7 @@ impl Codec for LinkId {
     }
 }
 
+codec_enum!(FilterError { 0 => Stale, 1 => Invalid, 2 => NoMemory });
 codec_enum!(FilterMode { 0 => Include, 1 => Exclude });
 
 impl Codec for SourceFilter {
@@ -201,6 +203,9 @@ codec_enum!(UdpRequest {
     12 => SendWith(socket, sending, data), 13 => SetMembership(socket, link, group, filter), 14 => GroupLink(group),
     15 => OpenServed(local, options, peer),
 });
+
+/// The byte with which [`ChannelRequest::Filtered`] begins.
+const FILTERED: u8 = 25;
 
 // `Detach` is implied by the close of the control connection, and the broker does not serve counters.
 impl Codec for ChannelRequest {
@@ -241,6 +246,16 @@ impl Codec for ChannelRequest {
                 (22u8, (*socket, *offset)).encode(out);
                 bytes.encode(out);
             }
+            Self::Filtered(code, request) => {
+                FILTERED.encode(out);
+                code.encode(out);
+                request.encode(out);
+            }
+            Self::SetFilter(of, code) => {
+                (26u8, *of).encode(out);
+                code.encode(out);
+            }
+            Self::Filter(of) => (27u8, *of).encode(out),
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -267,6 +282,16 @@ impl Codec for ChannelRequest {
             19 => Self::IsShared(Codec::decode(from)?),
             23 => Self::SendDeferredSyn(Codec::decode(from)?),
             24 => Self::CanOpenFast,
+            FILTERED => {
+                let code = Codec::decode(from)?;
+                // A request with two filters does not exist. So messages are not nested more deeply.
+                if from.first() == Some(&FILTERED) {
+                    return None;
+                }
+                Self::Filtered(code, Box::new(Self::decode(from)?))
+            }
+            26 => Self::SetFilter(Codec::decode(from)?, Codec::decode(from)?),
+            27 => Self::Filter(Codec::decode(from)?),
             20 => {
                 let (socket, priority) = Codec::decode(from)?;
                 Self::SendMessage(socket, Codec::decode(from)?, priority)
@@ -321,6 +346,8 @@ impl Codec for ChannelReply {
             Self::SendMessage(result) => tagged(out, 19, result),
             Self::RecvUnordered(result) => tagged(out, 20, result),
             Self::Links(links) => tagged(out, 17, links),
+            Self::SetFilter(result) => tagged(out, 24, result),
+            Self::Filter(result) => tagged(out, 25, result),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -350,6 +377,8 @@ impl Codec for ChannelReply {
             17 => Self::Links(Codec::decode(from)?),
             19 => Self::SendMessage(Codec::decode(from)?),
             20 => Self::RecvUnordered(Codec::decode(from)?),
+            24 => Self::SetFilter(Codec::decode(from)?),
+            25 => Self::Filter(Codec::decode(from)?),
             _ => return None,
         })
     }
@@ -363,7 +392,9 @@ fn tagged(out: &mut Vec<u8>, tag: u8, value: &impl Codec) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::broker::message::{ControlReply, MESSAGE_BYTES_MAX, decode, encode};
+    use crate::broker::message::{
+        ControlReply, ControlRequest, MESSAGE_BYTES_MAX, PreviousSocket, decode, encode,
+    };
 
     #[test]
     fn longest_list_of_links_fits_into_a_message() {
@@ -384,5 +415,47 @@ mod tests {
             };
             assert_eq!(decoded, links);
         }
+    }
+
+    /// Returns the request that opens a listener on port 80 as user 1, with a filter.
+    fn filtered_listen(code: Vec<u8>) -> ChannelRequest {
+        let options = ListenOptions { user: 1, ..ListenOptions::default() };
+        ChannelRequest::Filtered(code, Box::new(ChannelRequest::Listen(([0; 4], 80).into(), options)))
+    }
+
+    #[test]
+    fn filtered_requests_are_checked_like_others() {
+        let request = filtered_listen(vec![7; 8]);
+        assert_eq!(request.claimed_port(), Some(80));
+        let ChannelRequest::Filtered(code, request) = request.with_user(77) else { panic!() };
+        let ChannelRequest::Listen(_, options) = *request else { panic!() };
+        assert_eq!((code, options.user), (vec![7; 8], 77));
+    }
+
+    #[test]
+    fn filtered_requests_do_not_nest() {
+        let encoded = |request: &ChannelRequest| {
+            let mut bytes = Vec::new();
+            request.encode(&mut bytes);
+            bytes
+        };
+        let request = filtered_listen(vec![7; 8]);
+        let bytes = encoded(&request);
+        assert!(ChannelRequest::decode(&mut &bytes[..]).is_some());
+        let nested = encoded(&ChannelRequest::Filtered(vec![7; 8], Box::new(request)));
+        assert!(ChannelRequest::decode(&mut &nested[..]).is_none());
+        let empty = encoded(&ChannelRequest::Filtered(Vec::new(), Box::new(ChannelRequest::OfferPending)));
+        let deep = empty[..empty.len() - 1].repeat(MESSAGE_BYTES_MAX / empty.len());
+        assert!(ChannelRequest::decode(&mut &deep[..]).is_none());
+    }
+
+    #[test]
+    fn longest_program_fits_into_a_message() {
+        let code = vec![7; 8 * 4096];
+        let previous = PreviousSocket { resumes: 0, id: SocketId::Listener(0) };
+        let request = ControlRequest::Restore(0, previous, filtered_listen(code.clone()));
+        assert!(encode(1, &request).len() <= MESSAGE_BYTES_MAX);
+        let reply = ControlReply::Reply(ChannelReply::Filter(Ok(code)));
+        assert!(encode(1, &reply).len() <= MESSAGE_BYTES_MAX);
     }
 }

@@ -1,6 +1,7 @@
 //! The application's end of a channel.
 
 mod description;
+pub(crate) mod filters;
 mod inherit;
 mod offers;
 mod preallocated;
@@ -297,6 +298,7 @@ impl Client {
                 Ok(listener)
             }
             ChannelReply::Listen(Err(error)) => Err(error),
+            ChannelReply::SetFilter(Err(error)) => Err(Error::Filter(error)),
             _ => Err(unexpected_reply()),
         }
     }

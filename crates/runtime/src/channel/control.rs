@@ -5,6 +5,7 @@ use super::server::ChannelServer;
 use crate::command::{Command, CommandError, Commander};
 use crate::error::Error;
 use crate::shard::Shard;
+use crate::socket_filter::FilterError;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -74,6 +75,12 @@ pub enum ChannelRequest {
     ReturnUnordered(u32, u64, Vec<u8>),
     /// A request about UDP sockets.
     Udp(UdpRequest),
+    /// Opens a socket by the request, with this program as its filter before it gets a packet.
+    Filtered(Vec<u8>, Box<ChannelRequest>),
+    /// Sets the filter of a socket to this program; `None` removes the filter.
+    SetFilter(SocketId, Option<Vec<u8>>),
+    /// Returns the program of a socket's filter.
+    Filter(SocketId),
     /// Returns the links from this index on, as many as fit into one reply.
     Links(u32),
     /// Returns the stack's counters.
@@ -86,6 +93,9 @@ impl ChannelRequest {
     /// Returns the request with its user ID replaced by `of`.
     pub(crate) fn with_user(mut self, of: u32) -> Self {
         use UdpRequest::{Bind, Open, OpenServed, SetOptions};
+        if let Self::Filtered(code, request) = self {
+            return Self::Filtered(code, Box::new(request.with_user(of)));
+        }
         match &mut self {
             Self::Reserve(_, AddressSharing { uid: user, .. })
             | Self::Listen(_, ListenOptions { user, .. })
@@ -101,10 +111,19 @@ impl ChannelRequest {
         self
     }
 
+    /// Returns the request that opens a socket, without the filter that the socket gets.
+    pub(crate) fn without_filter(&self) -> &Self {
+        match self {
+            Self::Filtered(_, request) => request,
+            request => request,
+        }
+    }
+
     /// Returns the local port that the request claims, if it names one.
     pub(crate) fn claimed_port(&self) -> Option<u16> {
         use UdpRequest::{Bind, Open, OpenServed};
         match self {
+            Self::Filtered(_, request) => request.claimed_port(),
             Self::Reserve(address, _)
             | Self::Listen(address, _)
             | Self::ListenExclusive(address, _)
@@ -314,6 +333,10 @@ pub enum ChannelReply {
     Links(Vec<LinkInfo>),
     /// Reply to [`ChannelRequest::Counters`].
     Counters(Box<StackCounters>),
+    /// Reply to [`ChannelRequest::SetFilter`], and to [`ChannelRequest::Filtered`] if the filter is refused.
+    SetFilter(Result<(), FilterError>),
+    /// Reply to [`ChannelRequest::Filter`]: the program, without bytes if there is none.
+    Filter(Result<Vec<u8>, Stale>),
     /// Reply to requests that cannot fail.
     Done,
 }

@@ -73,6 +73,7 @@ const LARGE_BYTES: RangeInclusive<u32> = 4096..=1 << 24;
 const LARGE: RangeInclusive<u32> = 0..=1 << 16;
 const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;
 const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
+const FILTER_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
 const TURN_US: RangeInclusive<u32> = 0..=10_000;
 
@@ -109,6 +110,10 @@ pub struct ChannelConfig {
     /// Bytes of datagrams that may be queued for the UDP sockets of a domain on each shard: 65,536 to
     /// 1,073,741,824. Datagrams beyond this limit are dropped and counted. Default 16 MiB.
     pub datagram_bytes_max: u32,
+    /// Bytes of memory for the filters of a domain's sockets (`SO_ATTACH_FILTER`) on each shard: 65,536 to
+    /// 1,073,741,824. Each program takes 1,024 bytes and about 20 bytes per instruction. Filters beyond this
+    /// limit are refused (`ENOMEM`) and counted. Default 4 MiB.
+    pub filter_bytes_max: u32,
     /// Upper limit of a listener's accept backlog (like `somaxconn`): 1 to 16,777,216. Default 4,096.
     pub backlog_max: u32,
     /// Time for which a connection stays offered to a worker that does not accept it, before another worker
@@ -137,6 +142,7 @@ impl Default for ChannelConfig {
             large_buffer_bytes: 2 << 20,
             large_buffers_max: 256,
             datagram_bytes_max: 16 << 20,
+            filter_bytes_max: 4 << 20,
             backlog_max: 4096,
             offer_ms: 50,
             turn_us: 100,
@@ -161,6 +167,7 @@ impl ChannelConfig {
         within("domains_max", self.domains_max, DOMAINS)?;
         within("backlog_max", self.backlog_max, BACKLOG)?;
         within("datagram_bytes_max", self.datagram_bytes_max, DATAGRAM_BYTES)?;
+        within("filter_bytes_max", self.filter_bytes_max, FILTER_BYTES)?;
         if !BUFFERS.contains(&self.buffer_bytes_max) {
             let problem =
                 format!("{} is not within {} to {}", self.buffer_bytes_max, BUFFERS.start(), BUFFERS.end());

@@ -9,6 +9,7 @@ mod credit_queue;
 mod datagram_queue;
 mod domain;
 mod error_queue;
+mod filters;
 mod large_buffers;
 mod owner_set;
 mod owners;

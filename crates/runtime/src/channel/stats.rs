@@ -31,6 +31,9 @@ pub struct ChannelStats {
     pub sockets_refused: u64,
     /// Listeners that were refused because their domain had the most that it can have.
     pub listeners_refused: u64,
+    /// Filters of sockets that were refused because `channel.filter_bytes_max` was reached, or too many
+    /// different option sets were in use.
+    pub filters_refused: u64,
     /// Options that connections did not get, because too many different option sets were in use.
     pub options_refused: u64,
     /// Times that a connection filled its buffer and got no large one, because `channel.large_buffers_max`
@@ -58,6 +61,7 @@ impl Add for ChannelStats {
             clients_refused: self.clients_refused + other.clients_refused,
             sockets_refused: self.sockets_refused + other.sockets_refused,
             listeners_refused: self.listeners_refused + other.listeners_refused,
+            filters_refused: self.filters_refused + other.filters_refused,
             options_refused: self.options_refused + other.options_refused,
             large_buffers_refused: self.large_buffers_refused + other.large_buffers_refused,
             zero_copy_bytes: self.zero_copy_bytes + other.zero_copy_bytes,
@@ -81,6 +85,7 @@ impl ChannelStats {
             clients_refused,
             sockets_refused,
             listeners_refused,
+            filters_refused,
             options_refused,
             large_buffers_refused,
             zero_copy_bytes,
@@ -98,6 +103,7 @@ impl ChannelStats {
             ("channel.clients_refused", clients_refused),
             ("channel.sockets_refused", sockets_refused),
             ("channel.listeners_refused", listeners_refused),
+            ("channel.filters_refused", filters_refused),
             ("channel.options_refused", options_refused),
             ("channel.large_buffers_refused", large_buffers_refused),
             ("channel.zero_copy_bytes", zero_copy_bytes),

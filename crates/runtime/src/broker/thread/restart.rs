@@ -347,7 +347,10 @@ impl BrokerThread {
         // If the domain is not known any more, the socket is a new one, which no other process shares.
         let previous = entry.previous_domains.before(before.resumes);
         let before = previous.map(|domain| (domain, shard, before.id));
-        if !matches!(request, ChannelRequest::Listen(..) | ChannelRequest::Udp(UdpRequest::Open(..))) {
+        if !matches!(
+            request.without_filter(),
+            ChannelRequest::Listen(..) | ChannelRequest::Udp(UdpRequest::Open(..))
+        ) {
             return Err(Refusal::Malformed);
         }
         if let Some(now) = before.and_then(|before| self.restored.find(before, domain)) {

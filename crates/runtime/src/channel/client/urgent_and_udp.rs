@@ -134,7 +134,7 @@ impl Client {
     /// # Errors
     /// Returns the stack's error, or an error if the shard is gone.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
-        self.udp_open_by(local, UdpRequest::Open(local, options))
+        self.udp_open_by(local, ChannelRequest::Udp(UdpRequest::Open(local, options)))
     }
 
     /// As [`Client::udp_open`], but only if the shard serves the device of the local address and, if that is
@@ -148,15 +148,17 @@ impl Client {
         options: UdpOptions,
         to: Option<IpAddr>,
     ) -> Result<Conn, Error> {
-        self.udp_open_by(local, UdpRequest::OpenServed(local, options, to))
+        self.udp_open_by(local, ChannelRequest::Udp(UdpRequest::OpenServed(local, options, to)))
     }
 
-    fn udp_open_by(&mut self, local: SocketAddr, request: UdpRequest) -> Result<Conn, Error> {
-        match self.call(ChannelRequest::Udp(request))? {
+    /// Opens a UDP socket with a given request.
+    pub(super) fn udp_open_by(&mut self, local: SocketAddr, request: ChannelRequest) -> Result<Conn, Error> {
+        match self.call(request)? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
                 self.track(socket, generation);
                 Ok(Conn::new(socket, generation))
             }
+            ChannelReply::SetFilter(Err(error)) => Err(Error::Filter(error)),
             ChannelReply::UdpBind(Err(error)) => Err(Error::Udp(local, error)),
             _ => Err(unexpected_reply()),
         }

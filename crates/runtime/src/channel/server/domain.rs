@@ -20,6 +20,7 @@ use super::unordered::UnorderedStream;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
 use crate::context::Context;
 use crate::handler::UrgentData;
+use crate::socket_filter::FilterBudget;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -222,6 +223,8 @@ pub(super) struct Domain {
     /// Bytes of queued datagrams, and their limit.
     pub datagram_bytes: usize,
     pub datagram_bytes_max: usize,
+    /// The memory of the filters of sockets.
+    pub filter_budget: Arc<FilterBudget>,
     /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
     /// Listeners that could not take all connections of the engine's accept queue for lack of sockets.
@@ -308,6 +311,7 @@ impl Domain {
             udp: HashMap::new(),
             datagram_bytes: 0,
             datagram_bytes_max: config.datagram_bytes_max as usize,
+            filter_budget: FilterBudget::new(config.filter_bytes_max as usize),
             is_offer_timer_set: false,
             stalled_listeners: VecDeque::new(),
             shares_listeners: false,

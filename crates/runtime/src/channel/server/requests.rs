@@ -226,6 +226,11 @@ impl Domain {
                 ChannelReply::Done
             }
             ChannelRequest::Udp(request) => self.handle_udp_request(cx, number, request),
+            ChannelRequest::Filtered(code, request) => self.open_filtered(cx, number, &code, *request),
+            ChannelRequest::SetFilter(of, code) => {
+                ChannelReply::SetFilter(self.set_filter(cx, number, of, code.as_deref()))
+            }
+            ChannelRequest::Filter(of) => ChannelReply::Filter(self.filter(cx, number, of)),
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {
                 tcp: *cx.tcp_stats(),

@@ -1,0 +1,148 @@
+//! Programs that applications attach to sockets (`SO_ATTACH_FILTER`), within the memory that a domain may use
+//! for them.
+
+use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ginnel_matcher::{BadProgram, SocketPacket, SocketProgram};
+use ginnel_stack::socket_filter::{FilteredPacket, SocketFilter};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+/// Bytes that a program is charged besides its instructions: its entries in the tables of the engine.
+const OVERHEAD: usize = 1024;
+/// Index of link 0 as an interface. The kernel counts its interfaces from 1 and does not get that far.
+pub const FIRST_INTERFACE_INDEX: u32 = 1 << 30;
+/// Index of the loopback interface.
+const LOOPBACK_INDEX: u32 = 1;
+/// Types of interfaces (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`).
+const HARDWARE_ETHERNET: u16 = 1;
+const HARDWARE_LOOPBACK: u16 = 772;
+/// Types of packets (`PACKET_HOST`, `PACKET_BROADCAST`, `PACKET_MULTICAST`).
+const PACKET_HOST: u8 = 0;
+const PACKET_BROADCAST: u8 = 1;
+const PACKET_MULTICAST: u8 = 2;
+
+/// Why a socket did not get a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilterError {
+    /// The socket does not exist, or the client does not own it.
+    Stale,
+    /// The program is not valid (`EINVAL`).
+    Invalid,
+    /// The programs of the domain use as much memory as they may (`ENOMEM`).
+    NoMemory,
+}
+
+impl fmt::Display for FilterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stale => "the socket does not exist",
+            Self::Invalid => "invalid program",
+            Self::NoMemory => "no memory for programs",
+        })
+    }
+}
+
+impl std::error::Error for FilterError {}
+
+/// The memory of the programs of a domain.
+#[derive(Debug)]
+pub(crate) struct FilterBudget {
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl FilterBudget {
+    pub fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { used: AtomicUsize::new(0), max })
+    }
+
+    /// Takes memory, if there is enough.
+    fn take(&self, bytes: usize) -> Result<(), FilterError> {
+        let taken = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.max);
+        let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+        result.map(|_| ()).map_err(|_| FilterError::NoMemory)
+    }
+}
+
+/// A program that a domain has attached to a socket. It gives its memory back when the last socket that has
+/// it is closed or gets another one.
+#[derive(Debug)]
+pub(crate) struct AttachedProgram {
+    program: SocketProgram,
+    code: Box<[u8]>,
+    budget: Arc<FilterBudget>,
+    bytes: usize,
+    /// Numbers that the program loads.
+    random: Option<(RandomState, AtomicUsize)>,
+}
+
+impl AttachedProgram {
+    /// Verifies a program in the encoding of `struct sock_filter`, and takes memory for it.
+    ///
+    /// # Errors
+    /// [`FilterError::Invalid`], [`FilterError::NoMemory`].
+    pub fn new(code: &[u8], budget: &Arc<FilterBudget>) -> Result<Self, FilterError> {
+        let program = decode(code)?;
+        let bytes = OVERHEAD + code.len() + program.memory_bytes();
+        budget.take(bytes)?;
+        let random = program.loads_random().then(|| (RandomState::new(), AtomicUsize::new(0)));
+        Ok(Self { program, code: code.into(), budget: Arc::clone(budget), bytes, random })
+    }
+}
+
+impl Drop for AttachedProgram {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl SocketFilter for AttachedProgram {
+    fn run(&self, packet: &FilteredPacket<'_>) -> u32 {
+        let destination = packet.destination;
+        let packet_type = match (packet.is_broadcast, destination.is_multicast()) {
+            (true, _) => PACKET_BROADCAST,
+            (false, true) => PACKET_MULTICAST,
+            (false, false) => PACKET_HOST,
+        };
+        let (interface, hardware_type) = if packet.is_loopback {
+            (LOOPBACK_INDEX, HARDWARE_LOOPBACK)
+        } else {
+            (FIRST_INTERFACE_INDEX + u32::from(packet.link.0), HARDWARE_ETHERNET)
+        };
+        let random = self.random.as_ref().map(|(state, count)| {
+            // Truncates on purpose.
+            state.hash_one(count.fetch_add(1, Ordering::Relaxed)) as u32
+        });
+        self.program.run(&SocketPacket {
+            bytes: packet.bytes,
+            network: packet.network,
+            link: packet.frame,
+            ethertype: if destination.is_ipv4() { 0x0800 } else { 0x86dd },
+            packet_type,
+            interface,
+            hardware_type,
+            // Cannot truncate: headers are short.
+            payload_offset: packet.header_len as u32,
+            random: random.unwrap_or(0),
+        })
+    }
+
+    fn code(&self) -> &[u8] {
+        &self.code
+    }
+}
+
+fn decode(code: &[u8]) -> Result<SocketProgram, FilterError> {
+    let program: Option<Result<_, BadProgram>> = SocketProgram::decode(code);
+    program.and_then(Result::ok).ok_or(FilterError::Invalid)
+}
+
+/// Checks a program in the encoding of `struct sock_filter`.
+///
+/// # Errors
+/// [`FilterError::Invalid`].
+pub fn check_program(code: &[u8]) -> Result<(), FilterError> {
+    decode(code).map(|_| ())
+}
