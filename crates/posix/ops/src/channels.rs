@@ -9,7 +9,7 @@ use ginnel::broker::{Attachment, GlobalSocketId};
 use ginnel::channel::control::{ReserveError, UnorderedReply};
 use ginnel::channel::{
     AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
-    SocketState, SocketStatus, UrgentMark,
+    SocketId, SocketState, SocketStatus, UrgentMark,
 };
 use ginnel::{
     Conn, ConnectError, ConnectOptions, Error, ListenOptions, MembershipLimits, OptionError, RecvError,
@@ -139,13 +139,14 @@ impl Channels {
         number: u32,
         local: SocketAddr,
         options: ListenOptions,
+        filter: Option<&[u8]>,
     ) -> Result<u32, Error> {
         let mut numbers = Vec::new();
         for shard in 0..self.clients.len() {
             let restored = match before.channels.number_on_shard(number, shard) {
                 // Cannot truncate: there are at most 64 shards.
                 Some(number) => {
-                    attachment.restore_listener(shard as u16, number, before.resumes, local, options)
+                    attachment.restore_listener(shard as u16, number, before.resumes, local, options, filter)
                 }
                 None => Err(Error::StackGone),
             };
@@ -172,10 +173,11 @@ impl Channels {
         resumes: u32,
         local: SocketAddr,
         options: UdpOptions,
+        filter: Option<&[u8]>,
     ) -> Result<Conn, Error> {
         let (shard, before) = self.split_handle(conn);
         let client = self.clients.get_mut(shard).ok_or(Error::StackGone)?;
-        let conn = attachment.restore_udp(client, shard as u16, before, resumes, local, options)?;
+        let conn = attachment.restore_udp(client, shard as u16, before, resumes, local, (options, filter))?;
         self.dirty |= 1 << shard;
         Ok(self.join_handle(shard, conn))
     }
@@ -357,14 +359,20 @@ impl Channels {
         self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(()), |client| client.unreserve(reserved))
     }
 
-    /// Listens on all shards, or on none.
-    pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
+    /// Listens on all shards, or on none, with a filter if there is a program.
+    pub fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+        credits: u32,
+        filter: Option<&[u8]>,
+    ) -> Result<u32, Error> {
         if let [only] = self.clients.as_mut_slice() {
-            return only.listen(local, options, credits);
+            return only.listen_filtered(local, options, credits, filter);
         }
         let mut numbers = Vec::new();
         for client in &mut self.clients {
-            match client.listen(local, options, credits) {
+            match client.listen_filtered(local, options, credits, filter) {
                 Ok(number) => numbers.push(number),
                 Err(error) => {
                     for (client, number) in self.clients.iter_mut().zip(numbers) {
@@ -513,11 +521,17 @@ impl Channels {
 
     /// Opens a connection on the shard that receives its packets: any shard if the stack chooses the port,
     /// otherwise the one that the port determines.
-    pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
+    pub fn connect(
+        &mut self,
+        remote: SocketAddr,
+        options: ConnectOptions,
+        filter: Option<&[u8]>,
+    ) -> Result<Conn, Error> {
         let Self { clients, unserved_peers, next_connect_shard, .. } = self;
         let flow = (remote, options.local.is_none());
-        let (shard, conn) = unserved_peers
-            .open(flow, next_connect_shard, clients.len(), |shard| clients[shard].connect(remote, options))?;
+        let (shard, conn) = unserved_peers.open(flow, next_connect_shard, clients.len(), |shard| {
+            clients[shard].connect_filtered(remote, options, filter)
+        })?;
         self.dirty |= 1 << shard;
         Ok(self.join_handle(shard, conn))
     }
@@ -766,6 +780,28 @@ impl Channels {
     }
 
     #[inline]
+    /// Returns the shards that have a socket or listener, with its id there.
+    pub fn sides_of(&self, of: DescriptionKey) -> Vec<(usize, SocketId)> {
+        match of {
+            DescriptionKey::Socket(conn) => {
+                let (shard, conn) = self.split_handle(conn);
+                let id = SocketId::Socket { socket: conn.index(), generation: conn.generation() };
+                if shard < self.clients.len() { vec![(shard, id)] } else { Vec::new() }
+            }
+            DescriptionKey::Listener(number) => {
+                let on_shard =
+                    |shard| Some((shard, SocketId::Listener(self.number_on_shard(number, shard)?)));
+                (0..self.clients.len()).filter_map(on_shard).collect()
+            }
+        }
+    }
+
+    /// Returns the client of a shard, which is one of [`Self::sides_of`].
+    pub fn client_of_shard(&mut self, shard: usize) -> &mut Client {
+        self.dirty |= 1 << shard;
+        &mut self.clients[shard]
+    }
+
     pub fn description_version(&self, of: DescriptionKey) -> u32 {
         self.client_of_description(of).map_or(0, |(client, of)| client.description_version(of))
     }
@@ -984,12 +1020,13 @@ impl Channels {
         local: SocketAddr,
         options: UdpOptions,
         to: Option<IpAddr>,
+        filter: Option<&[u8]>,
     ) -> Result<Conn, Error> {
         let count = self.clients.len();
         let first = if count == 1 { 0 } else { self.local_shard().unwrap_or(self.next_udp_shard) };
         let mut last_error = None;
         for shard in (first..count).chain(0..first) {
-            match self.clients[shard].udp_open_served(local, options, to) {
+            match self.clients[shard].udp_open_filtered(local, options, to, filter) {
                 Ok(conn) => {
                     self.next_udp_shard = (shard + 1) % count;
                     return Ok(self.join_handle(shard, conn));

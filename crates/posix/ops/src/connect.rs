@@ -330,6 +330,7 @@ impl ProcessState {
         });
         let local = local.or(local_ip.map(|last_address| SocketAddr::new(last_address.ip(), 0)));
         let v4 = Some(to.is_ipv4());
+        let filter = socket.options.filter_code();
         let mut options =
             ConnectOptions { local, socket: socket.options.initial_options(v4), ..ConnectOptions::default() };
         options.socket.fastopen_connect |= is_fast;
@@ -340,7 +341,7 @@ impl ProcessState {
             let conn = first_free(ports, |port| {
                 let local = Some(SocketAddr::new(ip, port));
                 let options = ConnectOptions { local, is_ephemeral_port: true, ..options };
-                self.client.connect(to, options).map_err(|e| match e {
+                self.client.connect(to, options, filter.as_deref()).map_err(|e| match e {
                     Error::Connect(_, ConnectError::AddressInUse) => Errno::ADDRINUSE,
                     error => errno_of(&error),
                 })
@@ -352,6 +353,7 @@ impl ProcessState {
         } else if local.is_none()
             && async_options == SocketOptions::default()
             && to.port() != 0
+            && filter.is_none()
             && (!or_kernels || self.reachable_hosts.contains(&to.ip()))
         {
             // Only options that can be set after the SYN differ from the defaults.
@@ -359,7 +361,7 @@ impl ProcessState {
             self.files.socket(file)?.options.mark_none_applied();
             conn
         } else {
-            let conn = self.client.connect(to, options).map_err(|e| errno_of(&e))?;
+            let conn = self.client.connect(to, options, filter.as_deref()).map_err(|e| errno_of(&e))?;
             self.files.socket(file)?.options.mark_initial_applied(v4);
             if or_kernels && !self.reachable_hosts.contains(&to.ip()) {
                 self.note_reachable(to.ip());
@@ -393,10 +395,9 @@ impl ProcessState {
         }
         let v4 = Some(to.is_ipv4());
         let options = &mut self.files.socket(file).ok()?.options;
-        let conn = self
-            .client
-            .connect(to, ConnectOptions { socket: options.initial_options(v4), ..ConnectOptions::default() })
-            .ok()?;
+        let socket = options.initial_options(v4);
+        let connect = ConnectOptions { socket, ..ConnectOptions::default() };
+        let conn = self.client.connect(to, connect, options.filter_code().as_deref()).ok()?;
         options.mark_initial_applied(v4);
         self.files.stream(file)?.conn = conn;
         self.unbind_conn(old_conn);
@@ -573,6 +574,7 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
             ReserveError::NotAvailable => Errno::ADDRNOTAVAIL,
             ReserveError::TooMany => Errno::NOBUFS,
         },
+        Error::Filter(error) => ginnel::errno::filter(*error),
         // The stack is gone, and the network with it.
         _ => Errno::NETDOWN,
     }

@@ -47,6 +47,7 @@ pub struct SendArgs<'a> {
 fn udp_errno(error: &Error) -> Errno {
     match error {
         Error::Udp(_, error) => errno::udp(*error),
+        Error::Filter(error) => errno::filter(*error),
         _ => Errno::NETDOWN,
     }
 }
@@ -480,12 +481,14 @@ impl ProcessState {
         let socket = self.files.socket(file)?;
         let options = socket.options.udp_options(socket.family);
         socket.options.applied_udp = Some(options);
+        let filter = socket.options.filter_code();
+        let filter = filter.as_deref();
         let ports = socket.options.local_ports().filter(|_| address.port() == 0);
         let conn = match ports {
-            None => self.client.udp_open(address, options, to).map_err(|e| udp_errno(&e)),
+            None => self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e)),
             Some(ports) => crate::connect::first_free(ports, |port| {
                 let address = SocketAddr::new(address.ip(), port);
-                self.client.udp_open(address, options, to).map_err(|e| udp_errno(&e))
+                self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e))
             }),
         }?;
         let socket = self.files.socket(file)?;
@@ -604,7 +607,9 @@ impl ProcessState {
             },
             0,
         );
-        let Ok(probe) = self.client.udp_open(unspecified, UdpOptions::default(), None) else { return true };
+        let Ok(probe) = self.client.udp_open(unspecified, UdpOptions::default(), None, None) else {
+            return true;
+        };
         let has_route = self.client.udp_connect(probe, to) != Err(UdpError::NetUnreachable);
         let _ = self.client.release(probe);
         self.client.flush();

@@ -5,9 +5,11 @@
 //! region. From then on each call compares one version word with the last version that it has read.
 //! Descriptions of a single process publish nothing.
 
+use crate::channels::Channels;
 use crate::fd_table::FileId;
 use crate::file::{FileKind, ShutdownState, Socket, SocketRole};
 use crate::options::SocketOptionState;
+use crate::options::filter::FilterCopy;
 use crate::process::ProcessState;
 use ginnel::broker::codec::Codec;
 use ginnel::channel::{DESCRIPTION_BYTES_MAX, DescriptionKey};
@@ -34,13 +36,19 @@ impl SharedDescription {
 
 /// Returns where the state of a socket is published. Returns `None` for a socket that has nothing on the
 /// stack.
-fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
+pub(crate) fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
     match socket.role {
         SocketRole::Unconnected { .. } => None,
         SocketRole::Listening(listening) => Some(DescriptionKey::Listener(listening.number)),
         SocketRole::Stream(stream) => Some(DescriptionKey::Socket(stream.conn)),
         SocketRole::Udp(udp) => Some(DescriptionKey::Socket(udp.conn)),
     }
+}
+
+/// Returns the filter that was published last; `None` if nothing was published.
+pub(crate) fn shared_filter(channels: &Channels, of: DescriptionKey) -> Option<FilterCopy> {
+    let (_, bytes) = channels.read_description(of)?;
+    Some(SharedDescription::decode(&mut &bytes[..])?.options.published_filter())
 }
 
 impl ProcessState {
@@ -73,7 +81,7 @@ impl ProcessState {
             return true;
         }
         let Ok(socket) = self.files.socket(file) else { return true };
-        let mut options = socket.options.shared();
+        let mut options = socket.options.published();
         change(&mut options);
         let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
         let published = SharedDescription { nonblocking, shutdown, options, disconnected: false };
@@ -84,8 +92,8 @@ impl ProcessState {
         let Ok(socket) = self.files.socket(file) else { return };
         let Some(key) = shared_key(socket) else { return };
         let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
-        let published =
-            SharedDescription { nonblocking, shutdown, options: socket.options.shared(), disconnected };
+        let options = socket.options.published();
+        let published = SharedDescription { nonblocking, shutdown, options, disconnected };
         let bytes = published.bytes();
         self.files.get(file).shared_version = self.client.write_description(key, &bytes);
     }
@@ -126,6 +134,7 @@ impl ProcessState {
             }
         }
         self.files.get(file).shared_version = Some(version);
+        self.learn_filter(file);
         if disconnected {
             self.drop_connection(file);
         }

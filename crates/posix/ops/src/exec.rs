@@ -81,6 +81,13 @@ codec_struct!(SerializedSocket {
     cookie,
     last_address
 });
+impl SerializedSocket {
+    /// Removes the program of the filter, which the receiver asks the stack for.
+    pub fn drop_filter_code(&mut self) {
+        self.options.drop_filter_code();
+    }
+}
+
 codec_struct!(ShutdownState { read, write } defaults { is_lost: false, error: None });
 
 enum SerializedRole {

@@ -132,7 +132,8 @@ impl ProcessState {
 
 /// Serializes a socket for another process, and lists what that process will own.
 fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocketId>) {
-    let (metadata, ids) = serialize_socket(socket, channels);
+    let (mut metadata, ids) = serialize_socket(socket, channels);
+    metadata.drop_filter_code();
     let mut bytes = Vec::new();
     metadata.encode(&mut bytes);
     (bytes, ids)

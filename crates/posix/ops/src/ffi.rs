@@ -185,10 +185,15 @@ pub unsafe fn write_option(
     if given_len.cast_signed() < 0 {
         return Err(Errno::INVAL);
     }
-    let fits = option.fits(room);
+    let fits = if option.count().is_some() { Ok(()) } else { option.fits(room) };
     let (value, needed) = (option.bytes(), option.bytes().len());
-    let (value, stored) =
-        if fits.is_ok() { (&value[..room.min(needed)], room.min(needed)) } else { (&value[..0], needed) };
+    let (value, stored) = if let Some(count) = option.count() {
+        (value, count)
+    } else if fits.is_ok() {
+        (&value[..room.min(needed)], room.min(needed))
+    } else {
+        (&value[..0], needed)
+    };
     // SAFETY: the caller's promise.
     unsafe {
         user_memory::write_list(to.cast(), value)?;

@@ -5,6 +5,7 @@ use crate::descriptor_report::{KernelReason, ReportEntry};
 use crate::fd_table::FileId;
 use crate::file::{FileKind, Socket, SocketRole};
 use crate::options::Setting;
+use crate::options::filter::set_on_kernel;
 use crate::process::ProcessState;
 use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::syscall;
@@ -31,6 +32,10 @@ impl Ops {
         let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
         let kind = if socket.is_udp { SocketType::DGRAM } else { SocketType::STREAM };
         let kernel_socket = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
+        // Before the settings, one of which may lock the filter.
+        if let Some(filter) = socket.options.filter_code() {
+            set_on_kernel(kernel_socket.as_raw_fd(), &filter)?;
+        }
         repeat_settings(kernel_socket.as_raw_fd(), socket.options.settings_log());
         let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
         let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };

@@ -68,7 +68,9 @@ impl Ops {
             user: sharing.uid,
             socket: socket.options.initial_options(v4),
         };
-        let number = state.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
+        let filter = socket.options.filter_code();
+        let number =
+            state.client.listen(bound.address(), options, 0, filter.as_deref()).map_err(|e| errno_of(&e))?;
         state.bind_listener(number, file);
         let socket = state.files.socket(file)?;
         socket.options.mark_initial_applied(v4);

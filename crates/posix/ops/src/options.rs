@@ -1,6 +1,7 @@
 //! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`. `table` lists the
 //! options that are stored without effect, and why that suffices.
 
+pub(crate) mod filter;
 mod get;
 mod int_options;
 mod ports;
@@ -299,7 +300,12 @@ impl SocketOptionState {
     /// Takes over the options that another process has published.
     pub fn update_from_shared(&mut self, published: Self) {
         let (settings_log, zerocopy) = (core::mem::take(&mut self.settings_log), self.zerocopy);
+        let known = self.ints.filter().cloned().unwrap_or_default();
         *self = Self { settings_log, zerocopy, ..published };
+        if let Some(filter) = self.ints.filter() {
+            let filter = known.updated_by(filter);
+            self.ints.set_filter(filter);
+        }
     }
 
     pub fn flag(&self, flag: BoolOption) -> bool {

@@ -159,6 +159,7 @@ impl ProcessState {
         file: FileId,
         listening: Listener,
     ) -> Result<(), Error> {
+        self.update_filter_from(&before.channels, file);
         let Ok(socket) = self.files.socket(file) else { return Ok(()) };
         let sharing = socket.options.sharing(socket.family);
         let options = ListenOptions {
@@ -170,13 +171,16 @@ impl ProcessState {
             socket: socket.options.initial_options(socket.child_is_v4()),
         };
         let (number, address) = (listening.number, listening.bound.address());
-        let number = self.client.restore_listener(attachment, before, number, address, options)?;
+        let filter = socket.options.filter_code();
+        let filter = filter.as_deref();
+        let number = self.client.restore_listener(attachment, before, number, address, options, filter)?;
         self.bind_listener(number, file);
         if let Ok(socket) = self.files.socket(file)
             && let SocketRole::Listening(now) = &mut socket.role
         {
             *now = Listener { number, accepting: false, ..listening };
         }
+        self.restore_filter(file).map_err(Error::Filter)?;
         self.share_again(file);
         if listening.accepting {
             self.begin_accepting(file);
@@ -192,17 +196,21 @@ impl ProcessState {
         udp: UdpSocket,
         local: SocketAddr,
     ) -> Result<(), Error> {
+        self.update_filter_from(&before.channels, file);
         let Ok(socket) = self.files.socket(file) else { return Ok(()) };
         let options = socket.options.udp_options(socket.family);
+        let filter = socket.options.filter_code();
+        let filter = filter.as_deref();
         let local = SocketAddr::new(local_ip(local, socket.family), local.port());
         socket.options.applied_udp = Some(options);
-        let conn = self.client.restore_udp(attachment, udp.conn, before.resumes, local, options)?;
+        let conn = self.client.restore_udp(attachment, udp.conn, before.resumes, local, options, filter)?;
         if let Some(peer) = udp.peer {
             self.client.udp_connect(conn, peer).map_err(|error| Error::Udp(peer, error))?;
         }
         if let Ok(socket) = self.files.socket(file) {
             socket.role = SocketRole::Udp(UdpSocket { conn, ..udp });
         }
+        self.restore_filter(file).map_err(Error::Filter)?;
         self.bind_conn(conn, file);
         // The options were passed with the request.
         let _ = self.apply_datagram_options(file);

@@ -21,6 +21,8 @@ pub struct OptionValue {
     bytes: Vec<u8>,
     /// True if a smaller buffer gets nothing rather than a prefix.
     is_indivisible: bool,
+    /// The length that is reported, if it does not count bytes. The buffer then has room for the value.
+    count: Option<usize>,
 }
 
 impl OptionValue {
@@ -40,11 +42,21 @@ impl OptionValue {
 
     /// Returns a value that must not be truncated.
     pub(super) fn indivisible(bytes: Vec<u8>) -> Self {
-        Self { bytes, is_indivisible: true }
+        Self { bytes, is_indivisible: true, count: None }
     }
 
     pub(crate) fn truncatable(bytes: Vec<u8>) -> Self {
-        Self { bytes, is_indivisible: false }
+        Self { bytes, is_indivisible: false, count: None }
+    }
+
+    /// Returns a value that fits into the buffer and whose length is reported in other units.
+    pub(super) fn counted(bytes: Vec<u8>, count: usize) -> Self {
+        Self { bytes, is_indivisible: true, count: Some(count) }
+    }
+
+    /// Returns the length to report, if it does not count bytes.
+    pub fn count(&self) -> Option<usize> {
+        self.count
     }
 
     pub(crate) fn int(value: c_int) -> Self {
@@ -193,6 +205,7 @@ impl Ops {
                 drop(state);
                 return self.getpeername(fd).map(|name| OptionValue::truncatable(name.bytes().to_vec()));
             }
+            (libc::SOL_SOCKET, libc::SO_GET_FILTER) => return state.get_filter(file, space),
             (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::truncatable(options.meminfo()),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 OptionValue::truncatable(state.cookie(file).to_ne_bytes().to_vec())

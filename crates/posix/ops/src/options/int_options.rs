@@ -1,5 +1,6 @@
 //! Integer options, stored only for sockets on which a program has set them.
 
+use super::filter::FilterCopy;
 use super::table::{self, AcceptedValues, IntFormat, OptionKind, OptionRow};
 use super::{BoolOption, OptionValue, SocketOptionState, StackOption};
 use crate::file::UdpSendState;
@@ -10,31 +11,50 @@ use ginnel::{PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Values that differ from the defaults, by the name of their option. Sockets of one listener share them.
+/// Values that differ from the defaults, and the filter. Sockets of one listener share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct IntOptions(Option<Arc<Vec<(&'static str, c_int)>>>);
+pub(crate) struct IntOptions(Option<Arc<RareOptions>>);
+
+#[derive(Clone, Debug, Default)]
+struct RareOptions {
+    /// Values by the name of their option.
+    values: Vec<(&'static str, c_int)>,
+    filter: FilterCopy,
+}
 
 impl IntOptions {
     /// Returns the value of an option, if it was set.
     pub fn get(&self, linux_name: &'static str) -> Option<c_int> {
-        self.0.as_ref()?.iter().find(|(of, _)| *of == linux_name).map(|(_, value)| *value)
+        self.0.as_ref()?.values.iter().find(|(of, _)| *of == linux_name).map(|(_, value)| *value)
     }
 
     pub fn set(&mut self, linux_name: &'static str, value: c_int) {
-        let values = Arc::make_mut(self.0.get_or_insert_default());
+        let values = &mut Arc::make_mut(self.0.get_or_insert_default()).values;
         match values.iter_mut().find(|(of, _)| *of == linux_name) {
             Some((_, old)) => *old = value,
             None => values.push((linux_name, value)),
+        }
+    }
+
+    /// Returns the filter, if there is one.
+    pub fn filter(&self) -> Option<&FilterCopy> {
+        self.0.as_ref().map(|options| &options.filter).filter(|filter| !filter.is_none())
+    }
+
+    pub fn set_filter(&mut self, filter: FilterCopy) {
+        if !filter.is_none() || self.filter().is_some() {
+            Arc::make_mut(self.0.get_or_insert_default()).filter = filter;
         }
     }
 }
 
 impl Codec for IntOptions {
     fn encode(&self, out: &mut Vec<u8>) {
-        let values = self.0.iter().flat_map(|values| values.iter());
+        let values = self.0.iter().flat_map(|options| options.values.iter());
         let named: Vec<(Vec<u8>, c_int)> =
             values.map(|(linux_name, value)| (linux_name.as_bytes().to_vec(), *value)).collect();
         named.encode(out);
+        self.0.as_ref().map_or_else(FilterCopy::default, |options| options.filter.clone()).encode(out);
     }
 
     fn decode(from: &mut &[u8]) -> Option<Self> {
@@ -45,6 +65,7 @@ impl Codec for IntOptions {
                 value,
             );
         }
+        values.set_filter(Codec::decode(from)?);
         Some(values)
     }
 }

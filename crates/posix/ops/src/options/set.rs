@@ -263,6 +263,9 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
                 return self.bind_to_device(state, fd, file, name, value);
             }
+            (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_DETACH_FILTER) => {
+                return state.change_filter(file, name == libc::SO_ATTACH_FILTER, value);
+            }
             _ => options.set_int(family, level, name, value)?,
         }
         if options.link_priority() != 0 {

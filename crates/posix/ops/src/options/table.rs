@@ -201,7 +201,7 @@ const UNKNOWN_OPTION: Errno = Errno::NOPROTOOPT;
 const FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::Int, AcceptedValues::Flag, 0);
 const IP_FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::IntOrByteOrNone, AcceptedValues::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
-const NO_FILTERS: &str = "the stack runs no BPF programs";
+const NO_FILTERS: &str = "the stack runs no eBPF programs, and selects no socket by a program";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with SYN cookies";
 const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with SYN cookies, nor on those of dual-stack listeners";
 const TICKS: &str = "in steps of 4 ms, as with `CONFIG_HZ=250`";
@@ -254,8 +254,14 @@ pub const OPTIONS: &[OptionRow] = &[
         "SO_BINDTODEVICE",
         "a kernel device makes the socket a kernel socket; links of the stack are no devices (`ENODEV`)",
     ),
-    refused(SOL, 26, "SO_ATTACH_FILTER", NO_FILTERS),
-    fixed(SOL, 27, "SO_DETACH_FILTER", IntFormat::Int, Err(UNKNOWN_OPTION), Errno::NOENT),
+    dedicated_with_note(
+        SOL,
+        26,
+        "SO_ATTACH_FILTER",
+        "classic BPF; a user's programs on a shard have `channel.filter_bytes_max`, which counts from `bind`, `connect` or `listen` on: without memory that call fails with `ENOMEM`; \
+         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0; datagrams have no link-layer addresses",
+    ),
+    dedicated(SOL, 27, "SO_DETACH_FILTER"),
     dedicated(SOL, 28, "SO_PEERNAME"),
     dedicated_with_note(
         SOL,

@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_uint, c_ulong};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
+use ginnel_posix_ops::OptionValue;
 use rustix::io::Errno;
 
 pub const ADDRESSES: [IpAddr; 2] =
@@ -55,6 +56,20 @@ impl Kernel {
         // SAFETY: no memory is passed.
         unit_result(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) })
     }
+}
+
+/// Returns what a program finds in a buffer for `space` instructions if `ask` returns the value of
+/// `SO_GET_FILTER`.
+pub fn written_filter(
+    space: usize,
+    ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
+) -> Result<(usize, Vec<u8>), Errno> {
+    let mut code = vec![0; 8 * space];
+    let mut len = space as u32;
+    // SAFETY: the buffer has room for as many instructions as the length says.
+    unsafe { ginnel_posix_ops::ffi::write_option(code.as_mut_ptr().cast(), &raw mut len, ask) }?;
+    code.truncate(8 * len as usize);
+    Ok((len as usize, code))
 }
 
 impl Sys for Kernel {
@@ -303,6 +318,16 @@ impl Sys for Kernel {
             .map_err(|error| (error, len as usize))?;
         value.truncate(len as usize);
         Ok(value)
+    }
+
+    fn attached_filter(&self, fd: Fd, space: usize) -> Result<(usize, Vec<u8>), Errno> {
+        let mut code = vec![0; 8 * space];
+        let mut len = space as u32;
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_GET_FILTER);
+        // SAFETY: the buffer has room for as many instructions as the length says.
+        unit_result(unsafe { libc::getsockopt(fd, level, name, code.as_mut_ptr().cast(), &raw mut len) })?;
+        code.truncate(8 * len as usize);
+        Ok((len as usize, code))
     }
 
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {

@@ -12,6 +12,7 @@ mod dual_groups;
 mod dual_listeners;
 mod epoll;
 mod fastopen;
+mod filters;
 mod kernel;
 mod listeners;
 mod multicast;
@@ -46,10 +47,11 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 18] = [
+const MODULES: [Cases; 19] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
+    filters::tests::CASES,
     listeners::tests::CASES,
     multicast::tests::CASES,
     options::tests::CASES,

@@ -324,6 +324,11 @@ impl Sys for Recorded<'_> {
         self.host.getsockopt_into(fd, level, name, capacity)
     }
 
+    fn attached_filter(&self, fd: Fd, space: usize) -> Result<(usize, Vec<u8>), Errno> {
+        self.note("getsockopt", fd, [option(libc::SOL_SOCKET, libc::SO_GET_FILTER)]);
+        self.host.attached_filter(fd, space)
+    }
+
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
         self.note("getsockopt", fd, [option(level, name)]);
         self.host.source_filter(fd, level, name, value)

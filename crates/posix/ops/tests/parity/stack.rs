@@ -296,6 +296,11 @@ impl Sys for OnStack {
         Ok(value.bytes()[..capacity.min(value.bytes().len())].to_vec())
     }
 
+    fn attached_filter(&self, fd: Fd, space: usize) -> Result<(usize, Vec<u8>), Errno> {
+        let ask = |space| self.0.getsockopt(fd, libc::SOL_SOCKET, libc::SO_GET_FILTER, space);
+        crate::kernel::written_filter(space, ask)
+    }
+
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno> {
         self.0.source_filter(fd, level, name, value)?.ok_or(Errno::NOPROTOOPT)
     }

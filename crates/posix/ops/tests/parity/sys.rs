@@ -72,6 +72,9 @@ pub trait Sys: Sync {
     fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
         self.getsockopt_into(fd, level, name, 256).map_err(|(error, _)| error)
     }
+    /// `SO_GET_FILTER` with a buffer for `space` instructions. Returns the length that the call returned, and
+    /// the first bytes of the buffer, as many as a program of that length has.
+    fn attached_filter(&self, fd: Fd, space: usize) -> Result<(usize, Vec<u8>), Errno>;
     /// `getsockopt` of a source filter: `value` names the group.
     fn source_filter(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<Vec<u8>, Errno>;
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;

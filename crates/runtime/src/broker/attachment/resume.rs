@@ -2,6 +2,7 @@
 
 use super::super::message::{ControlReply, ControlRequest, PreviousSocket, Refusal};
 use super::{AttachedShards, Attachment, ControlConnection, lock_connection, open_clients};
+use crate::channel::client::filters::with_filter;
 use crate::channel::control::{ChannelReply, ChannelRequest, UdpRequest};
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
@@ -56,8 +57,8 @@ impl Attachment {
     }
 
     /// Opens a listener again on a shard, where it had the number `before`, which was valid until this
-    /// process resumed `resumes` times. Processes that share the listener get one listener. Returns its
-    /// number.
+    /// process resumed `resumes` times. The listener has the program `filter` as its filter, if there is one.
+    /// Processes that share the listener get one listener. Returns its number.
     ///
     /// # Errors
     /// The stack's error, or the shards are gone.
@@ -68,16 +69,19 @@ impl Attachment {
         resumes: u32,
         local: SocketAddr,
         options: ListenOptions,
+        filter: Option<&[u8]>,
     ) -> Result<u32, Error> {
         let before = PreviousSocket { resumes, id: SocketId::Listener(before) };
-        match self.restore(shard, before, ChannelRequest::Listen(local, options))? {
+        match self.restore(shard, before, with_filter(filter, ChannelRequest::Listen(local, options)))? {
             ChannelReply::Listen(result) => result,
+            ChannelReply::SetFilter(Err(error)) => Err(Error::Filter(error)),
             _ => Err(Error::Refused(Refusal::Malformed)),
         }
     }
 
     /// Opens a UDP socket again on a shard, where its handle was `before`, which was valid until this process
     /// resumed `resumes` times. Processes that share the socket get one socket, which `client` owns then.
+    /// A new socket has the program as its filter, if there is one.
     ///
     /// # Errors
     /// As [`Attachment::restore_listener`].
@@ -88,17 +92,19 @@ impl Attachment {
         before: Conn,
         resumes: u32,
         local: SocketAddr,
-        options: UdpOptions,
+        (options, filter): (UdpOptions, Option<&[u8]>),
     ) -> Result<Conn, Error> {
         let id = SocketId::Socket { socket: before.index(), generation: before.generation() };
         let before = PreviousSocket { resumes, id };
-        match self.restore(shard, before, ChannelRequest::Udp(UdpRequest::Open(local, options)))? {
+        let request = with_filter(filter, ChannelRequest::Udp(UdpRequest::Open(local, options)));
+        match self.restore(shard, before, request)? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
                 let conn = Conn::new(socket, generation);
                 client.adopt(conn);
                 Ok(conn)
             }
             ChannelReply::UdpBind(Err(error)) => Err(Error::Udp(local, error)),
+            ChannelReply::SetFilter(Err(error)) => Err(Error::Filter(error)),
             _ => Err(Error::Refused(Refusal::Malformed)),
         }
     }
