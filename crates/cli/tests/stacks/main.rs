@@ -9,6 +9,7 @@ mod descriptions;
 mod descriptors;
 mod exec;
 mod fd_passing;
+mod filters;
 mod fixture;
 mod interfaces;
 mod latency_stages;

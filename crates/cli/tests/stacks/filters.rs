@@ -1,0 +1,148 @@
+//! Filters of sockets (`SO_ATTACH_FILTER`) that several processes share, and that outlive the process of the
+//! shards.
+
+use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use crate::restart::{kill_shards, supervisor_of};
+use std::fs;
+
+/// Functions that attach and read filters. The program `DROP` drops datagrams that begin with `x`, `DROPS`
+/// segments whose payload does.
+const PRELUDE: &str = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def program(*lines): return b''.join(struct.pack('HBBI', *line) for line in lines)
+KEEP, NONE = (6, 0, 0, 0xffffffff), (6, 0, 0, 0)
+DROP = program((0x30, 0, 0, 8), (0x15, 0, 1, ord('x')), NONE, KEEP)
+DROPS = program((0x30, 0, 0, 12), (0x74, 0, 0, 2), (0x54, 0, 0, 0x3c), (7, 0, 0, 0), (0x80, 0, 0, 0), (0x2d, 0, 2, 0),
+    (0x50, 0, 0, 0), (0x15, 1, 0, ord('x')), KEEP, NONE)
+def attach(s, code):
+    buffer = ctypes.create_string_buffer(code, len(code))
+    s.setsockopt(socket.SOL_SOCKET, 26, struct.pack('@HP', len(code) // 8, ctypes.addressof(buffer)))
+def attached(s, space=64):
+    count = ctypes.c_uint32(space); buffer = ctypes.create_string_buffer(8 * space)
+    if libc.getsockopt(s.fileno(), socket.SOL_SOCKET, 26, buffer, ctypes.byref(count)) != 0: return -ctypes.get_errno()
+    return buffer.raw[:8 * count.value]
+def detach(s): s.setsockopt(socket.SOL_SOCKET, 27, 0)
+def lock(s): s.setsockopt(socket.SOL_SOCKET, 44, 1)
+def tries(f, *arguments):
+    try: return f(*arguments)
+    except OSError as e: return e.strerror
+def datagrams(port):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', port)); return u
+";
+
+#[test]
+fn processes_share_filters_of_shared_sockets() {
+    let test = "processes_share_filters_of_shared_sockets";
+    if skipped(test) {
+        return;
+    }
+    let fixture = Fixture::new("filters");
+    let script = format!(
+        "{PRELUDE}
+here, there = socket.socketpair(socket.AF_UNIX)
+def turn(way): way.send(b'.'); way.recv(1)
+def say(*what): print(*what, flush=True)
+u = datagrams(0); s = server('127.0.0.1', 0); u.settimeout(0.3)
+t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def receive(*sent):
+    for text in sent: t.sendto(text, u.getsockname())
+    got = []
+    while True:
+        try: got.append(u.recv(99))
+        except TimeoutError: return got
+def connection():
+    c = socket.create_connection(s.getsockname()); a, _ = s.accept(); a.settimeout(0.3); return a, c
+child = os.fork()
+if not child:
+    there.recv(1)
+    attach(u, DROP); attach(s, DROPS); say('child', attached(u) == DROP, attached(s) == DROPS)
+    turn(there)
+    say('child', attached(u) == program(KEEP), tries(attach, s, DROP), tries(detach, s), attached(s) == DROPS)
+    detach(u); say('child', attached(u), tries(detach, u))
+    turn(there)
+    a, c = connection(); say('child', attached(a) == DROPS, tries(attach, a, DROP))
+    c.sendall(b'x'); say('child', tries(a.recv, 1))
+    there.send(b'.'); os._exit(0)
+say(attached(u), attached(s))
+turn(here)
+say(attached(u) == DROP, attached(s) == DROPS, receive(b'x1', b'y1', b'x2'))
+attach(u, program(KEEP)); lock(s); say(receive(b'x3'))
+turn(here)
+say(attached(u), receive(b'x4'), tries(detach, s))
+attach(u, DROP); here.send(b'.'); here.recv(1); os.wait()
+# Another program.
+for x in (u, s): x.set_inheritable(True)
+os.execv(sys.executable, [sys.executable, '-c', REST, str(u.fileno()), str(s.fileno())])"
+    );
+    let rest = format!(
+        "import os, sys, socket, struct{PRELUDE}
+u, s = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:])
+print(attached(u) == DROP, attached(s) == DROPS, tries(attach, s, DROP), tries(detach, u), tries(detach, u))"
+    );
+    let script = format!("REST = {rest:?}\n{script}");
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], &script);
+    assert_eq!(on_kernel.lines().count(), 10, "{on_kernel}");
+    fs::write(fixture.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    for options in [&["--loopback", "stack"][..], &["--config", "two.toml", "--loopback", "stack"]] {
+        assert_eq!(fixture.script_output(options, &script), on_kernel, "{options:?}");
+    }
+}
+
+/// A server whose socket a child shares that knows nothing of the filter, because it makes no call before
+/// the shards end.
+const SERVER: &str = "
+u = datagrams(7004); s = server('127.0.0.1', 7005)
+def serve(name):
+    while True:
+        got, peer = u.recvfrom(100); u.sendto(name + got, peer)
+if not os.fork():
+    signal.alarm(50); os.close(1); os.close(2)
+    while not os.path.exists('child'): time.sleep(0.01)
+    serve(b'child ')
+attach(u, DROP); attach(s, DROPS)
+open('there', 'w').close()
+while not os.path.exists('parent'): time.sleep(0.01)
+u.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+open('restored', 'w').close()
+a, _ = s.accept(); a.settimeout(0.5)
+print(attached(u) == DROP, attached(s) == DROPS, attached(a) == DROPS, a.recv(1), tries(a.recv, 1))";
+
+/// Sends datagrams until one is answered, or some time is over.
+const ASK: &str = "
+t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); t.settimeout(0.1)
+def ask(text, attempts):
+    for _ in range(attempts):
+        try: t.sendto(text, ('127.0.0.1', 7004)); return t.recv(100)
+        except OSError: pass
+";
+
+#[test]
+fn filters_outlive_shards_or_refuse_all() {
+    let test = "filters_outlive_shards_or_refuse_all";
+    if skipped(test) {
+        return;
+    }
+    let fixture = Fixture::new("filterdeath");
+    fs::write(fixture.path().join("shards.toml"), "[shards]\ncount = 2\n").unwrap();
+    let options = ["--loopback", "stack", "--config", "shards.toml", "--on-stack-death", "restart"];
+    let _up = fixture.start_stack("lab", &options);
+    let create = |name: &str| fs::write(fixture.path().join(name), "").unwrap();
+    let on_lab = ["--stack", "lab"];
+    let server = RunningProgram::new(fixture.script(&on_lab, &format!("{PRELUDE}{SERVER}")));
+    wait_until("the filters are attached", || fixture.path().join("there").exists());
+    kill_shards(supervisor_of(&fixture, "lab"));
+    // The child opens the socket first, and does not know the program.
+    create("child");
+    let ask = |line: &str| fixture.script_output(&on_lab, &format!("{ASK}{line}"));
+    assert_eq!(ask("print(ask(b'y', 15))"), "None\n", "without the program nothing passes");
+    // The parent knows it.
+    create("parent");
+    wait_until("the parent has opened its sockets", || fixture.path().join("restored").exists());
+    assert_eq!(ask("print(ask(b'y', 300), ask(b'x', 5), ask(b'y2', 300))"), "b'child y' None b'child y2'\n");
+    let connect = "
+c = socket.create_connection(('127.0.0.1', 7005)); c.sendall(b'y'); time.sleep(0.2); c.sendall(b'x'); time.sleep(1)";
+    fixture.script_output(&on_lab, connect);
+    let output = server.wait_for_output();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "True True True b'y' None\n");
+}
