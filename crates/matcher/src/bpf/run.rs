@@ -38,11 +38,16 @@ impl Program {
         Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
     }
 
-    /// Runs the program of a socket on a packet. Returns 0 to drop the packet.
-    pub(super) fn run_on_socket(&self, packet: &SocketPacket<'_>) -> u32 {
+    /// Runs the program of a socket on a packet. Returns 0 to drop the packet, and a bound of the instructions
+    /// and attributes that were looked at: jumps only lead forward, so there are at most as many instructions
+    /// as stand up to the last one.
+    pub(super) fn run_on_socket(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         let mut machine = Machine::<false>::new(packet.bytes, None);
         machine.socket = Some(SocketMachine::new(packet));
-        machine.run(&self.instructions).unwrap_or(0)
+        let mut next = 0;
+        let kept = machine.run_from(&self.instructions, &mut next).unwrap_or(0);
+        let visits = machine.socket.as_ref().map_or(0, SocketMachine::visits);
+        (kept, next + visits)
     }
 
     /// Runs the program on a frame with headers of the shape `shape`. Returns `None` if the result for
@@ -73,10 +78,15 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
     /// Returns the program's result; `None` if it loads beyond the end of the frame or divides by 0.
     #[inline]
     fn run(&mut self, instructions: &[Instruction]) -> Option<u32> {
-        let mut next = 0;
+        self.run_from(instructions, &mut 0)
+    }
+
+    /// As [`Machine::run`], from the instruction `next` on, which is set to the one after the last.
+    #[inline(always)]
+    fn run_from(&mut self, instructions: &[Instruction], next: &mut usize) -> Option<u32> {
         loop {
-            let instruction = instructions.get(next)?;
-            next += 1;
+            let instruction = instructions.get(*next)?;
+            *next += 1;
             match *instruction {
                 Instruction::Load { size, indexed, at } => {
                     let base = if indexed { self.x } else { Word::default() };
@@ -102,9 +112,9 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
                 Instruction::Negate => {
                     self.a = Word { value: self.a.value.wrapping_neg(), differing: spread(self.a.differing) };
                 }
-                Instruction::Jump(skip) => next += skip as usize,
+                Instruction::Jump(skip) => *next += skip as usize,
                 Instruction::Branch { test, operand, jt, jf } => {
-                    next += usize::from(if self.test(test, operand) { jt } else { jf });
+                    *next += usize::from(if self.test(test, operand) { jt } else { jf });
                 }
                 Instruction::ReturnConstant(k) => return Some(k),
                 Instruction::ReturnA => {

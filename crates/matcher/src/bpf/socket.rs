@@ -73,12 +73,12 @@ pub struct SocketPacket<'a> {
     pub hardware_type: u16,
     /// Offset of the payload in `bytes`.
     pub payload_offset: u32,
-    /// A random number.
+    /// A random number, from which follow those that the program loads.
     pub random: u32,
 }
 
-/// A program of a socket. It ends after at most as many steps as it has instructions, and looks at each byte
-/// of a packet a bounded number of times.
+/// A program of a socket. It ends after at most as many steps as it has instructions, and looks at a bounded
+/// number of attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketProgram {
     program: Program,
@@ -128,6 +128,12 @@ impl SocketProgram {
     /// Runs the program. Returns how many bytes of the packet to keep; 0 drops the packet.
     #[must_use]
     pub fn run(&self, packet: &SocketPacket<'_>) -> u32 {
+        self.run_counted(packet).0
+    }
+
+    /// As [`SocketProgram::run`]. Returns also how many steps were done, at most: instructions and attributes.
+    #[must_use]
+    pub fn run_counted(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         self.program.run_on_socket(packet)
     }
 
@@ -173,18 +179,30 @@ fn check_memory(instructions: &[Instruction]) -> Result<(), BadProgram> {
 /// The headers and properties that a program of a socket can load besides the bytes of the packet.
 pub(super) struct SocketMachine<'a> {
     packet: SocketPacket<'a>,
-    /// Bytes of attributes that may still be visited: a program with many searches ends as early as one with
-    /// a few.
-    attribute_bytes: usize,
+    /// Attributes that were visited.
+    visits: usize,
 }
 
-/// How often the searches of one run may visit all attributes of the packet. Programs search once for each
-/// level of nesting.
-const ATTRIBUTE_VISITS: usize = 4;
+/// How many attributes the searches of one run may visit together.
+// limit: attributes that a filter searches in a packet
+pub const ATTRIBUTE_VISITS_MAX: usize = 4096;
 
 impl<'a> SocketMachine<'a> {
     pub fn new(packet: &SocketPacket<'a>) -> Self {
-        Self { packet: *packet, attribute_bytes: packet.bytes.len().saturating_mul(ATTRIBUTE_VISITS) }
+        Self { packet: *packet, visits: 0 }
+    }
+
+    /// Returns how many attributes were visited.
+    pub fn visits(&self) -> usize {
+        self.visits
+    }
+
+    /// Returns the next random number (a step of SplitMix, with 32 bits).
+    fn next_random(&mut self) -> u32 {
+        self.packet.random = self.packet.random.wrapping_add(0x9e37_79b9);
+        let mixed = (self.packet.random ^ self.packet.random >> 16).wrapping_mul(0x21f0_aaad);
+        let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x735a_2d97);
+        mixed ^ mixed >> 15
     }
 
     /// Loads `size` bytes at an offset that was not found in the packet; `None` if they do not exist.
@@ -205,9 +223,9 @@ impl<'a> SocketMachine<'a> {
         Some(bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte)))
     }
 
-    /// Returns a property of the packet. `None` drops the packet: its searches visit too many bytes.
+    /// Returns a property of the packet. `None` drops the packet: its searches visit too many attributes.
     pub fn property(&mut self, property: Property, a: u32, x: u32) -> Option<u32> {
-        let packet = &self.packet;
+        let packet = self.packet;
         Some(match property {
             Property::Protocol => packet.ethertype.into(),
             Property::PacketType => packet.packet_type.into(),
@@ -215,7 +233,7 @@ impl<'a> SocketMachine<'a> {
             Property::HardwareType => packet.hardware_type.into(),
             Property::XorX => a ^ x,
             Property::PayloadOffset => packet.payload_offset,
-            Property::Random => packet.random,
+            Property::Random => self.next_random(),
             Property::VlanProtocol | Property::Absent => 0,
             Property::Attribute => {
                 let bytes = packet.bytes;
@@ -239,7 +257,7 @@ impl<'a> SocketMachine<'a> {
     }
 
     /// Searches for an attribute of type `wanted` in `attributes`, which begin at offset `at` of the packet.
-    /// Returns its offset in the packet, 0 without one, and `None` if too many bytes were visited.
+    /// Returns its offset in the packet, 0 without one, and `None` if too many attributes were visited.
     fn find_attribute(&mut self, mut attributes: &[u8], mut at: u32, wanted: u32) -> Option<u32> {
         // `nla_find`: a malformed attribute ends the search.
         while let Some((len, kind)) = attribute_header(attributes)
@@ -250,7 +268,10 @@ impl<'a> SocketMachine<'a> {
                 return Some(at);
             }
             let step = usize::from(len).next_multiple_of(4);
-            self.attribute_bytes = self.attribute_bytes.checked_sub(step)?;
+            if self.visits == ATTRIBUTE_VISITS_MAX {
+                return None;
+            }
+            self.visits += 1;
             at += step as u32;
             attributes = attributes.get(step..).unwrap_or_default();
         }

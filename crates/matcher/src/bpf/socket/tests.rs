@@ -78,7 +78,6 @@ fn properties_of_a_packet_are_loaded() {
         (44, 0),
         (48, 0),
         (52, 8),
-        (56, 0x1234_5678),
         (60, 0),
     ] {
         for code in [0x20, 0x28, 0x30] {
@@ -165,15 +164,38 @@ fn attributes_are_found_at_their_offsets() {
     assert_eq!([28, 29, 40, u32::MAX].map(|from| find(16, from, 3)), [0; 4]);
 }
 
+// limit: attributes that a filter searches in a packet
 #[test]
-fn searches_visit_a_bounded_number_of_bytes() {
-    let bytes = attributes(&[(4, 1); 100]);
+fn searches_visit_a_bounded_number_of_attributes() {
+    let bytes = attributes(&[(4, 1); 1024]);
     let searches = |count: usize| {
         let search = [op(0x00, 0), op(0x01, 2), op(0x20, PROPERTIES + 12)];
         let program = [search.repeat(count), vec![op(0x06, 5)]].concat();
-        SocketProgram::verify(&program).unwrap().run(&SocketPacket { bytes: &bytes, ..packet() })
+        SocketProgram::verify(&program).unwrap().run_counted(&SocketPacket { bytes: &bytes, ..packet() })
     };
-    assert_eq!([1, ATTRIBUTE_VISITS, ATTRIBUTE_VISITS + 1, 1000].map(searches), [5, 5, 0, 0]);
+    let max = ATTRIBUTE_VISITS_MAX;
+    let expected = [(5, 4 + 1024), (5, 13 + max), (0, 15 + max), (0, 15 + max)];
+    assert_eq!([1, 4, 5, 1000].map(searches), expected);
+}
+
+#[test]
+fn steps_end_with_the_last_instruction() {
+    let program = [op(0x05, 2), RETURN_A, RETURN_A, op(0x80, 0), RETURN_A, op(0x80, 0), RETURN_A];
+    let program = SocketProgram::verify(&program).unwrap();
+    assert_eq!(program.run_counted(&SocketPacket { bytes: &[0; 9], ..packet() }), (9, 5));
+    let beyond = SocketProgram::verify(&[op(0x80, 0), op(0x20, 9), RETURN_A]).unwrap();
+    assert_eq!(beyond.run_counted(&SocketPacket { bytes: &[0; 9], ..packet() }), (0, 2));
+}
+
+#[test]
+fn each_load_of_a_random_number_returns_another_one() {
+    let load = op(0x20, PROPERTIES + 56);
+    // A XOR X of two numbers.
+    let program = [load, op(0x07, 0), load, op(0xac, 0), RETURN_A];
+    let program = SocketProgram::verify(&program).unwrap();
+    for random in 0..100 {
+        assert_ne!(program.run(&SocketPacket { bytes: &[0; 9], random, ..packet() }), 0);
+    }
 }
 
 fn instruction() -> impl Strategy<Value = RawInstruction> {
