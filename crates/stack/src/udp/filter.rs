@@ -1,6 +1,6 @@
 //! Filters of UDP sockets (`SO_ATTACH_FILTER`).
 
-use super::queue::Datagram;
+use super::queue::{self, Datagram};
 use super::{Udp, UdpError};
 use crate::handle::{LinkId, UdpHandle};
 use crate::ip::{L4, Network};
@@ -36,7 +36,7 @@ impl Udp {
         slot.socket.as_ref()?.filter.as_deref()
     }
 
-    /// Queues a datagram for which there is room, or datagrams, to a socket that coalesces datagrams or has a
+    /// Queues a datagram, or datagrams, to a socket that coalesces datagrams or has a
     /// filter.
     #[cold]
     #[inline(never)]
@@ -64,11 +64,22 @@ impl Udp {
                 datagram.gso_size = 0;
             }
         }
+        // After the filter, as on Linux: what it drops or removes takes no room.
+        let cost = payload.len() + queue::OVERHEAD;
+        if !socket.has_room(cost, self.receive_bytes) || self.queued + cost > self.receive_total_bytes {
+            self.stats.receive_overflow += 1;
+            socket.drops += 1;
+            return;
+        }
         let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
         if !(socket.options.gro && datagram.gso_size == 0 && socket.queue.coalesce(&datagram, payload)) {
             socket.queue.push(datagram, payload);
         }
-        self.count_queued(index, (capacity, before), count as u64);
+        self.capacity += socket.queue.capacity() - capacity;
+        self.queued += socket.queue.cost() - before;
+        self.queued_peak = self.queued_peak.max(self.queued);
+        self.stats.received += count as u64;
+        self.list_readable(index);
     }
 }
 

@@ -190,7 +190,7 @@ pub struct Udp {
     stats: UdpStats,
     /// When datagrams should be tried again that the device refused last.
     retry_at: Instant,
-    /// Buffer for packets that filters look at and that were not received like that.
+    /// Buffer for packets that are rebuilt for filters.
     scratch: Vec<u8>,
     sockets_max: usize,
     memberships_max: usize,
@@ -599,31 +599,21 @@ impl Udp {
 
     fn enqueue(&mut self, index: u32, datagram: Datagram, payload: &[u8], arrival: &Arrival<'_>) {
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
+        if socket.has_slow_path {
+            return self.enqueue_slow_path(index, datagram, payload, arrival);
+        }
         let cost = payload.len() + queue::OVERHEAD;
-        let limit = socket.rcvbuf(self.receive_bytes);
-        // An empty queue accepts any datagram, so that a small limit cannot block a socket forever.
-        let fits = socket.queue.is_empty() || socket.queue.cost() + cost <= limit;
-        if !fits || self.queued + cost > self.receive_total_bytes {
+        if !socket.has_room(cost, self.receive_bytes) || self.queued + cost > self.receive_total_bytes {
             self.stats.receive_overflow += 1;
             socket.drops += 1;
             return;
         }
-        if socket.has_slow_path {
-            return self.enqueue_slow_path(index, datagram, payload, arrival);
-        }
-        let before = (socket.queue.capacity(), socket.queue.cost());
+        let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
         socket.queue.push(datagram, payload);
-        self.count_queued(index, before, 1);
-    }
-
-    /// Accounts for datagrams that were queued, given the capacity of the queue and its bytes before.
-    #[inline(always)]
-    fn count_queued(&mut self, index: u32, (capacity, cost): (usize, usize), count: u64) {
-        let Some(socket) = &self.slots[index as usize].socket else { return };
         self.capacity += socket.queue.capacity() - capacity;
-        self.queued += socket.queue.cost() - cost;
+        self.queued += socket.queue.cost() - before;
         self.queued_peak = self.queued_peak.max(self.queued);
-        self.stats.received += count;
+        self.stats.received += 1;
         self.list_readable(index);
     }
 
@@ -679,6 +669,14 @@ impl Udp {
 }
 
 impl UdpSocket {
+    /// Returns whether a datagram with this cost fits into the queue, whose limit is `default` unless the
+    /// application has set one.
+    #[inline(always)]
+    fn has_room(&self, cost: usize, default: usize) -> bool {
+        // An empty queue accepts any datagram, so that a small limit cannot block a socket forever.
+        self.queue.is_empty() || self.queue.cost() + cost <= self.rcvbuf(default)
+    }
+
     /// Updates what depends on options and filter.
     fn update_slow_path(&mut self) {
         self.has_slow_path = self.options.gro || self.filter.is_some();

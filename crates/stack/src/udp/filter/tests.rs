@@ -100,3 +100,25 @@ fn filter_sees_each_datagram_of_a_super_frame() {
     assert_eq!(network[12..20], [10, 0, 0, 2, 10, 0, 0, 1]);
     assert_eq!(bytes[..6], [3, 0xe8, 0, 53, 0, 12]);
 }
+
+#[test]
+fn filter_is_applied_before_the_limit_of_the_queue() {
+    let mut sockets = sockets();
+    let socket = sockets.bind("0.0.0.0", 53);
+    sockets.udp.set_filter(socket, Some(recorder(8 + 1))).unwrap();
+    let limit: u32 = 4096;
+    let options = UdpOptions { rcvbuf: Some(limit), ..UdpOptions::default() };
+    sockets.udp.set_options(socket, options).unwrap();
+    let fitting = limit as usize / (1 + queue::OVERHEAD);
+    for _ in 0..fitting {
+        sockets.receive(1000, 53, &[7; 1000]);
+    }
+    let stats = sockets.udp.stats();
+    assert_eq!((stats.received, stats.receive_overflow), (fitting as u64, 0), "one byte of each is queued");
+    sockets.receive(1000, 53, &[7; 1000]);
+    assert_eq!(sockets.udp.stats().receive_overflow, 1);
+    // What the filter drops is no overflow.
+    sockets.udp.set_filter(socket, Some(recorder(0))).unwrap();
+    sockets.receive(1000, 53, &[7; 1000]);
+    assert_eq!((sockets.udp.stats().receive_overflow, sockets.udp.stats().filter_drops), (1, 1));
+}
