@@ -200,6 +200,7 @@ impl Stack {
     /// Processes a burst of frames from device `port`.
     pub fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>) {
         self.tcp.set_now(now);
+        self.tcp.rx_port = port;
         // Values of the flow table for the frames before the first of them was processed.
         let mut hints = [demux::NO_HINT; BURST_FRAMES_MAX];
         if burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.exceeds_cache() {
@@ -336,6 +337,7 @@ impl Stack {
                 }
                 match self.net.parse_reassembled(&packet) {
                     ParsedFrame::Tcp(l4) => {
+                        self.tcp.reassembled_link = l4.link;
                         if let Some(segment) = self.parse_segment(&l4, None) {
                             self.tcp.input(&mut self.net, &segment, burst);
                         }

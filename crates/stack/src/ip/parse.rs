@@ -194,6 +194,12 @@ impl Network {
         }
     }
 
+    /// Returns the link on which a device received a frame.
+    pub(crate) fn link_of_frame(&self, port: PortId, frame: &[u8]) -> Option<LinkId> {
+        let ethernet = ethernet::Header::parse(frame).ok()?;
+        self.ports.get(usize::from(port.0))?.link_of(ethernet.vlan)
+    }
+
     /// Parses a packet without a frame, which was reassembled from fragments.
     pub(super) fn parse_packet<'b>(&self, link: LinkId, packet: &'b [u8]) -> ParsedFrame<'b> {
         let frame = RxMeta {

@@ -6,10 +6,12 @@ use super::active::UrgentState;
 use super::conn::{Flags, NONE, SlotState};
 use super::filter_table::FilterId;
 use super::input::Segment;
+use super::listen::listener_of;
 use super::profile::ProfileId;
+use super::state::State;
 use crate::device::RxBurst;
 use crate::error::OptionError;
-use crate::handle::{Conn, LinkId, Listener};
+use crate::handle::{Conn, Listener};
 use crate::ip::Network;
 use crate::socket_filter::{FilteredPacket, PacketFields, SocketFilter, loopback_header};
 use crate::wire::tcp::TcpHeader;
@@ -35,16 +37,60 @@ impl Tcp {
             .filter(|idx| self.conns[*idx].slot_state != SlotState::Reported)
             .ok_or(OptionError::Stale)?;
         let profile = self.profile_with_filter(self.conns[idx].profile, filter)?;
+        self.replace_filtered_profile(idx, profile);
+        Ok(())
+    }
+
+    /// Gives a connection a profile that differs from its own one in the filter.
+    fn replace_filtered_profile(&mut self, idx: u32, profile: ProfileId) {
         let old = core::mem::replace(&mut self.conns[idx].profile, profile);
         self.profiles.release(old);
         let active = self.conns[idx].active;
         let is_urgent = active != NONE && !matches!(self.active[active].urg_data, UrgentState::None);
         let is_slow = is_urgent || self.is_filtered(idx);
         self.conns[idx].flags.assign(Flags::URGENT_OR_FILTERED, is_slow);
-        Ok(())
     }
 
-    /// Sets the filter of a listener, which connections that it receives from now on inherit.
+    /// Applies what a segment of a connection has to pass before anything else: the minimum hop limit. Lets a
+    /// half-open connection take over the filter that its listener has now, as Linux runs the listener's
+    /// filter until the handshake is complete. Returns false if the segment is dropped.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn passes_guards(&mut self, idx: u32, seg: &Segment<'_>) -> bool {
+        self.has_guards = self.is_gtsm_used || self.half_open > 0;
+        let c = &self.conns[idx];
+        let is_half_open = c.state == State::SynReceived
+            && !c.has(Flags::ACTIVE_OPEN)
+            // Connections of Fast Open are in the queue from the SYN on.
+            && !c.has(Flags::IN_ACCEPT_QUEUE)
+            && !c.has(Flags::ACCEPTED);
+        if is_half_open && !self.take_over_filter(idx) {
+            self.stats.filter_drops += 1;
+            return false;
+        }
+        !self.fails_gtsm(self.conns[idx].profile, seg)
+    }
+
+    /// Gives a half-open connection the filter of its listener or, if that was closed, of the listener that
+    /// takes the connection over. Returns false if there are too many different option sets.
+    fn take_over_filter(&mut self, idx: u32) -> bool {
+        if !self.listeners.is_open(listener_of(self.conns[idx].token)) && !self.migrate_half_open(idx) {
+            // The connection is reset when the segment is processed.
+            return true;
+        }
+        let c = &self.conns[idx];
+        let of_listener = self.listeners.get(listener_of(c.token)).profile;
+        let filter = self.profiles.get(of_listener).filter;
+        let own = *self.profiles.get(c.profile);
+        if own.filter == filter {
+            return true;
+        }
+        let Some(profile) = self.profiles.intern(own.with_filter(filter)) else { return false };
+        self.replace_filtered_profile(idx, profile);
+        true
+    }
+
+    /// Sets the filter of a listener, which connections inherit whose handshake is completed from now on.
     ///
     /// # Errors
     /// As [`Tcp::set_filter`].
@@ -57,6 +103,8 @@ impl Tcp {
         let profile = self.profile_with_filter(self.listeners.get(index).profile, filter)?;
         let old = self.listeners.set_profile(index, profile, self.profiles.get(profile));
         self.profiles.release(old);
+        // They take over the filter at their next segment. A listener that was closed may have left them.
+        self.has_guards |= self.half_open > 0;
         Ok(())
     }
 
@@ -108,9 +156,8 @@ impl Tcp {
         seg: &Segment<'_>,
         burst: &RxBurst<'_>,
     ) {
-        let c = &self.conns[idx];
-        let (profile, link) = (c.profile, c.hop.link());
-        if let Some(kept) = self.filter_segment(net, profile, link, seg, burst) {
+        let profile = self.conns[idx].profile;
+        if let Some(kept) = self.filter_segment(net, profile, seg, burst) {
             self.input_unpredicted(net, idx, &seg.truncated(kept), burst);
         }
     }
@@ -121,7 +168,7 @@ impl Tcp {
     #[inline(never)]
     pub(super) fn guard_listener(
         &mut self,
-        net: &mut Network,
+        net: &Network,
         listener: u32,
         seg: &Segment<'_>,
         burst: &RxBurst<'_>,
@@ -133,9 +180,7 @@ impl Tcp {
         if self.profiles.get(profile).filter == FilterId::NONE {
             return Some(seg.payload.len());
         }
-        let route = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip()));
-        let link = route.map_or(LinkId(0), |route| route.hop.link());
-        self.filter_segment(net, profile, link, seg, burst)
+        self.filter_segment(net, profile, seg, burst)
     }
 
     /// Runs the filter of a profile, if it has one, on a segment. Returns how many bytes of the payload are
@@ -144,7 +189,6 @@ impl Tcp {
         &mut self,
         net: &Network,
         profile: ProfileId,
-        link: LinkId,
         seg: &Segment<'_>,
         burst: &RxBurst<'_>,
     ) -> Option<usize> {
@@ -153,8 +197,15 @@ impl Tcp {
             return Some(seg.payload.len());
         }
         let header_len = TcpHeader::LEN + seg.options.len();
-        let frame = seg.position.and_then(|position| {
-            let frame = burst.get(usize::from(position.frame))?.bytes;
+        let received = match seg.position {
+            Some(position) => Some((burst.get(usize::from(position.frame))?.bytes, position)),
+            None => None,
+        };
+        let link = match received {
+            Some((frame, _)) => net.link_of_frame(self.rx_port, frame)?,
+            None => self.reassembled_link,
+        };
+        let frame = received.and_then(|(frame, position)| {
             let payload_at = position.start as usize;
             let frame = frame.get(..payload_at + seg.payload.len())?;
             Some((frame, network_header_at(frame)?, payload_at.checked_sub(header_len)?))

@@ -11,7 +11,8 @@ pub(crate) struct FilterId(u16);
 impl FilterId {
     /// No filter: every segment is accepted.
     pub const NONE: Self = Self(0);
-    /// A filter that drops every segment: that of a listener whose own one is set in a moment.
+    /// A filter that drops every segment: that of a listener until its own one is set, before the
+    /// next segment is processed.
     pub const DROP_ALL: Self = Self(u16::MAX);
 }
 
@@ -82,6 +83,11 @@ impl FilterTable {
                 self.free.push(id.0 - 1);
             }
         }
+    }
+
+    /// Returns whether no profile has a filter of the table.
+    pub fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
     }
 
     /// Returns the number of filters.

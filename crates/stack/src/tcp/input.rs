@@ -109,7 +109,7 @@ impl Tcp {
             None => self.input_listen(net, seg, burst),
             Some(FlowEntry::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(FlowEntry::Connection(idx)) => {
-                if self.is_gtsm_used && self.fails_gtsm(self.conns[idx].profile, seg) {
+                if self.has_guards && !self.passes_guards(idx, seg) {
                     return;
                 }
                 if self.conns[idx].has(Flags::INLINE)
@@ -188,6 +188,7 @@ impl Tcp {
     pub fn note_profile(&mut self, profile: ProfileId) {
         let profile = self.profiles.get(profile);
         self.is_gtsm_used |= profile.min_hop_limits != [0; 2];
+        self.has_guards |= self.is_gtsm_used;
         self.is_unordered_used |= profile.unordered;
     }
 

@@ -426,6 +426,7 @@ impl Tcp {
     pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
         let Some(index) = self.listeners.index(listener) else { return false };
         let (profile, queue) = self.listeners.remove(index);
+        self.has_guards |= self.half_open > 0 && !self.profiles.filters.is_empty();
         for (idx, class) in queue {
             let c = &mut self.conns[idx];
             c.flags.clear(Flags::IN_ACCEPT_QUEUE);

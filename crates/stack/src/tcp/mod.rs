@@ -70,7 +70,7 @@ pub use unordered::UnorderedBytes;
 use crate::chunk_pool::ChunkPool;
 use crate::events::{CloseReason, Event};
 use crate::flow_table::FlowTable;
-use crate::handle::Conn;
+use crate::handle::{Conn, LinkId, PortId};
 use crate::prefetch::prefetch;
 use crate::priority::ClassQueues;
 use crate::stack::Usage;
@@ -154,6 +154,13 @@ pub(crate) struct Tcp {
     pub half_open_high_water: u32,
     /// True if a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
     pub is_gtsm_used: bool,
+    /// True if a segment has to pass [`Tcp::passes_guards`]: minimum hop limits are used, or half-open
+    /// connections may not have the filter that their listener has.
+    has_guards: bool,
+    /// The device from which the present burst was received.
+    pub rx_port: PortId,
+    /// The link on which the last segment arrived that was reassembled from fragments.
+    pub reassembled_link: LinkId,
     /// Buffer for packets that filters look at and that are in no frame.
     filter_scratch: Vec<u8>,
     /// True if a socket has ever asked for unordered receive.
@@ -216,6 +223,9 @@ impl Tcp {
             half_open: 0,
             half_open_high_water: 0,
             is_gtsm_used: false,
+            has_guards: false,
+            rx_port: PortId(0),
+            reassembled_link: LinkId(0),
             filter_scratch: Vec::new(),
             is_unordered_used: false,
             fastopen_pending: 0,
