@@ -46,16 +46,36 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-/// The memory of the programs of a domain.
+/// Steps of a domain's programs in one turn of the shard, beyond which its packets are dropped: other domains
+/// must not wait. Programs of the longest kind may look at 64 packets.
+// limit: steps of filters of a domain in one turn
+pub(crate) const STEPS_PER_TURN_MAX: usize = 1 << 18;
+
+/// The memory of the programs of a domain, and the steps that they have done in this turn.
 #[derive(Debug)]
 pub(crate) struct FilterBudget {
     used: AtomicUsize,
     max: usize,
+    steps: AtomicUsize,
 }
 
 impl FilterBudget {
     pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), max })
+        Arc::new(Self { used: AtomicUsize::new(0), max, steps: AtomicUsize::new(0) })
+    }
+
+    /// Begins a turn. Returns the steps since the last one began.
+    pub fn begin_turn(&self) -> usize {
+        let steps = self.steps.load(Ordering::Relaxed);
+        if steps > 0 {
+            self.steps.store(0, Ordering::Relaxed);
+        }
+        steps
+    }
+
+    /// Returns whether programs may run in this turn.
+    fn has_steps(&self) -> bool {
+        self.steps.load(Ordering::Relaxed) < STEPS_PER_TURN_MAX
     }
 
     /// Takes memory, if there is enough.
@@ -100,6 +120,9 @@ impl Drop for AttachedProgram {
 
 impl SocketFilter for AttachedProgram {
     fn run(&self, packet: &FilteredPacket<'_>) -> u32 {
+        if !self.budget.has_steps() {
+            return 0;
+        }
         let destination = packet.destination;
         let packet_type = match (packet.is_broadcast, destination.is_multicast()) {
             (true, _) => PACKET_BROADCAST,
@@ -115,7 +138,7 @@ impl SocketFilter for AttachedProgram {
             // Truncates on purpose.
             state.hash_one(count.fetch_add(1, Ordering::Relaxed)) as u32
         });
-        self.program.run(&SocketPacket {
+        let (kept, steps) = self.program.run_counted(&SocketPacket {
             bytes: packet.bytes,
             network: packet.network,
             link: packet.frame,
@@ -126,7 +149,9 @@ impl SocketFilter for AttachedProgram {
             // Cannot truncate: headers are short.
             payload_offset: packet.header_len as u32,
             random: random.unwrap_or(0),
-        })
+        });
+        self.budget.steps.fetch_add(steps, Ordering::Relaxed);
+        kept
     }
 
     fn code(&self) -> &[u8] {
@@ -145,4 +170,44 @@ fn decode(code: &[u8]) -> Result<SocketProgram, FilterError> {
 /// [`FilterError::Invalid`].
 pub fn check_program(code: &[u8]) -> Result<(), FilterError> {
     decode(code).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv4Addr;
+    use ginnel_stack::handle::LinkId;
+
+    fn packet() -> FilteredPacket<'static> {
+        FilteredPacket {
+            bytes: &[0; 100],
+            header_len: 8,
+            network: &[0; 120],
+            frame: &[0; 14],
+            destination: Ipv4Addr::LOCALHOST.into(),
+            is_broadcast: false,
+            link: LinkId(0),
+            is_loopback: true,
+        }
+    }
+
+    // limit: steps of filters of a domain in one turn
+    #[test]
+    fn programs_of_a_domain_do_a_bounded_number_of_steps_in_a_turn() {
+        // 4,095 times the length of the packet, which is returned then.
+        let load_length = [0x80, 0, 0, 0, 0, 0, 0, 0];
+        let code = [load_length.repeat(4095), vec![0x16, 0, 0, 0, 0, 0, 0, 0]].concat();
+        let [busy, other] = [(); 2].map(|()| FilterBudget::new(1 << 20));
+        let [filter, same_domain] = [(); 2].map(|()| AttachedProgram::new(&code, &busy).unwrap());
+        let other_domain = AttachedProgram::new(&code, &other).unwrap();
+        for _ in 0..2 {
+            for _ in 0..STEPS_PER_TURN_MAX / 4096 {
+                assert_eq!(filter.run(&packet()), 100);
+            }
+            assert_eq!((filter.run(&packet()), same_domain.run(&packet())), (0, 0));
+            assert_eq!(other_domain.run(&packet()), 100);
+            assert_eq!((busy.begin_turn(), busy.begin_turn()), (STEPS_PER_TURN_MAX, 0));
+        }
+        assert_eq!(same_domain.run(&packet()), 100);
+    }
 }

@@ -45,6 +45,9 @@ pub(super) const CHUNK_BYTES: usize = 128 << 10;
 /// others longer than one with few.
 // limit: bytes of a domain in one turn
 const TURN_BUDGET_BYTES: usize = 1024 << 10;
+
+/// What a step of a filter counts for in the budget of a turn, as bytes of a stream.
+const STEP_COST_BYTES: usize = 4;
 /// Least cost of processing a socket, in bytes of a stream.
 const SOCKET_COST_BYTES_MIN: usize = 1024;
 /// Bits of the socket's number in the engine's token of a connection. The domain's index is above them.
@@ -789,6 +792,11 @@ impl Domain {
     /// Processes the notifications of clients. Returns how much was done.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
         self.turn_budget = TURN_BUDGET_BYTES;
+        let steps = self.filter_budget.begin_turn();
+        if steps > 0 {
+            // Sockets without a filter do not stall.
+            self.charge((steps * STEP_COST_BYTES).min(TURN_BUDGET_BYTES / 8 * 7));
+        }
         let continued = self.resume_unfinished(cx);
         let notified = self.clients.begin_turn(&self.region);
         let mut handled = 0;

@@ -133,6 +133,114 @@ fn connections_lose_segments_by_inherited_filters() {
     assert_eq!(client.recv(conn, &mut out), Ok(1));
 }
 
+/// Connections that are half-open when the filter of their listener changes have the new one, as on Linux.
+#[test]
+fn half_open_connections_take_over_the_filter_of_their_listener() {
+    let (drops_x, drops_all) = (drop_segments_of_x(), encode(&DROP_ALL));
+    // The filter at the SYN, that of the final acknowledgement, what the peer sends, and whether the
+    // connection is accepted with the first segment.
+    let cases = [
+        (None, Some(&drops_all), &b"yes"[..], false),
+        (None, Some(&drops_x), b"x", false),
+        (None, Some(&drops_x), b"y", true),
+        (Some(&drops_x), None, b"x", true),
+        (Some(&drops_x), Some(&drops_all), b"yes", false),
+        (None, None, b"x", true),
+    ];
+    for (before, now, sent, is_accepted) in cases {
+        let mut fixture = Fixture::new(&small_config(), Peer::default());
+        let mut client = fixture.client();
+        let mut options = ListenOptions::default();
+        options.socket.defer_accept = 6;
+        let number = client.listen_filtered(any(), options, 4, before.map(|code| &code[..])).unwrap();
+        let peer = fixture.connect_peer(b"");
+        assert_eq!(accepted(&fixture.events(&mut client)), []);
+        client.set_filter(SocketId::Listener(number), now.map(|code| &code[..])).unwrap();
+        fixture.peer.with(fixture.now, |handler, cx| {
+            handler.to_send[peer].0.extend(sent);
+            handler.push(cx, handler.conns[peer]);
+        });
+        fixture.run(Duration::from_millis(50));
+        let conns = accepted(&fixture.events(&mut client));
+        let case = (before.is_some(), now.map(Vec::len), sent);
+        assert_eq!(conns.len(), usize::from(is_accepted), "{case:?}");
+        for conn in conns {
+            assert_eq!(client.filter(id(conn)), Ok(now.cloned().unwrap_or_default()), "{case:?}");
+            assert_eq!(client.readable(conn), Ok(sent.len()), "{case:?}");
+        }
+        if !is_accepted {
+            // The peer sends it again.
+            client.set_filter(SocketId::Listener(number), None).unwrap();
+            fixture.run(5 * SECOND);
+            assert_eq!(accepted(&fixture.events(&mut client)).len(), 1, "{case:?}");
+        }
+    }
+}
+
+/// A half-open connection whose listener was closed has the filter of the listener that takes it over.
+#[test]
+fn half_open_connections_move_to_the_filter_of_another_listener() {
+    let (drops_x, drops_all) = (drop_segments_of_x(), encode(&DROP_ALL));
+    let cases = [
+        (None, Some(&drops_all), false),
+        (None, Some(&drops_x), true),
+        (Some(&drops_all), None, true),
+        (Some(&drops_x), Some(&drops_all), false),
+    ];
+    for (of_old, of_new, is_accepted) in cases {
+        for attached_late in [false, true] {
+            let mut fixture = Fixture::new(&small_config(), Peer::default());
+            let [(_, mut old), (_, mut new)] = open_two_domains(&fixture);
+            let mut options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+            options.socket.defer_accept = 6;
+            let number = old.listen(any(), options, 4).unwrap();
+            let peer = fixture.connect_peer(b"");
+            fixture.run(Duration::from_millis(20));
+            if let Some(code) = of_old {
+                old.set_filter(SocketId::Listener(number), Some(code)).unwrap();
+            }
+            let at_once = of_new.filter(|_| !attached_late).map(|code| &code[..]);
+            let sibling = new.listen_filtered(any(), options, 4, at_once).unwrap();
+            old.unlisten(number).unwrap();
+            if attached_late {
+                new.set_filter(SocketId::Listener(sibling), of_new.map(|code| &code[..])).unwrap();
+            }
+            fixture.peer.with(fixture.now, |handler, cx| {
+                handler.to_send[peer].0.extend(b"yes");
+                handler.push(cx, handler.conns[peer]);
+            });
+            fixture.run(Duration::from_millis(50));
+            let conns = accepted(&fixture.events(&mut new));
+            let case = (of_old.map(Vec::len), of_new.map(Vec::len), attached_late);
+            assert_eq!(conns.len(), usize::from(is_accepted), "{case:?}");
+            for conn in conns {
+                assert_eq!(new.filter(id(conn)), Ok(of_new.cloned().unwrap_or_default()), "{case:?}");
+            }
+        }
+    }
+}
+
+/// The steps of programs are counted for each turn anew.
+#[test]
+fn long_programs_pass_packets_of_many_turns() {
+    let mut fixture = Fixture::new(&small_config(), Peer::default());
+    let mut client = fixture.client();
+    let code = encode(&[vec![(0x80, 0, 0, 0); 4095], vec![(0x06, 0, 0, u32::MAX)]].concat());
+    let socket = udp_open(&mut client, 53, Some(&code)).unwrap();
+    let from = fixture.peer.with(fixture.now, |_, cx| {
+        cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()).unwrap()
+    });
+    for turn in 0..100 {
+        let to = Some("10.0.0.1:53".parse().unwrap());
+        fixture.peer.with(fixture.now, |_, cx| cx.udp_send(from, to, b"hello")).unwrap();
+        fixture.run(Duration::from_millis(20));
+        fixture.events(&mut client);
+        let mut out = [0; 8];
+        let got = client.udp_recv_into(socket, &mut [std::io::IoSliceMut::new(&mut out)], true);
+        assert_eq!(got.map(|got| got.unwrap().len), Ok(5), "{turn}");
+    }
+}
+
 #[test]
 fn bad_programs_open_nothing() {
     let mut fixture = Fixture::new(&small_config(), Peer { listens: true, ..Peer::default() });
