@@ -779,7 +779,6 @@ impl Channels {
         }
     }
 
-    #[inline]
     /// Returns the shards that have a socket or listener, with its id there.
     pub fn sides_of(&self, of: DescriptionKey) -> Vec<(usize, SocketId)> {
         match of {
@@ -798,10 +797,15 @@ impl Channels {
 
     /// Returns the client of a shard, which is one of [`Self::sides_of`].
     pub fn client_of_shard(&mut self, shard: usize) -> &mut Client {
-        self.dirty |= 1 << shard;
         &mut self.clients[shard]
     }
 
+    /// Notes that a shard has to be flushed.
+    pub fn mark_dirty(&mut self, shard: usize) {
+        self.dirty |= 1 << shard;
+    }
+
+    #[inline]
     pub fn description_version(&self, of: DescriptionKey) -> u32 {
         self.client_of_description(of).map_or(0, |(client, of)| client.description_version(of))
     }
