@@ -1,6 +1,6 @@
 //! `SO_ATTACH_FILTER`, `SO_DETACH_FILTER` and `SO_GET_FILTER`.
 //!
-//! The stack has the filters of its sockets. Each process keeps a copy for sockets that are not on the stack
+//! The stack holds the filters of its sockets. Each process keeps a copy for sockets that are not on the stack
 //! yet, and for a restart of the shards. Of a description that processes share, only a tag of the program is
 //! published, since programs are longer than what is published. A process that sees another tag asks the
 //! stack for the program. A process that cannot learn the program opens its socket again with a filter that
@@ -63,6 +63,11 @@ impl FilterCopy {
         self.tag != 0 && self.code.is_none()
     }
 
+    /// Returns the program, or one that drops everything if the program is not known; `None` without a filter.
+    fn code_or_drop_all(&self) -> Option<Arc<[u8]>> {
+        if self.is_unknown() { Some(drop_all()) } else { self.code.clone() }
+    }
+
     /// Returns whether there is no filter.
     pub fn is_none(&self) -> bool {
         self.tag == 0
@@ -90,8 +95,7 @@ fn tag_of(code: &[u8]) -> u64 {
 impl SocketOptionState {
     /// Returns the program with which the socket is opened on the stack.
     pub fn filter_code(&self) -> Option<Arc<[u8]>> {
-        let filter = self.ints.filter()?;
-        if filter.is_unknown() { Some(drop_all()) } else { filter.code.clone() }
+        self.ints.filter()?.code_or_drop_all()
     }
 
     /// Forgets the program of the filter; its tag is kept.
@@ -100,6 +104,11 @@ impl SocketOptionState {
             let filter = filter.tag_only();
             self.ints.set_filter(filter);
         }
+    }
+
+    /// Returns whether the socket has a filter, or must not get one.
+    pub fn has_filter_or_lock(&self) -> bool {
+        !self.filter().is_none() || self.is_on("SO_LOCK_FILTER")
     }
 
     /// Returns the options that are published.
@@ -169,7 +178,7 @@ impl ProcessState {
     ///
     /// # Errors
     /// `EINVAL`, `EFAULT`, `EPERM` if the filter is locked, `ENOMEM`; `ENOENT` if there is no filter to
-    /// detach. The socket then has the filter that it had before.
+    /// detach; `ENETDOWN` if the shard of a listener or UDP socket is gone. The socket then has the filter that it had before.
     pub(crate) fn change_filter(&mut self, file: FileId, attach: bool, value: &[u8]) -> Result<(), Errno> {
         if value.len() < 4 {
             return Err(Errno::INVAL);
@@ -202,7 +211,7 @@ impl ProcessState {
         if let Err(error) = set {
             if let Some(kernel_fd) = kernel_fd {
                 // The kernel had this filter a moment ago.
-                let _ = set_on_kernel(kernel_fd, old.code.as_deref().unwrap_or_default());
+                let _ = set_on_kernel(kernel_fd, old.code_or_drop_all().as_deref().unwrap_or_default());
             }
             return Err(errno::filter(error));
         }
@@ -292,6 +301,7 @@ impl Channels {
             return Err(FilterError::Stale);
         }
         for (done, &(shard, id)) in sides.iter().enumerate() {
+            self.mark_dirty(shard);
             let set = self.client_of_shard(shard).set_filter(id, Some(code).filter(|code| !code.is_empty()));
             if let Err(error) = set {
                 for &(shard, id) in &sides[..done] {
@@ -311,5 +321,20 @@ impl Channels {
     pub fn filter(&mut self, of: DescriptionKey) -> Result<Vec<u8>, FilterError> {
         let (shard, id) = self.sides_of(of).first().copied().ok_or(FilterError::Stale)?;
         self.client_of_shard(shard).filter(id).map_err(|_| FilterError::Stale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_programs_drop_everything() {
+        let keep_all = [6, 0, 0, 0, 255, 255, 255, 255];
+        let known = FilterCopy::new(&keep_all);
+        assert_eq!(known.code_or_drop_all().as_deref(), Some(&keep_all[..]));
+        assert_eq!(known.tag_only().code_or_drop_all(), Some(drop_all()));
+        assert_eq!(check_program(&drop_all()), Ok(()));
+        assert_eq!(FilterCopy::default().code_or_drop_all(), None);
     }
 }
