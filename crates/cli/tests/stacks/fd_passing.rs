@@ -140,3 +140,36 @@ m = send(w); m.recv(1)",
     assert!(receiver.wait_for_output().status.success());
     assert!(sender.wait_for_output().status.success());
 }
+
+/// A filter that nothing would carry must not get lost.
+#[test]
+fn sockets_with_filters_are_passed_on_the_stack_only() {
+    if skipped("sockets_with_filters_are_passed_on_the_stack_only") {
+        return;
+    }
+    let fixture = Fixture::new("filtered");
+    let _up = fixture.start_stack("lab", &MEMORY);
+    let script = "
+import ctypes
+def attach(s):
+    buffer = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0), 8)
+    s.setsockopt(socket.SOL_SOCKET, 26, struct.pack('@HP', 1, ctypes.addressof(buffer)))
+here, there = socket.socketpair(socket.AF_UNIX)
+def passes(s):
+    try: socket.send_fds(here, [b'.'], [s.fileno()])
+    except OSError as e: return e.strerror
+    text, fds, _, _ = socket.recv_fds(there, 10, 1); r = socket.socket(fileno=fds[0])
+    buffer = ctypes.create_string_buffer(8); count = ctypes.c_uint32(1)
+    libc = ctypes.CDLL(None)
+    assert libc.getsockopt(r.fileno(), socket.SOL_SOCKET, 26, buffer, ctypes.byref(count)) == 0
+    return count.value
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    plain, filtered, locked = (socket.socket(socket.AF_INET, kind) for _ in range(3))
+    attach(filtered); locked.setsockopt(socket.SOL_SOCKET, 44, 1)
+    print(passes(plain), '|', passes(filtered), '|', passes(locked))
+    filtered.bind(('10.5.0.1', 0))
+    if kind == socket.SOCK_STREAM: filtered.listen()
+    print(passes(filtered))";
+    let refused = "0 | Operation not supported | Operation not supported\n1\n";
+    assert_eq!(fixture.script_output(&ON_LAB, script), refused.repeat(2));
+}

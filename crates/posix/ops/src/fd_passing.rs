@@ -39,7 +39,8 @@ impl Ops {
     /// connected nor listening, are passed as the kernel object behind them.
     ///
     /// # Errors
-    /// `EBADF`; `ENETDOWN` without a stack; `ETOOMANYREFS` if too many sockets are in transit.
+    /// `EBADF`; `EOPNOTSUPP` for a socket with a filter that is not on the stack yet; `ENETDOWN`
+    /// without a stack; `ETOOMANYREFS` if too many sockets are in transit.
     pub fn pass_fd(&self, fd: RawFd) -> Result<PassedFd, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
@@ -48,6 +49,10 @@ impl Ops {
         let ProcessState { files, client, .. } = &mut *state;
         let FileKind::Socket(socket) = &files.get(file).kind else { return Ok(PassedFd::Itself) };
         if matches!(socket.role, SocketRole::Unconnected { .. }) {
+            if socket.options.has_filter_or_lock() {
+                // Nothing would carry the filter: the receiver's socket would accept everything.
+                return Err(Errno::OPNOTSUPP);
+            }
             return Ok(PassedFd::Itself);
         }
         let (metadata, ids) = serialize(socket, client);
