@@ -297,6 +297,96 @@ pub fn listeners_drop_syns(w: &mut Fixture<'_>) {
     close(w, &[listener], &[b]);
 }
 
+/// Changes the filter of a listener while a connection is half-open, which `TCP_DEFER_ACCEPT` makes so.
+pub fn half_open_connections_have_the_present_filter(w: &mut Fixture<'_>) {
+    let drops_x = drop_segments_of_x();
+    let drops_all = vec![ret(0)];
+    let none = Vec::new();
+    let cases = [
+        ("attach", &none, &drops_all, &b"yes"[..]),
+        ("attach", &none, &drops_x, b"x"),
+        ("attach", &none, &drops_x, b"y"),
+        ("detach", &drops_x, &none, b"x"),
+        ("replace", &drops_x, &drops_all, b"y"),
+        ("replace", &drops_all, &drops_x, b"y"),
+    ];
+    for (name, before, after, sent) in cases {
+        let (listener, at) = w.listener(SOCK_NONBLOCK);
+        w.a.setsockopt(listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &word(30)).unwrap();
+        let b = w.b.socket(w.domain(), SOCK_STREAM | SOCK_NONBLOCK).unwrap();
+        if before != &drops_all && !before.is_empty() {
+            attach(w.a, listener, before).unwrap();
+        }
+        w.log(name, w.b.connect(b, &w.at_a(at)));
+        w.wait(w.b, b, libc::POLLOUT);
+        w.settle();
+        if before == &drops_all {
+            attach(w.a, listener, before).unwrap();
+        }
+        w.log("half-open", w.a.accept4(listener, 0));
+        if after.is_empty() {
+            detach(w.a, listener).unwrap();
+        } else {
+            attach(w.a, listener, after).unwrap();
+        }
+        w.b.send(b, sent, 0).unwrap();
+        w.settle();
+        let accepted = w.a.accept4(listener, SOCK_NONBLOCK);
+        w.log("accepted", accepted.is_ok());
+        if let Ok(a) = accepted {
+            w.log("received", w.a.recv(a, 10, MSG_DONTWAIT));
+            w.log("filter", w.a.attached_filter(a, 100));
+            close(w, &[a], &[]);
+        }
+        close(w, &[listener], &[b]);
+    }
+}
+
+/// Returns the lowest byte of what instructions leave in A for a segment with 200 bytes: that many of them are
+/// kept, and 0 stands for a value of 0 or a segment that was dropped.
+fn value_of_segment(w: &mut Fixture<'_>, program: &[Instruction]) -> Option<usize> {
+    let (a, b) = w.connection();
+    // The header stays in any case: its length and the value are kept.
+    let header = [op(0x30, 12), op(0x74, 2), op(0x54, 0x3c), TAX];
+    let value = [op(0x54, 0x7f), op(0x0c, 0), RET_A];
+    attach(w.a, a, &[program, &[op(0x02, 0)], &header, &[op(0x60, 0)], &value].concat()).unwrap();
+    let bytes: Vec<u8> = (0..200).collect();
+    w.b.send(b, &bytes, 0).unwrap();
+    w.settle();
+    let got = w.a.recv(a, 300, MSG_DONTWAIT).ok().map(|bytes| bytes.len());
+    detach(w.a, a).unwrap();
+    close(w, &[a], &[b]);
+    got
+}
+
+pub fn programs_see_headers_of_segments(w: &mut Fixture<'_>) {
+    let v4 = w.domain() == libc::AF_INET;
+    let next_header = if v4 { 9 } else { 6 };
+    let hop_limit = if v4 { 8 } else { 7 };
+    let network_len = if v4 { 20 } else { 40 };
+    let sequences = [
+        ("first byte of the payload, and more", vec![op(0x30, 32 + 77)]),
+        ("header length", vec![op(0x30, 12), op(0x74, 1)]),
+        ("flags", vec![op(0x30, 13)]),
+        ("version", vec![op(0x30, SKF_NET)]),
+        ("protocol", vec![op(0x30, SKF_NET + next_header)]),
+        ("hop limit", vec![op(0x30, SKF_NET + hop_limit)]),
+        ("payload from IP on", vec![op(0x30, SKF_NET + network_len + 32 + 33)]),
+        ("beyond the end of IP", vec![op(0x30, SKF_NET + network_len + 32 + 200)]),
+        ("ethertype", vec![op(0x30, SKF_LL + 12), op(0x74, 1)]),
+        ("payload from Ethernet on", vec![op(0x30, SKF_LL + 14 + network_len + 32 + 55)]),
+        ("beyond the end of the frame", vec![op(0x30, SKF_LL + 14 + network_len + 32 + 200)]),
+        ("SKF_AD_PROTOCOL", vec![op(0x28, SKF_AD), op(0x74, 8)]),
+        ("SKF_AD_PKTTYPE", vec![op(0x30, SKF_AD + 4), op(0x04, 1)]),
+        ("SKF_AD_PAY_OFFSET", vec![op(0x20, SKF_AD + 52)]),
+        ("SKF_AD_VLAN_TAG_PRESENT", vec![op(0x20, SKF_AD + 48), op(0x04, 1)]),
+    ];
+    for (name, program) in sequences {
+        let value = value_of_segment(w, &program);
+        w.log(name, value);
+    }
+}
+
 pub fn connections_lose_segments(w: &mut Fixture<'_>) {
     let (a, b) = w.connection();
     w.log("attach", attach(w.a, a, &drop_segments_of_x()));
@@ -555,6 +645,7 @@ pub fn filters_outlive_connections(w: &mut Fixture<'_>) {
 
 pub mod tests {
     crate::cases! {
+        programs_see_headers_of_segments
         ; over_loopback {
             programs_see_the_interface
         }
@@ -564,6 +655,7 @@ pub mod tests {
             programs_see_headers_of_datagrams
             programs_find_attributes
             listeners_drop_syns
+            half_open_connections_have_the_present_filter
             connections_lose_segments
             connections_truncate_segments
             connections_inherit_filters
