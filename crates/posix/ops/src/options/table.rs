@@ -259,7 +259,10 @@ pub const OPTIONS: &[OptionRow] = &[
         26,
         "SO_ATTACH_FILTER",
         "classic BPF; a user's programs on a shard have `channel.filter_bytes_max`, which counts from `bind`, `connect` or `listen` on: without memory that call fails with `ENOMEM`; \
-         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0; datagrams have no link-layer addresses",
+         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0; \
+         datagrams have no link-layer addresses; the frame at `SKF_LL_OFF` has its VLAN tag; interfaces on devices have the indices that the stack gives them, from 2^30 on; \
+         a search for attributes beyond the 4,096th of a packet drops the packet; a user's programs do 262,144 steps on a shard in a turn, beyond which packets are dropped; \
+         of a segment that arrives in fragments the program sees a header without IP options, type of service, identification, checksum and reserved bits",
     ),
     dedicated(SOL, 27, "SO_DETACH_FILTER"),
     dedicated(SOL, 28, "SO_PEERNAME"),
@@ -293,7 +296,13 @@ pub const OPTIONS: &[OptionRow] = &[
     ignored(SOL, 41, "SO_WIFI_STATUS", FLAG, NO_EFFECT_ON_TCP),
     number(SOL, 42, "SO_PEEK_OFF", IntFormat::Int, AcceptedValues::Any, -1),
     ignored(SOL, 43, "SO_NOFCS", FLAG, NO_EFFECT_ON_TCP),
-    number(SOL, 44, "SO_LOCK_FILTER", IntFormat::Int, AcceptedValues::OneWayFlag, 0),
+    row(
+        SOL,
+        44,
+        "SO_LOCK_FILTER",
+        OptionKind::Int { format: IntFormat::Int, accepts: AcceptedValues::OneWayFlag, default: 0 },
+        "binds programs that use the library; the stack does not know of the lock",
+    ),
     ignored(SOL, 45, "SO_SELECT_ERR_QUEUE", FLAG, NO_EFFECT_ON_TCP),
     ignored(
         SOL,
