@@ -216,6 +216,7 @@ const LINUX: &[(&str, &str)] = &[
     ("udp.sent", "UdpOutDatagrams"),
     ("udp.no_port", "UdpNoPorts"),
     ("udp.receive_overflow", "UdpRcvbufErrors + UdpMemErrors"),
+    ("udp.filter_drops", "UdpInErrors"),
     ("ip.fragments_in", "IpReasmReqds, Ip6ReasmReqds"),
     ("ip.reassembled", "IpReasmOKs, Ip6ReasmOKs"),
     ("ip.reassembly_timeouts", "IpReasmTimeout, Ip6ReasmTimeout"),
