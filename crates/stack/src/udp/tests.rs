@@ -412,7 +412,7 @@ fn invalid_destinations_are_rejected() {
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_508]), Err(UdpError::TooLong));
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_507]), Ok(()));
     s.fixture.set_capacity(0);
-    assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::NoBuffers));
+    assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::DeviceFull));
 }
 
 #[test]
