@@ -29,8 +29,8 @@ pub struct FilteredPacket<'a> {
     pub header_len: usize,
     /// The packet from its IP header on.
     pub network: &'a [u8],
-    /// The frame from its Ethernet header on; of a datagram, or a segment that was reassembled from fragments,
-    /// only an Ethernet header without addresses.
+    /// The frame from its Ethernet header on; of a datagram, or a segment that was reassembled from
+    /// fragments, only an Ethernet header without addresses.
     pub frame: &'a [u8],
     /// The destination address.
     pub destination: IpAddr,

@@ -38,9 +38,9 @@ impl Program {
         Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
     }
 
-    /// Runs the program of a socket on a packet. Returns 0 to drop the packet, and a bound of the instructions
-    /// and attributes that were looked at: jumps only lead forward, so there are at most as many instructions
-    /// as stand up to the last one.
+    /// Runs the program of a socket on a packet. Returns 0 to drop the packet, and a bound of the
+    /// instructions and attributes that were looked at: jumps only lead forward, so there are at most as many
+    /// instructions as stand up to the last one.
     pub(super) fn run_on_socket(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         let mut machine = Machine::<false>::new(packet.bytes, None);
         machine.socket = Some(SocketMachine::new(packet));

@@ -131,7 +131,8 @@ impl SocketProgram {
         self.run_counted(packet).0
     }
 
-    /// As [`SocketProgram::run`]. Returns also how many steps were done, at most: instructions and attributes.
+    /// As [`SocketProgram::run`]. Returns also how many steps were done, at most: instructions and
+    /// attributes.
     #[must_use]
     pub fn run_counted(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         self.program.run_on_socket(packet)

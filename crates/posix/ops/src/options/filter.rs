@@ -1,10 +1,10 @@
 //! `SO_ATTACH_FILTER`, `SO_DETACH_FILTER` and `SO_GET_FILTER`.
 //!
-//! The stack holds the filters of its sockets. Each process keeps a copy for sockets that are not on the stack
-//! yet, and for a restart of the shards. Of a description that processes share, only a tag of the program is
-//! published, since programs are longer than what is published. A process that sees another tag asks the
-//! stack for the program. A process that cannot learn the program opens its socket again with a filter that
-//! drops everything.
+//! The stack holds the filters of its sockets. Each process keeps a copy for sockets that are not on the
+//! stack yet, and for a restart of the shards. Of a description that processes share, only a tag of the
+//! program is published, since programs are longer than what is published. A process that sees another tag
+//! asks the stack for the program. A process that cannot learn the program opens its socket again with a
+//! filter that drops everything.
 
 use super::SocketOptionState;
 use super::get::OptionValue;
@@ -63,7 +63,8 @@ impl FilterCopy {
         self.tag != 0 && self.code.is_none()
     }
 
-    /// Returns the program, or one that drops everything if the program is not known; `None` without a filter.
+    /// Returns the program, or one that drops everything if the program is not known; `None` without a
+    /// filter.
     fn code_or_drop_all(&self) -> Option<Arc<[u8]>> {
         if self.is_unknown() { Some(drop_all()) } else { self.code.clone() }
     }
@@ -178,7 +179,8 @@ impl ProcessState {
     ///
     /// # Errors
     /// `EINVAL`, `EFAULT`, `EPERM` if the filter is locked, `ENOMEM`; `ENOENT` if there is no filter to
-    /// detach; `ENETDOWN` if the shard of a listener or UDP socket is gone. The socket then has the filter that it had before.
+    /// detach; `ENETDOWN` if the shard of a listener or UDP socket is gone. The socket then has the filter
+    /// that it had before.
     pub(crate) fn change_filter(&mut self, file: FileId, attach: bool, value: &[u8]) -> Result<(), Errno> {
         if value.len() < 4 {
             return Err(Errno::INVAL);

@@ -342,8 +342,8 @@ pub fn half_open_connections_have_the_present_filter(w: &mut Fixture<'_>) {
     }
 }
 
-/// Returns the lowest byte of what instructions leave in A for a segment with 200 bytes: that many of them are
-/// kept, and 0 stands for a value of 0 or a segment that was dropped.
+/// Returns the lowest byte of what instructions leave in A for a segment with 200 bytes: that many of them
+/// are kept, and 0 stands for a value of 0 or a segment that was dropped.
 fn value_of_segment(w: &mut Fixture<'_>, program: &[Instruction]) -> Option<usize> {
     let (a, b) = w.connection();
     // The header stays in any case: its length and the value are kept.

@@ -46,7 +46,7 @@ pub(super) const CHUNK_BYTES: usize = 128 << 10;
 // limit: bytes of a domain in one turn
 const TURN_BUDGET_BYTES: usize = 1024 << 10;
 
-/// What a step of a filter counts for in the budget of a turn, as bytes of a stream.
+/// Cost of a step of a filter in the budget of a turn, in bytes of a stream.
 const STEP_COST_BYTES: usize = 4;
 /// Least cost of processing a socket, in bytes of a stream.
 const SOCKET_COST_BYTES_MIN: usize = 1024;

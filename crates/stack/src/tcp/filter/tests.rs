@@ -78,7 +78,7 @@ fn fixed_filters_keep_all_or_nothing() {
     assert_eq!(count, usize::from(u16::MAX) - 1);
 }
 
-/// What a filter saw: link, Ethernet type, offset of the IP header in the frame, bytes from TCP on.
+/// A packet as a filter saw it: link, Ethernet type, offset of the IP header in the frame, bytes from TCP on.
 type Seen = (u16, [u8; 2], usize, Vec<u8>);
 
 /// Records the packets that it drops.
