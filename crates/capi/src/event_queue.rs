@@ -147,7 +147,8 @@ impl EventQueue {
         self.waiting != [0; 2]
     }
 
-    /// Returns whether so many events wait that the shard must not find more.
+    /// Returns whether `SINGLE_EVENTS_MAX` events that belong to no slot wait. The shard must not make a turn
+    /// while this is true.
     pub fn is_full(&self) -> bool {
         self.singles >= SINGLE_EVENTS_MAX
     }
@@ -174,8 +175,8 @@ impl EventQueue {
         }
     }
 
-    /// Adds what happened to an object. An object that has an event gets it in addition, and the higher of
-    /// both classes.
+    /// Adds what happened to an object. If an event of the object waits already, both are merged, with the
+    /// higher of their classes.
     fn add(&mut self, kind: Kind, index: u32, happened: Event) {
         let at = index as usize;
         let slots = &mut self.slots[kind as usize];
@@ -205,7 +206,7 @@ impl EventQueue {
         }
     }
 
-    /// Adds an event that is reported by itself.
+    /// Adds an event that belongs to no slot and is never merged with another.
     fn add_single(&mut self, event: Event) {
         let level = Level::of(event.class) as usize;
         self.waiting[level] += 1;
@@ -223,8 +224,8 @@ impl EventQueue {
         event
     }
 
-    /// Receives bytes of a connection that has ended, and then the error number of its end. `None` if it has
-    /// no bytes, or has not ended.
+    /// Receives bytes of a connection that has ended, and after the last byte the error number of its end.
+    /// Returns `None` if the connection has not ended, or its end was reported already.
     pub fn recv_late(&mut self, conn: ConnHandle, buffer: &mut [u8]) -> Option<Result<usize, Errno>> {
         if self.late.is_empty() {
             return None;
@@ -239,21 +240,22 @@ impl EventQueue {
         Some(Ok(late.unread.read(buffer).unwrap_or(0)))
     }
 
-    /// Returns the number of unread bytes of a connection that has ended; `None` as of
-    /// [`recv_late`](Self::recv_late).
+    /// Returns the number of unread bytes of a connection that has ended; `None` if
+    /// [`recv_late`](Self::recv_late) would return `None`.
     pub fn unread_late(&self, conn: ConnHandle) -> Option<usize> {
         Some(self.late.get(&conn.id)?.unread.len())
     }
 
-    /// Reports the end of a connection, whose unread bytes are discarded. Returns false as of
-    /// [`recv_late`](Self::recv_late).
+    /// Reports the end of a connection, whose unread bytes are discarded. Returns false if
+    /// [`recv_late`](Self::recv_late) would return `None`.
     pub fn close_late(&mut self, conn: ConnHandle) -> bool {
         let Some(late) = self.late.remove(&conn.id) else { return false };
         self.add_single(late.closed);
         true
     }
 
-    /// Reports the end of a connection, or, if bytes are unread, these, and the end later.
+    /// Reports the end of a connection. If bytes are unread, reports them first, and the end after they were
+    /// received or discarded.
     fn end(&mut self, mut closed: Event, unread: VecDeque<u8>) {
         if unread.is_empty() {
             return self.add_single(closed);

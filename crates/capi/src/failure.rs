@@ -181,7 +181,7 @@ pub fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     -errno
 }
 
-/// As [`call`], for functions that return a number of bytes.
+/// Calls the body as [`call`] does, for functions that return a number of bytes.
 pub fn call_bytes(body: impl FnOnce() -> Result<usize, Failure>) -> isize {
     let mut bytes = 0;
     let result = call(|| {
