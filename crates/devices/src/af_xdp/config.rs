@@ -74,16 +74,16 @@ pub struct AfXdpOptions {
     /// Makes system calls only if the kernel requests them (`XDP_USE_NEED_WAKEUP`). Text key `need_wakeup`:
     /// `on` (the default) or `off`.
     pub need_wakeup: bool,
-    /// Time in microseconds for which the driver's receive work runs busily in system calls of the shard's
-    /// thread (`SO_BUSY_POLL`); 0 leaves it to interrupts. Text key `busy_poll`, default 0.
+    /// Time in microseconds for which a system call of the shard's thread polls the driver's receive queue
+    /// (`SO_BUSY_POLL`); 0 leaves receiving to interrupts. Text key `busy_poll`, default 0.
     pub busy_poll_us: u32,
     /// Packets of one busy poll (`SO_BUSY_POLL_BUDGET`), 1 to 65,535. Text key `busy_budget`, default 64.
     pub busy_budget: u16,
-    /// Frames of local senders whose checksum is partial. Text key `partial_checksums`: `auto` (the default),
-    /// `on` or `off`.
+    /// Treatment of frames of local senders whose checksum is partial. Text key `partial_checksums`: `auto`
+    /// (the default), `on` or `off`.
     pub partial_checksums: PartialChecksums,
-    /// Connections belong to the shards to which the interface delivers their packets by its own hash, if the
-    /// driver tells how. Text key `rss`, `auto` or `off`; default `auto`.
+    /// True if connections belong to the shards to which the interface delivers their packets by its own
+    /// hash, provided that the driver reports key and table. Text key `rss`, `auto` or `off`; default `auto`.
     pub rss: bool,
 }
 
