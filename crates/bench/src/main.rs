@@ -6,7 +6,7 @@
 //! interleaved         two servers and their clients on two CPUs, in alternating slices of milliseconds
 //! placed_server       a server that runs by itself, with its application in a given placement
 //! single_thread       server and client on one thread, step by step
-//! generator           the same with `ginnel load http` as the client, which can be the measured side
+//! generator           a server and `ginnel load http` on one thread; either can be the measured side
 //! server/             the servers: the engine, the runtime on top of it, smoltcp
 //! program_comparison  a server and the generator in two processes, on the kernel and on a stack
 //! program_pair        two processes of `ginnel` over shared memory, with their memory and CPU time
