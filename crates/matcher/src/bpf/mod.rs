@@ -45,7 +45,7 @@ pub enum BadProgram {
     NoReturn,
     /// An instruction with this index has an unknown operation code.
     UnknownOperation(usize, u16),
-    /// An instruction with this index jumps behind the end.
+    /// An instruction with this index jumps past the end of the program.
     WildJump(usize),
     /// An instruction with this index accesses a word of memory that does not exist.
     WildMemory(usize),
