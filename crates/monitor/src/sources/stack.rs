@@ -26,7 +26,7 @@ type TakenFrame = (MirroredFrame, usize);
 pub struct StackFrame<'a> {
     /// Index of the ring in [`StackFrames::rings`].
     pub ring: usize,
-    /// Time, length, and what is left to the device.
+    /// Time, length, and the offloads that the device completes.
     pub frame: MirroredFrame,
     /// The bytes that were copied: the beginning of the frame.
     pub bytes: &'a [u8],
@@ -41,8 +41,8 @@ pub struct StackFrames {
     has_ended: bool,
 }
 
-/// Takes frames from a ring if there are none of it. Returns the time up to which all frames of the ring are
-/// there; `None` if all are.
+/// Takes frames from a ring if all frames taken from it before were passed on. Returns the time up to which
+/// `frames` is complete; `None` if the ring was emptied.
 fn refill(
     ring: &mut MirrorRing,
     frames: &mut VecDeque<TakenFrame>,
@@ -101,7 +101,7 @@ impl StackFrames {
             false => Instant::from_nanos(now.as_nanos().saturating_sub(PUBLICATION_TIME.as_nanos() as u64)),
         };
         let Self { mirror, frames, bytes, has_ended } = self;
-        // Sent frames first: whatever caused them is in the rings of received frames by then.
+        // Sent frames first: the received frames that caused them are in their rings by then.
         for number in (0..frames.len()).rev() {
             let ring = &mut mirror.rings[number];
             if let Some(until) = refill(ring, &mut frames[number], &mut bytes[number])? {
