@@ -6,7 +6,7 @@ use core::fmt;
 /// Longest line in bytes; the rest is cut off.
 const LINE_BYTES: usize = 256;
 
-/// A line of limited length in memory of the stack.
+/// A line of limited length, without heap memory.
 struct Line {
     bytes: [u8; LINE_BYTES],
     len: usize,
@@ -31,7 +31,7 @@ fn line(text: fmt::Arguments<'_>) -> Line {
 }
 
 /// Writes a line to standard error, unless that is a socket: the program may have closed standard error, and
-/// a client may have its number. Safe in a signal handler.
+/// the number 2 may now belong to a connection of a client. Async-signal-safe.
 pub fn note(text: fmt::Arguments<'_>) {
     if let Some(output) = borrow(2).filter(|output| cookie(*output) == 0) {
         let line = line(text);

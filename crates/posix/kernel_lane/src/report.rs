@@ -50,7 +50,7 @@ pub fn all(pid: Option<u32>) -> io::Result<Vec<WorkerListener>> {
 
 fn add(process: &Path, seen: &mut BTreeSet<u64>, rows: &mut Vec<WorkerListener>) -> io::Result<()> {
     let wanted = format!("/memfd:{NAME} (deleted)");
-    // A file of any kind can have this name; to open a pipe must not wait for a writer.
+    // A file of any kind can have this name: opening a FIFO must not wait for a writer.
     let mut options = fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     for entry in fs::read_dir(process.join("fd"))? {
@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn a_region_is_found_by_its_descriptor() {
-        // Memory that only has the name is left out, and is found first.
+        // A memfd with the name of a region and other contents is skipped. It has the lower descriptor, so it
+        // is examined first.
         let _foreign = rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         let (region, _memory) = Region::create().unwrap();
         let address = "127.0.0.1:8000".parse().unwrap();

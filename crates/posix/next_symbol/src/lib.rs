@@ -34,11 +34,11 @@ macro_rules! real {
 }
 
 /// Returns the next function of this name in the order of the loaded libraries, or a function that fails with
-/// `ENOSYS`. `name` must end with a zero.
+/// `ENOSYS`. `name` must end with a NUL byte.
 #[must_use]
 pub fn find(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name ends with a NUL byte.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
     // A program that tests with `dlsym` whether libc has the function finds the preloaded library's hook.
     if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }

@@ -53,7 +53,7 @@ unsafe extern "C" fn vfork() -> pid_t {
     let pipe = pipe_with(PipeFlags::CLOEXEC).ok();
     let pipe = pipe.and_then(|(reader, writer)| add_to_list(&writer).map(|entry| (reader, writer, entry)));
     let own = pipe.as_ref().map_or(NONE, |(_, writer, _)| writer.as_raw_fd());
-    // A thread that exits has no handlers in its child that could close it.
+    // `try_with` fails only in a thread that has destroyed its thread-local values.
     let _ = OWN_WRITER.try_with(|writer| writer.set(own));
     // SAFETY: POSIX permits `vfork` to be `fork`.
     let child_id = unsafe { libc::fork() };

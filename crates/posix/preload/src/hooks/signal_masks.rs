@@ -64,7 +64,7 @@ pub fn after_hold(signal: c_int) {
     }
 }
 
-/// Returns the signals of a 4.2BSD mask, which has the first 32.
+/// Returns the signals of a 4.2BSD mask, whose 32 bits are the signals 1 to 32.
 fn of_bsd_mask(mask: c_int) -> u64 {
     mask.cast_unsigned().into()
 }
