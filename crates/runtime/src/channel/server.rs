@@ -73,7 +73,7 @@ pub struct ChannelServer {
     domains: Vec<Option<Box<Domain>>>,
     /// Indexed by the index of the engine's listener.
     listeners: Vec<Option<ListenerPlace>>,
-    /// Created with the first domain for processes.
+    /// The epoll descriptor of the domains of all processes; created with the first domain for processes.
     domain_epoll: Option<DomainEpoll>,
     ports: port_reservations::PortReservations,
     /// True if the stack's addresses can be used.
@@ -352,7 +352,7 @@ impl ChannelServer {
     /// Creates a domain for processes, with a free index.
     ///
     /// # Errors
-    /// The kernel is short of something.
+    /// The kernel is short of memory or descriptors.
     fn open_domain(
         &mut self,
         index: usize,
@@ -637,8 +637,8 @@ impl Handler for ChannelServer {
                 None => return Some(Duration::ZERO),
             }
         }
-        // This sleep is what penalised domains were skipped for. If the shard does not sleep, they stay
-        // penalised.
+        // Penalised domains are skipped for one sleep of the shard. On the early return above the shard does
+        // not sleep, so they stay penalised.
         self.domains.iter_mut().flatten().for_each(|domain| domain.is_penalised = false);
         has_yielded.then(|| Duration::from_micros(self.config.turn_us.into()))
     }

@@ -10,10 +10,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt::socket_cookie;
 
 impl Attachment {
-    /// Creates a proxy descriptor for a socket, or for a listener on several shards. It owns the sockets as
-    /// long as a process, or a message on its way, has a copy of it. The receiver
-    /// [resolves](Attachment::resolve) it. A program that does not use this library reads the end of the
-    /// stream from it.
+    /// Creates a proxy descriptor for a socket, or for a listener on several shards. The descriptor
+    /// owns the sockets as long as a process, or a message in flight, has a copy of it. The receiver
+    /// [resolves](Attachment::resolve) it. A program that does not use this library reads end-of-file
+    /// from it.
     ///
     /// # Errors
     /// This process does not own one of the sockets; the domain has too many proxy descriptors; the stack is
