@@ -17,15 +17,15 @@ use crate::priority;
 /// Bytes that were taken while bytes before them in the stream are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnorderedBytes {
-    /// Number of bytes of the stream between the first byte that was not read in order and the first one of
-    /// these. Bytes in between that were taken before count, too.
+    /// Distance in the stream, in bytes, from the first byte that was not read in order to the first of these
+    /// bytes. It includes bytes in between that were taken out of order before.
     pub ahead: usize,
     /// Number of bytes.
     pub len: usize,
 }
 
 impl Tcp {
-    /// Says whether the segments that are given from now on have overtaken earlier segments of their
+    /// Sets whether the segments that are given from now on have overtaken earlier segments of their
     /// connections that wait in a queue of this host. A gap that they leave is acknowledged neither by a
     /// duplicate ACK nor by SACK blocks, until a later segment is given that has not overtaken others.
     pub fn set_overtaking(&mut self, on: bool) {
@@ -90,8 +90,8 @@ impl Tcp {
         }
     }
 
-    /// Moves bytes that wait after a gap to `out`: what arrived first, of one segment at most. Returns `None`
-    /// if there are none, or `out` is empty.
+    /// Moves bytes that wait after a gap to `out`, in the order of their arrival and from one segment at
+    /// most. Returns `None` if no such bytes wait, or `out` is empty.
     pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
