@@ -22,6 +22,17 @@ print('not yet', mark(a)); print(exactly(a, 6)); until(lambda: mark(a)); print('
 print(a.recv(1, socket.MSG_OOB), exactly(a, 6), mark(a))
 try: a.recv(1, socket.MSG_OOB)
 except OSError as e: print(os.strerror(e.errno))
+# Whoever sees the urgent byte has the signal, without a further call.
+c2 = socket.create_connection(('127.0.0.1', 7501)); b, _ = s.accept()
+fcntl.fcntl(b, fcntl.F_SETOWN, os.getpid()); p = select.poll(); p.register(b, select.POLLPRI)
+late = 0
+for _ in range(500):
+    before = len(received); c2.send(b'.', socket.MSG_OOB)
+    while not p.poll(0): pass
+    end = time.monotonic() + 0.2
+    while len(received) == before and time.monotonic() < end: pass
+    late += len(received) == before; b.recv(1, socket.MSG_OOB)
+print('late signals', late)
 # In line, in a child that has inherited the socket.
 a.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
 child = os.fork()

@@ -28,7 +28,7 @@ impl Ops {
                 let Some((conn, status)) = state.status(file) else { return Ok(0) };
                 let mut readable = status.readable;
                 if status.oob_events != 0
-                    && let (Some(mark), there) = state.urgent_mark_and_bytes(conn)
+                    && let (Some(mark), there) = state.urgent_mark_and_bytes(file, conn)
                 {
                     let inline = state.files.socket(file)?.options.flag(BoolOption::OobInline);
                     // Counts up to the urgent mark (`tcp_inq`).

@@ -158,7 +158,7 @@ impl ProcessState {
         if no_more_input {
             ready |= READABLE | POLLRDHUP;
         }
-        let mark = self.urgent_mark(conn, &status);
+        let mark = self.urgent_mark(file, conn, &status);
         if mark.is_some_and(|mark| mark.byte.is_some()) {
             ready |= POLLPRI;
         }

@@ -34,13 +34,14 @@ pub(crate) struct ReadLimit {
 }
 
 impl ProcessState {
-    /// Returns the last urgent byte that was announced, unless it was read past.
+    /// Returns the last urgent byte that was announced, unless it was read past. Its `SIGURG` is sent when
+    /// the lock is released, if none was sent for it before.
     #[inline]
-    pub fn urgent_mark(&mut self, conn: Conn, status: &SocketStatus) -> Option<UrgentMark> {
+    pub fn urgent_mark(&mut self, file: FileId, conn: Conn, status: &SocketStatus) -> Option<UrgentMark> {
         if status.oob_events == 0 {
             return None;
         }
-        self.client.urgent_mark(conn).ok().flatten()
+        self.urgent_mark_and_bytes(file, conn).0
     }
 
     /// Returns what a read may consume that starts `offset` bytes after the read position and has `space`
@@ -55,7 +56,7 @@ impl ProcessState {
         copied: bool,
     ) -> ReadLimit {
         let inline = self.is_oob_inline(file);
-        let (mark, available) = self.urgent_mark_and_bytes(conn);
+        let (mark, available) = self.urgent_mark_and_bytes(file, conn);
         let available = available.saturating_sub(offset);
         match mark.and_then(|mark| mark.unread_before.checked_sub(offset)) {
             None => ReadLimit { skip: 0, len: available.min(space), is_at_mark: false, ends_read: false },
@@ -73,16 +74,35 @@ impl ProcessState {
 
     /// Returns the mark and the number of unread bytes. The urgent byte is included; bytes after a further
     /// urgent byte that is not known yet are not.
-    pub fn urgent_mark_and_bytes(&mut self, conn: Conn) -> (Option<UrgentMark>, usize) {
+    pub fn urgent_mark_and_bytes(&mut self, file: FileId, conn: Conn) -> (Option<UrgentMark>, usize) {
         let mut seen = None;
         loop {
             // May drop an urgent byte that a later one has superseded (`tcp_check_urg`).
             let mark = self.client.urgent_mark(conn).ok().flatten();
             let Ok(status) = self.client.status(conn) else { return (None, 0) };
             if seen == Some(status.oob_events) {
+                self.note_urgent_data(file, status.oob_events, mark);
                 return (mark, status.readable);
             }
             seen = Some(status.oob_events);
+        }
+    }
+
+    /// Sends `SIGURG` to the owner when the lock is released, unless it was sent for this announcement. The
+    /// stack writes the mark before it notifies: whoever sees the mark first sends the signal, since the
+    /// program may wait for it without a further call (`sk_send_sigurg` comes before `sk_data_ready`).
+    fn note_urgent_data(&mut self, file: FileId, oob_events: u32, mark: Option<UrgentMark>) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if socket.urgent.oob_events_seen == oob_events {
+            return;
+        }
+        let has_arrived = mark.is_some_and(|mark| mark.byte.is_some());
+        // The arrival of a byte that was announced before is no new announcement.
+        let announced = !(has_arrived && socket.urgent.byte_pending);
+        socket.urgent.byte_pending = mark.is_some() && !has_arrived;
+        socket.urgent.oob_events_seen = oob_events;
+        if announced && socket.urgent.owner != 0 {
+            self.deferred.defer_sigurg(socket.urgent.owner);
         }
     }
 
@@ -104,7 +124,7 @@ impl ProcessState {
     ) -> Result<usize, Errno> {
         let shutdown = self.files.socket(file)?.shutdown.read;
         let (conn, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        let Some(mark) = self.urgent_mark(conn, &status).filter(|mark| !mark.is_taken) else {
+        let Some(mark) = self.urgent_mark(file, conn, &status).filter(|mark| !mark.is_taken) else {
             return Err(Errno::INVAL);
         };
         if self.is_oob_inline(file) {
@@ -128,20 +148,7 @@ impl ProcessState {
     /// announcement alone brings no data.
     pub fn handle_urgent_notice(&mut self, file: FileId) -> bool {
         let Some((conn, status)) = self.status(file) else { return false };
-        let mark = self.urgent_mark(conn, &status);
-        let has_arrived = mark.is_some_and(|mark| mark.byte.is_some());
-        if let Ok(socket) = self.files.socket(file)
-            && socket.urgent.oob_events_seen != status.oob_events
-        {
-            // The arrival of a byte that was announced before is no new announcement.
-            let announced = !(has_arrived && socket.urgent.byte_pending);
-            socket.urgent.byte_pending = mark.is_some() && !has_arrived;
-            socket.urgent.oob_events_seen = status.oob_events;
-            if announced && socket.urgent.owner != 0 {
-                self.deferred.defer_sigurg(socket.urgent.owner);
-            }
-        }
-        has_arrived
+        self.urgent_mark(file, conn, &status).is_some_and(|mark| mark.byte.is_some())
     }
 }
 
@@ -161,7 +168,7 @@ impl Ops {
             return Ok(false);
         }
         let Some((conn, status)) = state.status(file) else { return Ok(false) };
-        Ok(state.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
+        Ok(state.urgent_mark(file, conn, &status).is_some_and(|mark| mark.unread_before == 0))
     }
 
     /// Sends what follows the first `done` bytes, which the SYN has carried. The last byte is urgent, unless
