@@ -196,6 +196,10 @@ def group(name, count):
     opened = [connect() for _ in range(count)]
     step(name, ' '.join('%d:%d' % (c.getsockname()[1], worker) for c, worker in opened))
     return [c for c, _ in opened]
+# Both workers listen, and both shards have heard of it, before it is compared who gets what.
+heard = set()
+while len(heard) < 2: c, worker = connect(); heard.add(worker); c.close()
+for _ in range(100): connect()[0].close()
 kept = group('before', 60)
 # Both change places, as by taskset. They learn of it as they accept.
 for worker, pid in enumerate(workers): os.sched_setaffinity(pid, {cpus[1 - worker]})
