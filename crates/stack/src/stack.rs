@@ -701,7 +701,7 @@ impl Stack {
         self.tcp.send_deferred_syn(&mut self.net, conn);
     }
 
-    /// Returns whether connections can be opened fast (`tcp.fastopen`).
+    /// Returns whether TCP Fast Open is enabled for clients (`tcp.fastopen`).
     pub fn can_open_fast(&self) -> bool {
         self.tcp.can_open_fast()
     }

@@ -87,7 +87,7 @@ impl SlowPathFlags {
     pub const RECORD_MARKS: Self = Self(4);
     /// The application is notified when few bytes are unsent (`TCP_NOTSENT_LOWAT`).
     pub const NOTSENT_LOWAT: Self = Self(8);
-    /// The connection was opened fast, and its SYN+ACK was not acknowledged yet.
+    /// The connection was opened by TCP Fast Open, and its SYN+ACK was not acknowledged yet.
     pub const FASTOPEN: Self = Self(16);
     /// The connection is paced or has samples of its delivery rate taken ([`super::rate`]).
     pub const PACED: Self = Self(32);
@@ -179,7 +179,7 @@ pub(crate) struct ActiveConn {
     pub slow_path: SlowPathFlags,
     /// Present if [`SlowPathFlags::PACED`] is set.
     pub rate: Option<Box<RateState>>,
-    /// The listener of a connection that was opened fast, until its SYN+ACK is acknowledged.
+    /// The listener of a connection that was opened by TCP Fast Open, until its SYN+ACK is acknowledged.
     pub fastopen_listener: Option<Listener>,
     pub mtu: MtuSearch,
     pub record_marks: RecordMarks,

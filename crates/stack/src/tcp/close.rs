@@ -226,7 +226,7 @@ impl Tcp {
             return;
         }
         if self.conns[idx].state == State::SynSent {
-            // Linux has sent the SYN when its data were written: a server that opens connections fast reads
+            // Linux has sent the SYN when its data were written: a server that accepts TCP Fast Open reads
             // them.
             self.output_syn_sent(net, idx);
         }

@@ -98,7 +98,7 @@ struct FirstSyn {
 }
 
 impl Tcp {
-    /// Returns whether connections can be opened fast.
+    /// Returns whether TCP Fast Open is enabled for clients.
     pub fn can_open_fast(&self) -> bool {
         self.config.fastopen & CLIENT_ENABLED != 0
     }

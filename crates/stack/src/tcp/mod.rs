@@ -165,7 +165,7 @@ pub(crate) struct Tcp {
     filter_scratch: Vec<u8>,
     /// True if a socket has ever asked for unordered receive.
     pub is_unordered_used: bool,
-    /// Connections that were opened fast and whose handshake is not complete.
+    /// Connections that were opened by TCP Fast Open and whose handshake is not complete.
     pub fastopen_pending: u32,
     /// Keys of cookies for listeners without keys of their own.
     pub fastopen_keys: fastopen::FastOpenKeys,
