@@ -68,7 +68,7 @@ impl Tcp {
         self.deferred_acks.queue.push_back(DeferredAck { idx, rcv_nxt: c.rcv_nxt, deadline: until });
     }
 
-    /// Marks the deferred acknowledgements that are due, so that they leave with this batch.
+    /// Marks the deferred acknowledgements that are due, so that they are sent in this turn.
     #[inline]
     pub fn release_deferred_acks(&mut self) {
         while let Some(&deferred) = self.deferred_acks.queue.front() {

@@ -333,7 +333,7 @@ impl Tcp {
         self.send_challenge_ack(idx);
     }
 
-    /// Sends a challenge ACK (RFC 5961) with this batch, unless one of its rate limits is reached.
+    /// Sends a challenge ACK (RFC 5961) in this turn, unless one of its rate limits is reached.
     pub fn send_challenge_ack(&mut self, idx: u32) {
         if self.is_oow_rate_limited(idx) || !self.may_challenge() {
             return;

@@ -548,9 +548,9 @@ pub(super) fn queue_inline(
 /// When received data are acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckDue {
-    /// With this batch.
+    /// In this turn.
     Now,
-    /// With this batch, for no other reason than quickack mode.
+    /// In this turn, for no other reason than quickack mode.
     Quick,
     /// With the next segment that is sent, or when the delayed acknowledgement expires.
     Later,
