@@ -42,7 +42,7 @@ impl Flags {
     pub const ECN_ECHO: Self = Self(1 << 5);
     /// CWR is set in the next new data.
     pub const ECN_CWR: Self = Self(1 << 6);
-    /// An acknowledgement must leave with this batch.
+    /// An acknowledgement must be sent in this turn.
     pub const ACK_NOW: Self = Self(1 << 7);
     /// An acknowledgement is due at `ack_deadline`.
     pub const ACK_DELAYED: Self = Self(1 << 8);
@@ -88,8 +88,8 @@ impl Flags {
     /// `Connected` is queued and was not reported. The bit is that of `IN_ACCEPT_QUEUE`, which a connection
     /// with `ACTIVE_OPEN` never has.
     pub const CONNECTED_QUEUED: Self = Self::IN_ACCEPT_QUEUE;
-    /// The path reported an MTU below the smallest one that is accepted, or the application allows it:
-    /// packets may be fragmented on the way.
+    /// Packets may be fragmented on the way (no DF over IPv4): the path reported an MTU below the smallest
+    /// one that is accepted, or the application permits fragmentation.
     pub const MTU_LOCKED: Self = Self(1 << 28);
     /// An ICMP error or another soft error was recorded since the last progress.
     pub const SOFT_ERROR: Self = Self(1 << 29);
@@ -97,7 +97,9 @@ impl Flags {
     /// which is in its profile.
     pub const URGENT_OR_FILTERED: Self = Self(1 << 30);
 
-    /// `ts_recent` is older than `last_rx` says and must not be compared with (RFC 7323 §5.5).
+    /// `ts_recent` is older than 24 days, whatever `last_rx` says, and PAWS does not compare with it (RFC
+    /// 7323 §5.5). Also set until the handshake of a fast open is complete, because it turns header
+    /// prediction off.
     pub const TS_RECENT_OLD: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);
@@ -161,8 +163,9 @@ impl BitOrAssign for Flags {
     }
 }
 
-/// State of a slot of the connection table. Segments reach a connection only while it is `Open`, and
-/// [`State`] describes that time; the later states concern the engine and the owner only.
+/// State of a slot of the connection table. Segments reach a connection only while its slot is `Open`;
+/// [`State`] is the state of TCP during that time. The later states of the slot concern the engine and the
+/// owner only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SlotState {
     /// The slot has no connection.

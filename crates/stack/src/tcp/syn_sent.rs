@@ -27,7 +27,7 @@ impl Tcp {
             }
             return;
         }
-        // Fourth: a segment without SYN is ignored.
+        // Fourth: a segment without SYN is ignored. (The third step concerns security compartments.)
         if !flags.contains(TcpFlags::SYN) {
             return;
         }
