@@ -52,7 +52,7 @@ pub enum ChannelRequest {
     Connect(SocketAddr, ConnectOptions),
     /// Sends the SYN of a socket that waits for the first bytes, without them.
     SendDeferredSyn(u32),
-    /// Asks whether the stack opens connections fast.
+    /// Asks whether the stack uses TCP Fast Open as a client.
     CanOpenFast,
     /// Queries the `TcpInfo` of a socket.
     Info(u32),

@@ -220,8 +220,8 @@ impl ChannelServer {
         Some((domain, socket))
     }
 
-    /// Begins to handle something of this class of priority that may concern any domain, if `[priority]` is
-    /// in use.
+    /// Begins to handle an event of this priority class that may concern any domain, if `[priority]` is in
+    /// use.
     fn begin_event(&mut self, cx: &Context<'_>, class: u8) {
         if cx.has_priorities() {
             self.domains.iter_mut().flatten().for_each(|domain| domain.begin_event(class));
@@ -505,7 +505,7 @@ impl Handler for ChannelServer {
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         self.begin_event(cx, BEST_EFFORT);
-        // Cannot truncate: the lower half is the domain's index.
+        // The lower half of a token is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
             domain.revoke_expired_offers(cx);
         }
@@ -620,7 +620,7 @@ impl Handler for ChannelServer {
     }
 
     fn yield_limit(&self) -> Option<Duration> {
-        // With several domains, no domain may get the CPU repeatedly this way.
+        // With several domains, a long yield to one of them would delay the others.
         (self.has_single_domain() && self.is_cpu_contended())
             .then(|| Duration::from_micros(self.config.turn_us.into()))
     }
@@ -651,8 +651,8 @@ impl Handler for ChannelServer {
         let has_expired = core::mem::take(&mut self.has_yield_expired);
         for domain in self.domains.iter_mut().flatten() {
             let woken = domain.after_sleep(has_expired);
-            // Clears a signal whose notification was received before: without an epoll descriptor the signal
-            // is this descriptor's own, and would end every sleep.
+            // Clears the eventfd even if its doorbell was handled before the sleep: without an epoll
+            // descriptor the shard sleeps on this eventfd, which would end every sleep while it is readable.
             if (woken || is_readable && self.domain_epoll.is_none()) && !domain.is_for_processes {
                 domain.wake.clear();
             }

@@ -118,7 +118,7 @@ impl Client {
         self.call(ChannelRequest::SendDeferredSyn(conn.index())).map(|_| ()).map_err(|_| Stale::Handle)
     }
 
-    /// Returns whether the stack opens connections fast (`tcp.fastopen`).
+    /// Returns whether the stack uses TCP Fast Open as a client (`tcp.fastopen`).
     ///
     /// # Errors
     /// Returns an error if the shard is gone.
