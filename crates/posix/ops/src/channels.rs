@@ -30,9 +30,10 @@ pub enum ListenSpawn {
     Auto,
 }
 
-/// Sets of shards are bits of a word, which bounds `shards.count`.
+/// Largest number of shards: sets of shards are bits of one word. It bounds `shards.count`.
 const SHARDS_MAX: usize = 64;
-/// How many wake-ups may stay unread: the socket buffer has room for some hundreds.
+/// How many wake-ups may stay unread in the socket of the wake descriptor, whose buffer has room for some
+/// hundreds.
 const UNREAD_WAKES_MAX: u32 = 64;
 /// The shard that keeps all reservations of addresses: they must be in one place.
 const RESERVATION_SHARD: usize = 0;
@@ -60,7 +61,7 @@ const ACCEPTS_PER_CHECK: u32 = 64;
 pub(crate) struct PreviousChannels {
     /// The channels, which still tell the numbers and addresses of sockets.
     pub channels: Channels,
-    /// How often the process has resumed since it got them.
+    /// How often the process has attached to new shards since it got these channels.
     pub resumes: u32,
 }
 
@@ -90,12 +91,13 @@ pub(crate) struct Channels {
     cpus: Vec<u16>,
     /// How many wake-ups by the stack were not read from the descriptor.
     unread_wakes: u32,
-    /// The shards have said that they open connections fast.
+    /// The first shard has said that it uses TCP Fast Open as a client (`tcp.fastopen`).
     can_open_fast: bool,
 }
 
 impl Channels {
-    /// Returns `None` if there are no clients, or more than a stack can have shards.
+    /// Creates the channels of a process from one client for each shard. Returns `None` if there are no
+    /// clients, or more than a stack can have shards.
     pub fn new(mut clients: Vec<Client>) -> Option<Self> {
         if clients.is_empty() || clients.len() > SHARDS_MAX {
             return None;
@@ -164,8 +166,8 @@ impl Channels {
         Ok(self.import_listener(&numbers))
     }
 
-    /// Opens a UDP socket again that had the handle `conn` in channels that the process had until it resumed
-    /// `resumes` times.
+    /// Opens a UDP socket again. It had the handle `conn` in former channels, since which the process has
+    /// attached to new shards `resumes` times.
     pub fn restore_udp(
         &mut self,
         attachment: &Attachment,
@@ -341,7 +343,8 @@ impl Channels {
         self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(Vec::new()), Client::links)
     }
 
-    /// Reserves an address. A given port must be free on all shards: each knows its own connections.
+    /// Reserves an address. A given port must be free on all shards, because each shard knows only its own
+    /// connections.
     pub fn reserve(&mut self, address: SocketAddr, sharing: AddressSharing) -> Result<Reservation, Error> {
         if address.port() != 0 {
             for client in self.clients.iter_mut().skip(RESERVATION_SHARD + 1) {
@@ -567,21 +570,21 @@ impl Channels {
         Ok(self.join_handle(shard, conn))
     }
 
-    /// Returns how many bytes the SYN of a connection takes that waits for the first bytes; `None` if the SYN
+    /// Returns how many bytes the deferred SYN of a connection can carry (TCP Fast Open); `None` if the SYN
     /// was sent.
     pub fn syn_data_max(&self, conn: Conn) -> Option<usize> {
         let (client, conn) = self.client_of(conn).ok()?;
         client.syn_data_max(conn).ok()?.map(usize::from)
     }
 
-    /// Sends the SYN of a connection that waits for the first bytes, without them.
+    /// Sends the deferred SYN of a connection without data.
     pub fn send_deferred_syn(&mut self, conn: Conn) -> Result<(), Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.send_deferred_syn(conn)
     }
 
-    /// Returns whether the stack opens connections fast. Asks a shard until one has said yes, because the
-    /// configuration of running shards does not change.
+    /// Returns whether the stack uses TCP Fast Open as a client. Asks the first shard until it has said yes;
+    /// the configuration of running shards does not change.
     ///
     /// # Errors
     /// Returns an error if the shard is gone.
@@ -592,7 +595,8 @@ impl Channels {
         Ok(self.can_open_fast)
     }
 
-    /// Returns why a connection could not be opened, if that ended it.
+    /// Returns the reason why the attempt to open a connection failed; `None` if the connection has not ended
+    /// by that.
     pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
         let (client, conn) = self.client_of(conn).ok()?;
         client.connect_error(conn)
@@ -710,8 +714,8 @@ impl Channels {
         }
         self.clients.iter_mut().for_each(|client| client.after_sleep(true));
         if self.is_stack_gone() {
-            // Only one channel may have noticed the end: another one's check may have been answered by its
-            // doorbells.
+            // Perhaps only one channel has noticed the end: a channel that finds doorbells does not look for
+            // a hang-up.
             self.check_stack_alive();
         }
     }
@@ -1018,7 +1022,7 @@ impl Channels {
     /// distributed among them by sender.
     ///
     /// If devices have shards of their own, the socket gets one that serves the device of its address, or of
-    /// the way to its first peer `to`.
+    /// the route to its first peer `to`.
     pub fn udp_open(
         &mut self,
         local: SocketAddr,
@@ -1043,7 +1047,8 @@ impl Channels {
                         UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooManySockets,
                     ),
                 ) => {
-                    // A shard that does not serve the address knows nothing else about it.
+                    // A shard that does not serve the address answers `AddressNotAvailable`, which hides the
+                    // error of a shard that does.
                     let is_telling =
                         |error: &Error| !matches!(error, Error::Udp(_, UdpError::AddressNotAvailable));
                     last_error = last_error.filter(is_telling).or(Some(error));
