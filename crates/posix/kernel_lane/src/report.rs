@@ -25,8 +25,8 @@ pub struct WorkerListener {
     pub accepted: u64,
 }
 
-/// Returns the listeners of all programs whose descriptors this process may see, or of those that `pid` has
-/// if it is given.
+/// Returns one row for each listener and worker of all programs whose descriptors this process may see; with
+/// `pid`, only those of that process.
 ///
 /// # Errors
 /// `/proc` or the directory of the process cannot be read.

@@ -42,7 +42,8 @@ unsafe extern "C" fn child() {
     lane::after_fork_child();
 }
 
-/// Accepts from another worker's socket if connections were left there, otherwise by `accept` of `fd`.
+/// Accepts a connection that was left in another worker's socket, if there is one; otherwise calls `accept`
+/// with `fd`.
 fn accept_with(fd: c_int, accept: impl Fn(c_int) -> c_int) -> c_int {
     if !lane::is_listener(fd) {
         return accept(fd);

@@ -40,12 +40,13 @@ pub fn find(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: the name ends with a NUL byte.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
-    // A program that tests with `dlsym` whether libc has the function finds the preloaded library's hook.
+    // A program that tests with `dlsym` whether libc has the function finds the preloaded library's hook, and
+    // calls it even if libc lacks the function.
     if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
 }
 
 /// Stands for a function that this version of libc does not have. All hooked functions that older versions
-/// lack report an error by -1.
+/// lack report an error by -1, except `closefrom`, which returns nothing.
 extern "C" fn missing() -> c_long {
     // SAFETY: returns the variable of this thread.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
