@@ -1,7 +1,9 @@
-//! Events that a program's own loop takes: a handler that pulls, and queues what happens in two levels.
+//! Queues events for a program's own loop: a handler that pulls received bytes, and keeps events in two
+//! levels of priority until the program takes them.
 //!
-//! A connection, listener or socket is in a queue at most once, whatever happened to it meanwhile. So the
-//! queues hold at most what the stack has, and what [`EventQueue::is_full`] bounds.
+//! A connection, listener or socket is in each queue at most once, whatever happened to it meanwhile. The
+//! number of its entries is therefore bounded by the tables of the stack, and [`EventQueue::is_full`] bounds
+//! the number of other entries.
 
 use crate::failure::of_close;
 use crate::handles::{ConnHandle, ListenerHandle, UdpSocketHandle};
@@ -13,13 +15,13 @@ use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::io::Read;
 
-/// Events of timers, descriptors, commands and ended connections that may wait. The shard makes no turn while
-/// there are more.
+/// Largest number of waiting events of timers, descriptors, commands and ended connections. The shard makes
+/// no turn while as many wait.
 // limit: events that a program in C has not taken
 const SINGLE_EVENTS_MAX: usize = 16_384;
 
-/// Connections that the peer has reset before the program has received all of their bytes. The bytes of
-/// further ones are discarded.
+/// Largest number of connections that ended by a reset or a time-out before the program had received all of
+/// their bytes. The unread bytes of further ones are discarded.
 // limit: reset connections of a program in C with unread bytes
 const LATE_CONNS_MAX: usize = 65_536;
 
@@ -137,7 +139,7 @@ pub struct EventQueue {
 }
 
 impl EventQueue {
-    /// Returns whether the addresses can be used.
+    /// Returns whether the shard has called `start`, from when on its addresses can be used.
     pub fn is_started(&self) -> bool {
         self.is_started
     }
@@ -147,8 +149,8 @@ impl EventQueue {
         self.waiting != [0; 2]
     }
 
-    /// Returns whether `SINGLE_EVENTS_MAX` events that belong to no slot wait. The shard must not make a turn
-    /// while this is true.
+    /// Returns whether `SINGLE_EVENTS_MAX` or more events that belong to no slot wait. The shard must not
+    /// make a turn while this is true.
     pub fn is_full(&self) -> bool {
         self.singles >= SINGLE_EVENTS_MAX
     }
@@ -214,7 +216,7 @@ impl EventQueue {
         self.queues[level].push_back(Entry::Single(event));
     }
 
-    /// Takes what waits for an object.
+    /// Takes the waiting event of an object. Its bits are 0 if none waits.
     fn take_slot(&mut self, kind: Kind, index: u32) -> Event {
         let Some(slot) = self.slots[kind as usize].get_mut(index as usize) else { return Event::default() };
         let event = core::mem::take(&mut slot.event);

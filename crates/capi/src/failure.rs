@@ -19,7 +19,7 @@ pub struct Failure {
     text: Text,
 }
 
-/// Description of a failure. Frequent failures are not allocated.
+/// Description of a failure. Frequent failures have a fixed text, which allocates nothing.
 #[derive(Debug)]
 enum Text {
     Fixed(&'static str),
@@ -75,7 +75,7 @@ failures! {
     }
 }
 
-/// Texts are fixed: these failures belong to the usual course of a program, which must not allocate.
+/// All texts are fixed: a program meets these failures in its usual course, which must not allocate.
 impl From<SendError> for Failure {
     fn from(error: SendError) -> Self {
         match error {
