@@ -1,6 +1,6 @@
 //! `ginnel watch-group`: leads a process group, and kills its members when the process that started this one
-//! dies, however that process dies. The kernel's signal at a parent's death would reach only children, and
-//! not the workers that a server has forked. `ginnel_measure::watched_group` starts it.
+//! dies, however that process dies. `PR_SET_PDEATHSIG` would reach only children, and not the workers that a
+//! server has forked. `ginnel_measure::watched_group` starts this command.
 
 use crate::failure::Failure;
 use crate::served_stack::POLL_INTERVAL;
