@@ -73,8 +73,8 @@ impl Expression {
         self.program.run(frame) != 0
     }
 
-    /// Returns whether the expression accepts all packets of the flow of this frame, whose headers have the
-    /// shape `shape`; `None` if that depends on the packet.
+    /// Returns true if the expression accepts all packets of this frame's flow, false if it accepts none of
+    /// them, and `None` if that depends on the packet. The headers of the frame have the shape `shape`.
     pub(crate) fn accepts_flow(&self, frame: &[u8], shape: FlowShape) -> Option<bool> {
         self.program.run_for_flow(frame, shape).map(|value| value != 0)
     }

@@ -43,19 +43,19 @@ pub enum BadProgram {
     TooLong(usize),
     /// The last instruction does not return.
     NoReturn,
-    /// An instruction with this index has an unknown operation code.
+    /// The instruction with this index has an unknown operation code.
     UnknownOperation(usize, u16),
-    /// An instruction with this index jumps past the end of the program.
+    /// The instruction with this index jumps past the end of the program.
     WildJump(usize),
-    /// An instruction with this index accesses a word of memory that does not exist.
+    /// The instruction with this index accesses a word of memory that does not exist.
     WildMemory(usize),
-    /// An instruction with this index divides by the constant 0.
+    /// The instruction with this index divides by the constant 0.
     DivisionByZero(usize),
-    /// An instruction with this index shifts by a constant of 32 or more.
+    /// The instruction with this index shifts by a constant of 32 or more.
     WildShift(usize),
-    /// An instruction with this index asks for a property of a packet that does not exist.
+    /// The instruction with this index loads an unknown property of a packet (`SKF_AD_OFF`).
     UnknownProperty(usize),
-    /// An instruction with this index may read a word of memory that was not written.
+    /// The instruction with this index may read a word of memory that was not written.
     UnwrittenMemory(usize),
 }
 

@@ -146,7 +146,7 @@ proptest! {
                 prop_assert_eq!(accepted, expected);
             }
             Err(ExpressionError::LibraryMissing(reason)) => skip("expressions_accept_what_libpcap_accepts", &reason),
-            // An expression that nothing satisfies, and so on. The parser agrees.
+            // libpcap refuses the expression, for example because no frame satisfies it: so does the parser.
             Err(error) => prop_assert_eq!(text.parse::<Expression>(), Err(error)),
         }
     }
