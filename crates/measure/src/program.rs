@@ -223,7 +223,8 @@ fn terminate(child: &mut Child) {
     if matches!(child.try_wait(), Ok(None)) {
         let _ = child.kill();
         let _ = child.wait();
-        // Their parent has ended, but their process IDs cannot be reused within this short time.
+        // Their parent has ended. Their process IDs are not reused within this short time, because the kernel
+        // hands out all others first.
         for pid in children.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
             send_signal(pid, Signal::KILL);
         }
