@@ -73,7 +73,7 @@ impl Application for BulkTransfer {
             }
             Event::Writable { conn } => self.send(stack, conn),
             Event::Data { conn, data } => {
-                // Unread data would come first, and this application leaves no data unread.
+                // Bytes left unread earlier would come before `data`, but this application leaves none.
                 self.received += data.len() as u64;
                 stack.consume(conn, data, data.len(), burst);
             }

@@ -12,8 +12,8 @@ use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Largest share of time that the server may spend on polls without frames; above it the server was not the
-/// bottleneck. The share of empty polls among all says little: with few connections there are many between
-/// two bursts, each a fiftieth as long as a burst.
+/// bottleneck. The number of empty polls says little: with few connections there are many between two bursts,
+/// but each takes only a fiftieth of the time of a burst.
 const IDLE_TIME_MAX: f64 = 0.02;
 /// Largest share of connections that may get stuck or be reset in a valid run.
 const FAILED_SHARE_MAX: f64 = 1e-4;

@@ -11,7 +11,7 @@ use std::process::Command;
 /// Mount points of version 2 and of the memory controller of version 1.
 const ROOTS: [&str; 3] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"];
 
-/// A control group. It is removed when the value is dropped, after its processes have ended.
+/// A control group. Dropping the value removes the group; its processes must have ended by then.
 #[derive(Debug)]
 pub struct MemoryGroup {
     path: PathBuf,
@@ -74,7 +74,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Not empty if a process could not be ended.
+        // Fails if a process could not be ended: the group is not empty then.
         _ = fs::remove_dir(&self.path);
     }
 }
