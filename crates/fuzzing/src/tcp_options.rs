@@ -82,7 +82,7 @@ fn option(options: &mut TcpOptions, kind: u8, value: &[u8]) {
         (34, 0 | 4 | 6 | 8 | 10 | 12 | 14 | 16) => {
             options.fastopen = Some(FastOpenCookie::new(value, false));
         }
-        // An even length that no cookie has stands for no option.
+        // As in Linux, an option of an even length that no cookie has cancels an earlier cookie.
         (34, 2 | 18..) if value.len().is_multiple_of(2) => options.fastopen = None,
         (254, 2..) if value[..2] == [0xf9, 0x89] => option_experimental(options, &value[2..]),
         (28, 2) => options.user_timeout = Some(u16::from_be_bytes([value[0], value[1]])),
