@@ -6,12 +6,12 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::checksum::Sum;
 
-/// First port, as of Linux's ephemeral ports.
+/// First port: that of Linux's ephemeral range.
 const PORT_MIN: u16 = 32_768;
 /// Ports of an address.
 const PORTS_MAX: u32 = 32_768;
-/// Ports of all addresses together, as long as each has at least one; with more than 2,048 addresses each has
-/// fewer. The table then takes 256 MiB of address space, of which only used pages take memory.
+/// Largest number of ports of all addresses together: with more than 2,048 addresses, each has fewer than
+/// [`PORTS_MAX`]. A table of this size takes 256 MiB of address space, of which only used pages take memory.
 const TABLE_MAX: u32 = 1 << 26;
 /// Most local addresses: their indices have 16 bits.
 pub(super) const LOCALS_MAX: usize = 1 << 16;
@@ -27,7 +27,7 @@ const FIRST: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     pub address: IpAddr,
-    /// Checksum of the address.
+    /// Ones' complement sum of the address, for the pseudo-header.
     pub sum: Sum,
     /// Index of the next port in the ring.
     next: u32,
@@ -96,8 +96,9 @@ impl Locals {
         Self { list: list.collect(), v4, v6, table: vec![VACANT; (count * ports) as usize], ports }
     }
 
-    /// Starts the rings at port `index`. A new process would otherwise begin with the ports of a former one,
-    /// and wait for a second for each of them if the server still has their connections.
+    /// Starts the ring of each address at position `index`, modulo its size. A new process would otherwise
+    /// begin with the ports of a former one, and wait for a second for each of them if the server still has
+    /// their connections.
     pub fn start_ports_at(&mut self, index: u32) {
         for local in &mut self.list {
             local.next = index & (self.ports - 1);
@@ -183,7 +184,7 @@ impl Locals {
     }
 }
 
-/// Returns the checksum of an address.
+/// Returns the ones' complement sum of an address.
 pub(super) fn sum_of(address: IpAddr) -> Sum {
     match address {
         IpAddr::V4(address) => Sum::of(&address.octets()),

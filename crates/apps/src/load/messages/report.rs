@@ -62,9 +62,9 @@ pub struct RequestedLoad {
     pub messages: u64,
     /// Messages per second.
     pub messages_per_second: f64,
-    /// Share of urgent requests.
+    /// Share of urgent requests among all messages.
     pub high_share: f64,
-    /// Share of ordinary requests.
+    /// Share of ordinary requests among all messages. All others are heartbeats.
     pub low_share: f64,
     /// Shortest and longest message in bytes.
     pub length_bytes: (u16, u16),
@@ -156,7 +156,7 @@ pub struct MessageLatencies {
     pub high: Quantiles,
     /// Of ordinary requests, from their due time until the answer was complete.
     pub low: Quantiles,
-    /// Of all requests.
+    /// Of all requests, from their due time until the answer was complete.
     pub total: Quantiles,
     /// From the due time of a message until it was given to the network.
     pub send_error: Quantiles,
