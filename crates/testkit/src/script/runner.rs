@@ -457,7 +457,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// After the last event: no further packet may arrive, and every blocking call must have returned.
+    /// Checks after the last event that no further packet arrives, and that every blocking call has returned.
     fn finish(&mut self) -> StepResult {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
