@@ -112,3 +112,27 @@ def failed(call):
 print([failed(call) for call in calls])";
     assert_eq!(Fixture::new("closed").script_output(&LOOPBACK, script), "[9, 9, 9, 9, 9, 9, 9, 9]\n");
 }
+
+/// Polls epoll sets whose kernel descriptors become ready during the call.
+const POLL_EPOLL_SETS: &str = "
+def written_later():
+    r, w = os.pipe(); t = threading.Thread(target=lambda: (time.sleep(0.1), os.write(w, b'x'))); t.start()
+    return r
+def poll(fd): p = select.poll(); p.register(fd, select.POLLIN); return len(p.poll(20000)) == 1
+def select_in(fd): return select.select([fd], [], [], 20)[0] == [fd]
+def epoll(fd): e = select.epoll(); e.register(fd, select.EPOLLIN); return len(e.poll(20)) == 1
+def nested(fd): e = select.epoll(); e.register(fd, select.EPOLLIN); return poll(e.fileno())
+s = server('127.0.0.1', 7412); start = time.monotonic()
+for wait in (poll, select_in, epoll, nested):
+    e = select.epoll(); e.register(s, select.EPOLLIN); r = written_later(); e.register(r, select.EPOLLIN)
+    print(wait.__name__, wait(e.fileno()), e.poll(0) == [(r, select.EPOLLIN)])
+print(time.monotonic() - start < 10)";
+
+#[test]
+fn polling_an_epoll_set_waits_for_its_kernel_descriptors() {
+    if skipped("polling_an_epoll_set_waits_for_its_kernel_descriptors") {
+        return;
+    }
+    let output = Fixture::new("polled").script_output(&LOOPBACK, POLL_EPOLL_SETS);
+    assert_eq!(output, "poll True True\nselect_in True True\nepoll True True\nnested True True\nTrue\n");
+}

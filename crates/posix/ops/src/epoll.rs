@@ -119,7 +119,8 @@ impl EpollSet {
         self.kernel.relocate(number)
     }
 
-    fn kernel_epoll(&self) -> KernelEpoll {
+    /// Returns the kernel's epoll instance.
+    pub fn kernel_epoll(&self) -> KernelEpoll {
         KernelEpoll { fd: self.kernel.as_raw_fd(), number: self.number }
     }
 

@@ -64,7 +64,7 @@ impl Ops {
             revents: 0,
         }));
         for (at, file) in &*ours {
-            kernel[*at].fd = state.kernel_fd(*file).unwrap_or(-1);
+            kernel[*at].fd = state.polled_kernel_fd(*file).unwrap_or(-1);
             state.begin_accepting(*file);
         }
         let has_kernel_fds = kernel.iter().any(|fd| fd.fd >= 0);
