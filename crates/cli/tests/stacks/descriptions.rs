@@ -208,3 +208,50 @@ here.close(); say('free', os.waitpid(other, 0)[1])"
     );
     assert_eq!(run_on_both(&fixture, &script), "free 0\n");
 }
+
+/// Processes that share a bound socket all listen on it: workers that call `listen` on what a master has bound.
+const LISTEN_TOGETHER: &str = "
+import subprocess
+WORKER = '''
+import os, sys, socket
+s = socket.socket(fileno=int(sys.argv[1])); w = int(sys.argv[2])
+'''
+SERVE = '''
+s.listen(100); os.write(w, b'l'); c, _ = s.accept(); c.sendall(b'worker'); s.close(); os.write(w, b'a')
+'''
+def together(how, host, port):
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind((host, port))
+    r, w = os.pipe(); os.set_inheritable(w, True)
+    if how == 'fork':
+        child = os.fork()
+        if not child: exec(SERVE, {'s': s, 'w': w, 'os': os}); os._exit(0)
+    else:
+        argv = [sys.executable, '-c', WORKER + SERVE, str(s.fileno()), str(w)]
+        child = subprocess.Popen(argv, pass_fds=[s.fileno(), w]).pid
+    assert os.read(r, 1) == b'l'
+    s.listen(100); clients = [socket.create_connection(('127.0.0.1', port)) for _ in range(20)]
+    assert os.read(r, 1) == b'a'
+    s.settimeout(20); rest = [s.accept()[0] for _ in range(19)]; [a.sendall(b'master') for a in rest]
+    print(how, host, sorted(c.recv(9) for c in clients)[-2:], os.waitpid(child, 0)[1], flush=True)
+    # Nobody listens any more.
+    s.close()
+    try: socket.create_connection(('127.0.0.1', port))
+    except OSError as e: print(os.strerror(e.errno), flush=True)
+for at, (how, host) in enumerate([(how, host) for how in ['fork', 'exec'] for host in ['127.0.0.1', '0.0.0.0']]):
+    together(how, host, 7432 + at)
+# Another socket at the address is refused as before.
+first, second = socket.socket(), socket.socket()
+for s in (first, second): s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7436))
+first.listen()
+try: second.listen()
+except OSError as e: print(os.strerror(e.errno))";
+
+#[test]
+fn processes_may_listen_together_on_a_bound_socket() {
+    if skipped("processes_may_listen_together_on_a_bound_socket") {
+        return;
+    }
+    let text = run_on_both(&Fixture::new("together"), LISTEN_TOGETHER);
+    assert_eq!(text.matches("[b'master', b'worker'] 0\nConnection refused\n").count(), 4, "{text}");
+    assert!(text.ends_with("\nAddress already in use\n"), "{text}");
+}

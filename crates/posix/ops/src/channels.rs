@@ -1,6 +1,7 @@
 //! The channels of a process, one for each shard of its stack, behind one interface. A connection belongs to
 //! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
+use crate::file::BoundAddress;
 use crate::unserved_peers::{UnservedPeers, is_refusal};
 use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
@@ -365,17 +366,17 @@ impl Channels {
     /// Listens on all shards, or on none, with a filter if there is a program.
     pub fn listen(
         &mut self,
-        local: SocketAddr,
+        bound: &BoundAddress,
         options: ListenOptions,
-        credits: u32,
         filter: Option<&[u8]>,
     ) -> Result<u32, Error> {
+        let local = bound.address();
         if let [only] = self.clients.as_mut_slice() {
-            return only.listen_filtered(local, options, credits, filter);
+            return only.listen_shared(local, options, bound.description, filter);
         }
         let mut numbers = Vec::new();
         for client in &mut self.clients {
-            match client.listen_filtered(local, options, credits, filter) {
+            match client.listen_shared(local, options, bound.description, filter) {
                 Ok(number) => numbers.push(number),
                 Err(error) => {
                     for (client, number) in self.clients.iter_mut().zip(numbers) {

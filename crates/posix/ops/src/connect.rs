@@ -296,7 +296,8 @@ impl ProcessState {
             }),
         }?;
         if let SocketRole::Unconnected { bound } = &mut self.files.socket(file)?.role {
-            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel });
+            let description = random_number();
+            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel, description });
         }
         Ok(())
     }
@@ -508,6 +509,15 @@ fn check_families(local: Option<SocketAddr>, to: SocketAddr) -> Result<(), Errno
         (Some(IpAddr::V6(ip)), IpAddr::V4(_)) if !ip.is_unspecified() => Err(Errno::NETUNREACH),
         (Some(IpAddr::V4(_)), IpAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
         _ => Ok(()),
+    }
+}
+
+/// Returns a random number, or 0 if the kernel gives none.
+fn random_number() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK) {
+        Ok(count) if count == bytes.len() => u64::from_ne_bytes(bytes),
+        _ => 0,
     }
 }
 

@@ -135,8 +135,9 @@ struct SerializedAddress {
     port_locked: bool,
     /// True if a kernel socket is behind the descriptor.
     has_kernel_socket: bool,
+    description: u64,
 }
-codec_struct!(SerializedAddress { address, port_locked, has_kernel_socket });
+codec_struct!(SerializedAddress { address, port_locked, has_kernel_socket, description });
 
 struct SerializedListener {
     /// The listener's number on each shard.
@@ -431,6 +432,7 @@ pub(crate) fn serialize_socket(
         address: bound.reserved.address,
         port_locked: bound.port_locked,
         has_kernel_socket: bound.kernel_fd.is_some(),
+        description: bound.description,
     };
     let handle_of = |ids: &GlobalSocketId| match ids.id {
         SocketId::Socket { socket, generation } => (socket, generation),
@@ -525,12 +527,12 @@ impl ProcessState {
             6 => Family::V6,
             _ => return Err(Errno::INVAL),
         };
-        let bound_of =
-            |SerializedAddress { address, port_locked, has_kernel_socket }: SerializedAddress| BoundAddress {
-                reserved: Reservation { number: FOREIGN_RESERVATION, address },
-                port_locked,
-                kernel_fd: has_kernel_socket.then_some(fd),
-            };
+        let bound_of = |bound: SerializedAddress| BoundAddress {
+            reserved: Reservation { number: FOREIGN_RESERVATION, address: bound.address },
+            port_locked: bound.port_locked,
+            kernel_fd: bound.has_kernel_socket.then_some(fd),
+            description: bound.description,
+        };
         let role = match role {
             SerializedRole::Unconnected(bound) => {
                 let sharing = options.sharing(family);

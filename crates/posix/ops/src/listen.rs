@@ -69,8 +69,7 @@ impl Ops {
             socket: socket.options.initial_options(v4),
         };
         let filter = socket.options.filter_code();
-        let number =
-            state.client.listen(bound.address(), options, 0, filter.as_deref()).map_err(|e| errno_of(&e))?;
+        let number = state.client.listen(&bound, options, filter.as_deref()).map_err(|e| errno_of(&e))?;
         state.bind_listener(number, file);
         let socket = state.files.socket(file)?;
         socket.options.mark_initial_applied(v4);

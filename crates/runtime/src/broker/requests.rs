@@ -256,6 +256,10 @@ impl Codec for ChannelRequest {
                 code.encode(out);
             }
             Self::Filter(of) => (27u8, *of).encode(out),
+            Self::ListenShared(at, options, description) => {
+                (28u8, (*at, *options)).encode(out);
+                description.encode(out);
+            }
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -292,6 +296,7 @@ impl Codec for ChannelRequest {
             }
             26 => Self::SetFilter(Codec::decode(from)?, Codec::decode(from)?),
             27 => Self::Filter(Codec::decode(from)?),
+            28 => Self::ListenShared(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             20 => {
                 let (socket, priority) = Codec::decode(from)?;
                 Self::SendMessage(socket, Codec::decode(from)?, priority)

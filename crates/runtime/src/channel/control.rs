@@ -34,6 +34,10 @@ pub enum ChannelRequest {
     Unreserve(u32),
     /// Listens on an address.
     Listen(SocketAddr, ListenOptions),
+    /// Listens on an address for the open file description with this number, if it is not 0. If another
+    /// process that shares the description listens already, the client becomes an owner of that listener and
+    /// sets its backlog.
+    ListenShared(SocketAddr, ListenOptions, u64),
     /// Listens on an address, but on no port that another shard or worker listens on.
     ListenExclusive(SocketAddr, ListenOptions),
     /// Sets the backlog of the listener of this number.
@@ -99,6 +103,7 @@ impl ChannelRequest {
         match &mut self {
             Self::Reserve(_, AddressSharing { uid: user, .. })
             | Self::Listen(_, ListenOptions { user, .. })
+            | Self::ListenShared(_, ListenOptions { user, .. }, _)
             | Self::ListenExclusive(_, ListenOptions { user, .. })
             | Self::Udp(Bind(_, UdpOptions { uid: user, .. }))
             | Self::Udp(
@@ -126,6 +131,7 @@ impl ChannelRequest {
             Self::Filtered(_, request) => request.claimed_port(),
             Self::Reserve(address, _)
             | Self::Listen(address, _)
+            | Self::ListenShared(address, ..)
             | Self::ListenExclusive(address, _)
             | Self::Udp(Bind(address, _) | Open(address, _) | OpenServed(address, ..)) => {
                 Some(address.port())

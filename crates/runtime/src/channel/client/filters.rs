@@ -56,6 +56,21 @@ impl Client {
         self.listen_as(with_filter(code, ChannelRequest::Listen(local, options)), credits)
     }
 
+    /// As [`Client::listen_filtered`], for an open file description that other processes may share. If one of
+    /// them listens, this client becomes an owner of the listener, whose filter is set if there is a program.
+    ///
+    /// # Errors
+    /// As [`Client::listen_filtered`].
+    pub fn listen_shared(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+        description: u64,
+        code: Option<&[u8]>,
+    ) -> Result<u32, Error> {
+        self.listen_as(with_filter(code, ChannelRequest::ListenShared(local, options, description)), 0)
+    }
+
     /// As [`Client::connect`], with a filter if there is a program.
     ///
     /// # Errors

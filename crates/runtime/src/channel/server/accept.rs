@@ -247,10 +247,38 @@ impl Domain {
             requested_backlog: backlog,
             report_unread_after,
             is_destroyed: false,
+            description: 0,
         });
         self.add_listener_owner(number, client);
         // Another shard may have listened first, and connections may have arrived since.
         self.accept_from(cx, number as usize);
+        Ok(number)
+    }
+
+    /// Listens for an open file description, or makes the client an owner of the listener that another process
+    /// has opened for it: `listen` of a socket that listens sets its backlog (`inet_listen`).
+    pub(super) fn listen_shared(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: usize,
+        at: SocketAddr,
+        options: ListenOptions,
+        description: u64,
+    ) -> Result<u32, Error> {
+        let opened = self.listeners.iter().zip(0..).find_map(|(listening, number)| {
+            let serves =
+                |l: &&DomainListener| description != 0 && l.description == description && !l.is_destroyed;
+            listening.as_ref().filter(serves).map(|_| number)
+        });
+        if let Some(number) = opened {
+            self.add_listener_owner(number, client);
+            self.set_backlog(cx, number, options.backlog);
+            return Ok(number);
+        }
+        let number = self.listen(cx, client, at, options, false)?;
+        if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
+            listening.description = description;
+        }
         Ok(number)
     }
 

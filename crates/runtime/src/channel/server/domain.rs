@@ -83,6 +83,8 @@ pub(super) struct DomainListener {
     pub report_unread_after: u64,
     /// An administrator has closed it: the engine has no such listener any more.
     pub is_destroyed: bool,
+    /// Number of the open file description for which it was opened, or 0.
+    pub description: u64,
 }
 
 impl DomainListener {

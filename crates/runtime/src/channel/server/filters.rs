@@ -87,7 +87,9 @@ impl Domain {
     ) -> ChannelReply {
         match &mut request {
             // With several shards, another one may open the engine's listener before.
-            ChannelRequest::Listen(_, options) | ChannelRequest::ListenExclusive(_, options) => {
+            ChannelRequest::Listen(_, options)
+            | ChannelRequest::ListenShared(_, options, _)
+            | ChannelRequest::ListenExclusive(_, options) => {
                 options.awaits_filter = true;
             }
             ChannelRequest::Connect(..)

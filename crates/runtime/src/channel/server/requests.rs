@@ -106,6 +106,9 @@ impl Domain {
             ChannelRequest::Listen(at, options) => {
                 ChannelReply::Listen(self.listen(cx, number, at, options, false))
             }
+            ChannelRequest::ListenShared(at, options, description) => {
+                ChannelReply::Listen(self.listen_shared(cx, number, at, options, description))
+            }
             ChannelRequest::ListenExclusive(at, options) => {
                 ChannelReply::Listen(self.listen(cx, number, at, options, true))
             }
