@@ -98,6 +98,11 @@ const REASONS: &[(&str, &str)] = &[
          returns; the shard delivers them a moment later",
     ),
     (
+        "tcp_try_write_error",
+        "writes without a pause until the RST of its peer arrives; on a busy machine the send buffer is full \
+         before the shard has run, as with a peer on another host",
+    ),
+    (
         "ipc_listen_after_write",
         "passes a bound socket that does not listen yet ([posix.md](posix.md), `SCM_RIGHTS`)",
     ),
@@ -342,20 +347,24 @@ fn cases_that_pass_on_the_kernel_pass_on_the_stack() {
         let output = Command::new(words[0]).args(&words[1..]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    if !runs(&[PYTHON, "-c", "import test.test_socket"]) {
-        return skip(test, "no tests of CPython (libpython3.11-testsuite)");
-    }
-    if !runs(&["stress-ng", "--version"]) {
-        return skip(test, "no stress-ng");
-    }
     let wanted = std::env::var("GINNEL_SUITES").unwrap_or_default();
     let is_wanted = |suite: &str| suite.contains(&wanted);
+    let python_suite = |module: &&str| format!("CPython `{module}`");
+    let stress_suite = |stressor: &&str| format!("stress-ng `--{stressor}`");
+    let needs_python = PYTHON_MODULES.iter().any(|module| is_wanted(&python_suite(module)));
+    if needs_python && !runs(&[PYTHON, "-c", "import test.test_socket"]) {
+        return skip(test, "no tests of CPython (libpython3.11-testsuite)");
+    }
+    let needs_stress = STRESSORS.iter().any(|stressor| is_wanted(&stress_suite(stressor)));
+    if needs_stress && !runs(&["stress-ng", "--version"]) {
+        return skip(test, "no stress-ng");
+    }
     let python = PYTHON_MODULES.iter().filter_map(|module| {
-        let suite = format!("CPython `{module}`");
+        let suite = python_suite(module);
         is_wanted(&suite).then(|| Row::run(&suite, |side, folder| run_python(side, folder, module)))
     });
     let stress = STRESSORS.iter().filter_map(|stressor| {
-        let suite = format!("stress-ng `--{stressor}`");
+        let suite = stress_suite(stressor);
         is_wanted(&suite).then(|| Row::run(&suite, |side, folder| run_stressor(side, folder, stressor)))
     });
     type Run = fn(Side, &Path) -> Verdicts;
