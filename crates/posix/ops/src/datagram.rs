@@ -7,6 +7,7 @@
 
 mod ancillary;
 mod cork;
+mod destination;
 mod error_queue;
 pub(crate) mod via_kernel;
 
@@ -98,21 +99,14 @@ impl Ops {
             (udp_send.corking, udp_send.gso_size, udp_send.corked.is_some())
         });
         let corking = corking || args.flags & libc::MSG_MORE != 0;
+        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let to = socket.check_destination(args.to, args.flags, len)?;
         if is_corked {
             // The first write has fixed the destination.
             return self.append(state, file, buffers, corking, timeout);
         }
-        let to = args.to.map(|bytes| destination(bytes, family)).transpose()?;
         let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
-        if args.flags & libc::MSG_OOB != 0 && v4 {
-            // Linux ignores the flag for IPv6.
-            return Err(Errno::OPNOTSUPP);
-        }
         let cmsgs = SendCmsgs::read(args.control, v4)?;
-        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        if len > DATAGRAM_BYTES_MAX && v4 {
-            return Err(Errno::MSGSIZE);
-        }
         let udp = match self.choose_path(state, fd, file, to)? {
             UdpPath::Kernel(kernel_fd) => {
                 // `choose_path` has released the lock. The kernel copies, too, so that calls to it and to the
@@ -447,24 +441,6 @@ fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
         (Family::V6, _) => family.unspecified(),
         _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
     }
-}
-
-/// Returns the destination that the program named. The unspecified address means loopback, as for `connect`.
-fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
-    let sa_family = sockaddr::family_of(bytes)?;
-    let read = if family == Family::V6 && sa_family == libc::AF_INET as u16 {
-        // `udpv6_sendmsg` accepts IPv4 addresses.
-        sockaddr::decode(bytes, Family::V4)
-    } else if family == Family::V4 && sa_family == libc::AF_UNSPEC as u16 {
-        // Old programs leave the family 0.
-        let mut copy = bytes.to_vec();
-        copy[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-        sockaddr::decode(&copy, family)
-    } else {
-        sockaddr::decode(bytes, family)
-    };
-    let to = crate::connect::loopback_for_any(read?, None);
-    if to.port() == 0 { Err(Errno::INVAL) } else { Ok(to) }
 }
 
 impl ProcessState {

@@ -19,6 +19,13 @@ pub(crate) struct CorkedDatagram {
     bytes: Vec<u8>,
 }
 
+impl CorkedDatagram {
+    /// Returns whether the destination is an IPv4 address.
+    pub(super) fn is_ipv4(&self) -> bool {
+        self.message.remote.is_ipv4()
+    }
+}
+
 impl Ops {
     /// Appends to the datagram, and sends it unless `corking` says that more follows.
     pub(super) fn append(

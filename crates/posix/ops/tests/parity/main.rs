@@ -29,6 +29,7 @@ mod sys;
 mod tcp_options;
 mod udp;
 mod udp_batches;
+mod udp_destinations;
 mod udp_errors;
 mod udp_segmentation;
 mod urgent;
@@ -47,7 +48,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 19] = [
+const MODULES: [Cases; 20] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -63,6 +64,7 @@ const MODULES: [Cases; 19] = [
     tcp_options::tests::CASES,
     udp::tests::CASES,
     udp_batches::tests::CASES,
+    udp_destinations::tests::CASES,
     udp_errors::tests::CASES,
     udp_segmentation::tests::CASES,
     urgent::tests::CASES,
