@@ -3,7 +3,7 @@
 use crate::Ops;
 use crate::descriptor::borrow;
 use crate::lock::SignalDeferred;
-use crate::user_memory::UserSlice;
+use crate::user_memory::{MAX_RW_COUNT, UserSlice};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -11,11 +11,12 @@ use rustix::io::Errno;
 const CHUNK_BYTES: usize = 64 << 10;
 
 impl Ops {
-    /// Implements `sendfile` to a connection. Reads from `offset` and advances it; without `offset` reads
-    /// from the file's position and advances that.
+    /// Implements `sendfile` to a connection, for [`MAX_RW_COUNT`] bytes at the most. Reads from `offset` and
+    /// advances it; without `offset` reads from the file's position and advances that.
     ///
     /// # Errors
-    /// As [`Ops::send`], and errors of reading the file.
+    /// As [`Ops::send`], and errors of reading the file. `EINVAL` if the count or the end of the range
+    /// exceeds what an offset can be. After bytes were sent there is no error.
     pub fn sendfile(
         &self,
         out: RawFd,
@@ -28,6 +29,7 @@ impl Ops {
             Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
             None => rustix::fs::tell(file)?,
         };
+        let count = limit_count(start, count)?;
         let mut chunk = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
         let mut done = 0;
         let result = loop {
@@ -53,14 +55,39 @@ impl Ops {
         let end = start + done as u64;
         match offset {
             Some(offset) => *offset = end.cast_signed(),
-            None if done > 0 => {
-                rustix::fs::seek(file, rustix::fs::SeekFrom::Start(end))?;
-            }
+            // Another thread may have closed the file meanwhile. The bytes were sent nevertheless.
+            None if done > 0 => drop(rustix::fs::seek(file, rustix::fs::SeekFrom::Start(end))),
             None => {}
         }
         match result {
             Err(error) if done == 0 => Err(error),
             _ => Ok(done),
         }
+    }
+}
+
+/// Returns how many bytes one call moves from `start`, where `count` are requested (`rw_verify_area`).
+///
+/// # Errors
+/// `EINVAL` if `count` or the end of the range is not an offset.
+fn limit_count(start: u64, count: usize) -> Result<usize, Errno> {
+    let count_fits = isize::try_from(count).is_ok();
+    let end_fits = start.checked_add(count as u64).is_some_and(|end| i64::try_from(end).is_ok());
+    if count_fits && end_fits { Ok(count.min(MAX_RW_COUNT)) } else { Err(Errno::INVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_moves_at_most_max_rw_count() {
+        for (count, expected) in [(0, 0), (1, 1), (0x7fff_f000, 0x7fff_f000), (0x7fff_f001, 0x7fff_f000)] {
+            assert_eq!(limit_count(0, count), Ok(expected), "{count}");
+        }
+        let most = isize::MAX as usize;
+        assert_eq!((limit_count(0, most), limit_count(1, most)), (Ok(0x7fff_f000), Err(Errno::INVAL)));
+        assert_eq!(limit_count(0, most + 1), Err(Errno::INVAL));
+        assert_eq!((limit_count(most as u64, 0), limit_count(most as u64, 1)), (Ok(0), Err(Errno::INVAL)));
     }
 }

@@ -17,7 +17,7 @@ use libc::{c_void, iovec, ucontext_t};
 use rustix::io::Errno;
 
 /// Maximum length of a transfer, in bytes (`MAX_RW_COUNT`).
-const MAX_RW_COUNT: usize = 0x7fff_f000;
+pub(crate) const MAX_RW_COUNT: usize = 0x7fff_f000;
 /// Maximum number of buffers in a call (`UIO_MAXIOV`).
 pub const UIO_MAXIOV: usize = 1024;
 

@@ -1,7 +1,8 @@
 //! Duplicated descriptors, `fcntl` and `ioctl` calls on them, `sendfile`, and waiting with blocked signals.
 
-use crate::sys::Fixture;
-use libc::{MSG_WAITALL, POLLIN, POLLOUT, SIGUSR1, TIOCOUTQ, pollfd};
+use crate::sys::{Fixture, word};
+use crate::{kernel, signals};
+use libc::{MSG_DONTWAIT, MSG_WAITALL, POLLIN, POLLOUT, SIGUSR1, TIOCOUTQ, pollfd};
 use rustix::fd::AsRawFd;
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use std::time::Duration;
@@ -61,6 +62,53 @@ pub fn sendfile(w: &mut Fixture<'_>) {
     w.log("file position", seek(&file, SeekFrom::Current(0)));
     w.log("received", w.b.recv(b, 8, MSG_WAITALL));
     w.log("invalid source", w.a.sendfile(a, -1, None, 10));
+    // The count and the end of the range are checked before the count is limited (`rw_verify_area`).
+    for count in [usize::MAX, 1 << 63, i64::MAX as usize] {
+        for mut offset in [0, 1, 10, i64::MAX] {
+            w.log("long", (count, offset, w.a.sendfile(a, file.as_raw_fd(), Some(&mut offset), count)));
+        }
+    }
+    w.log("long from the file position", w.a.sendfile(a, file.as_raw_fd(), None, usize::MAX));
+    seek(&file, SeekFrom::Start(8)).unwrap();
+    w.log("to the end of the numbers", w.a.sendfile(a, file.as_raw_fd(), None, i64::MAX as usize - 8));
+}
+
+/// The source is closed while the call waits, so that its position cannot be set afterwards.
+pub fn sendfile_counts_what_it_sent(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let (host, peer) = (w.a, w.b);
+    // Buffers of a fixed size do not grow while the call waits.
+    w.log("send buffer", host.setsockopt(a, libc::SOL_SOCKET, libc::SO_SNDBUF, &word(65_536)));
+    w.log("receive buffer", peer.setsockopt(b, libc::SOL_SOCKET, libc::SO_RCVBUF, &word(65_536)));
+    let mut filled = 0;
+    while let Ok(sent) = host.send(a, &[0; 10_000], MSG_DONTWAIT) {
+        filled += sent;
+        w.settle();
+    }
+    let bytes: Vec<u8> = (0..60_000u32).map(|at| (at % 251) as u8).collect();
+    let file = memfd_create("case", MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&file, &bytes).unwrap();
+    seek(&file, SeekFrom::Start(2)).unwrap();
+    let source = file.as_raw_fd();
+    let (result, received) = std::thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let call = scope.spawn(move || {
+            sender.send(kernel::this_thread()).unwrap();
+            host.sendfile(a, source, None, 100_000)
+        });
+        signals::wait_in_call(receiver.recv().unwrap());
+        assert!(!call.is_finished(), "the call must wait");
+        drop(file);
+        let mut received = Vec::new();
+        while received.len() < filled + bytes.len() - 2 {
+            let more = peer.recv(b, 100_000, 0).unwrap();
+            assert!(!more.is_empty());
+            received.extend(more);
+        }
+        (call.join().unwrap(), received)
+    });
+    w.log("result", result);
+    w.log("received", received[filled..] == bytes[2..]);
 }
 
 pub fn ppoll_and_pselect_block_signals(w: &mut Fixture<'_>) {
@@ -98,6 +146,7 @@ pub mod tests {
         fionbio
         siocoutq
         sendfile
+        sendfile_counts_what_it_sent
         ppoll_and_pselect_block_signals
     }
 }

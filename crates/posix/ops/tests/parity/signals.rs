@@ -22,6 +22,12 @@ fn wait_until_asleep(thread: i32) {
     }
 }
 
+/// Waits until a thread that is about to make a blocking call sleeps in it.
+pub fn wait_in_call(thread: i32) {
+    std::thread::sleep(OBSERVATION_TIME);
+    wait_until_asleep(thread);
+}
+
 /// Records the result of a call that is interrupted by a signal while it waits. If the call continues to
 /// wait, `then` ends it.
 fn interrupted(
@@ -40,8 +46,7 @@ fn interrupted(
             call(sys)
         });
         let number = receiver.recv().unwrap();
-        std::thread::sleep(OBSERVATION_TIME);
-        wait_until_asleep(number);
+        wait_in_call(number);
         let waited = !thread.is_finished();
         kernel::interrupt(number, signal);
         std::thread::sleep(OBSERVATION_TIME);
