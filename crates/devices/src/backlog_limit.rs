@@ -2,7 +2,7 @@
 //! what a device has taken is not reordered any more. The others wait in the engine's connections, where
 //! urgent ones precede them.
 
-use ginnel_stack::device::{Capabilities, GatherTx, Label, TxClass, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, GatherTx, Label, PayloadPiece, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 
 /// Limits the frames that wait in a device. While it has `frames` of them, no frames of the usual class or
@@ -12,13 +12,14 @@ use ginnel_stack::time::Instant;
 ///
 /// Frames of which no class is known do not shut out the others, which would be refused for as long as these
 /// keep the backlog above their bound: for each one that is accepted while `frames` frames wait, a frame of a
-/// connection is accepted that would be refused, the most urgent first. Nor do datagrams, which are sent
-/// first whenever the device has room: for each datagram, a frame of a connection is accepted, too.
+/// connection is accepted that would be refused, the most urgent first. Nor do datagrams below the highest
+/// class, which are sent first whenever the device has room: for each of these datagrams, a frame of a
+/// connection is accepted, too. Datagrams of the highest class precede all connections below that class.
 ///
 /// The device must be able to tell what waits ([`TxQueue::has_backlog`]).
 #[must_use]
 pub fn wrap_tx(inner: Box<dyn TxQueue + Send>, frames: usize) -> Box<dyn TxQueue + Send> {
-    Box::new(LimitedTx { inner, frames, bound: Some(frames), class: None, credit: 0 })
+    Box::new(LimitedTx { inner, frames, bound: Some(frames), class: None, credit: 0, credit_after_commit: 0 })
 }
 
 struct LimitedTx {
@@ -29,8 +30,11 @@ struct LimitedTx {
     bound: Option<usize>,
     class: Option<TxClass>,
     /// Frames of connections that are accepted although the backlog has reached their bound: as many as there
-    /// were datagrams, and frames without a class since `frames` frames wait; `frames` at most.
+    /// were datagrams below the highest class, and frames without a class since `frames` frames wait;
+    /// `frames` at most.
     credit: usize,
+    /// `credit` after the frame whose room was reserved last. Room that is not committed costs no credit.
+    credit_after_commit: usize,
 }
 
 impl TxQueue for LimitedTx {
@@ -39,6 +43,7 @@ impl TxQueue for LimitedTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.credit_after_commit = self.credit;
         let Some(bound) = self.bound else { return self.inner.reserve(len) };
         let has_backlog = self.inner.has_backlog(bound);
         let is_refused = match self.class {
@@ -51,7 +56,7 @@ impl TxQueue for LimitedTx {
         }
         let room = self.inner.reserve(len)?;
         let one_more = self.frames.min(self.credit + 1);
-        self.credit = match (self.class, has_backlog) {
+        self.credit_after_commit = match (self.class, has_backlog) {
             (Some(TxClass::Datagrams(_)), _) | (None, true) => one_more,
             (Some(TxClass::Connections(_)), true) => self.credit - 1,
             (_, false) if bound == self.frames => 0,
@@ -61,6 +66,7 @@ impl TxQueue for LimitedTx {
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.credit = self.credit_after_commit;
         self.inner.commit(len, meta);
     }
 
@@ -91,7 +97,7 @@ impl TxQueue for LimitedTx {
     }
 
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
-        self.inner.gather()
+        if self.inner.gather().is_some() { Some(self) } else { None }
     }
 
     fn flush(&mut self, now: Instant) {
@@ -100,6 +106,20 @@ impl TxQueue for LimitedTx {
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
+    }
+}
+
+impl GatherTx for LimitedTx {
+    fn commit_gathered(
+        &mut self,
+        head: usize,
+        pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
+        meta: TxMeta,
+    ) {
+        self.credit = self.credit_after_commit;
+        if let Some(gather) = self.inner.gather() {
+            gather.commit_gathered(head, pieces, meta);
+        }
     }
 }
 
@@ -233,6 +253,81 @@ mod tests {
         assert_eq!(send_datagrams(&mut tx, BEST_EFFORT, 4), 4);
         tx.flush(at(111));
         assert!(send(&mut tx, Some(BEST_EFFORT), 100) <= 10);
+    }
+
+    /// Their sender would otherwise pay for lower classes, whose frames leave before its next ones.
+    #[test]
+    fn datagrams_of_the_highest_class_earn_no_credit() {
+        let (mut tx, _right) = limited_link("", 10);
+        assert_eq!(send_datagrams(&mut tx, 7, 40), 40);
+        assert_eq!([6, BEST_EFFORT].map(|class| send(&mut tx, Some(class), 100)), [20, 0]);
+        assert_eq!(send(&mut tx, Some(7), 40), 40);
+    }
+
+    #[test]
+    fn reserved_room_without_commit_changes_no_credit() {
+        let drop_room = |tx: &mut Box<dyn TxQueue + Send>, class: TxClass| {
+            tx.select_class(Some(class));
+            for _ in 0..5 {
+                assert!(tx.reserve(1000).is_some(), "{class:?}");
+            }
+            tx.select_class(None);
+        };
+        let (mut tx, _right) = limited_link("", 10);
+        drop_room(&mut tx, TxClass::Datagrams(BEST_EFFORT));
+        assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10, "no credit from room that was dropped");
+        assert_eq!(send(&mut tx, None, 3), 3);
+        drop_room(&mut tx, TxClass::Connections(BEST_EFFORT));
+        assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 3, "all credit is left");
+    }
+
+    /// A device with a fixed backlog that takes payloads in pieces.
+    struct Gathering {
+        room: Vec<u8>,
+        backlog: usize,
+    }
+
+    impl TxQueue for Gathering {
+        fn capabilities(&self) -> Capabilities {
+            let (mac, mtu) = ([0; 6], 1500);
+            Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false }
+        }
+        fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+            self.room.get_mut(..len)
+        }
+        fn commit(&mut self, _: usize, _: TxMeta) {}
+        fn has_backlog(&mut self, frames: usize) -> bool {
+            self.backlog >= frames
+        }
+        fn gather(&mut self) -> Option<&mut dyn GatherTx> {
+            Some(self)
+        }
+        fn flush(&mut self, _: Instant) {}
+    }
+
+    impl GatherTx for Gathering {
+        fn commit_gathered(
+            &mut self,
+            _: usize,
+            pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
+            _: TxMeta,
+        ) {
+            assert_eq!(pieces.count(), 1);
+        }
+    }
+
+    #[test]
+    fn gathered_frames_use_up_credit() {
+        let mut tx = wrap_tx(Box::new(Gathering { room: vec![0; 1000], backlog: 10 }), 10);
+        assert_eq!(send(&mut tx, None, 2), 2);
+        tx.select_class(Some(TxClass::Connections(BEST_EFFORT)));
+        for is_accepted in [true, true, false] {
+            assert_eq!(tx.reserve(100).is_some(), is_accepted);
+            if is_accepted {
+                let mut pieces = [PayloadPiece::Private(&[0; 46])].into_iter();
+                tx.gather().expect("the device gathers").commit_gathered(54, &mut pieces, TxMeta::NONE);
+            }
+        }
     }
 
     /// Refused frames are tried again, but the device is flushed only when it has taken frames, or asks for
