@@ -36,3 +36,4 @@ mod terminal_signals;
 mod unattached;
 mod upgrade;
 mod urgent;
+mod vfork_races;

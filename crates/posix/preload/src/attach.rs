@@ -234,9 +234,10 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
 static AT_START: extern "C" fn() = at_start;
 
 extern "C" fn at_start() {
+    // `vfork` needs the handlers without a stack, too.
+    crate::fork::register_atfork();
     let Ok(stack) = std::env::var(STACK_VARIABLE) else { return };
     inherit::save_environment();
-    crate::fork::register_atfork();
     let [sockets, connection] = [inherit::INHERITED_SOCKETS_VARIABLE, inherit::INHERITED_CONNECTION_VARIABLE]
         .map(|name| {
             let value = std::env::var(name).ok();
@@ -277,10 +278,11 @@ fn publish(ops: Ops) {
 
 /// Blocks all signals in this thread while it lives: a handler that makes a socket would wait for the thread
 /// that it has interrupted.
-struct SignalsBlocked(libc::sigset_t);
+pub struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
-    fn new() -> Self {
+    /// Blocks the signals.
+    pub fn new() -> Self {
         // SAFETY: an all-zero set is valid, and both sets live through the calls.
         unsafe {
             let (mut all, mut before) = (core::mem::zeroed(), core::mem::zeroed());

@@ -1,13 +1,38 @@
 //! Handlers of `fork` and its variants.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::attach::{self, AttachLock};
-use crate::vfork;
+use crate::attach::{self, AttachLock, SignalsBlocked};
+use crate::vfork::ExecPipe;
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
 use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Is held by the thread that forks, from the last step of the preparation to the first step afterwards.
+/// Whoever holds the lock waits for no other lock of the library.
+static FORKS: Mutex<()> = Mutex::new(());
+
+/// The time in which only this thread forks. Its signals are blocked: a handler that forks would wait for the
+/// thread that it has interrupted.
+struct ForkWindow {
+    exec_pipe: Option<ExecPipe>,
+    // Fields are dropped in this order.
+    _forks: MutexGuard<'static, ()>,
+    _signals_blocked: SignalsBlocked,
+}
+
+impl ForkWindow {
+    fn open() -> Self {
+        let signals_blocked = SignalsBlocked::new();
+        // No code panics while it holds the lock.
+        let forks = FORKS.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { exec_pipe: ExecPipe::for_vfork(), _forks: forks, _signals_blocked: signals_blocked }
+    }
+}
 
 thread_local! {
+    /// The time between the handlers before and after a fork of this thread.
+    static FORK_WINDOW: RefCell<Option<ForkWindow>> = const { RefCell::new(None) };
     /// The preparation of the fork that this thread is in.
     static FORK_GUARD: RefCell<Option<ForkGuard<'static>>> = const { RefCell::new(None) };
     /// Keeps other threads from attaching during the fork.
@@ -25,6 +50,14 @@ pub fn register_atfork() {
 }
 
 unsafe extern "C" fn prepare() {
+    prepare_ops();
+    let window = ForkWindow::open();
+    // A thread that exits does not fork any more.
+    let _ = FORK_WINDOW.try_with(|slot| slot.replace(Some(window)));
+}
+
+/// Keeps other threads out of the library, and prepares the child with the stack.
+fn prepare_ops() {
     if let Some(attach_lock) = attach::block_attach() {
         let _ = ATTACH_LOCK.try_with(|slot| slot.replace(Some(attach_lock)));
     }
@@ -38,8 +71,15 @@ unsafe extern "C" fn prepare() {
         return;
     }
     let guard = ops.prepare_fork();
-    // A thread that exits does not fork any more.
     let _ = FORK_GUARD.try_with(|slot| slot.replace(Some(guard)));
+}
+
+/// Lets other threads fork again. Must come before all other steps after the fork.
+fn close_window(continue_with: impl FnOnce(ExecPipe)) {
+    let window = FORK_WINDOW.try_with(RefCell::take).ok().flatten();
+    if let Some(mut window) = window {
+        window.exec_pipe.take().map(continue_with);
+    }
 }
 
 fn take_guards() -> Option<ForkGuard<'static>> {
@@ -49,6 +89,7 @@ fn take_guards() -> Option<ForkGuard<'static>> {
 }
 
 unsafe extern "C" fn parent() {
+    close_window(ExecPipe::continue_in_parent);
     if IN_CALL.replace(false) {
         let _ = OTHER_CALLS.try_with(RefCell::take);
         return;
@@ -59,7 +100,7 @@ unsafe extern "C" fn parent() {
 }
 
 unsafe extern "C" fn child() {
-    vfork::close_other_writers();
+    close_window(ExecPipe::continue_in_child);
     if IN_CALL.replace(false) {
         let _ = OTHER_CALLS.try_with(RefCell::take);
         if let Some(ops) = attach::ops() {

@@ -87,6 +87,12 @@ unsafe extern "C" fn syscall(
         // SAFETY: the program's arguments are those of the system call.
         return unsafe { super::signal_masks::rt_sigprocmask(a, b, c, d) };
     }
+    // Without `CLONE_VM` and without a new stack, `clone` is a fork. Other children are threads, or start at
+    // another place.
+    if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
+        // SAFETY: the program's arguments, unchanged.
+        return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
+    }
     if !attach::is_on_a_stack() {
         // SAFETY: the program's arguments, unchanged.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };
@@ -94,12 +100,6 @@ unsafe extern "C" fn syscall(
     // An io_uring would use descriptors without these hooks. Programs that get `ENOSYS` use other calls.
     if number == libc::SYS_io_uring_setup {
         return ffi::fail_with(Errno::NOSYS, -1);
-    }
-    // Without `CLONE_VM` and without a new stack, `clone` is a fork. Other children are threads, or start at
-    // another place.
-    if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
-        // SAFETY: the program's arguments, unchanged.
-        return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
     }
     // SAFETY: the program's arguments are those of the system call.
     let done = unsafe {
