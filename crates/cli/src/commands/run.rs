@@ -10,6 +10,7 @@ use crate::supervisor::{self, DeathOptions};
 use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
+use ginnel_posix_ops::ffi;
 use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
@@ -40,7 +41,9 @@ Exit status:
 A program with a stack of its own may leave processes behind when it exits, as a daemon does. \"ginnel run\" \
 then waits until the last of them has ended, and serves them meanwhile. It passes signals on to the first of \
 them. Signals of the terminal, as for Ctrl-C, are not passed on to processes that \
-the terminal sends them to. A second SIGINT or SIGTERM ends the stack without waiting.";
+the terminal sends them to, nor are those that the program itself sends. A signal that another process sends \
+to the whole process group (kill -- -PGID, or timeout without --foreground) reaches the program twice: \
+directly and through \"ginnel run\". A second SIGINT or SIGTERM ends the stack without waiting.";
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
@@ -164,7 +167,8 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals).map_err(running)?;
     let status = loop {
         for signal in signals.pending() {
-            forward_signal(ReceivedSignal::new(signal.si_signo, signal.si_code), child.id());
+            let signal = ReceivedSignal::new(signal.si_signo, signal.si_code, ffi::sender_of(&signal));
+            forward_signal(signal, child.id());
         }
         if let Some(status) = child.try_wait().map_err(running)? {
             tracing::info!("the program has ended ({})", supervisor::describe(status));
@@ -177,7 +181,7 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     let mut stop_signals = 0;
     while served.broker.processes() > 0 && !served.has_ended() {
         for signal in signals.pending() {
-            let signal = ReceivedSignal::new(signal.si_signo, signal.si_code);
+            let signal = ReceivedSignal::new(signal.si_signo, signal.si_code, ffi::sender_of(&signal));
             stop_signals += u32::from(matches!(signal.number, SIGINT | SIGTERM));
             if let Some(first) = served.broker.attached_processes().iter().find(|user| user.pid != 0) {
                 forward_signal(signal, first.pid);
@@ -199,23 +203,27 @@ struct ReceivedSignal {
     /// The kernel sent the signal. Those of a terminal, as for Ctrl-C, are sent to all processes of the
     /// foreground process group.
     from_kernel: bool,
+    /// The process that sent the signal.
+    sender: Option<i32>,
 }
 
 impl ReceivedSignal {
-    /// Returns a signal with the given `si_signo` and `si_code` (sigaction(2)).
-    const fn new(number: i32, code: i32) -> Self {
-        Self { number, from_kernel: code == SI_KERNEL }
+    /// Returns a signal with the given `si_signo`, `si_code` and `si_pid` (sigaction(2)).
+    const fn new(number: i32, code: i32, sender: Option<i32>) -> Self {
+        Self { number, from_kernel: code == SI_KERNEL, sender }
     }
 }
 
 /// Sends a signal to a process, unless the terminal has sent it to that process already: programs like
-/// redis-server take a second SIGINT as the wish to end at once.
+/// redis-server take a second SIGINT as the wish to end at once. Nor does a process get its own signal back:
+/// if it has signalled its process group, it has the signal already.
 fn forward_signal(signal: ReceivedSignal, pid: u32) {
     let (Some(pid), Some(number)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal.number))
     else {
         return;
     };
-    if signal.from_kernel && getpgid(Some(pid)) == Ok(getpgrp()) {
+    let is_from_terminal = signal.from_kernel && getpgid(Some(pid)) == Ok(getpgrp());
+    if is_from_terminal || signal.sender == Some(pid.as_raw_pid()) {
         return;
     }
     // The process may have ended.

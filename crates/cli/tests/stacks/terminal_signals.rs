@@ -1,6 +1,7 @@
-//! Signals of a terminal, which reach the program without the help of `ginnel run`.
+//! Signals of a terminal and of the program itself, which reach the program without the help of `ginnel run`.
 
 use crate::fixture::{Fixture, GINNEL, built_library, python, run_to_end, skipped};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// Runs its arguments on a terminal of their own, types Ctrl-C and Ctrl-\, changes the size, and sends SIGINT
@@ -66,4 +67,33 @@ fn signals_of_the_terminal_arrive_once() {
     let expected = "[(2, 2), (3, 1), (10, 1), (28, 1)] 0\n";
     assert_eq!(counts("together"), expected);
     assert_eq!(counts("alone"), expected, "forwarded to another process group");
+}
+
+/// Signals its process group, then `ginnel run` alone, and lets another process signal `ginnel run`. Prints
+/// how often each signal arrived.
+const OWN_GROUP: &str = r"
+import os, signal, subprocess, time
+counts = {}
+def note(number, frame): counts[number] = counts.get(number, 0) + 1
+for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, note)
+os.kill(0, signal.SIGHUP)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(0.3)
+subprocess.run(['sh', '-c', f'kill -s USR2 {os.getppid()}'])
+while signal.SIGUSR2 not in counts: signal.sigtimedwait([], 0.01)
+print(sorted((int(number), count) for number, count in counts.items()))
+";
+
+#[test]
+fn own_signals_are_not_sent_back() {
+    if skipped("own_signals_are_not_sent_back") {
+        return;
+    }
+    let fixture = Fixture::new("own-group");
+    let mut command = Command::new(GINNEL);
+    command.args(["run", "--loopback", "stack", "--", python().unwrap(), "-c", OWN_GROUP]).process_group(0);
+    command.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let output = run_to_end(command);
+    // SIGHUP came directly, and SIGUSR2 through "ginnel run".
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[(1, 1), (12, 1)]\n", "{output:?}");
 }

@@ -5,7 +5,7 @@
 
 use crate::{OptionValue, SockaddrBytes, user_memory};
 use core::ffi::{c_int, c_long, c_void};
-use libc::{iovec, msghdr, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{iovec, msghdr, pid_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -234,6 +234,13 @@ pub fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
     let nanos = u32::try_from(time.tv_nsec).ok().filter(|n| *n < 1_000_000_000).ok_or(Errno::INVAL)?;
     Ok(Some(Duration::new(seconds, nanos)))
+}
+
+/// Returns the process that sent a signal by `kill`, `tgkill` or `sigqueue`; `None` for any other signal.
+pub fn sender_of(signal: &siginfo_t) -> Option<pid_t> {
+    let is_sent = matches!(signal.si_code, libc::SI_USER | libc::SI_TKILL | libc::SI_QUEUE);
+    // SAFETY: all bytes of the structure are initialized, and any bytes are a number.
+    is_sent.then(|| unsafe { signal.si_pid() })
 }
 
 /// Reads a signal mask of the program, of which only the kernel's part is used.
