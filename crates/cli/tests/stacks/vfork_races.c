@@ -83,11 +83,38 @@ static void fork_in_handler(int signal)
     errno = before;
 }
 
+// Returns whether `vfork` returns when its child ends, although a child of that child goes on.
+static int waits_for_its_child_alone(void)
+{
+    int ends_of_pipe[2];
+    struct timespec before, after;
+    if (pipe2(ends_of_pipe, O_CLOEXEC) != 0)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    pid_t child = vfork();
+    if (child == 0) {
+        if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
+            char byte;
+            alarm(10);
+            close(ends_of_pipe[1]);
+            // Ends when the first process closes the pipe.
+            _exit(read(ends_of_pipe[0], &byte, 1));
+        }
+        _exit(0);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    close(ends_of_pipe[0]);
+    close(ends_of_pipe[1]);
+    return status_of(child) == 0 && after.tv_sec - before.tv_sec < 5;
+}
+
 int main(int argc, char **argv)
 {
     (void)argv;
     if (argc > 1 && socket(AF_INET, SOCK_STREAM, 0) < 0)
         return 1;
+    printf("waits for its child alone: %d\n", waits_for_its_child_alone());
+    fflush(stdout);
     inherited = write_ends();
     pthread_t threads[4];
     pthread_create(&threads[0], NULL, fork_children, NULL);

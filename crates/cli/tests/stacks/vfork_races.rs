@@ -1,8 +1,9 @@
-//! `vfork` and `fork` at the same time: no child holds the pipe for which the parent of another one waits.
+//! `vfork` and `fork` at the same time, and `fork` in a child of `vfork`: no child holds the pipe for which
+//! the parent of another one waits.
 
 use crate::fixture::{Fixture, skipped};
 
-const EXPECTED: &str = "held: 0\nheld with handlers: 0\n";
+const EXPECTED: &str = "waits for its child alone: 1\nheld: 0\nheld with handlers: 0\n";
 
 #[test]
 fn forked_children_do_not_hold_pipes_of_vfork() {

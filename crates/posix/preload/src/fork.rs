@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::attach::{self, AttachLock, SignalsBlocked};
-use crate::vfork::ExecPipe;
+use crate::vfork::{self, ExecPipe};
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
 use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
@@ -100,6 +100,7 @@ unsafe extern "C" fn parent() {
 }
 
 unsafe extern "C" fn child() {
+    vfork::close_inherited();
     close_window(ExecPipe::continue_in_child);
     if IN_CALL.replace(false) {
         let _ = OTHER_CALLS.try_with(RefCell::take);

@@ -4,14 +4,17 @@
 //! must not hold that end, too: the parent would wait for both. So the parent has the write end only between
 //! two fork handlers (`fork`), and only one thread at a time is between them. Other ways to make a child,
 //! such as `posix_spawn` and `clone` without libc, run no handlers: if such a child begins in that moment,
-//! the parent waits for the `exec` or the end of that child, too.
+//! the parent waits for the `exec` or the end of that child, too. A child of a child of `vfork` closes the
+//! end that its own parent holds.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::attach::SignalsBlocked;
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use libc::pid_t;
-use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::fs::fstat;
 use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -23,6 +26,26 @@ thread_local! {
     static IS_VFORK: Cell<bool> = const { Cell::new(false) };
     /// The read end for the parent, from the fork handler to the end of `vfork`.
     static READER: Cell<c_int> = const { Cell::new(NONE) };
+}
+
+/// The write end that this process holds as a child of `vfork`, and the inode of the pipe.
+static KEPT: AtomicI32 = AtomicI32::new(NONE);
+static KEPT_INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Closes the write end that the parent of this process holds as a child of `vfork`. Must be called in each
+/// child, whose own end comes later.
+pub fn close_inherited() {
+    let kept = KEPT.swap(NONE, Ordering::Relaxed);
+    if kept == NONE {
+        return;
+    }
+    // SAFETY: the library has left the descriptor open. If the program has closed it, the kernel says so.
+    let inode = fstat(unsafe { BorrowedFd::borrow_raw(kept) }).map(|status| status.st_ino);
+    // The program may have closed the descriptor and may use its number.
+    if inode == Ok(KEPT_INODE.load(Ordering::Relaxed)) {
+        // SAFETY: the descriptor is the library's, and no other code knows of it.
+        drop(unsafe { OwnedFd::from_raw_fd(kept) });
+    }
 }
 
 /// The pipe of a child of `vfork`, in the fork handlers.
@@ -48,9 +71,12 @@ impl ExecPipe {
     /// Keeps the write end open in the child, under a number that the program is unlikely to use.
     pub fn continue_in_child(self) {
         const LOWEST: c_int = 512;
-        let moved = fcntl_dupfd_cloexec(&self.writer, LOWEST);
-        // The kernel closes the descriptor at `exec` or at the end of the child.
-        core::mem::forget(moved.unwrap_or(self.writer));
+        let kept = fcntl_dupfd_cloexec(&self.writer, LOWEST).unwrap_or(self.writer);
+        if let Ok(status) = fstat(&kept) {
+            KEPT_INODE.store(status.st_ino, Ordering::Relaxed);
+            // The kernel closes the descriptor at `exec` or at the end of the child.
+            KEPT.store(kept.into_raw_fd(), Ordering::Relaxed);
+        }
     }
 }
 
