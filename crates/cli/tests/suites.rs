@@ -1,8 +1,8 @@
 //! Test suites of other projects, as Debian packages them, beside each other on the kernel and on a stack
 //! (`make suites`). A case that passes on the kernel must pass on the stack, or have a reason in [`REASONS`].
 //!
-//! `GINNEL_SUITES=libuv` runs only the suites whose name contains this text. `GINNEL_BLESS=1` writes the rows of
-//! what ran into `docs/suites.md`.
+//! `GINNEL_SUITES=libuv` runs only the suites whose name contains this text. `GINNEL_BLESS=1` writes the rows
+//! of what ran into `docs/suites.md`.
 
 use ginnel_testkit::interop::build_preload_library;
 use ginnel_testkit::skip;

@@ -145,8 +145,8 @@ pub(crate) struct BoundAddress {
     pub port_locked: bool,
     /// The descriptor if a kernel socket behind it is bound to the address, too.
     pub kernel_fd: Option<RawFd>,
-    /// Random number of the open file description, or 0. Processes that share the description and listen on it
-    /// get one listener.
+    /// Random number of the open file description, or 0. Processes that share the description and listen on
+    /// it get one listener.
     pub description: u64,
 }
 

@@ -209,8 +209,8 @@ impl ProcessState {
         }
     }
 
-    /// Returns the descriptor to poll beside the stack: that of the kernel socket of a listener or UDP socket,
-    /// or the epoll instance with the kernel descriptors of an epoll set.
+    /// Returns the descriptor to poll beside the stack: that of the kernel socket of a listener or UDP
+    /// socket, or the epoll instance with the kernel descriptors of an epoll set.
     pub fn polled_kernel_fd(&mut self, file: FileId) -> Option<RawFd> {
         match &self.files.get(file).kind {
             FileKind::Epoll(set) => Some(set.kernel_epoll().fd),

@@ -255,8 +255,8 @@ impl Domain {
         Ok(number)
     }
 
-    /// Listens for an open file description, or makes the client an owner of the listener that another process
-    /// has opened for it: `listen` of a socket that listens sets its backlog (`inet_listen`).
+    /// Listens for an open file description, or makes the client an owner of the listener that another
+    /// process has opened for it: `listen` of a socket that listens sets its backlog (`inet_listen`).
     pub(super) fn listen_shared(
         &mut self,
         cx: &mut Context<'_>,
