@@ -19,14 +19,17 @@ struct DestinationCacheEntry {
     route: Route,
 }
 
-/// A direct-mapped cache: each destination has exactly one slot.
+/// A direct-mapped cache: each destination has exactly one slot for routes from a given source address, and
+/// one for the route that selects its source address.
 pub(crate) struct DestinationCache {
     entries: Box<[Option<DestinationCacheEntry>; ENTRIES]>,
+    /// The routes that have selected their source address. Their entries have 0 as `src`.
+    selected: Box<[Option<DestinationCacheEntry>; ENTRIES]>,
 }
 
 impl DestinationCache {
     pub(crate) fn new() -> Self {
-        Self { entries: Box::new([None; ENTRIES]) }
+        Self { entries: Box::new([None; ENTRIES]), selected: Box::new([None; ENTRIES]) }
     }
 
     fn index_of(dst: u32) -> usize {
@@ -41,14 +44,26 @@ impl DestinationCache {
         (entry.dst == dst && entry.src == src && entry.generation == generation).then_some(&entry.route)
     }
 
-    pub(crate) fn put(&mut self, dst: u32, src: u32, generation: u64, route: Route) {
-        self.entries[Self::index_of(dst)] = Some(DestinationCacheEntry { dst, src, generation, route });
+    /// As [`DestinationCache::get`], for the route to `dst` that has selected its source address.
+    #[inline(always)]
+    pub(crate) fn get_selected(&self, dst: u32, generation: u64) -> Option<&Route> {
+        let entry = self.selected[Self::index_of(dst)].as_ref()?;
+        (entry.dst == dst && entry.generation == generation).then_some(&entry.route)
+    }
+
+    /// Caches the route to `dst`, from `src` or with a selected source address.
+    pub(crate) fn put(&mut self, dst: u32, src: Option<u32>, generation: u64, route: Route) {
+        let entries = if src.is_some() { &mut self.entries } else { &mut self.selected };
+        let src = src.unwrap_or(0);
+        entries[Self::index_of(dst)] = Some(DestinationCacheEntry { dst, src, generation, route });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::handle::LinkId;
     use crate::ip::testbench::*;
+    use crate::ip::{RouteConfig, RouteError};
     use core::net::{IpAddr, Ipv4Addr};
 
     #[test]
@@ -70,5 +85,37 @@ mod tests {
         assert!(fixture.network.path_mtu.learn(fixture.now, other, 600, 1500));
         assert_eq!(fixture.network.destination_cache.get(to, from, first + 2), None);
         lookup(&mut fixture);
+    }
+
+    #[test]
+    fn route_with_selected_source_is_cached_separately() {
+        let mut fixture = NetworkFixture::new();
+        let (now, peer) = (fixture.now, IpAddr::V4(PEER_V4));
+        let network = &mut fixture.network;
+        let route = network.route(now, peer, None).unwrap();
+        assert_eq!(route.src, IpAddr::V4(OUR_V4));
+        assert_eq!(network.cached_selected_route(PEER_V4.to_bits()), Some(&route));
+        assert_eq!(network.cached_route(PEER_V4.to_bits(), OUR_V4.to_bits()), None);
+        assert_eq!(network.route(now, peer, Some(OUR_V4.into())), Ok(route));
+        assert_eq!(network.cached_route(PEER_V4.to_bits(), OUR_V4.to_bits()), Some(&route));
+        assert_eq!(network.cached_selected_route(PEER_V4.to_bits()), Some(&route), "both have a slot");
+        // The address 0.0.0.0 is no address of this host, and does not stand for all.
+        let unspecified = Ipv4Addr::UNSPECIFIED.into();
+        assert_eq!(network.route(now, peer, Some(unspecified)), Err(RouteError::SourceNotLocal));
+    }
+
+    #[test]
+    fn new_route_replaces_one_with_selected_source() {
+        let mut fixture = NetworkFixture::new();
+        let (now, peer) = (fixture.now, IpAddr::V4(PEER_V4));
+        let network = &mut fixture.network;
+        let direct = network.route(now, peer, None).unwrap();
+        let gateway = Some(ROUTER_V4.into());
+        let by_router = RouteConfig { destination: peer, prefix: 32, gateway, link: LinkId(0), metric: 0 };
+        network.add_route(by_router).unwrap();
+        assert_eq!(network.cached_selected_route(PEER_V4.to_bits()), None);
+        let route = network.route(now, peer, None).unwrap();
+        assert_ne!(route.hop.neighbour, direct.hop.neighbour);
+        assert_eq!(network.cached_selected_route(PEER_V4.to_bits()), Some(&route));
     }
 }

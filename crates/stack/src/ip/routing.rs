@@ -87,11 +87,19 @@ impl Network {
     /// # Errors
     /// See [`RouteError`].
     pub fn route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
-        let (IpAddr::V4(to), Some(IpAddr::V4(from))) = (dst, src) else {
+        let (IpAddr::V4(to), None | Some(IpAddr::V4(_))) = (dst, src) else {
             return self.find_route(now, dst, src);
         };
-        let (to, from) = (to.to_bits(), from.to_bits());
-        if let Some(route) = self.cached_route(to, from) {
+        let to = to.to_bits();
+        let from = match src {
+            Some(IpAddr::V4(from)) => Some(from.to_bits()),
+            _ => None,
+        };
+        let cached = match from {
+            Some(from) => self.cached_route(to, from),
+            None => self.cached_selected_route(to),
+        };
+        if let Some(route) = cached {
             return Ok(*route);
         }
         let generation = self.route_generation();
@@ -106,6 +114,13 @@ impl Network {
     #[inline(always)]
     pub(crate) fn cached_route(&self, to: u32, from: u32) -> Option<&Route> {
         let route = self.destination_cache.get(to, from, self.route_generation())?;
+        self.hop_is_current(&route.hop).then_some(route)
+    }
+
+    /// Returns the route to an IPv4 address that has selected its source address, from the destination cache.
+    #[inline(always)]
+    pub(crate) fn cached_selected_route(&self, to: u32) -> Option<&Route> {
+        let route = self.destination_cache.get_selected(to, self.route_generation())?;
         self.hop_is_current(&route.hop).then_some(route)
     }
 
