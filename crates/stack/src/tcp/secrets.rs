@@ -21,7 +21,7 @@ pub(crate) struct Secrets {
     /// Cached timestamp offsets, each with the addresses that it belongs to.
     timestamp_offset_cache: Box<[(u64, u32); TIMESTAMP_OFFSET_CACHE_LEN]>,
     cookie: SipHasher13,
-    port: SipHasher13,
+    port: (u64, u64),
     random: u64,
 }
 
@@ -39,12 +39,12 @@ const fn folded_multiply(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Returns SipHash-1-3 of twelve bytes, without the buffering that input of any length needs. The first eight
-/// are `first`, the others `last`, both with the lowest byte first.
+/// Returns SipHash-1-3 of `LEN` bytes, 8 … 12, without the buffering that input of any length needs. The
+/// first eight are `first`, the others `last`, both with the lowest byte first.
 #[inline]
-fn siphash13_12_bytes((k0, k1): (u64, u64), first: u64, last: u32) -> u64 {
+fn siphash13<const LEN: u8>((k0, k1): (u64, u64), first: u64, last: u32) -> u64 {
     // The last block ends with the length of the input.
-    let last = u64::from(last) | 12 << 56;
+    let last = u64::from(last) | (LEN as u64) << 56;
     let mut v = [
         k0 ^ 0x736f_6d65_7073_6575,
         k1 ^ 0x646f_7261_6e64_6f6d,
@@ -95,7 +95,7 @@ impl Secrets {
             // No peer has the address 0.0.0.0.
             timestamp_offset_cache: Box::new([(0, 0); TIMESTAMP_OFFSET_CACHE_LEN]),
             cookie: key(0x636f_6f6b),
-            port: key(0x706f_7274),
+            port: key(0x706f_7274).keys(),
             random: word(2) ^ word(3).rotate_left(32) | 1,
         }
     }
@@ -147,7 +147,7 @@ impl Secrets {
     /// Returns an initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> u32 {
         let hash = if key.remote.is_v4() {
-            siphash13_12_bytes(self.sequence, pair_v4(key.remote, key.local), key.ports())
+            siphash13::<12>(self.sequence, pair_v4(key.remote, key.local), key.ports())
         } else {
             let (k0, k1) = self.sequence;
             Self::with_key(SipHasher13::new_with_keys(k0, k1), key).finish()
@@ -185,7 +185,13 @@ impl Secrets {
 
     /// Returns where the search for a free port begins for a destination (RFC 6056 §3.3.3).
     pub fn port_offset(&self, local: HostAddr, remote: HostAddr, remote_port: u16) -> u32 {
-        let mut hasher = self.port;
+        if remote.is_v4() {
+            // Both addresses in the order of their bytes.
+            return siphash13::<10>(self.port, pair_v4(local, remote).swap_bytes(), remote_port.into())
+                as u32;
+        }
+        let (k0, k1) = self.port;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
         write_address(&mut hasher, local);
         write_address(&mut hasher, remote);
         hasher.write_u16(remote_port);
@@ -206,9 +212,10 @@ impl Secrets {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::net::Ipv6Addr;
 
     #[test]
-    fn hash_of_twelve_bytes_is_siphash_1_3() {
+    fn hash_of_few_bytes_is_siphash_1_3() {
         let mut number = 1u64;
         let mut next = || {
             number = number.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -217,8 +224,25 @@ mod tests {
         for _ in 0..1000 {
             let (k0, k1, first, last) = (next(), next(), next(), next() as u32);
             let bytes = [&first.to_le_bytes()[..], &last.to_le_bytes()].concat();
-            let expected = SipHasher13::new_with_keys(k0, k1).hash(&bytes);
-            assert_eq!(siphash13_12_bytes((k0, k1), first, last), expected);
+            let hasher = SipHasher13::new_with_keys(k0, k1);
+            assert_eq!(siphash13::<12>((k0, k1), first, last), hasher.hash(&bytes));
+            assert_eq!(siphash13::<10>((k0, k1), first, last & 0xffff), hasher.hash(&bytes[..10]));
+            assert_eq!(siphash13::<8>((k0, k1), first, 0), hasher.hash(&bytes[..8]));
+        }
+    }
+
+    #[test]
+    fn port_offset_hashes_addresses_and_port_in_order() {
+        let secrets = Secrets::new(&[7; 32]);
+        let (k0, k1) = secrets.port;
+        let v4 = [HostAddr::v4(0x0a00_0001), HostAddr::v4(0xc000_0202)];
+        let v6 = [1, 2].map(|host| HostAddr::v6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host)));
+        for [local, remote] in [v4, v6] {
+            let mut hasher = SipHasher13::new_with_keys(k0, k1);
+            write_address(&mut hasher, local);
+            write_address(&mut hasher, remote);
+            hasher.write_u16(443);
+            assert_eq!(secrets.port_offset(local, remote, 443), hasher.finish() as u32);
         }
     }
 }
