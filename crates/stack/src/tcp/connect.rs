@@ -41,9 +41,11 @@ impl Tcp {
             RouteError::NeighboursExhausted => ConnectError::TooMany,
             RouteError::NetUnreachable | RouteError::OwnAddress => ConnectError::NetUnreachable,
         })?;
-        let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, &options.socket);
-        let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
-        self.note_profile(profile);
+        let profile = self.profiles.intern_options(&self.config, &options.socket);
+        let profile = profile.ok_or(ConnectError::InvalidOption)?;
+        if profile != ProfileId::DEFAULT {
+            self.note_profile(profile);
+        }
         let port = options.local.map_or(0, |l| l.port());
         let opened = self
             .choose_key(net.steering(), remote, route.src, port, options.is_ephemeral_port)

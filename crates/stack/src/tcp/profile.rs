@@ -230,6 +230,46 @@ impl Profile {
         self.delayed_ack_ms = ms.max(1);
     }
 
+    /// Returns whether [`Profile::with_options`] changes nothing of the default profile, as for most sockets.
+    #[inline(always)]
+    fn is_default_for(options: &SocketOptions) -> bool {
+        // Each option is listed, so that none is forgotten.
+        let SocketOptions {
+            recv_buffer_bytes,
+            send_buffer_bytes,
+            mss,
+            nodelay: _,
+            keepalive: _,
+            ack_events: _,
+            tos,
+            hop_limit,
+            min_ttl,
+            min_hop_count,
+            rto_min,
+            rto_max,
+            delayed_ack_max,
+            save_syn: _,
+            priority,
+            unordered,
+            port_sharing,
+            defer_accept: _,
+            may_fragment,
+            fastopen_queue: _,
+            fastopen_keys: _,
+            fastopen_no_cookie: _,
+            fastopen_connect: _,
+        } = options;
+        let numbers = tos | min_ttl | min_hop_count | priority | port_sharing.bits();
+        let has_value = recv_buffer_bytes.is_some()
+            | send_buffer_bytes.is_some()
+            | mss.is_some()
+            | hop_limit.is_some()
+            | rto_min.is_some()
+            | rto_max.is_some()
+            | delayed_ack_max.is_some();
+        !(has_value | unordered | may_fragment | (numbers != 0))
+    }
+
     /// Applies the options of a socket; returns `None` if a value is out of range.
     pub fn with_options(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
         if let Some(bytes) = options.recv_buffer_bytes {
@@ -357,6 +397,22 @@ impl ProfileTable {
         }
     }
 
+    /// Returns the profile of a socket with these options, with one more user; `None` if a value is out of
+    /// range, or if 65,535 different profiles are in use.
+    #[inline(always)]
+    pub fn intern_options(&mut self, config: &TcpConfig, options: &SocketOptions) -> Option<ProfileId> {
+        if Profile::is_default_for(options) {
+            return Some(ProfileId::DEFAULT);
+        }
+        self.intern_unusual_options(config, options)
+    }
+
+    #[inline(never)]
+    fn intern_unusual_options(&mut self, config: &TcpConfig, options: &SocketOptions) -> Option<ProfileId> {
+        let profile = self.get(ProfileId::DEFAULT).with_options(config, options)?;
+        self.intern(profile)
+    }
+
     /// Returns the profile with these values, with one more user; `None` if 65,535 different ones are in use.
     pub fn intern(&mut self, profile: Profile) -> Option<ProfileId> {
         let profile = profile.completed();
@@ -388,6 +444,7 @@ impl ProfileTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SaveSyn;
 
     fn table() -> ProfileTable {
         ProfileTable::new(Profile::from_config(&TcpConfig::default()))
@@ -409,6 +466,49 @@ mod tests {
         table.release(anew);
         let again = table.intern(Profile { keep_count: 4, ..other }).unwrap();
         assert_eq!(again, a, "the freed entry is reused");
+    }
+
+    #[test]
+    fn only_options_of_the_default_profile_skip_the_table() {
+        let config = TcpConfig::default();
+        let none = SocketOptions::default();
+        let second = Some(Duration::from_secs(1));
+        let of_the_profile = [
+            SocketOptions { recv_buffer_bytes: Some(1 << 20), ..none },
+            SocketOptions { send_buffer_bytes: Some(1 << 20), ..none },
+            SocketOptions { mss: Some(1000), ..none },
+            SocketOptions { tos: 4, ..none },
+            SocketOptions { tos: 1, ..none },
+            SocketOptions { hop_limit: Some(1), ..none },
+            SocketOptions { hop_limit: Some(0), ..none },
+            SocketOptions { min_ttl: 1, ..none },
+            SocketOptions { min_hop_count: 1, ..none },
+            SocketOptions { rto_min: Some(Duration::from_millis(1)), ..none },
+            SocketOptions { rto_max: second, ..none },
+            SocketOptions { delayed_ack_max: Some(Duration::from_millis(1)), ..none },
+            SocketOptions { priority: 1, ..none },
+            SocketOptions { unordered: true, ..none },
+            SocketOptions { port_sharing: PortSharing { reuse_address: true, reuse_port: false }, ..none },
+            SocketOptions { port_sharing: PortSharing { reuse_address: false, reuse_port: true }, ..none },
+            SocketOptions { may_fragment: true, ..none },
+        ];
+        let mut table = table();
+        let default = *table.get(ProfileId::DEFAULT);
+        for options in of_the_profile {
+            assert!(!Profile::is_default_for(&options), "{options:?}");
+            assert_ne!(default.with_options(&config, &options), Some(default), "{options:?}");
+            assert_ne!(table.intern_options(&config, &options), Some(ProfileId::DEFAULT), "{options:?}");
+        }
+        for options in [
+            none,
+            SocketOptions { nodelay: true, keepalive: true, ack_events: true, ..none },
+            SocketOptions { save_syn: SaveSyn::Frame, defer_accept: 1, fastopen_queue: 1, ..none },
+            SocketOptions { fastopen_no_cookie: true, fastopen_connect: true, ..none },
+        ] {
+            assert!(Profile::is_default_for(&options), "{options:?}");
+            assert_eq!(default.with_options(&config, &options), Some(default), "{options:?}");
+            assert_eq!(table.intern_options(&config, &options), Some(ProfileId::DEFAULT), "{options:?}");
+        }
     }
 
     #[test]
