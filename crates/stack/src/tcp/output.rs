@@ -118,7 +118,7 @@ impl Tcp {
             let is_usual = b.slow_path == SlowPathFlags::NONE && b.rtx_queue.lost_out == 0;
             if b.slow_path.has(SlowPathFlags::OWN_OUTPUT) {
                 self.output_own(net, idx)?;
-            } else if is_usual || self.xmit_retransmit_queue::<false>(net, idx)? {
+            } else if (is_usual || self.xmit_retransmit_queue::<false>(net, idx)?) && self.may_send_new(idx) {
                 self.send_new::<false>(net, idx)?;
             }
             let c = &self.conns[idx];
@@ -130,6 +130,15 @@ impl Tcp {
             self.send_ack(net, idx)?;
         }
         Ok(())
+    }
+
+    /// Returns false if [`Tcp::send_new`] has neither data nor FIN to send, and no timer of window probes to
+    /// stop: data have arrived that the application has not answered yet.
+    #[inline(always)]
+    fn may_send_new(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        let b = &self.active[c.active];
+        !b.send.is_empty() || c.has(Flags::FIN_QUEUED) || b.timer_kind == RetransmitTimer::Persist
     }
 
     /// Sends the data of a connection that is paced, or for which F-RTO asks for new data.
