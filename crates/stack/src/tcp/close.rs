@@ -155,7 +155,7 @@ impl Tcp {
             && !flags.contains(TcpFlags::ACK)
             && !old_timestamp
             && reusable
-            && let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash)
+            && let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port, seg.hash)
         {
             self.reuse_time_wait(net, index, &entry, seg, burst, listener);
             return;

@@ -2,7 +2,7 @@
 
 use super::conn::{Flags, NONE, SlotState, Tcb};
 use super::cookies::{self, CookieOptions};
-use super::demux::FlowKey;
+use super::demux::{FlowKey, HostAddr};
 use super::fastopen::{FastOpenQueue, FastOpenReply};
 use super::filter_table::FilterId;
 use super::input::Segment;
@@ -31,9 +31,35 @@ pub(super) const fn listener_of(token: u32) -> u32 {
     token & !LOOPBACK_BIT
 }
 
+/// The local addresses of segments to a listener.
+#[derive(Clone, Copy)]
+struct LocalMatch {
+    /// The address of the listener.
+    host: HostAddr,
+    /// True if every IPv4 address matches.
+    any_v4: bool,
+    /// True if every IPv6 address matches.
+    any_v6: bool,
+}
+
+impl LocalMatch {
+    fn new(ip: IpAddr, v6_only: bool) -> Self {
+        let any = ip.is_unspecified();
+        // No link has an IPv6 address that an IPv4 address is mapped to.
+        Self { host: ip.into(), any_v4: any && !(ip.is_ipv6() && v6_only), any_v6: any && ip.is_ipv6() }
+    }
+
+    #[inline(always)]
+    fn matches(&self, local: HostAddr) -> bool {
+        local == self.host || if local.is_v4() { self.any_v4 } else { self.any_v6 }
+    }
+}
+
 /// A listener.
 pub(crate) struct ListenEntry {
     pub addr: SocketAddr,
+    /// Which segments may belong to the listener, by their local address.
+    accepts: LocalMatch,
     pub options: ListenOptions,
     pub profile: ProfileId,
     /// Flags that its connections begin with.
@@ -60,17 +86,6 @@ pub(crate) struct ListenEntry {
 impl ListenEntry {
     fn is_wildcard(&self) -> bool {
         self.addr.ip().is_unspecified()
-    }
-
-    /// Returns whether a segment to `local` may belong to the listener.
-    fn matches(&self, local: IpAddr) -> bool {
-        match (self.addr.ip(), local) {
-            (own, local) if own == local => true,
-            (IpAddr::V4(own), IpAddr::V4(_)) => own.is_unspecified(),
-            (IpAddr::V6(own), IpAddr::V6(_)) => own.is_unspecified(),
-            (IpAddr::V6(own), IpAddr::V4(_)) => own.is_unspecified() && !self.options.v6_only,
-            (IpAddr::V4(_), IpAddr::V6(_)) => false,
-        }
     }
 
     /// Returns the bytes of memory of the accept queue.
@@ -156,6 +171,7 @@ impl ListenTable {
         }
         let entry = |generation| ListenEntry {
             addr,
+            accepts: LocalMatch::new(addr.ip(), options.v6_only),
             options,
             profile: id,
             flags: initial_flags(&options.socket, profile),
@@ -268,25 +284,26 @@ impl ListenTable {
     /// same family precedes that of the other family. Among listeners that share an address the hash of the
     /// flow selects one, so that all segments of a handshake find the same listener.
     #[inline(always)]
-    pub fn find(&self, local: IpAddr, port: u16, hash: u32) -> Option<u32> {
+    pub fn find(&self, local: HostAddr, port: u16, hash: u32) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
         if let [(first, index), rest @ ..] = &self.by_port[from..]
             && rest.first().is_none_or(|e| e.0 != port)
         {
             // Most ports have one listener.
-            return (*first == port && self.entries[*index as usize].matches(local)).then_some(*index);
+            return (*first == port && self.entries[*index as usize].accepts.matches(local))
+                .then_some(*index);
         }
         self.find_among(&self.by_port[from..], local, port, hash)
     }
 
     #[inline(never)]
-    fn find_among(&self, from: &[(u16, u32)], local: IpAddr, port: u16, hash: u32) -> Option<u32> {
+    fn find_among(&self, from: &[(u16, u32)], local: HostAddr, port: u16, hash: u32) -> Option<u32> {
         let rank = |index: u32| {
             let entry = &self.entries[index as usize];
-            (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
+            (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_v4())
         };
         let of_port = from.iter().take_while(|e| e.0 == port).map(|e| e.1);
-        let candidates = of_port.filter(|index| self.entries[*index as usize].matches(local));
+        let candidates = of_port.filter(|index| self.entries[*index as usize].accepts.matches(local));
         let best = candidates.clone().map(rank).min()?;
         let mut equals = candidates.filter(|index| rank(*index) == best);
         let count = equals.clone().count() as u64;
@@ -546,7 +563,7 @@ impl Tcp {
 
     /// Processes a segment for which no connection exists (RFC 9293 §3.10.7.1 and §3.10.7.2).
     pub fn input_listen(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
-        let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash) else {
+        let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port, seg.hash) else {
             self.stats.no_listener += 1;
             self.send_reset(net, seg);
             return;
@@ -945,6 +962,23 @@ pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
 mod tests {
     use super::*;
     use crate::tcp::config::TcpConfig;
+
+    #[test]
+    fn listeners_match_their_address_or_family() {
+        for (own, v6_only, expected) in [
+            ("10.0.0.1", false, [true, false, false]),
+            ("2001:db8::1", false, [false, false, true]),
+            ("0.0.0.0", false, [true, true, false]),
+            ("0.0.0.0", true, [true, true, false]),
+            ("::", false, [true, true, true]),
+            ("::", true, [false, false, true]),
+        ] {
+            let accepts = LocalMatch::new(own.parse().unwrap(), v6_only);
+            let to = ["10.0.0.1", "10.0.0.2", "2001:db8::1"];
+            let matches = to.map(|to| accepts.matches(to.parse::<IpAddr>().unwrap().into()));
+            assert_eq!(matches, expected, "{own} {v6_only}");
+        }
+    }
 
     // limit: tcp.recv_window_first_bytes
     #[test]
