@@ -19,7 +19,7 @@ use crate::ip::Network;
 use crate::options::{BufferLimits, CaState, TcpInfo, TcpOption};
 use crate::priority;
 use crate::wire::tcp::SeqNumber;
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use core::ops::Range;
 use core::time::Duration;
 
@@ -622,8 +622,13 @@ impl Tcp {
     /// Returns the local and the remote address of a connection that has not ended.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
-        let key = self.key(idx);
-        Some([key.local_addr(), key.remote_addr()])
+        let c = &self.conns[idx];
+        if c.has(Flags::V6) {
+            let key = self.key(idx);
+            return Some([key.local_addr(), key.remote_addr()]);
+        }
+        let end = |ip, port| SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::from_bits(ip), port));
+        Some([end(c.local_ip, c.local_port), end(c.remote_ip, c.remote_port)])
     }
 
     /// Returns RCV.NXT, less the peer's FIN, and SND.NXT of a connection that has not ended.
