@@ -472,15 +472,15 @@ impl SocketArea {
         }
     }
 
-    /// Stores both addresses: local, then the peer's.
+    /// Stores both addresses: local, then the peer's. IPv4 addresses are mapped (RFC 4291 §2.5.5.2).
     pub fn set_endpoints(&self, endpoints: [SocketAddr; 2]) {
         for (words, end) in self.endpoints.iter().zip(endpoints) {
             let address = match end.ip() {
-                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-                IpAddr::V6(v6) => v6,
+                IpAddr::V4(v4) => [0, 0, MAPPED_WORD, u32::from_ne_bytes(v4.octets())],
+                IpAddr::V6(v6) => words_of(v6),
             };
-            for (word, bytes) in words[1..].iter().zip(address.octets().as_chunks().0) {
-                word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
+            for (word, value) in words[1..].iter().zip(address) {
+                word.store(value, Ordering::Relaxed);
             }
             // A reader that sees the port sees the address.
             words[0].store(end.port().into(), Ordering::Release);
@@ -502,6 +502,15 @@ impl SocketArea {
         }
         SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
     }
+}
+
+/// The third word of an IPv4 address that is mapped to an IPv6 address.
+const MAPPED_WORD: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+
+/// Returns the bytes of an address in words.
+fn words_of(address: Ipv6Addr) -> [u32; 4] {
+    let octets = address.octets();
+    core::array::from_fn(|at| u32::from_ne_bytes(octets.as_chunks().0[at]))
 }
 
 #[cfg(all(test, not(loom)))]
