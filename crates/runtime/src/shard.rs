@@ -560,13 +560,11 @@ impl<H: Handler> Shard<H> {
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let co_shard = self.co_shard.as_ref().and_then(CoShard::next_deadline);
-        let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
         let has_pending = self.core.router.as_ref().is_some_and(|router| router.has_pending_updates());
         let retry_at = has_pending.then(|| self.core.now + POLL_INTERVAL);
-        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, co_shard, retry_at]
-            .into_iter()
-            .flatten()
-            .min()
+        let (stack, timers) = (self.core.stack.next_deadline(), self.core.timers.next_deadline());
+        let others = Instant::earliest([stack, timers, co_shard, retry_at]);
+        self.devices().fold(others, |at, port| Instant::earliest([at, port.rx.next_deadline()]))
     }
 
     /// Returns when polling for the next exact timer begins.
@@ -617,7 +615,7 @@ impl<H: Handler> Shard<H> {
             && self.cross_shard_inbox.as_ref().is_none_or(|inbox| !inbox.has_pending())
             && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|router| router.is_stale()));
         let now = clock::now();
-        let mut deadline = [self.next_deadline(), self.exact_poll_start(), until].into_iter().flatten().min();
+        let mut deadline = Instant::earliest([self.next_deadline(), self.exact_poll_start(), until]);
         if yield_time.is_none() && self.devices().any(|p| p.rx.wake_fd().is_none()) {
             deadline = Some(deadline.unwrap_or(Instant::MAX).min(now + POLL_INTERVAL));
         }

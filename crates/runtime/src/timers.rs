@@ -166,7 +166,7 @@ impl Timers {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        [self.wheel.next_deadline(), self.next_exact()].into_iter().flatten().min()
+        Instant::earliest([self.wheel.next_deadline(), self.next_exact()])
     }
 
     /// Returns the earliest deadline of the exact timers.

@@ -530,9 +530,8 @@ impl Stack {
 
     /// Returns when the next turn is due if no frame arrives before; `None` if no timer is set.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let layers =
-            [self.net.next_deadline(), self.tcp.next_deadline(), self.udp.next_deadline(self.tcp.now)];
-        layers.into_iter().flatten().min()
+        let Self { net, tcp, udp, .. } = self;
+        Instant::earliest([net.next_deadline(), tcp.next_deadline(), udp.next_deadline(tcp.now)])
     }
 
     /// Opens a listener.

@@ -57,6 +57,13 @@ impl Instant {
         Self(self.0.saturating_add(micros.saturating_mul(1_000)))
     }
 
+    /// Returns the earliest of several deadlines; `None` if all are `None` or [`Instant::MAX`].
+    #[inline]
+    pub fn earliest<const N: usize>(deadlines: [Option<Self>; N]) -> Option<Self> {
+        let at = deadlines.iter().fold(Self::MAX, |at, deadline| at.min(deadline.unwrap_or(Self::MAX)));
+        (at != Self::MAX).then_some(at)
+    }
+
     /// Returns the time since `earlier`, zero if `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -84,5 +91,19 @@ impl Sub for Instant {
 
     fn sub(self, rhs: Self) -> Duration {
         self.saturating_since(rhs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earliest_deadline_ignores_missing_ones() {
+        let [one, two] = [1, 2].map(|at| Some(Instant::from_nanos(at)));
+        assert_eq!(Instant::earliest([two, None, one, Some(Instant::MAX)]), one);
+        assert_eq!(Instant::earliest([two, two]), two);
+        assert_eq!(Instant::earliest([None, Some(Instant::MAX)]), None);
+        assert_eq!(Instant::earliest([]), None);
     }
 }

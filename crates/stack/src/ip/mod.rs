@@ -277,8 +277,8 @@ impl Network {
     /// Returns when [`Network::run_timers`] and [`Network::flush`] must be called again, even if no frame
     /// arrives before.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let devices = self.ports.iter().filter_map(|port| port.tx.next_deadline());
-        devices.chain(self.timers.next_deadline()).min()
+        let timers = self.timers.next_deadline();
+        self.ports.iter().fold(timers, |at, port| Instant::earliest([at, port.tx.next_deadline()]))
     }
 
     /// Runs all timers that are due.
