@@ -650,21 +650,28 @@ impl ProcessState {
     }
 
     /// Holds back the last partial segment, or releases it (`MSG_MORE`).
-    #[inline]
+    #[inline(always)]
     fn set_msg_more(&mut self, file: FileId, more: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let SocketRole::Stream(stream) = &mut socket.role else { return };
+        let SocketRole::Stream(stream) = &socket.role else { return };
         // Each send with `MSG_MORE` sets it again, because acknowledgements release the held segment.
         if stream.msg_more || more {
-            let begins_hold = more && !stream.msg_more && !socket.options.flag(BoolOption::Cork);
-            stream.msg_more = more;
-            let conn = stream.conn;
-            if begins_hold {
-                let _ = self.client.begin_hold(conn);
-            }
-            // A connection that is over holds nothing back.
-            let _ = self.client.set_option(conn, TcpOption::More(more));
+            self.change_msg_more(file, more);
         }
+    }
+
+    #[inline(never)]
+    fn change_msg_more(&mut self, file: FileId, more: bool) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let SocketRole::Stream(stream) = &mut socket.role else { return };
+        let begins_hold = more && !stream.msg_more && !socket.options.flag(BoolOption::Cork);
+        stream.msg_more = more;
+        let conn = stream.conn;
+        if begins_hold {
+            let _ = self.client.begin_hold(conn);
+        }
+        // A connection that is over holds nothing back.
+        let _ = self.client.set_option(conn, TcpOption::More(more));
     }
 }
 
