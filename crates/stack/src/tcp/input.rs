@@ -109,7 +109,10 @@ impl Tcp {
             None => self.input_listen(net, seg, burst),
             Some(FlowEntry::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(FlowEntry::Connection(idx)) => {
-                if self.has_guards && !self.passes_guards(idx, seg) {
+                if self.has_guards
+                    && (self.is_gtsm_used || self.conns[idx].state == State::SynReceived)
+                    && !self.passes_guards(idx, seg)
+                {
                     return;
                 }
                 if self.conns[idx].has(Flags::INLINE)
