@@ -343,13 +343,16 @@ pub fn half_open_connections_have_the_present_filter(w: &mut Fixture<'_>) {
 }
 
 /// Returns the lowest byte of what instructions leave in A for a segment with 200 bytes: that many of them
-/// are kept, and 0 stands for a value of 0 or a segment that was dropped.
+/// are kept, and 0 stands for a value of 0 or a segment that was dropped. What was cut off is sent again
+/// after a while, perhaps before the bytes are read, so segments that do not begin with the first byte are
+/// dropped.
 fn value_of_segment(w: &mut Fixture<'_>, program: &[Instruction]) -> Option<usize> {
     let (a, b) = w.connection();
     // The header stays in any case: its length and the value are kept.
     let header = [op(0x30, 12), op(0x74, 2), op(0x54, 0x3c), TAX];
+    let is_first = [op(0x50, 0), (0x15, 1, 0, 0), ret(0)];
     let value = [op(0x54, 0x7f), op(0x0c, 0), RET_A];
-    attach(w.a, a, &[program, &[op(0x02, 0)], &header, &[op(0x60, 0)], &value].concat()).unwrap();
+    attach(w.a, a, &[program, &[op(0x02, 0)], &header, &is_first, &[op(0x60, 0)], &value].concat()).unwrap();
     let bytes: Vec<u8> = (0..200).collect();
     w.b.send(b, &bytes, 0).unwrap();
     w.settle();
@@ -645,7 +648,6 @@ pub fn filters_outlive_connections(w: &mut Fixture<'_>) {
 
 pub mod tests {
     crate::cases! {
-        programs_see_headers_of_segments
         ; over_loopback {
             programs_see_the_interface
         }
@@ -653,6 +655,7 @@ pub mod tests {
             datagrams_are_dropped
             datagrams_are_truncated
             programs_see_headers_of_datagrams
+            programs_see_headers_of_segments
             programs_find_attributes
             listeners_drop_syns
             half_open_connections_have_the_present_filter
