@@ -56,6 +56,14 @@ impl EventFd {
         matches!(rustix::io::read(&self.0, &mut [0; DRAIN_BYTES]), Ok(0))
     }
 
+    /// Returns whether it is a socket whose other end is closed. It stays readable, so that no wake-up of a
+    /// thread that sleeps on it is lost.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
+        let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&immediately)) == Ok(1) && fds[0].revents().contains(PollFlags::HUP)
+    }
+
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -223,6 +231,20 @@ mod tests {
         b.clear();
         let readable = sleep([a.as_fd(), b.as_fd()], &[], Some(Duration::from_millis(1))).unwrap();
         assert_eq!(readable, ReadyFds::default());
+    }
+
+    #[test]
+    fn hang_up_is_found_without_reading() {
+        let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let [own, other] = [own, other].map(|end| EventFd::from_fd(end.into()));
+        let is_readable =
+            || sleep([own.as_fd(), own.as_fd()], &[], Some(Duration::ZERO)).unwrap().contains(0);
+        assert!(!own.is_hung_up() && !is_readable());
+        other.signal();
+        assert!(!own.is_hung_up() && is_readable());
+        drop(other);
+        assert!(own.is_hung_up() && is_readable());
+        assert!(!EventFd::new().unwrap().is_hung_up());
     }
 
     #[test]

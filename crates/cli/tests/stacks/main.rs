@@ -18,6 +18,7 @@ mod linger;
 mod log;
 mod loopback;
 mod many_processes;
+mod polling;
 mod priorities;
 mod refusals;
 mod restart;

@@ -758,6 +758,13 @@ impl Channels {
         self.clients.iter().any(Client::is_stack_gone)
     }
 
+    /// Returns whether the stack is gone, or is said to be: [`check_stack_alive`](Self::check_stack_alive)
+    /// finds out. If one region says so, so do all.
+    #[inline]
+    pub fn is_stack_said_to_be_gone(&self) -> bool {
+        self.clients[0].is_stack_said_to_be_gone()
+    }
+
     /// Returns whether the addresses of the stack can be used.
     pub fn is_ready(&self) -> bool {
         self.clients.iter().all(Client::is_ready)

@@ -163,7 +163,14 @@ impl Ops {
             // exceeds the path MTU.
             let mut bytes = Vec::new();
             gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault)?;
-            let sent = state.client.udp_send_with(udp.conn, &args, &bytes);
+            let mut sent = state.client.udp_send_with(udp.conn, &args, &bytes);
+            if sent == Err(UdpError::Stale) && state.has_restarted() {
+                let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
+                sent = state.client.udp_send_with(udp.conn, &args, &bytes);
+            }
+            if sent == Err(UdpError::Stale) && state.client.is_stack_gone() {
+                return Err(Errno::NETDOWN);
+            }
             if sent.is_ok() {
                 state.note_destination(file, remote);
                 state.note_sent_length(file, len);
@@ -173,11 +180,12 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
         let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            if state.has_stack_ended() {
+                return Err(Errno::NETDOWN);
+            }
             // The handle changes if the shards are started again.
-            let conn = match state.files.socket(file)?.role {
-                SocketRole::Udp(udp) if !state.client.is_stack_gone() => udp.conn,
-                _ => return Err(Errno::NETDOWN),
-            };
+            let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
+            let conn = udp.conn;
             state.client.udp_send_queued(conn, &args, buffers).map_err(errno::udp)?.map_err(efault)
         });
         state.client.flush();

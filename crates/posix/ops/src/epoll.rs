@@ -401,12 +401,7 @@ impl Ops {
             state.wake_threads(set);
         }
         match result {
-            Err(Errno::AGAIN) => {
-                if timeout == Timeout::Zero {
-                    state.note_empty_poll();
-                }
-                Ok(0)
-            }
+            Err(Errno::AGAIN) => Ok(0),
             result => result,
         }
     }

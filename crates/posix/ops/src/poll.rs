@@ -87,12 +87,7 @@ impl Ops {
             if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
         });
         match result {
-            Err(Errno::AGAIN) => {
-                if timeout == Timeout::Zero && !ours.is_empty() {
-                    state.note_empty_poll();
-                }
-                (state, Ok(0))
-            }
+            Err(Errno::AGAIN) => (state, Ok(0)),
             result => (state, result),
         }
     }

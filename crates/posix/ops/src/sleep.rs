@@ -284,7 +284,11 @@ impl Ops {
         // The sleep of another call says nothing about the descriptors of this one.
         state.waiters.polled_kernel = false;
         let first = attempt(&mut state, kernel);
-        if !matches!(first, Err(Errno::AGAIN)) || wait.timeout == Timeout::Zero {
+        if !matches!(first, Err(Errno::AGAIN)) {
+            return (state, first);
+        }
+        if wait.timeout == Timeout::Zero {
+            state.note_empty_poll();
             return (state, first);
         }
         self.block_until_from_second(state, files, kernel, wait, attempt)

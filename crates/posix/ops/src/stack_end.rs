@@ -126,8 +126,6 @@ impl ProcessState {
 
     /// Returns whether the shards of the present channels have ended.
     pub fn have_shards_ended(&mut self) -> bool {
-        // The first check may find unread wake-ups.
-        self.client.check_stack_alive();
         self.client.check_stack_alive();
         self.client.is_stack_gone()
     }
@@ -139,6 +137,28 @@ impl ProcessState {
             self.notice_stack_end();
         }
         self.restarts != before
+    }
+
+    /// Notices the end of the stack if it was announced. For calls that may never sleep, and that do not fail
+    /// if the stack is gone: they would otherwise go on with sockets that nobody serves.
+    #[inline]
+    pub fn notice_announced_end(&mut self) {
+        let _ = self.has_stack_ended();
+    }
+
+    /// Notices the end of the stack if it was announced. Returns whether the stack is gone then: no shards
+    /// were started again.
+    #[inline]
+    pub fn has_stack_ended(&mut self) -> bool {
+        self.client.is_stack_said_to_be_gone() && self.handle_announced_end()
+    }
+
+    #[cold]
+    fn handle_announced_end(&mut self) -> bool {
+        if self.client.is_stack_gone() || self.have_shards_ended() {
+            self.notice_stack_end();
+        }
+        self.client.is_stack_gone()
     }
 
     /// If the stack was found to be gone, continues with shards that were started again. If there are none,

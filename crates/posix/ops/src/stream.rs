@@ -124,6 +124,10 @@ impl Ops {
                 (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                 result
             }
+            Err(Errno::AGAIN) => {
+                state.note_empty_poll();
+                Err(Errno::AGAIN)
+            }
             result => result,
         };
         // Another thread may have set an offset while this one waited.
@@ -208,6 +212,10 @@ impl Ops {
                     let result;
                     (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                     result
+                }
+                Err(Errno::AGAIN) => {
+                    state.note_empty_poll();
+                    Err(Errno::AGAIN)
                 }
                 result => result,
             };

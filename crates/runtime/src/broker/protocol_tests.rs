@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (17, 0x696f_8966_d221_255e);
+const VERSION_AND_HASH: (u32, u64) = (17, 0x7b0f_0485_8716_2b7c);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -21,8 +21,8 @@ use super::message::{
 };
 use super::seqpacket::{self, RecvResult};
 use super::shard_link::{ChildLink, ShardLink};
-use crate::channel::SocketId;
 use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest};
+use crate::channel::{SocketId, announce_end};
 use crate::errno;
 use crate::wait::EventFd;
 use rustix::event::{Timespec, epoll};
@@ -163,6 +163,18 @@ struct DomainEntry {
     shards: Vec<DomainRegion>,
     processes: usize,
     proxies: usize,
+}
+
+impl DomainEntry {
+    /// Tells the processes of the domain that the shards have ended. A process that sleeps learns of it by a
+    /// hang-up, and one that never sleeps by this.
+    fn announce_end(&self) {
+        for shard in &self.shards {
+            if let Err(error) = announce_end(&shard.memory) {
+                tracing::debug!("the end of a shard could not be announced: {error}");
+            }
+        }
+    }
 }
 
 /// The region of a domain on one shard.

@@ -946,7 +946,11 @@ impl Client {
             match self.to_stack {
                 // The signal of a notification that was already received.
                 StackNotifier::Exclusive(_) => self.wake.clear(),
-                StackNotifier::Shared(_) => self.check_stack_alive(),
+                StackNotifier::Shared(_) => {
+                    if self.wake.drain_and_check_hangup() {
+                        self.note_end();
+                    }
+                }
             }
         }
     }
@@ -954,10 +958,16 @@ impl Client {
     /// Checks whether a stack in another process is gone. A client that never sleeps learns of it only
     /// through this call.
     pub fn check_stack_alive(&mut self) {
+        if matches!(self.to_stack, StackNotifier::Shared(_)) && self.wake.is_hung_up() {
+            self.note_end();
+        }
+    }
+
+    fn note_end(&mut self) {
         if let StackNotifier::Shared(streams) = &self.to_stack
-            && self.wake.drain_and_check_hangup()
             && !streams.is_stack_gone.swap(true, Relaxed)
         {
+            self.region.announce_end();
             self.close_all();
         }
     }
@@ -978,6 +988,14 @@ impl Client {
     #[inline]
     pub fn is_stack_gone(&self) -> bool {
         matches!(&self.to_stack, StackNotifier::Shared(streams) if streams.is_stack_gone.load(Relaxed))
+    }
+
+    /// Returns whether a stack in another process is said to be gone: [`Client::check_stack_alive`] finds out
+    /// whether it is. This costs no system call. The process that supervises the stack says so, or another
+    /// client that has found out.
+    #[inline]
+    pub fn is_stack_said_to_be_gone(&self) -> bool {
+        self.region.is_said_to_have_ended()
     }
 
     /// Reports all connections as closed because the stack is gone.

@@ -50,6 +50,7 @@ pub use client::{
 pub use control::{AddressSharing, LinkInfo, Reservation, SocketId};
 pub use description::DESCRIPTION_BYTES_MAX;
 pub use mapping::SharedMapping;
+pub(crate) use region::announce_end;
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
 pub use urgent_mark::UrgentMark;

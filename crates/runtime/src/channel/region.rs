@@ -50,6 +50,9 @@ struct RegionHeader {
     /// Minimum share of lower priorities in percent; 0 if the stack reports sockets in the order in which
     /// they became ready.
     lower_share_percent: AtomicU32,
+    /// Not 0 once the shard has ended. Written by the broker of a supervisor, and by clients that have found
+    /// out themselves. It is a hint: another process of the domain may have written it.
+    has_ended: AtomicU32,
 }
 
 /// State of the notifications of all clients of the domain.
@@ -127,6 +130,16 @@ pub(super) enum Direction {
     Incoming,
     /// From clients to the stack.
     Outgoing,
+}
+
+/// Tells all clients of a region that the shard has ended. The caller need not have mapped the region.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub(crate) fn announce_end(region: impl AsFd) -> io::Result<()> {
+    let at = core::mem::offset_of!(RegionHeader, has_ended);
+    rustix::io::pwrite(region, &1u32.to_ne_bytes(), at as u64)?;
+    Ok(())
 }
 
 /// Sizes, and offsets in bytes, of the parts of the region.
@@ -290,6 +303,17 @@ impl Region {
         self.header().is_ready.store(1, Ordering::Release);
     }
 
+    /// Returns whether the shard is said to have ended.
+    #[inline]
+    pub fn is_said_to_have_ended(&self) -> bool {
+        self.header().has_ended.load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells all clients that the shard has ended.
+    pub fn announce_end(&self) {
+        self.header().has_ended.store(1, Ordering::Relaxed);
+    }
+
     /// Publishes the CPU on which the stack's shard runs.
     pub fn set_cpu(&self, cpu: usize) {
         // Cannot truncate: CPU numbers are small.
@@ -346,9 +370,10 @@ impl Region {
         if large_count > 0 { large_bytes } else { self.buffer_bytes() }
     }
 
+    #[inline]
     fn header(&self) -> &RegionHeader {
-        // SAFETY: atomics, at the start of a page.
-        unsafe { &self.mapping.slice::<RegionHeader>(0, 1)[0] }
+        // SAFETY: atomics, at the start of a page; every layout begins with the header.
+        unsafe { &self.mapping.slice_unchecked::<RegionHeader>(0, 1)[0] }
     }
 
     #[inline]
@@ -550,6 +575,18 @@ mod tests {
         assert_eq!(word(&other), 7);
         other.socket(1).requests.store(8, Ordering::Relaxed);
         assert_eq!((word(&region), word(&other)), (7, 8));
+    }
+
+    #[test]
+    fn announced_end_is_seen_in_all_mappings() {
+        let region = Region::create(&config()).unwrap();
+        let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
+        assert!(!region.is_said_to_have_ended() && !other.is_said_to_have_ended());
+        announce_end(region.file()).unwrap();
+        assert!(region.is_said_to_have_ended() && other.is_said_to_have_ended());
+        let header = other.header();
+        assert_eq!(header.lower_share_percent.load(Ordering::Relaxed), 0);
+        assert_eq!(header.destroyed_listeners.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -81,6 +81,7 @@ impl Ops {
         space: usize,
     ) -> Result<OptionValue, Errno> {
         let mut state = self.lock()?;
+        state.notice_announced_end();
         let file = self.file_of(&mut state, fd)?;
         state.socket_state(file);
         let socket = state.files.socket(file)?;

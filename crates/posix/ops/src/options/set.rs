@@ -30,6 +30,7 @@ impl Ops {
     /// kernel for options that it checks.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut state = self.lock()?;
+        state.notice_announced_end();
         let file = self.file_of(&mut state, fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // The old mark applies to data that arrived before.

@@ -2,8 +2,8 @@
 //! opens its listeners and UDP sockets again when it notices (docs/adr/0021-restart-of-the-shards.md).
 
 use super::{
-    BrokerThread, ChildLink, ControlReply, DomainClients, LINK_EVENT, PreviousSocket, ProcessEntry, Refusal,
-    ShardLink, SocketId, UpgradeShards, WatchedFd, process_log,
+    BrokerThread, ChildLink, ControlReply, DomainClients, DomainEntry, LINK_EVENT, PreviousSocket,
+    ProcessEntry, Refusal, ShardLink, SocketId, UpgradeShards, WatchedFd, process_log,
 };
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -179,6 +179,7 @@ impl BrokerThread {
             supervised.restarting_since = Some(Instant::now());
             // Fails only if the thread is gone, which the next step finds.
             let _ = supervised.start.send(());
+            self.domains.values().for_each(DomainEntry::announce_end);
         }
         self.finish_restart();
         true
