@@ -23,6 +23,15 @@ const PACKET_HOST: u8 = 0;
 const PACKET_BROADCAST: u8 = 1;
 const PACKET_MULTICAST: u8 = 2;
 
+/// The program of a socket that was opened again, after a restart of the shards, by a process which does not
+/// know the program of its filter: `ld #0x67696e6e; ret #0`, which drops everything. Programs of applications
+/// differ from it, so the first process that knows the program replaces it.
+pub const UNKNOWN_PROGRAM: [u8; 16] = {
+    let ([l0, l1], [r0, r1]) = (0_u16.to_ne_bytes(), 6_u16.to_ne_bytes());
+    let [k0, k1, k2, k3] = 0x6769_6e6e_u32.to_ne_bytes();
+    [l0, l1, 0, 0, k0, k1, k2, k3, r0, r1, 0, 0, 0, 0, 0, 0]
+};
+
 /// Why a socket did not get a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterError {

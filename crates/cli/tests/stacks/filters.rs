@@ -87,17 +87,24 @@ print(attached(u) == DROP, attached(s) == DROPS, tries(attach, s, DROP), tries(d
     }
 }
 
-/// A server whose socket a child shares that knows nothing of the filter, because it makes no call before
-/// the shards end. It opens the socket first.
+/// A server whose socket two children share that know nothing of the filter, because they make no call before
+/// the shards end. Afterwards one of them only asks for the filter, and the other one only for datagrams.
 const SERVER: &str = "
+UNKNOWN = program((0, 0, 0, 0x67696e6e), NONE)
 u = datagrams(7004); s = server('127.0.0.1', 7005)
-def serve(name):
-    while True:
-        got, peer = u.recvfrom(100); u.sendto(name + got, peer)
-if not os.fork():
-    signal.alarm(50); os.close(1); os.close(2)
-    while not os.path.exists('child'): time.sleep(0.01)
-    serve(b'child ')
+def child(run):
+    pid = os.fork()
+    if pid: return pid
+    os.close(1); os.close(2)
+    while not os.path.exists('children'): time.sleep(0.01)
+    while True: time.sleep(0.01); run()
+def asks():
+    if attached(u) == UNKNOWN: open('asked', 'w').close()
+def serves():
+    try: got, peer = u.recvfrom(100, socket.MSG_DONTWAIT)
+    except BlockingIOError: return
+    u.sendto(b'child ' + got, peer)
+children = [child(run) for run in (asks, serves)]
 attach(u, DROP); attach(s, DROPS)
 open('there', 'w').close()
 while not os.path.exists('parent'): time.sleep(0.01)
@@ -105,7 +112,8 @@ u.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 open('restored', 'w').close()
 a, _ = s.accept(); a.settimeout(30)
 print(attached(u) == DROP, attached(s) == DROPS, attached(a) == DROPS, a.recv(1))
-a.settimeout(0.5); print(tries(a.recv, 1))";
+a.settimeout(0.5); print(tries(a.recv, 1))
+for pid in children: os.kill(pid, signal.SIGKILL)";
 
 /// Sends datagrams until one is answered, or some time is over.
 const ASK: &str = "
@@ -114,6 +122,14 @@ def ask(text, attempts):
     for _ in range(attempts):
         try: t.sendto(text, ('127.0.0.1', 7004)); return t.recv(100)
         except OSError: pass
+def drops(text):
+    # A connected socket gets the error of a port that nobody has.
+    c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.settimeout(0.1); c.connect(('127.0.0.1', 7004))
+    for _ in range(10):
+        c.send(text)
+        try: return c.recv(100)
+        except TimeoutError: pass
+    return True
 ";
 
 #[test]
@@ -131,17 +147,62 @@ fn filters_outlive_shards_or_refuse_all() {
     let server = RunningProgram::new(fixture.script(&on_lab, &format!("{PRELUDE}{SERVER}")));
     wait_until("the filters are attached", || fixture.path().join("there").exists());
     kill_shards(supervisor_of(&fixture, "lab"));
-    // The child opens the socket first, and does not know the program.
-    create("child");
+    // The children open the socket first, and do not know the program.
+    create("children");
+    wait_until("a child sees the filter that drops everything", || fixture.path().join("asked").exists());
     let ask = |line: &str| fixture.script_output(&on_lab, &format!("{ASK}{line}"));
-    assert_eq!(ask("print(ask(b'y', 15))"), "None\n", "without the program nothing passes");
+    assert_eq!(ask("print(drops(b'y'))"), "True\n", "without the program nothing passes");
     // The parent knows it.
     create("parent");
     wait_until("the parent has opened its sockets", || fixture.path().join("restored").exists());
-    assert_eq!(ask("print(ask(b'y', 300), ask(b'x', 5), ask(b'y2', 300))"), "b'child y' None b'child y2'\n");
+    assert_eq!(ask("print(ask(b'y', 300), drops(b'x'), ask(b'y2', 300))"), "b'child y' True b'child y2'\n");
     let connect = "
 c = socket.create_connection(('127.0.0.1', 7005)); c.sendall(b'y'); time.sleep(0.2); c.sendall(b'x'); time.sleep(1)";
     fixture.script_output(&on_lab, connect);
     let output = server.wait_for_output();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "True True True b'y'\nNone\n");
+}
+
+/// A server whose child knows the filter of before the shards ended, and opens the socket again only after
+/// the parent has attached another one.
+const LATE: &str = "
+u = datagrams(7004); attach(u, program(KEEP))
+child = os.fork()
+if not child:
+    os.close(1); os.close(2)
+    while not os.path.exists('late'): time.sleep(0.01)
+    while True: got, peer = u.recvfrom(100); u.sendto(b'child ' + got, peer)
+open('there', 'w').close()
+while not os.path.exists('parent'): time.sleep(0.01)
+attach(u, DROP); lock(u)
+open('attached', 'w').close()
+while not os.path.exists('end'): time.sleep(0.01)
+print(attached(u) == DROP, tries(attach, u, program(KEEP)))
+os.kill(child, signal.SIGKILL)";
+
+#[test]
+fn late_processes_keep_newer_filters() {
+    if skipped("late_processes_keep_newer_filters") {
+        return;
+    }
+    let fixture = Fixture::new("laterfilter");
+    let options = ["--loopback", "stack", "--on-stack-death", "restart"];
+    let _up = fixture.start_stack("lab", &options);
+    let create = |name: &str| fs::write(fixture.path().join(name), "").unwrap();
+    let on_lab = ["--stack", "lab"];
+    let server = RunningProgram::new(fixture.script(&on_lab, &format!("{PRELUDE}{LATE}")));
+    wait_until("the socket is bound", || fixture.path().join("there").exists());
+    kill_shards(supervisor_of(&fixture, "lab"));
+    create("parent");
+    wait_until("the parent has attached another filter", || fixture.path().join("attached").exists());
+    create("late");
+    let ask = |line: &str| fixture.script_output(&on_lab, &format!("{ASK}{line}"));
+    let questions = "print(ask(b'y', 300), drops(b'x'))";
+    assert_eq!(ask(questions), "b'child y' True\n");
+    // The child has learned the filter, and opens the socket alone now.
+    kill_shards(supervisor_of(&fixture, "lab"));
+    assert_eq!(ask(questions), "b'child y' True\n", "once more");
+    create("end");
+    let output = server.wait_for_output();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "True Operation not permitted\n");
 }

@@ -827,6 +827,11 @@ impl Channels {
         client.write_description(of, bytes)
     }
 
+    pub fn write_description_after(&self, of: DescriptionKey, version: u32, bytes: &[u8]) -> Option<u32> {
+        let (client, of) = self.client_of_description(of)?;
+        client.write_description_after(of, version, bytes)
+    }
+
     pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {
         let (client, of) = self.client_of_description(of)?;
         client.read_description(of)

@@ -89,13 +89,49 @@ impl ProcessState {
     }
 
     fn publish(&mut self, file: FileId, disconnected: bool) {
-        let Ok(socket) = self.files.socket(file) else { return };
-        let Some(key) = shared_key(socket) else { return };
+        let Some((key, bytes)) = self.description_bytes(file, disconnected) else { return };
+        self.files.get(file).shared_version = self.client.write_description(key, &bytes);
+    }
+
+    /// Returns what is published about a socket, and where.
+    fn description_bytes(&mut self, file: FileId, disconnected: bool) -> Option<(DescriptionKey, Vec<u8>)> {
+        let socket = self.files.socket(file).ok()?;
+        let key = shared_key(socket)?;
         let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
         let options = socket.options.published();
         let published = SharedDescription { nonblocking, shutdown, options, disconnected };
-        let bytes = published.bytes();
-        self.files.get(file).shared_version = self.client.write_description(key, &bytes);
+        Some((key, published.bytes()))
+    }
+
+    /// Publishes a description that other processes share, after its socket was opened again. If another
+    /// process has published it before, that process may have changed it since, so what it has published
+    /// applies.
+    pub fn share_again(&mut self, file: FileId) {
+        if self.files.get(file).shared_version.is_none() {
+            return;
+        }
+        let Some((key, bytes)) = self.description_bytes(file, false) else { return };
+        let version = self.client.description_version(key);
+        if version & 1 != 0 {
+            // A process is writing, or has died while it did: this one takes over after a while.
+            return self.publish(file, false);
+        }
+        if shared_filter(&self.client, key).is_none()
+            && let Some(version) = self.client.write_description_after(key, version, &bytes)
+        {
+            self.files.get(file).shared_version = Some(version);
+            return;
+        }
+        self.files.get(file).shared_version = Some(0);
+        self.sync_shared_from(file, 0);
+        // A process that did not know the program can learn it now, so the version changes.
+        if let Some(version) = self.files.get(file).shared_version
+            && self.files.socket(file).is_ok_and(|socket| socket.options.knows_filter())
+            && let Some((key, bytes)) = self.description_bytes(file, false)
+            && let Some(version) = self.client.write_description_after(key, version, &bytes)
+        {
+            self.files.get(file).shared_version = Some(version);
+        }
     }
 
     /// Applies what other processes have published.

@@ -180,7 +180,6 @@ impl ProcessState {
         {
             *now = Listener { number, accepting: false, ..listening };
         }
-        self.restore_filter(file).map_err(Error::Filter)?;
         self.share_again(file);
         if listening.accepting {
             self.begin_accepting(file);
@@ -210,21 +209,13 @@ impl ProcessState {
         if let Ok(socket) = self.files.socket(file) {
             socket.role = SocketRole::Udp(UdpSocket { conn, ..udp });
         }
-        self.restore_filter(file).map_err(Error::Filter)?;
         self.bind_conn(conn, file);
+        self.share_again(file);
         // The options were passed with the request.
         let _ = self.apply_datagram_options(file);
         // Links and limits are those of before.
         let _ = self.apply_memberships(file);
-        self.share_again(file);
         Ok(())
-    }
-
-    /// Publishes the state of a description that other processes share.
-    fn share_again(&mut self, file: FileId) {
-        if self.files.get(file).shared_version.take().is_some() {
-            self.share(file);
-        }
     }
 
     /// Reserves the address of a bound socket again. If another process of the program has the address, that

@@ -61,6 +61,27 @@ impl SharedDescription {
         }
         let odd = version | 1;
         self.version.store(odd, Ordering::Relaxed);
+        Some(self.finish_write(odd, generation, len, bytes))
+    }
+
+    /// Writes a value if none was written since the version was `version`. Returns the new version, or `None`
+    /// if there was another value, a write is in progress, or the value is too long.
+    pub fn write_after(&self, version: u32, generation: u32, bytes: &[u8]) -> Option<u32> {
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len as usize <= DESCRIPTION_BYTES_MAX)?;
+        let odd = Some(version.wrapping_add(1)).filter(|odd| odd & 1 != 0)?;
+        self.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(self.finish_write(odd, generation, len, bytes))
+    }
+
+    /// Removes the value, for a new listener of this number.
+    pub fn clear(&self) {
+        if self.version() != 0 {
+            self.write(0, &[]);
+        }
+    }
+
+    /// Writes a value during which the version is `odd`. Returns the version after it.
+    fn finish_write(&self, odd: u32, generation: u32, len: u32, bytes: &[u8]) -> u32 {
         // No reader sees a later store before the version is odd.
         fence(Ordering::Release);
         self.generation.store(generation, Ordering::Relaxed);
@@ -70,7 +91,7 @@ impl SharedDescription {
         }
         let done = odd.wrapping_add(1);
         self.version.store(done, Ordering::Release);
-        Some(done)
+        done
     }
 
     /// Returns the version and the value written last for this generation. `None` if there is none, or a
@@ -118,8 +139,23 @@ mod tests {
         // A writer that died during its write.
         description.version.store(second + 1, Ordering::Relaxed);
         assert_eq!(description.read(8), None);
+        assert_eq!(description.write_after(second + 1, 8, b"not after it"), None);
         let third = description.write(8, b"third").unwrap();
         assert_eq!(description.read(8), Some((third, b"third".to_vec())));
+    }
+
+    #[test]
+    fn later_values_are_not_overwritten() {
+        let description = empty();
+        let first = description.write_after(0, 1, b"first").unwrap();
+        assert_eq!(description.write_after(0, 1, b"late"), None);
+        assert_eq!(description.read(1), Some((first, b"first".to_vec())));
+        let second = description.write_after(first, 1, b"second").unwrap();
+        assert_eq!(description.write_after(second, 1, &[0; DESCRIPTION_BYTES_MAX + 1]), None);
+        assert_eq!(description.read(1), Some((second, b"second".to_vec())));
+        description.clear();
+        assert_eq!(description.read(0).map(|(_, bytes)| bytes), Some(Vec::new()));
+        assert!(description.version() > second);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{syscall, user_memory};
 use ginnel::broker::codec::Codec;
 use ginnel::channel::DescriptionKey;
 use ginnel::errno;
-use ginnel::socket_filter::{FilterError, check_program};
+use ginnel::socket_filter::{FilterError, UNKNOWN_PROGRAM, check_program};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -28,11 +28,9 @@ const INSTRUCTION_BYTES: usize = 8;
 /// Bytes of `struct sock_fprog`.
 const PROGRAM_BYTES: usize = 16;
 
-/// The program `ret #0`, which drops everything.
-fn drop_all() -> Arc<[u8]> {
-    let [c0, c1] = 6_u16.to_ne_bytes();
-    Arc::new([c0, c1, 0, 0, 0, 0, 0, 0])
-}
+/// How often, once a millisecond, a process tries to read what another one is publishing, before it takes
+/// that one for dead.
+const READ_ATTEMPTS: usize = 20;
 
 /// The filter of a socket as a process knows it.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +56,11 @@ impl FilterCopy {
         if published.tag == self.tag { self.clone() } else { published.clone() }
     }
 
+    /// Returns a filter of which nothing is known.
+    fn unknown() -> Self {
+        Self { tag: u64::MAX, code: None }
+    }
+
     /// Returns whether there is a filter whose program is not known.
     fn is_unknown(&self) -> bool {
         self.tag != 0 && self.code.is_none()
@@ -66,7 +69,7 @@ impl FilterCopy {
     /// Returns the program, or one that drops everything if the program is not known; `None` without a
     /// filter.
     fn code_or_drop_all(&self) -> Option<Arc<[u8]>> {
-        if self.is_unknown() { Some(drop_all()) } else { self.code.clone() }
+        if self.is_unknown() { Some(Arc::new(UNKNOWN_PROGRAM)) } else { self.code.clone() }
     }
 
     /// Returns whether there is no filter.
@@ -105,6 +108,11 @@ impl SocketOptionState {
             let filter = filter.tag_only();
             self.ints.set_filter(filter);
         }
+    }
+
+    /// Returns whether the socket has a filter whose program is known.
+    pub fn knows_filter(&self) -> bool {
+        self.ints.filter().is_some_and(|filter| filter.code.is_some())
     }
 
     /// Returns whether the socket has a filter, or must not get one.
@@ -202,22 +210,48 @@ impl ProcessState {
         if let Some(kernel_fd) = kernel_fd {
             set_on_kernel(kernel_fd, &code)?;
         }
-        let set = match shared_key(self.files.socket(file)?) {
-            None => Ok(()),
-            Some(key) => match self.client.set_filter(key, &code, old.code.as_deref()) {
-                // A connection that is over receives nothing.
-                Err(FilterError::Stale) if matches!(role, SocketRole::Stream(_)) => Ok(()),
-                result => result,
-            },
-        };
+        // The copy and its tag come first: if the shards end now, no process opens the socket again without
+        // the new filter.
+        let before = self.files.socket(file)?.options.filter();
+        self.publish_filter(file, FilterCopy::new(&code))?;
+        let mut set = self.set_on_stack(file, role, &code, &old);
+        if set == Err(FilterError::Stale) && self.has_restarted() {
+            set = self.set_on_stack(file, role, &code, &old);
+        }
         if let Err(error) = set {
+            self.publish_filter(file, before)?;
             if let Some(kernel_fd) = kernel_fd {
                 // The kernel had this filter a moment ago.
                 let _ = set_on_kernel(kernel_fd, old.code_or_drop_all().as_deref().unwrap_or_default());
             }
             return Err(errno::filter(error));
         }
-        self.files.socket(file)?.options.ints.set_filter(FilterCopy::new(&code));
+        // Processes that have seen the tag before the stack had the program learn the program now.
+        self.publish_shared(file);
+        Ok(())
+    }
+
+    /// Sets the filter of a socket if it is on the stack.
+    fn set_on_stack(
+        &mut self,
+        file: FileId,
+        role: SocketRole,
+        code: &[u8],
+        old: &FilterCopy,
+    ) -> Result<(), FilterError> {
+        let Some(key) = self.files.socket(file).ok().and_then(|socket| shared_key(socket)) else {
+            return Ok(());
+        };
+        match self.client.set_filter(key, code, old.code.as_deref()) {
+            // A connection that is over receives nothing.
+            Err(FilterError::Stale) if matches!(role, SocketRole::Stream(_)) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Sets the copy of a socket's filter, and publishes its tag.
+    fn publish_filter(&mut self, file: FileId, filter: FilterCopy) -> Result<(), Errno> {
+        self.files.socket(file)?.options.ints.set_filter(filter);
         self.publish_shared(file);
         Ok(())
     }
@@ -225,10 +259,18 @@ impl ProcessState {
     /// Returns the filter of a socket: what the stack has or, without a socket there, what the program has
     /// set.
     fn known_filter(&mut self, file: FileId) -> Result<FilterCopy, Errno> {
-        let socket = self.files.socket(file)?;
-        let copy = socket.options.filter();
-        let Some(key) = shared_key(socket) else { return Ok(copy) };
-        Ok(self.client.filter(key).map_or(copy, |code| FilterCopy::new(&code)))
+        let Some(key) = shared_key(self.files.socket(file)?) else {
+            return Ok(self.files.socket(file)?.options.filter());
+        };
+        let mut code = self.client.filter(key);
+        if code.is_err()
+            && self.has_restarted()
+            && let Some(key) = shared_key(self.files.socket(file)?)
+        {
+            code = self.client.filter(key);
+        }
+        let copy = self.files.socket(file)?.options.filter();
+        Ok(code.map_or(copy, |code| FilterCopy::new(&code)))
     }
 
     /// Implements `SO_GET_FILTER` with room for `space` instructions.
@@ -266,23 +308,17 @@ impl ProcessState {
             return;
         }
         let Ok(socket) = self.files.socket(file) else { return };
-        let published = shared_key(socket).and_then(|key| shared_filter(before, key));
-        if let Some(published) = published {
-            let filter = socket.options.filter().updated_by(&published);
-            socket.options.ints.set_filter(filter);
-        }
-    }
-
-    /// Sets the filter of a socket that was opened again, possibly by another process which does not know the
-    /// program. The filter of a socket that this process opened is set already.
-    pub(crate) fn restore_filter(&mut self, file: FileId) -> Result<(), FilterError> {
-        let Ok(socket) = self.files.socket(file) else { return Ok(()) };
-        let Some(code) = socket.options.filter().code else { return Ok(()) };
-        let Some(key) = shared_key(socket) else { return Ok(()) };
-        if self.files.get(file).shared_version.is_none() {
-            return Ok(());
-        }
-        self.client.set_filter(key, &code, None)
+        let Some(key) = shared_key(socket) else { return };
+        let attempt = |_| {
+            shared_filter(before, key).or_else(|| {
+                std::thread::sleep(core::time::Duration::from_millis(1));
+                None
+            })
+        };
+        // If the process that was publishing has died, it may have attached a filter.
+        let published = (0..READ_ATTEMPTS).find_map(attempt).unwrap_or(FilterCopy::unknown());
+        let filter = socket.options.filter().updated_by(&published);
+        socket.options.ints.set_filter(filter);
     }
 }
 
@@ -335,8 +371,10 @@ mod tests {
         let keep_all = [6, 0, 0, 0, 255, 255, 255, 255];
         let known = FilterCopy::new(&keep_all);
         assert_eq!(known.code_or_drop_all().as_deref(), Some(&keep_all[..]));
-        assert_eq!(known.tag_only().code_or_drop_all(), Some(drop_all()));
-        assert_eq!(check_program(&drop_all()), Ok(()));
+        let drops_everything =
+            |filter: FilterCopy| filter.code_or_drop_all().as_deref() == Some(&UNKNOWN_PROGRAM);
+        assert!(drops_everything(known.tag_only()) && drops_everything(FilterCopy::unknown()));
+        assert_eq!(check_program(&UNKNOWN_PROGRAM), Ok(()));
         assert_eq!(FilterCopy::default().code_or_drop_all(), None);
     }
 }

@@ -6,6 +6,7 @@ use super::{
     ProcessEntry, Refusal, ShardLink, SocketId, UpgradeShards, WatchedFd, process_log,
 };
 use crate::channel::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, UdpRequest};
+use crate::socket_filter::{FilterError, UNKNOWN_PROGRAM};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Signal, pidfd_send_signal};
@@ -357,16 +358,20 @@ impl BrokerThread {
         if let Some(now) = before.and_then(|before| self.restored.find(before, domain)) {
             let (link, region, client) = self.client_on_shard(id, shard)?;
             let own = BrokerRequest::Own { domain: region.domain, client, sockets: vec![now] };
-            match (link.call(own), now) {
-                (Ok(BrokerReply::Done), SocketId::Listener(number)) => {
-                    return Ok(ControlReply::Reply(ChannelReply::Listen(Ok(number))));
-                }
-                (Ok(BrokerReply::Done), SocketId::Socket { socket, generation }) => {
-                    return Ok(ControlReply::Reply(ChannelReply::UdpBind(Ok((socket, generation)))));
+            match link.call(own) {
+                Ok(BrokerReply::Done) => {
+                    let reply = match (self.replace_unknown_filter(id, shard, now, &request)?, now) {
+                        (Err(error), _) => ChannelReply::SetFilter(Err(error)),
+                        (Ok(()), SocketId::Listener(number)) => ChannelReply::Listen(Ok(number)),
+                        (Ok(()), SocketId::Socket { socket, generation }) => {
+                            ChannelReply::UdpBind(Ok((socket, generation)))
+                        }
+                    };
+                    return Ok(ControlReply::Reply(reply));
                 }
                 // The process that opened it has closed it since.
-                (Ok(_), _) => {}
-                (Err(_), _) => return Err(Refusal::ShardEnded),
+                Ok(_) => {}
+                Err(_) => return Err(Refusal::ShardEnded),
             }
         }
         let reply = self.call_shard(id, shard, request)?;
@@ -381,6 +386,32 @@ impl BrokerThread {
             self.restored.insert(before, (domain, shard, now));
         }
         Ok(ControlReply::Reply(reply))
+    }
+}
+
+impl BrokerThread {
+    /// Gives a socket the filter of `request` if the process that opened it again did not know its filter.
+    /// Any other filter is as new or newer, since processes set filters through this thread only.
+    fn replace_unknown_filter(
+        &self,
+        id: u64,
+        shard: u16,
+        of: SocketId,
+        request: &ChannelRequest,
+    ) -> Result<Result<(), FilterError>, Refusal> {
+        let ChannelRequest::Filtered(code, _) = request else { return Ok(Ok(())) };
+        let is_unknown = |code: &[u8]| code == UNKNOWN_PROGRAM;
+        if is_unknown(code) {
+            return Ok(Ok(()));
+        }
+        match self.call_shard(id, shard, ChannelRequest::Filter(of))? {
+            ChannelReply::Filter(Ok(present)) if is_unknown(&present) => {}
+            _ => return Ok(Ok(())),
+        }
+        match self.call_shard(id, shard, ChannelRequest::SetFilter(of, Some(code.clone())))? {
+            ChannelReply::SetFilter(result) => Ok(result),
+            _ => Err(Refusal::Unknown),
+        }
     }
 }
 

@@ -43,6 +43,13 @@ impl Client {
         description.write(generation, bytes)
     }
 
+    /// Writes the shared state if nobody has written it since its version was `version`. Returns the new
+    /// version, or `None` if somebody has.
+    pub fn write_description_after(&self, of: DescriptionKey, version: u32, bytes: &[u8]) -> Option<u32> {
+        let (description, generation) = self.description(of)?;
+        description.write_after(version, generation, bytes)
+    }
+
     /// Returns the version and the state that was written last. Another process of the domain may have
     /// written anything.
     pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {

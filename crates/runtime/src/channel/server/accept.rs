@@ -228,6 +228,9 @@ impl Domain {
         let report_unread_after = self.report_unread_after(options.socket.recv_buffer_bytes);
         let listener = if exclusive { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
         self.listener_slots.allocate();
+        if let Some(description) = self.region.listener_description(number) {
+            description.clear();
+        }
         if number as usize >= self.listeners.len() {
             self.listeners.resize_with(number as usize + 1, || None);
         }
