@@ -258,11 +258,14 @@ pub const OPTIONS: &[OptionRow] = &[
         SOL,
         26,
         "SO_ATTACH_FILTER",
-        "classic BPF; a user's programs on a shard have `channel.filter_bytes_max`, which counts from `bind`, `connect` or `listen` on: without memory that call fails with `ENOMEM`; \
-         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0; \
-         datagrams have no link-layer addresses; the frame at `SKF_LL_OFF` has its VLAN tag; interfaces on devices have the indices that the stack gives them, from 2^30 on; \
-         a search for attributes beyond the 4,096th of a packet drops the packet; a user's programs do 262,144 steps on a shard in a turn, beyond which packets are dropped; \
-         of a segment that arrives in fragments the program sees a header without IP options, type of service, identification, checksum and reserved bits",
+        "Takes classic BPF. \
+         The programs of all sockets of one user share `channel.filter_bytes_max` bytes on each shard. A socket takes its share with `bind`, `connect` or `listen`, or with this option after one of them; that call fails with `ENOMEM` if the bytes do not suffice. \
+         The programs of one user may execute 262,144 steps in one turn of a shard. Packets for these programs are then dropped until the next turn. \
+         A program may visit 4,096 attributes of a packet (`SKF_AD_NLATTR`); one that visits more drops the packet. \
+         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0. \
+         `SKF_AD_IFINDEX` is 1 for the loopback interface, and 2^30 or more for a link of the stack. \
+         At `SKF_LL_OFF` a datagram has no addresses, and a frame with a VLAN tag still has the tag. \
+         A segment that arrived in fragments has no IP options, and its type of service, identification, checksum and reserved bits are 0.",
     ),
     dedicated(SOL, 27, "SO_DETACH_FILTER"),
     dedicated(SOL, 28, "SO_PEERNAME"),
