@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 mod cpu_yields;
+mod device_full;
 mod filters;
 mod large_buffers;
 mod limits;

@@ -212,6 +212,7 @@ impl Udp {
             count = match transmit(now, network, route, &header, &udp, payload, params.gso_size) {
                 // Sent again, it would reach the members on this host twice.
                 Err(UdpError::DeviceFull) if !stays_away => return Err(UdpError::NoBuffers),
+                Err(UdpError::DeviceFull) => return Err(self.refused_by_device(now)),
                 result => result?,
             };
         }

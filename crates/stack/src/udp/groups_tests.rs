@@ -5,7 +5,7 @@ use super::*;
 use crate::ip::testbench::*;
 use crate::link::LinkConfig;
 use crate::multicast::FilterMode;
-use crate::udp::UdpOptions;
+use crate::udp::{DEVICE_FULL_RETRY, UdpOptions};
 use crate::wire::ethernet::EtherType;
 use crate::wire::{MacAddr, ipv4, protocol};
 use core::net::Ipv4Addr;
@@ -112,6 +112,25 @@ fn datagrams_come_back_to_members_of_this_host() {
     let nowhere = MulticastOptions { link: Some(LinkId(9)), ..Default::default() };
     s.udp.set_options(sender, UdpOptions { multicast_v4: nowhere, ..UdpOptions::default() }).unwrap();
     assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::NetUnreachable));
+}
+
+#[test]
+fn refused_datagrams_to_groups_are_tried_again() {
+    let mut s = sockets();
+    let sender = s.bind("0.0.0.0", 5000);
+    let to = Some(at("239.1.2.3", 7));
+    s.fixture.set_capacity(0);
+    // Members on this host got this one, and it is lost.
+    assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::NoBuffers));
+    assert_eq!(s.udp.next_deadline(s.fixture.now), None);
+    let no_loop = MulticastOptions { no_loop: true, ..Default::default() };
+    s.udp.set_options(sender, UdpOptions { multicast_v4: no_loop, ..UdpOptions::default() }).unwrap();
+    assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::DeviceFull));
+    let retry_at = s.fixture.now + DEVICE_FULL_RETRY;
+    assert_eq!(s.udp.next_deadline(s.fixture.now), Some(retry_at));
+    assert_eq!(s.udp.next_deadline(retry_at), None);
+    s.fixture.set_capacity(1);
+    assert_eq!((s.send(sender, to, b"hi"), s.fixture.sent().len()), (Ok(()), 1));
 }
 
 #[test]

@@ -440,10 +440,18 @@ impl Udp {
         let (header, udp) = socket.headers(network, params, remote, &cached, None, payload.len())?;
         let sent = transmit(now, network, &cached.route, &header, &udp, payload, params.gso_size);
         if sent == Err(UdpError::DeviceFull) {
-            self.retry_at = now + DEVICE_FULL_RETRY;
+            return Err(self.refused_by_device(now));
         }
         self.stats.sent += sent?;
         Ok(())
+    }
+
+    /// Sets when datagrams should be tried again that the device has refused. Returns
+    /// [`UdpError::DeviceFull`].
+    #[cold]
+    fn refused_by_device(&mut self, now: Instant) -> UdpError {
+        self.retry_at = now + DEVICE_FULL_RETRY;
+        UdpError::DeviceFull
     }
 
     /// Returns when datagrams should be tried again that the device has refused, if that is after `now`.

@@ -206,7 +206,7 @@ pub(super) struct Domain {
     /// which a chunk was taken.
     pub unfinished: VecDeque<u32>,
     pub chunked: Vec<u32>,
-    /// Sockets that continue in the next turn because a device has refused a datagram.
+    /// Sockets of which a device has refused a datagram, in the order in which they are tried again.
     pub refused: Vec<u32>,
     /// Rest of this turn's budget, in bytes.
     pub turn_budget: usize,

@@ -16,6 +16,10 @@ use ginnel_stack::handle::Conn;
 /// acknowledges at most half as many (`tcp_rmem`).
 const ACKED_BYTES_MIN: u64 = 256 << 10;
 
+/// Refused sockets that a turn tries again. They cost less than the budget of a turn, so sockets that wait
+/// for a device do not keep the shard awake.
+const REFUSED_RETRIES_MAX: usize = 64;
+
 /// Numbers of free buffers. The last one was used most recently, so its pages are allocated.
 pub(super) type LargeBufferPool = Vec<u32>;
 
@@ -83,8 +87,8 @@ impl Domain {
         }
     }
 
-    /// Queues a socket whose datagrams a device has refused. It is continued in the next turn, for which the
-    /// shard may sleep a moment.
+    /// Queues a socket of which a device has refused a datagram. The socket is tried again in one of the next
+    /// turns. The shard may sleep before that turn.
     #[cold]
     pub(super) fn queue_refused(&mut self, socket: u32) {
         if self.mark_unfinished(socket) {
@@ -107,12 +111,22 @@ impl Domain {
         is_new
     }
 
+    /// Moves refused sockets to those with which this turn continues.
+    #[cold]
+    fn retry_refused(&mut self) {
+        let count = self.refused.len().min(REFUSED_RETRIES_MAX);
+        self.unfinished.extend(self.refused.drain(..count));
+    }
+
     /// Continues with the sockets that the previous turn left, in the order in which it left them. Returns
-    /// how many.
+    /// the number of those that could do something.
     #[inline]
     pub(super) fn resume_unfinished(&mut self, cx: &mut Context<'_>) -> usize {
         let mut continued = 0;
-        self.unfinished.extend(self.chunked.drain(..).chain(self.refused.drain(..)));
+        self.unfinished.extend(self.chunked.drain(..));
+        if !self.refused.is_empty() {
+            self.retry_refused();
+        }
         // Sockets that are left again wait for the next turn.
         for _ in 0..self.unfinished.len() {
             if self.turn_budget == 0 {
@@ -120,9 +134,13 @@ impl Domain {
             }
             let Some(socket) = self.unfinished.pop_front() else { break };
             // The socket may have another connection by now, which does no harm.
-            self.sockets[socket as usize].is_unfinished = false;
+            let entry = &mut self.sockets[socket as usize];
+            entry.is_unfinished = false;
+            let taken = entry.taken;
             self.process_socket(cx, socket);
-            continued += 1;
+            // A socket that a device has refused again does not keep the shard from sleeping.
+            let entry = &self.sockets[socket as usize];
+            continued += usize::from(!entry.is_unfinished || entry.taken != taken);
         }
         continued
     }

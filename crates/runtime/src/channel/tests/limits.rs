@@ -104,51 +104,6 @@ fn datagram_bytes_max_limits_each_domain_separately() {
     assert_eq!(fixture.sockets_in_use(), 1);
 }
 
-/// The peer takes nothing for a while: datagrams wait, the writer finds no space, and then all arrive.
-#[test]
-fn datagrams_wait_while_the_device_is_full() {
-    let mut fixture = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
-    let mut client = fixture.client();
-    let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
-    fixture
-        .peer
-        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
-    client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    fixture.run(Duration::from_millis(1));
-    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
-    // The address of the peer is resolved by a first datagram.
-    client.udp_send_queued(socket, &params, &[]).unwrap();
-    fixture.run(Duration::from_millis(1));
-    assert_eq!(core::mem::take(&mut fixture.peer.handler_mut().datagrams), [vec![]]);
-    let (mut written, mut turns_without_space) = (0u32, 0);
-    while turns_without_space < 100 {
-        let before = written;
-        while client
-            .udp_send_queued(socket, &params, &[std::io::IoSlice::new(&written.to_be_bytes())])
-            .is_ok()
-        {
-            written += 1;
-        }
-        turns_without_space = if written == before { turns_without_space + 1 } else { 0 };
-        assert!(written < 1_000_000, "the device takes all");
-        let turn = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
-        fixture.now += Duration::from_micros(50);
-        if turns_without_space > 50 {
-            // The shard does not spin meanwhile.
-            assert!(fixture.server.lock().unwrap().handler_mut().before_sleep());
-            fixture.server.lock().unwrap().handler_mut().after_sleep(false);
-            assert!(turn.next_deadline.is_some_and(|at| at <= fixture.now), "{turn:?}");
-        }
-    }
-    while client.next_event().is_some() {}
-    client.udp_send_queued(socket, &params, &[]).expect_err("there is no space");
-    fixture.run(SECOND);
-    let expected: Vec<Vec<u8>> = (0..written).map(|number| number.to_be_bytes().to_vec()).collect();
-    assert!(fixture.peer.handler().datagrams == expected, "in order, each once");
-    let events: Vec<_> = core::iter::from_fn(|| client.next_event()).collect();
-    assert_eq!(events, [ClientEvent::Writable { conn: socket }]);
-}
-
 // limit: bytes of a socket in one turn
 #[test]
 fn datagrams_of_one_socket_leave_in_chunks() {

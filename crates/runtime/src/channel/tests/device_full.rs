@@ -1,0 +1,106 @@
+//! Datagrams of sockets while a device has no room.
+
+use super::*;
+use crate::shard::Turn;
+use ginnel_stack::udp::{UdpOptions, UdpSendParams};
+
+fn peer() -> Peer {
+    Peer { listens: true, echoes: true, ..Peer::default() }
+}
+
+/// Asserts that a turn did no work, and that the shard sleeps until datagrams are tried again 50 µs later,
+/// which is now.
+fn assert_sleeps_until_retry(fixture: &Fixture, turn: Turn) {
+    assert_eq!((turn.work, turn.next_deadline), (0, Some(fixture.now)));
+    let mut server = fixture.server.lock().unwrap();
+    assert!(server.handler_mut().before_sleep());
+    server.handler_mut().after_sleep(false);
+}
+
+/// The peer takes nothing for a while: datagrams wait, the writer finds no space, and then all arrive.
+#[test]
+fn datagrams_wait_while_the_device_is_full() {
+    let mut fixture = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
+    let mut client = fixture.client();
+    let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+    fixture
+        .peer
+        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+    fixture.run(Duration::from_millis(1));
+    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    // The address of the peer is resolved by a first datagram.
+    client.udp_send_queued(socket, &params, &[]).unwrap();
+    fixture.run(Duration::from_millis(1));
+    assert_eq!(core::mem::take(&mut fixture.peer.handler_mut().datagrams), [vec![]]);
+    let (mut written, mut turns_without_space) = (0u32, 0);
+    while turns_without_space < 100 {
+        let before = written;
+        while client
+            .udp_send_queued(socket, &params, &[std::io::IoSlice::new(&written.to_be_bytes())])
+            .is_ok()
+        {
+            written += 1;
+        }
+        turns_without_space = if written == before { turns_without_space + 1 } else { 0 };
+        assert!(written < 1_000_000, "the device takes all");
+        let turn = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        fixture.now += Duration::from_micros(50);
+        if turns_without_space > 1 {
+            assert_sleeps_until_retry(&fixture, turn);
+        }
+    }
+    while client.next_event().is_some() {}
+    client.udp_send_queued(socket, &params, &[]).expect_err("there is no space");
+    fixture.run(SECOND);
+    let expected: Vec<Vec<u8>> = (0..written).map(|number| number.to_be_bytes().to_vec()).collect();
+    assert!(fixture.peer.handler().datagrams == expected, "in order, each once");
+    let events: Vec<_> = core::iter::from_fn(|| client.next_event()).collect();
+    assert_eq!(events, [ClientEvent::Writable { conn: socket }]);
+}
+
+/// More sockets than a turn's budget is for have a datagram that the device refuses.
+#[test]
+fn shard_sleeps_while_thousands_of_sockets_are_refused() {
+    const SOCKETS: usize = 1100;
+    let config = ChannelConfig { sockets_max: 2 * SOCKETS as u32, ..small_config() };
+    let mut fixture = Fixture::new(&config, peer());
+    let mut client = fixture.client();
+    fixture
+        .peer
+        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let mut open = |fixture: &mut Fixture| {
+        let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+        client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+        client.udp_send_queued(socket, &params, &[]).unwrap();
+        fixture.run(Duration::from_millis(1));
+        socket
+    };
+    let sockets: Vec<Conn> = (0..SOCKETS).map(|_| open(&mut fixture)).collect();
+    assert_eq!(core::mem::take(&mut fixture.peer.handler_mut().datagrams).len(), SOCKETS);
+    // The first socket fills the device.
+    let mut written = 0;
+    let mut idle_turns = 0;
+    while idle_turns < 3 {
+        let before = written;
+        while client.udp_send_queued(sockets[0], &params, &[]).is_ok() {
+            written += 1;
+        }
+        idle_turns = if written == before { idle_turns + 1 } else { 0 };
+        fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        fixture.now += Duration::from_micros(50);
+    }
+    for &socket in &sockets[1..] {
+        client.udp_send_queued(socket, &params, &[]).unwrap();
+    }
+    for turn in 0..100 {
+        let done = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        fixture.now += Duration::from_micros(50);
+        if turn > 20 {
+            assert_sleeps_until_retry(&fixture, done);
+        }
+    }
+    fixture.run(SECOND);
+    assert_eq!(fixture.peer.handler().datagrams.len(), written + SOCKETS - 1);
+}
