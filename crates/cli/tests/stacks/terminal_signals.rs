@@ -46,6 +46,50 @@ while signal.SIGUSR1 not in counts: signal.sigtimedwait([], 0.01)
 print('counts', sorted((int(number), count) for number, count in counts.items()))
 ";
 
+/// Runs its arguments after the first one on a terminal of their own, and hangs up. Prints the file that its
+/// first argument names, and the status of the process.
+const HANG_UP: &str = r"
+import os, pty, signal, sys
+signal.alarm(50)
+pid, master = pty.fork()
+if not pid: os.execv(sys.argv[2], sys.argv[2:])
+shown = b''
+while b'ready\r\n' not in shown: shown += os.read(master, 1000)
+os.close(master)
+status = os.waitpid(pid, 0)[1]
+print(open(sys.argv[1]).read(), status)
+";
+
+/// Writes to a file how often SIGHUP and SIGCONT arrived. Ends after 20 s without SIGHUP.
+const HUNG_UP_PROGRAM: &str = r"
+import os, signal, sys, time
+signal.alarm(20)
+if sys.argv[2] == 'alone': os.setpgid(0, 0)
+counts = {}
+def note(number, frame): counts[number] = counts.get(number, 0) + 1
+for number in (signal.SIGHUP, signal.SIGCONT): signal.signal(number, note)
+print('ready', flush=True)
+while signal.SIGHUP not in counts: signal.sigtimedwait([], 0.01)
+# A second signal arrives during the pause.
+time.sleep(0.5)
+counts = sorted((int(number), count) for number, count in counts.items())
+with open(sys.argv[1], 'w') as file: file.write(str(counts))
+";
+
+/// Returns the signals of a terminal that hangs up, which a program has counted. `command` begins the command
+/// line of the program, which is in the process group of `ginnel run` or in one of its own.
+fn counts_at_hang_up(command: &[&str], group: &str) -> String {
+    let fixture = Fixture::new(&format!("hang-up-{group}-{}", command.len()));
+    let file = fixture.path().join("counts").display().to_string();
+    let mut hang_up = Command::new(python().unwrap());
+    hang_up.args(["-c", HANG_UP, &file]).args(command);
+    hang_up.args([python().unwrap(), "-c", HUNG_UP_PROGRAM, &file, group]);
+    hang_up.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let output = run_to_end(hang_up);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// Returns the signals that a program has counted, in the process group of `ginnel run` or in one of its own.
 fn counts(group: &str) -> String {
     let fixture = Fixture::new(&format!("terminal-{group}"));
@@ -96,4 +140,17 @@ fn own_signals_are_not_sent_back() {
     let output = run_to_end(command);
     // SIGHUP came directly, and SIGUSR2 through "ginnel run".
     assert_eq!(String::from_utf8_lossy(&output.stdout), "[(1, 1), (12, 1)]\n", "{output:?}");
+}
+
+#[test]
+fn hang_up_of_the_terminal_arrives_once() {
+    if skipped("hang_up_of_the_terminal_arrives_once") {
+        return;
+    }
+    // The kernel sends SIGHUP and SIGCONT to the session leader alone.
+    let expected = "[(1, 1), (18, 1)] 0\n";
+    assert_eq!(counts_at_hang_up(&[], "leader"), expected, "without ginnel");
+    let run = [GINNEL, "run", "--loopback", "stack", "--"];
+    assert_eq!(counts_at_hang_up(&run, "together"), expected);
+    assert_eq!(counts_at_hang_up(&run, "alone"), expected, "forwarded to another process group");
 }
