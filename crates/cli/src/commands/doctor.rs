@@ -31,6 +31,7 @@ const ITEMS: &[&str] = &[
     "offload",
     "cpus",
     "smt",
+    "isolation",
     "governor",
     "irqbalance",
     "bpf_jit",
@@ -281,4 +282,25 @@ fn write(
         path.display()
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The described machines of `tests/doctor` together have findings of all items.
+    #[test]
+    fn only_accepts_the_items_of_all_findings() {
+        let mut found = BTreeSet::new();
+        for entry in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/doctor")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let machine = MachineDescription::parse(&fs::read_to_string(path).unwrap()).unwrap();
+                let plan = ShardPlan::new(&machine, None).unwrap();
+                found.extend(examine(&machine, &plan).iter().map(|finding| finding.item));
+            }
+        }
+        assert_eq!(ITEMS.iter().copied().collect::<BTreeSet<_>>(), found);
+    }
 }
