@@ -65,10 +65,12 @@ impl PlacedServer {
         Ok(server.into_shard())
     }
 
-    /// Runs the server while `client` uses the other end of the cable.
+    /// Runs the server while `client` uses the other end of the cable. `phase` tells the client that the
+    /// server has failed.
     pub fn run_beside<R>(
         self,
         plan: &RunPlan,
+        phase: &AtomicU8,
         client: impl FnOnce(Device) -> Result<R, MeasureError>,
     ) -> Result<(R, ShardStats), MeasureError> {
         let (server_end, client_end) = cable(self.checksums, RING_BYTES);
@@ -76,6 +78,7 @@ impl PlacedServer {
         let failed = |error: Error| MeasureError::Failed(error.to_string());
         thread::scope(|scope| {
             let server = scope.spawn(|| {
+                let _end_of_run = two_threads::StopAtEnd(phase);
                 let mut server = self.server(plan, server_end)?;
                 server.run(&stop)?;
                 Ok(server.stack_stats())
@@ -91,9 +94,10 @@ impl PlacedServer {
     /// Measures the rate of a client that sends requests as fast as it can.
     pub fn measure_rate(self, plan: &RunPlan, client: &ClientConfig) -> Result<PlacedResult, MeasureError> {
         let plan = RunPlan { yields_when_idle: true, ..*plan };
+        let phase = AtomicU8::new(two_threads::WARM_UP);
         let drive = |device| {
             crate::harness::machine::pin(plan.cpus.client)?;
-            Ok(two_threads::drive_client(&plan, client, device, &AtomicU8::new(0)))
+            Ok(two_threads::drive_client(&plan, client, device, &phase))
         };
         // On a separate thread, so that the calling thread stays unpinned.
         let on_a_thread = |device| {
@@ -101,7 +105,7 @@ impl PlacedServer {
             thread::scope(|scope| scope.spawn(run).join())
                 .map_err(|_| MeasureError::Failed("the client panicked".into()))?
         };
-        let ((seconds, counts, _), stack) = self.run_beside(&plan, on_a_thread)?;
+        let ((seconds, counts, _), stack) = self.run_beside(&plan, &phase, on_a_thread)?;
         Ok(PlacedResult { seconds, counts, stack })
     }
 
@@ -147,6 +151,6 @@ impl PlacedServer {
             thread::scope(|scope| scope.spawn(run).join())
                 .map_err(|_| MeasureError::Failed("the client panicked".into()))?
         };
-        self.run_beside(plan, on_a_thread)
+        self.run_beside(plan, &AtomicU8::new(two_threads::WARM_UP), on_a_thread)
     }
 }

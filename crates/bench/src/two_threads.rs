@@ -18,7 +18,8 @@ const IDLE_TIME_MAX: f64 = 0.02;
 /// Largest share of connections that may get stuck or be reset in a valid run.
 const FAILED_SHARE_MAX: f64 = 1e-4;
 
-const WARM_UP: u8 = 0;
+/// Phase in which a run begins.
+pub const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
@@ -110,6 +111,15 @@ pub struct RunResult {
     pub problems: Vec<String>,
 }
 
+/// Ends the other thread of a run when this one ends, also with an error or a panic.
+pub struct StopAtEnd<'a>(pub &'a AtomicU8);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(STOP, Ordering::Relaxed);
+    }
+}
+
 /// Runs server and client. `make` creates the server on its own thread, so that its memory is allocated near
 /// its CPU.
 ///
@@ -125,15 +135,16 @@ pub fn run<S: Server>(
     let (server_end, client_end) = cable;
     std::thread::scope(|scope| {
         let server = scope.spawn(|| -> io::Result<_> {
+            let _stop_at_end = StopAtEnd(&phase);
             pin(plan.cpus.server)?;
             let mut server = make(server_end, clock::now());
             let load = serve(&mut server, &phase);
             Ok((load, server.facts()))
         });
         let client = scope.spawn(|| -> io::Result<_> {
-            let result = pin(plan.cpus.client).map(|()| drive_client(plan, client, client_end, &phase));
-            phase.store(STOP, Ordering::Relaxed);
-            result
+            let _stop_at_end = StopAtEnd(&phase);
+            pin(plan.cpus.client)?;
+            Ok(drive_client(plan, client, client_end, &phase))
         });
         let (seconds, counts, client) = client.join().expect("the client does not panic")?;
         let (server, server_facts) = server.join().expect("the server does not panic")?;
@@ -161,7 +172,7 @@ fn serve<S: Server>(server: &mut S, phase: &AtomicU8) -> PollTime {
     }
 }
 
-/// Runs the client until the measurement is over.
+/// Runs the client until the measurement is over, or the server has failed.
 pub fn drive_client(
     plan: &RunPlan,
     config: &ClientConfig,
@@ -182,12 +193,16 @@ pub fn drive_client(
         let end = clock::now();
         load.count(frames, end - now);
         now = end;
+        if phase.load(Ordering::Relaxed) == STOP {
+            return ((now - started).as_secs_f64(), client.counts().since(&before), load);
+        }
         if phase_seen == WARM_UP {
             if !client.is_ready() {
                 started = now;
             } else if now - started >= plan.warm_up {
                 phase_seen = MEASURE;
-                phase.store(MEASURE, Ordering::Relaxed);
+                // Fails if the server has failed.
+                let _ = phase.compare_exchange(WARM_UP, MEASURE, Ordering::Relaxed, Ordering::Relaxed);
                 (before, load, started) = (client.counts(), PollTime::default(), now);
             }
         } else if now - started >= plan.measure {
@@ -231,5 +246,54 @@ impl RunResult {
             measured.problems.push(format!("{} connections were reset, {} got stuck", c.resets, c.stuck));
         }
         measured
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Mode;
+    use crate::server::{Checksums, cable, link_setup};
+    use std::sync::mpsc;
+
+    struct NoServer;
+
+    impl Server for NoServer {
+        fn turn(&mut self, _: Instant) -> usize {
+            0
+        }
+    }
+
+    /// Runs a client beside a server that fails. Returns the result; `None` if the run panicked.
+    fn run_beside_failing_server(
+        cpus: Cpus,
+        make: fn(Device, Instant) -> NoServer,
+    ) -> Option<io::Result<RunResult>> {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            let plan = RunPlan::new(cpus, 60.0);
+            let client = ClientConfig {
+                wire: link_setup(Checksums::Device),
+                mode: Mode::KeepAlive,
+                connections: 1,
+                requests: vec![b"?".to_vec()],
+                window_scale: None,
+            };
+            let result = run(&plan, &client, cable(Checksums::Device, 1 << 16), make);
+            sender.send(result).unwrap();
+        });
+        match receiver.recv_timeout(Duration::from_secs(20)) {
+            Ok(result) => Some(result),
+            Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the client does not end"),
+        }
+    }
+
+    #[test]
+    fn client_ends_when_the_server_fails() {
+        let cpus = Cpus::choose().unwrap();
+        let no_cpu = Cpus { server: 1023, ..cpus };
+        assert!(run_beside_failing_server(no_cpu, |_, _| NoServer).is_some_and(|result| result.is_err()));
+        assert!(run_beside_failing_server(cpus, |_, _| panic!("a server that cannot be made")).is_none());
     }
 }
