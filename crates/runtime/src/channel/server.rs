@@ -7,6 +7,7 @@ mod client_state;
 mod client_table;
 mod credit_queue;
 mod datagram_queue;
+mod device_wait;
 mod domain;
 mod error_queue;
 mod filters;

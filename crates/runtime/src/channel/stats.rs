@@ -13,6 +13,9 @@ pub struct ChannelStats {
     pub sockets_deferred: u64,
     /// Datagrams that were dropped because clients did not receive earlier ones in time.
     pub datagrams_dropped: u64,
+    /// Datagrams of clients that were not sent because a device or a table had no room. A datagram waits for
+    /// a device, but not for longer than 10 ms, and not if it must leave before a later request.
+    pub datagrams_refused: u64,
     /// Connections that clients accepted.
     pub accepted: u64,
     /// Accepted connections, counted in `accepted`, that went to a client of another shard, because no client
@@ -53,6 +56,7 @@ impl Add for ChannelStats {
             doorbells: self.doorbells + other.doorbells,
             sockets_deferred: self.sockets_deferred + other.sockets_deferred,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
+            datagrams_refused: self.datagrams_refused + other.datagrams_refused,
             accepted: self.accepted + other.accepted,
             accepted_remote: self.accepted_remote + other.accepted_remote,
             offers_revoked: self.offers_revoked + other.offers_revoked,
@@ -77,6 +81,7 @@ impl ChannelStats {
             doorbells,
             sockets_deferred,
             datagrams_dropped,
+            datagrams_refused,
             accepted,
             accepted_remote,
             offers_revoked,
@@ -95,6 +100,7 @@ impl ChannelStats {
             ("channel.doorbells", doorbells),
             ("channel.sockets_deferred", sockets_deferred),
             ("channel.datagrams_dropped", datagrams_dropped),
+            ("channel.datagrams_refused", datagrams_refused),
             ("channel.accepted", accepted),
             ("channel.accepted_remote", accepted_remote),
             ("channel.offers_revoked", offers_revoked),

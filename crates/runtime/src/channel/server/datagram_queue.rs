@@ -192,8 +192,8 @@ impl Domain {
     }
 
     /// Sends what clients wrote, up to a cost of `max_cost` or a little more, and uses the space that they
-    /// freed. The rest follows in the next turn, and so does what a device refuses for now. If all must be
-    /// sent before a request, or the socket is closed, what a device refuses is lost.
+    /// freed. The rest follows in the next turn. What a device refuses follows later, and is lost if it has
+    /// waited for too long, if all must be sent before a request, or if the socket is closed.
     pub(super) fn send_queued_datagrams(
         &mut self,
         cx: &mut Context<'_>,
@@ -246,15 +246,19 @@ impl Domain {
                 break;
             }
             let sent = send_datagram(cx, udp, &header, bytes);
-            if may_wait && sent == Err(UdpError::DeviceFull) {
+            if may_wait
+                && sent == Err(UdpError::DeviceFull)
+                && self.sockets[socket as usize].waits_for_device(taken, cx.now())
+            {
                 is_refused = true;
                 break;
             }
             done += header.cost();
             stream.consume(&mut taken, header.stream_bytes());
             match sent {
+                Ok(()) => {}
                 // A datagram for which a device or a table has no space is lost, as anywhere on the path.
-                Ok(()) | Err(UdpError::DeviceFull | UdpError::NoBuffers) => {}
+                Err(UdpError::DeviceFull | UdpError::NoBuffers) => self.stats.datagrams_refused += 1,
                 Err(error) => self.publish_udp_error(socket, error),
             }
         }

@@ -12,6 +12,7 @@ use super::super::{ChannelConfig, ChannelStats};
 use super::arrival_times::ArrivalTimes;
 use super::client_table::ClientTable;
 use super::credit_queue::CreditQueue;
+use super::device_wait::DeviceWait;
 use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
 use super::receive_charges::ReceiveCharges;
@@ -178,6 +179,8 @@ pub(super) struct DatagramQueue {
     pub recv_buffer_bytes: u32,
     /// Charges for the datagrams in the region.
     pub charges: ReceiveCharges,
+    /// How long datagrams wait for a device that refuses them.
+    pub device_wait: DeviceWait,
 }
 
 /// Datagrams and errors of a UDP socket that were not received yet.

@@ -1,8 +1,11 @@
 //! Datagrams of sockets while a device has no room.
 
 use super::*;
+use crate::config::{DeviceConfig, DeviceKind, LinkConfig};
+use crate::fixture::{config, host};
 use crate::shard::Turn;
-use ginnel_stack::udp::{UdpOptions, UdpSendParams};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::udp::{UdpError, UdpOptions, UdpSendParams};
 
 fn peer() -> Peer {
     Peer { listens: true, echoes: true, ..Peer::default() }
@@ -103,4 +106,109 @@ fn shard_sleeps_while_thousands_of_sockets_are_refused() {
     }
     fixture.run(SECOND);
     assert_eq!(fixture.peer.handler().datagrams.len(), written + SOCKETS - 1);
+}
+
+/// A host with a socket and two links. The peer of the second one takes nothing after the first datagram.
+struct TwoLinks {
+    fixture: Fixture,
+    client: Client,
+    socket: Conn,
+    stopped: Shard<Peer>,
+}
+
+const GOOD: &str = "10.0.0.2:9";
+const STOPPED: &str = "10.0.1.2:9";
+
+impl TwoLinks {
+    fn new() -> Self {
+        let [(a, good), (b, stopped)] = [(); 2].map(|()| pair(MemoryConfig::default()));
+        let mut two = config(&["10.0.0.1/24"]);
+        two.devices.push(DeviceConfig::new("second", DeviceKind::Memory));
+        two.links.push(LinkConfig::new("link1", "second", vec!["10.0.1.1/24".parse().unwrap()]));
+        let server = ChannelServer::new(&small_config()).unwrap();
+        let server = Shard::builder(two).handler(server).device("cable", a).device("second", b);
+        let server = Arc::new(Mutex::new(server.seed([1; 32]).now(START).build().unwrap()));
+        let peer = |address: &str, device| {
+            let mut shard = host(address, peer(), device).seed([2; 32]).now(START).build().unwrap();
+            let bind = |cx: &mut Context<'_>| cx.udp_bind(([0, 0, 0, 0], 9).into(), UdpOptions::default());
+            shard.with(START, |_, cx| bind(cx).unwrap());
+            shard
+        };
+        let fixture = Fixture { server, peer: peer("10.0.0.2/24", good), now: START };
+        let mut client = fixture.client();
+        let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+        let mut links = Self { fixture, client, socket, stopped: peer("10.0.1.2/24", stopped) };
+        // The addresses of the peers are resolved.
+        links.write(&[GOOD, STOPPED]);
+        for _ in 0..10 {
+            links.stopped.poll_once(links.fixture.now).unwrap();
+            links.run(Duration::from_micros(50));
+        }
+        assert_eq!([links.received(), links.stopped.handler().datagrams.len()], [1, 1]);
+        let mut server = links.fixture.server.lock().unwrap();
+        server.with(links.fixture.now, |_, cx| {
+            let filler = cx.udp_bind(([0, 0, 0, 0], 8).into(), UdpOptions::default()).unwrap();
+            let to = Some(STOPPED.parse().unwrap());
+            for len in [1000, 1] {
+                while cx.udp_send(filler, to, &[0; 1000][..len]) != Err(UdpError::DeviceFull) {}
+            }
+        });
+        drop(server);
+        links
+    }
+
+    /// Writes a datagram to each of the destinations.
+    fn write(&mut self, to: &[&str]) {
+        for to in to {
+            let to = Some(to.parse().unwrap());
+            let params = UdpSendParams { to, source: None, gso_size: 0, hop_limit: None, tos: None };
+            self.client.udp_send_queued(self.socket, &params, &[std::io::IoSlice::new(b"?")]).unwrap();
+        }
+    }
+
+    /// Lets time pass for the host and the first peer.
+    fn run(&mut self, time: Duration) {
+        let end = self.fixture.now + time;
+        while self.fixture.now < end {
+            self.fixture.server.lock().unwrap().poll_once(self.fixture.now).unwrap();
+            self.fixture.peer.poll_once(self.fixture.now).unwrap();
+            self.fixture.now += Duration::from_micros(50);
+        }
+    }
+
+    /// Returns the number of datagrams that the first peer has received.
+    fn received(&self) -> usize {
+        self.fixture.peer.handler().datagrams.len()
+    }
+}
+
+// limit: time that a datagram waits for a device
+#[test]
+fn full_device_delays_other_links_by_bounded_time() {
+    const MS: Duration = Duration::from_millis(1);
+    let mut links = TwoLinks::new();
+    links.write(&[&[STOPPED; 20][..], &[GOOD]].concat());
+    links.run(9 * MS);
+    assert_eq!((links.received(), links.fixture.stats().datagrams_refused), (1, 0));
+    links.run(2 * MS);
+    assert_eq!((links.received(), links.fixture.stats().datagrams_refused), (2, 20));
+    // For the next 100 ms, nothing waits.
+    for round in 1..=90 {
+        links.write(&[STOPPED, GOOD]);
+        links.run(MS);
+        assert_eq!(
+            (links.received(), links.fixture.stats().datagrams_refused),
+            (2 + round, 20 + round as u64)
+        );
+    }
+    links.run(20 * MS);
+    // Then a datagram waits again, and is sent if the device has room in time.
+    links.write(&[STOPPED, GOOD]);
+    links.run(8 * MS);
+    assert_eq!((links.received(), links.fixture.stats().datagrams_refused), (92, 110));
+    while links.stopped.poll_once(links.fixture.now).unwrap().work > 0 {}
+    links.run(MS);
+    assert_eq!((links.received(), links.fixture.stats().datagrams_refused), (93, 110));
+    while links.stopped.poll_once(links.fixture.now).unwrap().work > 0 {}
+    assert_eq!(links.stopped.handler().datagrams.iter().filter(|data| *data == b"?").count(), 2);
 }
