@@ -209,8 +209,8 @@ here.close(); say('free', os.waitpid(other, 0)[1])"
     assert_eq!(run_on_both(&fixture, &script), "free 0\n");
 }
 
-/// Processes that share a bound socket all listen on it, as workers do that call `listen` on what a master has
-/// bound.
+/// Processes that share a bound socket all listen on it, as workers do that call `listen` on what a master
+/// has bound.
 const LISTEN_TOGETHER: &str = "
 import subprocess
 WORKER = '''
