@@ -72,6 +72,8 @@ pub struct ChannelServer {
     config: ChannelConfig,
     // Boxed, because most entries are empty and a domain is large.
     domains: Vec<Option<Box<Domain>>>,
+    /// The domain with which a turn begins.
+    first_domain: usize,
     /// Indexed by the index of the engine's listener.
     listeners: Vec<Option<ListenerPlace>>,
     /// The epoll descriptor of the domains of all processes; created with the first domain for processes.
@@ -117,6 +119,7 @@ impl ChannelServer {
         Ok(Self {
             config: config.clone(),
             domains: (0..config.domains_max).map(|_| None).collect(),
+            first_domain: 0,
             listeners: Vec::new(),
             domain_epoll: None,
             ports: port_reservations::PortReservations::default(),
@@ -587,12 +590,18 @@ impl Handler for ChannelServer {
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
         let cx = &mut cx.context();
         self.begin_event(cx, BEST_EFFORT);
-        let (mut done, mut any_unused) = (0, false);
-        for domain in self.domains.iter_mut().flatten() {
+        let (mut done, mut any_unused, mut any_refused) = (0, false, false);
+        let (later, first) = self.domains.split_at_mut(self.first_domain);
+        for domain in first.iter_mut().chain(later).flatten() {
             let work = domain.work(cx);
             done += work;
+            any_refused |= domain.has_refused();
             // The last bytes of a process that is gone may have been sent.
             any_unused |= work > 0 && domain.clients.count() == 0 && domain.is_unused();
+        }
+        if any_refused {
+            // The room of a device is for the sockets of all domains.
+            self.first_domain = (self.first_domain + 1) % self.domains.len();
         }
         if any_unused {
             self.reap_domains();

@@ -222,6 +222,8 @@ impl Domain {
         let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
         let (mut done, mut rest, mut is_refused) = (0, false, false);
         let may_wait = max_cost < usize::MAX && !self.sockets[socket as usize].is_closing;
+        let queue = self.sockets[socket as usize].datagram_queue.as_ref();
+        let has_given_up = queue.is_some_and(|queue| queue.device_wait.has_given_up());
         while taken < end {
             let mut head = [0; HEADER_BYTES];
             let stream = self.region.stream(socket, Direction::Outgoing);
@@ -248,7 +250,7 @@ impl Domain {
             let sent = send_datagram(cx, udp, &header, bytes);
             if may_wait
                 && sent == Err(UdpError::DeviceFull)
-                && self.sockets[socket as usize].waits_for_device(taken, cx.now())
+                && self.sockets[socket as usize].waits_for_device(taken, header.peer, cx.now())
             {
                 is_refused = true;
                 break;
@@ -256,6 +258,11 @@ impl Domain {
             done += header.cost();
             stream.consume(&mut taken, header.stream_bytes());
             match sent {
+                Ok(()) if has_given_up => {
+                    if let Some(queue) = &mut self.sockets[socket as usize].datagram_queue {
+                        queue.device_wait.note_taken(header.peer);
+                    }
+                }
                 Ok(()) => {}
                 // A datagram for which a device or a table has no space is lost, as anywhere on the path.
                 Err(UdpError::DeviceFull | UdpError::NoBuffers) => self.stats.datagrams_refused += 1,
@@ -266,7 +273,7 @@ impl Domain {
         self.sockets[socket as usize].taken = taken;
         self.charge(done);
         if is_refused {
-            self.queue_refused(socket);
+            self.queue_refused(socket, taken != before);
         }
         if rest {
             // The writer is notified of space when there is more of it.

@@ -211,6 +211,8 @@ pub(super) struct Domain {
     pub chunked: Vec<u32>,
     /// Sockets of which a device has refused a datagram, in the order in which they are tried again.
     pub refused: Vec<u32>,
+    /// Those of which this turn has sent something. They come after the others.
+    pub refused_after_progress: Vec<u32>,
     /// Rest of this turn's budget, in bytes.
     pub turn_budget: usize,
     /// Sockets that have little send space because of zero-copy loans.
@@ -307,6 +309,7 @@ impl Domain {
             unfinished: VecDeque::new(),
             chunked: Vec::new(),
             refused: Vec::new(),
+            refused_after_progress: Vec::new(),
             turn_budget: TURN_BUDGET_BYTES,
             short_of_send_space: Vec::new(),
             send_space_wait_turns: 0,

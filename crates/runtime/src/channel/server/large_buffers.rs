@@ -83,37 +83,45 @@ impl Domain {
     #[cold]
     pub(super) fn queue_chunked(&mut self, socket: u32) {
         if self.mark_unfinished(socket) {
+            self.stats.sockets_deferred += 1;
             self.chunked.push(socket);
         }
     }
 
     /// Queues a socket of which a device has refused a datagram. The socket is tried again in one of the next
-    /// turns. The shard may sleep before that turn.
+    /// turns, after those that could send nothing if this one has sent something: a socket with many
+    /// datagrams must not take all the room of the device. The shard may sleep before that turn.
     #[cold]
-    pub(super) fn queue_refused(&mut self, socket: u32) {
+    pub(super) fn queue_refused(&mut self, socket: u32, has_progressed: bool) {
         if self.mark_unfinished(socket) {
-            self.refused.push(socket);
+            let queue = if has_progressed { &mut self.refused_after_progress } else { &mut self.refused };
+            queue.push(socket);
         }
+    }
+
+    /// Returns whether a device has refused a datagram of one of the sockets.
+    pub(super) fn has_refused(&self) -> bool {
+        !self.refused.is_empty() || !self.refused_after_progress.is_empty()
     }
 
     /// Queues a socket for which this turn has no budget left.
     #[cold]
     pub(super) fn queue_unstarted(&mut self, socket: u32) {
         if self.mark_unfinished(socket) {
+            self.stats.sockets_deferred += 1;
             self.unfinished.push_back(socket);
         }
     }
 
     /// Marks a socket to be continued in the next turn. Returns whether it was not marked yet.
     fn mark_unfinished(&mut self, socket: u32) -> bool {
-        let is_new = !core::mem::replace(&mut self.sockets[socket as usize].is_unfinished, true);
-        self.stats.sockets_deferred += u64::from(is_new);
-        is_new
+        !core::mem::replace(&mut self.sockets[socket as usize].is_unfinished, true)
     }
 
     /// Moves refused sockets to those with which this turn continues.
     #[cold]
     fn retry_refused(&mut self) {
+        self.refused.append(&mut self.refused_after_progress);
         let count = self.refused.len().min(REFUSED_RETRIES_MAX);
         self.unfinished.extend(self.refused.drain(..count));
     }
@@ -124,7 +132,7 @@ impl Domain {
     pub(super) fn resume_unfinished(&mut self, cx: &mut Context<'_>) -> usize {
         let mut continued = 0;
         self.unfinished.extend(self.chunked.drain(..));
-        if !self.refused.is_empty() {
+        if self.has_refused() {
             self.retry_refused();
         }
         // Sockets that are left again wait for the next turn.

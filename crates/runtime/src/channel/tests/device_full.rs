@@ -108,6 +108,42 @@ fn shard_sleeps_while_thousands_of_sockets_are_refused() {
     assert_eq!(fixture.peer.handler().datagrams.len(), written + SOCKETS - 1);
 }
 
+/// A socket with many datagrams does not take all the room of a slow device: one with few loses none.
+#[test]
+fn refused_sockets_take_turns() {
+    let mut fixture = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
+    let mut client = fixture.client();
+    fixture
+        .peer
+        .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    let params = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
+    let [many, few] = [(); 2].map(|()| {
+        let socket = client.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+        client.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+        client.udp_send_queued(socket, &params, &[]).unwrap();
+        fixture.run(Duration::from_millis(1));
+        socket
+    });
+    let (mut written, mut was_full) = (0, false);
+    for turn in 0..4000 {
+        while client.udp_send_queued(many, &params, &[std::io::IoSlice::new(b"many")]).is_ok() {}
+        if turn % 8 == 0 {
+            let sent = client.udp_send_queued(few, &params, &[std::io::IoSlice::new(b"few")]);
+            written += usize::from(sent.is_ok());
+        }
+        let done = fixture.server.lock().unwrap().poll_once(fixture.now).unwrap();
+        was_full |= turn > 100 && done.work == 0;
+        if turn % 4 == 0 {
+            fixture.peer.poll_once(fixture.now).unwrap();
+        }
+        fixture.now += Duration::from_micros(50);
+    }
+    fixture.run(SECOND);
+    let received = fixture.peer.handler().datagrams.iter().filter(|data| *data == b"few").count();
+    assert_eq!((received, written, fixture.stats().datagrams_refused), (500, 500, 0));
+    assert!(was_full, "the device was never full");
+}
+
 /// A host with a socket and two links. The peer of the second one takes nothing after the first datagram.
 struct TwoLinks {
     fixture: Fixture,
