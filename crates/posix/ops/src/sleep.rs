@@ -58,11 +58,12 @@ impl Timeout {
 }
 
 thread_local! {
-    /// The waiter of this thread while it sleeps in the kernel. A handler that runs meanwhile may fork.
+    /// The waiter of this thread while it sleeps without the lock, in the kernel or spinning. A handler that
+    /// runs meanwhile may fork.
     static SLEEPING: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Returns the waiter of this thread if it sleeps in the kernel.
+/// Returns the waiter of this thread if it sleeps.
 pub(crate) fn sleeping_waiter() -> Option<u32> {
     SLEEPING.get()
 }
@@ -390,9 +391,14 @@ impl Ops {
             if now >= *spin_end.get_or_insert(now + self.config.spin) {
                 break;
             }
+            // A handler may fork meanwhile, and the child goes on with this call.
+            let outer_waiter = SLEEPING.replace(Some(waiter));
             drop(state);
             core::hint::spin_loop();
             state = self.lock_or_panic();
+            SLEEPING.set(outer_waiter);
+            // A handler that made a call has returned.
+            state.waiters.waiters[index].interrupted = false;
         }
         let is_leader = state.waiters.leader.is_none();
         if is_leader && !state.client.before_sleep() {
