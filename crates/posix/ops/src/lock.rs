@@ -206,11 +206,17 @@ pub(crate) struct DeferredWork {
 }
 
 impl DeferredWork {
-    /// Defers a `SIGURG` until the lock is released, because its handler is likely to read.
+    /// Defers a `SIGURG` until the lock is released, because its handler is likely to read. Returns false if
+    /// one for another owner is deferred.
     #[cold]
-    pub fn defer_sigurg(&self, owner: i32) {
+    pub fn defer_sigurg(&self, owner: i32) -> bool {
+        let before = self.sigurg_owner.load(Ordering::Relaxed);
+        if before != 0 && before != owner {
+            return false;
+        }
         self.sigurg_owner.store(owner, Ordering::Relaxed);
         note_deferred_work();
+        true
     }
 }
 

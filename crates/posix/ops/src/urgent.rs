@@ -99,11 +99,12 @@ impl ProcessState {
         let has_arrived = mark.is_some_and(|mark| mark.byte.is_some());
         // The arrival of a byte that was announced before is no new announcement.
         let announced = !(has_arrived && socket.urgent.byte_pending);
+        if announced && socket.urgent.owner != 0 && !self.deferred.defer_sigurg(socket.urgent.owner) {
+            // The next call sends it.
+            return;
+        }
         socket.urgent.byte_pending = mark.is_some() && !has_arrived;
         socket.urgent.oob_events_seen = oob_events;
-        if announced && socket.urgent.owner != 0 {
-            self.deferred.defer_sigurg(socket.urgent.owner);
-        }
     }
 
     fn is_oob_inline(&mut self, file: FileId) -> bool {
