@@ -1,6 +1,7 @@
 //! `poll`, `ppoll`, `select` and `pselect`.
 
 use crate::Ops;
+use crate::file::FileKind;
 use crate::lock::LockGuard;
 use crate::scratch::{self, ScratchBuffers};
 use crate::sleep::{Timeout, Wait, poll_now};
@@ -74,6 +75,12 @@ impl Ops {
         let result;
         (state, result) = self.block_until(state, files, watched, &wait, |state, kernel| {
             state.process_events();
+            for (at, file) in ours.iter().filter(|_| has_kernel_fds) {
+                // A kernel's epoll instance may have got another number.
+                if matches!(state.files.get(*file).kind, FileKind::Epoll(_)) {
+                    kernel[*at].fd = state.polled_kernel_fd(*file).unwrap_or(-1);
+                }
+            }
             let mut count = if has_kernel_fds { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
