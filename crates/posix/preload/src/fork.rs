@@ -5,6 +5,7 @@ use crate::attach::{self, AttachLock, SignalsBlocked};
 use crate::vfork::{self, ExecPipe};
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
+use core::mem::ManuallyDrop;
 use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,8 +32,10 @@ impl ForkWindow {
 }
 
 thread_local! {
-    /// The time between the handlers before and after a fork of this thread.
-    static FORK_WINDOW: RefCell<Option<ForkWindow>> = const { RefCell::new(None) };
+    /// The time between the handlers before and after a fork of this thread. Is never dropped with the thread:
+    /// the registration of a destructor would allocate, and a handler that has interrupted `malloc` may fork.
+    static FORK_WINDOW: RefCell<ManuallyDrop<Option<ForkWindow>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
     /// The preparation of the fork that this thread is in.
     static FORK_GUARD: RefCell<Option<ForkGuard<'static>>> = const { RefCell::new(None) };
     /// Keeps other threads from attaching during the fork.
@@ -53,7 +56,7 @@ unsafe extern "C" fn prepare() {
     prepare_ops();
     let window = ForkWindow::open();
     // A thread that exits does not fork any more.
-    let _ = FORK_WINDOW.try_with(|slot| slot.replace(Some(window)));
+    let _ = FORK_WINDOW.try_with(|slot| slot.replace(ManuallyDrop::new(Some(window))));
 }
 
 /// Keeps other threads out of the library, and prepares the child with the stack.
@@ -76,7 +79,7 @@ fn prepare_ops() {
 
 /// Lets other threads fork again. Must come before all other steps after the fork.
 fn close_window(continue_with: impl FnOnce(ExecPipe)) {
-    let window = FORK_WINDOW.try_with(RefCell::take).ok().flatten();
+    let window = FORK_WINDOW.try_with(RefCell::take).ok().and_then(ManuallyDrop::into_inner);
     if let Some(mut window) = window {
         window.exec_pipe.take().map(continue_with);
     }
