@@ -47,19 +47,27 @@ impl Totals {
         let mut sums = HashMap::new();
         for (index, (_, name)) in source.names.iter().enumerate() {
             let sum: u64 = source.values(&sample, index).flatten().sum();
-            // Counters of devices are added for all devices.
-            let name = match name.split('.').collect::<Vec<_>>()[..] {
-                ["device", _, item] => format!("device.{item}"),
-                ["drop", _] => "drops".to_owned(),
-                _ => name.clone(),
-            };
-            *sums.entry(name).or_default() += sum;
+            *sums.entry(name_of_sum(name)).or_default() += sum;
         }
         Ok(Self { at: sample.at, sums })
     }
 
     fn get(&self, name: &str) -> u64 {
         self.sums.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// Returns the name under which a counter is added: those of all devices, and all received frames that were
+/// dropped, wherever that was, are one sum each.
+fn name_of_sum(counter: &str) -> String {
+    match counter.split('.').collect::<Vec<_>>()[..] {
+        ["drop", _]
+        | ["shard", "forwards_dropped"]
+        | ["tcp", "pool_exhausted"]
+        | ["device", _, "dpdk_rx_missed" | "dpdk_rx_dropped" | "xdp_rx_dropped"] => "drops".to_owned(),
+        ["shard", item] if item.ends_with("_shed") => "drops".to_owned(),
+        ["device", _, item] => format!("device.{item}"),
+        _ => counter.to_owned(),
     }
 }
 
@@ -164,6 +172,7 @@ fn print_until(stop: &mpsc::Receiver<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn line_has_differences_and_gauges() {
@@ -191,11 +200,27 @@ mod tests {
                 ("tcp.retransmitted", 2),
             ],
         );
+        // What the line reads is counted.
+        let counters = include_str!("../../metrics/counters.tsv");
+        let sums: HashSet<String> =
+            counters.lines().filter_map(|line| Some(name_of_sum(line.split_once('\t')?.0))).collect();
+        assert_eq!(now.sums.keys().filter(|name| !sums.contains(*name)).collect::<Vec<_>>(), [""; 0]);
         assert_eq!(
             line(&before, &now),
             "packets 100 in, 60 out; messages 100: 7 high, 93 low; requests 6: 4 high, 2 low; responses 3; \
              failed 2; flows 20; backlog 1; events 300; drops 8; retransmissions 2; 4.0 Mbit/s in, 0.0 out"
         );
+    }
+
+    #[test]
+    fn drops_are_those_of_devices_priorities_and_memory_too() {
+        let drops =
+            ["drop.no_route", "shard.priority0_shed", "shard.priority7_shed", "shard.forwards_dropped"];
+        assert!(drops.iter().all(|name| name_of_sum(name) == "drops"));
+        let drops = ["tcp.pool_exhausted", "device.eth0.dpdk_rx_missed", "device.a.xdp_rx_dropped"];
+        assert!(drops.iter().all(|name| name_of_sum(name) == "drops"));
+        assert_eq!(name_of_sum("device.eth0.rx_frames"), "device.rx_frames");
+        assert_eq!(name_of_sum("iot.failed_shed"), "iot.failed_shed");
     }
 
     #[test]
