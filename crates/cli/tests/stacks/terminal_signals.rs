@@ -69,7 +69,7 @@ counts = {}
 def note(number, frame): counts[number] = counts.get(number, 0) + 1
 for number in (signal.SIGHUP, signal.SIGCONT): signal.signal(number, note)
 print('ready', flush=True)
-while signal.SIGHUP not in counts: signal.sigtimedwait([], 0.01)
+while not {signal.SIGHUP, signal.SIGCONT} <= set(counts): signal.sigtimedwait([], 0.01)
 # A second signal arrives during the pause.
 time.sleep(0.5)
 counts = sorted((int(number), count) for number, count in counts.items())
