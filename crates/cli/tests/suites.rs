@@ -52,8 +52,8 @@ const PYTHON_IGNORED: &[&str] = &["*VSOCK*"];
 /// Stressors of stress-ng that use sockets of IP, each with `--verify`.
 const STRESSORS: &[&str] = &["epoll", "sock", "sockabuse", "sockmany", "udp"];
 const STRESS_SECONDS: u32 = 5;
-/// Time in seconds for a module or a stressor.
-const SECONDS: u32 = 600;
+/// Time in seconds for a module, a stressor or a suite.
+const SECONDS: u32 = 1200;
 /// Units of redis' tests that are about connections: clients, blocking commands, replication, tools.
 const REDIS_UNITS: &[&str] = &[
     "unit/protocol",
@@ -203,6 +203,7 @@ fn run_source(side: Side, folder: &Path, environment: &[(&str, &str)], words: &[
     let mut command = command(side, folder, words);
     command.envs(environment.iter().copied());
     let output = command.output().unwrap();
+    assert_ne!(output.status.code(), Some(124), "{words:?} takes more than {SECONDS} s: {side:?}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -375,7 +376,11 @@ fn cases_that_pass_on_the_kernel_pass_on_the_stack() {
     ];
     let from_source = from_source.iter().filter_map(|(suite, package, run)| {
         let folder = is_wanted(suite).then(|| built_source(package))??;
-        Some(Row::run(suite, |side, _| run(side, &folder)))
+        Some(Row::run(suite, |side, _| {
+            let verdicts = run(side, &folder);
+            assert!(!verdicts.is_empty(), "{suite} has no cases: {side:?}");
+            verdicts
+        }))
     });
     let rows: Vec<Row> = python.chain(stress).chain(from_source).collect();
     if std::env::var_os("GINNEL_BLESS").is_some() {
