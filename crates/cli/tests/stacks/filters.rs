@@ -206,3 +206,42 @@ fn late_processes_keep_newer_filters() {
     let output = server.wait_for_output();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "True Operation not permitted\n");
 }
+
+/// A server and its child that listen together on a socket that was bound before the fork. The server attaches
+/// a filter then, of which the child has heard from the stack alone.
+const TOGETHER: &str = "
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7006))
+child = os.fork(); s.listen()
+if not child:
+    os.close(1); os.close(2); open('listens', 'w').close()
+    while not os.path.exists('child'): time.sleep(0.01)
+    s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF); open('restored', 'w').close()
+    while True: s.accept()
+while not os.path.exists('listens'): time.sleep(0.01)
+attach(s, program(NONE)); open('there', 'w').close()
+while not os.path.exists('end'): time.sleep(0.01)
+print(attached(s) == program(NONE)); os.kill(child, signal.SIGKILL)";
+
+#[test]
+fn processes_that_listen_together_share_a_filter() {
+    if skipped("processes_that_listen_together_share_a_filter") {
+        return;
+    }
+    let fixture = Fixture::new("filtertogether");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack", "--on-stack-death", "restart"]);
+    let create = |name: &str| fs::write(fixture.path().join(name), "").unwrap();
+    let on_lab = ["--stack", "lab"];
+    let server = RunningProgram::new(fixture.script(&on_lab, &format!("{PRELUDE}{TOGETHER}")));
+    wait_until("the filter is attached", || fixture.path().join("there").exists());
+    let connects = "
+try: socket.create_connection(('127.0.0.1', 7006), timeout=1); print('connected')
+except OSError as e: print(e)";
+    assert_eq!(fixture.script_output(&on_lab, connects), "timed out\n");
+    kill_shards(supervisor_of(&fixture, "lab"));
+    // The child opens the listener first.
+    create("child");
+    wait_until("the child has opened the listener", || fixture.path().join("restored").exists());
+    assert_eq!(fixture.script_output(&on_lab, connects), "timed out\n", "with new shards");
+    create("end");
+    assert_eq!(String::from_utf8(server.wait_for_output().stdout).unwrap(), "True\n");
+}

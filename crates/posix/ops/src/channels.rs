@@ -7,7 +7,7 @@ use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use ginnel::broker::{Attachment, GlobalSocketId};
-use ginnel::channel::control::{ReserveError, UnorderedReply};
+use ginnel::channel::control::{ChannelRequest, ReserveError, UnorderedReply};
 use ginnel::channel::{
     AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
     SocketId, SocketState, SocketStatus, UrgentMark,
@@ -140,16 +140,17 @@ impl Channels {
         attachment: &Attachment,
         before: &PreviousChannels,
         number: u32,
-        local: SocketAddr,
+        bound: &BoundAddress,
         options: ListenOptions,
         filter: Option<&[u8]>,
     ) -> Result<u32, Error> {
+        let request = ChannelRequest::ListenShared(bound.address(), options, bound.description);
         let mut numbers = Vec::new();
         for shard in 0..self.clients.len() {
             let restored = match before.channels.number_on_shard(number, shard) {
                 // Cannot truncate: there are at most 64 shards.
                 Some(number) => {
-                    attachment.restore_listener(shard as u16, number, before.resumes, local, options, filter)
+                    attachment.restore_listener(shard as u16, number, before.resumes, request.clone(), filter)
                 }
                 None => Err(Error::StackGone),
             };

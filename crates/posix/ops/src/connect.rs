@@ -297,7 +297,8 @@ impl ProcessState {
         }?;
         if let SocketRole::Unconnected { bound } = &mut self.files.socket(file)?.role {
             let description = random_number();
-            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel, description });
+            let is_shared = false;
+            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel, description, is_shared });
         }
         Ok(())
     }

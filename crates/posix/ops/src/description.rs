@@ -52,10 +52,14 @@ pub(crate) fn shared_filter(channels: &Channels, of: DescriptionKey) -> Option<F
 }
 
 impl ProcessState {
-    /// Publishes a description that another process is about to share.
+    /// Publishes a description that another process is about to share. One that is only bound is published
+    /// when a process listens on it.
     pub fn share(&mut self, file: FileId) {
         if self.files.get(file).shared_version.is_none() {
             self.publish(file, false);
+        }
+        if let Some(bound) = self.files.socket(file).ok().and_then(|socket| socket.bound_mut()) {
+            bound.is_shared = true;
         }
     }
 

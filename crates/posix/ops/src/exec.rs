@@ -532,6 +532,7 @@ impl ProcessState {
             port_locked: bound.port_locked,
             kernel_fd: bound.has_kernel_socket.then_some(fd),
             description: bound.description,
+            is_shared: true,
         };
         let role = match role {
             SerializedRole::Unconnected(bound) => {

@@ -148,6 +148,8 @@ pub(crate) struct BoundAddress {
     /// Random number of the open file description, or 0. Processes that share the description and listen on
     /// it get one listener.
     pub description: u64,
+    /// True if another process may have the socket, too: what it listens with is published.
+    pub is_shared: bool,
 }
 
 /// Number of a reservation that belongs to another process or no longer exists.

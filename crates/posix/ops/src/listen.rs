@@ -76,6 +76,11 @@ impl Ops {
         let kernel = bound.kernel_fd;
         socket.role =
             SocketRole::Listening(Listener { number, bound, accepting: false, backlog, kernel_fd: kernel });
+        if bound.is_shared {
+            // What another process that listens has published applies.
+            state.files.get(file).shared_version = Some(0);
+            state.share_again(file);
+        }
         state.report_fd(fd, file);
         match kernel {
             Some(fd) => syscall::listen(fd, backlog),

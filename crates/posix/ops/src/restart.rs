@@ -170,10 +170,11 @@ impl ProcessState {
             user: sharing.uid,
             socket: socket.options.initial_options(socket.child_is_v4()),
         };
-        let (number, address) = (listening.number, listening.bound.address());
+        let number = listening.number;
         let filter = socket.options.filter_code();
         let filter = filter.as_deref();
-        let number = self.client.restore_listener(attachment, before, number, address, options, filter)?;
+        let number =
+            self.client.restore_listener(attachment, before, number, &listening.bound, options, filter)?;
         self.bind_listener(number, file);
         if let Ok(socket) = self.files.socket(file)
             && let SocketRole::Listening(now) = &mut socket.role

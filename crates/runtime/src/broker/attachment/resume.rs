@@ -9,7 +9,6 @@ use crate::error::Error;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::handle::Conn;
-use ginnel_stack::options::ListenOptions;
 use ginnel_stack::udp::UdpOptions;
 use std::time::Instant;
 
@@ -57,8 +56,8 @@ impl Attachment {
     }
 
     /// Opens a listener again on a shard, where it had the number `before`, which was valid until this
-    /// process resumed `resumes` times. The listener has the program `filter` as its filter, if there is one.
-    /// Processes that share the listener get one listener. Returns its number.
+    /// process resumed `resumes` times. `request` is one to listen. The listener has the program `filter` as
+    /// its filter, if there is one. Processes that share the listener get one listener. Returns its number.
     ///
     /// # Errors
     /// The stack's error, or the shards are gone.
@@ -67,12 +66,11 @@ impl Attachment {
         shard: u16,
         before: u32,
         resumes: u32,
-        local: SocketAddr,
-        options: ListenOptions,
+        request: ChannelRequest,
         filter: Option<&[u8]>,
     ) -> Result<u32, Error> {
         let before = PreviousSocket { resumes, id: SocketId::Listener(before) };
-        match self.restore(shard, before, with_filter(filter, ChannelRequest::Listen(local, options)))? {
+        match self.restore(shard, before, with_filter(filter, request))? {
             ChannelReply::Listen(result) => result,
             ChannelReply::SetFilter(Err(error)) => Err(Error::Filter(error)),
             _ => Err(Error::Refused(Refusal::Malformed)),

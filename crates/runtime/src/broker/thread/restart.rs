@@ -351,7 +351,9 @@ impl BrokerThread {
         let before = previous.map(|domain| (domain, shard, before.id));
         if !matches!(
             request.without_filter(),
-            ChannelRequest::Listen(..) | ChannelRequest::Udp(UdpRequest::Open(..))
+            ChannelRequest::Listen(..)
+                | ChannelRequest::ListenShared(..)
+                | ChannelRequest::Udp(UdpRequest::Open(..))
         ) {
             return Err(Refusal::Malformed);
         }

@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// As [`Client::listen_filtered`], for an open file description that other processes may share. If one of
-    /// them listens, this client becomes an owner of the listener, whose filter is set if there is a program.
+    /// them listens, this client becomes an owner of the listener, which keeps its filter if it has one.
     ///
     /// # Errors
     /// As [`Client::listen_filtered`].

@@ -258,6 +258,14 @@ impl Domain {
         Ok(number)
     }
 
+    /// Returns the listener that was opened for an open file description.
+    pub(super) fn listener_of(&self, description: u64) -> Option<u32> {
+        let serves =
+            |l: &&DomainListener| description != 0 && l.description == description && !l.is_destroyed;
+        let mut listeners = self.listeners.iter().zip(0..);
+        listeners.find_map(|(listening, number)| listening.as_ref().filter(serves).map(|_| number))
+    }
+
     /// Listens for an open file description, or makes the client an owner of the listener that another
     /// process has opened for it: `listen` of a socket that listens sets its backlog (`inet_listen`).
     pub(super) fn listen_shared(
@@ -268,12 +276,7 @@ impl Domain {
         options: ListenOptions,
         description: u64,
     ) -> Result<u32, Error> {
-        let opened = self.listeners.iter().zip(0..).find_map(|(listening, number)| {
-            let serves =
-                |l: &&DomainListener| description != 0 && l.description == description && !l.is_destroyed;
-            listening.as_ref().filter(serves).map(|_| number)
-        });
-        if let Some(number) = opened {
+        if let Some(number) = self.listener_of(description) {
             self.add_listener_owner(number, client);
             self.set_backlog(cx, number, options.backlog);
             return Ok(number);

@@ -102,7 +102,17 @@ impl Domain {
             Ok(filter) => filter,
             Err(error) => return ChannelReply::SetFilter(Err(error)),
         };
+        let joined = match &request {
+            ChannelRequest::ListenShared(.., description) => self.listener_of(*description),
+            _ => None,
+        };
         let reply = self.handle_request(cx, client, request);
+        if let Some(number) = joined
+            && self.filter(cx, client, SocketId::Listener(number)).is_ok_and(|code| !code.is_empty())
+        {
+            // The process that listens may have set it after this client's process got the socket.
+            return reply;
+        }
         let id = match &reply {
             ChannelReply::Listen(Ok(number)) => SocketId::Listener(*number),
             ChannelReply::Connect(Ok((socket, generation)))
