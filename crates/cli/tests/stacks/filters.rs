@@ -207,8 +207,8 @@ fn late_processes_keep_newer_filters() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "True Operation not permitted\n");
 }
 
-/// A server and its child that listen together on a socket that was bound before the fork. The server attaches
-/// a filter then, of which the child has heard from the stack alone.
+/// A server and its child that listen together on a socket that was bound before the fork. The server then
+/// attaches a filter, of which the child has heard from the stack alone.
 const TOGETHER: &str = "
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7006))
 child = os.fork(); s.listen()

@@ -32,8 +32,9 @@ impl ForkWindow {
 }
 
 thread_local! {
-    /// The time between the handlers before and after a fork of this thread. Is never dropped with the thread:
-    /// the registration of a destructor would allocate, and a handler that has interrupted `malloc` may fork.
+    /// The time between the handlers before and after a fork of this thread. It is never dropped with the
+    /// thread: the registration of a destructor would allocate, and a handler that has interrupted `malloc`
+    /// may fork.
     static FORK_WINDOW: RefCell<ManuallyDrop<Option<ForkWindow>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
     /// The preparation of the fork that this thread is in.

@@ -211,7 +211,7 @@ pub(super) struct Domain {
     pub chunked: Vec<u32>,
     /// Sockets of which a device has refused a datagram, in the order in which they are tried again.
     pub refused: Vec<u32>,
-    /// Those of which this turn has sent something. They come after the others.
+    /// Sockets of which a device has refused a datagram after it took others of them. They come last.
     pub refused_after_progress: Vec<u32>,
     /// Rest of this turn's budget, in bytes.
     pub turn_budget: usize,
