@@ -373,11 +373,11 @@ impl Channels {
     ) -> Result<u32, Error> {
         let local = bound.address();
         if let [only] = self.clients.as_mut_slice() {
-            return only.listen_shared(local, options, bound.description, filter);
+            return only.listen_shared(local, options, 0, bound.description, filter);
         }
         let mut numbers = Vec::new();
         for client in &mut self.clients {
-            match client.listen_shared(local, options, bound.description, filter) {
+            match client.listen_shared(local, options, 0, bound.description, filter) {
                 Ok(number) => numbers.push(number),
                 Err(error) => {
                     for (client, number) in self.clients.iter_mut().zip(numbers) {

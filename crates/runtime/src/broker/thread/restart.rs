@@ -351,9 +351,7 @@ impl BrokerThread {
         let before = previous.map(|domain| (domain, shard, before.id));
         if !matches!(
             request.without_filter(),
-            ChannelRequest::Listen(..)
-                | ChannelRequest::ListenShared(..)
-                | ChannelRequest::Udp(UdpRequest::Open(..))
+            ChannelRequest::ListenShared(..) | ChannelRequest::Udp(UdpRequest::Open(..))
         ) {
             return Err(Refusal::Malformed);
         }

@@ -42,33 +42,21 @@ impl Client {
         }
     }
 
-    /// As [`Client::listen`], with a filter if there is a program.
+    /// As [`Client::listen`], with a filter if there is a program, for the open file description with this
+    /// number. If the number is not 0 and another process listens for the description, this client becomes an
+    /// owner of the listener, which keeps its filter if it has one.
     ///
     /// # Errors
     /// As [`Client::listen`]; [`Error::Filter`].
-    pub fn listen_filtered(
-        &mut self,
-        local: SocketAddr,
-        options: ListenOptions,
-        credits: u32,
-        code: Option<&[u8]>,
-    ) -> Result<u32, Error> {
-        self.listen_as(with_filter(code, ChannelRequest::Listen(local, options)), credits)
-    }
-
-    /// As [`Client::listen_filtered`], for an open file description that other processes may share. If one of
-    /// them listens, this client becomes an owner of the listener, which keeps its filter if it has one.
-    ///
-    /// # Errors
-    /// As [`Client::listen_filtered`].
     pub fn listen_shared(
         &mut self,
         local: SocketAddr,
         options: ListenOptions,
+        credits: u32,
         description: u64,
         code: Option<&[u8]>,
     ) -> Result<u32, Error> {
-        self.listen_as(with_filter(code, ChannelRequest::ListenShared(local, options, description)), 0)
+        self.listen_as(with_filter(code, ChannelRequest::ListenShared(local, options, description)), credits)
     }
 
     /// As [`Client::connect`], with a filter if there is a program.

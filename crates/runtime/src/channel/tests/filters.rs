@@ -86,7 +86,7 @@ fn listener_drops_syns_until_filter_is_removed() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
     let mut client = fixture.client();
     let code = encode(&DROP_ALL);
-    let number = client.listen_filtered(any(), ListenOptions::default(), 4, Some(&code)).unwrap();
+    let number = client.listen_shared(any(), ListenOptions::default(), 4, 0, Some(&code)).unwrap();
     fixture.connect_peer(b"hello");
     fixture.run(500 * Duration::from_millis(1));
     assert_eq!(accepted(&fixture.events(&mut client)), []);
@@ -101,7 +101,7 @@ fn connections_lose_segments_by_inherited_filters() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
     let mut client = fixture.client();
     let code = drop_segments_of_x();
-    let number = client.listen_filtered(any(), ListenOptions::default(), 4, Some(&code)).unwrap();
+    let number = client.listen_shared(any(), ListenOptions::default(), 4, 0, Some(&code)).unwrap();
     let peer = fixture.connect_peer(b"first");
     let conn = accepted(&fixture.events(&mut client))[0];
     assert_eq!(client.filter(id(conn)), Ok(code.clone()));
@@ -152,7 +152,7 @@ fn half_open_connections_take_over_the_filter_of_their_listener() {
         let mut client = fixture.client();
         let mut options = ListenOptions::default();
         options.socket.defer_accept = 6;
-        let number = client.listen_filtered(any(), options, 4, before.map(|code| &code[..])).unwrap();
+        let number = client.listen_shared(any(), options, 4, 0, before.map(|code| &code[..])).unwrap();
         let peer = fixture.connect_peer(b"");
         assert_eq!(accepted(&fixture.events(&mut client)), []);
         client.set_filter(SocketId::Listener(number), now.map(|code| &code[..])).unwrap();
@@ -200,7 +200,7 @@ fn half_open_connections_move_to_the_filter_of_another_listener() {
                 old.set_filter(SocketId::Listener(number), Some(code)).unwrap();
             }
             let at_once = of_new.filter(|_| !attached_late).map(|code| &code[..]);
-            let sibling = new.listen_filtered(any(), options, 4, at_once).unwrap();
+            let sibling = new.listen_shared(any(), options, 4, 0, at_once).unwrap();
             old.unlisten(number).unwrap();
             if attached_late {
                 new.set_filter(SocketId::Listener(sibling), of_new.map(|code| &code[..])).unwrap();
@@ -250,7 +250,7 @@ fn bad_programs_open_nothing() {
         let bad = Some(code);
         let refused = |error| matches!(error, Error::Filter(FilterError::Invalid));
         assert!(refused(udp_open(&mut client, 53, bad).unwrap_err()));
-        assert!(refused(client.listen_filtered(any(), ListenOptions::default(), 1, bad).unwrap_err()));
+        assert!(refused(client.listen_shared(any(), ListenOptions::default(), 1, 0, bad).unwrap_err()));
         assert!(refused(client.connect_filtered(remote, ConnectOptions::default(), bad).unwrap_err()));
     }
     fixture.run(SECOND);
@@ -278,7 +278,7 @@ fn filters_belong_to_the_owners_of_sockets() {
     let [(_, mut owner), (_, mut other)] = open_two_domains(&fixture);
     let code = encode(&DROP_ALL);
     let socket = udp_open(&mut owner, 53, Some(&code)).unwrap();
-    let number = owner.listen_filtered(any(), ListenOptions::default(), 1, Some(&code)).unwrap();
+    let number = owner.listen_shared(any(), ListenOptions::default(), 1, 0, Some(&code)).unwrap();
     let ids = [id(socket), SocketId::Listener(number)];
     let unknown = [
         id(Conn::new(socket.index(), socket.generation() + 1)),
@@ -326,7 +326,7 @@ fn filter_bytes_max_limits_each_domain_separately() {
     assert_eq!(greedy.filter(id(opened[0])), Ok(code.clone()));
     assert_eq!(fixture.stats().filters_refused, 2);
     udp_open(&mut greedy, 2000, None).unwrap();
-    let refused = greedy.listen_filtered(any(), ListenOptions::default(), 1, Some(&code)).unwrap_err();
+    let refused = greedy.listen_shared(any(), ListenOptions::default(), 1, 0, Some(&code)).unwrap_err();
     assert!(matches!(refused, Error::Filter(FilterError::NoMemory)), "{refused:?}");
     udp_open(&mut good, 3000, Some(&code)).unwrap();
     // The memory of filters comes back when they are removed or replaced, and when sockets are closed.
@@ -350,7 +350,7 @@ fn listeners_and_connections_return_memory_together() {
     // More than half of the memory.
     let code = encode(&[KEEP_ALL[0]; 2000]);
     let listen =
-        |client: &mut Client| client.listen_filtered(any(), ListenOptions::default(), 1, Some(&code));
+        |client: &mut Client| client.listen_shared(any(), ListenOptions::default(), 1, 0, Some(&code));
     let number = listen(&mut client).unwrap();
     fixture.connect_peer(b"hello");
     let conn = accepted(&fixture.events(&mut client))[0];
