@@ -82,6 +82,15 @@ pub fn open_shards(
     Ok((ShardThreads::One(Box::new(shard)), vec![commander]))
 }
 
+/// Stops the shards when it is dropped, by a panic as well: the threads of the shards are waited for.
+struct StopShards<'a>(&'a StopFlag);
+
+impl Drop for StopShards<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// A stack that runs; exists while [`OpenedStack::serve`] does.
 pub struct ServedStack<'a> {
     /// The broker, which admits programs to the stack.
@@ -169,8 +178,9 @@ impl OpenedStack {
             let shards = scope.spawn(|| shards.run(stop));
             let has_ended = || shards.is_finished();
             let served = ServedStack { broker: &broker, published: &published, has_ended: &has_ended };
+            let stop_shards = StopShards(stop);
             let outcome = served.wait_until_ready(stop).and_then(|()| act(&served));
-            stop.stop();
+            drop(stop_shards);
             match shards.join() {
                 Ok(result) => result.and(outcome),
                 Err(_) => Err(Failure::running("a shard panicked")),

@@ -11,7 +11,7 @@ use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
 use ginnel_posix_ops::ffi;
-use rustix::process::{Pid, Signal, getpgid, getpgrp, getpid, getsid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
@@ -223,8 +223,9 @@ fn forward_signal(signal: ReceivedSignal, pid: u32) {
         return;
     };
     // A terminal that hangs up sends SIGHUP and SIGCONT to the session leader alone.
-    let is_hang_up = matches!(signal.number, SIGHUP | SIGCONT) && getsid(None) == Ok(getpid());
-    let is_from_terminal = signal.from_kernel && !is_hang_up && getpgid(Some(pid)) == Ok(getpgrp());
+    let is_hang_up = matches!(signal.number, SIGHUP | SIGCONT) && ffi::session() == getpid().as_raw_pid();
+    let is_from_terminal =
+        signal.from_kernel && !is_hang_up && ffi::process_group(pid.as_raw_pid()) == ffi::process_group(0);
     if is_from_terminal || signal.sender == Some(pid.as_raw_pid()) {
         return;
     }

@@ -5,8 +5,9 @@
 use crate::failure::Failure;
 use crate::served_stack::POLL_INTERVAL;
 use clap::Args;
+use ginnel_posix_ops::ffi;
 use rustix::fs::{FileType, fstat};
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ pub struct WatchGroupOptions {
 pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
     // Anything else than the pipe of `WatchedGroup`, such as a terminal or /dev/null, is a mistake that would
     // remove a directory.
-    if getpgrp() != getpid() || !is_pipe(&io::stdin()) {
+    if ffi::process_group(0) != Some(getpid().as_raw_pid()) || !is_pipe(&io::stdin()) {
         return Err(Failure::usage(
             "watch-group is a command for ginnel itself: it must lead a process group, with a pipe as its standard input",
         ));
@@ -67,6 +68,7 @@ fn is_member(pid: Pid) -> bool {
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let mut fields = fields.split(' ');
     let has_ended = fields.next().is_none_or(|state| state == "Z" || state == "X");
-    let group = fields.nth(1).and_then(|group| Pid::from_raw(group.parse().ok()?));
-    !has_ended && group == Some(getpgrp())
+    let group = fields.nth(1).and_then(|group| group.parse().ok());
+    // `run` has seen that this process leads its group.
+    !has_ended && group == Some(getpid().as_raw_pid())
 }

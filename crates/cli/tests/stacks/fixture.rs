@@ -4,9 +4,11 @@ pub use ginnel_testkit::processes::{signal, wait_until};
 
 use ginnel_testkit::interop::build_preload_library;
 use ginnel_testkit::skip;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
@@ -178,10 +180,10 @@ impl RunningProgram {
     pub fn wait_for_output(mut self) -> Output {
         let mut child = self.0.take().unwrap();
         let until = Instant::now() + TIMEOUT;
-        let mut streams = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let printed = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
         let readers = [
-            std::thread::spawn(move || std::io::read_to_string(&mut streams.0)),
-            std::thread::spawn(move || std::io::read_to_string(&mut streams.1)),
+            spawn_reader(child.stdout.take().unwrap(), &printed[0]),
+            spawn_reader(child.stderr.take().unwrap(), &printed[1]),
         ];
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
@@ -190,13 +192,27 @@ impl RunningProgram {
             if Instant::now() > until {
                 let _ = child.kill();
                 let _ = child.wait();
-                panic!("it does not end");
+                let [stdout, stderr] =
+                    printed.map(|bytes| String::from_utf8_lossy(&bytes.lock().unwrap()).into_owned());
+                panic!("it does not end; it has printed {stdout:?} and {stderr:?}");
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        let [stdout, stderr] = readers.map(|reader| reader.join().unwrap().unwrap_or_default().into_bytes());
+        readers.map(|reader| reader.join().unwrap());
+        let [stdout, stderr] = printed.map(|bytes| std::mem::take(&mut *bytes.lock().unwrap()));
         Output { status, stdout, stderr }
     }
+}
+
+/// Starts a thread that appends what a program prints, until the program and its children have closed the pipe.
+fn spawn_reader(mut pipe: impl Read + Send + 'static, printed: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
+    let printed = Arc::clone(printed);
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+            printed.lock().unwrap().extend_from_slice(&buffer[..count]);
+        }
+    })
 }
 
 impl Drop for RunningProgram {

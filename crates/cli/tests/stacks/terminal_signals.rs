@@ -1,6 +1,7 @@
 //! Signals of a terminal and of the program itself, which reach the program without the help of `ginnel run`.
 
 use crate::fixture::{Fixture, GINNEL, built_library, python, run_to_end, skipped};
+use ginnel_testkit::skip;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -140,6 +141,35 @@ fn own_signals_are_not_sent_back() {
     let output = run_to_end(command);
     // SIGHUP came directly, and SIGUSR2 through "ginnel run".
     assert_eq!(String::from_utf8_lossy(&output.stdout), "[(1, 1), (12, 1)]\n", "{output:?}");
+}
+
+/// In a container that another process has entered, as `docker exec` does, the process group and the session
+/// have no number: getpgid(2) and getsid(2) return 0.
+#[test]
+fn signals_are_forwarded_from_a_hidden_group() {
+    let test = "signals_are_forwarded_from_a_hidden_group";
+    if skipped(test) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        skip(test, "a PID namespace needs root");
+        return;
+    }
+    let script = "
+import os, signal
+got = []
+for number in (signal.SIGUSR1, signal.SIGHUP): signal.signal(number, lambda number, _: got.append(int(number)))
+signal.alarm(30)
+for name in ('USR1', 'HUP'): os.system(f'kill -s {name} {os.getppid()}')
+while len(got) < 2: signal.sigtimedwait([], 0.01)
+print(os.getpgrp(), os.getsid(0), sorted(got))";
+    let fixture = Fixture::new("hidden-group");
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", GINNEL, "run", "--loopback", "stack", "--"]);
+    command.args([python().unwrap(), "-c", script]);
+    command.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let output = run_to_end(command);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 0 [1, 10]\n", "{output:?}");
 }
 
 #[test]

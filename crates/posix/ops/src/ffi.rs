@@ -243,6 +243,20 @@ pub fn sender_of(signal: &siginfo_t) -> Option<pid_t> {
     is_sent.then(|| unsafe { signal.si_pid() })
 }
 
+/// Returns the process group of a process, or of the calling one for 0; `None` if there is no such process. A group
+/// that a process outside this PID namespace created is 0 (pid_namespaces(7)).
+pub fn process_group(pid: pid_t) -> Option<pid_t> {
+    // SAFETY: the call takes no pointer.
+    Some(unsafe { libc::getpgid(pid) }).filter(|group| *group >= 0)
+}
+
+/// Returns the session of the calling process, or 0 if a process outside this PID namespace created it
+/// (pid_namespaces(7)).
+pub fn session() -> pid_t {
+    // SAFETY: the call takes no pointer, and cannot fail for the calling process.
+    unsafe { libc::getsid(0) }
+}
+
 /// Reads a signal mask of the program, of which only the kernel's part is used.
 ///
 /// # Errors
