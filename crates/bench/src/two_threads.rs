@@ -172,7 +172,8 @@ fn serve<S: Server>(server: &mut S, phase: &AtomicU8) -> PollTime {
     }
 }
 
-/// Runs the client until the measurement is over, or the server has failed.
+/// Runs the client until the measurement is over, or the server has failed. Returns the length of the
+/// measurement in seconds, and the counters and the poll time of the client for it.
 pub fn drive_client(
     plan: &RunPlan,
     config: &ClientConfig,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const READ_BYTES: usize = 64 << 10;
 /// Most events of one `epoll_wait`.
 const EVENTS_MAX: usize = 1024;
-/// Descriptors that a worker needs besides its connections.
+/// Descriptors that the process needs besides the connections of its workers.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 struct Socket {
@@ -135,7 +135,7 @@ pub fn run<J: LoadJob>(
 /// Raises the limit on open descriptors to its maximum.
 ///
 /// # Errors
-/// The maximum is too small for `connections` and the worker's other descriptors, or the kernel refuses.
+/// The maximum is too small for `connections` and other descriptors of the process, or the kernel refuses.
 pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -63,7 +63,7 @@ pub(super) struct ClientSession<C> {
     /// Bytes that the connections have not accepted yet.
     pub(super) client_out: Vec<u8>,
     pub(super) backend_out: Vec<u8>,
-    /// Second after which a session without activity is reset.
+    /// Time of the clock in whole seconds, from which on a session without activity is reset.
     pub(super) deadline: u32,
     /// True if the connection may stay open after the response to the current request.
     pub(super) keep_alive: bool,
