@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
 
-/// `ginnel_classifier`: returns the priority of a frame.
+/// `ginnel_classifier`: returns the priority of a frame. The arguments are `arg`, the frame, and the priority
+/// that the rules of the configuration, or the device, give the frame.
 pub type Classifier = unsafe extern "C" fn(*mut c_void, *const PacketView, u8) -> u8;
 
 /// `struct ginnel_packet`.
@@ -63,12 +64,16 @@ impl CConfig {
         &self.config
     }
 
-    /// Returns the builder of the shards, which `ginnel ss` and `ginnel stat` can see.
+    /// Returns the builder of the shards. The stack gets a run directory, by which `ginnel ss` and
+    /// `ginnel stat` find it.
+    ///
+    /// # Errors
+    /// The configuration names the stack, and its directory cannot be created.
     pub fn shards(&self) -> Result<Shards, Error> {
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(Path::file_stem).unwrap_or("program".as_ref());
         let published = match PublishedStack::new(&self.config.run, &program.to_string_lossy()) {
-            // Without a name in the configuration, the stack runs without a directory.
+            // A stack without a name in the configuration can do without a directory.
             Err(_) if self.config.run.name.is_none() => None::<Arc<PublishedStack>>,
             published => published?,
         };
@@ -83,7 +88,8 @@ impl CConfig {
     }
 }
 
-/// Converts the result of reading a configuration.
+/// Gives C the configuration that was read, through `out`, and returns 0. An error of reading becomes
+/// `EINVAL`.
 ///
 /// # Safety
 /// `out` is null or points to a writable variable.

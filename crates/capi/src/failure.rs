@@ -118,7 +118,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// A handle whose connection, listener or socket has ended.
+/// The failure of a call with a handle that has outlived its object: a connection, a listener, a socket, a
+/// timer, a watched descriptor or a source.
 pub const STALE: Failure = Failure::new(Errno::BADF, "stale handle");
 
 fn errno_of(error: &Error) -> Errno {

@@ -103,7 +103,7 @@ pub extern "C" fn ginnel_fd_remove(fd: KernelFdHandle) -> c_int {
     })
 }
 
-/// Returns what `read` says about the shard; a thread without a shard gets the error number.
+/// Returns what `read` says about the shard; on a thread without a shard, a negative error number.
 fn ask(read: impl FnOnce(&mut Context<'_>) -> c_int) -> c_int {
     call(|| with_context(|cx| Ok(read(cx))))
 }
@@ -133,7 +133,7 @@ pub extern "C" fn ginnel_exit() -> c_int {
     })
 }
 
-/// Stores the time of the shard in nanoseconds.
+/// Stores the time of the current burst, in nanoseconds of `CLOCK_MONOTONIC`.
 ///
 /// # Safety
 /// `nanos` is null or points to a variable.
