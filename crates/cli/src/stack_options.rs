@@ -1,4 +1,4 @@
-//! Options that describe the stack of a program. They are the same for all subcommands.
+//! Options that describe a stack, and the configuration that results from them.
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -16,7 +16,8 @@ use ginnel_devices::dpdk::DpdkConfig;
 use ginnel_stack::device::Label;
 use std::path::PathBuf;
 
-/// Options of a stack in the process of its application, and the first ones of every other stack.
+/// Options of every stack. A stack that runs in the process of its application has only these; see
+/// [`StackOptions`] for the others.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Stack")]
 pub struct OwnStackOptions {

@@ -361,7 +361,8 @@ pub fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// Starts a child by the same command line, and returns it and the supervisor's end of its connection.
+/// Starts a child with the command line of this process and `--shards-of`. Returns the child, and the
+/// supervisor's end of the connection to it.
 /// Forking alone is not possible: this process has threads.
 fn spawn(executable: &File, directory: &Path, taps: &KeptTaps) -> Result<(Child, OwnedFd), Failure> {
     let failed = |e| Failure::running(format!("process of the shards: {e}"));

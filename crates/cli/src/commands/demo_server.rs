@@ -111,7 +111,7 @@ fn run_on_kernel(options: &DemoServerCommandOptions) -> Result<(), Failure> {
     let stop = signals::stop_on_signal("the server")?;
     let counters = worker_counters(workers);
     let sink = LineSink::open(server.log.as_deref())?;
-    // Before the first connection, so that no worker misses its part.
+    // All workers listen (SO_REUSEPORT) before the first connection, so that each gets its share.
     let opened: Result<Vec<KernelWorker>, ginnel::Error> = counters
         .iter()
         .enumerate()

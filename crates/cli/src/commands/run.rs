@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 /// The stack name that stands for the kernel's network.
 pub const KERNEL: &str = "kernel";
-/// Longest time between the creation of a stack's directory and the file that says that it is for programs.
+/// Longest time between the creation of a stack's directory and that of the file which says that the stack is
+/// for programs.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
@@ -105,7 +106,7 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
 /// Waits until the stack is ready and returns the path of its control socket.
 ///
 /// # Errors
-/// No stack of this name runs, it has no control socket, or it is not ready within [`SERVE_TIMEOUT`].
+/// No stack of this name runs, it admits no programs, or it is not ready within [`SERVE_TIMEOUT`].
 fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
     let since = Instant::now();
     loop {
@@ -160,7 +161,9 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::program(exit_code(status))) }
 }
 
-/// Forwards signals to the program, and waits until it and all its descendants on the stack have ended.
+/// Forwards signals to the program, and waits until it and all its descendants on the stack have ended. Does
+/// not wait for descendants if the stack has ended, or after a second SIGINT or SIGTERM. Returns the exit
+/// status of the program.
 fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];

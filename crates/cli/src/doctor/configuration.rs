@@ -27,7 +27,8 @@ pub struct Choices<'a> {
 /// file in messages.
 ///
 /// # Errors
-/// The interface cannot have a stack, or addresses are missing.
+/// There is no interface, it cannot have a stack, addresses are missing, the kernel's ephemeral ports leave
+/// none for the stack, or the choices do not make a valid configuration.
 pub fn configuration(
     machine: &MachineDescription,
     plan: &ShardPlan,
