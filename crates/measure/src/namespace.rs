@@ -12,7 +12,7 @@ const INSIDE: &str = "GINNEL_INSIDE_NAMESPACE";
 
 /// Settings of the kernel's end, so that results do not depend on the distribution: no cached metrics of
 /// earlier connections, and buffers for 1 Gbit/s at 100 ms. Congestion control is set on each socket or
-/// route, because it cannot be chosen for a namespace.
+/// route, because the default of a namespace can only be an algorithm that the host does not restrict.
 const SYSCTLS: &[(&str, &str)] = &[
     ("net/ipv4/tcp_no_metrics_save", "1"),
     ("net/ipv4/tcp_wmem", "4096 16384 33554432"),

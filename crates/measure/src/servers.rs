@@ -86,7 +86,7 @@ pub fn redis(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString
     to_command_line("redis-server", &words)
 }
 
-/// Returns the command line of memcached with one worker thread.
+/// Returns the command line of memcached with one worker thread, on TCP port 11211.
 ///
 /// # Errors
 /// If memcached is not installed.

@@ -74,8 +74,8 @@ pub struct Impairment {
     /// `limit-bytes`: maximum number of bytes in front of the link.
     pub limit_bytes: u64,
     /// `memory`: maximum number of bytes of all frames, queued and in flight. Frames beyond it are dropped
-    /// and counted separately, because this is no property of the link: with at least `rate` × (`delay` +
-    /// queue), no frame is lost for this reason.
+    /// and counted separately, because this is no property of the link: no frame is lost for this reason with
+    /// at least `rate` / 8 × (`delay` + `jitter` + `reorder_delay`) bytes more than the queue may hold.
     // limit: bytes of delayed frames
     pub memory: u64,
 }
@@ -486,8 +486,8 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
         #[test]
         fn printed_text_is_parsed_again(up in impairment(), down in impairment()) {
-            // `rate` and `loss-burst` cannot be reset once a word has set them for both directions, and are
-            // never printed so.
+            // No word unsets `rate` or `loss-burst`. If one direction has none, the printed text sets the key
+            // for the other direction only.
             let spec = LinkSpec { up, down };
             prop_assert_eq!(LinkSpec::parse(&spec.to_string()), Ok(spec));
         }
