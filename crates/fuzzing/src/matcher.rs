@@ -16,7 +16,8 @@ const INSTRUCTIONS_MAX: usize = 32;
 /// Runs one input.
 ///
 /// # Panics
-/// If fields of a packet contradict each other, or a rule is found with the cache that does not match first.
+/// If fields of a packet contradict each other, or the matcher, which caches flows, finds another rule than
+/// the first that matches.
 pub fn run(data: &[u8]) {
     let Some((&count, rest)) = data.split_first() else { return };
     let count = usize::from(count) % (INSTRUCTIONS_MAX + 1);
@@ -28,7 +29,8 @@ pub fn run(data: &[u8]) {
         let (frame, others) = frames.split_at(frames.len().min(len.into()));
         rest = others;
         check(&mut matcher, &rules, frame);
-        // The same flow, with other bytes behind the headers, and other bits that do not belong to the flow.
+        // In an untagged IPv4 frame, none of these bits belongs to the fields of the flow. In other frames
+        // some do, so the flow changes.
         let mut changed = frame.to_vec();
         for at in [0, 16, 18, 20, 22, 38, 46, 54, 60] {
             if let Some(byte) = changed.get_mut(at) {

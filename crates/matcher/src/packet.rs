@@ -230,8 +230,8 @@ impl<'a> Packet<'a> {
         self.is_fragment
     }
 
-    /// Returns the flow of a packet with headers of the usual shape: at most one VLAN tag, no IPv4 options
-    /// and IPv6 extension headers, no fragment, TCP or UDP.
+    /// Returns the flow of a packet with headers of the usual shape: at most one VLAN tag, no IPv4 options,
+    /// no IPv6 extension headers, no fragment, TCP or UDP. `None` for any other packet.
     pub(crate) fn flow_key(&self) -> Option<FlowKey> {
         let version = self.version.filter(|_| self.is_plain)?;
         let tag = if self.ip_at == 18 { be32(self.bytes, 12)? } else { 0 };

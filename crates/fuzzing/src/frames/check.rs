@@ -133,7 +133,8 @@ pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut on_f
 }
 
 /// Checks a segment against the state of its receiver, `peer`. `sent_max` is the maximum number of bytes that
-/// applications have sent between these addresses.
+/// applications have sent between these addresses. `cookies` is true if SYN cookies of the stack have become
+/// connections.
 ///
 /// # Panics
 /// If the segment violates an invariant.
@@ -151,7 +152,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         assert!(is_first, "SYN with wrong bytes");
         return;
     }
-    // A cookie may revive a connection that was reset.
+    // A SYN cookie that is acknowledged again may revive a connection that was reset.
     let certain = peer.stack_isns.len() <= 1 && peer.own_isns.len() <= 1 && !peer.tainted && !cookies;
     if !segment.payload.is_empty() {
         let matches = |start: &ginnel_stack::wire::tcp::SeqNumber| {
@@ -180,7 +181,8 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
     }
 }
 
-/// Tracks the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6).
+/// Tracks the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6). `cookies` is
+/// true if SYN cookies of the stack have become connections: then nothing is checked.
 ///
 /// # Panics
 /// If the edge moves back.

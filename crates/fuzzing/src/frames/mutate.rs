@@ -20,6 +20,8 @@ pub fn mutate(data: &mut [u8], len: usize, max: usize, seed: u32) -> usize {
     words.len() * WORD_BYTES
 }
 
+/// Applies one random mutation. The first word selects the stack, so it stays in its place; only its operands
+/// change.
 fn change(words: &mut Vec<Word>, rng: &mut Random) {
     let count = words.len() as u64;
     let at = rng.below(count) as usize;

@@ -11,7 +11,7 @@ use super::names::INFO_CONSTANTS;
 use super::scanner::{ParseResult, Scanner};
 use std::collections::BTreeMap;
 
-/// Values of a connection's fields by name, with the prefix `tcpi_`.
+/// Values of a connection's fields by name, with the prefix `tcpi_`, and `MSS`, which the script runner adds.
 pub type Info = BTreeMap<&'static str, i64>;
 
 /// A parsed assertion.
