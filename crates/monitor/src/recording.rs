@@ -23,7 +23,7 @@ const EARLY_BYTES_MAX: usize = 256 << 20;
 pub struct RecordingOptions {
     /// Ports of servers; all if there are none.
     pub ports: Vec<u16>,
-    /// Most bytes of clients.
+    /// Most bytes that all clients together may have sent.
     // limit: client bytes of a replay
     pub bytes_max: u64,
 }
@@ -151,11 +151,11 @@ impl<'a> RecordingReader<'a> {
         let server_port = ends.1[1];
         let is_wanted = wanted.is_empty()
             || wanted.contains(&server_port)
-            // Which end of an unknown connection is the server is not known.
+            // Either end of an unknown connection may be the server.
             || !is_start && !self.flows.contains_key(&ends) && wanted.contains(&ends.1[0]);
         if !is_wanted {
             if is_start && wanted.contains(&ends.1[0]) {
-                // Its later segments are not taken for those of an unknown connection.
+                // Otherwise its later segments would be taken for those of an unknown connection.
                 self.flows.insert(ends, Flow::Ignored);
             }
             return self.counters.unmonitored_packets += 1;
@@ -310,7 +310,8 @@ impl ReadConnection {
         }
     }
 
-    /// Returns the sequence number of the first byte of a direction, if all bytes since then were seen.
+    /// Returns the sequence number of the first byte of a direction, counted back from the next one. It is
+    /// right only if all bytes since then were seen.
     fn first_seq(&self, direction: usize) -> u32 {
         let seen = if direction == REQUEST { self.bytes.len() as u64 } else { self.answer_bytes };
         let has_fin = self.tracking.flags & flag::FIN[direction] != 0;
