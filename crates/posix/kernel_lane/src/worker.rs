@@ -14,11 +14,12 @@ use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, getppid, test_kill_process};
 
-/// Longest time that a handshake takes, in whole seconds: the kernel sends a SYN-ACK five times again.
+/// Upper limit of the time that a handshake takes, in whole seconds: by default the kernel retransmits a
+/// SYN-ACK five times (`tcp_synack_retries`) and gives up after 63 seconds.
 const HANDSHAKE_SECONDS_MAX: u64 = 120;
 
-/// Runs `action` with the lock, then steers anew if that is needed. Returns `None` in a signal handler that
-/// has interrupted the holder of the lock.
+/// Runs `action` with the lock, then steers anew if that is needed. Returns `None` without running `action`
+/// if [`Region::lock`] fails: in a signal handler that has interrupted the holder, or after 10 seconds.
 pub fn locked<R>(region: &'static Region, action: impl FnOnce(&mut LockedRegion) -> R) -> Option<R> {
     let result = action(&mut region.lock()?);
     if region.is_stale.load(Ordering::Acquire) != 0 {
@@ -107,8 +108,8 @@ fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalL
     OWN
 }
 
-/// Takes a free slot for this process. The process that has called `listen` first keeps the program's own
-/// socket for its children, so it can have slot 0 only.
+/// Takes a free slot for this process. A process that is no child can only have slot 0, whose socket is the
+/// program's own: it must keep that socket at its descriptor, because later children inherit it.
 fn take_slot(region: &'static Region) -> Option<usize> {
     find_ended(region);
     let own = getpid().as_raw_nonzero().get();
@@ -134,8 +135,8 @@ fn has_master() -> bool {
     getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == PROCESS.forker.load(Ordering::Relaxed))
 }
 
-/// Returns the CPU of this worker, to which the worker is pinned if the mode says so. The threads of a
-/// process with several cannot be pinned by one of them.
+/// Returns the CPU of this worker, to which the worker is pinned if the mode says so. A worker with several
+/// threads is not pinned, because only the calling thread would be.
 fn cpu_of_worker(region: &Region) -> Option<u32> {
     let workers_of = |cpu| {
         let is_taken = |slot: &&crate::region::Slot| slot.worker.load(Ordering::Relaxed) != 0;
@@ -194,7 +195,8 @@ pub fn ended(region: &'static Region, pid: c_int) {
     }
 }
 
-/// Frees the slots of processes that have ended and that no parent has waited for.
+/// Frees the slots of processes that have ended without [`ended`]: they were reaped by init, or by a call
+/// that is not hooked. A zombie keeps its slot.
 pub fn find_ended(region: &'static Region) {
     for slot in region.slots.iter().take(region.slots_len()) {
         let pid = slot.worker.load(Ordering::Relaxed);
