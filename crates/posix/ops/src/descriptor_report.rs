@@ -116,6 +116,7 @@ impl DescriptorReport {
         Some(unsafe { &self.mapping.slice_unchecked(index * ENTRY_BYTES, 1)[0] })
     }
 
+    /// Stores the entry of a descriptor. Ignores descriptors beyond the end of the report.
     pub fn write(&self, fd: RawFd, entry: ReportEntry) {
         let Some(words) = self.entry(fd) else { return };
         let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
@@ -204,8 +205,8 @@ fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
     })
 }
 
-/// Reads what the report of another process says about these descriptors. Returns `None` if that process has
-/// no report.
+/// Reads what the report of another process says about these descriptors: one element for each, which is
+/// `None` if the report has no entry for it. Returns `None` if that process has no report.
 ///
 /// # Errors
 /// Reading /proc fails: the process belongs to another user, or has ended.

@@ -243,8 +243,8 @@ pub fn sender_of(signal: &siginfo_t) -> Option<pid_t> {
     is_sent.then(|| unsafe { signal.si_pid() })
 }
 
-/// Returns the process group of a process, or of the calling one for 0; `None` if there is no such process. A group
-/// that a process outside this PID namespace created is 0 (pid_namespaces(7)).
+/// Returns the process group of a process, or of the calling one for 0; `None` if there is no such process. A
+/// group that a process outside this PID namespace created is 0 (pid_namespaces(7)).
 pub fn process_group(pid: pid_t) -> Option<pid_t> {
     // SAFETY: the call takes no pointer.
     Some(unsafe { libc::getpgid(pid) }).filter(|group| *group >= 0)

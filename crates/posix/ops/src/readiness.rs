@@ -87,7 +87,7 @@ impl ProcessState {
         ready
     }
 
-    /// Returns whether the unsent bytes are below half of `TCP_NOTSENT_LOWAT` (`__sk_stream_memory_free`).
+    /// Returns whether the unsent bytes are below half of `TCP_NOTSENT_LOWAT` (`tcp_stream_memory_free`).
     #[inline]
     fn has_stream_memory_free(&mut self, conn: Conn, notsent_lowat: Option<u32>) -> bool {
         notsent_lowat.is_none_or(|notsent_lowat| {
@@ -131,7 +131,8 @@ impl ProcessState {
             && self.has_stream_memory_free(conn, notsent_lowat)
     }
 
-    /// Returns the readiness of a stream with this connection, whose end the description has seen or not.
+    /// Returns the readiness of a stream with this connection. `end_seen` is true if the end of the
+    /// connection was already turned into an error of the description.
     fn stream_readiness(&mut self, file: FileId, mut conn: Conn, end_seen: bool) -> i16 {
         let Ok(mut status) = self.client.status(conn) else { return POLLHUP };
         if status.state.is_closed() && !end_seen {

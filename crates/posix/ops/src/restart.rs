@@ -28,7 +28,8 @@ impl ProcessState {
     /// Continues with shards that were started again, after waiting up to `timeout` for them.
     ///
     /// # Errors
-    /// There are none: the stack is gone. [`Refusal::Restarting`] if they may run later.
+    /// The stack is gone: the broker has ended, or starts no shards again. [`Refusal::Restarting`] if the
+    /// shards did not run in time, and a later call may succeed.
     pub fn resume(&mut self, timeout: Duration) -> Result<(), Error> {
         let mut attachment = self.attachment.take().ok_or(Error::StackGone)?;
         let resumed = self.resume_with(&mut attachment, timeout);
@@ -52,14 +53,15 @@ impl ProcessState {
             if self.open_again(attachment, &previous, &mut reopened).is_ok() {
                 break;
             }
-            // Channels to which no number of a socket belongs are not needed any more.
+            // Channels are needed only as long as sockets have their numbers from them.
             previous.retain(|round, _| *round == 0 || reopened.values().any(|of| of == round));
         }
         self.publish_shared_memory([]);
         Ok(())
     }
 
-    /// Replaces the descriptors of the channels `before` by those of the present ones.
+    /// Replaces the internal descriptors of the channels `before` by those of the present ones, and forgets
+    /// what refers to the former channels.
     fn exchange_internal_fds(&mut self, before: &Channels) {
         for fd in before.internal_fds() {
             descriptor::unregister_internal(fd);
@@ -77,8 +79,8 @@ impl ProcessState {
         self.unbind_all();
     }
 
-    /// Opens all sockets again. Fails if the shards have ended, too; `reopened` then has the sockets that
-    /// were opened before.
+    /// Opens all sockets again, on the new shards. Fails if the new shards have ended, too; `reopened` then
+    /// has the sockets that were opened until then.
     fn open_again(
         &mut self,
         attachment: &Attachment,

@@ -72,7 +72,7 @@ impl Instance {
             ..ChannelConfig::default()
         };
         let server = ChannelServer::new(&channel)?;
-        // The operations limit what scripts queue.
+        // `Ops` limits what scripts queue, so the engine's send buffers have their maximum size at once.
         let tcp =
             TcpConfig { send_buffer_first_bytes: settings.tcp.send_buffer_bytes, ..settings.tcp.clone() };
         let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &tcp))

@@ -53,8 +53,8 @@ struct TurnCounters {
     wanted: u64,
 }
 
-/// Turns until all earlier requests are processed: the channel sees memory that a program has released in the
-/// turn after the one that processed the release.
+/// Turns until all earlier requests are processed. One is not enough: memory that a program has released is
+/// seen by the channel only in the turn after the one that processed the release.
 const TURNS_TO_SETTLE: u64 = 2;
 /// Maximum duration of a turn, after which the stack counts as ended.
 const TURN_MAX: Duration = Duration::from_secs(10);

@@ -19,7 +19,8 @@ unsafe fn signals(set: *const u64) -> u64 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
-    // SAFETY: the program's arguments, unchanged; libc reads the set as well. It may be that of `old`.
+    // SAFETY: the program's arguments, unchanged; libc reads the set as well. The set is read before the
+    // call, because `old` may be its address, too.
     let (signals, result) = unsafe { (signals(set.cast()), real::sigprocmask(how, set, old)) };
     fault_mask::after_change(how, signals);
     result
