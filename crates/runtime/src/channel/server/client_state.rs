@@ -80,7 +80,7 @@ impl ClientState {
     }
 
     /// Returns whether it owns a listener. As [`OwnerSet::contains`](super::owner_set::OwnerSet::contains),
-    /// but independent of the number of owners.
+    /// but in a time that does not depend on the number of owners.
     #[inline]
     pub fn owns_listener(&self, listener: usize) -> bool {
         self.listener_bits.get(listener / 64).is_some_and(|bits| bits & 1 << (listener % 64) != 0)

@@ -88,9 +88,10 @@ impl CreditQueue {
         self.ordinary.contains(client) || self.fallback.contains(client)
     }
 
-    /// Returns the client that gets the next connection, which becomes the last one of its queue: of the
-    /// first ones in the queue, one with the fewest outstanding offers; a client with fallback credit only if
-    /// no other has credit. `credit` returns what a client would do.
+    /// Returns the client that gets the next connection, and moves it to the end of its queue. It is one with
+    /// the fewest outstanding offers among the first [`CANDIDATES_MAX`] of the queue. A client with fallback
+    /// credit gets the connection only if no client has ordinary credit. `credit` returns the present credit
+    /// of a client. Returns `None` if no client has credit.
     pub fn pick(&mut self, mut credit: impl FnMut(usize) -> Credit) -> Option<ChosenClient> {
         let ordinary = |client| match credit(client) {
             Credit::Ordinary(outstanding) => Some(outstanding),
