@@ -60,6 +60,10 @@ struct Arguments {
     #[arg(long, hide = true, value_name = "N", default_value_t = 10_000)]
     operations: u64,
 
+    /// Fail if this program was built with priorities.
+    #[arg(long, hide = true)]
+    without_priorities: bool,
+
     /// Run the child process of the bench "idle-bytes".
     #[arg(long, hide = true, value_name = "N")]
     idle_connections: Option<u32>,
@@ -83,6 +87,10 @@ fn main() -> ExitCode {
     if let Some(name) = arguments.names.iter().find(|n| ALL.iter().all(|b| b.name != **n)) {
         eprintln!("unknown bench {name:?}: --list shows all names");
         return ExitCode::from(2);
+    }
+    if arguments.without_priorities && ginnel_stack::priority::COMPILED {
+        eprintln!("built with priorities, without --cfg ginnel_without_priorities");
+        return ExitCode::FAILURE;
     }
     let outcome = if let Some(case) = &arguments.count_case {
         benches::instructions::run_case(case, arguments.operations)

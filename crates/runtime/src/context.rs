@@ -19,6 +19,7 @@ use ginnel_stack::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{BufferLimits, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::priority;
 use ginnel_stack::socket_filter::SocketFilter;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
@@ -170,7 +171,7 @@ impl ShardCore {
     /// priorities.
     #[inline]
     pub(crate) fn must_look_at_devices(&self) -> bool {
-        self.device_check.as_ref().is_some_and(DeviceCheck::is_due)
+        priority::COMPILED && self.device_check.as_ref().is_some_and(DeviceCheck::is_due)
     }
 }
 
@@ -249,7 +250,7 @@ impl<'a> Context<'a> {
 
     /// Returns whether events have classes of priority.
     pub(crate) fn has_priorities(&self) -> bool {
-        self.core.device_check.is_some()
+        priority::COMPILED && self.core.device_check.is_some()
     }
 
     /// Returns `priority.lower_share_percent`.

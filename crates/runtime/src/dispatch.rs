@@ -7,6 +7,7 @@ use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::RecvError;
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, UdpHandle};
+use ginnel_stack::priority;
 use ginnel_stack::udp::UdpError;
 use rustc_hash::FxHashSet;
 
@@ -64,7 +65,7 @@ impl EventDispatcher {
         handler: &mut H,
         work: usize,
     ) -> usize {
-        if core.device_check.is_some() {
+        if priority::COMPILED && core.device_check.is_some() {
             let max = match core.stack.local() {
                 Some(stack) => stack.events_waiting(),
                 None => FOLLOW_UP_EVENTS_MAX,

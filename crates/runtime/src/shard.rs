@@ -481,13 +481,15 @@ impl<H: Handler> Shard<H> {
                 tracing::error!("device {}: its interface is gone; the others go on", port.name);
                 continue;
             }
-            if priorities.is_none() {
+            if !priority::COMPILED || priorities.is_none() {
                 work += receive_burst(port, core, handler, dispatch, now);
             }
         }
-        if let Some(priorities) = priorities {
+        if priority::COMPILED
+            && let Some(priorities) = priorities
+        {
             work += priorities.turn(ports, cross_shard_inbox.as_deref_mut(), core, handler, dispatch);
-        } else if core.device_check.is_some() {
+        } else if priority::COMPILED && core.device_check.is_some() {
             work += dispatch.begin_remote_turn(core, handler);
         } else if let Some(inbox) = cross_shard_inbox {
             work += inbox.visit(|queue| cross_shard_rx::receive(core, handler, dispatch, queue));
@@ -580,7 +582,8 @@ impl<H: Handler> Shard<H> {
     /// Returns whether this turn has left work to the next one.
     fn has_unfinished(&self) -> bool {
         self.handler.has_unfinished()
-            || self.priorities.as_ref().is_some_and(|priorities| priorities.has_work(&self.core))
+            || priority::COMPILED
+                && self.priorities.as_ref().is_some_and(|priorities| priorities.has_work(&self.core))
             || self.cross_shard_inbox.as_ref().is_some_and(|inbox| inbox.has_pending())
     }
 
@@ -604,7 +607,8 @@ impl<H: Handler> Shard<H> {
     /// The stop flag ends the sleep if it is given, and so does the time `until`.
     fn sleep(&mut self, stop: Option<&StopFlag>, until: Option<Instant>) -> Result<(), Error> {
         let mut can_sleep = self.mailbox.before_sleep()
-            && self.priorities.as_ref().is_none_or(|priorities| !priorities.has_work(&self.core))
+            && (!priority::COMPILED
+                || self.priorities.as_ref().is_none_or(|priorities| !priorities.has_work(&self.core)))
             && !self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
             && self.core.stack.before_sleep()
             && self.handler.before_sleep();

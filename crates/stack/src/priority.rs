@@ -14,6 +14,11 @@ pub use numbers::PrioritizedNumbers;
 use crate::device::{Label, RxBurst};
 use std::collections::VecDeque;
 
+/// Whether classes of priority are compiled in. They are, except in the build with which the bench
+/// `priority-off-cost` compares (`--cfg ginnel_without_priorities`): what classes need in the usual path of a
+/// packet is left out there.
+pub const COMPILED: bool = !cfg!(ginnel_without_priorities);
+
 /// Number of priorities, and of the classes in which they are processed.
 pub const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
 
@@ -173,8 +178,9 @@ impl<T> ClassQueues<T> {
     }
 
     /// Returns the current class.
+    #[inline(always)]
     pub const fn current(&self) -> u8 {
-        self.current
+        if COMPILED { self.current } else { BEST_EFFORT }
     }
 
     /// Returns the classes with entries, where `queue` is the queue of the current class.
@@ -190,7 +196,7 @@ impl<T> ClassQueues<T> {
 
     /// Returns whether another class than the current one has entries.
     pub fn others_wait(&self) -> bool {
-        self.waiting.iter().any(|waiting| !waiting.is_empty())
+        COMPILED && self.waiting.iter().any(|waiting| !waiting.is_empty())
     }
 }
 

@@ -177,8 +177,13 @@ fn result(case: &str, unit: &str, ours: f64, theirs: Option<f64>) -> BenchResult
 /// Returns the instructions per operation: the difference between a long and a short run, in which the
 /// start-up cancels out.
 fn count_per_operation(case: &str) -> Result<f64, MeasureError> {
+    count_per_operation_of(&Build::this()?, case)
+}
+
+/// Returns the instructions per operation of a build.
+pub(super) fn count_per_operation_of(build: &Build, case: &str) -> Result<f64, MeasureError> {
     let (few, many) = operations(case);
-    Ok((count_total(case, many)? - count_total(case, few)?) / (many - few) as f64)
+    Ok((build.count_total(case, many)? - build.count_total(case, few)?) / (many - few) as f64)
 }
 
 /// Returns the operations of the short run and of the long run. The short run reaches the steady state.
@@ -188,29 +193,55 @@ fn operations(case: &str) -> (u64, u64) {
 
 /// Returns the instructions that the measured side executes in a run of a case under valgrind.
 pub(super) fn count_total(case: &str, operations: u64) -> Result<f64, MeasureError> {
-    let out = out_file(case);
-    let program = std::env::current_exe()?;
-    let counted = if case.starts_with(LOAD_PREFIX) { "*generator_turn*" } else { "*server_turn*" };
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--collect-atstart=no"])
-        .arg(format!("--toggle-collect={counted}"))
-        .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(program)
-        .args(["--count-case", case, "--operations", &operations.to_string()])
-        .output()?;
-    let profile = fs::read_to_string(&out).unwrap_or_default();
-    _ = fs::remove_file(&out);
-    instructions_in(&profile).filter(|_| output.status.success()).ok_or_else(|| {
-        let log = String::from_utf8_lossy(&output.stderr);
-        MeasureError::Failed(format!(
-            "{case}: valgrind counted nothing: {}",
-            log.lines().last().unwrap_or_default()
-        ))
-    })
+    Build::this()?.count_total(case, operations)
 }
 
-fn out_file(case: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("ginnel-callgrind-{}-{case}", std::process::id()))
+/// A build of this program.
+pub(super) struct Build {
+    program: PathBuf,
+    /// Arguments besides those of a case.
+    arguments: Vec<String>,
+}
+
+impl Build {
+    /// Returns this program.
+    pub fn this() -> Result<Self, MeasureError> {
+        Ok(Self::new(std::env::current_exe()?, &[]))
+    }
+
+    /// Returns the build at a path, which is given `arguments` before those of a case.
+    pub fn new(program: PathBuf, arguments: &[&str]) -> Self {
+        Self { program, arguments: arguments.iter().map(|argument| argument.to_string()).collect() }
+    }
+
+    /// Returns the instructions that the measured side executes in a run of a case under valgrind.
+    fn count_total(&self, case: &str, operations: u64) -> Result<f64, MeasureError> {
+        let out = self.out_file(case);
+        let counted = if case.starts_with(LOAD_PREFIX) { "*generator_turn*" } else { "*server_turn*" };
+        let output = Command::new("valgrind")
+            .args(["--tool=callgrind", "--collect-atstart=no"])
+            .arg(format!("--toggle-collect={counted}"))
+            .arg(format!("--callgrind-out-file={}", out.display()))
+            .arg(&self.program)
+            .args(&self.arguments)
+            .args(["--count-case", case, "--operations", &operations.to_string()])
+            .output()?;
+        let profile = fs::read_to_string(&out).unwrap_or_default();
+        _ = fs::remove_file(&out);
+        instructions_in(&profile).filter(|_| output.status.success()).ok_or_else(|| {
+            let log = String::from_utf8_lossy(&output.stderr);
+            MeasureError::Failed(format!(
+                "{case}: valgrind counted nothing: {}",
+                log.lines().last().unwrap_or_default()
+            ))
+        })
+    }
+
+    /// Returns the file of a case's profile. Several builds may count a case at the same time.
+    fn out_file(&self, case: &str) -> PathBuf {
+        let name = format!("ginnel-callgrind-{}-{case}{}", std::process::id(), self.arguments.join(""));
+        std::env::temp_dir().join(name)
+    }
 }
 
 /// Returns the total of a callgrind profile.

@@ -17,6 +17,7 @@ mod memif;
 mod monitor;
 mod placement;
 mod priority;
+mod priority_off_cost;
 pub mod scaling;
 mod server_programs;
 mod short_100k;
@@ -104,6 +105,12 @@ pub const ALL: &[Bench] = &[
         about: "99th percentile of urgent messages at 1.5 times the load that a server can answer, against the server without priorities",
         needs: Needs::Machine,
         run: priority::overload,
+    },
+    Bench {
+        name: "priority-off-cost",
+        about: "instructions per request that priorities cost while they are off, against a build without them",
+        needs: Needs::Nothing,
+        run: priority_off_cost::run,
     },
     Bench {
         name: "memif-rate",

@@ -14,7 +14,7 @@ use crate::wait_queue::WaitEntry;
 use crate::wait_set::KernelEpoll;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
-use ginnel::priority::{ClassSet, PrioritizedNumbers};
+use ginnel::priority::{self, ClassSet, PrioritizedNumbers};
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
@@ -525,7 +525,7 @@ impl ProcessState {
         poll_kernel: bool,
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        if self.files.has_priorities {
+        if priority::COMPILED && self.files.has_priorities {
             return self.send_events_by_class(set, events_max, poll_kernel, put);
         }
         let epoll = self.files.epoll(set)?;

@@ -37,6 +37,7 @@ use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::priority;
 use offers::ReceivedOffers;
 use prioritized::PrioritizedEvents;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -786,7 +787,7 @@ impl Client {
     pub fn next_event(&mut self) -> Option<ClientEvent> {
         // Each series of calls ends without an event.
         let may_have_one = !self.events.is_empty()
-            || self.prioritized.is_some()
+            || priority::COMPILED && self.prioritized.is_some()
             || self.must_rescan
             || !self.from_stack.is_empty(self.memory.to_client());
         if may_have_one { self.find_event() } else { None }
@@ -797,7 +798,7 @@ impl Client {
             if let Some(event) = self.events.pop_front() {
                 return Some(event);
             }
-            if self.prioritized.is_some() {
+            if priority::COMPILED && self.prioritized.is_some() {
                 return self.next_event_by_class();
             }
             // The stack does not corrupt its rings.
@@ -812,7 +813,7 @@ impl Client {
                 self.rescan();
                 continue;
             };
-            if reasons > NOTIFIED {
+            if priority::COMPILED && reasons > NOTIFIED {
                 self.start_priorities(socket, reasons);
                 continue;
             }
@@ -900,7 +901,7 @@ impl Client {
                 false => ClientEvent::Urgent { conn },
             });
         }
-        if area.unordered.load(Ordering::Relaxed) != 0 {
+        if priority::COMPILED && area.unordered.load(Ordering::Relaxed) != 0 {
             self.events.push_back(ClientEvent::Readable { conn });
         }
         if new & state::FIN != 0 {

@@ -16,7 +16,7 @@ use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
-use ginnel_stack::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
+use ginnel_stack::priority::{self, BEST_EFFORT, ClassedQueue, QueueClass};
 use ginnel_stack::stream_position::StreamPosition;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::UnorderedBytes;
@@ -435,7 +435,7 @@ impl RemoteEngine {
     }
 
     fn has_unordered(&self, conn: Conn) -> bool {
-        self.is_unordered_used && self.client.borrow().has_unordered(conn) == Ok(true)
+        priority::COMPILED && self.is_unordered_used && self.client.borrow().has_unordered(conn) == Ok(true)
     }
 
     /// Takes bytes that arrived before bytes which precede them, by a request.
@@ -505,7 +505,7 @@ impl RemoteEngine {
         let count = loop {
             let (skip_len, max) = limits;
             let mut max_len = out.len().min(max);
-            if self.is_unordered_used {
+            if priority::COMPILED && self.is_unordered_used {
                 max_len = max_len.min(entry.len_to_early(skip_len));
             }
             let count = self.client.borrow().peek(conn, skip_len, &mut out[..max_len])?;
@@ -535,7 +535,8 @@ impl RemoteEngine {
         };
         let consumed = skip_len + count.min(max);
         self.client.get_mut().consume(conn, consumed)?;
-        if self.is_unordered_used
+        if priority::COMPILED
+            && self.is_unordered_used
             && let Some(position) = self.conn_mut(conn).and_then(|entry| entry.position.as_mut())
         {
             position.on_data(consumed);

@@ -59,7 +59,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use core::task::Poll;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-use ginnel_stack::priority::BEST_EFFORT;
+use ginnel_stack::priority::{self, BEST_EFFORT};
 use local::ExecutorGuard;
 use state::{ExecutorInner, ExecutorState, WaitTarget};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -161,7 +161,7 @@ impl<M> Executor<M> {
     #[inline(always)]
     fn on_event(&self, cx: &mut Context<'_>, update: impl FnOnce(&mut ExecutorState, &mut Context<'_>)) {
         self.update_state(|state| {
-            if self.has_priorities {
+            if priority::COMPILED && self.has_priorities {
                 state.tasks.set_class(cx.event_class());
             }
             update(state, cx);
@@ -250,7 +250,7 @@ where
 
     fn timer(&mut self, _: &mut Context<'_>, token: u64) {
         self.update_state(|state| {
-            if self.has_priorities {
+            if priority::COMPILED && self.has_priorities {
                 state.tasks.set_class(BEST_EFFORT);
             }
             let waiters = state.sleeps.expire(token);
@@ -260,7 +260,7 @@ where
 
     fn kernel_ready(&mut self, _: &mut Context<'_>, token: u64, readiness: Readiness) {
         self.update_state(|state| {
-            if self.has_priorities {
+            if priority::COMPILED && self.has_priorities {
                 state.tasks.set_class(BEST_EFFORT);
             }
             state.kernel_ready(token, readiness);
@@ -297,7 +297,7 @@ where
         let inner = self.inner();
         {
             let mut state = inner.state.borrow_mut();
-            if self.has_priorities {
+            if priority::COMPILED && self.has_priorities {
                 state.tasks.set_class(BEST_EFFORT);
             }
             state.take_woken(&inner.shared);
@@ -319,7 +319,7 @@ where
         let mut polls = 0;
         while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &guard) {
             polls += 1;
-            if self.has_priorities && guard.must_look_at_devices() {
+            if priority::COMPILED && self.has_priorities && guard.must_look_at_devices() {
                 break;
             }
         }

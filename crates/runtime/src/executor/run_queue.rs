@@ -3,7 +3,7 @@
 //! (`priority.lower_share_percent`). Without priorities, all tasks are of one class: the order is first in,
 //! first out.
 
-use ginnel_stack::priority::{BEST_EFFORT, CLASSES, ClassScheduler, ClassSet};
+use ginnel_stack::priority::{self, BEST_EFFORT, CLASSES, ClassScheduler, ClassSet};
 use std::collections::VecDeque;
 
 /// Ready tasks.
@@ -42,7 +42,7 @@ impl RunQueue {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.best_effort.is_empty() && self.with_tasks == 0
+        self.best_effort.is_empty() && (!priority::COMPILED || self.with_tasks == 0)
     }
 
     /// Appends a task, with the class of what happens now.
@@ -53,7 +53,7 @@ impl RunQueue {
 
     #[inline(always)]
     pub(super) fn push_to_class(&mut self, task: u32, class: u8) {
-        if class == BEST_EFFORT {
+        if !priority::COMPILED || class == BEST_EFFORT {
             self.best_effort.push_back(task);
         } else {
             self.push_prioritized(task, class);
@@ -70,7 +70,7 @@ impl RunQueue {
     /// Takes the next task, and sets its class.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
-        if self.with_tasks != 0 || self.class != BEST_EFFORT {
+        if priority::COMPILED && (self.with_tasks != 0 || self.class != BEST_EFFORT) {
             return self.pop_by_class();
         }
         self.best_effort.pop_front()

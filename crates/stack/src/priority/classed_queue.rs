@@ -1,7 +1,7 @@
 //! Connections that wait to be accepted: the oldest one comes first or, if there are several classes, the
 //! oldest one of the class whose turn it is.
 
-use super::{BEST_EFFORT, CLASSES, ClassScheduler, ClassSet};
+use super::{BEST_EFFORT, CLASSES, COMPILED, ClassScheduler, ClassSet};
 use std::collections::VecDeque;
 
 /// Entries of other classes than best effort, and the minimum share of lower classes.
@@ -62,7 +62,7 @@ impl<T> ClassedQueue<T> {
     /// Returns whether entries of other classes than best effort have ever been added.
     #[inline(always)]
     pub fn has_classes(&self) -> bool {
-        self.others.is_some()
+        COMPILED && self.others.is_some()
     }
 
     /// Returns the number of entries for which there is memory.
@@ -75,8 +75,8 @@ impl<T> ClassedQueue<T> {
     #[inline]
     pub fn push_back(&mut self, entry: T, class: Option<QueueClass>) {
         match class {
-            Some(class) => self.queue_of(class).push_back(entry),
-            None => self.best_effort.push_back(entry),
+            Some(class) if COMPILED => self.queue_of(class).push_back(entry),
+            _ => self.best_effort.push_back(entry),
         }
     }
 
@@ -97,7 +97,7 @@ impl<T> ClassedQueue<T> {
     /// Takes the next entry.
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
-        if self.others.is_some() {
+        if self.has_classes() {
             return self.pop_by_class().map(|(entry, _)| entry);
         }
         self.best_effort.pop_front()

@@ -17,7 +17,7 @@ use crate::error::Stale;
 use crate::events::{CloseReason, Event, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
-use crate::priority::BEST_EFFORT;
+use crate::priority::{BEST_EFFORT, COMPILED};
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
@@ -212,7 +212,7 @@ impl Tcp {
             // The FIN counts when the gap before it is filled, not before.
             b.ooo_fin_seq = Some(seg.header.seq + seg.payload.len() as u32);
         }
-        if self.is_unordered_used | self.is_overtaking {
+        if COMPILED && self.is_unordered_used | self.is_overtaking {
             return self.on_out_of_order_stored(idx, seg, base + gap, accepted, burst);
         }
         self.ack_now(idx);

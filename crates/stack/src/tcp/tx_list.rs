@@ -57,7 +57,7 @@ impl TxRound {
     /// the default class.
     #[inline(always)]
     pub const fn class(&self) -> Option<u8> {
-        self.class
+        if priority::COMPILED { self.class } else { None }
     }
 }
 
@@ -80,12 +80,12 @@ impl TxList {
 
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.best_effort.is_empty() && self.classes_len == self.classes_len_min
+        self.best_effort.is_empty() && (!priority::COMPILED || self.classes_len == self.classes_len_min)
     }
 
     #[inline(always)]
     pub fn begin(&mut self) -> TxRound {
-        let has_classes = self.classes_len != 0;
+        let has_classes = priority::COMPILED && self.classes_len != 0;
         if has_classes {
             self.begin_classes();
         }
@@ -133,7 +133,7 @@ impl TxList {
     /// Takes the next connection.
     #[inline(always)]
     pub fn next(&mut self, round: &mut TxRound) -> Option<u32> {
-        if round.class.is_some() {
+        if round.class().is_some() {
             return self.next_of_classes(round);
         }
         if round.best_effort_left == 0 {
@@ -176,7 +176,7 @@ impl TxList {
 
     #[inline(never)]
     fn push_to_class(&mut self, idx: u32, priority: u8) {
-        if priority == 0 || self.raised_to == Some(priority::class(priority)) {
+        if !priority::COMPILED || priority == 0 || self.raised_to == Some(priority::class(priority)) {
             self.best_effort.push_back(idx);
         } else {
             self.push_with_priority(idx, priority);

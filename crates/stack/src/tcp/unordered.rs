@@ -34,7 +34,7 @@ impl Tcp {
 
     /// Returns whether a connection with this flow exists and receives unordered.
     pub fn is_unordered(&self, key: &FlowKey) -> bool {
-        if !self.is_unordered_used {
+        if !priority::COMPILED || !self.is_unordered_used {
             return false;
         }
         let hash = self.secrets.flow_hash(key);

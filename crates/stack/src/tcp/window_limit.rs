@@ -6,7 +6,7 @@
 //! (`tcp_under_memory_pressure`).
 
 use super::conn::Tcb;
-use crate::priority::{BEST_EFFORT, CLASSES};
+use crate::priority::{BEST_EFFORT, CLASSES, COMPILED};
 
 /// Segments that a window admits despite its limit. With room for one, the peer's avoidance of silly windows
 /// (RFC 9293 §3.8.6.2.1) and delayed acknowledgements would stall the connection.
@@ -41,7 +41,7 @@ impl WindowLimits {
     /// Returns the window in bytes that a connection with room for `window` bytes offers.
     #[inline(always)]
     pub fn limit(&self, c: &Tcb, window: u32) -> u32 {
-        if window > self.current { self.reduce(c, window) } else { window }
+        if COMPILED && window > self.current { self.reduce(c, window) } else { window }
     }
 
     /// Returns the limited window. Its right edge does not move back (RFC 9293 §3.8.6).

@@ -80,7 +80,7 @@ pub(super) fn transmit(
     payload: &[u8],
     gso_size: u16,
 ) -> Result<u64, UdpError> {
-    if !network.refuses_by_class {
+    if !priority::COMPILED || !network.refuses_by_class {
         return transmit_in_class(now, network, route, header, udp, payload, gso_size);
     }
     let class = priority::class(header.label.priority());

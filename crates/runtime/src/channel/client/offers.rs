@@ -10,7 +10,7 @@ use crate::channel::region::{Direction, Region};
 use crate::channel::socket::{OfferSlot, state};
 use crate::channel::sync::Ordering;
 use ginnel_stack::handle::Conn;
-use ginnel_stack::priority::{CLASSES, ClassScheduler, ClassSet};
+use ginnel_stack::priority::{self, CLASSES, ClassScheduler, ClassSet};
 use std::collections::VecDeque;
 
 /// Offers to a client that accepts explicitly.
@@ -109,7 +109,7 @@ impl Client {
     /// offers: the oldest one or, if the stack has priorities, the oldest one of the class whose turn it is.
     fn next_offer(&mut self, listener: u32) -> Option<(usize, u64, usize)> {
         let (slot, bits) = self.oldest_offer(listener)?;
-        match self.prioritized.is_some() {
+        match priority::COMPILED && self.prioritized.is_some() {
             // An entry that is not valid must be taken, too, so that it does not stay.
             true => self.next_offer_by_class(listener).or(Some((slot, bits, 0))),
             false => Some((slot, bits, 0)),

@@ -11,7 +11,7 @@ use crate::channel::socket::OfferSlot;
 use crate::channel::sync::Ordering;
 use ginnel_stack::error::Stale;
 use ginnel_stack::handle::Conn;
-use ginnel_stack::priority::{BEST_EFFORT, PrioritizedNumbers};
+use ginnel_stack::priority::{self, BEST_EFFORT, PrioritizedNumbers};
 
 /// Notifications that are moved from the ring at a time, at most. The stack may notify all the time.
 const MOVED_MAX: usize = 1 << 17;
@@ -79,7 +79,7 @@ impl Client {
     /// class.
     #[inline]
     pub fn has_priorities(&self) -> bool {
-        self.prioritized.is_some()
+        priority::COMPILED && self.prioritized.is_some()
     }
 
     /// Returns the minimum share of lower priorities in percent; `None` if the stack has no priorities.

@@ -40,7 +40,7 @@ impl Domain {
         self.add_owner(socket, number);
         self.stats.accepted += 1;
         // Reports whatever happened since the connection was offered.
-        if self.event_class.is_some() {
+        if self.event_class().is_some() {
             self.with_data_class(socket, |domain| domain.notify_owners(socket));
         } else {
             self.notify_owners(socket);
@@ -94,7 +94,7 @@ impl Domain {
     /// the event that established it. `None` without `[priority]`.
     #[inline]
     pub(super) fn pending_class(&self, socket: u32) -> Option<QueueClass> {
-        self.event_class.map(|_| self.pending_class_by_data(socket))
+        self.event_class().map(|_| self.pending_class_by_data(socket))
     }
 
     #[cold]
@@ -183,7 +183,7 @@ impl Domain {
         entry.offer = Some(ClientSlot { client: number as u16, slot: slot as u8 });
         offer_slots::offer(&client.memory.offers()[slot], offer.listener, socket);
         self.clients.add_offering(number);
-        if self.event_class.is_some() {
+        if self.event_class().is_some() {
             self.with_data_class(socket, |domain| domain.clients.notify(number, socket));
         } else {
             self.clients.notify(number, socket);

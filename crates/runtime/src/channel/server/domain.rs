@@ -29,7 +29,7 @@ use ginnel_stack::error::OptionError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::TcpOption;
-use ginnel_stack::priority::ClassedQueue;
+use ginnel_stack::priority::{self, ClassedQueue};
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -366,6 +366,12 @@ impl Domain {
         self.clients.set_class(class);
     }
 
+    /// Returns the class of the event that is handled; `None` without `[priority]`.
+    #[inline(always)]
+    pub(super) fn event_class(&self) -> Option<u8> {
+        if priority::COMPILED { self.event_class } else { None }
+    }
+
     /// Records the class of bytes that were put into the region for clients, and of the `waiting` bytes after
     /// them for which the region has no space yet.
     #[cold]
@@ -390,7 +396,7 @@ impl Domain {
     pub(super) fn with_data_class(&mut self, socket: u32, notify: impl FnOnce(&mut Self)) {
         self.clients.set_class(self.unread_class(socket));
         notify(self);
-        if let Some(class) = self.event_class {
+        if let Some(class) = self.event_class() {
             self.clients.set_class(class);
         }
     }
@@ -759,7 +765,7 @@ impl Domain {
         let Some(listening) = self.listeners.get_mut(number).and_then(Option::as_mut) else { return };
         listening.is_backlog_full = false;
         let listener = listening.listener;
-        let event_class = self.event_class;
+        let event_class = self.event_class();
         while self.may_accept(number)
             && let Some((conn, class)) = cx.accept_with_class(listener)
         {
@@ -899,7 +905,7 @@ impl Domain {
             let _ = cx.abort(conn);
             return;
         };
-        if let Some(class) = self.event_class {
+        if let Some(class) = self.event_class() {
             self.record_data_class(socket, class, 0);
         }
         // Cannot truncate: listener numbers have 16 bits.
@@ -960,10 +966,10 @@ impl Domain {
         }
         match count {
             Ok(count) => {
-                if self.sockets[socket as usize].unordered.is_some() {
+                if priority::COMPILED && self.sockets[socket as usize].unordered.is_some() {
                     self.count_ordered(cx, socket, count);
                 }
-                match self.event_class {
+                match self.event_class() {
                     Some(class) => {
                         let waiting = cx.unread(conn).max(data.len()) - count;
                         let before = self.unread_class(socket);

@@ -1,0 +1,77 @@
+//! Instructions that priorities cost while they are off: this build, counted beside one in which the usual path
+//! of a packet knows no classes of priority ([`ginnel_stack::priority::COMPILED`]). `scripts/bench` builds both.
+
+use super::instructions::{Build, count_per_operation_of};
+use crate::harness::result::BenchResult;
+use crate::harness::{MeasureError, Options};
+use std::process::Command;
+
+/// Share of a case's instructions that priorities may cost while they are off.
+const COST_MAX: f64 = 0.01;
+
+/// Cases of the bench "instructions" in which each layer with classes takes part: the engine, shards with
+/// handlers and with tasks, and POSIX calls behind a channel.
+const CASES: &[(&str, &str)] = &[
+    ("short-connection", "instructions per connection"),
+    ("keep-alive-request", "instructions per request"),
+    ("runtime-short-connection", "instructions per connection"),
+    ("runtime-keep-alive-request", "instructions per request"),
+    ("task-short-connection", "instructions per connection"),
+    ("task-keep-alive-request", "instructions per request"),
+    ("calls-short-connection", "instructions per connection"),
+    ("calls-keep-alive-request", "instructions per request"),
+];
+
+/// Counts all cases in both builds. Fails if priorities cost more than [`COST_MAX`] in one.
+pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return Err(MeasureError::Skipped("valgrind is not installed".into()));
+    }
+    let ours = Build::this()?;
+    let baseline = baseline()?;
+    let count = |case: &str| {
+        Ok::<_, MeasureError>((
+            count_per_operation_of(&ours, case)?,
+            count_per_operation_of(&baseline, case)?,
+        ))
+    };
+    let mut results = Vec::new();
+    let mut missed = Vec::new();
+    for (case, unit) in CASES {
+        let (with, without) = count(case)?;
+        let cost = with / without - 1.0;
+        println!("  {case:<28} {with:>10.0} without {without:>10.0} {:>+7.2} %", 100.0 * cost);
+        if cost > COST_MAX {
+            missed.push(format!("{case}: {:+.2} %", 100.0 * cost));
+        }
+        results.push(BenchResult::from_counts(
+            &format!("priority-off-cost/{case}"),
+            unit,
+            with,
+            Some(without),
+        ));
+    }
+    if missed.is_empty() {
+        return Ok(results);
+    }
+    let goal = 100.0 * COST_MAX;
+    Err(MeasureError::Failed(format!(
+        "priorities that are off cost more than {goal} %: {}",
+        missed.join("; ")
+    )))
+}
+
+/// Returns the build without priorities, which is beside this one: `target/without-priorities/release`.
+fn baseline() -> Result<Build, MeasureError> {
+    let own = std::env::current_exe()?;
+    let missing = || {
+        MeasureError::Failed("no build without priorities: run \"scripts/bench priority-off-cost\"".into())
+    };
+    let (release, name) = own.parent().zip(own.file_name()).ok_or_else(missing)?;
+    let profile = release.file_name().ok_or_else(missing)?;
+    let program = release.with_file_name("without-priorities").join(profile).join(name);
+    if !program.exists() {
+        return Err(missing());
+    }
+    Ok(Build::new(program, &["--without-priorities"]))
+}
