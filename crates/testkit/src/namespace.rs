@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Environment variable of the process that [`rerun_in_namespace`] starts.
@@ -357,8 +357,11 @@ fn rerun(test: &str) -> Result<(), String> {
     let mut command = Command::new("unshare");
     command.args(flags).arg("--").arg(program);
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
-    let status = command.status().map_err(|e| format!("unshare: {e}"))?;
-    assert!(status.success(), "{test} failed in its namespace");
+    let output = command.stderr(Stdio::inherit()).output().map_err(|e| format!("unshare: {e}"))?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    print!("{printed}");
+    assert!(output.status.success(), "{test} failed in its namespace");
+    assert!(printed.contains("\nrunning 1 test\n"), "there is no test {test}");
     Ok(())
 }
 

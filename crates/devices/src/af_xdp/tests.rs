@@ -73,8 +73,8 @@ fn queue_0_conforms() {
 }
 
 #[test]
-fn queue_1_conforms() {
-    in_bpf_namespace("af_xdp::tests::queue_1_conforms", || conforms("queues=2", 1500));
+fn two_queues_conform() {
+    in_bpf_namespace("af_xdp::tests::two_queues_conform", || conforms("queues=2", 1500));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn burst_costs_one_system_call() {
 // limit: descriptors of an AF_XDP ring
 #[test]
 fn full_ring_drops_are_counted_by_the_kernel() {
-    in_bpf_namespace("af_xdp::tests::a_ring_that_nobody_empties_loses_frames", || {
+    in_bpf_namespace("af_xdp::tests::full_ring_drops_are_counted_by_the_kernel", || {
         veth("full0", "full1", 1500);
         let mut left = only(open(&all_of("full0", "")).expect("a device"));
         let mut right = open(&all_of("full1", "ring=64")).expect("a device");
