@@ -4,7 +4,7 @@ use crate::MeasureError;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The two CPUs that a measurement uses.
@@ -149,11 +149,14 @@ struct CacheLine(AtomicU32);
 /// Returns the round trip time of a cache line between the CPUs in nanoseconds.
 pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
     let line = CacheLine(AtomicU32::new(0));
+    let has_failed = AtomicBool::new(false);
+    let pin = |cpu| pin(cpu).inspect_err(|_| has_failed.store(true, Ordering::Relaxed));
+    let await_value = |value| await_value(&line, value, &has_failed);
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
             pin(cpus.client)?;
             for odd in (1..2 * ROUNDS * BATCHES as u32).step_by(2) {
-                await_value(&line, odd);
+                await_value(odd);
                 line.0.store(odd + 1, Ordering::Release);
             }
             io::Result::Ok(())
@@ -167,7 +170,7 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
                 for _ in 0..ROUNDS {
                     line.0.store(value + 1, Ordering::Release);
                     value += 2;
-                    await_value(&line, value);
+                    await_value(value);
                 }
                 *batch = clock.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
             }
@@ -179,13 +182,17 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
     })
 }
 
-fn await_value(line: &CacheLine, value: u32) {
+/// Waits for a value, or until the other thread has failed.
+fn await_value(line: &CacheLine, value: u32, has_failed: &AtomicBool) {
     let mut spins = 0u32;
     while line.0.load(Ordering::Acquire) != value {
         core::hint::spin_loop();
         spins += 1;
         // On a busy machine the other thread may not be running.
         if spins.is_multiple_of(1 << 16) {
+            if has_failed.load(Ordering::Relaxed) {
+                return;
+            }
             std::thread::yield_now();
         }
     }
