@@ -185,7 +185,7 @@ fn listen(address: SocketAddr) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// Returns the error of the system call.
 pub fn raise_descriptor_limit() -> Result<(), Error> {
-    crate::load::kernel::raise_descriptor_limit(0)
+    crate::load::kernel::raise_descriptor_limit(0, 0)
 }
 
 /// A worker: its listeners and its server.

@@ -22,6 +22,8 @@ const READ_BYTES: usize = 64 << 10;
 const EVENTS_MAX: usize = 1024;
 /// Descriptors that the process needs besides the connections of its workers.
 const SPARE_DESCRIPTORS: u64 = 64;
+/// Descriptors that a worker needs besides its connections: its epoll instance.
+const DESCRIPTORS_PER_WORKER: u64 = 1;
 
 struct Socket {
     fd: Option<OwnedFd>,
@@ -135,8 +137,10 @@ pub fn run<J: LoadJob>(
 /// Raises the limit on open descriptors to its maximum.
 ///
 /// # Errors
-/// The maximum is too small for `connections` and other descriptors of the process, or the kernel refuses.
-pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
+/// The maximum is too small for the descriptors of connections, workers and the rest of the process, or the
+/// kernel refuses.
+pub fn raise_descriptor_limit(connections: u64, workers: u64) -> Result<(), Error> {
+    let needed = connections + DESCRIPTORS_PER_WORKER * workers + SPARE_DESCRIPTORS;
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -144,7 +148,7 @@ pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
             .map_err(|e| Error::io("raise the limit on open descriptors", e))?;
     }
     match limit.maximum {
-        Some(maximum) if connections + SPARE_DESCRIPTORS > maximum => Err(Error::application(format!(
+        Some(maximum) if needed > maximum => Err(Error::application(format!(
             "--connections {connections} is too many: this process may have {maximum} open descriptors (raise RLIMIT_NOFILE, or use --stack light)"
         ))),
         _ => Ok(()),

@@ -135,8 +135,9 @@ pub fn measure_light<J: LoadJob>(
 /// # Errors
 /// The errors of [`measure`].
 pub fn measure_on_kernel<J: LoadJob>(job: &J, stop: &StopFlag) -> Result<J::Report, Error> {
-    kernel::raise_descriptor_limit(job.common().connections.into())?;
-    let sockets = vec![(); job.common().workers() as usize];
+    let common = job.common();
+    kernel::raise_descriptor_limit(common.connections.into(), common.workers().into())?;
+    let sockets = vec![(); common.workers() as usize];
     run_workers(job, stop, sockets, |job, share, progress, ()| kernel::run(job, share, progress, stop))
 }
 
