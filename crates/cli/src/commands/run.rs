@@ -39,12 +39,13 @@ Exit status:
   127  the program was not found
   2    wrong options or configuration
 
-A program with a stack of its own may leave processes behind when it exits, as a daemon does. \"ginnel run\" \
-then waits until the last of them has ended, and serves them meanwhile. It passes signals on to the first of \
-them. Signals of the terminal, as for Ctrl-C, are not passed on to processes that \
-the terminal sends them to, nor are those that the program itself sends. A signal that another process sends \
-to the whole process group (kill -- -PGID, or timeout without --foreground) reaches the program twice: \
-directly and through \"ginnel run\". A second SIGINT or SIGTERM ends the stack without waiting.";
+With a stack of its own, \"ginnel run\" passes signals on to the program. If the program leaves processes \
+behind when it exits, as a daemon does, \"ginnel run\" serves them until the last has ended, and passes \
+signals on to the first of them; a second SIGINT or SIGTERM then ends the stack without waiting. A signal of \
+the terminal (Ctrl-C) is not passed on to a process that has got it from the terminal, nor does a process get \
+back a signal that it has sent. A signal that another process sends to the whole process group \
+(kill -- -PGID, or timeout without --foreground) reaches the program twice: directly and through \"ginnel \
+run\".";
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
