@@ -757,6 +757,7 @@ fn receive_burst<H: Handler>(
 }
 
 /// Moves frames with a priority to the front of the burst, and returns the number of bytes in it.
+#[inline(always)]
 fn prepare_burst(burst: &mut RxBurst<'_>) -> u64 {
     let (mut bytes, mut label_bits) = (0, 0);
     for frame in burst.iter() {

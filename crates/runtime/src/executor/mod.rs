@@ -169,6 +169,7 @@ impl<M> Executor<M> {
     }
 
     /// Changes the state, then calls the wakers that the change woke.
+    #[inline(always)]
     fn update_state(&self, update: impl FnOnce(&mut ExecutorState)) {
         let inner = self.inner();
         let mut state = inner.state.borrow_mut();
@@ -220,10 +221,12 @@ where
         self.on_event(cx, |state, cx| state.connected(cx, conn));
     }
 
+    #[inline(always)]
     fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
         self.on_event(cx, |state, cx| state.readable(cx, conn));
     }
 
+    #[cold]
     fn unordered_readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
         self.on_event(cx, |state, cx| state.readable(cx, conn));
     }
@@ -362,6 +365,7 @@ fn run_remote_spawns(inner: &ExecutorInner) {
 }
 
 /// Polls the next ready task. Returns false if no task is ready.
+#[inline(always)]
 fn poll_next(inner: &Rc<ExecutorInner>, guard: &ExecutorGuard<'_>) -> bool {
     let Some(taken) = inner.state.borrow_mut().tasks.take_next() else { return false };
     guard.set_task(taken.index, taken.waker.clone());

@@ -307,6 +307,7 @@ impl Tcp {
     }
 
     /// Queues one `Readable` event until the owner takes it.
+    #[inline]
     pub fn report_readable(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         if !c.has(Flags::ACCEPTED) {
