@@ -198,25 +198,26 @@ impl ProcessLock {
     }
 }
 
+/// Owners of sockets to which `SIGURG` is deferred at a time. A signal for a further one is sent at once.
+const SIGURG_OWNERS_MAX: usize = 4;
+
 /// Work to do when the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredWork {
-    /// The process or process group to which `SIGURG` must be sent (`F_SETOWN`), or 0.
-    sigurg_owner: AtomicI32,
+    /// The processes and process groups to which `SIGURG` must be sent (`F_SETOWN`); 0 for none.
+    sigurg_owners: [AtomicI32; SIGURG_OWNERS_MAX],
 }
 
 impl DeferredWork {
     /// Defers a `SIGURG` until the lock is released, because its handler is likely to read. Returns false if
-    /// one for another owner is deferred.
+    /// signals for [`SIGURG_OWNERS_MAX`] others are deferred.
     #[cold]
     pub fn defer_sigurg(&self, owner: i32) -> bool {
-        let before = self.sigurg_owner.load(Ordering::Relaxed);
-        if before != 0 && before != owner {
-            return false;
-        }
-        self.sigurg_owner.store(owner, Ordering::Relaxed);
         note_deferred_work();
-        true
+        self.sigurg_owners.iter().any(|slot| {
+            slot.load(Ordering::Relaxed) == owner
+                || slot.compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        })
     }
 }
 
@@ -383,9 +384,11 @@ impl Ops {
     #[cold]
     fn run_deferred_work(&self) {
         THREAD.with(|thread| thread.has_deferred_work.set(false));
-        match self.lock.deferred.sigurg_owner.swap(0, Ordering::Relaxed) {
-            0 => {}
-            owner => urgent::send_sigurg(owner),
+        for slot in &self.lock.deferred.sigurg_owners {
+            match slot.swap(0, Ordering::Relaxed) {
+                0 => {}
+                owner => urgent::send_sigurg(owner),
+            }
         }
         for slot in &self.lock.deferred_closes {
             let fd = slot.swap(NO_FD, Ordering::Relaxed);

@@ -100,8 +100,8 @@ impl ProcessState {
         // The arrival of a byte that was announced before is no new announcement.
         let announced = !(has_arrived && socket.urgent.byte_pending);
         if announced && socket.urgent.owner != 0 && !self.deferred.defer_sigurg(socket.urgent.owner) {
-            // The next call sends it.
-            return;
+            // A handler of this process is called with the lock held, and reads nothing: EAGAIN.
+            send_sigurg(socket.urgent.owner);
         }
         socket.urgent.byte_pending = mark.is_some() && !has_arrived;
         socket.urgent.oob_events_seen = oob_events;
