@@ -48,6 +48,32 @@ fn a_program_may_overwrite_any_descriptor() {
     assert_eq!(Fixture::new("reckless").script_output(&LOOPBACK, CLOSE_AND_OVERWRITE), "True 12\n");
 }
 
+/// Forks while no descriptor is free. Such a child has no connection to the stack.
+const FORK_AT_THE_LIMIT: &str = "
+import resource
+s = server('127.0.0.1', 7414); resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+fds = []
+try:
+    while True: fds.append(os.open('/dev/null', os.O_RDONLY))
+except OSError as e: print(os.strerror(e.errno))
+child = os.fork()
+if not child: os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for fd in fds: os.close(fd)
+c = socket.create_connection(s.getsockname()); a, _ = s.accept(); c.sendall(b'in'); print(a.recv(9))";
+
+/// The expected output is that of the program on the kernel.
+#[test]
+fn forking_works_without_free_descriptors() {
+    if skipped("forking_works_without_free_descriptors") {
+        return;
+    }
+    let fixture = Fixture::new("forkfull");
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], FORK_AT_THE_LIMIT);
+    assert_eq!(on_kernel, "Too many open files\n7\nb'in'\n");
+    assert_eq!(fixture.script_output(&LOOPBACK, FORK_AT_THE_LIMIT), on_kernel);
+}
+
 #[test]
 fn overwriting_works_with_a_low_descriptor_limit() {
     if skipped("overwriting_works_with_a_low_descriptor_limit") {

@@ -101,8 +101,11 @@ impl Isolation {
                 .as_ref()
                 .is_ok_and(|end| syscall::dup3(end.as_raw_fd(), fd, libc::O_CLOEXEC).is_ok());
             if !replaced {
-                // No number is free, or this one is above the limit: requests fail with `EBADF`.
-                descriptor::close(fd);
+                // No number is free, or this one is above the limit: requests fail with `EBADF`. `close` of
+                // the C library is the program's, which knows no internal descriptors.
+                descriptor::unregister_internal(fd);
+                // SAFETY: the number is this library's, and whoever has it gets an error from now on.
+                unsafe { rustix::io::close(fd) };
             }
         }
     }
