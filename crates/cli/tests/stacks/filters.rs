@@ -222,6 +222,35 @@ attach(s, program(NONE)); open('there', 'w').close()
 while not os.path.exists('end'): time.sleep(0.01)
 print(attached(s) == program(NONE)); os.kill(child, signal.SIGKILL)";
 
+/// A filter that the server has removed from its listener does not come back when its child, which got the socket
+/// with the filter, listens as well.
+const REMOVED: &str = "
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7008))
+attach(s, program(NONE)); (down_end, down), (up, up_end) = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    os.read(down_end, 1); s.listen(); os.write(up_end, b'.'); os.read(down_end, 1); os._exit(0)
+s.listen(); detach(s); os.write(down, b'.'); os.read(up, 1)
+try: socket.create_connection(('127.0.0.1', 7008), timeout=3); print('connected')
+except OSError as e: print(e)
+os.write(down, b'.'); print(os.waitpid(child, 0)[1])";
+
+/// The expected output is that of the program on the kernel.
+#[test]
+fn removed_filters_do_not_come_back() {
+    if skipped("removed_filters_do_not_come_back") {
+        return;
+    }
+    let fixture = Fixture::new("filterremoved");
+    let script = format!("{PRELUDE}{REMOVED}");
+    let run = |options: &[&str]| fixture.script_output(options, &script);
+    let on_kernel = run(&["--stack", "kernel"]);
+    assert_eq!(on_kernel, "connected\n0\n");
+    for shards in ["1", "2"] {
+        assert_eq!(run(&["--loopback", "stack", "--shards", shards]), on_kernel, "{shards} shards");
+    }
+}
+
 #[test]
 fn processes_that_listen_together_share_a_filter() {
     if skipped("processes_that_listen_together_share_a_filter") {

@@ -251,6 +251,7 @@ impl Domain {
             report_unread_after,
             is_destroyed: false,
             description: 0,
+            filter_removed: false,
         });
         self.add_listener_owner(number, client);
         // Another shard may have listened first, and connections may have arrived since.

@@ -86,6 +86,8 @@ pub(super) struct DomainListener {
     pub is_destroyed: bool,
     /// Number of the open file description for which it was opened, or 0.
     pub description: u64,
+    /// A client has removed its filter since it was opened.
+    pub filter_removed: bool,
 }
 
 impl DomainListener {

@@ -62,6 +62,11 @@ impl Domain {
     ) -> Result<(), FilterError> {
         let target = self.target(client, of).ok_or(FilterError::Stale)?;
         let filter = code.map(|code| self.new_filter(code)).transpose()?;
+        if let SocketId::Listener(number) = of
+            && let Some(Some(listening)) = self.listeners.get_mut(number as usize)
+        {
+            listening.filter_removed = code.is_none();
+        }
         let set = set_in_engine(cx, target, filter);
         self.stats.filters_refused += u64::from(set == Err(FilterError::NoMemory));
         set
@@ -108,9 +113,10 @@ impl Domain {
         };
         let reply = self.handle_request(cx, client, request);
         if let Some(number) = joined
-            && self.filter(cx, client, SocketId::Listener(number)).is_ok_and(|code| !code.is_empty())
+            && (self.filter(cx, client, SocketId::Listener(number)).is_ok_and(|code| !code.is_empty())
+                || matches!(self.listeners.get(number as usize), Some(Some(l)) if l.filter_removed))
         {
-            // The process that listens may have set it after this client's process got the socket.
+            // The process that listens may have set or removed it after this client's process got the socket.
             return reply;
         }
         let id = match &reply {
