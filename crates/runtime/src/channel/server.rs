@@ -411,6 +411,12 @@ fn done_or_unknown(is_known: bool) -> BrokerReply {
     if is_known { BrokerReply::Done } else { BrokerReply::Unknown }
 }
 
+/// Returns the index of the occupied slot that follows `at` in a circle; `at` if there is no other.
+fn next_occupied<T>(slots: &[Option<T>], at: usize) -> usize {
+    let mut others = (1..slots.len()).map(|distance| (at + distance) % slots.len());
+    others.find(|index| slots[*index].is_some()).unwrap_or(at)
+}
+
 impl Handler for ChannelServer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.defer_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
@@ -601,7 +607,7 @@ impl Handler for ChannelServer {
         }
         if any_refused {
             // The room of a device is for the sockets of all domains.
-            self.first_domain = (self.first_domain + 1) % self.domains.len();
+            self.first_domain = next_occupied(&self.domains, self.first_domain);
         }
         if any_unused {
             self.reap_domains();
@@ -678,5 +684,18 @@ impl Handler for ChannelServer {
             (Some(epoll), _) => Some(epoll.fd()),
             (None, local) => local.as_ref().map(|local| local.wake.as_fd().as_raw_fd()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::next_occupied;
+
+    #[test]
+    fn occupied_slots_take_turns() {
+        let slots = [Some(()), Some(()), None, None, Some(()), None];
+        let turns = core::iter::successors(Some(0), |at| Some(next_occupied(&slots, *at)));
+        assert_eq!(turns.take(7).collect::<Vec<_>>(), [0, 1, 4, 0, 1, 4, 0]);
+        assert_eq!([next_occupied(&[None, Some(())], 1), next_occupied(&[None::<()>], 0)], [1, 0]);
     }
 }
