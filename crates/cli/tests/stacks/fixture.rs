@@ -198,7 +198,9 @@ impl RunningProgram {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        readers.map(|reader| reader.join().unwrap());
+        for reader in readers {
+            reader.join().unwrap();
+        }
         let [stdout, stderr] = printed.map(|bytes| std::mem::take(&mut *bytes.lock().unwrap()));
         Output { status, stdout, stderr }
     }
