@@ -198,6 +198,7 @@ const LINUX: &[(&str, &str)] = &[
     ("tcp.time_wait_overflows", "TcpExtTCPTimeWaitOverflow"),
     ("tcp.time_wait_reused", "TcpExtTWRecycled"),
     ("tcp.paws_rejected", "TcpExtPAWSEstab"),
+    ("tcp.paws_active_rejected", "TcpExtPAWSActive"),
     ("tcp.min_ttl_drops", "TcpExtTCPMinTTLDrop"),
     ("tcp.challenge_acks", "TcpExtTCPChallengeACK"),
     ("tcp.timeouts", "TcpExtTCPTimeouts"),

@@ -81,6 +81,8 @@ counters! {
         time_wait_reused,
         /// Segments rejected by PAWS.
         paws_rejected,
+        /// SYN+ACKs that echoed no timestamp of the SYN, and were answered with RST.
+        paws_active_rejected,
         /// Segments outside of the window.
         out_of_window,
         /// Segments, and ICMP errors about them, dropped because their hop limit is below the minimum of the

@@ -20,6 +20,12 @@ impl Tcp {
             self.send_reset(net, seg);
             return;
         }
+        let options = TcpOptions::parse(seg.options);
+        if ack && !self.echoes_syn(idx, &options) {
+            self.stats.paws_active_rejected += 1;
+            self.send_reset(net, seg);
+            return;
+        }
         // Second: RST is accepted only with an acceptable ACK (RFC 5961 §3.2).
         if flags.contains(TcpFlags::RST) {
             if ack {
@@ -31,7 +37,7 @@ impl Tcp {
         if !flags.contains(TcpFlags::SYN) {
             return;
         }
-        self.take_syn(idx, seg);
+        self.take_syn(idx, seg, &options);
         if ack {
             if !self.conns[idx].profile.is_usual() && self.profile(idx).fastopen.is_begun() {
                 return self.on_fastopen_syn_ack(net, idx, seg);
@@ -52,8 +58,18 @@ impl Tcp {
         }
     }
 
-    fn take_syn(&mut self, idx: u32, seg: &Segment<'_>) {
-        let options = TcpOptions::parse(seg.options);
+    /// Returns whether the timestamp that a segment echoes can be that of the SYN, or there is none (RFC 7323
+    /// §3.2; Linux, `PAWSActiveRejected`). A millisecond is a tolerance for rounding.
+    fn echoes_syn(&self, idx: u32, options: &TcpOptions) -> bool {
+        let c = &self.conns[idx];
+        let echoed = options.timestamps.filter(|timestamps| timestamps.tsecr != 0);
+        let Some(echoed) = echoed.filter(|_| self.config.timestamps) else { return true };
+        let age_us = (self.now.as_micros() as u32).wrapping_sub(c.min_rtt);
+        let now = self.now_ms().wrapping_add(c.ts_offset);
+        now.wrapping_sub(echoed.tsecr) <= age_us / 1000 + 1
+    }
+
+    fn take_syn(&mut self, idx: u32, seg: &Segment<'_>, options: &TcpOptions) {
         let flags = seg.header.flags;
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
@@ -71,7 +87,7 @@ impl Tcp {
         };
         let ecn = c.has(Flags::ECN) && is_accepted;
         c.flags.assign(Flags::ECN, ecn);
-        apply_peer_options(c, &self.config, &options);
+        apply_peer_options(c, &self.config, options);
         let announced_scale = c.wscale & 0xf0;
         self.init_windows(idx);
         let c = &mut self.conns[idx];
