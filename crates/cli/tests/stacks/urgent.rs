@@ -55,3 +55,32 @@ fn urgent_data_behave_as_on_the_kernel() {
     assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nreceived 1\n"), "{on_kernel}");
     assert_eq!(fixture.script_output(&["--loopback", "stack"], SCRIPT), on_kernel);
 }
+
+/// Urgent data of four sockets arrive before the next call, and each socket has another child as its owner.
+const OWNERS: &str = "
+import fcntl
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})
+s = server('127.0.0.1', 7502)
+pairs = [(socket.create_connection(('127.0.0.1', 7502)), s.accept()[0]) for _ in range(4)]
+children = []
+for _, accepted in pairs:
+    child = os.fork()
+    if not child: os._exit(signal.sigtimedwait({signal.SIGURG}, 20) is None)
+    fcntl.fcntl(accepted, fcntl.F_SETOWN, child); children.append(child)
+for connected, _ in pairs: connected.send(b'!', socket.MSG_OOB)
+time.sleep(0.2)
+p = select.poll()
+for _, accepted in pairs: p.register(accepted, select.POLLPRI)
+print(len(p.poll(20000)), [os.waitpid(child, 0)[1] for child in children])";
+
+/// The expected output is that of the program on the kernel.
+#[test]
+fn each_owner_gets_its_signal() {
+    if skipped("each_owner_gets_its_signal") {
+        return;
+    }
+    let fixture = Fixture::new("owners");
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], OWNERS);
+    assert_eq!(on_kernel, "4 [0, 0, 0, 0]\n");
+    assert_eq!(fixture.script_output(&["--loopback", "stack"], OWNERS), on_kernel);
+}
