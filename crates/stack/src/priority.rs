@@ -5,9 +5,11 @@
 //! default, is best effort, and only 1, background, comes after it; 2 to 7 come before, the highest first.
 //! Selection is strict (§8.6.8.1): a higher priority is never delayed by a lower one.
 
+mod class_limits;
 mod classed_queue;
 mod numbers;
 
+pub use class_limits::ClassLimits;
 pub use classed_queue::{ClassedQueue, QueueClass};
 pub use numbers::PrioritizedNumbers;
 

@@ -31,7 +31,7 @@ use crate::multicast::SourceFilter;
 use crate::options::{
     BufferLimits, ConnectOptions, ListenOptions, PortSharing, SocketOptions, TcpInfo, TcpOption, UrgentMark,
 };
-use crate::priority::{BEST_EFFORT, ClassSet};
+use crate::priority::{BEST_EFFORT, CLASSES, ClassLimits, ClassSet};
 use crate::socket_filter::SocketFilter;
 use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
@@ -1133,6 +1133,24 @@ impl Stack {
     pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
         self.udp.leave_all(&mut self.net, socket);
         self.udp.close(socket)
+    }
+
+    /// Sets the part of the limits of UDP receive queues that datagrams of each class may fill
+    /// ([`Stack::select_class`]). Must be called before the first socket is bound.
+    pub fn set_class_limits(&mut self, limits: ClassLimits) {
+        self.udp.set_class_limits(limits);
+    }
+
+    /// Returns the class of the datagram that [`Stack::udp_recv_from`] returned last; [`BEST_EFFORT`] without
+    /// [`Stack::set_class_limits`].
+    pub fn udp_received_class(&self) -> u8 {
+        self.udp.received_class()
+    }
+
+    /// Returns how many datagrams of each class were dropped at the limits of receive queues since the last
+    /// call, if there are any.
+    pub fn take_udp_shed(&mut self) -> Option<[u64; CLASSES]> {
+        self.udp.take_shed()
     }
 
     /// Returns the counters of UDP.

@@ -90,7 +90,7 @@ impl Udp {
             route: None,
             drops: 0,
             filter: None,
-            has_slow_path: options.gro,
+            has_slow_path: options.gro || self.classes.is_some(),
             memberships: Vec::new(),
         });
         self.ports.entry(port).or_default().push(index);

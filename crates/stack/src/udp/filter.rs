@@ -1,4 +1,4 @@
-//! Filters of UDP sockets (`SO_ATTACH_FILTER`).
+//! Filters of UDP sockets (`SO_ATTACH_FILTER`), and the slow path on which a datagram is queued.
 
 use super::queue::{self, Datagram};
 use super::{Udp, UdpError};
@@ -23,9 +23,10 @@ impl Udp {
         handle: UdpHandle,
         filter: Option<Arc<dyn SocketFilter>>,
     ) -> Result<(), UdpError> {
+        let has_classes = self.classes.is_some();
         let socket = self.socket(handle)?;
         socket.filter = filter;
-        socket.update_slow_path();
+        socket.update_slow_path(has_classes);
         Ok(())
     }
 
@@ -36,8 +37,8 @@ impl Udp {
         slot.socket.as_ref()?.filter.as_deref()
     }
 
-    /// Queues a datagram, or datagrams, to a socket that coalesces datagrams or has a
-    /// filter.
+    /// Queues a datagram, or datagrams, to a socket that coalesces datagrams or has a filter, or if datagrams
+    /// have classes.
     #[cold]
     #[inline(never)]
     pub(super) fn enqueue_slow_path(
@@ -66,14 +67,28 @@ impl Udp {
         }
         // After the filter, as on Linux: what it drops or removes takes no room.
         let cost = payload.len() + queue::OVERHEAD;
-        if !socket.has_room(cost, self.receive_bytes) || self.queued + cost > self.receive_total_bytes {
+        let class = self.readable_classes.current();
+        let limits = self.classes.as_ref().map(|classes| classes.limits);
+        let of_class = |limit| limits.map_or(limit, |limits| limits.of(limit, class));
+        let rcvbuf = of_class(socket.rcvbuf(self.receive_bytes));
+        if !socket.has_room(cost, rcvbuf) || self.queued + cost > of_class(self.receive_total_bytes) {
             self.stats.receive_overflow += 1;
             socket.drops += 1;
+            if let Some(classes) = &mut self.classes {
+                classes.count_shed(class);
+            }
             return;
         }
         let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
-        if !(socket.options.gro && datagram.gso_size == 0 && socket.queue.coalesce(&datagram, payload)) {
+        let joins = socket.options.gro
+            && datagram.gso_size == 0
+            && (limits.is_none() || socket.queue.newest_class() == Some(class))
+            && socket.queue.coalesce(&datagram, payload);
+        if !joins {
             socket.queue.push(datagram, payload);
+            if limits.is_some() {
+                socket.queue.push_class(class);
+            }
         }
         self.capacity += socket.queue.capacity() - capacity;
         self.queued += socket.queue.cost() - before;

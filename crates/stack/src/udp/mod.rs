@@ -4,6 +4,7 @@
 //! addresses are reported as such, never as IPv4-mapped IPv6 addresses.
 
 mod bind;
+mod classes;
 mod error;
 mod error_queue;
 mod filter;
@@ -26,12 +27,13 @@ use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
-use crate::priority::{ClassQueues, ClassSet};
+use crate::priority::{COMPILED, ClassQueues, ClassSet};
 use crate::socket_filter::SocketFilter;
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::udp;
+use classes::UdpClasses;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use error_queue::UdpErrorQueue;
@@ -146,7 +148,7 @@ struct UdpSocket {
     drops: u64,
     /// Decides which datagrams are queued.
     filter: Option<Arc<dyn SocketFilter>>,
-    /// True if the socket coalesces datagrams or has a filter.
+    /// True if the socket coalesces datagrams or has a filter, or if datagrams have classes.
     has_slow_path: bool,
     /// The groups that the socket has joined.
     memberships: Vec<Membership>,
@@ -179,6 +181,8 @@ pub struct Udp {
     readable: VecDeque<u32>,
     /// The readable sockets of the other classes.
     readable_classes: ClassQueues<u32>,
+    /// Present if the limits of receive queues depend on the class.
+    classes: Option<Box<UdpClasses>>,
     /// Bytes charged for queued datagrams, over all sockets.
     queued: usize,
     /// Peak of `queued`.
@@ -209,6 +213,7 @@ impl Udp {
             ports: BTreeMap::new(),
             readable: VecDeque::new(),
             readable_classes: ClassQueues::default(),
+            classes: None,
             queued: 0,
             queued_peak: 0,
             capacity: 0,
@@ -316,9 +321,10 @@ impl Udp {
 
     /// Sets the options of a socket. Options that concern binding have no effect after it.
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
+        let has_classes = self.classes.is_some();
         let socket = self.socket(handle)?;
         let before = core::mem::replace(&mut socket.options, options);
-        socket.update_slow_path();
+        socket.update_slow_path(has_classes);
         if before.recverr_v4 && !options.recverr_v4 || before.recverr_v6 && !options.recverr_v6 {
             socket.error_queue = None;
         }
@@ -470,6 +476,9 @@ impl Udp {
         }
         let before = (socket.queue.cost(), socket.queue.capacity());
         let datagram = socket.queue.pop(out).ok_or(UdpError::WouldBlock)?;
+        if COMPILED && self.classes.is_some() {
+            self.note_received(handle.index);
+        }
         self.queued -= before.0 - self.slots[handle.index as usize].queue_cost();
         self.shrink_if_scarce(handle.index, before.1);
         Ok(datagram)
@@ -611,7 +620,8 @@ impl Udp {
             return self.enqueue_slow_path(index, datagram, payload, arrival);
         }
         let cost = payload.len() + queue::OVERHEAD;
-        if !socket.has_room(cost, self.receive_bytes) || self.queued + cost > self.receive_total_bytes {
+        let rcvbuf = socket.rcvbuf(self.receive_bytes);
+        if !socket.has_room(cost, rcvbuf) || self.queued + cost > self.receive_total_bytes {
             self.stats.receive_overflow += 1;
             socket.drops += 1;
             return;
@@ -677,17 +687,16 @@ impl Udp {
 }
 
 impl UdpSocket {
-    /// Returns whether a datagram with this cost fits into the queue, whose limit is `default` unless the
-    /// application has set one.
+    /// Returns whether a datagram with this cost fits into the queue, whose limit is `rcvbuf` bytes.
     #[inline(always)]
-    fn has_room(&self, cost: usize, default: usize) -> bool {
+    fn has_room(&self, cost: usize, rcvbuf: usize) -> bool {
         // An empty queue accepts any datagram, so that a small limit cannot block a socket forever.
-        self.queue.is_empty() || self.queue.cost() + cost <= self.rcvbuf(default)
+        self.queue.is_empty() || self.queue.cost() + cost <= rcvbuf
     }
 
-    /// Updates what depends on options and filter.
-    fn update_slow_path(&mut self) {
-        self.has_slow_path = self.options.gro || self.filter.is_some();
+    /// Updates what depends on options and filter, and on whether datagrams have classes.
+    fn update_slow_path(&mut self, has_classes: bool) {
+        self.has_slow_path = has_classes || self.options.gro || self.filter.is_some();
     }
 
     /// Caches the route to the remote address.

@@ -36,6 +36,8 @@ const GRO_BYTES_MAX: usize = 65_507;
 pub(super) struct UdpReceiveQueue {
     datagrams: VecDeque<Datagram>,
     bytes: VecDeque<u8>,
+    /// The class of each datagram; empty if datagrams have no classes.
+    classes: VecDeque<u8>,
 }
 
 impl UdpReceiveQueue {
@@ -55,7 +57,7 @@ impl UdpReceiveQueue {
 
     /// Returns the bytes of memory allocated by the queue.
     pub(super) fn capacity(&self) -> usize {
-        self.bytes.capacity() + self.datagrams.capacity() * size_of::<Datagram>()
+        self.bytes.capacity() + self.datagrams.capacity() * size_of::<Datagram>() + self.classes.capacity()
     }
 
     /// Frees the memory of the queue if it is empty.
@@ -88,6 +90,21 @@ impl UdpReceiveQueue {
     pub(super) fn push(&mut self, datagram: Datagram, payload: &[u8]) {
         self.bytes.extend(payload);
         self.datagrams.push_back(datagram);
+    }
+
+    /// Adds the class of the datagram that was pushed last.
+    pub(super) fn push_class(&mut self, class: u8) {
+        self.classes.push_back(class);
+    }
+
+    /// Returns the class of the datagram that was pushed last.
+    pub(super) fn newest_class(&self) -> Option<u8> {
+        self.classes.back().copied()
+    }
+
+    /// Takes the class of the datagram that was taken last.
+    pub(super) fn pop_class(&mut self) -> Option<u8> {
+        self.classes.pop_front()
     }
 
     /// Copies as much of the next datagram as fits, without taking it.
