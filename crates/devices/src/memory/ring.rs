@@ -169,7 +169,8 @@ pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (RecordProducer, Re
         #[cfg(loom)]
         lines: (0..capacity / ALIGN).map(|_| loom::cell::UnsafeCell::new(())).collect(),
     });
-    let lap = Lap { bytes_min: lap_bytes_min, bytes: lap_bytes_min, check_at: lap_bytes_min, laps: 0 };
+    let lap =
+        Lap { bytes_min: lap_bytes_min, bytes: lap_bytes_min, check_at: lap_bytes_min, laps: 0, left_at: 0 };
     let producer =
         RecordProducer { shared: shared.clone(), position: 0, published: 0, head: 0, reservation: None, lap };
     (producer, RecordConsumer { shared, position: 0, released: 0, tail: 0 })
@@ -205,6 +206,8 @@ struct Lap {
     check_at: usize,
     /// Laps since `bytes` changed.
     laps: u32,
+    /// Position at which the last lap was left that ended before its last byte.
+    left_at: usize,
 }
 
 impl Lap {
@@ -262,6 +265,40 @@ impl RecordProducer {
         Some(start)
     }
 
+    /// Returns whether at most as many bytes are in use as `limit` returns, with a frame of `len` bytes more.
+    /// It is called with the bytes that the ring can hold until the consumer has reached the current lap. A
+    /// ring whose records were all read has room for every frame.
+    pub(super) fn has_room_within(&mut self, len: usize, limit: impl Fn(usize) -> usize) -> bool {
+        let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
+        let capacity = self.shared.capacity;
+        let has_room = |producer: &Self| {
+            let unused = producer.unused_before_lap();
+            let used = producer.position.wrapping_sub(producer.head) - unused;
+            used == 0 || used + bytes <= limit(capacity - unused)
+        };
+        if has_room(self) {
+            return true;
+        }
+        self.refresh_head();
+        let has_room = has_room(self);
+        if !has_room {
+            self.lap.on_full(capacity);
+        }
+        has_room
+    }
+
+    /// Returns the bytes at the end of the previous lap that were left out, if the consumer has not passed
+    /// them.
+    fn unused_before_lap(&self) -> usize {
+        let offset = self.position & (self.shared.capacity - 1);
+        if self.position.wrapping_sub(self.head) <= offset {
+            return 0;
+        }
+        let unused = (self.position - offset).wrapping_sub(self.lap.left_at);
+        // A longer distance is that to an earlier lap: nothing was left out in the previous one.
+        if unused < self.shared.capacity { unused } else { 0 }
+    }
+
     /// Returns the first `len` bytes of the memory reserved last, or nothing if it has fewer.
     pub(super) fn reserved(&self, len: usize) -> &[u8] {
         let Some(room) = self.reservation.filter(|room| len <= room.len) else { return &[] };
@@ -300,6 +337,7 @@ impl RecordProducer {
         };
         if room.start != self.position {
             self.lap.on_wrap();
+            self.lap.left_at = self.position;
             self.shared.note_write(self.position, ALIGN);
             // SAFETY: the position is aligned to a cache line and not at the lap's end, because the record
             // would start there otherwise; the bytes up to `room.start` are free.

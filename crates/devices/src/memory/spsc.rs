@@ -50,6 +50,13 @@ impl SpscTx {
         self.ring.reserve(len + TRAILER_BYTES).is_some()
     }
 
+    /// Returns whether a frame of `len` bytes leaves a part of the ring free: `limit` gets the bytes that the
+    /// ring can hold, and returns those that may be in use together with the frame. An empty ring takes every
+    /// frame.
+    pub fn has_room_within(&mut self, len: usize, limit: impl Fn(usize) -> usize) -> bool {
+        self.ring.has_room_within(len + TRAILER_BYTES, limit)
+    }
+
     /// Copies a frame into the ring. Returns false, and copies nothing, if there is no room.
     pub fn push(&mut self, tag: u32, frame: &RxFrame<'_>) -> bool {
         let RxFrame { bytes, checksum, gso, label } = *frame;
@@ -164,6 +171,57 @@ mod tests {
         assert!(!tx.has_room(500), "the frames are still borrowed");
         rx.release();
         assert!(tx.has_room(500));
+    }
+
+    /// Sends 500 bytes as long as `may_send` allows. Returns the number of frames.
+    fn fill(tx: &mut SpscTx, may_send: impl Fn(&mut SpscTx) -> bool) -> usize {
+        (0..).take_while(|tag| may_send(tx) && tx.push(*tag, &RxFrame::new(&[0; 500]))).count()
+    }
+
+    /// Takes all frames.
+    fn drain(tx: &mut SpscTx, rx: &mut SpscRx) -> usize {
+        tx.publish();
+        let mut taken = 0;
+        while rx.is_waiting() {
+            taken += rx.burst().len();
+            rx.release();
+        }
+        taken
+    }
+
+    /// Whatever the position in the ring, frames that may fill half of it leave the other half to others, and
+    /// they are not refused while the receiver keeps up.
+    #[test]
+    fn limited_frames_leave_room_in_the_ring() {
+        for bytes in [64 << 10, 512 << 10] {
+            let (mut tx, mut rx) = spsc_ring(bytes);
+            let half = |tx: &mut SpscTx| tx.has_room_within(500, |room| room / 2);
+            for round in 0..300 {
+                for burst in 0..(round * 7) % 40 {
+                    for _ in 0..burst {
+                        assert!(half(&mut tx) && tx.push(0, &RxFrame::new(&[0; 500])), "{round}");
+                    }
+                    assert_eq!(drain(&mut tx, &mut rx), burst);
+                }
+                let limited = fill(&mut tx, half);
+                let others = fill(&mut tx, |_| true);
+                assert!(limited >= 40 && others + 2 >= limited, "{round}: {limited} {others}");
+                assert_eq!(drain(&mut tx, &mut rx), limited + others);
+            }
+        }
+    }
+
+    /// A frame that exceeds its part of the ring is taken if nothing is in use, so that no sender waits for
+    /// ever.
+    #[test]
+    fn empty_ring_takes_a_limited_frame() {
+        let (mut tx, mut rx) = spsc_ring(4096);
+        for round in 0..100 {
+            assert!(tx.has_room_within(1500, |_| 100), "{round}");
+            assert!(tx.push(0, &RxFrame::new(&[0; 1500])), "{round}");
+            assert!(!tx.has_room_within(60, |_| 100), "{round}");
+            assert_eq!(drain(&mut tx, &mut rx), 1);
+        }
     }
 
     #[test]
