@@ -315,6 +315,7 @@ impl<H: Handler> ShardBuilder<H> {
         };
         let priority = &self.parts.config.priority;
         let has_priorities = priority.is_enabled(classifiers.is_some());
+        let class_limits = priority.class_limits(classifiers.is_some());
         let clock = match (self.parts.now, self.parts.clock) {
             (_, Some(clock)) => TurnClock::Simulated(clock),
             (Some(now), None) => TurnClock::Simulated(SimulatedClock::new(now)),
@@ -343,6 +344,7 @@ impl<H: Handler> ShardBuilder<H> {
             shard_and_worker: (shard, worker),
             device_check,
             lower_share_percent: self.parts.config.priority.lower_share_percent,
+            class_limits,
         };
         let mut shard = Shard {
             affinity: Affinity::new(&self.parts.config.shard, role),
@@ -382,6 +384,9 @@ impl<H> ShardBuilder<H> {
         let mut stack = Stack::new(stack, *seed, now)?;
         table_memory::advise(&stack);
         stack.set_lower_share_percent(config.priority.lower_share_percent);
+        if let Some(limits) = config.priority.class_limits(classifiers.is_some()) {
+            stack.set_class_limits(limits);
+        }
         if config.shard.prefault {
             table_memory::prefault(&stack)?;
         }

@@ -19,7 +19,7 @@ use ginnel_stack::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::options::{BufferLimits, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
-use ginnel_stack::priority;
+use ginnel_stack::priority::{self, ClassLimits};
 use ginnel_stack::socket_filter::SocketFilter;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
@@ -59,6 +59,8 @@ pub(crate) struct ShardCore {
     pub(crate) device_check: Option<DeviceCheck>,
     /// Minimum share of the work of lower priorities in percent.
     pub(crate) lower_share_percent: u32,
+    /// The part of shared limits that each class may fill, if `[priority]` is in use.
+    pub(crate) class_limits: Option<ClassLimits>,
 }
 
 /// Operations that concern all shards, if there are several.
@@ -256,6 +258,23 @@ impl<'a> Context<'a> {
     /// Returns `priority.lower_share_percent`.
     pub(crate) fn lower_share_percent(&self) -> u32 {
         self.core.lower_share_percent
+    }
+
+    /// Returns how much of a limit, which datagrams of all priorities share, the datagram may fill that is
+    /// being delivered: all of it without `[priority]`.
+    pub(crate) fn limit_for_datagram(&self, limit: usize) -> usize {
+        match &self.core.class_limits {
+            Some(limits) if priority::COMPILED => limits.of(limit, self.core.stack.received_class()),
+            _ => limit,
+        }
+    }
+
+    /// Counts by its priority, if `[priority]` is in use, that the datagram being delivered was dropped.
+    pub(crate) fn count_shed_datagram(&mut self) {
+        if self.core.class_limits.is_some() {
+            let class = self.core.stack.received_class();
+            self.core.stats.count_shed(priority::of_class(class), 1);
+        }
     }
 
     /// Returns the time of the current burst.

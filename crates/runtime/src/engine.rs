@@ -179,6 +179,15 @@ impl Engine {
         }
     }
 
+    /// Returns the class of priority of the datagram that was received last; that of the event where the
+    /// engine is reached through a channel.
+    pub fn received_class(&self) -> u8 {
+        match self {
+            Self::Local(stack) => stack.udp_received_class(),
+            Self::Channel(remote) => remote.event_class(),
+        }
+    }
+
     /// Reports a listener again that may have more connections in its accept queue.
     pub fn report_incoming_again(&mut self, listener: Listener) {
         match self {

@@ -30,6 +30,7 @@ use ginnel_stack::device::{Label, RxBurst, RxQueue};
 use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::link::AddressState;
 use ginnel_stack::priority;
+use ginnel_stack::stack::Stack;
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -674,6 +675,11 @@ impl<H: Handler> Shard<H> {
         stats.relays_refused = router.as_ref().map_or(0, |router| router.relays_refused());
         if let Some(counters) = priority_counters {
             counters.report(stats);
+        }
+        if let Some(shed) = stack.local_mut().and_then(Stack::take_udp_shed) {
+            for (class, count) in (0..).zip(shed) {
+                stats.count_shed(priority::of_class(class), count);
+            }
         }
         if let Some(steering) = stack.local().and_then(|stack| stack.network().steering()) {
             (stats.steering_chosen, stats.steering_invalid) = steering.policy_counts();

@@ -126,21 +126,22 @@ counters! {
     priority6_frames,
     /// Received frames of priority 7, the highest one.
     priority7_frames,
-    /// Received frames that were dropped because the queue of their priority was full: priority 0.
+    /// Received frames and datagrams that were dropped because the queue of their priority was full, or their
+    /// priority's part of a queue for all (`priority.reserve_percent`): priority 0.
     priority0_shed,
-    /// Dropped frames of priority 1.
+    /// Dropped frames and datagrams of priority 1.
     priority1_shed,
-    /// Dropped frames of priority 2.
+    /// Dropped frames and datagrams of priority 2.
     priority2_shed,
-    /// Dropped frames of priority 3.
+    /// Dropped frames and datagrams of priority 3.
     priority3_shed,
-    /// Dropped frames of priority 4.
+    /// Dropped frames and datagrams of priority 4.
     priority4_shed,
-    /// Dropped frames of priority 5.
+    /// Dropped frames and datagrams of priority 5.
     priority5_shed,
-    /// Dropped frames of priority 6.
+    /// Dropped frames and datagrams of priority 6.
     priority6_shed,
-    /// Dropped frames of priority 7.
+    /// Dropped frames and datagrams of priority 7.
     priority7_shed,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,
@@ -173,8 +174,8 @@ impl ShardStats {
         } += 1;
     }
 
-    /// Counts a frame of a priority that was dropped in front of a full queue.
-    pub(crate) fn count_shed(&mut self, priority: u8) {
+    /// Counts frames or datagrams of a priority that were dropped in front of a full queue.
+    pub(crate) fn count_shed(&mut self, priority: u8, count: u64) {
         *match priority {
             0 => &mut self.priority0_shed,
             1 => &mut self.priority1_shed,
@@ -184,7 +185,7 @@ impl ShardStats {
             5 => &mut self.priority5_shed,
             6 => &mut self.priority6_shed,
             _ => &mut self.priority7_shed,
-        } += 1;
+        } += count;
     }
 
     pub(crate) fn count_burst(&mut self, frames: usize) {

@@ -585,12 +585,13 @@ impl Handler for ChannelServer {
         self.begin_event(cx, cx.event_class());
         let mut domains = self.domains.iter_mut().flatten();
         // Only the domains know to which of them the socket belongs.
-        let _ = domains.any(|domain| domain.deliver_datagram(socket, Ok((*datagram, data))));
+        let _ = domains.any(|domain| domain.deliver_datagram(cx, socket, Ok((*datagram, data))));
     }
 
     fn datagram_error(&mut self, cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
         self.begin_event(cx, cx.event_class());
-        let _ = self.domains.iter_mut().flatten().any(|domain| domain.deliver_datagram(socket, Err(error)));
+        let _ =
+            self.domains.iter_mut().flatten().any(|domain| domain.deliver_datagram(cx, socket, Err(error)));
     }
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {

@@ -29,6 +29,7 @@ mod options;
 mod preallocated;
 mod prioritized;
 mod shared;
+mod shed;
 mod stages;
 mod zero_copy;
 

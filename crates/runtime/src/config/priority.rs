@@ -7,6 +7,7 @@ use ginnel_matcher::{
 };
 use ginnel_stack::device::Label;
 use ginnel_stack::error::ConfigError;
+use ginnel_stack::priority::ClassLimits;
 use serde::Deserialize;
 
 /// Keys of the `[priority]` table.
@@ -27,6 +28,11 @@ pub struct PriorityConfig {
     /// Bytes of the queue of one priority: 262,144 to 1,073,741,824. Memory is used as far as the queue is.
     /// Default 8 MiB.
     pub queue_bytes: u32,
+    /// Part of each limit that datagrams and frames of all priorities share which is kept for higher
+    /// priorities, in percent: 0 to 90. These limits are the receive queues of UDP sockets, singly and
+    /// together, and the queues between shards. Priority 1 leaves all of the part free, 0 leaves six sevenths
+    /// of it, 2 five sevenths, and so on; 7 may fill the whole. Default 25.
+    pub reserve_percent: u32,
     /// Frames of the usual priority that may wait in a device which can tell what waits (memif, AF_XDP, and
     /// links with faults), so that urgent ones find few in front of them: 1 to 65,536. A frame in several
     /// buffers counts as that many. Further TCP segments and datagrams wait in their sockets. Priority 1 has
@@ -114,6 +120,7 @@ impl Default for PriorityConfig {
             lower_share_percent: 5,
             queue_frames: 16_384,
             queue_bytes: 8 << 20,
+            reserve_percent: 25,
             transmit_backlog_frames: 64,
             check_interval_us: 200,
             flow_cache_entries: 4096,
@@ -128,6 +135,7 @@ impl PriorityConfig {
         within("priority.lower_share_percent", self.lower_share_percent, 1..=50)?;
         within("priority.queue_frames", self.queue_frames, 64..=1 << 20)?;
         within("priority.queue_bytes", self.queue_bytes, 256 << 10..=1 << 30)?;
+        within("priority.reserve_percent", self.reserve_percent, 0..=90)?;
         within("priority.transmit_backlog_frames", self.transmit_backlog_frames, 1..=65_536)?;
         within("priority.check_interval_us", self.check_interval_us, 10..=100_000)?;
         // Cannot truncate.
@@ -143,6 +151,11 @@ impl PriorityConfig {
     /// priorities.
     pub(crate) fn is_enabled(&self, has_function: bool) -> bool {
         self.enabled.unwrap_or(has_function || !self.rules.is_empty())
+    }
+
+    /// Returns the limits of classes, if frames wait in queues by priority.
+    pub(crate) fn class_limits(&self, has_function: bool) -> Option<ClassLimits> {
+        self.is_enabled(has_function).then(|| ClassLimits::new(self.reserve_percent))
     }
 
     /// Returns the rules as the matcher takes them.

@@ -367,6 +367,16 @@ fn every_condition_of_a_priority_rule_parses() {
 }
 
 #[test]
+fn reserve_percent_is_limited() {
+    let config = |percent| Config::from_toml("x.toml", &format!("[priority]\nreserve_percent = {percent}\n"));
+    for percent in [0, 90] {
+        assert_eq!(config(percent).unwrap().priority.reserve_percent, percent);
+    }
+    let error = config(91).unwrap_err().to_string();
+    assert_eq!(error, "x.toml:2: priority.reserve_percent: 91 is outside 0 to 90");
+}
+
+#[test]
 fn wrong_priority_rules_are_named() {
     for (keys, problem) in [
         ("", "1: priority.rules[0]: has no condition: add a key such as `ports`, or an `expression`"),

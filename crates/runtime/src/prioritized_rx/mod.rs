@@ -185,7 +185,7 @@ impl Priorities {
         };
         match self.queues.push(port, frame, wants_overtaking) {
             Queued::Waiting => core.stats.frames_queued += 1,
-            Queued::Shed => core.stats.count_shed(frame.label.priority()),
+            Queued::Shed => core.stats.count_shed(frame.label.priority(), 1),
             Queued::Refused { flow } => {
                 let mut process_one = |port, frame: RxFrame<'_>, is_overtaking| {
                     let class = priority::class(frame.label.priority());

@@ -4,6 +4,7 @@
 mod accept;
 mod channel;
 mod transmit;
+mod udp;
 
 use crate::UnorderedBytes;
 use crate::clock::SimulatedClock;

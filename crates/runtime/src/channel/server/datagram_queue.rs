@@ -44,7 +44,12 @@ impl Domain {
     }
 
     /// Queues a datagram or an error for clients.
-    pub(super) fn queue_datagram(&mut self, socket: u32, result: Result<(Datagram, &[u8]), UdpError>) {
+    pub(super) fn queue_datagram(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        result: Result<(Datagram, &[u8]), UdpError>,
+    ) {
         let (datagram, data) = match result {
             Ok(datagram) => datagram,
             Err(error) => {
@@ -52,8 +57,8 @@ impl Domain {
                 return;
             }
         };
-        if self.exceeds_recv_buffer(socket, data.len()) {
-            self.stats.datagrams_dropped += 1;
+        if self.exceeds_recv_buffer(cx, socket, data.len()) {
+            self.drop_datagram(cx);
             return;
         }
         let fits = !self.is_oversize(data.len());
@@ -70,10 +75,10 @@ impl Domain {
             self.notify_owners(socket);
             return;
         }
-        if queue.pending.len() + queue.oversize.len() == PENDING_MAX
-            || data.len() > self.datagram_bytes_max - self.datagram_bytes
+        if queue.pending.len() + queue.oversize.len() >= cx.limit_for_datagram(PENDING_MAX)
+            || self.datagram_bytes + data.len() > cx.limit_for_datagram(self.datagram_bytes_max)
         {
-            self.stats.datagrams_dropped += 1;
+            self.drop_datagram(cx);
         } else {
             self.datagram_bytes += data.len();
             queue.pending.push_back((datagram, data.to_vec()));
@@ -87,6 +92,12 @@ impl Domain {
         self.notify_owners(socket);
     }
 
+    /// Counts that the datagram being delivered is dropped.
+    fn drop_datagram(&mut self, cx: &mut Context<'_>) {
+        self.stats.datagrams_dropped += 1;
+        cx.count_shed_datagram();
+    }
+
     /// Sets the size of the receive buffer of a socket whose datagrams pass through the region.
     pub(super) fn set_datagram_buffer(&mut self, socket: u32, bytes: Option<u32>) {
         if let Some(queue) = &mut self.sockets[socket as usize].datagram_queue {
@@ -94,15 +105,16 @@ impl Domain {
         }
     }
 
-    /// Returns whether the unread datagrams leave no space in the receive buffer for one of `len` bytes. As
-    /// on Linux, each is charged more memory than its payload. An empty queue accepts any datagram.
-    fn exceeds_recv_buffer(&mut self, socket: u32, len: usize) -> bool {
+    /// Returns whether the unread datagrams leave no space in the receive buffer for the one being delivered,
+    /// of `len` bytes. As on Linux, each is charged more memory than its payload. An empty queue accepts any
+    /// datagram.
+    fn exceeds_recv_buffer(&mut self, cx: &Context<'_>, socket: u32, len: usize) -> bool {
         let entry = &mut self.sockets[socket as usize];
         let Some(queue) = &mut entry.datagram_queue else { return false };
         let unread = self.region.stream(socket, Direction::Incoming).unread(entry.received).unwrap_or(0);
         let pending: usize = queue.pending.iter().map(|(_, data)| truesize(data.len())).sum();
         let charged = queue.charges.unread(entry.received - unread as u64) + pending;
-        charged > 0 && charged + truesize(len) > queue.recv_buffer_bytes as usize
+        charged > 0 && charged + truesize(len) > cx.limit_for_datagram(queue.recv_buffer_bytes as usize)
     }
 
     /// Returns whether a datagram of this length is too long for the region, which then has its header alone.

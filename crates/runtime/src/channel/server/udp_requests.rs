@@ -152,18 +152,26 @@ impl Domain {
     /// Queues a datagram or an error. Returns whether the socket belongs to this domain.
     pub(super) fn deliver_datagram(
         &mut self,
+        cx: &mut Context<'_>,
         udp: UdpHandle,
         result: Result<(Datagram, &[u8]), UdpError>,
     ) -> bool {
         let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return false };
         let number = *socket;
         if self.sockets[number as usize].datagram_queue.is_some() {
-            self.queue_datagram(number, result);
+            self.queue_datagram(cx, number, result);
             return true;
         }
-        let bytes = result.map_or(0, |(_, data)| data.len());
-        if waiting.len() == DATAGRAMS_MAX || bytes > self.datagram_bytes_max - self.datagram_bytes {
+        let (bytes, datagrams_max) = match result {
+            Ok((_, data)) => (data.len(), cx.limit_for_datagram(DATAGRAMS_MAX)),
+            Err(_) => (0, DATAGRAMS_MAX),
+        };
+        let exceeds_domain = self.datagram_bytes + bytes > cx.limit_for_datagram(self.datagram_bytes_max);
+        if waiting.len() >= datagrams_max || bytes > 0 && exceeds_domain {
             self.stats.datagrams_dropped += 1;
+            if result.is_ok() {
+                cx.count_shed_datagram();
+            }
             return true;
         }
         self.datagram_bytes += bytes;

@@ -18,6 +18,11 @@ fn fixture(has_priorities: bool, sockets_max: u32) -> Fixture {
         large_buffers_max: 0,
         ..ChannelConfig::default()
     };
+    fixture_with(has_priorities, channel)
+}
+
+/// A domain on a stack with or without priorities.
+pub(super) fn fixture_with(has_priorities: bool, channel: ChannelConfig) -> Fixture {
     let (a, b) = pair(MemoryConfig { labels: true, ..MemoryConfig::default() });
     let mut server = config(&[SERVER_ADDRESS]);
     server.priority.enabled = Some(has_priorities);
