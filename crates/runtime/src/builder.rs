@@ -303,6 +303,7 @@ impl<H: Handler> ShardBuilder<H> {
                     if let Some(classifiers) = &classifiers {
                         router.set_classifier(Some(classifiers.classifier(FrameDirection::Receive)?));
                     }
+                    router.set_class_limits(self.parts.config.priority.class_limits(classifiers.is_some()));
                     (Some(Box::new(router)), Some(inbox), (commander, mailbox), stats)
                 }
                 (None, Some(commands)) => (None, None, commands, StatsWriter::new()),

@@ -4,8 +4,8 @@
 //! does not pay for the number of the others.
 //!
 //! * **Frames** are copied once, into the memory of the ring, because the device gets its frames back at the
-//!   end of the turn. The receiver processes them in place. If the ring is full, the frame is dropped, and
-//!   the sender counts it.
+//!   end of the turn. The receiver processes them in place. If the ring is full, or lower classes of priority
+//!   have filled their part of it, the frame is dropped, and the sender counts it.
 //! * **Broadcasts** are never lost. A frame that all shards must see (ARP, neighbour and router discovery) is
 //!   accepted from the wire only if every ring has space for it; otherwise it is dropped as if the wire had
 //!   lost it. A [`ControlUpdate`] of the stack itself waits until there is space. Only the latest update
@@ -17,6 +17,7 @@ use crate::relay::RelaySender;
 use ginnel_devices::memory::spsc::{SpscRx, SpscTx, spsc_ring};
 use ginnel_stack::device::RxFrame;
 use ginnel_stack::handle::PortId;
+use ginnel_stack::priority::ClassLimits;
 use ginnel_stack::steering::ControlUpdate;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -124,6 +125,11 @@ impl CrossShardSender {
     /// then.
     pub(crate) fn send(&mut self, port: PortId, frame: &RxFrame<'_>) -> bool {
         self.frames.push(port.0.into(), frame)
+    }
+
+    /// Returns whether a frame of `len` bytes leaves free what is reserved in the ring for higher classes.
+    pub(crate) fn has_room_for(&mut self, len: usize, limits: &ClassLimits, class: u8) -> bool {
+        self.frames.has_room_within(len, |room| limits.of(room, class))
     }
 
     /// Returns whether a frame of `len` bytes can be broadcast. Frames do not overtake updates that wait.

@@ -12,6 +12,7 @@ use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::ListenError;
 use ginnel_stack::handle::{Listener, PortId, UdpHandle};
 use ginnel_stack::options::ListenOptions;
+use ginnel_stack::priority::{self, ClassLimits};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::UdpBinding;
@@ -49,6 +50,8 @@ pub(crate) struct ShardRouter {
     udp_claims: BTreeMap<UdpHandle, (u64, u16)>,
     /// Gives packets that were reassembled here their priorities.
     classifier: Option<Box<Classifier>>,
+    /// The part of a queue that each class may fill, if `[priority]` is in use.
+    class_limits: Option<ClassLimits>,
 }
 
 /// A listener of the registry on this shard.
@@ -80,6 +83,7 @@ impl ShardRouter {
             reuseport: Vec::new(),
             udp_claims: BTreeMap::new(),
             classifier: None,
+            class_limits: None,
         }
     }
 
@@ -97,6 +101,11 @@ impl ShardRouter {
     /// Sets what gives packets that were reassembled here their priorities.
     pub(crate) fn set_classifier(&mut self, classifier: Option<Classifier>) {
         self.classifier = classifier.map(Box::new);
+    }
+
+    /// Sets the part of the queues to other shards that frames of each class may fill.
+    pub(crate) fn set_class_limits(&mut self, limits: Option<ClassLimits>) {
+        self.class_limits = limits;
     }
 
     /// Keeps the frames of this shard in `burst`, and forwards the others.
@@ -198,11 +207,21 @@ impl ShardRouter {
         let Some(Some(out)) = self.senders.get_mut(usize::from(owner)) else { return };
         // The hash is not used any more.
         let frame = RxFrame { label: frame.label.without_hash(), ..*frame };
-        if out.send(port, &frame) {
+        let priority = frame.label.priority();
+        let has_room = match &self.class_limits {
+            Some(limits) if priority::COMPILED => {
+                out.has_room_for(frame.bytes.len(), limits, priority::class(priority))
+            }
+            _ => true,
+        };
+        if has_room && out.send(port, &frame) {
             self.unpublished |= 1 << owner;
             stats.frames_forwarded += 1;
         } else {
             stats.forwards_dropped += 1;
+            if self.class_limits.is_some() {
+                stats.count_shed(priority, 1);
+            }
         }
     }
 

@@ -2,10 +2,12 @@
 
 use super::control::{arp, neighbour, turn};
 use super::{Fixture, RecordingHandler, START, receive, send, shards_and_device, stack_config};
+use crate::config::Config;
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_devices::memory::RssMode;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::udp::UdpOptions;
 use ginnel_stack::wire::MacAddr;
 use ginnel_stack::wire::arp::ArpOperation;
 use std::collections::BTreeSet;
@@ -55,6 +57,60 @@ fn full_queue_drops_frames_of_its_shard_only() {
     assert!(fixture.client.handler().closed.is_empty());
     let sent = fixture.sum(|s| s.frames_forwarded);
     assert_eq!(fixture.sum(|s| s.forwards_received), sent, "frames that were not dropped must arrive");
+}
+
+/// While one shard is stalled, low frames for it leave room in its queue for high ones.
+// limit: shards.mailbox_bytes
+#[test]
+fn queue_full_of_low_frames_has_room_for_high() {
+    for has_priorities in [true, false] {
+        let mut config = stack_config(2);
+        config.shards.mailbox_bytes = 256 << 10;
+        let rules = "[[priority.rules]]\npriority = 6\nprotocol = \"udp\"\ndestination_ports = 54\n";
+        config.priority = Config::from_toml("x.toml", rules).unwrap().priority;
+        config.priority.enabled = Some(has_priorities);
+        let mut fixture = Fixture::new(
+            config,
+            RssMode::Fixed(0),
+            |_| RecordingHandler::default(),
+            RecordingHandler::default(),
+        );
+        fixture.advance(Duration::from_secs(3));
+        let bind = |fixture: &mut Fixture<RecordingHandler, RecordingHandler>, port: u16| {
+            let local = ([0, 0, 0, 0], port).into();
+            fixture.with_shard(1, |_, cx| cx.udp_bind(local, UdpOptions::default())).unwrap();
+            fixture.advance(Duration::from_millis(1));
+        };
+        bind(&mut fixture, 53);
+        bind(&mut fixture, 54);
+        let from = fixture
+            .client
+            .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()))
+            .unwrap();
+        // The second shard has no turn meanwhile.
+        let send = |fixture: &mut Fixture<RecordingHandler, RecordingHandler>, port: u16, len| {
+            let to = ([10, 0, 0, 1], port).into();
+            fixture.client.with(fixture.now, |_, cx| cx.udp_send(from, Some(to), &vec![7; len])).unwrap();
+            fixture.client.poll_once(fixture.now).unwrap();
+            fixture.shards[0].poll_once(fixture.now).unwrap();
+            fixture.now += Duration::from_micros(50);
+        };
+        send(&mut fixture, 53, 1000);
+        fixture.advance(Duration::from_millis(100));
+        for _ in 0..10 {
+            (0..100).for_each(|_| send(&mut fixture, 53, 1000));
+            (0..3).for_each(|_| send(&mut fixture, 54, 900));
+        }
+        let stats = *fixture.shards[0].stats();
+        fixture.advance(Duration::from_secs(1));
+        let arrived = &fixture.shards[1].handler().datagrams;
+        let high = arrived.iter().filter(|(_, len)| *len == 900).count();
+        let low = arrived.len() - high;
+        assert!(low > 100 && stats.forwards_dropped > 500, "{stats:?}");
+        assert_eq!(low as u64 + high as u64 + stats.forwards_dropped, 1031);
+        let expected = if has_priorities { (true, stats.forwards_dropped, 0) } else { (false, 0, 0) };
+        assert_eq!((high == 30, stats.priority0_shed, stats.priority6_shed), expected, "{high} of 30");
+    }
 }
 
 /// If a broadcast does not fit into the queue to one shard, no shard processes it, so that all know the same
