@@ -22,8 +22,8 @@ struct Limit {
     keys: &'static str,
 }
 
-/// Keys of the queues of received frames.
-const PRIORITY_QUEUE_KEYS: &str = "priority.queue_frames, priority.queue_bytes";
+/// Keys of the queues of received frames, and of what is reserved in queues of all priorities.
+const PRIORITY_QUEUE_KEYS: &str = "priority.queue_frames, priority.queue_bytes, priority.reserve_percent";
 
 /// The limits in the order of docs/limits.md. Counters of limits that ordinary traffic reaches, and that only
 /// make it slower, are not here.
@@ -131,42 +131,42 @@ const LIMITS: &[Limit] = &[
     },
     Limit {
         counter: "shard.priority0_shed",
-        effect: "received frames of priority 0 were dropped under overload",
+        effect: "received frames or datagrams of priority 0 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority1_shed",
-        effect: "received frames of priority 1 were dropped under overload",
+        effect: "received frames or datagrams of priority 1 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority2_shed",
-        effect: "received frames of priority 2 were dropped under overload",
+        effect: "received frames or datagrams of priority 2 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority3_shed",
-        effect: "received frames of priority 3 were dropped under overload",
+        effect: "received frames or datagrams of priority 3 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority4_shed",
-        effect: "received frames of priority 4 were dropped under overload",
+        effect: "received frames or datagrams of priority 4 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority5_shed",
-        effect: "received frames of priority 5 were dropped under overload",
+        effect: "received frames or datagrams of priority 5 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority6_shed",
-        effect: "received frames of priority 6 were dropped under overload",
+        effect: "received frames or datagrams of priority 6 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority7_shed",
-        effect: "received frames of priority 7 were dropped under overload",
+        effect: "received frames or datagrams of priority 7 were dropped under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
