@@ -16,9 +16,8 @@ pub use numbers::PrioritizedNumbers;
 use crate::device::{Label, RxBurst};
 use std::collections::VecDeque;
 
-/// Whether classes of priority are compiled in. They are, except in the build with which the bench
-/// `priority-off-cost` compares (`--cfg ginnel_without_priorities`): what classes need in the usual path of a
-/// packet is left out there.
+/// False only in the build with which the bench `priority-off-cost` compares
+/// (`--cfg ginnel_without_priorities`): what classes need in the usual path of a packet is left out there.
 pub const COMPILED: bool = !cfg!(ginnel_without_priorities);
 
 /// Number of priorities, and of the classes in which they are processed.

@@ -1,5 +1,6 @@
-//! Instructions that priorities cost while they are off: this build, counted beside one in which the usual path
-//! of a packet knows no classes of priority ([`ginnel_stack::priority::COMPILED`]). `scripts/bench` builds both.
+//! Instructions that priorities cost while they are off: this build, counted beside one in which the usual
+//! path of a packet knows no classes of priority ([`ginnel_stack::priority::COMPILED`]). `scripts/bench`
+//! builds both.
 
 use super::instructions::{Build, count_per_operation_of};
 use crate::harness::result::BenchResult;

@@ -222,8 +222,8 @@ attach(s, program(NONE)); open('there', 'w').close()
 while not os.path.exists('end'): time.sleep(0.01)
 print(attached(s) == program(NONE)); os.kill(child, signal.SIGKILL)";
 
-/// A filter that the server has removed from its listener does not come back when its child, which got the socket
-/// with the filter, listens as well.
+/// A filter that the server has removed from its listener does not come back when its child, which got the
+/// socket with the filter, listens as well.
 const REMOVED: &str = "
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7008))
 attach(s, program(NONE)); (down_end, down), (up, up_end) = os.pipe(), os.pipe()

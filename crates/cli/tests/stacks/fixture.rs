@@ -206,7 +206,8 @@ impl RunningProgram {
     }
 }
 
-/// Starts a thread that appends what a program prints, until the program and its children have closed the pipe.
+/// Starts a thread that appends what a program prints, until the program and its children have closed the
+/// pipe.
 fn spawn_reader(mut pipe: impl Read + Send + 'static, printed: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
     let printed = Arc::clone(printed);
     std::thread::spawn(move || {
