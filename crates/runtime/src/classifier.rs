@@ -138,3 +138,6 @@ impl PriorityCounters {
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed) + count, Relaxed);
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
