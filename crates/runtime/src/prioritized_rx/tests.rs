@@ -183,6 +183,19 @@ fn hosts_with<S: Handler>(
     configure: impl FnOnce(&mut Config),
     has_priorities: bool,
     queue_frames: u32,
+    connections: (usize, usize),
+    server: impl FnOnce(SimulatedClock) -> S,
+) -> Hosts<S> {
+    let mut server_config = config(&[SERVER_ADDRESS]);
+    server_config.priority.enabled = Some(has_priorities);
+    server_config.priority.queue_frames = queue_frames;
+    configure(&mut server_config);
+    hosts_from([server_config, config(&[CLIENT_ADDRESS])], connections, server)
+}
+
+/// As [`hosts`], with the configurations of the server and of its clients.
+fn hosts_from<S: Handler>(
+    [server_config, client_config]: [Config; 2],
     (count, first_high): (usize, usize),
     server: impl FnOnce(SimulatedClock) -> S,
 ) -> Hosts<S> {
@@ -195,14 +208,10 @@ fn hosts_with<S: Handler>(
     };
     let near = device(&to_server, &to_clients, 1, &longest_gap);
     let far = device(&to_clients, &to_server, 2, &Arc::default());
-    let mut server_config = config(&[SERVER_ADDRESS]);
-    server_config.priority.enabled = Some(has_priorities);
-    server_config.priority.queue_frames = queue_frames;
-    configure(&mut server_config);
     let server =
         Shard::builder(server_config).handler(server(clock.clone())).device("cable", near).seed([1; 32]);
     let server = server.now(START).simulated_clock(clock.clone()).build().unwrap();
-    let clients = Shard::builder(config(&[CLIENT_ADDRESS])).handler(Clients::default()).device("cable", far);
+    let clients = Shard::builder(client_config).handler(Clients::default()).device("cable", far);
     let clients = clients.seed([2; 32]).now(START).build().unwrap();
     let mut hosts = Hosts { server, clients, clock, longest_gap, to_clients };
     hosts.both_turn(Duration::from_millis(1));
@@ -313,39 +322,52 @@ fn request_is_answered_before_queued_heartbeats() {
     assert!(handled_before > 9900 && answered_before > 5000, "{handled_before} {answered_before}");
 }
 
-/// Under overload low messages are shed and repaired by their senders, and high ones are not.
+/// Under overload low messages are shed and repaired by their senders, and high ones are not. Without
+/// priorities nothing is shed, because nothing is taken from the device that is not processed at once, and
+/// high messages wait for all earlier low ones.
 #[test]
 fn low_is_shed_first_and_repaired() {
-    let mut hosts = hosts(true, 256, (1100, 1000), server(20));
-    for round in 0..10 {
-        for connection in 0..1100 {
-            hosts.send(connection, round * 1100 + connection as u32);
-            if connection % 100 == 99 {
-                hosts.server_turn();
+    for has_priorities in [true, false] {
+        let mut hosts = hosts(has_priorities, 256, (1100, 1000), server(20));
+        let is_high = |number: u32| number % 1100 >= 1000;
+        for round in 0..10 {
+            for connection in 0..1100 {
+                hosts.send(connection, round * 1100 + connection as u32);
+                if connection % 100 == 99 {
+                    hosts.server_turn();
+                }
             }
         }
+        let stats = *hosts.server.stats();
+        let handled = &hosts.server.handler().handled;
+        let high_at_once = handled.iter().filter(|(_, number)| is_high(*number)).count();
+        assert_eq!(stats.priority6_shed, 0);
+        if has_priorities {
+            assert!(stats.priority0_shed > 1000 && stats.priority6_frames > 1000, "{stats:?}");
+            assert!(high_at_once > 900, "{high_at_once} of 1000");
+        } else {
+            assert_eq!((stats.priority0_shed, stats.priority6_frames), (0, 0));
+            assert!(high_at_once < 800, "{high_at_once} of 1000 without priorities");
+        }
+        hosts.run_until_handled(11_000);
+        for _ in 0..1000 {
+            hosts.both_turn(Duration::from_millis(10));
+        }
+        let handled = &hosts.server.handler().handled;
+        let mut numbers: Vec<u32> = handled.iter().map(|(_, number)| *number).collect();
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..11_000), "every message exactly once");
+        assert!(hosts.clients.handler().closed.is_empty());
+        if has_priorities {
+            assert!(hosts.retransmissions() > 0);
+            assert!(handled.iter().all(|(class, number)| (*class == 6) == is_high(*number)));
+        }
     }
-    let stats = *hosts.server.stats();
-    assert!(stats.priority0_shed > 1000, "{stats:?}");
-    assert_eq!((stats.priority6_shed, stats.priority6_frames > 1000), (0, true));
-    hosts.run_until_handled(11_000);
-    for _ in 0..1000 {
-        hosts.both_turn(Duration::from_millis(10));
-    }
-    let handled = &hosts.server.handler().handled;
-    let mut numbers: Vec<u32> = handled.iter().map(|(_, number)| *number).collect();
-    numbers.sort_unstable();
-    assert!(numbers.into_iter().eq(0..11_000), "every message exactly once");
-    assert!(hosts.retransmissions() > 0);
-    assert!(hosts.clients.handler().closed.is_empty());
-    let is_high = |number: u32| number % 1100 >= 1000;
-    assert!(handled.iter().all(|(class, number)| (*class == 6) == is_high(*number)));
 }
 
-/// While high messages wait all the time, low ones get 5 % of the work, and not much more.
-#[test]
-fn low_keeps_its_share() {
-    let mut hosts = hosts(true, 16_384, (1000, 500), server(20));
+/// Returns how many of the first 2,000 messages are low while low and high ones wait all the time.
+fn low_of_2000(has_priorities: bool) -> usize {
+    let mut hosts = hosts(has_priorities, 16_384, (1000, 500), server(20));
     for round in 0..10 {
         for connection in 0..1000 {
             hosts.send(connection, round * 1000 + connection as u32);
@@ -355,8 +377,16 @@ fn low_keeps_its_share() {
         let work = hosts.server_turn();
         assert!(work > 0, "{:?}", hosts.server.stats());
     }
-    let low = hosts.server.handler().handled[..2000].iter().filter(|(class, _)| *class != 6).count();
-    assert!((95..=140).contains(&low), "{low} of 2000");
+    hosts.server.handler().handled[..2000].iter().filter(|(_, number)| number % 1000 < 500).count()
+}
+
+/// While high messages wait all the time, low ones get 5 % of the work, and not much more.
+#[test]
+fn low_keeps_its_share() {
+    let on = low_of_2000(true);
+    assert!((95..=140).contains(&on), "{on} of 2000");
+    let off = low_of_2000(false);
+    assert!((900..=1100).contains(&off), "{off} of 2000 without priorities");
 }
 
 /// A connection that changes its priority sends frames of several classes: none overtakes another, so that
@@ -483,7 +513,11 @@ fn has_option(frame: &[u8], kind: u8) -> bool {
 fn unordered_socket_gets_high_message_first_without_duplicate_acks() {
     const SACK: u8 = 5;
     for is_unordered in [true, false] {
-        let mut hosts = hosts(true, 16_384, (100, 100), |clock| Server { is_unordered, ..server(50)(clock) });
+        let mut configs = [config(&[SERVER_ADDRESS]), config(&[CLIENT_ADDRESS])];
+        configs[0].priority.enabled = Some(true);
+        // A probe would be sent because the server takes long.
+        configs[1].tcp.tail_loss_probes = false;
+        let mut hosts = hosts_from(configs, (100, 100), |clock| Server { is_unordered, ..server(50)(clock) });
         for round in 0..9 {
             for connection in 0..100 {
                 hosts.send(connection, round * 100 + connection as u32);
@@ -496,14 +530,26 @@ fn unordered_socket_gets_high_message_first_without_duplicate_acks() {
         let mut acked = HashMap::new();
         while hosts.server.handler().handled.len() < 1000 {
             hosts.server_turn();
-            for (frame, _) in hosts.to_clients.lock().unwrap().drain(..) {
-                assert!(!has_option(&frame, SACK), "a gap was reported");
+            for (frame, _) in hosts.to_clients.lock().unwrap().iter() {
+                assert!(!has_option(frame, SACK), "a gap was reported");
                 let (port, ack) = (frame[36..38].to_vec(), frame[42..46].to_vec());
                 let has_payload = frame.len() > 34 + usize::from(frame[46] >> 4) * 4;
                 let last = acked.insert(port, ack.clone());
                 assert!(has_payload || last != Some(ack), "a duplicate ACK");
             }
+            // The clients take all of these frames.
+            let mut turns = 0;
+            while !hosts.to_clients.lock().unwrap().is_empty() {
+                hosts.clients.poll_once(hosts.clock.now()).unwrap();
+                turns += 1;
+                assert!(turns < 1000, "the clients take no frames");
+            }
         }
+        for _ in 0..100 {
+            hosts.both_turn(Duration::from_millis(1));
+        }
+        assert_eq!(hosts.clients.handler().answered.len(), 1000);
+        assert_eq!(hosts.retransmissions(), 0, "the clients send nothing again, {is_unordered}");
         let order: Vec<u32> = hosts.server.handler().handled.iter().map(|(_, number)| *number).collect();
         let last_high = order.iter().rposition(|number| *number >= 900).unwrap();
         assert_eq!(last_high < 120, is_unordered, "{order:?}");
@@ -566,41 +612,51 @@ fn urgent_message_overtakes_the_event_of_a_usual_one() {
 
 /// Peers that send 1.5 times what the server can handle are slowed down by their windows. After the first
 /// second nothing has to be dropped, although each peer sends without a break, and the server is never idle.
+/// High messages do not wait, which they do without priorities.
 #[test]
 fn sustained_overload_is_limited_by_windows() {
     const CONNECTIONS: usize = 400;
     const FIRST_HIGH: usize = 380;
     /// Messages of a segment, which takes the server 12 µs.
     const TOGETHER: usize = 12;
-    let mut hosts = hosts(true, 16_384, (CONNECTIONS, FIRST_HIGH), server(1));
-    let begin = hosts.clock.now();
-    let (mut sent, mut idle, mut shed_at_first) = (0, Duration::ZERO, None);
-    while hosts.clock.now() - begin < Duration::from_secs(3) {
-        let now = hosts.clock.now();
-        if now - begin >= Duration::from_millis(1500) && shed_at_first.is_none() {
-            shed_at_first = Some(hosts.server.stats().priority0_shed);
-        }
-        let due = (now - begin).as_micros() as usize / 8;
-        hosts.clients.with(now, |clients, cx| {
-            for number in sent..due {
-                let bytes = [message(number as u32); TOGETHER].concat();
-                assert_eq!(cx.send(clients.conns[number % CONNECTIONS], &bytes), Ok(bytes.len()));
+    for has_priorities in [true, false] {
+        let mut hosts = hosts(has_priorities, 16_384, (CONNECTIONS, FIRST_HIGH), server(1));
+        let begin = hosts.clock.now();
+        let (mut sent, mut idle, mut shed_at_first) = (0, Duration::ZERO, None);
+        while hosts.clock.now() - begin < Duration::from_secs(3) {
+            let now = hosts.clock.now();
+            if now - begin >= Duration::from_millis(1500) && shed_at_first.is_none() {
+                shed_at_first = Some(hosts.server.stats().priority0_shed);
             }
-        });
-        sent = due;
-        hosts.clients.poll_once(now).unwrap();
-        let handled = hosts.server.handler().handled.len();
-        hosts.server_turn();
-        if hosts.server.handler().handled.len() == handled {
-            hosts.clock.advance(Duration::from_micros(10));
-            idle += Duration::from_micros(10);
+            let due = (now - begin).as_micros() as usize / 8;
+            hosts.clients.with(now, |clients, cx| {
+                for number in sent..due {
+                    let bytes = [message(number as u32); TOGETHER].concat();
+                    assert_eq!(cx.send(clients.conns[number % CONNECTIONS], &bytes), Ok(bytes.len()));
+                }
+            });
+            sent = due;
+            hosts.clients.poll_once(now).unwrap();
+            let handled = hosts.server.handler().handled.len();
+            hosts.server_turn();
+            if hosts.server.handler().handled.len() == handled {
+                hosts.clock.advance(Duration::from_micros(10));
+                idle += Duration::from_micros(10);
+            }
+        }
+        let stats = *hosts.server.stats();
+        assert_eq!(Some(stats.priority0_shed), shed_at_first, "{stats:?}");
+        assert!(idle < Duration::from_millis(10), "{idle:?}");
+        let handled = &hosts.server.handler().handled;
+        let is_high = |number: u32| number as usize % CONNECTIONS >= FIRST_HIGH;
+        let high = handled.iter().filter(|(_, number)| is_high(*number)).count() / TOGETHER;
+        let high_sent = sent * (CONNECTIONS - FIRST_HIGH) / CONNECTIONS;
+        let waiting = high_sent - high;
+        if has_priorities {
+            assert!(waiting < CONNECTIONS - FIRST_HIGH, "{high} of {high_sent} urgent segments");
+            assert!(handled.iter().all(|(class, number)| (*class == 6) == is_high(*number)));
+        } else {
+            assert!(waiting > high_sent / 5, "{high} of {high_sent} urgent segments without priorities");
         }
     }
-    let stats = *hosts.server.stats();
-    assert_eq!(Some(stats.priority0_shed), shed_at_first, "{stats:?}");
-    assert!(idle < Duration::from_millis(10), "{idle:?}");
-    let handled = &hosts.server.handler().handled;
-    let high = handled.iter().filter(|(class, _)| *class == 6).count() / TOGETHER;
-    let high_sent = sent * (CONNECTIONS - FIRST_HIGH) / CONNECTIONS;
-    assert!(high_sent - high < CONNECTIONS - FIRST_HIGH, "{high} of {high_sent} urgent segments");
 }

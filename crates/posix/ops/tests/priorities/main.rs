@@ -305,10 +305,10 @@ fn urgent_descriptor_is_returned_first() {
     }
 }
 
-/// While urgent descriptors are ready all the time, others and those of the kernel get their share.
-#[test]
-fn lower_descriptors_get_their_share() {
-    let mut hosts = Hosts::new(true);
+/// Waits for one event at a time while 50 low connections, 50 high ones and a descriptor of the kernel are
+/// ready all the time. Returns how often each of these kinds was returned.
+fn events_of_ready_descriptors(has_priorities: bool, count: usize) -> [usize; 3] {
+    let mut hosts = Hosts::new(has_priorities);
     hosts.connect(50, 0);
     hosts.accept(IN);
     hosts.connect(50, HIGH);
@@ -317,16 +317,25 @@ fn lower_descriptors_get_their_share() {
     hosts.control(libc::EPOLL_CTL_ADD, kernel.as_raw_fd(), IN, u64::MAX);
     hosts.send(0..100);
     let mut seen = [0; 3];
-    for _ in 0..2000 {
+    for _ in 0..count {
         match hosts.wait(1)[..] {
             [u64::MAX] => seen[2] += 1,
             [number] => seen[usize::from(number >= 50)] += 1,
             ref other => panic!("{other:?}"),
         }
     }
-    let [low, high, kernel] = seen;
+    seen
+}
+
+/// While urgent descriptors are ready all the time, others and those of the kernel get their share.
+#[test]
+fn lower_descriptors_get_their_share() {
+    let [low, high, kernel] = events_of_ready_descriptors(true, 2000);
+    let seen = [low, high, kernel];
     assert!((90..=110).contains(&(low + kernel)) && low > 20 && kernel > 20, "{seen:?}");
     assert_eq!(low + kernel + high, 2000);
+    let [low, high, kernel] = events_of_ready_descriptors(false, 2000);
+    assert!(low > 800 && low.abs_diff(high) <= 50, "without priorities: {:?}", [low, high, kernel]);
 }
 
 /// The kernel's descriptors are reported although those of the stack fill the array in each call.
