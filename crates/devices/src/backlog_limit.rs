@@ -172,7 +172,8 @@ mod tests {
         sent
     }
 
-    /// Returns a link on which a frame of 1000 bytes takes a millisecond, and its other end.
+    /// Returns a link on which a frame of 1000 bytes takes a millisecond, and its other end. If that is
+    /// dropped, only the link has a backlog.
     fn slow_link(delay: &str) -> (Box<dyn TxQueue + Send>, Device) {
         let (left, right) = pair(MemoryConfig::default());
         let slow = LinkSpec::parse(&format!("rate=8mbit {delay}")).expect("valid");
@@ -192,7 +193,7 @@ mod tests {
     // limit: priority.transmit_backlog_frames
     #[test]
     fn classes_are_refused_by_what_waits() {
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         assert!(tx.has_backlog(0), "the link can tell what waits");
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10);
         tx.flush(at(0));
@@ -211,7 +212,7 @@ mod tests {
     /// Whoever sends without a class keeps the backlog above all bounds here.
     #[test]
     fn frames_without_a_class_do_not_shut_out_the_others() {
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         assert_eq!(send(&mut tx, None, 100), 100);
         tx.flush(at(0));
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10, "the credit is limited");
@@ -233,11 +234,11 @@ mod tests {
     /// A socket writes datagrams without a break, in front of each round of the connections.
     #[test]
     fn datagrams_wait_and_do_not_shut_out_connections() {
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         assert_eq!(send_datagrams(&mut tx, BEST_EFFORT, 100), 10);
         assert_eq!([2, 6].map(|class| send_datagrams(&mut tx, class, 100)), [10, 40]);
         assert_eq!(send_datagrams(&mut tx, 7, 40), 40);
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         let mut sent = [0, 0];
         for now in 0..100 {
             tx.flush(at(now));
@@ -258,7 +259,7 @@ mod tests {
     /// Their sender would otherwise pay for lower classes, whose frames leave before its next ones.
     #[test]
     fn datagrams_of_the_highest_class_earn_no_credit() {
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         assert_eq!(send_datagrams(&mut tx, 7, 40), 40);
         assert_eq!([6, BEST_EFFORT].map(|class| send(&mut tx, Some(class), 100)), [20, 0]);
         assert_eq!(send(&mut tx, Some(7), 40), 40);
@@ -273,7 +274,7 @@ mod tests {
             }
             tx.select_class(None);
         };
-        let (mut tx, _right) = limited_link("", 10);
+        let (mut tx, _) = limited_link("", 10);
         drop_room(&mut tx, TxClass::Datagrams(BEST_EFFORT));
         assert_eq!(send(&mut tx, Some(BEST_EFFORT), 100), 10, "no credit from room that was dropped");
         assert_eq!(send(&mut tx, None, 3), 3);
@@ -346,7 +347,7 @@ mod tests {
         }
         assert!((950..=1010).contains(&sent), "{sent} of 1000 frames");
         // Who does not ask for the backlog is not woken for it.
-        let (mut unlimited, _right) = slow_link("delay=500ms");
+        let (mut unlimited, _) = slow_link("delay=500ms");
         assert_eq!(send(&mut unlimited, None, 20), 20);
         unlimited.flush(at(0));
         assert_eq!(unlimited.next_deadline(), Some(at(501)));
@@ -357,7 +358,7 @@ mod tests {
         let gso = Gso { kind: GsoKind::Tcp4, size: 1446, header_len: 54, ecn: false };
         let meta = TxMeta { gso: Some(gso), ..TxMeta::NONE };
         let connections = |class| Some(TxClass::Connections(class));
-        let (mut tx, _right) = limited_link("", 64);
+        let (mut tx, _) = limited_link("", 64);
         assert_eq!(send_with(&mut tx, connections(BEST_EFFORT), 100, meta, 54 + 40 * 1446), 2);
         assert_eq!(send_with(&mut tx, connections(2), 100, meta, 54 + 40 * 1446), 2);
         assert_eq!(send_with(&mut tx, connections(3), 100, meta, 54 + 16 * 1446), 2);

@@ -4,6 +4,7 @@
 //! without a copy, and the ring indices are exchanged once per burst. Super-frames and partial checksums pass
 //! unchanged, so neither side segments frames or computes checksums.
 
+mod backlog;
 mod multi_queue;
 mod ring;
 pub mod spsc;
@@ -13,6 +14,7 @@ pub use multi_queue::{ADAPTER_KEY, RssMode, adapter_table, multi_queue};
 
 use crate::offload::GSO_BYTES_MAX;
 use crate::switch::Switch;
+use backlog::RingBacklog;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use ring::{RecordConsumer, RecordProducer};
@@ -121,7 +123,8 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
     let (producer, consumer) =
         ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
     let doorbell = Arc::new(OnceLock::new());
-    let tx = MemoryTx { ring: producer, capabilities, doorbell: doorbell.clone() };
+    let backlog = RingBacklog::default();
+    let tx = MemoryTx { ring: producer, capabilities, doorbell: doorbell.clone(), backlog };
     (tx, MemoryRx { ring: consumer, doorbell, armed: false, computes_hashes: false, unread: 0 })
 }
 
@@ -134,6 +137,7 @@ struct MemoryTx {
     ring: RecordProducer,
     capabilities: Capabilities,
     doorbell: Doorbell,
+    backlog: RingBacklog,
 }
 
 impl TxQueue for MemoryTx {
@@ -155,6 +159,10 @@ impl TxQueue for MemoryTx {
 
     fn reserved(&mut self, len: usize) -> &[u8] {
         self.ring.reserved(len)
+    }
+
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        self.backlog.has_segments(&mut self.ring, frames)
     }
 
     fn flush(&mut self, _now: Instant) {

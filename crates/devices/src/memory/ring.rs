@@ -389,6 +389,50 @@ impl RecordProducer {
         self.shared.sleeping.0.load(Ordering::Relaxed) && self.shared.sleeping.0.swap(false, Ordering::AcqRel)
     }
 
+    /// Returns the position of the first record that the consumer has not returned, as loaded last.
+    pub(super) fn head(&self) -> usize {
+        self.head
+    }
+
+    /// Loads the position of the first record that the consumer has not returned.
+    pub(super) fn load_head(&mut self) -> usize {
+        self.refresh_head();
+        self.head
+    }
+
+    /// Returns the wire segments of the record at `position`, and the position after it; `None` at the end of
+    /// the committed records. The position must be that of a committed record, not before `head`, or the end.
+    pub(super) fn record_at(&self, mut position: usize) -> Option<(usize, usize)> {
+        let shared = &self.shared;
+        let committed = self.position.wrapping_sub(self.head);
+        // Compared with the head, because positions wrap around.
+        while position.wrapping_sub(self.head) < committed {
+            shared.note_read(position, ALIGN);
+            let record = shared.at(position);
+            // SAFETY: records start with a header, which this side wrote. It does not overwrite records from
+            // `head` on.
+            let header = unsafe { record.cast::<u64>().read() };
+            if header & FLAG_SKIP != 0 {
+                position = position.wrapping_add(shared.capacity - (position & (shared.capacity - 1)));
+                continue;
+            }
+            let len = (header & LEN_MASK) as usize;
+            if header & FLAG_EXTENSION == 0 {
+                return Some((1, position.wrapping_add(record_bytes(len, 0))));
+            }
+            // SAFETY: the flag says that an extension was written there.
+            let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
+            let segments = match decode(header, extension).0 {
+                Some(gso) => {
+                    len.saturating_sub(gso.header_len.into()).div_ceil(usize::from(gso.size).max(1)).max(1)
+                }
+                None => 1,
+            };
+            return Some((segments, position.wrapping_add(record_bytes(len, EXTENSION_BYTES_MAX))));
+        }
+        None
+    }
+
     /// Returns whether the lap can end at `offset` before a record of `bytes` bytes: the consumer keeps up,
     /// so that nearly all of the lap so far is free again.
     #[cold]
