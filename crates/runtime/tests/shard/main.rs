@@ -1,6 +1,7 @@
 //! Shards from outside: events of handlers in simulated time, in every placement, and a shard on a thread of
 //! its own.
 
+mod device_priorities;
 mod events;
 #[path = "../../src/fixture.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
