@@ -6,6 +6,7 @@ mod events;
 #[path = "../../src/fixture.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
+mod in_place;
 mod kernel_fds;
 mod limits;
 mod paired;
