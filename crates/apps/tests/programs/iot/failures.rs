@@ -87,6 +87,45 @@ fn requests_are_answered_with_an_error_at_their_deadline() {
     }
 }
 
+/// Messages for the servers that are left are answered at once, whatever waits for the one that hangs.
+#[test]
+fn hung_server_does_not_delay_the_other() {
+    if let Some(reason) = redis_unavailable() {
+        return skip("hung_server_does_not_delay_the_other", &reason);
+    }
+    const MESSAGES: usize = 200;
+    let servers = [RedisServer::on_port(&[]), RedisServer::on_port(&[])];
+    let [hung, healthy] = [&servers[0], &servers[1]];
+    let options = format!("--redis {} --redis {} --deadline-ms 60000", hung.address(), healthy.address());
+    let mut fixture = open_clients(&options, MESSAGES);
+    // Each client has one message, which is not behind an unanswered one of its connection.
+    let send = |fixture: &mut IotFixture| {
+        for client in 0..MESSAGES {
+            fixture.send(client, &message(client as u32, REQUEST, ORDINARY));
+        }
+    };
+    send(&mut fixture);
+    fixture.run_until(|fixture| fixture.clients.handler().answers == MESSAGES);
+    let of_healthy = healthy.calls("set") as usize;
+    assert!((MESSAGES / 4..MESSAGES * 3 / 4).contains(&of_healthy), "{of_healthy}");
+    hung.suspend();
+    for round in 1..=20 {
+        send(&mut fixture);
+        let (messages, expected) = ((round + 1) * MESSAGES, MESSAGES + round * of_healthy);
+        fixture.run_until(|fixture| {
+            let answers = fixture.clients.handler().answers;
+            answers >= expected && fixture.counters().messages == messages as u64
+        });
+        assert_eq!(fixture.waiting() as usize, round * (MESSAGES - of_healthy), "round {round}");
+    }
+    assert_eq!(healthy.calls("set") as usize, 21 * of_healthy);
+    assert_eq!(fixture.counters().redis_disconnects, 0);
+    hung.resume();
+    fixture.run_until(|fixture| fixture.clients.handler().answers == 21 * MESSAGES);
+    assert!(fixture.results().iter().all(|result| result.answers() == [true; 21]));
+    fixture.assert_reconciled();
+}
+
 #[test]
 fn redis_may_start_after_the_server() {
     if let Some(reason) = redis_unavailable() {
