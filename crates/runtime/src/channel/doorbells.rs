@@ -95,6 +95,8 @@ pub(crate) struct Notifier {
     head: u32,
     /// True if nobody was notified since [`Notifier::take_notified`].
     is_quiet: bool,
+    /// Times that the ring became full, before a scan of the receiving side.
+    overflows: u64,
 }
 
 /// The receiving side of a ring: its private state. The default is the state of a fresh ring, to which
@@ -104,6 +106,8 @@ pub(crate) struct NotifyQueue {
     head: u32,
     /// The next flag of the scan after an overflow, or [`SCAN_DONE`]; `None` without a scan.
     scan: Option<u32>,
+    /// Scans that were begun.
+    overflows: u64,
 }
 
 /// All flags were scanned after an overflow. The next [`NotifyQueue::pop`] reports the end of the scan.
@@ -117,7 +121,7 @@ impl Doorbells<'_> {
     /// Creates the notifying side of a ring. Only one may exist at a time.
     pub fn notifier(self) -> Notifier {
         let tail = self.words.tail().load(Ordering::Relaxed);
-        Notifier { tail, head: self.words.head.0.load(Ordering::Relaxed), is_quiet: true }
+        Notifier { tail, head: self.words.head.0.load(Ordering::Relaxed), is_quiet: true, overflows: 0 }
     }
 }
 
@@ -131,7 +135,7 @@ impl Notifier {
             if self.tail.wrapping_sub(self.head) as usize >= doorbells.slots.len()
                 && !self.has_free_slot(doorbells)
             {
-                doorbells.words.has_overflowed().store(1, Ordering::Release);
+                self.set_overflowed(doorbells);
             } else {
                 let slot = self.tail as usize & (doorbells.slots.len() - 1);
                 doorbells.slots[slot].store(number, Ordering::Relaxed);
@@ -140,6 +144,17 @@ impl Notifier {
             }
         }
         self.is_quiet = false;
+    }
+
+    /// Makes the receiving side scan all flags.
+    #[cold]
+    fn set_overflowed(&mut self, doorbells: Doorbells<'_>) {
+        self.overflows += u64::from(doorbells.words.has_overflowed().swap(1, Ordering::AcqRel) == 0);
+    }
+
+    /// Returns how often the ring became full.
+    pub fn overflows(&self) -> u64 {
+        self.overflows
     }
 
     /// Makes the receiving side scan all flags, as after an overflow.
@@ -211,12 +226,15 @@ impl NotifyQueue {
             if doorbells.words.has_overflowed().swap(0, Ordering::AcqRel) == 0 {
                 return None;
             }
-            self.scan = Some(0);
+            self.begin_scan();
         }
         if self.scan == Some(SCAN_DONE) {
             let has_overflowed = doorbells.words.has_overflowed();
             let again = has_overflowed.load(Ordering::Relaxed) != 0;
-            self.scan = (again && has_overflowed.swap(0, Ordering::AcqRel) != 0).then_some(0);
+            self.scan = None;
+            if again && has_overflowed.swap(0, Ordering::AcqRel) != 0 {
+                self.begin_scan();
+            }
             return None;
         }
         let from = self.scan.unwrap_or(0) as usize;
@@ -231,6 +249,16 @@ impl NotifyQueue {
         }
         self.scan = Some(if end < doorbells.flags.len() { end as u32 } else { SCAN_DONE });
         None
+    }
+
+    fn begin_scan(&mut self) {
+        self.scan = Some(0);
+        self.overflows += 1;
+    }
+
+    /// Returns how often the other side found the ring full.
+    pub fn overflows(&self) -> u64 {
+        self.overflows
     }
 
     /// Returns whether a scan is in progress: [`pop`](Self::pop) has to be called again.
@@ -375,7 +403,7 @@ mod tests {
             for word in [memory.words.tail(), &memory.words.head.0] {
                 word.store(u32::MAX - 5, Ordering::Relaxed);
             }
-            let mut queue = NotifyQueue { head: u32::MAX - 5, scan: None };
+            let mut queue = NotifyQueue { head: u32::MAX - 5, scan: None, ..NotifyQueue::default() };
             let mut notifier = memory.notifier();
             for _ in 0..5 {
                 (0..4).for_each(|socket| notifier.notify(memory.bells(), socket, NOTIFIED));
@@ -434,7 +462,7 @@ mod tests {
             memory.words.tail().store(78, Ordering::Relaxed);
             assert_eq!(queue.pop(memory.bells()), Ok(Some((12_345, 0))), "the caller validates the number");
             // A head that cannot be is a full ring to the notifier.
-            let mut notifier = Notifier { tail: 90, head: 86, is_quiet: true };
+            let mut notifier = Notifier { tail: 90, head: 86, is_quiet: true, overflows: 0 };
             memory.words.head.0.store(5000, Ordering::Relaxed);
             notifier.notify(memory.bells(), 3, NOTIFIED);
             assert_eq!(memory.words.has_overflowed().load(Ordering::Relaxed), 1);

@@ -184,7 +184,7 @@ impl ChannelServer {
 
     /// Returns the counters, summed over all present and past domains.
     pub fn stats(&self) -> ChannelStats {
-        self.domains.iter().flatten().fold(self.closed_stats, |sum, domain| sum + domain.stats)
+        self.domains.iter().flatten().fold(self.closed_stats, |sum, domain| sum + domain.stats())
     }
 
     /// Returns the number of sockets in use: connections, and sockets that clients still own after their
@@ -398,7 +398,7 @@ impl ChannelServer {
     fn reap_domains(&mut self) {
         for entry in &mut self.domains {
             if let Some(domain) = entry.take_if(|domain| domain.is_unused()) {
-                self.closed_stats = self.closed_stats + domain.stats;
+                self.closed_stats = self.closed_stats + domain.stats();
                 if let Some(epoll) = &self.domain_epoll {
                     epoll.remove(&domain.wake);
                 }

@@ -8,6 +8,9 @@ use core::ops::Add;
 pub struct ChannelStats {
     /// Doorbell notifications of clients that were processed.
     pub doorbells: u64,
+    /// Times that a ring of doorbells, to a client or from one, was full. Its receiver looks at the flags of
+    /// all sockets then, so that no event is lost.
+    pub doorbell_rings_full: u64,
     /// Sockets whose work was continued in the next turn, because they had more to send than one turn takes
     /// of a socket, or because their domain's turn budget was used up.
     pub sockets_deferred: u64,
@@ -54,6 +57,7 @@ impl Add for ChannelStats {
     fn add(self, other: Self) -> Self {
         Self {
             doorbells: self.doorbells + other.doorbells,
+            doorbell_rings_full: self.doorbell_rings_full + other.doorbell_rings_full,
             sockets_deferred: self.sockets_deferred + other.sockets_deferred,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
             datagrams_refused: self.datagrams_refused + other.datagrams_refused,
@@ -79,6 +83,7 @@ impl ChannelStats {
     pub(super) fn report(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let Self {
             doorbells,
+            doorbell_rings_full,
             sockets_deferred,
             datagrams_dropped,
             datagrams_refused,
@@ -98,6 +103,7 @@ impl ChannelStats {
         } = *self;
         for (name, count) in [
             ("channel.doorbells", doorbells),
+            ("channel.doorbell_rings_full", doorbell_rings_full),
             ("channel.sockets_deferred", sockets_deferred),
             ("channel.datagrams_dropped", datagrams_dropped),
             ("channel.datagrams_refused", datagrams_refused),

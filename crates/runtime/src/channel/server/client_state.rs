@@ -79,6 +79,11 @@ impl ClientState {
         }
     }
 
+    /// Returns how often a ring of doorbells was full, to or from this client.
+    pub fn rings_full(&self) -> u64 {
+        self.from_client.overflows() + self.to_client.overflows()
+    }
+
     /// Returns whether it owns a listener. As [`OwnerSet::contains`](super::owner_set::OwnerSet::contains),
     /// but in a time that does not depend on the number of owners.
     #[inline]

@@ -31,6 +31,8 @@ pub(super) struct ClientTable {
     offering: Vec<u16>,
     /// Reasons of notifications: the class of priority of the event that is being handled.
     reasons: u8,
+    /// Full rings of clients that were removed.
+    rings_full_before: u64,
 }
 
 impl ClientTable {
@@ -48,6 +50,7 @@ impl ClientTable {
             yielded: Vec::new(),
             offering: Vec::new(),
             reasons: NOTIFIED,
+            rings_full_before: 0,
         }
     }
 
@@ -91,6 +94,7 @@ impl ClientTable {
     pub fn remove(&mut self, number: usize) -> Option<Box<ClientState>> {
         let client = self.clients.get_mut(number)?.take()?;
         self.count -= 1;
+        self.rings_full_before += client.rings_full();
         // Cannot truncate: numbers have 16 bits.
         self.numbers.release(number as u32);
         // A later client of this number must be in no list twice.
@@ -104,6 +108,12 @@ impl ClientTable {
             }
         }
         Some(client)
+    }
+
+    /// Returns how often a ring of doorbells was full, to or from a client.
+    pub fn rings_full(&self) -> u64 {
+        let full = self.clients.iter().flatten().map(|client| client.rings_full());
+        self.rings_full_before + full.sum::<u64>()
     }
 
     /// Notifies a client of a socket.

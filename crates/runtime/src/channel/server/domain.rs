@@ -347,6 +347,11 @@ impl Domain {
         self.socket_slots.in_use() - self.preallocated_count
     }
 
+    /// Returns the counters of the domain.
+    pub fn stats(&self) -> ChannelStats {
+        ChannelStats { doorbell_rings_full: self.clients.rings_full(), ..self.stats }
+    }
+
     /// Returns the number of sockets that the domain may have.
     pub fn sockets_max(&self) -> usize {
         self.sockets_max

@@ -30,12 +30,16 @@ fn with_connections(count: usize, peer: Peer) -> (Fixture, Client, Vec<Conn>) {
 fn overflowing_rings_lose_no_event() {
     const COUNT: usize = 3000;
     let (mut fixture, mut client, conns) = with_connections(COUNT, Peer { echoes: true, ..Peer::default() });
+    let full_before = fixture.stats().doorbell_rings_full;
+    assert_eq!(full_before, 0, "the sockets were opened a few at a time");
     for round in 0..3_u8 {
         // The stack learns of all of them at once, and the client of all answers at once.
         for (at, conn) in conns.iter().enumerate() {
             assert_eq!(client.send(*conn, &[round, at as u8]), Ok(2));
         }
         fixture.run(Duration::from_millis(50));
+        // At least once in each direction and round.
+        assert!(fixture.stats().doorbell_rings_full >= 2 * (u64::from(round) + 1), "{:?}", fixture.stats());
         let mut readable = vec![0; COUNT];
         let index_of: HashMap<Conn, usize> = conns.iter().copied().zip(0..).collect();
         while let Some(event) = client.next_event() {
@@ -57,6 +61,10 @@ fn overflowing_rings_lose_no_event() {
     conns.iter().for_each(|conn| client.release(*conn).unwrap());
     fixture.run(300 * SECOND);
     assert_eq!(fixture.sockets_in_use(), 0, "all releases arrived");
+    let full = fixture.stats().doorbell_rings_full;
+    drop(client);
+    fixture.run(SECOND);
+    assert_eq!(fixture.stats().doorbell_rings_full, full, "the counter stays");
 }
 
 /// A client that overflows its ring and dies leaves nothing behind.
