@@ -6,6 +6,8 @@ mod events;
 #[path = "../../src/fixture.rs"]
 #[allow(dead_code)] // shared: this suite uses a part
 mod fixture;
+#[cfg(target_arch = "x86_64")]
+mod futex;
 mod in_place;
 mod kernel_fds;
 mod limits;
