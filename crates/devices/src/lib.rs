@@ -18,6 +18,7 @@ pub mod mirror;
 mod netlink;
 pub mod offload;
 mod partial_checksums;
+pub mod peer_credentials;
 pub mod random;
 pub mod relabel;
 pub mod rss;

@@ -25,7 +25,7 @@ pub use mirror::{MirrorDirection, MirrorRing, StackMirror};
 pub(crate) use routes::RouteRequest;
 pub use routes::{ListedRoute, RouteAction, RouteChange, restore_routes};
 pub(crate) use server::{InspectServer, SOCKET};
-pub use server::{RouteClient, SocketCloser, explain_timeout, list_processes, list_sockets};
+pub use server::{RouteClient, SocketCloser, explain_timeout, list_processes, list_sockets, owner_pid};
 pub(crate) use stage_request::StageRequest;
 pub use stage_request::{STAGE_CONNS_MAX, SampledStages, sample_stages};
 

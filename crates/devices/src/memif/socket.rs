@@ -2,12 +2,12 @@
 
 use super::config::SocketName;
 use super::control_channel::ControlChannel;
+use crate::peer_credentials::peer_credentials;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, fchmod, lstat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
-    sockopt,
 };
 use std::io;
 use std::path::{Path, PathBuf};
@@ -91,8 +91,8 @@ pub(super) fn connect_to(name: &SocketName) -> io::Result<ControlChannel> {
 /// user or as root.
 fn is_peer_allowed(name: &SocketName, socket: &OwnedFd) -> bool {
     let SocketName::Abstract(_) = name else { return true };
-    let own_uid = rustix::process::geteuid();
-    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own_uid || peer.uid.is_root())
+    let own_uid = rustix::process::geteuid().as_raw();
+    peer_credentials(socket).is_ok_and(|peer| peer.uid == own_uid || peer.uid == 0)
 }
 
 fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {

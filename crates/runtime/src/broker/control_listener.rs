@@ -1,5 +1,6 @@
 //! The broker's address: a socket in the file system that only its owner can open.
 
+use ginnel_devices::peer_credentials::peer_credentials;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, fchmod, lstat};
 use rustix::io::Errno;
@@ -78,7 +79,7 @@ impl ControlListener {
     /// Accepts the next connection.
     pub fn accept(&self) -> io::Result<AcceptedPeer> {
         let peer = accept_with(&self.socket, FLAGS)?;
-        let uid = peer_uid(&peer)?;
+        let uid = peer_credentials(&peer)?.uid;
         let is_permitted = uid == geteuid().as_raw() || uid == 0;
         Ok(if is_permitted { AcceptedPeer::Permitted(peer, uid) } else { AcceptedPeer::Denied(peer, uid) })
     }
@@ -96,12 +97,7 @@ pub(super) fn creator_uid(socket: impl AsFd) -> io::Result<u32> {
         && sockopt::socket_type(&socket)? == SocketType::SEQPACKET
         && is_unnamed(getsockname(&socket)?)
         && getpeername(&socket)?.is_some_and(is_unnamed);
-    if is_pair { peer_uid(socket) } else { Err(io::ErrorKind::InvalidInput.into()) }
-}
-
-/// Returns the user at the other end (`SO_PEERCRED`).
-fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
-    Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
+    if is_pair { Ok(peer_credentials(socket)?.uid) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 impl Drop for ControlListener {

@@ -17,12 +17,13 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use ginnel_devices::mirror::ring::{self, MirrorReader, MirrorWriter};
 use ginnel_devices::mirror::{wrap_rx, wrap_tx};
+use ginnel_devices::peer_credentials::peer_credentials;
 use ginnel_stack::stack::Stack;
 use rustix::cmsg_space;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg, sockopt,
+    SendFlags, recvmsg, sendmsg,
 };
 use rustix::process::geteuid;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -130,9 +131,9 @@ pub(super) fn serve(
     shards: &[(String, Commander)],
     is_mirrored: &AtomicBool,
 ) -> io::Result<()> {
-    let (own_uid, uid) = (geteuid(), sockopt::socket_peercred(client)?.uid);
-    if uid != own_uid && !uid.is_root() {
-        let problem = format!("only user {} and root may see the traffic of this stack", own_uid.as_raw());
+    let (own_uid, uid) = (geteuid().as_raw(), peer_credentials(client)?.uid);
+    if uid != own_uid && uid != 0 {
+        let problem = format!("only user {own_uid} and root may see the traffic of this stack");
         return send_message(client, &format!("!\t{problem}"), None);
     }
     let with_loopback = arguments.ends_with(LOOPBACK);

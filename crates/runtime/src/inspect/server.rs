@@ -11,8 +11,8 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use ginnel_stack::stack::SocketHandle;
-use rustix::net::sockopt;
-use rustix::process::geteuid;
+use ginnel_devices::peer_credentials::peer_credentials;
+use rustix::process::{Pid, geteuid};
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -232,10 +232,9 @@ fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
 
 /// Returns the refusal of a client that is neither the stack's user nor root.
 fn refusal_of_user(client: &UnixStream, action: &str) -> io::Result<Option<String>> {
-    let (own_uid, uid) = (geteuid(), sockopt::socket_peercred(client)?.uid);
-    let is_allowed = uid == own_uid || uid.is_root();
-    Ok((!is_allowed)
-        .then(|| format!("!\tonly user {} and root may {action} of this stack\n", own_uid.as_raw())))
+    let (own_uid, uid) = (geteuid().as_raw(), peer_credentials(client)?.uid);
+    let is_allowed = uid == own_uid || uid == 0;
+    Ok((!is_allowed).then(|| format!("!\tonly user {own_uid} and root may {action} of this stack\n")))
 }
 
 fn list_routes(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
@@ -425,13 +424,30 @@ fn format_processes(state: &ServerState) -> String {
     text
 }
 
+/// Connects to the process that owns the stack with this directory.
+fn connect_to_owner(dir: &Path) -> io::Result<UnixStream> {
+    match UnixStream::connect(dir.join(PROCESSES_SOCKET)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => UnixStream::connect(dir.join(SOCKET)),
+        connected => connected,
+    }
+}
+
+/// Returns the process that owns the stack with this directory, by its id in the PID namespace of the caller.
+/// Returns `None` if the process is not visible there. The file that the stack has written has the number in
+/// the namespace of the stack.
+///
+/// # Errors
+/// No process accepts connections.
+pub fn owner_pid(dir: &Path) -> io::Result<Option<Pid>> {
+    Ok(peer_credentials(connect_to_owner(dir)?)?.pid)
+}
+
 /// Returns the processes that are attached to the stack with this directory, in the order of their admission.
 ///
 /// # Errors
 /// The stack does not answer, or its answer is malformed.
 pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
-    let mut client =
-        UnixStream::connect(dir.join(PROCESSES_SOCKET)).or_else(|_| UnixStream::connect(dir.join(SOCKET)))?;
+    let mut client = connect_to_owner(dir)?;
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
