@@ -13,7 +13,7 @@ use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ pub struct DownOptions {
 const UNPRIVILEGED_PORT_START: u16 = 1024;
 /// Longest time to wait for a stack to end. A stack closes its connections before it ends.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time to wait for the socket of a stack that has just been started.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs a stack until it is stopped.
 pub fn up(options: &UpOptions) -> Result<(), Failure> {
@@ -141,14 +143,6 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     let find = || run_dir::find(Some(&options.stack_name)).map_err(|e| Failure::running(e.to_string()));
     let running = find()?;
     let process = open_pidfd(&running)?;
-    // The process id could have been reused between the two lookups; from here on the pidfd identifies the
-    // process.
-    if find()?.pid != running.pid {
-        return Err(Failure::running(format!(
-            "the stack \"{}\" has just been replaced by another process: try again",
-            running.name
-        )));
-    }
     if !options.force {
         check_unused(&running)?;
     }
@@ -183,10 +177,47 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     )))
 }
 
+/// Opens a pidfd of the process that owns the stack. The kernel names the process: `running.pid` is its number
+/// in the PID namespace of the stack, and may be that of another process here.
 fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
-    let gone = || Failure::running(format!("the stack \"{}\" has just ended", running.name));
-    let pid = Pid::from_raw(running.pid.cast_signed()).ok_or_else(gone)?;
-    pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())
+    let name = &running.name;
+    let gone = || Failure::running(format!("the stack \"{name}\" has just ended"));
+    let pid = find_owner(running)?.ok_or_else(|| {
+        Failure::running(format!(
+            "the stack \"{name}\" runs in another PID namespace (container), from which this one sees no processes: run \"ginnel down {name}\" there"
+        ))
+    })?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())?;
+    // The process id could have been reused between the two lookups; from here on the pidfd identifies the
+    // process.
+    if find_owner(running)? != Some(pid) {
+        return Err(Failure::running(format!(
+            "the stack \"{name}\" has just been replaced by another process: try again"
+        )));
+    }
+    Ok(process)
+}
+
+/// Returns the process that owns the stack, or `None` if it is not visible in this PID namespace. Waits for
+/// the socket of a stack that has just been started.
+fn find_owner(running: &RunningStack) -> Result<Option<Pid>, Failure> {
+    let since = Instant::now();
+    loop {
+        match inspect::owner_pid(&running.path) {
+            Err(e) if e.kind() == ErrorKind::NotFound && since.elapsed() < ANSWER_TIMEOUT => {
+                run_dir::find(Some(&running.name)).map_err(|e| Failure::running(e.to_string()))?;
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            owner => {
+                return owner.map_err(|e| {
+                    let RunningStack { name, pid, .. } = running;
+                    Failure::running(format!(
+                        "the stack \"{name}\" (process {pid}) accepts no connection: {e}"
+                    ))
+                });
+            }
+        }
+    }
 }
 
 /// Checks that no program uses the stack. A stack without a broker has no programs.
@@ -202,7 +233,7 @@ fn check_unused(running: &RunningStack) -> Result<(), Failure> {
         return Ok(());
     }
     let describe = |user: AttachedProcess| match user.pid {
-        0 => "a program without the library".to_string(),
+        0 => "a program without the library or of another PID namespace".to_string(),
         pid => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{} ({pid})", name.trim_end())

@@ -40,6 +40,16 @@ pub fn skipped(test: &str) -> bool {
     missing
 }
 
+/// Returns true, and prints a note, if the test cannot make PID namespaces here.
+pub fn skipped_without_pid_namespaces(test: &str) -> bool {
+    let probe = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
+    let missing = !probe.is_ok_and(|output| output.status.success());
+    if missing {
+        skip(test, "PID namespaces need CAP_SYS_ADMIN and unshare(1)");
+    }
+    missing
+}
+
 /// Directory of a test's stacks, removed when the value is dropped.
 pub struct Fixture(PathBuf);
 

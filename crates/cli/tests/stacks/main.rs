@@ -18,6 +18,7 @@ mod linger;
 mod log;
 mod loopback;
 mod many_processes;
+mod pid_namespaces;
 mod polling;
 mod priorities;
 mod refusals;

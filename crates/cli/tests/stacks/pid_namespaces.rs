@@ -1,0 +1,84 @@
+//! Stacks and programs in PID namespaces of their own, as in containers that share the runtime directory.
+
+use crate::fixture::{
+    Fixture, GINNEL, RunningProgram, built_library, run_to_end, skipped, skipped_without_pid_namespaces,
+    wait_until,
+};
+use std::process::{Command, Output};
+
+/// Returns a command that runs as process 1 of a new PID namespace, which ends with the command.
+fn in_namespace(fixture: &Fixture, options: &[&str], words: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).args(options).args(words);
+    command.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    command.current_dir(fixture.path());
+    command
+}
+
+/// Starts the stack "lab" as process 1 of a new PID namespace.
+fn start_stack(fixture: &Fixture) -> RunningProgram {
+    let stack = in_namespace(fixture, &[], &[GINNEL, "up", "lab", "--loopback", "stack"]);
+    let stack = RunningProgram::new(stack);
+    wait_until("the stack is ready", || fixture.path().join("run/lab/ready").exists());
+    stack
+}
+
+/// Runs a shell script as process 1 of a new PID namespace.
+fn run_script(fixture: &Fixture, script: &str) -> Output {
+    run_to_end(in_namespace(fixture, &["--mount-proc"], &["sh", "-c", script, "sh", GINNEL]))
+}
+
+#[test]
+fn down_signals_nobody_if_the_stack_is_hidden() {
+    let test = "down_signals_nobody_if_the_stack_is_hidden";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("hidden-stack");
+    let _stack = start_stack(&fixture);
+    // The shell has the number that the stack has in its own namespace.
+    for force in ["", "--force"] {
+        let script = format!("trap 'echo signalled; exit 3' TERM; \"$1\" down lab {force}; echo $?");
+        let output = run_script(&fixture, &script);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n", "{output:?}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("runs in another PID namespace"), "{text}");
+    }
+    assert!(fixture.path().join("run/lab/ready").exists());
+}
+
+#[test]
+fn down_stops_a_stack_of_an_inner_namespace() {
+    let test = "down_stops_a_stack_of_an_inner_namespace";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("inner-stack");
+    // The shell is process 1, as the stack is in its namespace.
+    let script = "trap 'echo signalled; exit 3' TERM
+        unshare --pid --fork \"$1\" up lab --loopback stack &
+        until [ -e run/lab/ready ]; do sleep 0.05; done
+        \"$1\" down lab; echo $?
+        wait $!; echo $?";
+    let output = run_script(&fixture, script);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n0\n", "{output:?}");
+}
+
+#[test]
+fn programs_of_another_namespace_use_the_stack() {
+    let test = "programs_of_another_namespace_use_the_stack";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("other-namespace");
+    let _stack = start_stack(&fixture);
+    let script = "
+s = server('127.0.0.1', 7000)
+if os.fork():
+    c = s.accept()[0]
+    print(exactly(c, 5), os.wait()[1])
+else:
+    socket.create_connection(('127.0.0.1', 7000)).sendall(b'hello')";
+    assert_eq!(fixture.script_output(&["--stack", "lab"], script), "b'hello' 0\n");
+    fixture.run_ok(&["route", "lab", "add", "10.9.0.0/16", "dev", "loopback"]);
+}
