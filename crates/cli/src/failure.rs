@@ -81,6 +81,9 @@ impl From<ginnel::Error> for Failure {
                     "{e}: raise the hard limit of descriptors (ulimit -Hn, or LimitNOFILE= of a unit)"
                 ))
             }
+            ginnel::Error::Io(_, ref io) if io.kind() == std::io::ErrorKind::FileTooLarge => Self::running(
+                format!("{e}: raise the limit of file sizes (ulimit -f, or LimitFSIZE= of a unit)"),
+            ),
             _ => Self::running(e.to_string()),
         }
     }

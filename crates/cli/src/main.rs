@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         Err(e) => return usage(&e),
     };
     log::install();
-    let result = cli.command.run();
+    let result = signals::ignore_file_size_limit().and_then(|()| cli.command.run());
     log::write_omitted();
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use ginnel::StopFlag;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use std::sync::Arc;
@@ -51,8 +51,18 @@ fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result
 
 /// Makes SIGHUP have no effect on this process. Programs that it starts have the default action.
 pub fn ignore_hangup() -> Result<(), Failure> {
+    ignore(SIGHUP)
+}
+
+/// Makes a file that grows beyond `RLIMIT_FSIZE` an error of the call (`EFBIG`) instead of the end of this
+/// process. Programs that it starts have the default action of the signal.
+pub fn ignore_file_size_limit() -> Result<(), Failure> {
+    ignore(SIGXFSZ)
+}
+
+fn ignore(signal: i32) -> Result<(), Failure> {
     // The flag is never read: a handler that does nothing.
-    signal_hook::flag::register(SIGHUP, Arc::default())
+    signal_hook::flag::register(signal, Arc::default())
         .map(drop)
         .map_err(|e| Failure::running(format!("signal handlers: {e}")))
 }

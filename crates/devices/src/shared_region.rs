@@ -8,11 +8,10 @@
 //! the file read as zeros.
 #![allow(unsafe_code)] // maps memory, and copies from and to it
 
+use crate::memory_file;
 use ginnel_stack::prefetch::prefetch;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::ptr::NonNull;
@@ -62,8 +61,7 @@ impl Region {
     /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed. The
     /// system shows the file by `name`.
     pub(crate) fn create(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, len as u64)?;
+        let fd = memory_file::create(name, len, MemfdFlags::ALLOW_SEALING)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((Self::map(&fd, len)?, fd))
     }

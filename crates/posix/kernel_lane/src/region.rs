@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -190,6 +190,10 @@ impl Region {
     /// # Errors
     /// The kernel's error.
     pub fn create() -> io::Result<(&'static Self, OwnedFd)> {
+        // ftruncate(2) would send SIGXFSZ as well, which ends a process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|max| size_of::<Self>() as u64 > max) {
+            return Err(Errno::FBIG.into());
+        }
         let memory = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memory, size_of::<Self>() as u64)?;
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;

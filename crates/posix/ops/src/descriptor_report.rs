@@ -8,8 +8,9 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use ginnel::channel::SharedMapping;
+use ginnel::memory_file;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -74,7 +75,7 @@ impl DescriptorReport {
     /// unless `stack` is empty.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`, `ENFILE`.
+    /// `ENOMEM`, `EMFILE`, `ENFILE`, `EFBIG`.
     pub fn new(descriptors: usize, stack: &str) -> Result<Self, Errno> {
         let entries = descriptors + 1;
         let name = format!("{NAME_PREFIX} {stack}");
@@ -88,7 +89,7 @@ impl DescriptorReport {
     /// Replaces the report in a child by an empty one, under the same number. The old one is the parent's.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`, `ENFILE`.
+    /// `ENOMEM`, `EMFILE`, `ENFILE`, `EFBIG`.
     pub fn for_child(self) -> Result<Self, Errno> {
         let file = empty_file(&self.name, self.entries)?;
         crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
@@ -169,9 +170,7 @@ impl DescriptorReport {
 }
 
 fn empty_file(name: &str, entries: usize) -> Result<OwnedFd, Errno> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, (entries * ENTRY_BYTES) as u64)?;
-    Ok(file)
+    memory_file::create(name, entries * ENTRY_BYTES, MemfdFlags::CLOEXEC)
 }
 
 fn errno(error: io::Error) -> Errno {

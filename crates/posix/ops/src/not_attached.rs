@@ -3,7 +3,8 @@
 //! ends with the program.
 #![allow(unsafe_code)] // a page that is never unmapped
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use ginnel::memory_file;
+use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 /// Beginning of the memfd's name.
@@ -30,12 +31,9 @@ fn name_of(reason: &str) -> String {
 /// this moment.
 pub fn publish(reason: &str) {
     let name = name_of(reason);
-    let Ok(file) = memfd_create(&*name, MemfdFlags::CLOEXEC) else { return };
-    if ftruncate(&file, PAGE_BYTES as u64).is_ok() {
-        // SAFETY: a new mapping, to which nothing refers. It stays until the program ends.
-        let _ =
-            unsafe { mmap(core::ptr::null_mut(), PAGE_BYTES, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
-    }
+    let Ok(file) = memory_file::create(&name, PAGE_BYTES, MemfdFlags::CLOEXEC) else { return };
+    // SAFETY: a new mapping, to which nothing refers. It stays until the program ends.
+    let _ = unsafe { mmap(core::ptr::null_mut(), PAGE_BYTES, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
 }
 
 /// Returns the reason that a process has published, from the text of its /proc/PID/maps.
@@ -58,6 +56,6 @@ mod tests {
         assert_eq!(find(&maps()), Some("it is full: \"x\" (see --clients-max)"));
         let long = name_of(&"ü".repeat(200));
         assert_eq!(long, format!("{NAME_PREFIX}{}", "ü".repeat((NAME_BYTES_MAX - NAME_PREFIX.len()) / 2)));
-        assert!(memfd_create(&*long, MemfdFlags::CLOEXEC).is_ok());
+        assert!(memory_file::create(&long, 1, MemfdFlags::CLOEXEC).is_ok());
     }
 }

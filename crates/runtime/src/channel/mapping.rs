@@ -6,8 +6,9 @@
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
+use ginnel_devices::memory_file;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::mm::{
     MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap_fixed, munmap,
 };
@@ -25,8 +26,7 @@ pub(super) fn invalid(problem: &str) -> io::Error {
 
 /// Creates a sealed memory file of `bytes` bytes, all of them 0.
 pub(super) fn create_sealed(name: &str, bytes: usize) -> io::Result<OwnedFd> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, bytes as u64)?;
+    let file = memory_file::create(name, bytes, MemfdFlags::ALLOW_SEALING)?;
     fcntl_add_seals(&file, SEALS)?;
     Ok(file)
 }

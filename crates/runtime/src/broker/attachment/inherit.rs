@@ -11,9 +11,10 @@ use crate::broker::seqpacket;
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
+use ginnel_devices::memory_file;
 use ginnel_stack::handle::Conn;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::fs::{MemfdFlags, fstat};
 use rustix::io::{Errno, pread, write};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::sync::{Arc, Mutex};
@@ -72,7 +73,7 @@ impl PreparedProcess {
         };
         let mut bytes = Vec::new();
         table.encode(&mut bytes);
-        let file = memfd_create("ginnel-table", MemfdFlags::CLOEXEC).map_err(io)?;
+        let file = memory_file::create("ginnel-table", bytes.len(), MemfdFlags::CLOEXEC).map_err(io)?;
         let mut remaining = &bytes[..];
         while !remaining.is_empty() {
             remaining = &remaining[write(&file, remaining).map_err(io)?..];
