@@ -2,7 +2,8 @@
 //! may need more than the usual soft limit of 1,024. Programs keep the limit that they would have without
 //! Ginnel: some use numbers below it with select(2), or close every number below it.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use ginnel_devices::resource_limit::resource_limit;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::sync::OnceLock;
 
 /// The limit before [`raise`].
@@ -10,7 +11,7 @@ static ORIGINAL: OnceLock<Rlimit> = OnceLock::new();
 
 /// Raises the soft limit of this process to the hard limit.
 pub fn raise() {
-    let limit = *ORIGINAL.get_or_init(|| getrlimit(Resource::Nofile));
+    let limit = *ORIGINAL.get_or_init(|| resource_limit(Resource::Nofile));
     // Raising the soft limit up to the hard limit is always permitted.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
@@ -18,7 +19,7 @@ pub fn raise() {
 /// Calls `start`, which starts a program, with the limit that this process had before [`raise`].
 pub fn with_original<T>(start: impl FnOnce() -> T) -> T {
     let Some(original) = ORIGINAL.get() else { return start() };
-    let raised = getrlimit(Resource::Nofile);
+    let raised = resource_limit(Resource::Nofile);
     // Both are always permitted: the hard limit does not change.
     let _ = setrlimit(Resource::Nofile, *original);
     let started = start();

@@ -2,7 +2,8 @@
 
 use ginnel::Config;
 use ginnel::config::{DeviceConfig, DeviceKind, Loopback, OpenedSteering};
-use rustix::process::{Resource, getrlimit};
+use ginnel_devices::resource_limit::resource_limit;
+use rustix::process::Resource;
 
 /// Descriptors of a stack's process that do not belong to the process of a program.
 const OTHER_DESCRIPTORS: u64 = 16;
@@ -35,7 +36,7 @@ pub fn write(config: &Config, name: &str, command: &str) {
 pub fn write_machine_limits(config: &Config) {
     let shards = u64::from(config.shards.count);
     let clients_max = config.channel.clients_max as u64;
-    let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let descriptors = resource_limit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let mappings = read_number("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX);
     for limit in machine_limits(clients_max, shards, descriptors, mappings) {
         tracing::info!("{limit}");

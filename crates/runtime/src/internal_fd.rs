@@ -3,9 +3,10 @@
 #![allow(unsafe_code)] // a descriptor whose number changes while it is open
 
 use core::sync::atomic::{AtomicI32, Ordering};
+use ginnel_devices::resource_limit::resource_limit;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Lowest number: select(2) supports only lower ones, and programs that choose numbers themselves choose
 /// lower ones.
@@ -55,12 +56,13 @@ impl InternalFd {
 
 /// Duplicates `fd` to a high number, close-on-exec.
 fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let error = match fcntl_dupfd_cloexec(fd, FIRST_FD) {
-        Err(error @ (Errno::INVAL | Errno::MFILE)) => error,
+    match fcntl_dupfd_cloexec(fd, FIRST_FD) {
+        Err(Errno::INVAL | Errno::MFILE) => {}
         result => return result,
-    };
-    let limit = getrlimit(Resource::Nofile);
-    let Some(current) = limit.current else { return Err(error) };
+    }
+    let limit = resource_limit(Resource::Nofile);
+    // The limit may be finite and unknown.
+    let Some(current) = limit.current else { return fcntl_dupfd_cloexec(fd, 0) };
     // `RLIMIT_NOFILE` limits the numbers, and programs choose numbers below it. The limit is raised only
     // during the call, so the program cannot use numbers above it.
     let raised_limit = (FIRST_FD as u64 + RAISED_LIMIT_ROOM).min(limit.maximum.unwrap_or(u64::MAX));
@@ -105,6 +107,7 @@ mod tests {
     use super::*;
     use rustix::io::{fcntl_getfd, read, write};
     use rustix::pipe::pipe;
+    use rustix::process::getrlimit;
 
     #[test]
     fn descriptor_is_high_and_relocates_on_demand() {

@@ -9,9 +9,10 @@ use super::setting::chosen;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel::cpu_list::{self, parse_list};
 use ginnel_devices::interface::InterfaceInfo;
+use ginnel_devices::resource_limit::resource_limit;
 use ginnel_devices::{af_xdp, ethtool, interface};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::Resource;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::fs;
 use std::io;
@@ -62,12 +63,12 @@ pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
         transparent_huge_pages: text("/sys/kernel/mm/transparent_hugepage/enabled")
             .and_then(|modes| chosen(&modes).map(ToOwned::to_owned)),
         irqbalance: process_named("irqbalance"),
-        descriptors_max: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
-        mappings_max: number("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
+        descriptors_max: resource_limit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
+        mappings_max: number("/proc/sys/vm/max_map_count"),
         locked_bytes_max: if has_capability(CAP_IPC_LOCK) {
             None
         } else {
-            getrlimit(Resource::Memlock).current
+            resource_limit(Resource::Memlock).current
         },
         bpf_jit: number("/proc/sys/net/core/bpf_jit_enable"),
         bpf_error: error(if uses_af_xdp { program() } else { Ok(()) }),

@@ -3,8 +3,9 @@
 #![allow(unsafe_code)] // the allocator's zeros are the entries
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use ginnel::resource_limit::resource_limit;
 use rustix::fd::RawFd;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::Resource;
 
 /// Size of the table if `RLIMIT_NOFILE` is unlimited.
 const FDS_UNLIMITED: u64 = 1 << 20;
@@ -23,7 +24,7 @@ pub(crate) struct FdTable {
 impl FdTable {
     /// Creates a table for all descriptors that the hard limit of `RLIMIT_NOFILE` permits.
     pub fn new() -> Self {
-        let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
+        let limit = resource_limit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
         Self::with_len(limit as usize)
     }
 

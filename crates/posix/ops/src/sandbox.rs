@@ -2,6 +2,7 @@
 //! must acquire what it needs before.
 
 use crate::{Ops, lock, sleep};
+use ginnel::resource_limit;
 
 impl Ops {
     /// Must be called before the program gives up descriptors or system calls. Creates what a call sleeps on,
@@ -14,10 +15,12 @@ impl Ops {
     }
 
     /// Must be called before the program installs a seccomp filter. Stops deferring signals, because that
-    /// takes a system call which sends signals.
+    /// takes a system call which sends signals, and using
+    /// limits, which takes prlimit64(2).
     pub fn prepare_for_seccomp(&self) {
         self.prepare_for_sandbox();
         lock::disable_deferral();
+        resource_limit::assume_unlimited();
     }
 
     /// Returns how much address space the stack's memory occupies in this process. A program that sets

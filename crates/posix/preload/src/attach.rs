@@ -9,10 +9,11 @@ use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
 use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
+use runtime::resource_limit::resource_limit;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -357,7 +358,7 @@ struct RaisedFileLimit(Option<Rlimit>);
 
 impl RaisedFileLimit {
     fn new() -> Self {
-        let limit = getrlimit(Resource::Nofile);
+        let limit = resource_limit(Resource::Nofile);
         let raised = Rlimit { current: limit.maximum, ..limit };
         Self((limit.current != limit.maximum && setrlimit(Resource::Nofile, raised).is_ok()).then_some(limit))
     }
@@ -471,7 +472,7 @@ fn config(process: &Attachment) -> OpsConfig {
 /// Returns the size of the pool. Pooled descriptors count towards `RLIMIT_NOFILE`, so a program with a low
 /// limit keeps few.
 fn proxy_pool_max() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let limit = resource_limit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / PROXY_POOL_FRACTION).unwrap_or(usize::MAX).min(PROXY_POOL_MAX)
 }
 

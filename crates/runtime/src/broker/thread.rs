@@ -25,11 +25,12 @@ use crate::channel::control::{AdmittedClient, BrokerReply, BrokerRequest, Channe
 use crate::channel::{SocketId, announce_end};
 use crate::errno;
 use crate::wait::EventFd;
+use ginnel_devices::resource_limit::resource_limit;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Resource, geteuid};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
@@ -621,7 +622,7 @@ impl BrokerThread {
         let applicant = self.processes.get(&id).ok_or(Refusal::Unknown)?.peer_user();
         let unattached =
             self.processes.values().filter(|entry| entry.is_unattached).map(ProcessEntry::peer_user);
-        let max = self.shared.limits.unattached(getrlimit(Resource::Nofile).current);
+        let max = self.shared.limits.unattached(resource_limit(Resource::Nofile).current);
         if !admission::is_admitted(applicant, unattached, max) {
             return Err(Refusal::Unattached(limit_in_message(max)));
         }
