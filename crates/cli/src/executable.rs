@@ -1,9 +1,11 @@
 //! Finds out whether a program can run with the preloaded library: it must load shared libraries and make its
 //! socket calls through libc.
 
+use ginnel_posix_ops::ffi;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,42 @@ const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 const SET_ID: u32 = 0o6000;
 const EXECUTE_BITS: u32 = 0o111;
+
+/// Bytes of an ELF header up to the class and the byte order of a file, and those of its machine (elf(5)).
+const ELF_CLASS_END: usize = 6;
+const ELF_MACHINE: core::ops::Range<usize> = 18..20;
+
+/// Returns the reason why the dynamic loader ignores the library at `path` in `LD_PRELOAD`, or `None` if
+/// nothing speaks against it.
+pub fn why_not_loadable(path: &Path) -> Option<String> {
+    let name = path.display();
+    // ld.so(8): a list with two separators, in which "$" begins a token.
+    let is_special = |byte: &u8| b" :$".contains(byte);
+    if path.as_os_str().as_bytes().iter().any(is_special) {
+        return Some(format!("{name} cannot be preloaded: its path has a space, a colon or \"$\""));
+    }
+    let cannot = |e: std::io::Error| format!("{name} cannot be preloaded: {e}");
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) => return Some(cannot(e)),
+    };
+    let header = |file: &File| {
+        let mut header = [0; ELF_HEADER_BYTES];
+        file.read_exact_at(&mut header, 0).map(|()| header)
+    };
+    let own = File::open("/proc/self/exe").and_then(|own| header(&own)).ok();
+    let other_kind = || Some(format!("{name} cannot be preloaded: it is no library of this machine"));
+    match header(&file) {
+        Ok(head)
+            if own.is_none_or(|own| {
+                own[..ELF_CLASS_END] == head[..ELF_CLASS_END] && own[ELF_MACHINE] == head[ELF_MACHINE]
+            }) => {}
+        _ => return other_kind(),
+    }
+    ffi::map_executable(&file)
+        .err()
+        .map(|e| format!("{name} cannot be mapped: {e} (is its file system mounted with \"noexec\"?)"))
+}
 
 /// Returns the reason why `program` cannot use the preloaded library, or `None` if nothing speaks against it.
 /// For a script the answer is that of its interpreter.

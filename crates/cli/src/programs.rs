@@ -131,9 +131,22 @@ pub fn find_kernel_library() -> Result<PathBuf, Failure> {
     find(KERNEL_LIBRARY, "GINNEL_KERNEL_LIBRARY")
 }
 
+/// Returns the absolute path of a library that the dynamic loader can load. Of any other one the loader would
+/// only warn, and the program would run on the kernel's network.
 fn find(library: &str, variable: &str) -> Result<PathBuf, Failure> {
+    let found = find_file(library, variable)?;
+    // The loader searches its directories for a name without a directory.
+    let path = std::path::absolute(&found).unwrap_or(found);
+    match crate::executable::why_not_loadable(&path) {
+        None => Ok(path),
+        Some(cause) => {
+            Err(Failure::running(format!("{cause}: set {variable} to the path of a usable copy or link")))
+        }
+    }
+}
+
+fn find_file(library: &str, variable: &str) -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os(variable).map(PathBuf::from) {
-        // The loader would only warn, and the program would run on the kernel's network.
         return if path.exists() {
             Ok(path)
         } else {
@@ -214,6 +227,20 @@ impl ProgramOptions {
         command
     }
 
+    /// Returns `control` if programs can be told the path.
+    ///
+    /// # Errors
+    /// The path is not UTF-8, as the library expects.
+    pub fn check_control_socket(control: PathBuf) -> Result<PathBuf, Failure> {
+        match control.to_str() {
+            Some(_) => Ok(control),
+            None => Err(Failure::running(format!(
+                "{}: programs find a stack only by a path in UTF-8: set GINNEL_RUN_DIR to such a directory",
+                control.display()
+            ))),
+        }
+    }
+
     fn exec_failure(&self, e: &std::io::Error) -> Failure {
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
         Failure::not_started(&name, e)
@@ -239,7 +266,7 @@ impl ProgramOptions {
             Some(other_libraries) => command.env("LD_PRELOAD", other_libraries),
             None => command.env_remove("LD_PRELOAD"),
         };
-        self.exec_failure(&command.exec())
+        self.exec_failure(&descriptor_limit::with_original(|| command.exec()))
     }
 
     /// Replaces this process by the program on the kernel's network, with the library that gives each worker

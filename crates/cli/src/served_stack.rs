@@ -4,7 +4,7 @@ use crate::descriptor_limit;
 use crate::failure::Failure;
 use crate::limit_watch::LimitWatch;
 use crate::supervisor::{OnStackDeath, ShardProcess, StartedShards};
-use crate::{log, programs, publish, start_entries};
+use crate::{log, programs, start_entries};
 use core::time::Duration;
 use ginnel::broker::{self, Attachment, Broker, NOT_PINNED, StackInfo};
 use ginnel::channel::ChannelServer;
@@ -12,6 +12,7 @@ use ginnel::config::{ChannelConfig, DeviceKind, Loopback, Placement};
 use ginnel::shards::{OpenedShards, Shards};
 use ginnel::{Commander, Config, KeptTaps, PublishedStack, Shard, StopFlag};
 use ginnel_devices::memory::{self, MemoryConfig};
+use rustix::process::Pid;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -98,6 +99,7 @@ pub struct ServedStack<'a> {
     /// The directory in which the stack is published.
     pub published: &'a PublishedStack,
     has_ended: &'a dyn Fn() -> bool,
+    shard_process: Option<Arc<ShardProcess>>,
 }
 
 impl OpenedStack {
@@ -126,12 +128,11 @@ impl OpenedStack {
             return Err(Failure::usage(format!("shard.placement and shard.workers {problem}")));
         }
         descriptor_limit::raise();
-        let published = match on_death {
-            OnStackDeath::Fail => publish::publish_stack(&config.run, command)?,
-            OnStackDeath::Restart | OnStackDeath::Kill => {
-                publish::publish_by(&config.run, command, PublishedStack::for_supervisor)?
-            }
+        let publish = match on_death {
+            OnStackDeath::Fail => PublishedStack::new,
+            OnStackDeath::Restart | OnStackDeath::Kill => PublishedStack::for_supervisor,
         };
+        let published = publish(&config.run, command)?;
         let published = published.ok_or_else(|| {
             Failure::usage(
                 "run.directory: programs on the stack find it by its directory, so it has to have one",
@@ -174,10 +175,15 @@ impl OpenedStack {
     ) -> Result<T, Failure> {
         let Self { shards, broker, published } = self;
         let limit_watch = LimitWatch::start(published.dir().path());
+        let shard_process = match &shards {
+            ShardThreads::Child(process) => Some(process.clone()),
+            ShardThreads::One(_) | ShardThreads::Several(..) => None,
+        };
         let result = std::thread::scope(|scope| {
             let shards = scope.spawn(|| shards.run(stop));
             let has_ended = || shards.is_finished();
-            let served = ServedStack { broker: &broker, published: &published, has_ended: &has_ended };
+            let (broker, published) = (&broker, &*published);
+            let served = ServedStack { broker, published, has_ended: &has_ended, shard_process };
             let stop_shards = StopShards(stop);
             let outcome = served.wait_until_ready(stop).and_then(|()| act(&served));
             drop(stop_shards);
@@ -204,6 +210,11 @@ impl ServedStack<'_> {
     /// Returns true once the shards have ended.
     pub fn has_ended(&self) -> bool {
         (self.has_ended)()
+    }
+
+    /// Returns true if the process runs the shards, or may be about to.
+    pub fn is_shard_process(&self, pid: Pid) -> bool {
+        self.shard_process.as_ref().is_some_and(|process| process.child_id().is_none_or(|child| child == pid))
     }
 
     fn wait_until_ready(&self, stop: &StopFlag) -> Result<(), Failure> {

@@ -137,6 +137,11 @@ impl ShardProcess {
         lock(&self.child)
     }
 
+    /// Returns the id of the child; `None` while a thread waits for it or starts another one.
+    pub fn child_id(&self) -> Option<Pid> {
+        self.child.try_lock().ok().map(|child| Pid::from_child(&child))
+    }
+
     fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }

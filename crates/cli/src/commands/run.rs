@@ -11,7 +11,7 @@ use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
 use ginnel_posix_ops::ffi;
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, pidfd_send_signal, waitpid};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
@@ -98,7 +98,8 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
         )));
     }
     let library = find_library().and_then(|library| options.program.check_preloadable(library));
-    match library.and_then(|library| Ok((library, wait_for_control_socket(name)?))) {
+    let control = || wait_for_control_socket(name).and_then(ProgramOptions::check_control_socket);
+    match library.and_then(|library| Ok((library, control()?))) {
         Ok((library, control)) => Err(options.program.exec_on_stack(&library, &control)),
         Err(cause) => Err(options.program.handle_missing_stack(&cause)),
     }
@@ -155,10 +156,17 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
     };
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
+    let mut is_tried = false;
     let status = stack.serve(&stop, |served| {
-        let child = options.program.spawn_on_stack(&library, &served.control_socket())?;
+        let control = ProgramOptions::check_control_socket(served.control_socket())?;
+        is_tried = true;
+        let child = options.program.spawn_on_stack(&library, &control)?;
         supervise(child, served)
-    })?;
+    });
+    let status = match status {
+        Err(cause) if !is_tried => return Err(options.program.handle_missing_stack(&cause)),
+        status => status?,
+    };
     if status.success() { Ok(()) } else { Err(Failure::program(exit_code(status))) }
 }
 
@@ -169,11 +177,14 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals).map_err(running)?;
+    let program = Pid::from_child(&child);
     let status = loop {
         for signal in signals.pending() {
             let signal = ReceivedSignal::new(signal.si_signo, signal.si_code, ffi::sender_of(&signal));
-            forward_signal(signal, child.id());
+            // The process may have ended.
+            forward_signal(signal, Some(program), |signal| _ = kill_process(program, signal));
         }
+        reap_orphans(|pid| pid == program || served.is_shard_process(pid));
         if let Some(status) = child.try_wait().map_err(running)? {
             tracing::info!("the program has ended ({})", supervisor::describe(status));
             break status;
@@ -187,10 +198,13 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
         for signal in signals.pending() {
             let signal = ReceivedSignal::new(signal.si_signo, signal.si_code, ffi::sender_of(&signal));
             stop_signals += u32::from(matches!(signal.number, SIGINT | SIGTERM));
-            if let Some(first) = served.broker.attached_processes().iter().find(|user| user.pid != 0) {
-                forward_signal(signal, first.pid);
+            if let Some((first, process)) = served.broker.oldest_process() {
+                let pid = Pid::from_raw(first.pid.cast_signed());
+                // Not by its id, which is unknown in some PID namespaces. The process may have ended.
+                forward_signal(signal, pid, |signal| _ = pidfd_send_signal(&*process, signal));
             }
         }
+        reap_orphans(|pid| served.is_shard_process(pid));
         // A second SIGINT or SIGTERM stops the stack without waiting.
         if stop_signals > 1 {
             break;
@@ -198,6 +212,16 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(status)
+}
+
+/// Reaps the processes that this one has inherited, as process 1 of a container does, and that have ended.
+/// `is_own` tells which children others wait for.
+fn reap_orphans(is_own: impl Fn(Pid) -> bool) {
+    while let Some(ended) = ffi::ended_child().and_then(Pid::from_raw) {
+        if is_own(ended) || waitpid(Some(ended), WaitOptions::NOHANG).is_err() {
+            return;
+        }
+    }
 }
 
 /// A signal that this process has received.
@@ -218,14 +242,13 @@ impl ReceivedSignal {
     }
 }
 
-/// Sends a signal to a process, unless the terminal has sent it to that process already: programs like
-/// redis-server take a second SIGINT as the wish to end at once. Nor does a process get its own signal back:
-/// if it has signalled its process group, it has the signal already.
-fn forward_signal(signal: ReceivedSignal, pid: u32) {
-    let (Some(pid), Some(number)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal.number))
-    else {
-        return;
-    };
+/// Passes a signal to `send`, which sends it to the process `pid`, unless the terminal has sent it to that
+/// process already: programs like redis-server take a second SIGINT as the wish to end at once. Nor does a
+/// process get its own signal back: if it has signalled its process group, it has the signal already. A
+/// process whose id is unknown gets every signal.
+fn forward_signal(signal: ReceivedSignal, pid: Option<Pid>, send: impl FnOnce(Signal)) {
+    let Some(number) = Signal::from_named_raw(signal.number) else { return };
+    let Some(pid) = pid else { return send(number) };
     // A terminal that hangs up sends SIGHUP and SIGCONT to the session leader alone.
     let is_hang_up = matches!(signal.number, SIGHUP | SIGCONT) && ffi::session() == getpid().as_raw_pid();
     let is_from_terminal =
@@ -233,8 +256,7 @@ fn forward_signal(signal: ReceivedSignal, pid: u32) {
     if is_from_terminal || signal.sender == Some(pid.as_raw_pid()) {
         return;
     }
-    // The process may have ended.
-    let _ = kill_process(pid, number);
+    send(number);
 }
 
 /// Returns the exit code that a shell reports: 128 plus the signal for a program that a signal ended.

@@ -32,6 +32,7 @@ mod signal_delivery;
 mod socket_arguments;
 mod socket_kill;
 mod socket_users;
+mod surroundings;
 mod symbols;
 mod system_calls;
 mod terminal_signals;

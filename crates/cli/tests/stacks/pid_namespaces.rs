@@ -1,8 +1,8 @@
 //! Stacks and programs in PID namespaces of their own, as in containers that share the runtime directory.
 
 use crate::fixture::{
-    Fixture, GINNEL, RunningProgram, built_library, run_to_end, skipped, skipped_without_pid_namespaces,
-    wait_until,
+    Fixture, GINNEL, RunningProgram, built_library, python, run_to_end, skipped,
+    skipped_without_pid_namespaces, wait_until,
 };
 use std::process::{Command, Output};
 
@@ -17,7 +17,8 @@ fn in_namespace(fixture: &Fixture, options: &[&str], words: &[&str]) -> Command 
 
 /// Starts the stack "lab" as process 1 of a new PID namespace.
 fn start_stack(fixture: &Fixture) -> RunningProgram {
-    let stack = in_namespace(fixture, &[], &[GINNEL, "up", "lab", "--loopback", "stack"]);
+    let device = ["--device", "memory", "--address", "10.5.0.1/24", "--loopback", "stack"];
+    let stack = in_namespace(fixture, &[], &[&[GINNEL, "up", "lab"], &device[..]].concat());
     let stack = RunningProgram::new(stack);
     wait_until("the stack is ready", || fixture.path().join("run/lab/ready").exists());
     stack
@@ -80,5 +81,72 @@ if os.fork():
 else:
     socket.create_connection(('127.0.0.1', 7000)).sendall(b'hello')";
     assert_eq!(fixture.script_output(&["--stack", "lab"], script), "b'hello' 0\n");
-    fixture.run_ok(&["route", "lab", "add", "10.9.0.0/16", "dev", "loopback"]);
+    fixture.run_ok(&["route", "lab", "add", "192.0.2.0/24", "via", "10.5.0.7"]);
+}
+
+/// Prints which signals a daemon gets that `ginnel run` serves, without /proc of its PID namespace.
+#[test]
+fn signals_reach_a_daemon_without_its_number() {
+    let test = "signals_reach_a_daemon_without_its_number";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let script = "
+import os, signal, socket
+signal.alarm(30)
+s = socket.create_server(('127.0.0.1', 7000))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+program = os.getpid()
+if os.fork(): os._exit(0)
+while os.getppid() == program: signal.sigtimedwait([], 0.01)
+assert os.getppid() == 1
+while not signal.sigtimedwait({signal.SIGUSR1}, 0.1): os.system('kill -s USR1 1')
+print('got it')";
+    let fixture = Fixture::new("numberless");
+    let words = [GINNEL, "run", "--loopback", "stack", "--", python().unwrap(), "-c", script];
+    let output = run_to_end(in_namespace(&fixture, &[], &words));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "got it\n", "{output:?}");
+}
+
+#[test]
+fn orphans_of_a_container_are_reaped() {
+    let test = "orphans_of_a_container_are_reaped";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    // Each inner shell leaves a process behind that ends later, as the first process of a daemon does.
+    let script = "
+        for i in 1 2 3 4 5; do sh -c 'sleep 0.1 & echo $!'; done >orphans
+        for i in $(seq 100); do
+            sleep 0.1
+            found=$(for pid in $(cat orphans); do [ -e /proc/$pid ] && echo $pid; done)
+            [ \"$found\" ] || break
+        done
+        echo $(wc -l <orphans) left: $found";
+    let fixture = Fixture::new("orphans");
+    let words = [GINNEL, "run", "--loopback", "stack", "--", "sh", "-c", script];
+    let output = run_to_end(in_namespace(&fixture, &["--mount-proc"], &words));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "5 left:\n", "{output:?}");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn watched_group_ends_without_its_numbers() {
+    let test = "watched_group_ends_without_its_numbers";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    // /proc has the numbers of the outer namespace.
+    let script = "
+import os, subprocess, sys
+os.mkdir('servers')
+watcher = subprocess.Popen([sys.argv[1], 'watch-group', '--folder', 'servers'],
+    stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
+member = subprocess.Popen(['sleep', '30'], preexec_fn=lambda: os.setpgid(0, watcher.pid))
+watcher.stdin.close()
+print(member.wait(), os.path.exists('servers'))";
+    let fixture = Fixture::new("watched-group");
+    let words = [python().unwrap(), "-c", script, GINNEL];
+    let output = run_to_end(in_namespace(&fixture, &[], &words));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "-9 True\n", "{output:?}");
 }

@@ -7,6 +7,7 @@ use crate::{OptionValue, SockaddrBytes, user_memory};
 use core::ffi::{c_int, c_long, c_void};
 use libc::{iovec, msghdr, pid_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::time::Duration;
 
 /// Converts a result to C: -1 with the error number in `errno`.
@@ -255,6 +256,31 @@ pub fn process_group(pid: pid_t) -> Option<pid_t> {
 pub fn session() -> pid_t {
     // SAFETY: the call takes no pointer, and cannot fail for the calling process.
     unsafe { libc::getsid(0) }
+}
+
+/// Returns a child of the calling thread that has ended and that nobody has waited for, and leaves it so.
+/// Processes that lose their parent become children of the first thread of process 1 (or of the next child
+/// subreaper).
+pub fn ended_child() -> Option<pid_t> {
+    // SAFETY: an all-zero structure is valid, and lives through the call.
+    let mut child: siginfo_t = unsafe { core::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WNOTHREAD;
+    // SAFETY: as above.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut child, options) };
+    // SAFETY: all bytes of the structure are initialized, and any bytes are a number.
+    Some(unsafe { child.si_pid() }).filter(|pid| result == 0 && *pid != 0)
+}
+
+/// Tries to map a file as the dynamic loader maps a library.
+///
+/// # Errors
+/// `EPERM`: its file system is mounted with `noexec`. `EACCES`.
+pub fn map_executable(file: impl rustix::fd::AsFd) -> Result<(), Errno> {
+    let (bytes, protection) = (1, ProtFlags::READ | ProtFlags::EXEC);
+    // SAFETY: a new mapping, to which nothing refers.
+    let base = unsafe { mmap(core::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE, file, 0) }?;
+    // SAFETY: the mapping from above.
+    unsafe { munmap(base, bytes) }
 }
 
 /// Reads a signal mask of the program, of which only the kernel's part is used.

@@ -237,7 +237,11 @@ static AT_START: extern "C" fn() = at_start;
 extern "C" fn at_start() {
     // `vfork` needs the handlers without a stack, too.
     crate::fork::register_atfork();
-    let Ok(stack) = std::env::var(STACK_VARIABLE) else { return };
+    let Some(stack) = std::env::var_os(STACK_VARIABLE) else { return };
+    let stack = match stack.into_string() {
+        Ok(stack) => stack,
+        Err(stack) => return report_at_start(&stack.to_string_lossy(), "its path is not UTF-8"),
+    };
     inherit::save_environment();
     let [sockets, connection] = [inherit::INHERITED_SOCKETS_VARIABLE, inherit::INHERITED_CONNECTION_VARIABLE]
         .map(|name| {
@@ -262,13 +266,16 @@ extern "C" fn at_start() {
         Err(error) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
             set_refused(&stack, &error.cause, Errno::ACCESS);
         }
-        Err(error) => {
-            publish_cause(&stack, &error.cause);
-            if !report_missing_stack(&stack, &error.cause) {
-                // SAFETY: ends the process before `main`. It must not use another network.
-                unsafe { libc::_exit(EXIT_NO_STACK) };
-            }
-        }
+        Err(error) => report_at_start(&stack, &error.cause),
+    }
+}
+
+/// Reports why the stack cannot be reached. Returns if the program goes on with the kernel's network.
+fn report_at_start(stack: &str, cause: &str) {
+    publish_cause(stack, cause);
+    if !report_missing_stack(stack, cause) {
+        // SAFETY: ends the process before `main`. It must not use another network.
+        unsafe { libc::_exit(EXIT_NO_STACK) };
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::BrokerHandle;
 use super::thread::BrokerCommand;
+use crate::own_proc::is_own_proc;
 use core::time::Duration;
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,28 +16,32 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A process that is attached to a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachedProcess {
-    /// Its process id in the PID namespace of the stack's process. 0: the process was announced and has not
-    /// sent a message yet.
+    /// Its process id in the PID namespace of the stack's process. 0: the process is not visible there, or it
+    /// was announced and has not sent a message yet.
     pub pid: u32,
     /// Time of its admission, in milliseconds since 1970.
     pub since_ms: u64,
 }
 
+/// A process, and its pidfd once the process has sent a message.
+type Entry = (AttachedProcess, Option<Arc<OwnedFd>>);
+
 /// All attached processes by the broker's id, which orders them by admission.
 #[derive(Debug, Default)]
-pub(super) struct AttachedProcesses(Mutex<BTreeMap<u64, AttachedProcess>>);
+pub(super) struct AttachedProcesses(Mutex<BTreeMap<u64, Entry>>);
 
 impl AttachedProcesses {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, AttachedProcess>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
         // Each change is a single insertion or removal, so a panic cannot leave the map inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a process, or sets the process id of one that is in the list; its time of admission stays.
-    pub(super) fn update(&self, id: u64, pid: u32) {
+    /// Adds a process, or sets the process id and the pidfd of one that is in the list; its time of admission
+    /// stays.
+    pub(super) fn update(&self, id: u64, pid: u32, pidfd: Option<Arc<OwnedFd>>) {
         let mut processes = self.lock();
-        let since_ms = processes.get(&id).map_or_else(now_ms, |known| known.since_ms);
-        processes.insert(id, AttachedProcess { pid, since_ms });
+        let since_ms = processes.get(&id).map_or_else(now_ms, |(known, _)| known.since_ms);
+        processes.insert(id, (AttachedProcess { pid, since_ms }, pidfd));
     }
 
     pub(super) fn remove(&self, id: u64) {
@@ -48,7 +53,12 @@ impl AttachedProcesses {
     }
 
     pub(super) fn all(&self) -> Vec<AttachedProcess> {
-        self.lock().values().copied().collect()
+        self.lock().values().map(|(process, _)| *process).collect()
+    }
+
+    /// Returns the process that was admitted first of those that have a pidfd.
+    pub(super) fn oldest(&self) -> Option<(AttachedProcess, Arc<OwnedFd>)> {
+        self.lock().values().find_map(|(process, pidfd)| Some((*process, pidfd.clone()?)))
     }
 }
 
@@ -81,6 +91,9 @@ fn now_ms() -> u64 {
 /// Returns the process id that a pidfd refers to (pidfd_open(2)); 0 if the kernel does not tell, or if the
 /// process is in another PID namespace.
 pub(super) fn pid_of(process: impl AsFd) -> u32 {
+    if !is_own_proc() {
+        return 0;
+    }
     let path = format!("/proc/self/fdinfo/{}", process.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let pid_line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
@@ -95,12 +108,15 @@ mod tests {
     #[test]
     fn admission_time_survives_setting_the_pid() {
         let users = AttachedProcesses::default();
-        users.update(1, 0);
-        users.update(2, 7);
+        users.update(1, 0, None);
+        users.update(2, 7, None);
         let first = users.all()[0];
+        assert_eq!(users.oldest().map(|(process, _)| process), None);
         std::thread::sleep(std::time::Duration::from_millis(3));
-        users.update(1, 5);
+        let this = Arc::new(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
+        users.update(1, 5, Some(this));
         assert_eq!(users.all()[0], AttachedProcess { pid: 5, ..first });
+        assert_eq!(users.oldest().map(|(process, _)| process.pid), Some(5));
         assert!(first.since_ms > 1_600_000_000_000, "{first:?}");
         users.remove(1);
         users.remove(1);

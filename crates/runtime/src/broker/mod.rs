@@ -218,6 +218,12 @@ impl Broker {
         self.attached.all()
     }
 
+    /// Returns the attached process that was admitted first, and its pidfd. Processes that have not sent a
+    /// message yet are left out.
+    pub fn oldest_process(&self) -> Option<(AttachedProcess, Arc<OwnedFd>)> {
+        self.attached.oldest()
+    }
+
     /// Returns the counters.
     pub fn stats(&self) -> BrokerStats {
         let BrokerCounters { admitted, rejected, limit_reached, requests_refused, reaped } = &*self.counters;

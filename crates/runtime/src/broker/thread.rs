@@ -79,7 +79,7 @@ pub(super) enum BrokerCommand {
 /// A descriptor that epoll watches as long as the value lives. Closing the descriptor is not enough, because
 /// its sender may have kept a copy.
 struct WatchedFd {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     epoll: Arc<OwnedFd>,
 }
 
@@ -324,7 +324,7 @@ impl BrokerThread {
     fn watch(&self, fd: OwnedFd, id: u64, source: EventSource) -> Result<WatchedFd, Refusal> {
         let data = epoll::EventData::new_u64(id << 2 | source as u64);
         match epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN) {
-            Ok(()) => Ok(WatchedFd { fd, epoll: self.epoll.clone() }),
+            Ok(()) => Ok(WatchedFd { fd: Arc::new(fd), epoll: self.epoll.clone() }),
             Err(_) => Err(Refusal::Malformed),
         }
     }
@@ -414,7 +414,7 @@ impl BrokerThread {
             if let Some(entry) = self.processes.get_mut(&id).filter(|entry| entry.is_unattached) {
                 // Its children may still use the connection.
                 entry.pidfd = None;
-                self.shared.attached.update(id, 0);
+                self.shared.attached.update(id, 0, None);
                 return;
             }
             self.drain_requests(id);
@@ -602,9 +602,9 @@ impl BrokerThread {
         let pid = pid_of(&pidfd);
         let Ok(pidfd) = self.watch(pidfd, id, EventSource::Process) else { return false };
         let Some(entry) = self.processes.get_mut(&id) else { return false };
+        self.shared.attached.update(id, pid, Some(pidfd.fd.clone()));
         (entry.pidfd, entry.is_greeted, entry.is_unattached) = (Some(pidfd), true, true);
         self.pending.remove(&id);
-        self.shared.attached.update(id, pid);
         true
     }
 
@@ -675,7 +675,7 @@ impl BrokerThread {
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
         entry.is_greeted = true;
         self.pending.remove(&id);
-        self.shared.attached.update(id, pid);
+        self.shared.attached.update(id, pid, entry.pidfd.as_ref().map(|pidfd| pidfd.fd.clone()));
         entry.wake_fd.take().ok_or(Refusal::Unknown)
     }
 
@@ -697,8 +697,8 @@ impl BrokerThread {
         if entry.attachment.is_none() || entry.wake_fd.is_some() {
             return Err(Refusal::Unknown);
         }
+        self.shared.attached.update(id, pid, Some(pidfd.fd.clone()));
         (entry.pidfd, entry.is_greeted) = (Some(pidfd), true);
-        self.shared.attached.update(id, pid);
         Ok(())
     }
 
@@ -923,7 +923,7 @@ impl BrokerThread {
             is_unattached: false,
         };
         self.processes.insert(child, entry);
-        self.shared.attached.update(child, 0);
+        self.shared.attached.update(child, 0, None);
         Ok(child)
     }
 
