@@ -87,6 +87,7 @@ pub use multicast::is_source_filter;
 pub use options::{OptionValue, table};
 pub use sleep::Timeout;
 pub use sockaddr::{Family, SockaddrBytes};
+pub use stack_end::write_line;
 pub use user_memory::{UserSlice, UserSliceMut};
 
 use channels::Channels;

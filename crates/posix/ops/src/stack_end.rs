@@ -47,7 +47,7 @@ pub(crate) fn remember_standard_error() {
 }
 
 /// Writes a line to the program's standard error if it still is the one that the program began with.
-pub(crate) fn write_line(line: &str) {
+pub fn write_line(line: &str) {
     let known = STANDARD_ERROR.get().copied().flatten();
     if known.is_some() && known == standard_error() {
         let stderr: BorrowedFd<'_> = rustix::stdio::stderr();

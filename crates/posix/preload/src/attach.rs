@@ -489,7 +489,7 @@ pub fn detach() {
 }
 
 /// Writes a line to standard error without libc, whose `write` is hooked.
-pub fn write_stderr(parts: &[&str]) {
+fn write_stderr(parts: &[&str]) {
     let mut line = parts.concat();
     line.push('\n');
     // SAFETY: the program's standard error; the kernel reports a descriptor that is not open.

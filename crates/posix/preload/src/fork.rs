@@ -6,7 +6,7 @@ use crate::vfork::{self, ExecPipe};
 use core::cell::{Cell, RefCell};
 use core::ffi::c_long;
 use core::mem::ManuallyDrop;
-use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached};
+use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached, write_line};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Is held by the thread that forks, from the last step of the preparation to the first step afterwards.
@@ -123,7 +123,7 @@ unsafe extern "C" fn child() {
         let cause = attach::cause_of(&error);
         let cause = format!("cannot attach this child process to the stack: {cause}");
         not_attached::publish(&cause);
-        attach::write_stderr(&["ginnel: ", &cause, "; the child uses the kernel's network"]);
+        write_line(&format!("ginnel: {cause}; the child uses the kernel's network\n"));
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::attach;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use ginnel_posix_ops::{ExecGuard, Inheritance};
+use ginnel_posix_ops::{ExecGuard, Inheritance, write_line};
 use rustix::fd::RawFd;
 use std::ffi::CString;
 
@@ -158,6 +158,6 @@ pub fn leave_sockets(
 /// Warns that the next program does not find these sockets, if there are any.
 pub fn warn_sockets_lost(fds_to_keep: &[(RawFd, RawFd)], cause: &str) {
     if !fds_to_keep.is_empty() {
-        attach::write_stderr(&["ginnel: the next program inherits none of this program's sockets: ", cause]);
+        write_line(&format!("ginnel: the next program inherits none of this program's sockets: {cause}\n"));
     }
 }
