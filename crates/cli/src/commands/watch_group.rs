@@ -3,11 +3,13 @@
 //! server has forked. `ginnel_measure::watched_group` starts this command.
 
 use crate::failure::Failure;
+use crate::output;
 use crate::served_stack::POLL_INTERVAL;
 use clap::Args;
+use ginnel::own_proc::is_own_proc;
 use ginnel_posix_ops::ffi;
 use rustix::fs::{FileType, fstat};
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_current_process_group, kill_process};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -35,6 +37,15 @@ pub fn run(options: &WatchGroupOptions) -> Result<(), Failure> {
     }
     // Bytes that arrive are ignored. The end of the pipe is the hang-up, and so is an error.
     let _ = io::copy(&mut io::stdin().lock().by_ref(), &mut io::sink());
+    if !is_own_proc() {
+        // The members cannot be told from other processes, so this one ends with them.
+        output::note(format_args!(
+            "ginnel: {} is left: /proc is not that of this PID namespace",
+            options.folder.display()
+        ));
+        let ended = kill_current_process_group(Signal::KILL);
+        return ended.map_err(|e| Failure::running(format!("process group: {e}")));
+    }
     let deadline = Instant::now() + END_TIMEOUT;
     // A member may have forked just before it was killed.
     while kill_members() > 0 && Instant::now() < deadline {
