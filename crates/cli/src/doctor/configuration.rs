@@ -86,7 +86,10 @@ fn write_shards(text: &mut String, plan: &ShardPlan) {
 }
 
 /// Writes ephemeral ports that the kernel does not use.
-fn write_local_ports(text: &mut String, (kernel_first, kernel_last): (u16, u16)) -> Result<(), String> {
+fn write_local_ports(text: &mut String, local_ports: Option<(u16, u16)>) -> Result<(), String> {
+    let (kernel_first, kernel_last) = local_ports.ok_or(
+        "the kernel's ephemeral ports are unknown, because /proc/sys/net/ipv4/ip_local_port_range cannot be read: give the stack its own --address",
+    )?;
     let above = kernel_last.saturating_add(1).max(PORT_FIRST);
     let (first, last) = if kernel_last < u16::MAX && u16::MAX - above >= PORTS_MIN - 1 {
         (above, u16::MAX)
@@ -166,7 +169,7 @@ mod tests {
 
     fn text(
         interface: InterfaceDescription,
-        local_ports: (u16, u16),
+        local_ports: Option<(u16, u16)>,
         addresses: &[&str],
     ) -> Result<String, String> {
         let machine = MachineDescription { interface: Some(interface), local_ports, ..Default::default() };
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_shared_address_gets_ports() {
-        let config = text(interface(&["10.0.0.2/24", "fe80::2/64"]), (32_768, 60_999), &[]).unwrap();
+        let config = text(interface(&["10.0.0.2/24", "fe80::2/64"]), Some((32_768, 60_999)), &[]).unwrap();
         assert!(config.contains("af_xdp = \"queues=0-1,take=ports,ports=80+8000-8010\""), "{config}");
         assert!(
             config.contains("addresses = [\"10.0.0.2/24\"]") && config.contains("cpus = [1, 2]"),
@@ -194,17 +197,19 @@ mod tests {
         );
         assert!(config.contains("local_port_first = 61000\n") && config.contains("gateway = \"10.0.0.1\""));
         assert!(!config.contains("::/0"), "the stack has no address of that family");
-        let low = text(interface(&["10.0.0.2/24"]), (20_000, 65_535), &[]).unwrap();
+        let low = text(interface(&["10.0.0.2/24"]), Some((20_000, 65_535)), &[]).unwrap();
         assert!(low.contains("local_port_first = 10000\nlocal_port_last = 19999"), "{low}");
-        let none = text(interface(&["10.0.0.2/24"]), (1024, 65_535), &[]).unwrap_err();
+        let none = text(interface(&["10.0.0.2/24"]), Some((1024, 65_535)), &[]).unwrap_err();
         assert!(none.contains("1024 to 65535"), "{none}");
+        let unknown = text(interface(&["10.0.0.2/24"]), None, &[]).unwrap_err();
+        assert!(unknown.contains("ip_local_port_range cannot be read"), "{unknown}");
     }
 
     #[test]
     fn a_gateway_outside_of_the_network_is_on_the_link() {
         let mut pod = interface(&["10.244.0.7/32", "fd00::7/128"]);
         pod.gateways = vec!["169.254.1.1".into(), "fe80::1".into()];
-        let config = text(pod, (32_768, 60_999), &[]).unwrap();
+        let config = text(pod, Some((32_768, 60_999)), &[]).unwrap();
         let direct = "[[route]]\ndestination = \"169.254.1.1/32\"\nlink = \"eth0\"\n";
         assert!(config.contains(direct) && config.contains("gateway = \"169.254.1.1\""), "{config}");
         assert_eq!(config.matches("[[route]]").count(), 3, "{config}");
@@ -213,14 +218,16 @@ mod tests {
     #[test]
     fn own_addresses_are_taken_alone() {
         let config =
-            text(interface(&["10.0.0.2/24"]), (1024, 65_535), &["10.0.0.3/24", "fd00::3/64"]).unwrap();
+            text(interface(&["10.0.0.2/24"]), Some((1024, 65_535)), &["10.0.0.3/24", "fd00::3/64"]).unwrap();
         assert!(config.contains("take=addresses\"") && !config.contains("[tcp]"), "{config}");
         assert!(config.contains("destination = \"::/0\""), "{config}");
         let tap = InterfaceDescription { is_tap: true, ..interface(&["10.0.0.1/24"]) };
-        assert!(text(tap.clone(), (1, 2), &[]).unwrap_err().starts_with("--address is missing"));
-        assert!(text(tap, (1, 2), &["10.0.0.2/24"]).unwrap().contains("kind = \"tap\""));
+        assert!(text(tap.clone(), Some((1, 2)), &[]).unwrap_err().starts_with("--address is missing"));
+        assert!(text(tap, Some((1, 2)), &["10.0.0.2/24"]).unwrap().contains("kind = \"tap\""));
         assert!(
-            text(interface(&["fe80::1/64"]), (1, 2), &[]).unwrap_err().starts_with("--address is missing")
+            text(interface(&["fe80::1/64"]), Some((1, 2)), &[])
+                .unwrap_err()
+                .starts_with("--address is missing")
         );
     }
 }

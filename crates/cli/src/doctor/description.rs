@@ -32,8 +32,8 @@ pub struct MachineDescription {
     pub irqbalance: Option<u32>,
     /// Hard limit of descriptors of a process.
     pub descriptors_max: u64,
-    /// `vm.max_map_count`.
-    pub mappings_max: u64,
+    /// `vm.max_map_count`, if /proc tells it.
+    pub mappings_max: Option<u64>,
     /// Limit of locked memory in bytes; `None` if there is none, or if the process may exceed it.
     pub locked_bytes_max: Option<u64>,
     /// `net.core.bpf_jit_enable`, if the kernel has the setting.
@@ -42,8 +42,8 @@ pub struct MachineDescription {
     pub bpf_error: String,
     /// Why no AF_XDP socket can be opened; empty if one can.
     pub af_xdp_error: String,
-    /// First and last ephemeral port of the kernel.
-    pub local_ports: (u16, u16),
+    /// First and last ephemeral port of the kernel, if /proc tells them.
+    pub local_ports: Option<(u16, u16)>,
     /// The interface, if one was named or has the default route.
     pub interface: Option<InterfaceDescription>,
 }

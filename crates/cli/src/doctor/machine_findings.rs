@@ -179,11 +179,15 @@ fn limits(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
     const ITEM: &str = "limits";
     let clients_max = ChannelConfig::default().clients_max as u64;
     let shards = u64::from(plan.count());
-    let mut findings: Vec<Finding> =
-        machine_limits(clients_max, shards, machine.descriptors_max, machine.mappings_max)
-            .into_iter()
-            .map(|text| Finding::new(ITEM, Level::Todo, text))
-            .collect();
+    let mut findings: Vec<Finding> = machine_limits(
+        clients_max,
+        shards,
+        machine.descriptors_max,
+        machine.mappings_max.unwrap_or(u64::MAX),
+    )
+    .into_iter()
+    .map(|text| Finding::new(ITEM, Level::Todo, text))
+    .collect();
     let uses_af_xdp =
         machine.interface.as_ref().is_some_and(|interface| !interface.is_tap && !interface.is_loopback);
     if let Some(bytes) =
@@ -195,6 +199,10 @@ fn limits(machine: &MachineDescription, plan: &ShardPlan) -> Vec<Finding> {
             QUEUE_LOCKED_BYTES >> 20
         );
         findings.push(Finding::new(ITEM, Level::Todo, text));
+    }
+    if machine.mappings_max.is_none() {
+        let text = "unknown whether the mappings suffice: /proc/sys/vm/max_map_count cannot be read";
+        findings.push(Finding::new(ITEM, Level::Note, text));
     }
     if findings.is_empty() {
         let text = format!("descriptors and mappings suffice for {clients_max} processes on a stack");
@@ -212,6 +220,18 @@ mod tests {
         let machine = MachineDescription { isolated, nohz_full, ..MachineDescription::default() };
         let finding = isolation(&machine, &ShardPlan { cpus: vec![2, 3] });
         (finding.level, finding.text)
+    }
+
+    #[test]
+    fn unknown_limit_is_not_taken_for_none() {
+        let plan = ShardPlan { cpus: vec![0] };
+        let of = |mappings_max| {
+            let machine = MachineDescription { mappings_max, descriptors_max: 1 << 20, ..Default::default() };
+            let findings = limits(&machine, &plan);
+            findings.iter().map(|finding| finding.level).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Some(65_530)), [Level::Ok]);
+        assert_eq!(of(None), [Level::Note]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
         bpf_jit: number("/proc/sys/net/core/bpf_jit_enable"),
         bpf_error: error(if uses_af_xdp { program() } else { Ok(()) }),
         af_xdp_error: error(if uses_af_xdp { socket() } else { Ok(()) }),
-        local_ports: ports.unwrap_or((32_768, 60_999)),
+        local_ports: ports,
         interface,
     })
 }
