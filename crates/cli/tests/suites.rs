@@ -9,7 +9,7 @@ use ginnel_testkit::skip;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 /// Debian's interpreter: its tests are in another package, `libpython3.11-testsuite` in Debian 12.
@@ -179,11 +179,20 @@ fn run_python(side: Side, folder: &Path, module: &str) -> Verdicts {
     verdicts
 }
 
+/// Asserts that timeout(1) has not ended the program. It exits with 124, or with 137 if it had to send SIGKILL:
+/// a list of verdicts would be incomplete.
+#[track_caller]
+fn assert_ended(output: &Output, side: Side, words: &[&str]) {
+    let is_timeout = matches!(output.status.code(), None | Some(124 | 137));
+    assert!(!is_timeout, "{words:?} takes more than {SECONDS} s: {side:?}");
+}
+
 fn run_stressor(side: Side, folder: &Path, stressor: &str) -> Verdicts {
     let option = format!("--{stressor}");
     let seconds = STRESS_SECONDS.to_string();
     let words = ["stress-ng", &option, "2", "--verify", "--timeout", &seconds, "--metrics-brief"];
     let output = command(side, folder, &words).output().unwrap();
+    assert_ended(&output, side, &words);
     let verdict = if output.status.success() { Verdict::Passed } else { Verdict::Failed };
     if verdict == Verdict::Failed {
         println!("{side:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -203,7 +212,7 @@ fn run_source(side: Side, folder: &Path, environment: &[(&str, &str)], words: &[
     let mut command = command(side, folder, words);
     command.envs(environment.iter().copied());
     let output = command.output().unwrap();
-    assert_ne!(output.status.code(), Some(124), "{words:?} takes more than {SECONDS} s: {side:?}");
+    assert_ended(&output, side, words);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();
