@@ -1,7 +1,8 @@
 //! Signals of a terminal and of the program itself, which reach the program without the help of `ginnel run`.
 
-use crate::fixture::{Fixture, GINNEL, built_library, python, run_to_end, skipped};
-use ginnel_testkit::skip;
+use crate::fixture::{
+    Fixture, GINNEL, built_library, python, run_to_end, skipped, skipped_without_pid_namespaces,
+};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -148,11 +149,7 @@ fn own_signals_are_not_sent_back() {
 #[test]
 fn signals_are_forwarded_from_a_hidden_group() {
     let test = "signals_are_forwarded_from_a_hidden_group";
-    if skipped(test) {
-        return;
-    }
-    if !rustix::process::geteuid().is_root() {
-        skip(test, "a PID namespace needs root");
+    if skipped(test) || skipped_without_pid_namespaces(test) {
         return;
     }
     let script = "
