@@ -254,6 +254,7 @@ impl RunResult {
 mod tests {
     use super::*;
     use crate::client::Mode;
+    use crate::harness::MeasureError;
     use crate::server::{Checksums, cable, link_setup};
     use std::sync::mpsc;
 
@@ -292,7 +293,12 @@ mod tests {
 
     #[test]
     fn client_ends_when_the_server_fails() {
-        let Ok(cpus) = Cpus::choose() else { return };
+        let cpus = match Cpus::choose() {
+            Err(MeasureError::Skipped(reason)) => {
+                return ginnel_testkit::skip("client_ends_when_the_server_fails", &reason);
+            }
+            cpus => cpus.unwrap(),
+        };
         let no_cpu = Cpus { server: 1023, ..cpus };
         assert!(run_beside_failing_server(no_cpu, |_, _| NoServer).is_some_and(|result| result.is_err()));
         assert!(run_beside_failing_server(cpus, |_, _| panic!("a server that cannot be made")).is_none());
