@@ -179,8 +179,8 @@ fn run_python(side: Side, folder: &Path, module: &str) -> Verdicts {
     verdicts
 }
 
-/// Asserts that timeout(1) has not ended the program. It exits with 124, or with 137 if it had to send SIGKILL:
-/// a list of verdicts would be incomplete.
+/// Asserts that timeout(1) has not ended the program, whose list of verdicts would be incomplete. timeout(1)
+/// exits with 124, or with 137 if it had to send SIGKILL.
 #[track_caller]
 fn assert_ended(output: &Output, side: Side, words: &[&str]) {
     let is_timeout = matches!(output.status.code(), None | Some(124 | 137));

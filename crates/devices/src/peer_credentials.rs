@@ -5,7 +5,7 @@ use rustix::fd::{AsFd, AsRawFd};
 use rustix::process::Pid;
 use std::io;
 
-/// Who has connected a socket, or called listen(2) on the one that accepted the connection.
+/// The process that has connected a socket, or that has called listen(2), and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// The process by its id in the PID namespace of the reader, or `None` if it is not visible there.

@@ -219,6 +219,7 @@ impl Drop for Region {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use rustix::fs::{ftruncate, memfd_create};
     use std::sync::atomic::Ordering::Relaxed;
 
     fn memfd(len: u64, flags: MemfdFlags) -> OwnedFd {

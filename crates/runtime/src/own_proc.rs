@@ -1,9 +1,9 @@
-//! Whether the numbers of processes in /proc mean the processes of this PID namespace.
+//! Tells whether the numbers in /proc are those of this PID namespace.
 
 use std::sync::LazyLock;
 
-/// Returns whether /proc was mounted for the PID namespace of this process. Elsewhere the numbers in its files
-/// are those of other processes.
+/// Returns whether /proc was mounted for the PID namespace of this process. Otherwise the numbers in its
+/// files are those of other processes.
 pub fn is_own_proc() -> bool {
     static IS_OWN: LazyLock<bool> = LazyLock::new(|| {
         std::fs::read_link("/proc/self")

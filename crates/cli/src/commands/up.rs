@@ -177,8 +177,8 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     )))
 }
 
-/// Opens a pidfd of the process that owns the stack. The kernel names the process: `running.pid` is its number
-/// in the PID namespace of the stack, and may be that of another process here.
+/// Opens a pidfd of the process that owns the stack. The kernel names the process: `running.pid` is its
+/// number in the PID namespace of the stack, and may be that of another process here.
 fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
     let name = &running.name;
     let gone = || Failure::running(format!("the stack \"{name}\" has just ended"));
