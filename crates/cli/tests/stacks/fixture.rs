@@ -196,7 +196,9 @@ impl RunningProgram {
             spawn_reader(child.stderr.take().unwrap(), &printed[1]),
         ];
         let status = loop {
-            if let Some(status) = child.try_wait().unwrap() {
+            // Its children may have the pipes for longer than it lives.
+            let are_closed = readers.iter().all(JoinHandle::is_finished);
+            if let Some(status) = child.try_wait().unwrap().filter(|_| are_closed) {
                 break status;
             }
             if Instant::now() > until {
@@ -204,13 +206,10 @@ impl RunningProgram {
                 let _ = child.wait();
                 let [stdout, stderr] =
                     printed.map(|bytes| String::from_utf8_lossy(&bytes.lock().unwrap()).into_owned());
-                panic!("it does not end; it has printed {stdout:?} and {stderr:?}");
+                panic!("it or a child does not end; it has printed {stdout:?} and {stderr:?}");
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        for reader in readers {
-            reader.join().unwrap();
-        }
         let [stdout, stderr] = printed.map(|bytes| std::mem::take(&mut *bytes.lock().unwrap()));
         Output { status, stdout, stderr }
     }
