@@ -243,9 +243,9 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) of the frames whose
-    /// events are being delivered; [`BEST_EFFORT`](ginnel_stack::priority::BEST_EFFORT) for events that no
-    /// frame has caused, and always without `[priority]`.
+    /// Returns the class of priority ([`priority::class`]) of the frames whose events are being delivered;
+    /// [`BEST_EFFORT`](ginnel_stack::priority::BEST_EFFORT) for events that no frame has caused, and always
+    /// without `[priority]`.
     pub fn event_class(&self) -> u8 {
         self.core.stack.event_class()
     }

@@ -68,8 +68,8 @@ impl PrioritizedEvents {
 }
 
 impl Client {
-    /// Returns the class of priority ([`priority::class`](ginnel_stack::priority::class)) of the event that
-    /// [`next_event`](Self::next_event) returned last.
+    /// Returns the class of priority ([`priority::class`]) of the event that [`next_event`](Self::next_event)
+    /// returned last.
     #[inline]
     pub fn event_class(&self) -> u8 {
         self.prioritized.as_ref().map_or(BEST_EFFORT, |prioritized| prioritized.class)
