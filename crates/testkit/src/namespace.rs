@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Environment variable of the process that [`rerun_in_namespace`] starts.
@@ -354,14 +354,15 @@ fn rerun(test: &str) -> Result<(), String> {
         return Err(String::from_utf8_lossy(&allowed.stderr).trim().into());
     }
     let program = std::env::current_exe().map_err(|e| format!("path of the test binary: {e}"))?;
+    let listed = Command::new(&program).args(["--exact", test, "--list"]).output();
+    let listed = listed.map_err(|e| format!("{}: {e}", program.display()))?;
+    let line = format!("{test}: test\n");
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(&line), "there is no test {test}");
     let mut command = Command::new("unshare");
     command.args(flags).arg("--").arg(program);
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
-    let output = command.stderr(Stdio::inherit()).output().map_err(|e| format!("unshare: {e}"))?;
-    let printed = String::from_utf8_lossy(&output.stdout);
-    print!("{printed}");
-    assert!(output.status.success(), "{test} failed in its namespace");
-    assert!(printed.contains("\nrunning 1 test\n"), "there is no test {test}");
+    let status = command.status().map_err(|e| format!("unshare: {e}"))?;
+    assert!(status.success(), "{test} failed in its namespace");
     Ok(())
 }
 

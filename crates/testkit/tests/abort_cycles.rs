@@ -95,8 +95,11 @@ fn open_and_abort(cycles: u64) {
         for _ in 0..TOGETHER {
             client.conns.push(client.stack.connect(now, at, &ConnectOptions::default()).unwrap());
         }
+        let mut turns = 0;
         while client.connected < (batch + 1) * TOGETHER || server.conns.len() < TOGETHER as usize {
             both_turn(&mut server, &mut client);
+            turns += 1;
+            assert!(turns < 100_000, "{} connected, {} accepted", client.connected, server.conns.len());
         }
         both_turn(&mut server, &mut client);
         // Not yet sent.

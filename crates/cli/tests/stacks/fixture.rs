@@ -4,7 +4,7 @@ pub use ginnel_testkit::processes::{signal, wait_until};
 
 use ginnel_testkit::interop::build_preload_library;
 use ginnel_testkit::skip;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -221,8 +221,12 @@ fn spawn_reader(mut pipe: impl Read + Send + 'static, printed: &Arc<Mutex<Vec<u8
     let printed = Arc::clone(printed);
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-            printed.lock().unwrap().extend_from_slice(&buffer[..count]);
+        loop {
+            match pipe.read(&mut buffer) {
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => break,
+                Ok(count) => printed.lock().unwrap().extend_from_slice(&buffer[..count]),
+            }
         }
     })
 }
