@@ -156,7 +156,9 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
         let echo = scope.spawn(|| {
             pin(cpus.client)?;
             for odd in (1..2 * ROUNDS * BATCHES as u32).step_by(2) {
-                await_value(odd);
+                if !await_value(odd) {
+                    break;
+                }
                 line.0.store(odd + 1, Ordering::Release);
             }
             io::Result::Ok(())
@@ -170,7 +172,9 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
                 for _ in 0..ROUNDS {
                     line.0.store(value + 1, Ordering::Release);
                     value += 2;
-                    await_value(value);
+                    if !await_value(value) {
+                        return Ok(0.0);
+                    }
                 }
                 *batch = clock.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
             }
@@ -182,8 +186,8 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
     })
 }
 
-/// Waits for a value, or until the other thread has failed.
-fn await_value(line: &CacheLine, value: u32, has_failed: &AtomicBool) {
+/// Waits for a value. Returns false if the other thread has failed.
+fn await_value(line: &CacheLine, value: u32, has_failed: &AtomicBool) -> bool {
     let mut spins = 0u32;
     while line.0.load(Ordering::Acquire) != value {
         core::hint::spin_loop();
@@ -191,11 +195,12 @@ fn await_value(line: &CacheLine, value: u32, has_failed: &AtomicBool) {
         // On a busy machine the other thread may not be running.
         if spins.is_multiple_of(1 << 16) {
             if has_failed.load(Ordering::Relaxed) {
-                return;
+                return false;
             }
             std::thread::yield_now();
         }
     }
+    true
 }
 
 #[cfg(test)]
