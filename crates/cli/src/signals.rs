@@ -60,7 +60,19 @@ pub fn ignore_file_size_limit() -> Result<(), Failure> {
     ignore(SIGXFSZ)
 }
 
+/// Returns whether this process was started with the signal ignored (proc(5), `SigIgn`).
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 != 0)
+}
+
 fn ignore(signal: i32) -> Result<(), Failure> {
+    if is_ignored(signal) {
+        // Programs that this process starts ignore it as well, as nohup(1) and others want.
+        return Ok(());
+    }
     // The flag is never read: a handler that does nothing.
     signal_hook::flag::register(signal, Arc::default())
         .map(drop)
