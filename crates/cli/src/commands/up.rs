@@ -204,7 +204,11 @@ fn find_owner(running: &RunningStack) -> Result<Option<Pid>, Failure> {
     let since = Instant::now();
     loop {
         match inspect::owner_pid(&running.path) {
-            Err(e) if e.kind() == ErrorKind::NotFound && since.elapsed() < ANSWER_TIMEOUT => {
+            // Nobody listens yet, or any more.
+            Err(e)
+                if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+                    && since.elapsed() < ANSWER_TIMEOUT =>
+            {
                 run_dir::find(Some(&running.name)).map_err(|e| Failure::running(e.to_string()))?;
                 std::thread::sleep(POLL_INTERVAL);
             }
