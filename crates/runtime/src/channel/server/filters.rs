@@ -62,12 +62,13 @@ impl Domain {
     ) -> Result<(), FilterError> {
         let target = self.target(client, of).ok_or(FilterError::Stale)?;
         let filter = code.map(|code| self.new_filter(code)).transpose()?;
+        let set = set_in_engine(cx, target, filter);
         if let SocketId::Listener(number) = of
+            && set.is_ok()
             && let Some(Some(listening)) = self.listeners.get_mut(number as usize)
         {
             listening.filter_removed = code.is_none();
         }
-        let set = set_in_engine(cx, target, filter);
         self.stats.filters_refused += u64::from(set == Err(FilterError::NoMemory));
         set
     }
