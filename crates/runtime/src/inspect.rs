@@ -83,8 +83,13 @@ pub(crate) struct DestroyRequest {
 
 impl DestroyRequest {
     /// Closes the sockets on the shard. The handler is told which listeners were closed, also by the request
-    /// to another shard.
-    pub(crate) fn answer(self, core: &mut ShardCore, mut on_listener: impl FnMut(&mut ShardCore, Listener)) {
+    /// to another shard. Returns the reply, which must be sent when the events of the other sockets have been
+    /// delivered: whoever has it sees the effects.
+    pub(crate) fn execute(
+        self,
+        core: &mut ShardCore,
+        mut on_listener: impl FnMut(&mut ShardCore, Listener),
+    ) -> DestroyReply {
         let mut closed = Vec::with_capacity(self.sockets.len());
         for (handle, ends) in self.sockets {
             let now = core.now;
@@ -101,8 +106,20 @@ impl DestroyRequest {
             }
             closed.push(was_there);
         }
+        DestroyReply { closed, reply: self.reply }
+    }
+}
+
+/// The reply to a [`DestroyRequest`].
+pub(crate) struct DestroyReply {
+    closed: Vec<bool>,
+    reply: SyncSender<Vec<bool>>,
+}
+
+impl DestroyReply {
+    pub(crate) fn send(self) {
         // Fails only if the requester is gone.
-        let _ = self.reply.try_send(closed);
+        let _ = self.reply.try_send(self.closed);
     }
 }
 

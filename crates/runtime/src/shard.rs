@@ -495,10 +495,11 @@ impl<H: Handler> Shard<H> {
         } else if let Some(inbox) = cross_shard_inbox {
             work += inbox.visit(|queue| cross_shard_rx::receive(core, handler, dispatch, queue));
         }
+        let mut replies = Vec::new();
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
             core.stats.commands += 1;
-            if let Some(command) = answer_inspection(command, ports, core, handler) {
+            if let Some(command) = answer_inspection(command, ports, core, handler, &mut replies) {
                 handler.command(&mut Context::new(core), command);
             }
         }
@@ -524,6 +525,7 @@ impl<H: Handler> Shard<H> {
         // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
         // frame.
         work += dispatch.deliver_caused(core, handler, work);
+        replies.into_iter().for_each(inspect::DestroyReply::send);
         core.with_router(|router, stack, stats| router.exchange(stack, stats));
         // If addresses became usable during this turn, the handler starts in the next turn, which must not
         // wait for a frame. This comes last: the channel's notification of that may have been consumed with
@@ -694,6 +696,7 @@ fn answer_inspection<H: Handler>(
     ports: &mut [RxPort],
     core: &mut ShardCore,
     handler: &mut H,
+    replies: &mut Vec<inspect::DestroyReply>,
 ) -> Option<Box<dyn Any + Send>> {
     let command = match command.downcast::<inspect::ListRequest>() {
         Ok(request) => {
@@ -707,7 +710,7 @@ fn answer_inspection<H: Handler>(
             let closed = |core: &mut ShardCore, listener| {
                 handler.listener_destroyed(&mut Context::new(core), listener);
             };
-            request.answer(core, closed);
+            replies.push(request.execute(core, closed));
             return None;
         }
         Err(command) => command,
