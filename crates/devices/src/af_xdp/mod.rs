@@ -109,8 +109,8 @@ impl AfXdp {
         let mut sum = 0;
         for socket in &self.sockets {
             let counted = socket.statistics()?;
-            // A frame without a descriptor of the fill ring is in `rx_dropped` (`__xsk_rcv`). Kernels before 5.9
-            // have no `rx_ring_full`, and count in `rx_dropped` what it counts.
+            // A frame without a descriptor of the fill ring is in `rx_dropped` (`__xsk_rcv`). Kernels before
+            // 5.9 have no `rx_ring_full`, and count in `rx_dropped` what it counts.
             sum += counted.rx_dropped + counted.rx_ring_full.unwrap_or_default();
         }
         Ok(sum)
