@@ -28,7 +28,7 @@ const CONNECTIONS: u32 = 16;
 /// Length of a bulk response in bytes.
 const BULK_BYTES: u64 = 1_000_000;
 /// The cases, with the unit of an operation.
-const CASES: &[(&str, &str)] = &[
+pub(super) const CASES: &[(&str, &str)] = &[
     ("short-connection", "instructions per connection"),
     ("keep-alive-request", "instructions per request"),
     ("bulk-megabyte", "instructions per MB"),

@@ -266,8 +266,8 @@ impl RecordProducer {
     }
 
     /// Returns whether at most as many bytes are in use as `limit` returns, with a frame of `len` bytes more.
-    /// It is called with the bytes that the ring can hold until the consumer has reached the current lap. A
-    /// ring whose records were all read has room for every frame.
+    /// `limit` gets the bytes that the ring can hold until the consumer has reached the current lap. A ring
+    /// whose records were all read has room for every frame.
     pub(super) fn has_room_within(&mut self, len: usize, limit: impl Fn(usize) -> usize) -> bool {
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
         let capacity = self.shared.capacity;
