@@ -19,6 +19,7 @@ fn build_programs() {
         let target = Path::new(BENCH).ancestors().nth(2).unwrap();
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "--package", "ginnel-cli", "--package", "ginnel-posix"]);
+        build.args(["--package", "ginnel-kernel-preload"]);
         build.arg("--target-dir").arg(target);
         if !cfg!(debug_assertions) {
             build.arg("--release");
@@ -53,17 +54,29 @@ fn reason(programs: &[&str]) -> Option<String> {
         .or(programs)
 }
 
+/// Returns the lines of an output that begin with `start`, of which there must be at least one.
+fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| line.starts_with(start)).collect();
+    assert!(!lines.is_empty(), "no {start:?}: {text}");
+    lines
+}
+
+/// Checks that no request failed, and that the arms could be compared.
+fn check_comparison(text: &str) {
+    for line in lines(text, "failures ") {
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["failures", "0", "0"], "{text}");
+    }
+    for line in lines(text, "ratio ") {
+        let ratio: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert!(ratio > 0.0 && ratio.is_finite(), "{line}");
+    }
+}
+
 /// Checks the output of a bench: both arms have figures, a bottleneck is named, and there are no failures.
 fn check(bench: &str, layout: &str, kernel_receives: bool) {
     let text = smoke(bench, layout);
-    let lines = |start: &str| -> Vec<String> {
-        let lines = text.lines().map(str::trim).filter(|line| line.starts_with(start));
-        let lines: Vec<_> = lines.map(String::from).collect();
-        assert!(!lines.is_empty(), "no {start:?}: {text}");
-        lines
-    };
     for arm in ["ours: ", "theirs: "] {
-        for line in lines(arm) {
+        for line in lines(&text, arm) {
             assert!(line.contains("bottleneck: ") && line.contains(&format!("layout {layout}")), "{line}");
             assert!(!line.starts_with(&format!("{arm}0/s")) && !line.contains("NaN"), "{line}");
             if arm == "theirs: " {
@@ -71,13 +84,7 @@ fn check(bench: &str, layout: &str, kernel_receives: bool) {
             }
         }
     }
-    for line in lines("failures ") {
-        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["failures", "0", "0"], "{text}");
-    }
-    for line in lines("ratio ") {
-        let ratio: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-        assert!(ratio > 0.0 && ratio.is_finite(), "{line}");
-    }
+    check_comparison(&text);
 }
 
 #[test]
@@ -132,6 +139,15 @@ fn killed_bench_leaves_no_servers() {
     let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(files.collect::<Vec<_>>(), ["ginnel-bench.lock"]);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn kernel_lane_runs_beside_a_shared_listener() {
+    if let Some(reason) = reason(&["nginx", "wrk"]) {
+        return skip("kernel_lane_runs_beside_a_shared_listener", &reason);
+    }
+    build_programs();
+    check_comparison(&smoke("kernel-lane", "charged"));
 }
 
 #[test]

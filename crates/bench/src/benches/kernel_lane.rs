@@ -6,6 +6,7 @@ use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 use ginnel_measure::program::ginnel_path;
 use ginnel_measure::servers;
+use ginnel_measure::veth::run_setup_command;
 use ginnel_measure::watched_group::WatchedGroup;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpStream};
@@ -27,6 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Server and client share all CPUs.
 pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let ginnel = ginnel_path()?;
+    run_setup_command("ip link set lo up")?;
     for program in ["wrk", "nginx"] {
         servers::find(program)?;
     }
