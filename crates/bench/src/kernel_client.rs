@@ -1,4 +1,4 @@
-//! A client for short connections on the kernel's sockets, with as few system calls as possible.
+//! A client for short connections on the kernel's sockets, with few system calls.
 
 use crate::http;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -64,7 +64,7 @@ impl KernelClient {
         Ok(client)
     }
 
-    /// Begins a connection, each from another source address and port.
+    /// Begins a connection from the next source address and port.
     fn open(&mut self, index: usize) -> io::Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         loop {

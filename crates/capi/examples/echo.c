@@ -1,4 +1,5 @@
-/* An echo server for TCP and UDP, by callbacks: received bytes are sent from where the device put them.
+/* An echo server for TCP and UDP, by callbacks: received bytes are read where the device put them, and
+ * copied once, into the send buffer.
  *
  *   cc -o echo echo.c $(pkg-config --cflags --libs ginnel)
  *   ./echo tap.toml 7
@@ -21,7 +22,7 @@ static void on_signal(int number)
     ginnel_stop_set(stop);
 }
 
-/* Ends the program with the reason. */
+/* Prints the error and ends the program if a call has failed. */
 static void check(int result, const char *what)
 {
     if (result < 0) {

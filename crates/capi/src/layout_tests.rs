@@ -1,4 +1,4 @@
-//! Compares the structures and constants of the header, as a C compiler sees them, with those of this
+//! Compares structures and the bits of events in the header, as a C compiler sees them, with those of this
 //! library.
 
 use crate::config::PacketView;
@@ -12,8 +12,8 @@ use crate::udp::CDatagram;
 use std::path::Path;
 use std::process::Command;
 
-/// Returns what a C program with this header prints.
-fn print(expressions: &[(String, usize)]) -> Vec<usize> {
+/// Returns the values of the expressions, as a C program that includes the header computes them.
+fn evaluate_in_c(expressions: &[(String, usize)]) -> Vec<usize> {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("layout.c");
     let mut text = String::from("#include <ginnel.h>\n#include <stdio.h>\nint main(void) {\n");
@@ -44,7 +44,7 @@ macro_rules! layout {
 }
 
 #[test]
-fn structures_of_the_header_have_this_layout() {
+fn header_structures_have_the_layout_of_the_library() {
     let mut expected = layout! {
         "ginnel_conn" = ConnHandle { "id" = id }
         "ginnel_packet" = PacketView {
@@ -90,7 +90,7 @@ fn structures_of_the_header_have_this_layout() {
         ("DESTROYED", event_queue::DESTROYED),
     ];
     expected.extend(bits.map(|(name, bit)| (format!("GINNEL_EV_{name}"), bit as usize)));
-    let found = print(&expected);
+    let found = evaluate_in_c(&expected);
     assert_eq!(found.len(), expected.len());
     for ((expression, here), in_c) in expected.iter().zip(found) {
         assert_eq!(in_c, *here, "{expression}");

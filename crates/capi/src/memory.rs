@@ -43,7 +43,8 @@ pub unsafe fn bytes_mut<'a>(data: *mut c_void, len: usize) -> Result<&'a mut [u8
     Ok(unsafe { core::slice::from_raw_parts_mut(data.cast(), len) })
 }
 
-fn check<T>(pointer: *const T) -> Result<(), Failure> {
+/// Checks that a pointer is neither null nor misaligned.
+pub fn check<T>(pointer: *const T) -> Result<(), Failure> {
     if pointer.is_null() || !pointer.is_aligned() { Err(NULL) } else { Ok(()) }
 }
 

@@ -1,4 +1,4 @@
-//! Shards that a program's own loop drives: it waits for events in two levels.
+//! Shards that a program's own loop drives. The loop waits for events, which have two levels.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::config::CConfig;
@@ -21,8 +21,11 @@ pub struct CStack {
 /// `struct ginnel_events`.
 #[repr(C)]
 pub struct EventList {
+    /// First of `max` events, which are written.
     pub events: *mut Event,
+    /// Room, in events.
     pub max: usize,
+    /// Number of events that were written.
     pub count: usize,
 }
 
@@ -63,7 +66,7 @@ pub unsafe extern "C" fn ginnel_shards(stack: *const CStack) -> c_int {
     })
 }
 
-/// Makes a shard that of the calling thread.
+/// Gives a shard to the calling thread, and runs it until its addresses can be used.
 ///
 /// # Safety
 /// `stack` and `stop` are null or objects of this library.
@@ -115,14 +118,13 @@ unsafe fn room<'a>(list: *mut EventList) -> Result<Option<(&'a mut [Event], &'a 
     if list.max == 0 || list.max > isize::MAX as usize / size_of::<Event>() {
         return Err(Failure::new(Errno::INVAL, "a list of events with no room, or with too much"));
     }
+    memory::check(list.events)?;
     // SAFETY: the pointer is checked, and has that much room, as the caller says.
-    let first = unsafe { memory::object_mut(list.events) }?;
-    // SAFETY: as above.
-    let events = unsafe { core::slice::from_raw_parts_mut(core::ptr::from_mut(first), list.max) };
+    let events = unsafe { core::slice::from_raw_parts_mut(list.events, list.max) };
     Ok(Some((events, &mut list.count)))
 }
 
-/// Checks that two lists, and their events, are not the same memory.
+/// Checks that two lists are not the same one, and that their events do not overlap.
 ///
 /// # Safety
 /// Each is null or points to a list.
@@ -143,7 +145,7 @@ unsafe fn check_distinct(high: *const EventList, low: *const EventList) -> Resul
     Ok(())
 }
 
-/// Moves events of a level to a list behind those that are in it. Returns how many.
+/// Appends events of a level to a list until it is full. Returns the number of these events.
 fn take(queue: &mut EventQueue, level: Level, events: &mut [Event], count: &mut usize) -> usize {
     let before = *count;
     while *count < events.len()
@@ -155,8 +157,8 @@ fn take(queue: &mut EventQueue, level: Level, events: &mut [Event], count: &mut 
     *count - before
 }
 
-/// Drives the shard until there are events. Returns how many; 0 if the time is over. `ECANCELED` says once
-/// that the stop flag is set.
+/// Drives the shard until there are events, and moves them to the lists. Returns their number, 0 after the
+/// timeout. Fails once with `ECANCELED` when the stop flag is set and no event is left.
 ///
 /// # Safety
 /// `low`, and `high` unless it is null, point to lists with as much room as they say.
@@ -169,7 +171,7 @@ pub unsafe extern "C" fn ginnel_wait(high: *mut EventList, low: *mut EventList, 
         let (high, low) = unsafe { (room(high)?, room(low)?) };
         let (low, low_count) = low.ok_or(Failure::new(Errno::FAULT, "no list for events"))?;
         let start = clock::now();
-        // A negative time is no end.
+        // A negative timeout means none.
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         with_shard(|entered| {
             let Entered { shard, stop } = entered;

@@ -74,8 +74,8 @@ pub struct OwnStackOptions {
     #[arg(long, value_name = "N")]
     pub link_seed: Option<u64>,
 
-    /// Write frames to this pcapng file, for tshark or Wireshark. All frames are written unless
-    /// --capture-filter or --capture-snaplen is given.
+    /// Write frames to this pcapng file, for tshark or Wireshark. All frames are written whole,
+    /// unless --capture-filter selects some or --capture-snaplen cuts them.
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
 

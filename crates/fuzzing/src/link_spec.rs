@@ -6,7 +6,8 @@ use ginnel_devices::faults::LinkSpec;
 /// Runs one input: the text of a specification.
 ///
 /// # Panics
-/// If the printed form of a specification is parsed to a different one.
+/// If the printed form of a specification is parsed to a different one, if a share is above 1 or the jitter
+/// above the delay, or if an error has no text.
 pub fn run(data: &[u8]) {
     let Ok(text) = core::str::from_utf8(data) else { return };
     match LinkSpec::parse(text) {

@@ -46,7 +46,7 @@ impl Input<'_> {
         u16::from_le_bytes([self.byte().unwrap_or(0), self.byte().unwrap_or(0)])
     }
 
-    /// Returns a 32-bit number, mostly a small one.
+    /// Returns a 32-bit number: below 2,200, of 16 bits, close to the maximum, or any other.
     fn number(&mut self) -> u32 {
         let kind = self.byte().unwrap_or(0);
         let low = u32::from(self.word());
@@ -244,10 +244,10 @@ impl MemifFixture {
     }
 }
 
-/// Returns the handwritten seed inputs. The first byte selects role and settings of the device; 0 is the
-/// peer's next valid message.
+/// Returns the handwritten seed inputs. The first byte selects the role and the settings of the device, and
+/// in its upper half those of the peer. Operations follow, of which 0 sends the peer's next valid message.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let hello = [0; 7];
+    let handshake = [0; 7];
     let plain_frames = |count: u8, len: u16| {
         let [low, high] = len.to_le_bytes();
         [&[13, count, low, high][..], &[0; 16]].concat()
@@ -258,7 +258,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     with_header[10..12].copy_from_slice(&34u16.to_ne_bytes());
     with_header[12..14].copy_from_slice(&16u16.to_ne_bytes());
     with_header[16..20].copy_from_slice(&0x9000_0007u32.to_ne_bytes());
-    let session = |settings: u8, rest: &[&[u8]]| [&[settings][..], &hello, &rest.concat()].concat();
+    let session = |settings: u8, rest: &[&[u8]]| [&[settings][..], &handshake, &rest.concat()].concat();
     let send = [17, 200, 0, 0, 0, 0];
     vec![
         ("server-session", session(0, &[&plain_frames(3, 100), &[16], &send, &with_header, &[18, 16]])),
@@ -275,7 +275,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("interrupt-requested", session(0, &[&[9, 3, 1, 0, 0], &send, &send])),
         ("head-beyond-ring", session(0, &[&[9, 5, 1, 0, 0x40], &send])),
         ("wrong-version", vec![0, 5, 3, 9, 0]),
-        ("wrong-secret", [&[8 | 0x20][..], &hello].concat()),
+        ("wrong-secret", [&[8 | 0x20][..], &handshake].concat()),
         ("no-descriptor", vec![0, 0, 6, 0, 0]),
         ("unsealed-region", vec![0, 0, 6, 2, 0]),
         ("small-region", vec![0, 0, 6, 3, 0, 0, 0]),
@@ -283,7 +283,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("ring-outside", vec![0, 0, 0, 5, 11, 0xff, 0, 0, 0]),
         ("short-message", vec![0, 8, 127, 0, 0]),
         ("unknown-message", vec![1, 7, 10, 0xff, 0, 0]),
-        ("second-peer", [&[0][..], &hello, &[19, 0], &hello, &plain_frames(1, 60)].concat()),
+        ("second-peer", [&[0][..], &handshake, &[19, 0], &handshake, &plain_frames(1, 60)].concat()),
         ("hello-twice", vec![1, 0, 7, 2, 0, 0, 0]),
     ]
 }
@@ -292,7 +292,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Without such traffic the corpus would not test anything.
+    /// A corpus whose seeds establish no connection, or violate nothing, in a role would not test that role.
     #[test]
     fn seeds_cover_both_roles() {
         for client in [0, 1] {

@@ -11,12 +11,12 @@
 //!                        └─► stats ─► report
 //! ```
 //!
-//! A session does not know on which stack it runs, so two runs differ in nothing but the stack. Requests have
-//! one kind of session, and messages another ([`messages`]); [`run::LoadSession`] is what a stack sees of
-//! both. Workers share nothing, except that they may be shards of one stack. Each has a thread, a session,
+//! A session does not know on which stack it runs, so two runs differ in nothing but the stack. Requests,
+//! messages ([`messages`]) and replays ([`replay`]) have a kind of session each; [`run::LoadSession`] is what
+//! a stack sees of all three. Workers share nothing, except that they may be shards of one stack. Each has a thread, a session,
 //! its share of the plan and, unless the TCP is the kernel's, a stack and a device of its own; only the
 //! results are added up. With requests a connection takes 48 bytes, 16 bytes for each request that it may
-//! have in flight, and 8 to 20 bytes of the network. Requests are written once, and in steady state nothing
+//! have in flight, and 8 to 68 bytes of the network. Requests are written once, and in steady state nothing
 //! is allocated.
 
 pub mod agents;
@@ -55,10 +55,10 @@ use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Runs the generator on Ginnel's TCP and returns its report. `stacks` has one stack for each of
-/// [`CommonOptions::workers`]. A run that `stop` ends early reports what it has measured.
+/// [`CommonOptions::workers()`], each with this `stop`. A run that ends early reports what it has measured.
 ///
 /// # Errors
-/// An error in the options, or the error of the first worker that failed; the other workers are stopped then.
+/// The number of stacks is another one, or the error of the first worker that failed; `stop` is set then.
 pub fn measure<J: LoadJob, S: RunHandler + Send>(
     job: &J,
     stop: &StopFlag,
@@ -67,11 +67,12 @@ pub fn measure<J: LoadJob, S: RunHandler + Send>(
     run_workers(job, stop, stacks, |job, share, progress, stack| run_on_shard(job, share, progress, stack))
 }
 
-/// Runs [`measure`] on the shards of one stack. Each shard gets its share of the plan. The shards start
+/// Runs the generator on the shards of one stack and returns its report. Each shard gets its share of the plan. The shards start
 /// together, and none stops before all have finished.
 ///
 /// # Errors
-/// The errors of [`measure`]; or the number of shards differs from [`CommonOptions::workers`].
+/// The error of a shard; or the number of shards is not [`CommonOptions::workers()`], or there are fewer
+/// connections than shards.
 pub fn measure_on_shards<J: LoadJob>(
     job: &J,
     stop: &StopFlag,
@@ -116,7 +117,7 @@ pub fn measure_on_shards<J: LoadJob>(
     Ok(job.report(&total))
 }
 
-/// Runs [`measure`] on the TCP in [`light`], with one stack for each worker.
+/// Runs the generator on the TCP in [`light`], with one stack for each worker, and returns its report.
 ///
 /// # Errors
 /// The errors of [`measure`].
@@ -130,7 +131,7 @@ pub fn measure_light<J: LoadJob>(
     })
 }
 
-/// Runs [`measure`] on the kernel's TCP.
+/// Runs the generator on the kernel's TCP and returns its report.
 ///
 /// # Errors
 /// The errors of [`measure`].
@@ -229,8 +230,8 @@ fn with_progress_lines<J: LoadJob, R>(
             let mut before = ProgressSnapshot::default();
             let Ok(mut guard) = ended.lock() else { return };
             for count in 1u32.. {
-                match wake.wait_timeout(guard, interval) {
-                    Ok((g, _)) if !*g => guard = g,
+                match wake.wait_timeout_while(guard, interval, |has_ended| !*has_ended) {
+                    Ok((g, timeout)) if timeout.timed_out() => guard = g,
                     _ => return,
                 }
                 let now = LiveProgress::sum(progress.iter().map(|p| &**p));

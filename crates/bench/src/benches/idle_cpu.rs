@@ -16,7 +16,7 @@ use std::thread;
 
 /// Connections that are opened.
 const CONNECTIONS: u32 = 1_000_000;
-/// Limit on connections.
+/// Limit on the connections of the server's stack (`tcp.connections_max`), above its default.
 const CONNECTIONS_MAX: u32 = 10_000_000;
 /// Connections that are opened at the same time.
 const ACTIVE: u32 = 64;
@@ -24,7 +24,8 @@ const ACTIVE: u32 = 64;
 const RING_BYTES: usize = 1 << 18;
 /// Time between the last request and the measurement of CPU time.
 const IDLE_TIME: Duration = Duration::from_secs(3);
-/// Longer than the bench, so that no connection times out. Each is still checked once a minute.
+/// Longer than the bench, so that no connection times out. Each is still checked every five seconds, the
+/// shortest of the server's timeouts.
 const IDLE_TIMEOUT: &str = "1h";
 /// Largest percentage of a core that a million idle connections may use.
 const PERCENT_MAX: f64 = 1.0;
@@ -80,7 +81,7 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     thread::sleep(time);
     let used = (process_cpu_time() - used).as_secs_f64();
     let passed = (clock::now() - from).as_secs_f64();
-    // Read before the server stops and closes all connections.
+    // The client has made no turn since the last request: as many were open then.
     let open = client.counts().open;
     stop.stop();
     let shard =

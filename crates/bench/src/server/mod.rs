@@ -21,7 +21,7 @@ use ginnel_stack::time::Instant;
 
 /// MAC address of the server.
 pub const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// MAC address of the client, which is the router to all of its addresses.
+/// MAC address of the client. The server reaches all addresses of the client through a router with this one.
 pub const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// Address and port of the server.
 pub const SERVER: Endpoint = Endpoint { ip: 0xc0a8_0001, port: 80 };
@@ -30,7 +30,8 @@ pub const ROUTER_IP: u32 = 0xc0a8_0002;
 
 /// A server that is driven turn by turn.
 pub trait Server {
-    /// Handles the received frames, responds and runs timers. Returns the number of frames.
+    /// Handles the received frames, responds and runs timers. Returns the amount of work, which is
+    /// at least the number of received frames; 0 if there was nothing to do.
     fn turn(&mut self, now: Instant) -> usize;
 
     /// Returns counters for the result.
@@ -57,7 +58,7 @@ pub fn cable(checksums: Checksums, ring_bytes: usize) -> (Device, Device) {
     })
 }
 
-/// Returns the addresses of the cable for the client.
+/// Returns the addresses of the cable for the client, and whether checksums are left to the device.
 pub fn link_setup(checksums: Checksums) -> LinkSetup {
     LinkSetup {
         client_mac: CLIENT_MAC,

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 /// The stack name that stands for the kernel's network.
 pub const KERNEL: &str = "kernel";
-/// Longest time between the creation of a stack's directory and that of the file which says that the stack is
-/// for programs.
+/// Longest time to wait for the file which says that a stack is for programs. `ginnel up` writes it shortly
+/// after it has created the stack's directory.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
@@ -38,8 +38,10 @@ Exit status:
   126  the program cannot be executed
   127  the program was not found
   2    wrong options or configuration
+  1    any other failure of \"ginnel run\"
 
-With a stack of its own, \"ginnel run\" passes signals on to the program. If the program leaves processes \
+With a stack of its own, \"ginnel run\" passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH \
+and SIGCONT on to the program. If the program leaves processes \
 behind when it exits, as a daemon does, \"ginnel run\" serves them until the last has ended, and passes \
 signals on to the first of them; a second SIGINT or SIGTERM then ends the stack without waiting. A signal of \
 the terminal (Ctrl-C) is not passed on to a process that has got it from the terminal, nor does a process get \
@@ -214,8 +216,8 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
     Ok(status)
 }
 
-/// Reaps the processes that this one has inherited, as process 1 of a container does, and that have ended.
-/// `is_own` tells which children others wait for.
+/// Reaps ended children that this process has inherited, as process 1 of a container does. Stops at the first
+/// one for which `is_own` is true, because other code waits for it.
 fn reap_orphans(is_own: impl Fn(Pid) -> bool) {
     while let Some(ended) = ffi::ended_child().and_then(Pid::from_raw) {
         if is_own(ended) || waitpid(Some(ended), WaitOptions::NOHANG).is_err() {

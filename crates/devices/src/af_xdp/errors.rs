@@ -1,6 +1,7 @@
 //! Explains errors of the kernel: their cause and the remedy.
 
-use super::config::{Attach, CopyMode};
+use super::bpf::AttachMode;
+use super::config::CopyMode;
 use super::socket::SetupStep;
 use rustix::io::Errno;
 use std::io;
@@ -31,7 +32,7 @@ pub(super) fn map_error(error: Errno) -> io::Error {
 pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Error {
     match error {
         Errno::PERM => with_context(error, CAPABILITIES),
-        // The verifier permits arithmetic on pointers to processes with CAP_PERFMON only.
+        // Only to processes with CAP_PERFMON does the verifier permit arithmetic on pointers.
         Errno::ACCESS if log.contains("prohibited for !root") => with_context(error, CAPABILITIES),
         Errno::INVAL if multi_buffer && log.is_empty() => with_context(
             error,
@@ -46,30 +47,33 @@ pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Err
     }
 }
 
-pub(super) fn attach_error(error: Errno, attach: Attach) -> io::Error {
+/// Explains an error of attaching the redirect program in a mode.
+pub(super) fn attach_error(error: Errno, mode: AttachMode) -> io::Error {
     match error {
         Errno::PERM => with_context(error, CAPABILITIES),
         error if is_busy(error) => with_context(
             error,
             "the interface has another XDP program: see \"ip link show\", detach it with \"ip link set dev … xdp off\" or end the program that owns it",
         ),
-        Errno::INVAL if attach == Attach::Generic => {
+        Errno::INVAL if mode == AttachMode::Generic => {
             with_context(error, "the kernel does not support XDP links, which need Linux 5.9")
         }
-        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if attach == Attach::Driver => with_context(
+        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if mode == AttachMode::Driver => with_context(
             error,
-            "the driver does not accept the redirect program, or not with this MTU: attach=generic works with every driver",
+            "the driver does not accept the redirect program, or not with this MTU: attach=generic, without zero copy, works with every driver",
         ),
         _ => with_context(error, "attaching the redirect program"),
     }
 }
 
+/// Explains an error of a step in which the socket of a queue is set up. Its chunks take `chunk_bytes` bytes of
+/// locked memory.
 pub(super) fn socket_error(
     step: SetupStep,
     error: io::Error,
     queue: u16,
     mode: CopyMode,
-    bytes: usize,
+    chunk_bytes: usize,
 ) -> io::Error {
     let Some(errno) = Errno::from_io_error(&error) else { return with_context(error, "AF_XDP socket") };
     let text = match (step, errno) {
@@ -79,7 +83,7 @@ pub(super) fn socket_error(
         }
         (SetupStep::Memory, Errno::NOBUFS) => format!(
             "{} MiB of locked memory exceed the limit: raise it (ulimit -l, LimitMEMLOCK= of a systemd unit), grant CAP_IPC_LOCK, or set a smaller ring=",
-            bytes >> 20
+            chunk_bytes >> 20
         ),
         (SetupStep::BusyPoll, Errno::NOPROTOOPT) => {
             "the kernel does not support preferred busy polling, which needs Linux 5.11: set busy_poll=0".into()
@@ -109,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_keeps_its_kind() {
+    fn messages_name_the_remedy_and_keep_the_kind() {
         let socket = |step, errno: Errno, mode| socket_error(step, errno.into(), 3, mode, 5 << 20);
         for (error, words) in [
             (map_error(Errno::PERM), "CAP_BPF"),
@@ -123,8 +127,9 @@ mod tests {
                 load_error(Errno::ACCESS, "1: r0 = 0\nR3 invalid\nprocessed 9", false),
                 "(1: r0 = 0; R3 invalid; processed 9)",
             ),
-            (attach_error(Errno::BUSY, Attach::Auto), "xdp off"),
-            (attach_error(Errno::OPNOTSUPP, Attach::Driver), "attach=generic"),
+            (attach_error(Errno::BUSY, AttachMode::Driver), "xdp off"),
+            (attach_error(Errno::INVAL, AttachMode::Generic), "Linux 5.9"),
+            (attach_error(Errno::OPNOTSUPP, AttachMode::Driver), "attach=generic"),
             (socket(SetupStep::Memory, Errno::NOBUFS, CopyMode::Auto), "5 MiB of locked memory"),
             (socket(SetupStep::Bind, Errno::BUSY, CopyMode::Auto), "queue 3 has another"),
             (socket(SetupStep::Bind, Errno::INVAL, CopyMode::Auto), "of queue 3"),
@@ -135,7 +140,7 @@ mod tests {
         ] {
             assert!(error.to_string().contains(words), "{error}");
         }
-        assert_eq!(attach_error(Errno::BUSY, Attach::Auto).kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(attach_error(Errno::BUSY, AttachMode::Driver).kind(), io::ErrorKind::ResourceBusy);
         assert_eq!(map_error(Errno::PERM).kind(), io::ErrorKind::PermissionDenied);
     }
 }

@@ -156,9 +156,9 @@ pub(super) fn attach(
                 %error,
                 "the driver does not accept the redirect program, which runs in generic mode instead and is slower"
             );
-            attempt(AttachMode::Generic).map_err(|error| errors::attach_error(error, attach_option))
+            attempt(AttachMode::Generic).map_err(|error| errors::attach_error(error, AttachMode::Generic))
         }
-        Err(error) => Err(errors::attach_error(error, attach_option)),
+        Err(error) => Err(errors::attach_error(error, first)),
     }
 }
 

@@ -27,8 +27,8 @@ pub struct AppConn {
     pub position: StreamPosition,
     /// Ranges that were received unordered.
     pub early: Vec<Range<u64>>,
-    /// Sequence number before the first received byte, once it is unambiguous.
-    pub start: Option<SeqNumber>,
+    /// Initial receive sequence number (IRS), once only one ISN of the peer fits the received bytes.
+    pub irs: Option<SeqNumber>,
     /// True if FIN was reported.
     pub peer_closed: bool,
     /// True if the end was reported.
@@ -89,7 +89,7 @@ impl Default for App {
     }
 }
 
-/// A source with the bytes of any outbound stream at the same offset.
+/// A source that has at each offset the byte which every outbound stream has there.
 pub struct EndlessSource;
 
 impl Source for EndlessSource {
@@ -111,12 +111,12 @@ impl AppConn {
         if peer.tainted || bytes.is_empty() {
             return;
         }
-        let matches = |start: SeqNumber| {
-            let first = start + 1 + at as u32;
+        let matches = |irs: SeqNumber| {
+            let first = irs + 1 + at as u32;
             bytes.iter().enumerate().all(|(i, byte)| *byte == inbound_byte(first + i as u32))
         };
-        if let Some(start) = self.start {
-            assert!(matches(start), "wrong bytes at offset {at}, {} of them", bytes.len());
+        if let Some(irs) = self.irs {
+            assert!(matches(irs), "wrong bytes at offset {at}, {} of them", bytes.len());
             return;
         }
         let mut candidates = peer.own_isns.iter().copied().filter(|s| matches(*s));
@@ -128,7 +128,7 @@ impl AppConn {
         );
         // A short read may match several streams.
         if candidates.next().is_none() {
-            self.start = first;
+            self.irs = first;
         }
     }
 }
@@ -156,7 +156,7 @@ impl App {
             sent: 0,
             position: StreamPosition::new(),
             early: Vec::new(),
-            start: None,
+            irs: None,
             peer_closed: false,
             ended: false,
         });
@@ -268,7 +268,7 @@ impl App {
         c.check_bytes(at, bytes, peers);
     }
 
-    /// Takes the bytes that are available before bytes which precede them.
+    /// Takes the bytes that arrived before missing ones which precede them (unordered receive).
     fn read_unordered(&mut self, stack: &mut Stack, conn: Conn, peers: &[Peer]) {
         let mut buffer = [0; 700];
         while let Ok(Some(taken)) = stack.recv_unordered(conn, &mut buffer) {

@@ -12,7 +12,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::io;
 
-/// Starts a task on this shard. The shard polls it first after the current task has begun to wait. Dropping
+/// Starts a task on this shard. The first poll comes after the current task has begun to wait. Dropping
 /// the handle detaches the task, which continues.
 ///
 /// # Panics

@@ -3,7 +3,7 @@ use core::time::Duration;
 use ginnel_devices::random::Random;
 
 #[test]
-fn mean_follows_an_eighth_of_each_sample() {
+fn mean_moves_an_eighth_towards_each_sample() {
     let mut times = StageTimes::default();
     for us in [80, 80, 160, 0] {
         times.add(Duration::from_micros(us));

@@ -1,4 +1,4 @@
-//! Headers and transmission of a send call, equally for one destination and for groups.
+//! Builds the headers of a send call and sends its datagrams, to one destination or to a group.
 
 use super::{CachedRoute, UdpError, UdpSendParams, UdpSocket, gso, tx_error};
 use crate::device::{Label, TxClass};
@@ -8,19 +8,20 @@ use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::SocketAddr;
 
-/// Returns the length of each datagram of a send call with [`UdpSendParams::gso_size`]; the last one may be
-/// shorter.
+/// Returns the length of each datagram of a send call: [`UdpSendParams::gso_size`], of which the last may have
+/// less, or the whole payload if that is 0.
 #[inline]
 pub(super) fn datagram_bytes(gso_size: u16, payload_len: usize) -> usize {
     if gso_size == 0 { payload_len } else { gso_size.into() }
 }
 
 impl UdpSocket {
-    /// Returns the headers of what a send call sends to `remote` over a route. The hop limit is that of the
-    /// call, otherwise `group_hop_limit`, otherwise that of the socket or of the link.
+    /// Returns the headers of the datagrams that a send call sends to `remote` over a route. The hop limit is
+    /// that of the call, otherwise `group_hop_limit`, otherwise that of the socket or of the link.
     ///
     /// # Errors
-    /// [`UdpError::TooLong`] if the payload does not fit, which is also queued for the socket.
+    /// [`UdpError::TooLong`] if the payload does not fit. The socket's error queue gets this error, too, if it is
+    /// on (`IP_RECVERR`).
     #[inline]
     pub(super) fn headers(
         &mut self,

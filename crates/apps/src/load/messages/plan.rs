@@ -112,7 +112,7 @@ pub struct MessagePlan {
     pub seed: u64,
 }
 
-/// Returns how many of `total` things, of which workers take one each in turn, a worker gets.
+/// Returns how many of `total` things this worker gets if they are distributed in turn.
 pub fn part(total: u64, share: WorkerShare) -> u64 {
     let (worker, workers) = (u64::from(share.worker), u64::from(share.workers));
     total / workers + u64::from(worker < total % workers)
@@ -124,13 +124,13 @@ impl MessagePlan {
         u64::from(self.connections).div_ceil(u64::from(self.burst.clamp(1, self.connections)))
     }
 
-    /// Returns the connections of a worker. Workers take connections in turn.
+    /// Returns the number of connections of a worker. Connections are distributed in turn.
     pub fn connections_of(&self, share: WorkerShare) -> u32 {
         // Cannot truncate: the part of a `u32`.
         part(self.connections.into(), share) as u32
     }
 
-    /// Returns the messages of a worker: those of its connections.
+    /// Returns the number of messages of a worker: those of its connections.
     pub fn messages_of(&self, share: WorkerShare) -> u64 {
         let connections = u64::from(self.connections);
         let (epochs, rest) = (self.messages / connections, self.messages % connections);

@@ -6,7 +6,7 @@ use ginnel::clock;
 use ginnel_testkit::redis::{RedisServer, redis_unavailable};
 use ginnel_testkit::skip;
 
-/// Connections that stay open and send what the test gives them.
+/// Creates a fixture with `count` connected clients, which stay open and send what the test gives them.
 fn open_clients(options: &str, count: usize) -> IotFixture {
     let clients = Clients::new(vec![ConnScript::default(); count], count);
     let mut fixture = IotFixture::new(&self::options(options), clients);
@@ -73,7 +73,7 @@ fn requests_are_answered_with_an_error_at_their_deadline() {
         let counters = fixture.counters();
         assert_eq!((counters.failed_deadline, counters.done), (100, 0), "{counters:?}");
         assert_eq!((counters.answers, counters.answers_error), (50, 50));
-        // The counts of Redis show that nothing is executed in vain later.
+        // Once Redis answers again, requests succeed, and the answers of a connection are in order.
         if is_killed {
             redis.start();
         } else {
@@ -87,7 +87,7 @@ fn requests_are_answered_with_an_error_at_their_deadline() {
     }
 }
 
-/// Messages for the servers that are left are answered at once, whatever waits for the one that hangs.
+/// Messages for the healthy server are answered at once, however many wait for the hung one.
 #[test]
 fn hung_server_does_not_delay_the_other() {
     if let Some(reason) = redis_unavailable() {
@@ -98,7 +98,8 @@ fn hung_server_does_not_delay_the_other() {
     let [hung, healthy] = [&servers[0], &servers[1]];
     let options = format!("--redis {} --redis {} --deadline-ms 60000", hung.address(), healthy.address());
     let mut fixture = open_clients(&options, MESSAGES);
-    // Each client has one message, which is not behind an unanswered one of its connection.
+    // All messages of a client have one key and so one server: none for the healthy server waits behind an
+    // unanswered one of its connection.
     let send = |fixture: &mut IotFixture| {
         for client in 0..MESSAGES {
             fixture.send(client, &message(client as u32, REQUEST, ORDINARY));
@@ -200,7 +201,7 @@ fn refused_clients_of_redis_try_again() {
     }
     let redis = RedisServer::on_port(&["--maxclients", "1"]);
     let blocker = std::net::TcpStream::connect(redis.address()).unwrap();
-    // The server replies with an error to no command, and closes.
+    // Redis sends an error before it has received a command, and closes the connection.
     let mut fixture = open_clients(&format!("--redis {} --deadline-ms 60000", redis.address()), 1);
     fixture.send(0, &message(1, REQUEST, ORDINARY));
     fixture.run_until(|fixture| fixture.counters().redis_disconnects >= 2);

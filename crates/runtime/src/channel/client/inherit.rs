@@ -25,8 +25,8 @@ pub struct ChannelMapping {
 }
 
 impl ChannelMapping {
-    /// Makes this process's later changes invisible to other processes. Returns false if the kernel refuses
-    /// the memory: then [`make_page_writable`](Self::make_page_writable) must be called for each page that
+    /// Makes this process's later changes invisible to other processes: the region becomes a private copy, and
+    /// the client's memory private and empty. Returns false if the kernel refuses the memory: then [`make_page_writable`](Self::make_page_writable) must be called for each page that
     /// cannot be written. May be called in a signal handler.
     pub fn make_private(&self) -> bool {
         let is_memory_writable = self.memory.make_private();
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Takes over a connection that another process owned, or this process before it executed another
-    /// program. Nothing about it was reported yet.
+    /// program. Queues events for its whole state, because this client has reported nothing about it.
     ///
     /// The stack must have confirmed the ownership.
     pub(crate) fn adopt(&mut self, conn: Conn) {
@@ -132,7 +132,8 @@ impl Client {
         }
     }
 
-    /// Takes the lock of a connection and keeps it, as a client does that dies while it has the lock.
+    /// Takes the lock of a connection. A test that forgets the guard acts as a client that dies while it has the
+    /// lock.
     #[cfg(all(test, not(loom)))]
     pub(in crate::channel) fn lock(&self, conn: Conn) -> Option<super::super::lock::SocketLockGuard<'_>> {
         let word = &self.region.socket(conn.index()).lock;
