@@ -41,6 +41,7 @@ cases! {
     bytes_before_the_end_are_received
     large_transfer_needs_all_events
     urgent_events_are_in_their_own_list
+    early_bytes_are_received_unordered
     messages_overtake_each_other
     memory_is_sent_without_a_copy
     source_outlives_its_connection
@@ -51,6 +52,7 @@ cases! {
     wrong_arguments_are_errors
     a_stack_can_be_opened_again
     callbacks_carry_bytes
+    early_bytes_reach_their_callback
     callbacks_run_in_a_thread_of_their_own
     a_start_that_fails_ends_the_stack
 }
