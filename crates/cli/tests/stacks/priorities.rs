@@ -1,6 +1,7 @@
 //! Priorities of unmodified programs, and the socket options of programs that know Ginnel.
 
 use crate::fixture::{Fixture, run_to_end, skipped};
+use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
@@ -37,6 +38,12 @@ assert exactly(urgent, 1) == b'!' and all(exactly(client, 5) == b'!!!!!' for cli
 print(place)
 ";
 
+/// Returns how many messages of [`SERVE`] were answered before the urgent one.
+fn place_of_urgent(fixture: &Fixture, options: &[&str]) -> usize {
+    let options = [&["--loopback", "stack"], options].concat();
+    fixture.script_output(&options, SERVE).trim().parse().unwrap()
+}
+
 #[test]
 fn a_program_answers_urgent_messages_first() {
     if skipped("a_program_answers_urgent_messages_first") {
@@ -47,12 +54,86 @@ fn a_program_answers_urgent_messages_first() {
         let rules = "[[priority.rules]]\npriority = 6\nprotocol = \"tcp\"\nports = 8001\n";
         let config = format!("[priority]\nenabled = {is_enabled}\n{rules}");
         std::fs::write(fixture.path().join("rules.toml"), config).unwrap();
-        let output = fixture.script_output(&["--loopback", "stack", "--config", "rules.toml"], SERVE);
-        output.trim().parse().unwrap()
+        place_of_urgent(&fixture, &["--config", "rules.toml"])
     };
     let (with, without) = (place(true), place(false));
     assert!(with < 10, "{with} of 1,000 messages came before the urgent one");
     assert!(without > 150, "without priorities: {without}");
+}
+
+/// Expressions about the first byte of the payload, whose offset is computed: the one of a request, and one
+/// with which no message begins.
+const REQUEST: &str = "tcp[(tcp[12] & 0xf0) >> 2] = 0x72";
+const NO_MESSAGE: &str = "tcp[(tcp[12] & 0xf0) >> 2] = 0x7a";
+
+/// Returns true, and prints a note, if expressions cannot be compiled here.
+fn skipped_without_libpcap(fixture: &Fixture, test: &str) -> bool {
+    let output = fixture.run(&["run", "--loopback", "stack", "--priority-rule", "6 tcp", "--", "true"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    let is_missing = text.contains("apt-get install libpcap0.8");
+    if is_missing {
+        ginnel_testkit::skip(test, &text);
+    }
+    is_missing
+}
+
+/// The option of `ginnel run` and the key of the configuration that it stands for.
+#[test]
+fn messages_that_match_an_expression_are_answered_first() {
+    let test = "messages_that_match_an_expression_are_answered_first";
+    let fixture = Fixture::new("expression");
+    if skipped(test) || skipped_without_libpcap(&fixture, test) {
+        return;
+    }
+    for (expression, is_first) in [(REQUEST, true), (NO_MESSAGE, false)] {
+        let rule = format!("[[priority.rules]]\npriority = 6\nexpression = \"{expression}\"\n");
+        std::fs::write(fixture.path().join("rules.toml"), rule).unwrap();
+        let option = format!("6 {expression}");
+        for options in [["--priority-rule", &option], ["--config", "rules.toml"]] {
+            let place = place_of_urgent(&fixture, &options);
+            let is_expected = if is_first { place < 10 } else { place > 150 };
+            assert!(is_expected, "{options:?}: {place} of 1,000 messages came before the request");
+        }
+    }
+}
+
+/// Sends 20 requests and 30 other messages, one at a time.
+const SEND: &str = "
+listener = server('127.0.0.1', 8000)
+client = socket.create_connection(('127.0.0.1', 8000))
+client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+peer, _ = listener.accept()
+for message in [b'request'] * 20 + [b'usual'] * 30:
+    client.sendall(message)
+    assert exactly(peer, len(message)) == message
+";
+
+/// Returns how many frames of the usual priority and of priority 6 a stack has received.
+fn frames_by_priority(fixture: &Fixture, name: &str) -> [u64; 2] {
+    let text = fixture.run_ok(&["stat", name, "--json", "--since-start"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    ["shard.priority0_frames", "shard.priority6_frames"].map(|counter| {
+        report["shards"][0]["counters"][counter].as_u64().unwrap_or_else(|| panic!("{counter}: {text}"))
+    })
+}
+
+#[test]
+fn frames_that_match_an_expression_count_as_urgent() {
+    let test = "frames_that_match_an_expression_count_as_urgent";
+    let fixture = Fixture::new("count-urgent");
+    if skipped(test) || skipped_without_libpcap(&fixture, test) {
+        return;
+    }
+    for (name, expression) in [("match", REQUEST), ("other", NO_MESSAGE)] {
+        let rule = format!("6 {expression}");
+        let _up = fixture.start_stack(name, &["--loopback", "stack", "--priority-rule", &rule]);
+        fixture.script_output(&["--stack", name], SEND);
+        // The handshake, the other messages, and acknowledgements have the usual priority. A few frames may
+        // be sent twice if the machine is busy.
+        let [usual, urgent] = frames_by_priority(&fixture, name);
+        let expected = if name == "match" { (30, 20..30) } else { (50, 0..1) };
+        assert!(usual > expected.0 && expected.1.contains(&urgent), "{name}: {usual} and {urgent} frames");
+    }
 }
 
 /// Compiles the example of docs/unordered.md, and runs it on a stack and without one.
