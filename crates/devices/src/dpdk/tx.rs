@@ -54,6 +54,8 @@ pub(super) struct DpdkTx {
     staging: Box<[u8]>,
     wire: WireFrames,
     retry_at: Option<Instant>,
+    /// True if the port was offered what waits since the last flush, because the backlog was asked for.
+    was_offered: bool,
     /// The first buffer that waits, and the time since which it does.
     stuck: Option<(Instant, *mut core::ffi::c_void)>,
 }
@@ -84,6 +86,7 @@ impl DpdkTx {
             staging,
             wire: WireFrames::new(),
             retry_at: None,
+            was_offered: false,
             stuck: None,
         }
     }
@@ -405,11 +408,25 @@ impl TxQueue for DpdkTx {
         room.and_then(|room| room.get(..len)).unwrap_or_default()
     }
 
+    // What the port has taken and not sent is not counted: DPDK 22.11 has no call that counts it.
+    fn has_backlog(&mut self, frames: usize) -> bool {
+        if frames == 0 {
+            return true;
+        }
+        // The port may have got room since it was last offered frames. One attempt in a turn suffices.
+        if self.pending.len() >= frames && !core::mem::replace(&mut self.was_offered, true) {
+            thread::register();
+            self.send();
+        }
+        self.pending.len() >= frames
+    }
+
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         Some(self)
     }
 
     fn flush(&mut self, now: Instant) {
+        self.was_offered = false;
         if self.pending.is_empty() {
             (self.retry_at, self.stuck) = (None, None);
             return;

@@ -34,10 +34,10 @@ pub struct PriorityConfig {
     /// of it, 2 five sevenths, and so on; 7 may fill the whole. Default 25.
     pub reserve_percent: u32,
     /// Frames of the usual priority that may wait in a device which can tell what waits (memory, memif,
-    /// AF_XDP, and links with faults), so that urgent ones find few in front of them: 1 to 65,536. A frame in
-    /// several buffers counts as that many. Further TCP segments and datagrams wait in their sockets.
-    /// Priority 1 has the same limit, 2 twice as many frames, 3 three times, and so on; 7 has none. Default
-    /// 64.
+    /// AF_XDP, DPDK in front of the port, and links with faults), so that urgent ones find few in front of
+    /// them: 1 to 65,536. A frame in several buffers counts as that many. Further TCP segments and datagrams
+    /// wait in their sockets. Priority 1 has the same limit, 2 twice as many frames, 3 three times, and so
+    /// on; 7 has none. Default 64.
     pub transmit_backlog_frames: u32,
     /// While the application works, received frames are looked at after this time, in microseconds, between
     /// two calls of a handler or two tasks: 10 to 100,000. Default 200.

@@ -3,6 +3,7 @@
 //!
 //! EAL starts once in a process, so each test is a process, in a network namespace of its own.
 
+mod backlog;
 mod errors;
 mod pairs;
 mod queues;
