@@ -131,42 +131,42 @@ const LIMITS: &[Limit] = &[
     },
     Limit {
         counter: "shard.priority0_shed",
-        effect: "received frames or datagrams of priority 0 were dropped under overload",
+        effect: "frames or datagrams of priority 0 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority1_shed",
-        effect: "received frames or datagrams of priority 1 were dropped under overload",
+        effect: "frames or datagrams of priority 1 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority2_shed",
-        effect: "received frames or datagrams of priority 2 were dropped under overload",
+        effect: "frames or datagrams of priority 2 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority3_shed",
-        effect: "received frames or datagrams of priority 3 were dropped under overload",
+        effect: "frames or datagrams of priority 3 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority4_shed",
-        effect: "received frames or datagrams of priority 4 were dropped under overload",
+        effect: "frames or datagrams of priority 4 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority5_shed",
-        effect: "received frames or datagrams of priority 5 were dropped under overload",
+        effect: "frames or datagrams of priority 5 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority6_shed",
-        effect: "received frames or datagrams of priority 6 were dropped under overload",
+        effect: "frames or datagrams of priority 6 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {
         counter: "shard.priority7_shed",
-        effect: "received frames or datagrams of priority 7 were dropped under overload",
+        effect: "frames or datagrams of priority 7 were dropped or refused under overload",
         keys: PRIORITY_QUEUE_KEYS,
     },
     Limit {

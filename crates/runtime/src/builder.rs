@@ -118,6 +118,13 @@ pub(crate) struct ShardMember {
     pub(crate) stats: StatsWriter,
 }
 
+impl ShardMember {
+    /// Returns whether the shard relays what it sends on a device to a shard that serves the device.
+    fn relays(&self, device: usize) -> bool {
+        self.device_users.as_ref().is_some_and(|users| users.is_relayed(device, self.index))
+    }
+}
+
 impl Shard<()> {
     /// Begins to build a shard: `Shard::builder(config).handler(application).build()`.
     pub fn builder(config: Config) -> ShardBuilder<()> {
@@ -419,14 +426,19 @@ impl<H> ShardBuilder<H> {
             stack.network_mut().set_steering(steering);
         }
         let mut ports = Vec::new();
-        for device in &config.devices {
+        for (number, device) in config.devices.iter().enumerate() {
             let device_halves = take_or_open(&mut self.parts.devices, device, config)?;
             let Device { rx, tx } = match &classifiers {
                 Some(classifiers) => classifiers.wrap(device_halves)?,
                 None => device_halves,
             };
             let tx = match config.priority.is_enabled(classifiers.is_some()) {
-                true => limit_backlog(&mut stack, tx, &config.priority),
+                true => {
+                    if self.parts.member.as_ref().is_some_and(|member| member.relays(number)) {
+                        stack.set_refused_by_class();
+                    }
+                    limit_backlog(&mut stack, tx, &config.priority)
+                }
                 false => tx,
             };
             // Hashes of labels have the stack's own key.

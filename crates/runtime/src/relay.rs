@@ -9,8 +9,9 @@ use crate::doorbell::Doorbell;
 use crate::pending_queues::PendingQueues;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ginnel_devices::memory::spsc::SpscTx;
-use ginnel_stack::device::{Capabilities, Device, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxFrame, RxQueue, TxClass, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
+use ginnel_stack::priority::{CLASSES, ClassLimits};
 use ginnel_stack::steering::SHARDS_MAX;
 use ginnel_stack::time::Instant;
 use std::io;
@@ -31,6 +32,8 @@ pub(crate) struct DeviceUsers {
     gone: Vec<AtomicBool>,
     /// By shard: the frames that its full relays have refused. Each shard writes its own.
     refused: [AtomicU64; SHARDS_MAX as usize],
+    /// By shard and class: the frames that its relays have refused since this was last taken.
+    shed: [[AtomicU64; CLASSES]; SHARDS_MAX as usize],
 }
 
 impl DeviceUsers {
@@ -39,7 +42,9 @@ impl DeviceUsers {
         let bits = |shards: &Vec<u8>| shards.iter().fold(0, |bits, &shard| bits | 1_u64 << shard);
         let users = shards.iter().map(|shards| AtomicU64::new(bits(shards))).collect();
         let gone = shards.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { shards, users, gone, refused: [const { AtomicU64::new(0) }; SHARDS_MAX as usize] }
+        let refused = [const { AtomicU64::new(0) }; SHARDS_MAX as usize];
+        let shed = [const { [const { AtomicU64::new(0) }; CLASSES] }; SHARDS_MAX as usize];
+        Self { shards, users, gone, refused, shed }
     }
 
     /// Returns the shards that send on a device; all shards for other devices, such as the loopback.
@@ -63,9 +68,33 @@ impl DeviceUsers {
         self.refused.get(usize::from(shard)).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
+    /// Returns whether a shard relays what it sends on a device.
+    pub(crate) fn is_relayed(&self, device: usize, shard: u8) -> bool {
+        self.shards.get(device).is_some_and(|shards| !shards.contains(&shard))
+    }
+
+    /// Returns how many frames of each class the relays of a shard have refused since the last call. Must be
+    /// called by the thread of the shard.
+    pub(crate) fn take_shed(&self, shard: u8) -> [u64; CLASSES] {
+        let shed = self.shed.get(usize::from(shard));
+        shed.map_or([0; CLASSES], |shed| {
+            shed.each_ref().map(|count| {
+                let before = count.load(Ordering::Relaxed);
+                // Most are 0, and their cache line stays unwritten.
+                if before > 0 {
+                    count.store(0, Ordering::Relaxed);
+                }
+                before
+            })
+        })
+    }
+
+    /// Counts a frame that a relay of a shard has refused, and by its class if that is given.
     #[cold]
-    fn count_refused(&self, shard: u8) {
-        if let Some(count) = self.refused.get(usize::from(shard)) {
+    fn count_refused(&self, shard: u8, class: Option<u8>) {
+        let shard = usize::from(shard);
+        let by_class = class.and_then(|class| self.shed.get(shard)?.get(usize::from(class)));
+        for count in self.refused.get(shard).into_iter().chain(by_class) {
             // Only the thread of the shard writes.
             count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
@@ -88,7 +117,8 @@ pub(crate) struct RelaySender {
 }
 
 /// Creates the halves of device `port` for shard `shard`, which does not serve it. `device` are the
-/// capabilities of the device.
+/// capabilities of the device. `class_limits` are the part of the ring that frames of each class may fill,
+/// if `[priority]` is in use.
 ///
 /// # Errors
 /// The kernel's error if there are no more descriptors.
@@ -97,6 +127,7 @@ pub(crate) fn device(
     device: &Capabilities,
     (port, shard): (PortId, u8),
     users: Arc<DeviceUsers>,
+    class_limits: Option<ClassLimits>,
 ) -> io::Result<Device> {
     // Checksums and segments are made before the frame crosses.
     let capabilities = Capabilities {
@@ -109,7 +140,8 @@ pub(crate) fn device(
     };
     let buffer = vec![0; device.mtu + ETHERNET_HEADER_BYTES_MAX].into();
     let rx = NoRx { silent: Doorbell::new()?, port, users: Arc::clone(&users) };
-    let tx = RelayTx { sender, capabilities, buffer, port, shard, users, is_user: false };
+    let (class, is_user) = (None, false);
+    let tx = RelayTx { sender, capabilities, buffer, port, shard, users, is_user, class_limits, class };
     Ok(Device { rx: Box::new(rx), tx: Box::new(tx) })
 }
 
@@ -150,6 +182,22 @@ struct RelayTx {
     users: Arc<DeviceUsers>,
     /// True if this shard is among the users of the device.
     is_user: bool,
+    /// The part of the ring that frames of each class may fill, if `[priority]` is in use.
+    class_limits: Option<ClassLimits>,
+    /// Class of the frames that are reserved from now on. Frames of which no class is known, such as SYN+ACKs
+    /// and ARP, may fill the ring.
+    class: Option<u8>,
+}
+
+impl RelayTx {
+    fn has_room(&mut self, len: usize) -> bool {
+        if let (Some(limits), Some(class)) = (&self.class_limits, self.class)
+            && !self.sender.frames.has_room_within(len, |room| limits.of(room, class))
+        {
+            return false;
+        }
+        self.sender.frames.has_room(len)
+    }
 }
 
 impl TxQueue for RelayTx {
@@ -158,8 +206,8 @@ impl TxQueue for RelayTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if !self.sender.frames.has_room(len) {
-            self.users.count_refused(self.shard);
+        if !self.has_room(len) {
+            self.users.count_refused(self.shard, self.class.filter(|_| self.class_limits.is_some()));
             return None;
         }
         self.buffer.get_mut(..len)
@@ -173,6 +221,10 @@ impl TxQueue for RelayTx {
             let pushed = self.sender.frames.push(self.port.0.into(), &RxFrame::new(frame));
             debug_assert!(pushed, "the ring had room when the frame was reserved");
         }
+    }
+
+    fn select_class(&mut self, class: Option<TxClass>) {
+        self.class = class.map(|(TxClass::Connections(class) | TxClass::Datagrams(class))| class);
     }
 
     fn flush(&mut self, _: Instant) {
@@ -202,7 +254,7 @@ mod tests {
             labels: true,
         };
         let place = (PortId(1), 3);
-        let mut relay = device(inbox.add_relay(0, 4096), &real, place, Arc::clone(&users)).unwrap();
+        let mut relay = device(inbox.add_relay(0, 4096), &real, place, Arc::clone(&users), None).unwrap();
         let made = relay.tx.capabilities();
         assert_eq!((made.mac, made.mtu), (real.mac, real.mtu));
         assert!(!made.tx_checksum && made.gso_bytes_max == 0 && !made.uso && !made.labels);
@@ -245,7 +297,7 @@ mod tests {
         };
         let relays = [0, 1].map(|port| {
             let sender = inbox.add_relay(0, 4096);
-            device(sender, &capabilities, (PortId(port), 2), Arc::clone(&users)).unwrap()
+            device(sender, &capabilities, (PortId(port), 2), Arc::clone(&users), None).unwrap()
         });
         users.set_gone(PortId(1));
         assert_eq!(relays.each_ref().map(|relay| relay.rx.is_gone()), [false, true]);

@@ -678,7 +678,9 @@ impl<H: Handler> Shard<H> {
         if let Some(counters) = priority_counters {
             counters.report(stats);
         }
-        if let Some(shed) = stack.local_mut().and_then(Stack::take_udp_shed) {
+        let udp_shed = stack.local_mut().and_then(Stack::take_udp_shed);
+        let relays_shed = router.as_ref().and_then(|router| router.take_relays_shed());
+        for shed in udp_shed.into_iter().chain(relays_shed) {
             for (class, count) in (0..).zip(shed) {
                 stats.count_shed(priority::of_class(class), count);
             }

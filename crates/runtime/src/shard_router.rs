@@ -12,7 +12,7 @@ use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::ListenError;
 use ginnel_stack::handle::{Listener, PortId, UdpHandle};
 use ginnel_stack::options::ListenOptions;
-use ginnel_stack::priority::{self, ClassLimits};
+use ginnel_stack::priority::{self, CLASSES, ClassLimits};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::steering::ephemeral_udp::EphemeralUdpPorts;
 use ginnel_stack::steering::udp::UdpBinding;
@@ -90,6 +90,12 @@ impl ShardRouter {
     /// Returns how many frames the full queues to shards that serve other devices have refused.
     pub(crate) fn relays_refused(&self) -> u64 {
         self.device_users.as_ref().map_or(0, |users| users.refused(self.shard))
+    }
+
+    /// Returns how many frames of each class these queues have refused since the last call; `None` if all
+    /// shards serve all devices.
+    pub(crate) fn take_relays_shed(&self) -> Option<[u64; CLASSES]> {
+        Some(self.device_users.as_ref()?.take_shed(self.shard))
     }
 
     /// Returns the ephemeral UDP ports of all shards that have a socket; `None` if all shards serve all

@@ -43,6 +43,7 @@ use ginnel_matcher::Packet;
 use ginnel_stack::device::{Capabilities, Device};
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::handle::PortId;
+use ginnel_stack::priority::ClassLimits;
 use ginnel_stack::tcp::fastopen;
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
@@ -214,6 +215,7 @@ impl Shards {
                 priority_functions: self.priority_functions.clone(),
             });
         }
+        let class_limits = self.config.priority.class_limits(self.priority_functions.is_some());
         for (number, (device, queues)) in self.config.devices.iter().zip(devices).enumerate() {
             let shards = self.config.shards_of(device);
             let capabilities = queues.first().map(|queue| queue.tx.capabilities());
@@ -223,8 +225,8 @@ impl Shards {
             if let (Some(users), Some(capabilities)) = (&users, capabilities) {
                 // Cannot truncate: the engine numbers devices with 16 bits, and the configuration is in
                 // memory.
-                let port = PortId(number as u16);
-                add_relays(&mut parts, &shards, &device.name, port, &capabilities, users)?;
+                let port = (PortId(number as u16), &*device.name);
+                add_relays(&mut parts, &shards, port, &capabilities, users, class_limits)?;
             }
         }
         Ok(OpenedShards { parts })
@@ -270,10 +272,10 @@ impl Shards {
 fn add_relays(
     parts: &mut [ShardPart],
     shards: &[u8],
-    name: &str,
-    port: PortId,
+    (port, name): (PortId, &str),
     capabilities: &Capabilities,
     users: &Arc<DeviceUsers>,
+    class_limits: Option<ClassLimits>,
 ) -> Result<(), Error> {
     for index in 0..parts.len() {
         // Cannot truncate: there are at most 64 shards.
@@ -287,7 +289,7 @@ fn add_relays(
         let Some(ShardMember { inbox, .. }) = member else { continue };
         // The target's queues are in the order of the other shards.
         let sender = inbox.add_relay(shard - u8::from(shard > target), frame_bytes);
-        let relay = relay::device(sender, capabilities, (port, shard), Arc::clone(users))
+        let relay = relay::device(sender, capabilities, (port, shard), Arc::clone(users), class_limits)
             .map_err(|e| Error::io(format!("device {name}"), e))?;
         let part = &mut parts[index];
         part.devices.push((name.into(), relay));

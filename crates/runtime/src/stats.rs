@@ -126,22 +126,23 @@ counters! {
     priority6_frames,
     /// Received frames of priority 7, the highest one.
     priority7_frames,
-    /// Received frames and datagrams that were dropped because the queue of their priority was full, or their
-    /// priority's part of a queue for all (`priority.reserve_percent`): priority 0.
+    /// Frames and datagrams that were dropped or refused because the queue of their priority was full, or
+    /// their priority's part of a queue for all (`priority.reserve_percent`): priority 0. Those to be sent on
+    /// a device that this shard does not serve are counted by `relays_refused`, too.
     priority0_shed,
-    /// Dropped frames and datagrams of priority 1.
+    /// Frames and datagrams of priority 1 that were dropped or refused.
     priority1_shed,
-    /// Dropped frames and datagrams of priority 2.
+    /// Frames and datagrams of priority 2 that were dropped or refused.
     priority2_shed,
-    /// Dropped frames and datagrams of priority 3.
+    /// Frames and datagrams of priority 3 that were dropped or refused.
     priority3_shed,
-    /// Dropped frames and datagrams of priority 4.
+    /// Frames and datagrams of priority 4 that were dropped or refused.
     priority4_shed,
-    /// Dropped frames and datagrams of priority 5.
+    /// Frames and datagrams of priority 5 that were dropped or refused.
     priority5_shed,
-    /// Dropped frames and datagrams of priority 6.
+    /// Frames and datagrams of priority 6 that were dropped or refused.
     priority6_shed,
-    /// Dropped frames and datagrams of priority 7.
+    /// Frames and datagrams of priority 7 that were dropped or refused.
     priority7_shed,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,

@@ -46,7 +46,9 @@ fn stack_config(more: &str) -> Config {
     for (device, serving) in config.devices.iter_mut().zip(SERVING) {
         device.shards = Some(serving.map(|shard| shard as u8).to_vec());
     }
-    config.steering = Config::from_toml("x.toml", &format!("[shards]\ncount = 4\n{more}")).unwrap().steering;
+    let more = Config::from_toml("x.toml", &format!("[shards]\ncount = 4\n{more}")).unwrap();
+    (config.steering, config.priority) = (more.steering, more.priority);
+    config.shards.mailbox_bytes = more.shards.mailbox_bytes;
     config
 }
 
@@ -514,6 +516,73 @@ fn a_full_relay_drops_and_recovers() {
     assert_eq!(send(&mut fixture, 1).1, received + 1);
     let relayed = fixture.stats(|s| s.frames_relayed + s.relays_dropped);
     assert!(relayed[1] as usize > received && relayed[0] + relayed[2] + relayed[3] == 0, "{relayed:?}");
+}
+
+/// Usual datagrams fill what they may of a relay; without priorities they fill the relay.
+// limit: priority.reserve_percent
+#[test]
+fn relay_full_of_low_datagrams_has_room_for_high() {
+    for has_priorities in [true, false] {
+        let more = format!("[priority]\nenabled = {has_priorities}\n");
+        let mut fixture = TwoLinks::new(&more, RssMode::Hash);
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let [low, high] = [(53, 0), (54, 6)].map(|(port, priority)| {
+            let options = UdpOptions { priority, ..UdpOptions::default() };
+            let local = SocketAddr::new("::".parse().unwrap(), port);
+            fixture.with_shard(0, |cx| cx.udp_bind(local, options)).unwrap()
+        });
+        let now = fixture.now;
+        fixture.clients[1].with(now, |_, cx| cx.udp_bind(at("[::]:7"), UdpOptions::default())).unwrap();
+        let send = |fixture: &mut TwoLinks, socket: UdpHandle, count: usize| {
+            let send = |cx: &mut Context<'_>| cx.udp_send(socket, Some(at("10.1.0.2:7")), &[7; 1400]);
+            fixture.with_shard(0, |cx| (0..count).filter(|_| send(cx).is_ok()).count())
+        };
+        // The client's hardware address becomes known.
+        assert_eq!(send(&mut fixture, low, 1), 1);
+        fixture.advance(Duration::from_millis(100));
+        let mut refused = 0;
+        for round in 0..3 {
+            let lows = send(&mut fixture, low, 2000);
+            let highs = send(&mut fixture, high, 30);
+            assert!((100..400).contains(&lows), "{round}: {lows}");
+            assert_eq!(highs, if has_priorities { 30 } else { 0 }, "{round}: after {lows} usual ones");
+            fixture.clients[1].handler_mut().datagrams.clear();
+            fixture.advance(Duration::from_millis(100));
+            let from =
+                |port| fixture.clients[1].handler().datagrams.iter().filter(move |d| d.0.port() == port);
+            assert_eq!((from(53).count(), from(54).count()), (lows, highs), "{round}");
+            refused += (2000 - lows + 30 - highs) as u64;
+            let stats = fixture.shards[0].stack_stats();
+            let shed = [stats.priority0_shed, stats.priority6_shed];
+            assert_eq!(stats.relays_refused, refused, "{round}");
+            assert_eq!(shed, if has_priorities { [refused, 0] } else { [0, 0] }, "{round}");
+        }
+    }
+}
+
+/// Connections of the usual class wait for a relay that refuses them, and send everything in the end.
+#[test]
+fn connections_wait_for_a_full_relay() {
+    for has_priorities in [true, false] {
+        let more = format!("mailbox_bytes = 262_144\n[priority]\nenabled = {has_priorities}\n");
+        let mut fixture = TwoLinks::new(&more, RssMode::Hash);
+        fixture.listen(80..=80);
+        // The shards of the first link answer by the second one.
+        (0..3).for_each(|_| drop(fixture.connect_from(1, "10.0.0.1:80")));
+        let bytes = 40_000;
+        for shard in SERVING[0] {
+            let conns = fixture.shards[shard].handler().accepted.clone();
+            let sent = fixture.with_shard(shard, |cx| {
+                conns.iter().map(|conn| cx.send(*conn, &vec![7; bytes]).unwrap()).sum::<usize>()
+            });
+            assert_eq!(sent, conns.len() * bytes);
+        }
+        fixture.advance(Duration::from_secs(20));
+        assert_eq!(fixture.clients[1].handler().bytes, 3 * CONNECTIONS * bytes, "{has_priorities}");
+        let refused: u64 = fixture.stats(|s| s.relays_refused).iter().sum();
+        let shed: u64 = fixture.stats(|s| s.priority0_shed).iter().sum();
+        assert_eq!((refused > 0, shed > 0), (true, has_priorities), "{refused} {shed}");
+    }
 }
 
 /// The ring of the interface has room for fewer frames than the relay: the rest is dropped, and counted.
