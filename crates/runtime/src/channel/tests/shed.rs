@@ -26,6 +26,8 @@ struct Overload {
     sockets: Vec<Conn>,
     /// Sockets of the peer: the usual priority, and a high one.
     senders: [UdpHandle; 2],
+    /// Bytes of the datagrams of each.
+    lengths: [usize; 2],
 }
 
 impl Overload {
@@ -53,14 +55,14 @@ impl Overload {
                 .peer
                 .with(fixture.now, |_, cx| cx.udp_bind("0.0.0.0:0".parse().unwrap(), options).unwrap())
         });
-        Self { fixture, client, path, sockets, senders }
+        Self { fixture, client, path, sockets, senders, lengths: [DATAGRAM_BYTES; 2] }
     }
 
     /// Sends datagrams to the socket of this index, and lets them arrive.
     fn send(&mut self, is_high: bool, socket: u16, count: usize) {
         let (sender, to) = (self.senders[usize::from(is_high)], ([10, 0, 0, 1], 53 + socket).into());
         for _ in 0..count {
-            let data = [u8::from(is_high); DATAGRAM_BYTES];
+            let data = vec![u8::from(is_high); self.lengths[usize::from(is_high)]];
             self.fixture.peer.with(self.fixture.now, |_, cx| cx.udp_send(sender, Some(to), &data)).unwrap();
             self.fixture.run(Duration::from_micros(20));
         }
@@ -70,7 +72,7 @@ impl Overload {
     /// Takes the next datagram of a socket. Returns whether it is a high one.
     fn take(&mut self, socket: u16) -> Option<bool> {
         let socket = self.sockets[usize::from(socket)];
-        let mut bytes = [0; DATAGRAM_BYTES];
+        let mut bytes = vec![0; 65_536];
         let taken = match self.path {
             Path::Region => self
                 .client
@@ -80,7 +82,7 @@ impl Overload {
         };
         let taken = match taken {
             Ok((len, first)) => {
-                assert_eq!(len, DATAGRAM_BYTES);
+                assert_eq!(len, self.lengths[usize::from(first)]);
                 Some(first == 1)
             }
             Err(UdpError::WouldBlock) => None,
@@ -156,6 +158,32 @@ fn receive_buffer_full_of_low_datagrams_has_room_for_high() {
         overload.send(true, 0, 5);
         let arrived = overload.take_all(0);
         assert_shed(&overload, has_priorities, [100, 5], arrived);
+    }
+}
+
+/// The buffer in the region has no part for high datagrams: they wait behind it, where they have one.
+/// Datagrams that are longer than the buffer wait there, too.
+#[test]
+fn region_full_of_low_datagrams_of_any_length_loses_no_high() {
+    for (low, high) in [(1, 1), (1, 1400), (1400, 1), (300, 6000), (6000, 300), (6000, 6000)] {
+        for has_priorities in [true, false] {
+            let channel = ChannelConfig { socket_buffer_bytes: 4096, ..ChannelConfig::default() };
+            let mut overload = Overload::new(has_priorities, Path::Region, 1, channel, UdpOptions::default());
+            overload.lengths = [low, high];
+            let mut arrived = [0; 2];
+            for _ in 0..3 {
+                overload.send(false, 0, 400);
+                overload.send(true, 0, 4);
+                let taken = overload.take_all(0);
+                arrived = [arrived[0] + taken[0], arrived[1] + taken[1]];
+            }
+            assert_shed(&overload, has_priorities, [1200, 12], arrived);
+            // All room was returned.
+            let before = overload.dropped();
+            overload.send(false, 0, 20);
+            overload.send(true, 0, 2);
+            assert_eq!((overload.take_all(0), overload.dropped()), ([20, 2], before), "{low} {high}");
+        }
     }
 }
 
