@@ -528,7 +528,7 @@ fn quick_acks_are_deferred_up_to_the_delay() {
 }
 
 #[test]
-fn tos_and_hop_limit_apply_from_first_segment() {
+fn tos_and_hop_limit_apply_to_all_segments() {
     let config = TcpConfig::default();
     let mut random = Random(1);
     let (mut transcript, now) = (Vec::new(), Instant::from_millis(1_000));
@@ -539,12 +539,26 @@ fn tos_and_hop_limit_apply_from_first_segment() {
     let at = SocketAddr::from((address(2), 80));
     b.stack.listen(at, listen).unwrap();
     let connect = ConnectOptions { socket: options(0x20, 77), ..ConnectOptions::default() };
-    a.stack.connect(now, at, &connect).unwrap();
+    let conn = a.stack.connect(now, at, &connect).unwrap();
     let tos_and_ttl = |frames: &[(Vec<u8>, crate::device::TxMeta)]| (frames[0].0[15], frames[0].0[22]);
     let syn = a.turn(now, &[], &mut random, &mut transcript);
     assert_eq!(tos_and_ttl(&syn), (0x20, 77));
     let answer = b.turn(now, &syn, &mut random, &mut transcript);
     assert_eq!(tos_and_ttl(&answer), (0x48, 33));
+    (a.acts, b.acts) = (false, false);
+    let ack = a.turn(now, &answer, &mut random, &mut transcript);
+    assert!(b.turn(now, &ack, &mut random, &mut transcript).is_empty());
+    // Segments that are not sent with the transmit list have them, too: a keepalive probe and RST.
+    let idle = Duration::from_secs(2);
+    b.stack.set_option(b.conns[0], TcpOption::KeepIdle(idle)).unwrap();
+    b.stack.set_option(b.conns[0], TcpOption::KeepAlive(true)).unwrap();
+    assert!(b.turn(now + idle / 2, &[], &mut random, &mut transcript).is_empty());
+    let later = now + idle + Duration::from_millis(1);
+    let probe = b.turn(later, &[], &mut random, &mut transcript);
+    assert_eq!(tos_and_ttl(&probe), (0x48, 33));
+    a.stack.abort(conn).unwrap();
+    let reset = a.turn(later, &[], &mut random, &mut transcript);
+    assert_eq!((tos_and_ttl(&reset), reset[0].0[47] & 4), ((0x20, 77), 4));
     for wrong in [options(1, 33), options(0, 0)] {
         let connect = ConnectOptions { socket: wrong, ..ConnectOptions::default() };
         assert_eq!(a.stack.connect(now, at, &connect), Err(ConnectError::InvalidOption));

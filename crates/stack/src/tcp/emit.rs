@@ -264,7 +264,7 @@ impl Tcp {
 
     /// Returns the type of service and the hop limit of a connection.
     #[inline(always)]
-    fn tos_and_hop_limit(&self, c: &Tcb) -> (u8, u8) {
+    pub(super) fn tos_and_hop_limit(&self, c: &Tcb) -> (u8, u8) {
         if c.profile.is_usual() {
             return (0, self.config.hop_limit);
         }

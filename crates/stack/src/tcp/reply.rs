@@ -22,6 +22,13 @@ pub(crate) struct CookieSynAck {
     pub scale: u8,
 }
 
+/// Fields of the IP header, and the label, that depend on the socket of a segment.
+struct IpFields {
+    tos: u8,
+    hop_limit: u8,
+    label: Label,
+}
+
 impl Tcp {
     /// Sends a segment without payload. If the device has no room the segment is lost like any other packet:
     /// all of these segments are sent again when they are needed again.
@@ -32,16 +39,16 @@ impl Tcp {
         key: &FlowKey,
         header: &TcpHeader,
         options: &TcpOptions,
-        label: Label,
+        fields: &IpFields,
     ) {
         let ip = IpHeader {
             src: key.local.ip(),
             dst: key.remote.ip(),
             protocol: protocol::TCP,
-            tos: 0,
-            hop_limit: self.config.hop_limit,
+            tos: fields.tos,
+            hop_limit: fields.hop_limit,
             dont_fragment: true,
-            label,
+            label: fields.label,
         };
         let len = TcpHeader::LEN + options.encoded_len();
         let write = |l4: &mut [u8], _| (tcp::emit(header, options, l4), Sum::ZERO);
@@ -55,17 +62,23 @@ impl Tcp {
         }
     }
 
+    /// Sends a segment without payload over the route to the peer; nothing if there is no route.
     fn send_routed(
         &mut self,
         net: &mut Network,
         key: &FlowKey,
         header: &TcpHeader,
         options: &TcpOptions,
-        label: Label,
+        fields: &IpFields,
     ) {
         if let Ok(route) = net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
-            self.send_control(net, &route.hop, key, header, options, label);
+            self.send_control(net, &route.hop, key, header, options, fields);
         }
+    }
+
+    /// Returns the fields of a segment that does not follow the options of a socket.
+    fn fields_without_socket(&self, label: Label) -> IpFields {
+        IpFields { tos: 0, hop_limit: self.config.hop_limit, label }
     }
 
     fn header(key: &FlowKey, seq: SeqNumber, ack: SeqNumber, flags: TcpFlags, window: u16) -> TcpHeader {
@@ -91,7 +104,8 @@ impl Tcp {
         } else {
             Self::header(&seg.key, SeqNumber(0), seg.end(), TcpFlags::RST | TcpFlags::ACK, 0)
         };
-        self.send_routed(net, &seg.key, &header, &TcpOptions::default(), Label::NONE);
+        let fields = self.fields_without_socket(Label::NONE);
+        self.send_routed(net, &seg.key, &header, &TcpOptions::default(), &fields);
     }
 
     fn timestamps_for(&self, idx: u32) -> TcpOptions {
@@ -118,10 +132,12 @@ impl Tcp {
         let header = Self::header(&key, seq, c.rcv_nxt, flags, window);
         let hop = c.hop;
         let label = self.label_if_carried(net, idx);
+        let (tos, hop_limit) = self.tos_and_hop_limit(&self.conns[idx]);
+        let fields = IpFields { tos, hop_limit, label };
         if net.hop_is_current(&hop) {
-            self.send_control(net, &hop, &key, &header, &options, label);
+            self.send_control(net, &hop, &key, &header, &options, &fields);
         } else {
-            self.send_routed(net, &key, &header, &options, label);
+            self.send_routed(net, &key, &header, &options, &fields);
         }
     }
 
@@ -131,8 +147,8 @@ impl Tcp {
         self.send_conn_control(net, idx, seq, TcpFlags::RST | TcpFlags::ACK);
     }
 
-    /// Sends an acknowledgement that cannot wait for the end of the batch, because the connection's entry is
-    /// removed before that.
+    /// Sends an acknowledgement that cannot wait for the end of the turn, because the connection may end
+    /// before that.
     pub fn send_ack_at_once(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].state.is_synchronized() && self.send_ack(net, idx).is_ok() {
             return;
@@ -159,8 +175,8 @@ impl Tcp {
             ..TcpOptions::default()
         };
         let header = Self::header(&seg.key, entry.snd_nxt, entry.rcv_nxt, TcpFlags::ACK, entry.window);
-        let label = Label::new(None, entry.priority());
-        self.send_routed(net, &seg.key, &header, &options, label);
+        let fields = self.fields_without_socket(Label::new(None, entry.priority()));
+        self.send_routed(net, &seg.key, &header, &options, &fields);
     }
 
     /// Sends a SYN+ACK without keeping state: the cookie and the timestamp encode the connection.
@@ -196,6 +212,7 @@ impl Tcp {
             flags |= TcpFlags::ECE;
         }
         let header = Self::header(&seg.key, offer.sequence, seg.header.seq + 1, flags, offer.window);
-        self.send_control(net, &route.hop, &seg.key, &header, &options, Label::NONE);
+        let fields = self.fields_without_socket(Label::NONE);
+        self.send_control(net, &route.hop, &seg.key, &header, &options, &fields);
     }
 }
