@@ -52,9 +52,8 @@ pub(crate) struct RackInput {
 }
 
 impl Rack {
-    /// Processes what an acknowledgement delivered (steps 1 to 3). Returns whether the most recently sent
-    /// delivered segment is a newer one now.
-    pub fn on_delivery(&mut self, delivery: &Delivery, fack: Option<SeqNumber>, input: &RackInput) -> bool {
+    /// Processes what an acknowledgement delivered (steps 1 to 3).
+    pub fn on_delivery(&mut self, delivery: &Delivery, fack: Option<SeqNumber>, input: &RackInput) {
         if let Some(fack) = fack
             && self.fack.is_none_or(|known| fack.gt(known))
         {
@@ -63,7 +62,7 @@ impl Rack {
         if let Some(low) = delivery.reord {
             self.on_reordering(low, delivery.reord_kinds, input);
         }
-        let Some(n) = delivery.most_recent else { return false };
+        let Some(n) = delivery.most_recent else { return };
         // An acknowledgement of a retransmitted segment may be one of the original transmission: step 2
         // ignores such segments.
         let ambiguous = |n: &DeliveredSegment| {
@@ -81,14 +80,12 @@ impl Rack {
             self.rtt_us = input.now.micros_since(at);
         }
         if ambiguous(&n) {
-            return false;
+            return;
         }
         let sent_at = SentAt { xmit_ts: n.xmit_ts, end_seq: n.end_seq };
-        let newer = self.most_recent.is_none_or(|known| sent_at.sent_after(known.xmit_ts, known.end_seq));
-        if newer {
+        if self.most_recent.is_none_or(|known| sent_at.sent_after(known.xmit_ts, known.end_seq)) {
             self.most_recent = Some(sent_at);
         }
-        newer
     }
 
     /// Records that an original transmission arrived after segments that were sent later
