@@ -43,8 +43,8 @@ impl Tcp {
         if core::mem::replace(&mut b.is_waiting_for_memory, true) {
             return;
         }
-        let rich = queued >= BYTES_UNDER_PRESSURE_MAX as u64;
-        let queue = if rich { &mut self.memory_waiters.large } else { &mut self.memory_waiters.small };
+        let has_much = queued >= BYTES_UNDER_PRESSURE_MAX as u64;
+        let queue = if has_much { &mut self.memory_waiters.large } else { &mut self.memory_waiters.small };
         if queue.len() >= 2 * self.active.in_use() + QUEUE_MIN {
             // Only handles of ended connections can be that many.
             queue.retain(|c| self.conns.lookup(*c).is_some());

@@ -139,10 +139,8 @@ impl Delivery {
                 self.reord = Some(self.reord.map_or(sent.seq, |low| low.min(sent.seq)));
             }
         }
-        let newer = self.most_recent.is_none_or(|n| {
-            (sent.xmit_ts, 0) > (n.xmit_ts, 0) || (sent.xmit_ts == n.xmit_ts && sent.end_seq.gt(n.end_seq))
-        });
-        if newer {
+        let sent_at = SentAt { xmit_ts: sent.xmit_ts, end_seq: sent.end_seq };
+        if self.most_recent.is_none_or(|known| sent_at.sent_after(known.xmit_ts, known.end_seq)) {
             self.most_recent = Some(DeliveredSegment::from(sent));
         }
     }
@@ -233,17 +231,17 @@ impl RtxQueue {
             lost_out,
             retrans_out,
             lost: _,
-            slow_path_until: watched_end,
-            retransmit_hint: hint,
-            recv_sack_cache: previous,
+            slow_path_until,
+            retransmit_hint,
+            recv_sack_cache,
         } = self;
         queue.clear();
         if queue.capacity() > 256 {
             *queue = VecDeque::new();
         }
         (*packets_out, *sacked_out, *lost_out, *retrans_out) = (0, 0, 0, 0);
-        (*watched_end, *hint) = (None, None);
-        *previous = Default::default();
+        (*slow_path_until, *retransmit_hint) = (None, None);
+        *recv_sack_cache = Default::default();
     }
 
     /// Appends a first transmission.

@@ -153,9 +153,9 @@ impl SendBuffer {
         let mut memory =
             BufferMemory { list_bytes, entries_visited: self.items.len(), ..BufferMemory::default() };
         for (index, item) in self.items.iter().enumerate() {
-            if let ItemContent::Bytes { is_continued: goes_on, .. } = item.content {
+            if let ItemContent::Bytes { is_continued, .. } = item.content {
                 memory.bytes += self.item_end(index) - item.position;
-                memory.chunks += usize::from(!goes_on);
+                memory.chunks += usize::from(!is_continued);
             }
         }
         memory
@@ -453,8 +453,8 @@ impl SendBuffer {
             if tail.item + 1 < next {
                 // A slice was queued in between: another item continues in the same chunk.
                 let before = &mut self.items[(tail.item - self.discarded) as usize];
-                if let ItemContent::Bytes { is_continued: goes_on, .. } = &mut before.content {
-                    *goes_on = true;
+                if let ItemContent::Bytes { is_continued, .. } = &mut before.content {
+                    *is_continued = true;
                 }
                 tail.item = next;
                 let content =
@@ -488,10 +488,10 @@ impl SendBuffer {
                     self.tail = None;
                 }
             }
-            ItemContent::Slice { source, is_shared: lies_open, .. } => {
+            ItemContent::Slice { source, is_shared, .. } => {
                 sources.release_ref(source);
                 self.slices -= 1;
-                self.unshared_slices -= usize::from(!lies_open);
+                self.unshared_slices -= usize::from(!is_shared);
             }
         }
         self.discarded += 1;
