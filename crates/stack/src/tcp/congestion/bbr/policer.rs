@@ -159,8 +159,8 @@ mod tests {
         let bw = policer.bw().unwrap();
         let expected = (20u64 << BW_SCALE) / 20_000;
         assert!(bw.abs_diff(expected) < expected / 4, "{bw} {expected}");
-        // After 48 rounds the path is probed again.
-        assert_eq!(run(&mut policer, 100, 20, 0, &mut totals) / 48, 0);
+        // After 48 rounds, of which some have passed, the path is probed again.
+        assert!(run(&mut policer, 100, 20, 0, &mut totals) < USE_ROUNDS);
         assert_eq!(policer.bw(), None);
     }
 
