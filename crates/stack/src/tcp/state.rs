@@ -3,16 +3,19 @@
 //! ```text
 //!            listen                connect
 //!   LISTEN ◄──────── CLOSED ──────────────────► SYN-SENT
-//!      │ SYN                                   SYN │  │ SYN+ACK
-//!      └─────────► SYN-RECEIVED ◄──────────────────┘  │
-//!                     │ ACK of SYN                    ▼
-//!                     └─────────────────────────► ESTABLISHED
-//!          close │                                    │ FIN
-//!   FIN-WAIT-1 ◄─┴──── (also from SYN-RECEIVED)       ▼
-//!    │     │  └──── FIN ────► CLOSING            CLOSE-WAIT
-//!    │     │ FIN+ACK of FIN      │ ACK of FIN         │ close
-//!    │     └─────────────┐       ▼                    ▼
-//!    └─ ACK of FIN ► FIN-WAIT-2 ─ FIN ► TIME-WAIT  LAST-ACK ─ ACK of FIN ► CLOSED
+//!      │ SYN                                 SYN │  │ SYN+ACK
+//!      └─────────► SYN-RECEIVED ◄────────────────┘  │
+//!                    │       │ ACK of SYN           ▼
+//!              close │       └─────────────────► ESTABLISHED
+//!                    ▼                       close │     │ FIN
+//!                FIN-WAIT-1 ◄──────────────────────┘     ▼
+//!                 │ │ └─── FIN ────► CLOSING        CLOSE-WAIT
+//!      ACK of FIN │ │ FIN+ACK of FIN    │ ACK of FIN     │ close
+//!                 │ └────────────────┐  │                ▼
+//!                 ▼                  ▼  ▼            LAST-ACK
+//!             FIN-WAIT-2 ── FIN ──► TIME-WAIT            │ ACK of FIN
+//!                                       │ 2 MSL          ▼
+//!                                       └────────────► CLOSED
 //! ```
 
 /// State of a connection. A listener is in LISTEN and has an entry of its own, and so has a connection in
@@ -31,7 +34,7 @@ pub enum State {
     SynReceived,
     /// Data flow in both directions.
     Established,
-    /// A FIN was sent.
+    /// A FIN is queued or was sent, and is not acknowledged.
     FinWait1,
     /// The FIN that was sent was acknowledged; the peer may still send.
     FinWait2,
@@ -39,7 +42,7 @@ pub enum State {
     CloseWait,
     /// Both sides have sent FIN at once; the local FIN is not acknowledged yet.
     Closing,
-    /// A FIN was sent after the peer's FIN.
+    /// A FIN is queued or was sent after the peer's FIN, and is not acknowledged.
     LastAck,
     /// Everything is acknowledged; late segments are still answered.
     TimeWait,
@@ -78,7 +81,7 @@ impl State {
         matches!(self, Self::Established | Self::CloseWait)
     }
 
-    /// Returns the name as in RFC 9293 and `ss`.
+    /// Returns the name in RFC 9293.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Closed => "CLOSED",
