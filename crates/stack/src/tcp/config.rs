@@ -95,8 +95,8 @@ pub struct TcpConfig {
     pub recv_buffer_bytes: u32,
     /// Largest initial receive window of a connection in bytes, unless its socket requested a receive buffer
     /// size: the window is rounded down to whole segments and limited to the 65,535 that a SYN can announce.
-    /// As data arrive it grows to twice this size, and up to `recv_buffer_bytes` while the application keeps
-    /// up with what arrives. 2,048 … 2^30, default 65,536.
+    /// As data arrive it grows to twice this size or to 131,072, whichever is larger, and up to
+    /// `recv_buffer_bytes` while the application keeps up with what arrives. 2,048 … 2^30, default 65,536.
     pub recv_window_first_bytes: u32,
     /// Largest send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
