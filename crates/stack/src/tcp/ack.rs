@@ -374,8 +374,8 @@ pub(super) fn cong_avoid(
     b.congestion.on_una(una, c);
 }
 
-/// Returns the probe time-out in µs (RFC 8985 §7.2): two round-trip times, and the delay of an
-/// acknowledgement if only one segment is in flight.
+/// Returns the probe time-out in µs (RFC 8985 §7.2): two round-trip times, and either 2 ms or, if only one
+/// segment is in flight, `rto_min` for the delay of its acknowledgement (`tcp_schedule_loss_probe`).
 fn loss_probe_timeout_us(c: &Tcb, b: &ActiveConn, profile: &Profile) -> u64 {
     if c.srtt == 0 {
         return profile.rto_initial_us();
@@ -459,7 +459,7 @@ fn count_dupacks(b: &mut ActiveConn, duplicate: bool, before: u32, advanced: boo
         b.rtx_queue.sacked_out.min(b.rtx_queue.packets_out.saturating_sub(b.rtx_queue.lost_out));
 }
 
-/// Marks the head of the queue lost after three duplicate acknowledgements, or after a partial
+/// Marks the head of the queue lost after `threshold` duplicate acknowledgements, or after a partial
 /// acknowledgement during recovery (RFC 6582 §3.2).
 fn detect_loss_by_dupacks(c: &Tcb, b: &mut ActiveConn, threshold: u32, advanced: bool) {
     let mss = c.mss();

@@ -146,7 +146,7 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Builds a SYN or SYN+ACK, perhaps with data, with a fast open cookie, if there is one.
+    /// Builds a SYN or SYN+ACK, which may have data, with the fast open cookie that is given.
     #[cold]
     pub(super) fn emit_syn_with(
         &mut self,
@@ -171,7 +171,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Builds a segment over IPv4 that must not be fragmented, and counts it.
+    /// Builds a segment over IPv4 that must not be fragmented, and counts it. Returns false like
+    /// `emit_plain`.
     #[inline(always)]
     fn emit_v4(
         &mut self,

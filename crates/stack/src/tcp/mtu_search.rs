@@ -282,7 +282,7 @@ impl Tcp {
         self.stats.mtu_black_holes += 1;
     }
 
-    /// Lowers search_high to the MTU of the route. A larger probe in flight is lost, which is no sign of
+    /// Lowers `search_high` to the MTU of the route. A larger probe in flight is lost, which is no sign of
     /// congestion (RFC 4821 §7.6.2).
     pub(super) fn bound_mtu_search(&mut self, idx: u32, mtu: u16) {
         let c = &mut self.conns[idx];

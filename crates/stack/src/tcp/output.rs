@@ -32,7 +32,7 @@ pub(super) struct SendQuota {
     pub window: u32,
     /// Segments that the congestion window admits.
     pub cwnd_quota: u32,
-    /// Bytes of a full-sized segment.
+    /// Payload bytes of a full-sized segment.
     pub mss: u32,
 }
 
@@ -77,7 +77,8 @@ impl Tcp {
         self.drop_sent_deferred_acks();
     }
 
-    /// Arms a timer after a failed transmission without a route, because nothing else would try again.
+    /// Arms a timer after a transmission has failed for lack of a route, because nothing else would try
+    /// again.
     fn arm_retry_timer(&mut self, idx: u32) {
         let now = self.now;
         let c = &self.conns[idx];
@@ -450,7 +451,7 @@ impl Tcp {
         if bytes * 4 <= c.mss() { bytes } else { 0 }
     }
 
-    /// Sends new data, and FIN after them; as far as its rate admits them, if the connection is `PACED`.
+    /// Sends new data, and FIN after them. A `PACED` connection sends only what its rate admits.
     pub(super) fn send_new<const PACED: bool>(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let mut burst = Burst::default();
         loop {
@@ -684,6 +685,7 @@ impl Tcp {
         if max == 0 || urgent {
             return mss;
         }
+        // 40 bytes of TCP options, and 18 of an Ethernet header with a VLAN tag.
         let headers = u32::from(c.header_bytes()) + 40 + 18;
         let room = (max as u32).saturating_sub(headers).min(GSO_PAYLOAD_MAX) / mss;
         room.clamp(1, segments.max(1)) * mss

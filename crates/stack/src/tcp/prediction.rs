@@ -23,8 +23,8 @@ use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
 /// Flags that a predicted segment may have besides ACK, which is required.
 const PREDICTED_FLAGS: TcpFlags = TcpFlags::PSH.with(TcpFlags::FIN);
 
-/// Checks whether a segment is the next expected one and returns its timestamps; `None` if it is not
-/// expected.
+/// Checks whether a segment is the next expected one. Returns its timestamps, or `Some(None)` if timestamps
+/// are not in use; `None` if the segment is not expected.
 #[inline(always)]
 pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> {
     let header = &seg.header;

@@ -17,8 +17,8 @@ pub(crate) struct Rack {
     /// Transmission time (RACK.xmit_ts) and end (RACK.end_seq) of the most recently sent segment that was
     /// delivered.
     most_recent: Option<SentAt>,
-    /// Round-trip time that a segment is given to arrive (RACK.rtt), in µs: that of the last delivered
-    /// segment.
+    /// Round-trip time of the last segment in sequence of the latest delivery (RACK.rtt), in µs. Segments are
+    /// given this time plus the reordering window to arrive.
     rtt_us: u64,
     /// Highest sequence number that is known to have arrived (RACK.fack).
     pub fack: Option<SeqNumber>,
@@ -31,6 +31,7 @@ pub(crate) struct Rack {
     reordering: u16,
     /// Multiplier of the reordering window (RACK.reo_wnd_mult), less one.
     reo_wnd_mult_minus_1: u8,
+    /// Recoveries for which the widened window still lasts (RACK.reo_wnd_persist).
     reo_wnd_persist: u8,
     /// No other DSACK is counted before this sequence number is acknowledged (RACK.dsack_round).
     dsack_round: Option<SeqNumber>,
@@ -40,6 +41,7 @@ pub(crate) struct Rack {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RackInput {
     pub now: Instant,
+    /// Smallest round-trip time in µs; `u32::MAX` before the first sample.
     pub min_rtt_us: u32,
     pub srtt_us: u32,
     pub in_recovery: bool,
@@ -106,8 +108,8 @@ impl Rack {
         configured.max(self.reordering.into())
     }
 
-    /// Processes an acknowledgement of the only transmission in flight, which was never retransmitted and
-    /// ends at the highest sequence number known to have arrived.
+    /// Processes an acknowledgement of exactly one transmission, which was never retransmitted and ends at
+    /// the highest sequence number known to have arrived.
     #[inline]
     pub fn on_in_order(&mut self, xmit_ts: Instant, end_seq: SeqNumber, rtt_us: u64) {
         self.fack = Some(end_seq);
@@ -151,7 +153,8 @@ impl Rack {
         )
     }
 
-    /// Marks lost segments (step 5). Returns the number of segments and when to check again.
+    /// Marks lost segments (step 5). Returns the number of newly marked segments, and when to check again if
+    /// some may have been reordered.
     pub fn detect_loss(&self, queue: &mut RtxQueue, input: &RackInput) -> (u32, Option<Instant>) {
         let Some(most_recent) = self.most_recent else { return (0, None) };
         queue.mark_lost_by_time(

@@ -49,7 +49,7 @@ pub(crate) struct AckSummary {
     pub echo: Option<u32>,
     /// Lowest end of the newly acknowledged segments that were never retransmitted.
     pub original_end: Option<SeqNumber>,
-    /// True if the acknowledgement reports data after a gap.
+    /// True if the acknowledgement reports data after a gap, or acknowledges nothing new and has no payload.
     pub is_dupack: bool,
     /// True if data are queued that were never sent, and the peer's window admits some of them.
     pub more_to_send: bool,
@@ -121,7 +121,8 @@ pub(crate) fn end_frto(b: &mut ActiveConn) {
     b.slow_path.take(SlowPathFlags::FRTO_NEW_DATA);
 }
 
-/// Returns the slow start threshold after a congestion signal. BBR leaves it and remembers the window.
+/// Returns the slow start threshold after a congestion signal. With BBR it stays, and BBR remembers the
+/// window.
 fn ssthresh(c: &Tcb, b: &mut ActiveConn) -> u32 {
     match b.bbr(c) {
         Some((bbr, _)) => {

@@ -54,9 +54,9 @@ pub(crate) fn rto_max(profile: &Profile) -> Duration {
     Duration::from_micros(profile.rto_max_us())
 }
 
-/// Returns how long `retries` time-outs last in total if the time-out doubles from `base`. Linux bounds
-/// attempts by this time, so that a connection with a short round-trip time does not give up within seconds
-/// (RFC 1122 §4.2.3.5 asks for at least 100 s).
+/// Returns how long a transmission and `retries` retransmissions of it wait in total if the time-out doubles
+/// from `base`. Linux bounds attempts by this time, so that a connection with a short round-trip time does
+/// not give up within seconds (RFC 1122 §4.2.3.5 asks for at least 100 s).
 pub(crate) fn give_up_after(profile: &Profile, retries: u8, base: Duration) -> Duration {
     let mut total = Duration::ZERO;
     let mut step = base;

@@ -532,8 +532,8 @@ impl RtxQueue {
         (marked, again)
     }
 
-    /// Marks the first segment lost, after three duplicate acknowledgements without SACK (RFC 6582). Returns
-    /// the number of segments marked.
+    /// Marks the first segment lost, after duplicate or partial acknowledgements without SACK (RFC 6582).
+    /// Returns the number of newly marked segments.
     pub fn mark_head_lost(&mut self, mss: u32) -> u32 {
         let Some(front) = self.queue.front().copied() else { return 0 };
         if front.has(LOST) {

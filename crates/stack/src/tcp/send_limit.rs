@@ -4,17 +4,20 @@
 use super::Tcp;
 use super::conn::NONE;
 
-/// Kernel memory for a segment besides its payload: `MAX_TCP_HEADER` and `struct skb_shared_info`, which are
-/// rounded up to a power of two with the payload, and `struct sk_buff`.
+/// Kernel memory for a segment that is rounded up to a power of two together with the payload:
+/// `MAX_TCP_HEADER` and `struct skb_shared_info`.
 const SEGMENT_OVERHEAD: u32 = 640;
+
+/// Further kernel memory for a segment: `struct sk_buff`.
 const BUFFER_OVERHEAD: u32 = 256;
 
-/// Number of segments of which a send buffer holds at least twice as many (`TCP_INIT_CWND`).
+/// Smallest window in segments that is counted on (`TCP_INIT_CWND`): a send buffer has room for two windows.
 const SEGMENTS_MIN: u32 = 10;
 
-/// Largest payload of a segment over a link other than a loopback link, and the payload of a segment over
-/// Linux's loopback interface.
+/// Largest payload of a segment over a link other than a loopback link.
 const LINK_PAYLOAD_MAX: u32 = 9216;
+
+/// Payload of a segment over Linux's loopback interface.
 const LOOPBACK_PAYLOAD: u32 = 65_495;
 
 impl Tcp {

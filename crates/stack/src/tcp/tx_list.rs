@@ -25,8 +25,9 @@ pub(crate) struct TxList {
     /// Connections of the default priority, whose class is not looked up. While events of another class are
     /// processed ([`TxList::select`]), these connections answer them and have that class.
     best_effort: VecDeque<u32>,
-    /// Connections of other priorities, by class, and their number, plus `classes_len_min`.
+    /// Connections of other priorities, by class.
     classes: [VecDeque<u32>; CLASSES],
+    /// Number of connections in `classes`, plus `classes_len_min`. A round is by class unless this is 0.
     classes_len: usize,
     /// 1 if devices refuse frames by their class, so that each round is one by class; otherwise 0.
     classes_len_min: usize,

@@ -81,7 +81,7 @@ impl Tcp {
             let b = &mut self.active[c.active];
             let unsent = (c.snd_una + b.send.len() as u32) - c.snd_nxt;
             rate.delivery.has_more = unsent >= c.mss().cast_signed();
-            // What was sent before the active state was last released shows in the window at best.
+            // Only a changed window tells of data that were sent before the active state was last released.
             let has_sent = !b.rtx_queue.is_empty()
                 || b.max_packets_out > 0
                 || c.cwnd > self.config.initial_window_segments

@@ -225,7 +225,7 @@ enum Step {
         offset: u64,
         len: u64,
     },
-    /// Ten thousandths of the queued bytes.
+    /// Discards `part` ten-thousandths of the queued bytes.
     Discard {
         part: u64,
     },
@@ -315,7 +315,7 @@ proptest! {
                 }
                 Step::Privatize { len } => {
                     let Fixture { pool, sources, buffer } = &mut fixture;
-                let private = buffer.privatize_front(pool, sources, len);
+                    let private = buffer.privatize_front(pool, sources, len);
                     prop_assert_eq!(private, len.min(oracle.len() as u64));
                     // Bytes that others might have written by now are not compared.
                     let pieces = (0..private).filter(|_| fixture.buffer.is_gatherable()).flat_map(|at| {

@@ -84,7 +84,9 @@ pub(crate) struct BbrInput {
     pub now: Instant,
     /// Largest pacing rate in bytes per second.
     pub max_rate: u64,
+    /// Segments in flight.
     pub in_flight: u32,
+    /// When the next packet may leave.
     pub next_departure: Instant,
     pub ca_state: CaState,
     /// Segments ever marked lost.
@@ -114,8 +116,9 @@ pub(crate) struct Bbr {
     /// When probing of the round-trip time may end; `None` while the flight is still too large.
     probe_rtt_done_stamp: Option<Instant>,
     probe_rtt_round_done: bool,
-    /// Round trips, and the number of delivered segments at which the next one begins.
+    /// Number of round trips.
     rtt_cnt: u32,
+    /// Number of delivered segments at which the next round trip begins.
     next_rtt_delivered: u32,
     round_start: bool,
     prev_ca_state: CaState,
