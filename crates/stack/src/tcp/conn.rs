@@ -211,8 +211,8 @@ pub(crate) struct Tcb {
     pub rcv_edge: SeqNumber,
     /// `rcv_nxt` when the last acknowledgement was sent.
     pub rcv_wup: SeqNumber,
-    /// `rcv_nxt` when the receive window last doubled. In FIN-WAIT-2, after the application has closed: the
-    /// deadline of that state, in ms.
+    /// `rcv_nxt` when the receive window last doubled, plus the growth that was taken back since then. In
+    /// FIN-WAIT-2, after the application has closed: the deadline of that state, in ms.
     pub rcv_grow_seq: SeqNumber,
     pub snd_una: SeqNumber,
     pub snd_nxt: SeqNumber,
@@ -230,10 +230,12 @@ pub(crate) struct Tcb {
     pub ssthresh: u32,
     /// Smoothed round-trip time in 1/8 µs; 0 before the first sample.
     pub srtt: u32,
-    /// Four times the mean deviation of the round-trip time, in µs; at least `rto_min`.
+    /// Four times the mean deviation of the round-trip time, in µs; at least `rto_min`. Before the first
+    /// sample: the bits [`SYNACK_AMBIGUOUS`](super::listen::SYNACK_AMBIGUOUS) and
+    /// [`SYNACK_DEFERRED`](super::listen::SYNACK_DEFERRED).
     pub rttvar: u32,
-    /// Smallest round-trip time in µs. During the handshake: when SYN or SYN+ACK was sent (low bits of the
-    /// clock in µs).
+    /// Smallest round-trip time in µs; `u32::MAX` before the first sample. During the handshake: when SYN or
+    /// SYN+ACK was sent (low bits of the clock in µs).
     pub min_rtt: u32,
     pub timer: TimerNode,
     pub hop: NextHop,
@@ -243,8 +245,7 @@ pub(crate) struct Tcb {
     /// [`super::listen::listener_of`]); in a vacant slot, the next vacant one.
     pub token: u32,
     pub profile: ProfileId,
-    /// Low four bits: the receive window may grow to 64 KiB shifted left by this number; high four bits: an
-    /// [`MtuSearchState`].
+    /// Low four bits: how many times the receive window has doubled; high four bits: an [`MtuSearchState`].
     pub rcv_grow_and_mtu_search: u8,
     pub slot_state: SlotState,
     /// Largest payload that the peer accepts in a segment, from its MSS option.
@@ -346,7 +347,7 @@ impl Tcb {
         self.quick_acks_and_pushed = self.quick_acks().saturating_sub(1);
     }
 
-    /// Returns the shift of 64 KiB up to which the receive window may grow.
+    /// Returns how many times the receive window has doubled.
     #[inline]
     pub const fn rcv_grow(&self) -> u8 {
         self.rcv_grow_and_mtu_search & 15

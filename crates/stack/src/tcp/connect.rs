@@ -31,7 +31,7 @@ impl Tcp {
         if remote.port() == 0 || options.local.is_some_and(|l| l.is_ipv4() != remote.is_ipv4()) {
             return Err(ConnectError::InvalidAddress);
         }
-        // A shard that is refused needs no neighbour.
+        // Checked before the lookup of the route, which creates an entry for the neighbour.
         if !net.serves_connection(self.now, remote.ip(), source) {
             return Err(ConnectError::AddressNotAvailable);
         }
@@ -83,9 +83,9 @@ impl Tcp {
         Ok(self.conns.handle(idx))
     }
 
-    /// Chooses a local port that is free towards `remote`. Returns the flow key, its hash and the TIME-WAIT
-    /// entry that the new connection replaces (RFC 6056 §3.3.3: an offset keyed by the destination, then
-    /// ascending).
+    /// Checks that `port` is free towards `remote` or, if it is 0, chooses a free port (RFC 6056 §3.3.3: an
+    /// offset keyed by the destination, then ascending). Returns the flow key, its hash and the TIME-WAIT
+    /// entry that the new connection replaces. `is_ephemeral`: `port` was not requested by the application.
     ///
     /// With several shards each opens only connections whose packets are routed to itself.
     fn choose_key(

@@ -33,7 +33,7 @@ impl HostAddr {
         self.0 >> 32 == MAPPED >> 32
     }
 
-    /// Returns the IPv4 address as a number, if it is one.
+    /// Returns an IPv4 address as a number, or the lowest 32 bits of an IPv6 address.
     #[inline(always)]
     pub const fn v4_bits(self) -> u32 {
         self.0 as u32

@@ -205,7 +205,7 @@ impl Tcp {
     /// Sends the first SYN+ACK of a half-open connection, with a cookie that the peer requested.
     ///
     /// # Errors
-    /// As [`Tcp::send_syn`].
+    /// The device has no room, or the next hop cannot be reached.
     #[cold]
     pub(super) fn send_syn_ack_with_cookie(
         &mut self,

@@ -26,7 +26,7 @@ impl Tcp {
     /// Sets the filter of a connection.
     ///
     /// # Errors
-    /// The connection has ended, or there are too many different option sets.
+    /// The connection has ended, or there are too many filters or different option sets.
     pub fn set_filter(
         &mut self,
         conn: Conn,

@@ -11,8 +11,7 @@ pub(crate) struct FilterId(u16);
 impl FilterId {
     /// No filter: every segment is accepted.
     pub const NONE: Self = Self(0);
-    /// A filter that drops every segment: that of a listener until its own one is set, before the
-    /// next segment is processed.
+    /// A filter that drops every segment. A listener that will get a filter begins with this one.
     pub const DROP_ALL: Self = Self(u16::MAX);
 }
 

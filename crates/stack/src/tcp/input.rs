@@ -454,16 +454,16 @@ impl Tcp {
     }
 }
 
-/// Protection against wrapped sequence numbers (PAWS, RFC 7323 §5). A timestamp older than 24 days is not
-/// compared with.
+/// Returns whether a segment with the timestamp `value` passes the protection against wrapped sequence
+/// numbers (PAWS, RFC 7323 §5). If the previous timestamp is older than 24 days, every segment passes.
 fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
     (value.wrapping_sub(c.ts_recent) as i32) >= 0
         || now_ms.wrapping_sub(c.last_rx) > PAWS_24DAYS_MS
         || c.has(Flags::TS_RECENT_OLD)
 }
 
-/// Returns whether RST has the sequence number of the peer's FIN, as macOS sends it for a socket that was
-/// closed after its end of the connection (`tcp_reset_check`).
+/// Returns whether RST has the sequence number of the peer's FIN. macOS sends both if a program is killed
+/// (`tcp_reset_check`).
 #[cold]
 fn is_reset_before_fin(c: &Tcb, seg: &Segment<'_>) -> bool {
     seg.header.seq + 1 == c.rcv_nxt && matches!(c.state, State::CloseWait | State::LastAck | State::Closing)

@@ -22,7 +22,8 @@ use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
 
-/// Bit of a half-open connection's token, beside the index of its listener: both ends belong to this stack.
+/// Bit of a half-open connection's token, beside the index of its listener: set if both ends belong to this
+/// stack.
 const LOOPBACK_BIT: u32 = 1 << 31;
 
 /// Returns the listener of a half-open connection from its token.
@@ -77,8 +78,8 @@ pub(crate) struct ListenEntry {
     queue: ClassedQueue<u32>,
     /// Connections that were accepted by the owner and not delivered to an application: they count as queued.
     accepted_undelivered: u32,
-    /// The queue is full if it has more connections of best effort: the backlog, less all other connections
-    /// that count as queued.
+    /// The queue is full if it has more connections of best effort than this: the backlog, less all other
+    /// connections that count as queued.
     best_effort_max: i64,
     fastopen: FastOpenQueue,
 }
@@ -210,8 +211,7 @@ impl ListenTable {
         core::mem::replace(&mut entry.profile, id)
     }
 
-    /// Closes a listener. Returns its profile, and the connections of its accept queue with
-    /// their classes.
+    /// Closes a listener. Returns its profile, and the connections of its accept queue with their classes.
     fn remove(&mut self, index: u32) -> (ProfileId, Vec<(u32, u8)>) {
         self.by_port.retain(|(_, i)| *i != index);
         let entry = &mut self.entries[index as usize];
@@ -228,7 +228,8 @@ impl ListenTable {
         self.entries.len()
     }
 
-    /// Returns the number of listeners now, and the largest number that ever existed.
+    /// Returns the number of listeners now, and the largest number at a time, which includes listeners that
+    /// were closed while they had half-open connections.
     pub fn usage(&self) -> (usize, usize) {
         (self.by_port.len(), self.entries.len())
     }
@@ -407,7 +408,7 @@ impl Tcp {
         self.listeners.add(addr, options, of).inspect_err(|_| self.profiles.release(profile))
     }
 
-    /// Sets the options that connections which arrive from now on begin with.
+    /// Sets the options with which later connections begin.
     pub fn set_listener_options(
         &mut self,
         listener: Listener,
@@ -578,7 +579,7 @@ impl Tcp {
         self.input_listener(net, listener, seg, burst);
     }
 
-    /// Processes a segment for a listener that has passed what the listener demands.
+    /// Processes a segment that has passed the minimum hop limit and the filter of its listener.
     #[inline(always)]
     fn input_listener(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let flags = seg.header.flags;
@@ -937,9 +938,10 @@ pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCo
     }
 }
 
-/// Bits of `rttvar` before there is a sample: SYN+ACK was retransmitted without a time-out; the peer has
-/// acknowledged it, and the connection is deferred ([`super::defer_accept`]).
+/// Bit of `rttvar` before there is a sample: SYN or SYN+ACK was retransmitted without a time-out.
 pub(crate) const SYNACK_AMBIGUOUS: u32 = 1;
+/// Bit of `rttvar` before there is a sample: the peer has acknowledged SYN+ACK, and the connection is
+/// deferred ([`super::defer_accept`]).
 pub(crate) const SYNACK_DEFERRED: u32 = 2;
 
 /// Takes the first round-trip time sample, that of SYN or SYN+ACK, if the segment was sent only once (Karn).

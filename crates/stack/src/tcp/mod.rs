@@ -149,6 +149,7 @@ pub(crate) struct Tcp {
     pub lower_share_percent: u32,
     /// A connection whose end was reported; its slot is freed when the owner asks for the next event.
     pub reap: Option<u32>,
+    /// Half-open connections of all listeners.
     pub half_open: u32,
     /// Largest value that `half_open` has ever had.
     pub half_open_high_water: u32,
@@ -173,7 +174,9 @@ pub(crate) struct Tcp {
     pub fastopen_client: FastOpenClient,
     /// True if the segments that arrive have overtaken earlier ones: see [`Tcp::set_overtaking`].
     pub is_overtaking: bool,
+    /// Second of the clock to which `challenge_count` applies.
     challenge_timestamp: u64,
+    /// Challenge ACKs that may still be sent in that second.
     challenge_count: u32,
     /// Incremented for each local port that is chosen.
     next_port: u32,
@@ -245,7 +248,7 @@ impl Tcp {
         }
     }
 
-    /// Begins a call: `now` is the time until the next call.
+    /// Sets the clock, at the beginning of each call from the owner.
     #[inline]
     pub fn set_now(&mut self, now: Instant) {
         self.now = now;
@@ -392,8 +395,8 @@ impl Tcp {
         demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 
-    /// Returns the next event whose connection still exists. `HAS_CLASSES`: events of connections may be in
-    /// lists of several classes, of which a higher one is reported first.
+    /// Returns the next event of the current class whose connection still exists. `HAS_CLASSES`: a connection
+    /// may have events of several classes, and those of higher classes are reported first.
     #[inline(always)]
     pub fn next_event<const HAS_CLASSES: bool>(&mut self) -> Option<Event> {
         if let Some(idx) = self.reap.take() {

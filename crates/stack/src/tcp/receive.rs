@@ -306,7 +306,7 @@ impl Tcp {
         }
     }
 
-    /// Queues one `Readable` event until the owner takes it.
+    /// Queues a `Readable` event, unless one is queued that the owner has not taken yet.
     #[inline]
     pub fn report_readable(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
@@ -441,8 +441,9 @@ impl Tcp {
     }
 
     /// Returns whether the receive window has grown to more than twice its usual size, because the
-    /// application kept up with what arrived, or need not grow. (A burst counts as read until the owner was
-    /// told of it, so a smaller window may have grown too early.)
+    /// application kept up with what arrived. Also true if the usual size is the largest one, and for a stale
+    /// handle. (A burst counts as read until the owner was told of it, so a smaller window may have grown too
+    /// early.)
     pub fn has_grown_window(&self, conn: Conn) -> bool {
         self.index(conn).is_none_or(|idx| {
             let c = &self.conns[idx];

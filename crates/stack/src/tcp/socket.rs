@@ -51,7 +51,8 @@ impl Tcp {
     }
 
     /// Appends `len` bytes that `fill` writes to the send buffer. Returns how many fit; if fewer than `len`,
-    /// `Writable` follows. `continues`: more of the same write follows.
+    /// `Writable` follows. `fill` is called for each piece, with the number of bytes before it.
+    /// `continues`: the write of the application is longer, and the next call has more of it.
     #[inline]
     pub fn send_with(
         &mut self,
@@ -152,8 +153,8 @@ impl Tcp {
         }
     }
 
-    /// Queues a slice of a source. The slice is queued completely, whatever the size of the send buffer,
-    /// unless the queue exceeds that size already.
+    /// Queues a slice of a source, all or nothing. The slice may be longer than the room in the send buffer;
+    /// it is refused if the buffer is full, or more than [`QUEUED_BYTES_MAX`] bytes would be queued.
     pub fn send_source(
         &mut self,
         conn: Conn,
@@ -346,7 +347,7 @@ impl Tcp {
         span.max > 0 && b.recv.readable() > span.skip
     }
 
-    /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
+    /// Returns the bytes in the receive buffer that can be read; 0 for a stale handle.
     pub fn buffered(&self, conn: Conn) -> usize {
         let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
         if active == NONE { 0 } else { self.active[active].recv.unread_bytes() }
@@ -371,7 +372,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Processes that the owner has read the first `count` bytes of data in the burst; the rest is moved to
+    /// Accounts for data in the burst of which the owner has read the first `count` bytes. Moves the rest to
     /// the receive buffer.
     pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
         let Some(more) = self.pending.remove(conn, data) else { return };
@@ -510,6 +511,7 @@ impl Tcp {
             TcpOption::LingerZero(on) => c.flags.assign(Flags::LINGER_ZERO, on),
             TcpOption::OobInline(on) => c.flags.assign(Flags::OOB_INLINE, on),
             TcpOption::AckEvents(on) => c.flags.assign(Flags::ACK_EVENTS, on),
+            // Channels implement it.
             TcpOption::ArrivalTimes(_) => {}
             other => self.set_profile_option(idx, other)?,
         }
@@ -619,7 +621,7 @@ impl Tcp {
         })
     }
 
-    /// Returns the local and the remote address of a connection that has not ended.
+    /// Returns the local and the remote address of a connection; `None` if the handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
         let c = &self.conns[idx];
@@ -631,7 +633,7 @@ impl Tcp {
         Some([end(c.local_ip, c.local_port), end(c.remote_ip, c.remote_port)])
     }
 
-    /// Returns RCV.NXT, less the peer's FIN, and SND.NXT of a connection that has not ended.
+    /// Returns RCV.NXT, less the peer's FIN, and SND.NXT of a connection; `None` if the handle is stale.
     pub fn next_sequence_numbers(&self, conn: Conn) -> Option<[u32; 2]> {
         let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
         let c = &self.conns[idx];

@@ -69,6 +69,7 @@ impl Tcp {
         now.wrapping_sub(echoed.tsecr) <= age_us / 1000 + 1
     }
 
+    /// Takes the sequence number, window, options and ECN flags of the peer's SYN.
     fn take_syn(&mut self, idx: u32, seg: &Segment<'_>, options: &TcpOptions) {
         let flags = seg.header.flags;
         let now_ms = self.now_ms();

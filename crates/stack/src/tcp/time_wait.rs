@@ -28,7 +28,7 @@ pub(crate) struct TimeWait {
     pub last_oow_ack_time: u32,
     prev: u32,
     next: u32,
-    /// Window that was advertised, unscaled.
+    /// Window field of the segments that are sent: the advertised window, shifted right by its scale.
     pub window: u16,
     pub v6: bool,
     /// Bit 0: timestamps are in use; bits 1 to 3: priority of the segments that are sent; bits 4 and 5:

@@ -24,8 +24,8 @@ const TIME_WAIT_BATCH: usize = 512;
 /// not wake up for each entry.
 const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
 
-/// Entries of a queue between one that is processed and those whose active state, and twice as far, whose
-/// connection is prefetched.
+/// Distance in a queue from the entry that is processed to the one whose active state is prefetched. The
+/// connection itself is prefetched at twice this distance.
 const PREFETCH_DISTANCE: usize = 8;
 
 /// Keepalive probes within a user timeout, at most.
@@ -85,7 +85,7 @@ impl Tcp {
         self.wake_memory_waiters();
     }
 
-    /// Returns when `advance` has to be called next.
+    /// Returns when `advance` or `transmit` has to be called next; `None` if nothing waits.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.memory_waiters.can_wake(&self.chunks) {
             return Some(self.now);
@@ -128,7 +128,7 @@ impl Tcp {
         self.now + Duration::from_millis(left.max(0) as u64)
     }
 
-    /// Returns the earliest timer of a connection.
+    /// Returns when the earliest timer of a connection is due; `None` if it has none.
     fn earliest_timer(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         if c.slot_state != SlotState::Open {
@@ -231,7 +231,8 @@ impl Tcp {
         Some(b.last_oow_ack_time.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
     }
 
-    /// Returns when SYN or SYN+ACK is sent again: after 1, 2, 4 … s.
+    /// Returns when SYN or SYN+ACK is sent again: after 1, 2, 4 … s. Returns `None` while it waits on the
+    /// transmit list.
     #[inline]
     pub(super) fn syn_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
@@ -246,7 +247,7 @@ impl Tcp {
     }
 
     /// Returns how much of the user timeout (RFC 5482) is left after the last SYN, which was not the first
-    /// one, in ms.
+    /// one, in ms; `u64::MAX` without a user timeout.
     #[inline(never)]
     fn connect_time_left(&self, idx: u32) -> u64 {
         let c = &self.conns[idx];

@@ -2,8 +2,8 @@
 //! compare with, because only low bits of the time of the last segment are stored: after 49.7 days it would
 //! seem recent again.
 //!
-//! A timer for each connection would be moved with its every request. Instead, a small part of the table is
-//! examined from time to time, so that each connection is seen every two weeks.
+//! A timer for each connection would have to be moved with each request. Instead, a small part of the table
+//! is examined from time to time, so that each connection is seen every two weeks.
 
 use super::Tcp;
 use super::conn::{Flags, SlotState};

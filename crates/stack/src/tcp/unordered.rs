@@ -25,9 +25,9 @@ pub struct UnorderedBytes {
 }
 
 impl Tcp {
-    /// Sets whether the segments that are given from now on have overtaken earlier segments of their
-    /// connections that wait in a queue of this host. A gap that they leave is acknowledged neither by a
-    /// duplicate ACK nor by SACK blocks, until a later segment is given that has not overtaken others.
+    /// Sets whether the segments that are processed from now on have overtaken earlier segments of their
+    /// connections, which wait in a queue of this host. Data after a gap are then reported by no duplicate
+    /// ACK and no SACK block, until a segment of the connection arrives that has overtaken none.
     pub fn set_overtaking(&mut self, on: bool) {
         self.is_overtaking = on;
     }
@@ -92,6 +92,9 @@ impl Tcp {
 
     /// Moves bytes that wait after a gap to `out`, in the order of their arrival and from one segment at
     /// most. Returns `None` if no such bytes wait, or `out` is empty.
+    ///
+    /// # Errors
+    /// [`Stale::Handle`] if the handle is stale.
     pub fn recv_unordered(&mut self, conn: Conn, out: &mut [u8]) -> Result<Option<UnorderedBytes>, Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];

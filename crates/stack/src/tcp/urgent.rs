@@ -8,7 +8,6 @@ use super::Tcp;
 use super::active::{ActiveConn, UrgentState};
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Segment;
-
 use crate::error::RecvError;
 use crate::events::Event;
 use crate::handle::Conn;
@@ -124,7 +123,8 @@ impl Tcp {
         Some(UrgentMark { ahead, ready })
     }
 
-    /// Returns the number of unread bytes before sequence number `at`; negative if reading has passed it.
+    /// Returns the number of unread bytes before sequence number `at`; negative if reading has passed it, or
+    /// if the handle is stale.
     pub fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32 {
         let Some(idx) = self.index(conn) else { return -1 };
         let first_unread = self.conns[idx].data_end() - self.unread(idx) as u32;

@@ -239,7 +239,8 @@ impl RecvBuffer {
         }
     }
 
-    /// Returns how many ranges SACK options may report, at least up to the number that fits.
+    /// Returns how many ranges SACK options may report. A number above `REPORTED_RANGES_MAX` may be reduced
+    /// to it.
     #[inline]
     pub fn reported_range_count(&self) -> usize {
         match &self.early {
