@@ -820,7 +820,7 @@ impl Tcp {
     fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) {
         let options = TcpOptions::parse(seg.options);
         let Ok(route) = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip())) else { return };
-        let peer_mss = options.mss.unwrap_or(536);
+        let peer_mss = announced_mss(&options, !seg.key.remote.is_v4());
         let cookie = cookies::make(&self.secrets, &seg.key, seg.header.seq.0, peer_mss, self.now);
         let header = if seg.key.remote.is_v4() { 40 } else { 60 };
         let announced = match self.profiles.get(self.listeners.get(listener).profile).mss {
@@ -916,13 +916,18 @@ fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     (window.min(65_535) as u16, profile.recv_window_shift)
 }
 
+/// Returns the segment size that a peer's SYN announces; 536 (IPv4) or 1220 (IPv6) without the option (RFC
+/// 9293 §3.7.1). If a peer announces a tiny size, Linux's minimum of 48 avoids a flood of tiny segments.
+#[inline(always)]
+fn announced_mss(options: &TcpOptions, is_v6: bool) -> u16 {
+    let default = if is_v6 { 1220 } else { 536 };
+    options.mss.filter(|m| *m != 0).unwrap_or(default).max(48)
+}
+
 /// Applies the options that the peer's SYN offers, as far as they are configured here, too.
 #[inline(always)]
 pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
-    // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). For a peer that announces a tiny size,
-    // Linux's minimum of 48 avoids a flood of tiny segments.
-    let default = if c.has(Flags::V6) { 1220 } else { 536 };
-    c.peer_mss = options.mss.filter(|m| *m != 0).unwrap_or(default).max(48);
+    c.peer_mss = announced_mss(options, c.has(Flags::V6));
     if config.window_scaling
         && let Some(shift) = options.window_scale
     {
