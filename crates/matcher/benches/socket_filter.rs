@@ -15,8 +15,9 @@ const INSTRUCTIONS: usize = 4096;
 const STEPS_PER_TURN: f64 = 262_144.0;
 /// Attributes that the programs may visit in a packet (docs/limits.md).
 const ATTRIBUTES: usize = 4096;
-/// Offsets of the properties of a packet (`SKF_AD_OFF`), and of its link-layer header (`SKF_LL_OFF`).
+/// Offset of the properties of a packet (`SKF_AD_OFF`).
 const SKF_AD: u32 = 0xffff_f000;
+/// Offset of the link-layer header (`SKF_LL_OFF`).
 const SKF_LL: u32 = 0xffe0_0000;
 const UDP_HEADER: u32 = 8;
 
@@ -37,7 +38,7 @@ fn main() {
     let attributes = [4_u16.to_ne_bytes(), 1_u16.to_ne_bytes()].concat();
     let long = [vec![0; UDP_HEADER as usize], attributes.repeat(ATTRIBUTES + 1)].concat();
     let short = &long[..64];
-    // A divided by 1, and by a number that leaves all of it, stays as large as it is.
+    // Division by 1 leaves A as it is, and so does the remainder of a division by a larger number.
     let with_x = |x| [op(0x00, u32::MAX - 1), op(0x01, x)];
     let search = [op(0x00, UDP_HEADER), op(0x01, 2), op(0x20, SKF_AD + 12), op(0x06, u32::MAX)];
     let cases = [
@@ -60,7 +61,7 @@ fn main() {
     }
 }
 
-/// Returns the steps that a program does for a packet, and the median of the ns.
+/// Returns the steps that a program does for a packet, and the median of the nanoseconds per packet.
 fn measure(program: &SocketProgram, bytes: &[u8]) -> (usize, f64) {
     let packet = SocketPacket { bytes, network: bytes, link: bytes, ..SocketPacket::default() };
     let (_, steps) = program.run_counted(&packet);

@@ -29,7 +29,7 @@ pub enum ExpressionError {
     TooLong(usize),
     /// libpcap cannot be loaded, for this reason.
     LibraryMissing(String),
-    /// libpcap reports this error.
+    /// The error that libpcap reports, or why the text cannot be passed to libpcap.
     Syntax(String),
     /// libpcap's program cannot be executed.
     Program(BadProgram),

@@ -38,7 +38,7 @@ struct Functions {
     offline_filter: unsafe extern "C" fn(*const BpfProgram, *const PacketHeader, *const u8) -> c_int,
 }
 
-/// Loads the first library of this name that exists. It stays loaded.
+/// Loads the first library in `names` that exists. The library is never unloaded.
 fn load(names: &[&str]) -> Result<Functions, ExpressionError> {
     let missing = |error: libloading::Error| {
         let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -52,7 +52,8 @@ fn load(names: &[&str]) -> Result<Functions, ExpressionError> {
                 opened = Some(Ok(library));
                 break;
             }
-            // The first name is that of the package in the message.
+            // Keeps the error of the first name, because the message recommends Debian's package, which has
+            // the library under that name.
             (Err(error), None) => opened = Some(Err(error)),
             (Err(_), Some(_)) => {}
         }
@@ -82,7 +83,8 @@ fn functions() -> Result<Functions, ExpressionError> {
 /// Compiles an expression for Ethernet frames.
 ///
 /// # Errors
-/// [`ExpressionError::LibraryMissing`], and [`ExpressionError::Syntax`] with the message of libpcap.
+/// [`ExpressionError::LibraryMissing`]; [`ExpressionError::Syntax`] with the message of libpcap, or because
+/// the text contains a NUL character or libpcap has no memory.
 pub(crate) fn compile(text: &str) -> Result<Vec<RawInstruction>, ExpressionError> {
     with_program(text, |_, program| {
         if program.len == 0 || program.instructions.is_null() {
@@ -142,7 +144,8 @@ pub(crate) fn offline_filter(text: &str, frames: &[Vec<u8>]) -> Result<Vec<bool>
     })
 }
 
-/// Returns whether libpcap's interpreter accepts a frame with a program that is valid.
+/// Runs a program in libpcap's interpreter, and returns whether the program accepts the frame. The program
+/// must be valid.
 #[cfg(test)]
 pub(crate) fn interpret(instructions: &mut [RawInstruction], frame: &[u8]) -> Result<bool, ExpressionError> {
     let len = u32::try_from(instructions.len()).unwrap();

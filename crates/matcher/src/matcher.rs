@@ -51,7 +51,7 @@ impl<A> Matcher<A> {
         Ok(Self { rules, flows: FlowCache::new(entries) })
     }
 
-    /// Returns the action of the first rule that matches the packet.
+    /// Returns the action of the first rule that matches the packet; `None` if no rule does.
     pub fn find(&mut self, packet: &Packet<'_>) -> Option<&A> {
         let rules = &self.rules;
         let (Some(key), Some((version, ip_at))) = (packet.flow_key(), packet.ip_header()) else {
@@ -70,8 +70,8 @@ impl<A> Matcher<A> {
         Some(&rules.get(usize::from(verdicts.certain?))?.action)
     }
 
-    /// Returns how many flows of the cache were replaced by others since the matcher exists. A replaced flow
-    /// is evaluated again with its next packet.
+    /// Returns how many flows of the cache were replaced by others since the matcher was created. A replaced
+    /// flow is evaluated again with its next packet.
     #[must_use]
     pub fn flows_replaced(&self) -> u64 {
         self.flows.replaced

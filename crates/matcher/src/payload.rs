@@ -18,7 +18,7 @@ impl PayloadTest {
     /// Creates a comparison. Without a mask, all bits are compared.
     ///
     /// # Errors
-    /// Says why value and mask do not fit, as a problem of `value` or `mask` (which is named).
+    /// The name of the wrong argument, `value` or `mask`, and a text that says what is wrong with it.
     pub fn new(offset: u16, value: &[u8], mask: Option<&[u8]>) -> Result<Self, (&'static str, String)> {
         if value.is_empty() || value.len() > PAYLOAD_TEST_BYTES_MAX {
             return Err((
@@ -48,7 +48,8 @@ impl PayloadTest {
     }
 }
 
-/// Bytes in hexadecimal digits, written `02` or `47 45 54 20`.
+/// Bytes in hexadecimal digits, such as `02` or `47 45 54 20`. Spaces are ignored. The number of digits is
+/// even and may be 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HexBytes(pub Vec<u8>);
 

@@ -157,7 +157,8 @@ impl Program {
     /// Verifies a program.
     ///
     /// # Errors
-    /// The first instruction that is not valid.
+    /// The first instruction that is not valid; or that there are none or too many, or that the last one does
+    /// not return.
     pub fn verify(raw: &[RawInstruction]) -> Result<Self, BadProgram> {
         match raw.len() {
             0 => return Err(BadProgram::Empty),

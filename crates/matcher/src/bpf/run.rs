@@ -7,7 +7,8 @@ use crate::flow::FlowShape;
 /// Registers and memory. With `TRACKED`, each word also has the bits in which frames of the flow may differ.
 struct Machine<'a, const TRACKED: bool> {
     frame: &'a [u8],
-    /// The bits of the headers that all frames of the flow share; `None` without `TRACKED`.
+    /// The shape of the flow's headers, which says in which bits its frames may differ; `None` without
+    /// `TRACKED`.
     shape: Option<FlowShape>,
     /// The headers and properties that programs of sockets can load besides the frame.
     socket: Option<SocketMachine<'a>>,
@@ -31,16 +32,16 @@ impl Word {
 }
 
 impl Program {
-    /// Runs the program on a frame. Returns 0 if the program rejects the frame, loads beyond its end or
-    /// divides by 0.
+    /// Runs the program on a frame. Returns the program's result, which is not 0 if the program accepts the
+    /// frame. The result is also 0 if the program loads beyond the frame's end or divides by 0.
     #[must_use]
     pub fn run(&self, frame: &[u8]) -> u32 {
         Machine::<false>::new(frame, None).run(&self.instructions).unwrap_or(0)
     }
 
-    /// Runs the program of a socket on a packet. Returns 0 to drop the packet, and a bound of the
-    /// instructions and attributes that were looked at: jumps only lead forward, so there are at most as many
-    /// instructions as stand up to the last one.
+    /// Runs the program of a socket on a packet. Returns the number of bytes to keep, of which 0 drops the
+    /// packet, and an upper bound of the executed instructions plus the visited attributes. Jumps only lead
+    /// forward, so the index after the last executed instruction is that bound for instructions.
     pub(super) fn run_on_socket(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         let mut machine = Machine::<false>::new(packet.bytes, None);
         machine.socket = Some(SocketMachine::new(packet));
@@ -81,7 +82,8 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         self.run_from(instructions, &mut 0)
     }
 
-    /// As [`Machine::run`], from the instruction `next` on, which is set to the one after the last.
+    /// As [`Machine::run`], but begins at the instruction with the index `next`. Sets `next` to the index
+    /// after the last executed instruction.
     #[inline(always)]
     fn run_from(&mut self, instructions: &[Instruction], next: &mut usize) -> Option<u32> {
         loop {
@@ -135,14 +137,15 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
         }
     }
 
-    /// Loads `size` bytes at `base + at`; `None` beyond the end of the frame.
+    /// Loads `size` bytes at `base + at`. For the program of a socket, negative offsets load from the headers
+    /// (`SKF_NET_OFF`, `SKF_LL_OFF`). Returns `None` if the bytes do not exist.
     #[inline]
     fn load(&mut self, base: Word, at: u32, size: u8) -> Option<Word> {
         let start = base.value as usize + at as usize;
         let end = start + usize::from(size);
         if TRACKED {
             self.depend_on(base.differing);
-            // Another frame of the flow may end before.
+            // Another frame of the flow may end before `end`.
             self.differs |= self.shape.is_none_or(|shape| end > shape.common_len());
         }
         let Some(bytes) = self.frame.get(start..end) else {
@@ -190,7 +193,8 @@ impl<'a, const TRACKED: bool> Machine<'a, TRACKED> {
             Operation::Or => a.value | b.value,
             Operation::And => a.value & b.value,
             Operation::Xor => a.value ^ b.value,
-            // Linux's machine takes the low five bits of X, libpcap's shifts everything out.
+            // For a shift by X of 32 or more, Linux's machine uses the low five bits of X; the result of
+            // libpcap's machine is 0.
             Operation::ShiftLeft if self.socket.is_some() => a.value.wrapping_shl(b.value),
             Operation::ShiftRight if self.socket.is_some() => a.value.wrapping_shr(b.value),
             Operation::ShiftLeft => a.value.checked_shl(b.value).unwrap_or(0),

@@ -7,8 +7,9 @@ use super::{BadProgram, Instruction, Program, RawInstruction};
 const INSTRUCTION_BYTES: usize = 8;
 /// First offset of the properties of a packet (`SKF_AD_OFF`).
 const PROPERTIES: u32 = 0xffff_f000;
-/// Offset of the network header (`SKF_NET_OFF`) and of the link-layer header (`SKF_LL_OFF`).
+/// Offset of the network header (`SKF_NET_OFF`).
 const NETWORK_HEADER: i32 = -0x10_0000;
+/// Offset of the link-layer header (`SKF_LL_OFF`).
 const LINK_HEADER: i32 = -0x20_0000;
 /// Bytes of the header of a netlink attribute (`NLA_HDRLEN`).
 const ATTRIBUTE_HEADER_BYTES: usize = 4;
@@ -73,12 +74,12 @@ pub struct SocketPacket<'a> {
     pub hardware_type: u16,
     /// Offset of the payload in `bytes`.
     pub payload_offset: u32,
-    /// A random number, from which follow those that the program loads.
+    /// The seed of the random numbers that the program loads.
     pub random: u32,
 }
 
-/// A program of a socket. It ends after at most as many steps as it has instructions, and looks at a bounded
-/// number of attributes.
+/// A program of a socket. A run executes each instruction once at most, and visits a bounded number of
+/// attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketProgram {
     program: Program,
@@ -88,7 +89,7 @@ impl SocketProgram {
     /// Verifies a program.
     ///
     /// # Errors
-    /// The first instruction that Linux does not accept.
+    /// The first instruction that Linux does not accept, or the errors of [`Program::verify`].
     pub fn verify(raw: &[RawInstruction]) -> Result<Self, BadProgram> {
         let Program { mut instructions } = Program::verify(raw)?;
         for ((at, raw_instruction), instruction) in raw.iter().enumerate().zip(&mut instructions) {
@@ -104,10 +105,10 @@ impl SocketProgram {
     }
 
     /// Verifies a program whose instructions are encoded as `struct sock_filter`, in the byte order of this
-    /// machine.
+    /// machine. Returns `None` if the length is not that of whole instructions.
     ///
     /// # Errors
-    /// As [`SocketProgram::verify`]. `None` if the length is not that of whole instructions.
+    /// As [`SocketProgram::verify`].
     pub fn decode(code: &[u8]) -> Option<Result<Self, BadProgram>> {
         let (instructions, rest) = code.as_chunks::<INSTRUCTION_BYTES>();
         if !rest.is_empty() {
@@ -131,8 +132,8 @@ impl SocketProgram {
         self.run_counted(packet).0
     }
 
-    /// As [`SocketProgram::run`]. Returns also how many steps were done, at most: instructions and
-    /// attributes.
+    /// As [`SocketProgram::run`]. Returns also an upper bound of the steps: executed instructions plus
+    /// visited attributes.
     #[must_use]
     pub fn run_counted(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         self.program.run_on_socket(packet)
@@ -152,7 +153,7 @@ impl SocketProgram {
 /// Checks that no way through a program reads a word of memory before it was written
 /// (`check_load_and_stores`).
 fn check_memory(instructions: &[Instruction]) -> Result<(), BadProgram> {
-    // The words that each instruction finds written, whichever jump leads to it.
+    // For each instruction, the words that are written on all jumps to it.
     let mut masks = vec![u16::MAX; instructions.len()];
     let mut written = 0_u16;
     for (at, instruction) in instructions.iter().enumerate() {
@@ -184,7 +185,7 @@ pub(super) struct SocketMachine<'a> {
     visits: usize,
 }
 
-/// How many attributes the searches of one run may visit together.
+/// Most attributes that the searches of one run may visit together.
 // limit: attributes that a filter searches in a packet
 pub const ATTRIBUTE_VISITS_MAX: usize = 4096;
 
@@ -206,7 +207,8 @@ impl<'a> SocketMachine<'a> {
         mixed ^ mixed >> 15
     }
 
-    /// Loads `size` bytes at an offset that was not found in the packet; `None` if they do not exist.
+    /// Loads `size` bytes at an offset at which [`SocketPacket::bytes`] has none: a negative offset loads
+    /// from the headers. Returns `None` if the bytes do not exist.
     #[cold]
     pub fn load(&self, offset: i32, size: u8) -> Option<u32> {
         let (bytes, from) = if offset >= 0 {
@@ -224,7 +226,8 @@ impl<'a> SocketMachine<'a> {
         Some(bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte)))
     }
 
-    /// Returns a property of the packet. `None` drops the packet: its searches visit too many attributes.
+    /// Returns a property of the packet; `None` drops the packet, because the searches of the run have
+    /// visited too many attributes.
     pub fn property(&mut self, property: Property, a: u32, x: u32) -> Option<u32> {
         let packet = self.packet;
         Some(match property {

@@ -109,7 +109,7 @@ fn memory_is_written_before_it_is_read() {
     assert_eq!(verify(&program), Err(BadProgram::UnwrittenMemory(2)));
     let program = [branch(0, 2), op(0x02, 0), op(0x05, 1), op(0x02, 0), op(0x60, 0), RETURN_A];
     assert_eq!(verify(&program), Ok(()));
-    // Behind a jump, where nothing leads to.
+    // After a jump: no way leads there.
     assert_eq!(verify(&[op(0x05, 1), op(0x60, 0), RETURN_A]), Ok(()));
 }
 
