@@ -415,7 +415,8 @@ mod tests {
         };
         // This thread sleeps during the whole window.
         let (_, account) = measure_cpu_in(&participants, window, work).unwrap();
-        assert!(account.server_share() < 0.2, "{}", account.line);
+        // In the whole run its share is 0.05.
+        assert!(account.server_share() < 0.02, "{}", account.line);
         // The run ends long before the window begins.
         let start = Instant::now();
         let window = CpuWindow { start: Duration::from_secs(3600), length: Duration::from_secs(3600) };
