@@ -39,8 +39,12 @@ impl Participants {
         Self { parts: Vec::new(), cpus, layout }
     }
 
-    /// Pins the NAPI threads of the veth pair to the cores that the layout assigns. Both interfaces must
-    /// already be in use, because the kernel starts the threads only then.
+    /// Pins the NAPI threads of the veth pair to the cores that the layout assigns, and adds them. Does
+    /// nothing in the layout `Sender`. Both interfaces must already be in use, because the kernel starts the
+    /// threads only then.
+    ///
+    /// # Errors
+    /// If an interface has no NAPI thread after `NAPI_THREAD_TIMEOUT`, or a thread cannot be pinned.
     pub fn place_napi_threads(&mut self) -> Result<(), MeasureError> {
         if self.layout == CoreLayout::Sender {
             return Ok(());
@@ -164,7 +168,7 @@ fn all_processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Returns all living descendants of a process, children before grandchildren.
+/// Returns all descendants of a process, zombies included, children before grandchildren.
 pub fn descendants(pid: u32) -> Vec<u32> {
     let pairs: Vec<(u32, u32)> =
         all_processes().filter_map(|child| Some((child, parent_of(child)?))).collect();
@@ -236,7 +240,8 @@ const SERVER_ROLES: [&str; 4] = ["server", "stack", "program", "server_receives"
 /// The CPU account of a measurement.
 #[derive(Clone, Debug)]
 pub struct CpuAccount {
-    /// CPU time of each role as a share of the elapsed time.
+    /// CPU time of each role as a share of the elapsed time. `server_cpu` and `generator_cpu` are the busy
+    /// shares of the two cores.
     pub shares: BTreeMap<&'static str, f64>,
     /// The part whose core was saturated.
     pub bottleneck: Bottleneck,
@@ -244,7 +249,8 @@ pub struct CpuAccount {
     pub line: String,
     /// CPU time of the kernel threads that receive: NAPI threads and `ksoftirqd`.
     pub kernel_time: Duration,
-    /// Share of the cores' time that was used by other threads than the participants.
+    /// Share of the cores' time in which they executed anything but the participants: other threads, and
+    /// interrupts that the kernel accounts separately.
     pub other_programs_share: f64,
     /// Packets received and sent at the generator's interface; 0 without one.
     pub packets: u64,
@@ -431,7 +437,7 @@ mod tests {
         let mut participants = PARTS;
         participants.add_process("parent", child.id());
         participants.add_descendants("children", child.id());
-        // The shell must have started the loop and must have run on a busy machine.
+        // Even on a busy machine, the shell must have started the loop, and the loop must have run.
         let deadline = Instant::now() + Duration::from_secs(20);
         let used = loop {
             let (_, account) =

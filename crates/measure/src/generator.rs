@@ -1,4 +1,5 @@
-//! The load generator: `ginnel load` on its own core, on the light stack, or over loopback on the kernel's.
+//! The load generator: `ginnel load`, pinned to a core of its own. It runs on the light stack, or over
+//! loopback on the kernel's stack.
 
 use crate::MeasureError;
 use crate::cpu_account::{CpuAccount, CpuWindow, Participants, measure_cpu_in};
@@ -14,8 +15,9 @@ use ginnel_apps::load::{
 };
 use std::time::Instant;
 
-/// Warm-up time: virtual cores reach their sustained speed, and memory that grows with the first connections
-/// has grown. On shared machines this takes a second or two, in which both servers are up to 40 % slower.
+/// Warm-up time, in seconds. In this time virtual cores reach their sustained speed, and the first
+/// connections make memory grow. On shared machines this takes one or two seconds, in which a server, on
+/// Ginnel or on the kernel, is up to 40 % slower.
 const WARM_UP_SECONDS: f64 = 2.0;
 
 /// How long a server may take to answer the first request.
@@ -30,7 +32,7 @@ struct LoadCommandLine<T: Args> {
     options: T,
 }
 
-/// Parses options from the arguments of a command line.
+/// Parses options from arguments, which do not begin with the name of a program.
 ///
 /// # Errors
 /// The error of clap.
@@ -57,7 +59,7 @@ pub struct LoadSpec {
     pub protocol: LoadProtocol,
     /// The arguments of its command, without the generator's stack, source addresses and durations.
     pub arguments: Vec<String>,
-    /// Ends a measurement, and waiting for an answer, before its time.
+    /// When set, a measurement ends early, and [`LoadSpec::wait_for_answer`] fails.
     pub stop: Option<StopFlag>,
 }
 
@@ -80,7 +82,8 @@ impl LoadSpec {
         self.stop.as_ref().is_some_and(StopFlag::is_set)
     }
 
-    /// Returns the job for these arguments and `extra`; `change` modifies the common options.
+    /// Returns the job for [`LoadSpec::arguments`] followed by the testbed's options and `extra`; `change`
+    /// modifies the common options.
     fn job(
         &self,
         testbed: &Testbed,
@@ -127,8 +130,9 @@ impl LoadSpec {
     /// Waits until a server answers. `check` fails if the server has ended.
     ///
     /// # Errors
-    /// The error of `check`, or an explanation if the server does not answer within `timeout`: whether it
-    /// listens, and what was received instead of an answer.
+    /// The error of `check`; "interrupted" if [`LoadSpec::stop`] is set; that the options are wrong or a
+    /// device cannot be opened; or, if the server does not answer within `timeout`, whether it listens, and
+    /// what was received instead of an answer.
     pub fn wait_for_answer(
         &self,
         testbed: &Testbed,
@@ -157,7 +161,8 @@ impl LoadSpec {
     /// the server's threads to the participants.
     ///
     /// # Errors
-    /// If the generator's device cannot be opened, or its options are wrong.
+    /// If the generator's options are wrong, its device cannot be opened, a thread cannot be pinned, or the
+    /// kernel's counters cannot be read.
     pub fn measure(
         &self,
         testbed: &Testbed,

@@ -2,14 +2,15 @@
 //! account of the CPU time of every participant. `crates/bench` and `ginnel bench compare` are built on it.
 //!
 //! ```text
-//! namespace    a private network namespace
-//! veth         a veth pair in it, and the NAPI threads that receive on the pair
-//! testbed      the medium between server and generator: veth, memif or loopback
-//! servers      unmodified servers and their configuration
-//! program      a server: an unmodified program on the kernel or on a stack (ginnel run)
-//! generator    ginnel load, pinned; waits until the server answers
-//! cpu_account  CPU time of all participants, and whose core was saturated
-//! machine      the CPUs
+//! namespace      a private network namespace
+//! veth           a veth pair in it, and the NAPI threads that receive on the pair
+//! testbed        the medium between server and generator: veth, memif or loopback
+//! servers        unmodified servers and their configuration
+//! program        a server: an unmodified program on the kernel or on a stack (ginnel run)
+//! watched_group  a process group that does not outlive the process that started it
+//! generator      ginnel load, pinned; waits until the server answers
+//! cpu_account    CPU time of all participants, and whose core was saturated
+//! machine        the CPUs
 //! ```
 
 pub mod cpu_account;

@@ -18,6 +18,9 @@ pub struct Cpus {
 
 impl Cpus {
     /// Chooses the first two CPUs that this process may use.
+    ///
+    /// # Errors
+    /// [`MeasureError::Skipped`] if there is only one.
     pub fn choose() -> Result<Self, MeasureError> {
         let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
@@ -130,7 +133,8 @@ impl CpuTimes {
         cpus.map(|((b, i), s)| *b as f64 / ((b + i + s) as f64).max(1.0)).collect()
     }
 
-    /// Returns the share of all CPUs together that other programs used, if this process used `own`.
+    /// Returns the share of all CPUs together that other programs used. `own` is the CPU time of the
+    /// measurement itself.
     pub fn other_programs_share(&self, own: Duration) -> f64 {
         let seconds = |ticks: &[u64]| ticks.iter().sum::<u64>() as f64 / TICKS_PER_SECOND;
         let total = self.total() as f64 / TICKS_PER_SECOND;

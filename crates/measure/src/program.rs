@@ -209,7 +209,7 @@ impl Drop for RunningPrograms {
     }
 }
 
-/// Terminates a program. If it ignores SIGTERM it is killed with all its descendants.
+/// Terminates a program. If it ignores SIGTERM, it is killed with all descendants that it had before.
 fn terminate(child: &mut Child) {
     let children = descendants(child.id());
     send_signal(child.id(), Signal::TERM);

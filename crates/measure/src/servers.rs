@@ -53,8 +53,8 @@ pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString
     to_command_line("nginx", &["-c", &path.to_string_lossy(), "-p", &at.to_string()])
 }
 
-/// Returns the command line of HAProxy with one thread, in front of a server on another port of the same
-/// address.
+/// Returns the command line of HAProxy with one thread, which forwards from `port` to a server at
+/// `server_port` of the same address.
 ///
 /// # Errors
 /// If HAProxy is not installed, or a file cannot be written.
@@ -62,13 +62,13 @@ pub fn haproxy(
     folder: &Path,
     address: Ipv4Addr,
     port: u16,
-    behind: u16,
+    server_port: u16,
 ) -> Result<Vec<OsString>, MeasureError> {
     let config = format!(
         "global\n nbthread 1\n maxconn 4000\n\
          defaults\n mode http\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
          frontend front\n bind {address}:{port} backlog 4096\n default_backend back\n\
-         backend back\n server nginx {address}:{behind}\n"
+         backend back\n server nginx {address}:{server_port}\n"
     );
     let path = folder.join("haproxy.cfg");
     fs::write(&path, config)?;

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 /// Capacity for all connections in TIME_WAIT.
 pub const TIME_WAIT_MAX: u32 = 6_000_000;
-/// Host parts of the generator's source addresses: with 32,768 ports each, they outlast TIME_WAIT.
+/// Host parts of the generator's source addresses. Each has 32,768 ports: so many that no port is needed
+/// again before its TIME_WAIT has ended.
 const SOURCES: core::ops::RangeInclusive<u8> = 50..=249;
 
 /// The medium that carries the frames.
@@ -60,8 +61,11 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Sets up the medium for the next server and discards the previous one. With `kernel` the kernel gets
-    /// the server's address.
+    /// Sets up the medium for the next server and discards the previous one. `kernel` says that the server
+    /// uses the kernel's stack, which gets the server's address.
+    ///
+    /// # Errors
+    /// If the medium cannot connect such a server, or the kernel does not permit the configuration.
     pub fn set_up(&self, kernel: bool) -> Result<(), MeasureError> {
         match self.medium {
             Medium::Veth => {
@@ -95,13 +99,18 @@ impl Testbed {
         self.folder.join("wire")
     }
 
-    /// Returns the options of `ginnel run` or `ginnel up` for a stack at the server's end. Unless `polls` is
-    /// set, the shard sleeps while it is idle, because the program and the NAPI thread run on its core.
+    /// Returns the options of `ginnel run` or `ginnel up` for a stack at the server's end, and writes the
+    /// configuration file that they name. Unless `polls` is set, the shard sleeps while it is idle, because
+    /// the program and the NAPI thread run on its core.
+    ///
+    /// # Errors
+    /// If a stack cannot use the medium, or the file cannot be written.
     pub fn stack_options(&self) -> Result<Vec<String>, MeasureError> {
         self.options_of_end(veth::server(), "server", self.address)
     }
 
-    /// Returns the options of `ginnel run` for a client in the generator's place.
+    /// Returns the options of `ginnel run` for a client in the generator's place, as
+    /// [`Testbed::stack_options`] does for a server.
     pub fn client_options(&self) -> Result<Vec<String>, MeasureError> {
         self.options_of_end(veth::generator(), "client", self.client_address())
     }

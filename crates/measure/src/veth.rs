@@ -143,7 +143,7 @@ mod tests {
     fn threads_of_other_interfaces_do_not_match() {
         assert_ne!(server(), generator());
         assert!(is_napi_thread_of(&format!("napi/{}-8193\n", server()), server()));
-        // The name of a process whose ID begins with this one's.
+        // `s12` is the interface of a process whose ID begins with that of the process of `s1`.
         for other in ["napi/s12-8193", "napi/s1", "napi/g1-8193", "s1-8193", "napi/"] {
             assert!(!is_napi_thread_of(other, "s1"), "{other}");
         }
