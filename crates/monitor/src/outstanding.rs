@@ -5,13 +5,13 @@ use ginnel_stack::time::Instant;
 
 const IS_HIGH: u64 = 1 << 63;
 const NO_BODY: u64 = 1 << 62;
-/// Times are nanoseconds below this, 146 years.
+/// Largest time, in nanoseconds: 146 years. Later times are stored as this one.
 const TIME_MASK: u64 = NO_BODY - 1;
 
 /// A request without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OutstandingRequest {
-    /// When its last byte was seen, or its first bytes if the last one was not seen yet.
+    /// When its last byte was seen; until then, when its head was complete.
     pub(crate) at: Instant,
     /// Sequence number after its last byte that was seen.
     pub(crate) end: u32,
@@ -33,7 +33,8 @@ impl Entry {
     fn of(request: &OutstandingRequest, next: u32) -> Self {
         let flags =
             if request.is_high { IS_HIGH } else { 0 } | if request.without_body { NO_BODY } else { 0 };
-        Self { time_and_flags: request.at.as_nanos() & TIME_MASK | flags, end: request.end, next }
+        let time = request.at.as_nanos().min(TIME_MASK);
+        Self { time_and_flags: time | flags, end: request.end, next }
     }
 
     fn request(self) -> OutstandingRequest {
@@ -140,6 +141,16 @@ mod tests {
             end: at as u32,
             is_high: at % 2 == 1,
             without_body: at % 3 == 1,
+        }
+    }
+
+    #[test]
+    fn times_beyond_the_largest_are_the_largest() {
+        let (mut pool, mut queue) = (OutstandingRequests::new(1), NONE);
+        let at = |nanos| OutstandingRequest { at: Instant::from_nanos(nanos), ..request(2) };
+        for nanos in [TIME_MASK, NO_BODY, IS_HIGH, u64::MAX] {
+            assert!(pool.push(&mut queue, &at(nanos)));
+            assert_eq!(pool.pop(&mut queue), Some(at(TIME_MASK)), "{nanos:#x}");
         }
     }
 
