@@ -71,12 +71,13 @@ fn has_end(bytes: &[u8]) -> bool {
 
 /// Returns what the fields say about the body.
 fn framing(fields: &[Header<'_>]) -> Result<Option<Body>, LostFraming> {
-    let mut length = None;
+    let (mut length, mut transfer) = (None, None);
     for field in fields {
         if field.name.eq_ignore_ascii_case("transfer-encoding") {
+            // Several fields are one list (RFC 9110 §5.3), so the last coding of the last field counts.
             let last = field.value.rsplit(|byte| *byte == b',').next().unwrap_or_default();
             let is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
-            return if is_chunked { Ok(Some(Body::Chunked)) } else { Ok(Some(Body::UntilClose)) };
+            transfer = Some(if is_chunked { Body::Chunked } else { Body::UntilClose });
         }
         if field.name.eq_ignore_ascii_case("content-length") {
             let value = ginnel_apps::resp::decimal(field.value.trim_ascii()).ok_or(LostFraming)?;
@@ -86,5 +87,5 @@ fn framing(fields: &[Header<'_>]) -> Result<Option<Body>, LostFraming> {
             length = Some(value);
         }
     }
-    Ok(length.map(Body::Length))
+    Ok(transfer.or(length.map(Body::Length)))
 }
