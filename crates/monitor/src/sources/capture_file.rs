@@ -46,7 +46,8 @@ impl CaptureFile {
     /// Reads the header of a capture.
     ///
     /// # Errors
-    /// The bytes are not a capture, or the link type of a pcap capture is not supported.
+    /// The bytes are empty, cut short or not a capture, the link type of a pcap capture is not supported, or
+    /// the input cannot be read.
     pub fn open(mut input: Box<dyn Read>) -> Result<Self, SourceError> {
         let mut magic = Vec::new();
         input.by_ref().take(4).read_to_end(&mut magic)?;
@@ -191,7 +192,7 @@ fn link_type(link: DataLink) -> Result<LinkType, String> {
         other => {
             let number = u32::from(other);
             return Err(format!(
-                "link type {number} is not supported: use Ethernet, raw IP, or Linux' \"any\""
+                "link type {number} is not supported: use Ethernet, raw IP, BSD loopback, or Linux's \"any\""
             ));
         }
     })
