@@ -76,7 +76,8 @@ counters! {
     response_retransmissions,
     /// Segments that arrived before earlier ones.
     early_segments,
-    /// Bytes that the receiver has acknowledged and that were not captured.
+    /// Bytes that were not captured: the receiver has acknowledged them, or too many later ones waited for
+    /// them.
     missed_bytes,
     /// How often the beginning of the next message became unknown.
     framing_lost,
