@@ -154,15 +154,16 @@ impl Connection<'_> {
         self.matching.outstanding.oldest(self.tracking.outstanding).is_some_and(|oldest| oldest.without_body)
     }
 
-    /// Handles the head of a message. A response may come before the rest of its request.
+    /// Handles the head of a message, which ends before the sequence number `end`. A response may come before
+    /// the rest of its request.
     #[inline]
-    fn begin(&mut self, kind: MessageKind, now: Instant, at: u32, is_complete: bool) {
+    fn begin(&mut self, kind: MessageKind, now: Instant, end: u32, is_complete: bool) {
         match kind {
             MessageKind::Request { is_high, without_body } => {
                 let counters = &mut self.matching.counters;
                 counters.requests += 1;
                 counters.requests_high += u64::from(is_high);
-                let request = OutstandingRequest { at: now, end: at, is_high, without_body };
+                let request = OutstandingRequest { at: now, end, is_high, without_body };
                 if !self.matching.outstanding.push(&mut self.tracking.outstanding, &request) {
                     self.matching.counters.abandoned += 1;
                     return self.give_up();
@@ -176,16 +177,16 @@ impl Connection<'_> {
         }
     }
 
-    /// Handles the end of a message.
+    /// Handles the end of a message, which ends before the sequence number `end`.
     #[inline]
-    fn complete(&mut self, kind: MessageKind, now: Instant, at: u32, ack: u32) {
+    fn complete(&mut self, kind: MessageKind, now: Instant, end: u32, ack: u32) {
         match kind {
             MessageKind::Request { .. } => {
                 if self.has(flag::OPEN_REQUEST) {
                     self.clear(flag::OPEN_REQUEST);
                     let newest = self.tracking.outstanding;
                     if let Some(request) = self.matching.outstanding.newest(newest) {
-                        let request = OutstandingRequest { at: now, end: at, ..request };
+                        let request = OutstandingRequest { at: now, end, ..request };
                         self.matching.outstanding.update_newest(newest, &request);
                     }
                 }
@@ -300,13 +301,13 @@ impl OrderedStreams for Connection<'_> {
                 return;
             };
             used += step.used;
-            let at = first.wrapping_add(used as u32);
+            let end = first.wrapping_add(used as u32);
             if step.has_begun {
-                self.begin(framing.kind(), now, at, step.is_complete);
+                self.begin(framing.kind(), now, end, step.is_complete);
             }
             if step.is_complete {
                 self.tracking.failures = 0;
-                self.complete(framing.kind(), now, at, ack);
+                self.complete(framing.kind(), now, end, ack);
             }
             if self.has(flag::GIVEN_UP) {
                 return;
