@@ -31,6 +31,7 @@ pub(crate) mod flag {
 
 /// Failures to find a message after which a connection is given up. A complete message resets their number.
 const FAILURES_MAX: u8 = 32;
+
 /// State that all connections share.
 #[derive(Debug)]
 pub(crate) struct Matching {
@@ -248,7 +249,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Stops to examine the connection.
+    /// Stops examining the connection.
     #[cold]
     fn give_up(&mut self) {
         self.set(flag::GIVEN_UP);

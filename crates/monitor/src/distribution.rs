@@ -18,7 +18,7 @@ pub const QUANTILES: [f64; 14] =
 #[derive(Clone, Debug)]
 pub struct Distribution {
     latency: Latency,
-    /// Latencies by 0.1 ms, up to a power of two of bins after the longest one.
+    /// Number of latencies in each 0.1 ms. The length is 0 or a power of two.
     sketch: Vec<u64>,
     count: u64,
     sum_nanos: u128,
@@ -56,7 +56,7 @@ impl Distribution {
         self.max_nanos = self.max_nanos.max(nanos);
     }
 
-    /// Records a latency that is longer than the others.
+    /// Records a latency beyond the last bin of the sketch.
     #[cold]
     fn add_bins(&mut self, bin: usize) {
         self.sketch.resize((bin + 1).next_power_of_two(), 0);

@@ -41,7 +41,7 @@ pub struct EngineConfig {
     /// Most bytes of buffers for heads of messages that were seen in part.
     // limit: partial heads of a monitor
     pub head_bytes_max: usize,
-    /// A connection without packets for this time is forgotten.
+    /// A connection without packets for this time is forgotten as other connections begin.
     pub idle_timeout: Duration,
     /// Key of the hash of addresses and ports. It should be random if the traffic is not trusted.
     pub seed: u64,
@@ -173,8 +173,8 @@ impl Engine {
         &self.matching.latencies
     }
 
-    /// Returns the latencies since the last call, of low and of high priority, in memory that the caller
-    /// supplies empty.
+    /// Exchanges the latencies since the last call, of low and of high priority, for `empty`, which must have
+    /// none.
     pub fn swap_latencies(&mut self, empty: &mut [Distribution; 2]) {
         core::mem::swap(&mut self.matching.latencies, empty);
     }

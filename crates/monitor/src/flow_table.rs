@@ -13,7 +13,7 @@ const TABLES: usize = 256;
 const PLACES_MIN: usize = 8;
 /// Connections in one allocation.
 const CHUNK_FLOWS: usize = 1024;
-/// Stands for no connection and no record.
+/// Stands for no connection, no record and no request.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Addresses and ports of a connection.
@@ -75,7 +75,7 @@ pub(crate) struct Tracking {
     pub(crate) streams: u32,
     /// Time of the last packet in seconds.
     pub(crate) seen: u32,
-    /// Flags of [`crate::engine`]. A free entry has none.
+    /// Flags of [`crate::connection::flag`]. A free entry has none.
     pub(crate) flags: u16,
     /// Index of the protocol's rule.
     pub(crate) rule: u8,
@@ -281,7 +281,7 @@ impl<K: FlowKey> FlowTable<K> {
         }
     }
 
-    /// Returns each entry in turn, or `None` if the entry is free.
+    /// Returns each entry in turn, or `None` if the entry is free or the table has none.
     pub(crate) fn next_to_examine(&mut self) -> Option<u32> {
         let entries = (self.chunks.len() * CHUNK_FLOWS) as u32;
         if entries == 0 {

@@ -28,9 +28,9 @@ pub enum LinkType {
     Raw,
     /// Four bytes with an address family (BSD loopback).
     Null,
-    /// The 16 bytes of Linux' "any" interface.
+    /// The 16 bytes of Linux's "any" interface.
     LinuxSll,
-    /// The 20 bytes of Linux' "any" interface, version 2.
+    /// The 20 bytes of Linux's "any" interface, version 2.
     LinuxSll2,
 }
 

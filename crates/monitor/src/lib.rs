@@ -8,7 +8,7 @@
 //! ordering      orders the segments of a connection (streams)
 //! connection    finds the messages of a connection (framing), and matches responses to outstanding requests
 //! session       closes intervals, and adds them up
-//! report, cdf, picture   what is told about an interval
+//! report, cdf, picture   show the measurements of an interval or of a run
 //! recording     reads what clients have sent, for "ginnel load replay"
 //! ```
 

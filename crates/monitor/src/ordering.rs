@@ -8,8 +8,9 @@ use crate::framing::REQUEST;
 use crate::streams::{EarlyResult, EarlySegment, StreamPool};
 use ginnel_stack::time::Instant;
 
-/// A sequence number that is further away than the largest window (RFC 7323 §2.3 allows 1 GiB, Linux uses at
-/// most 32 MiB unless configured) belongs to another connection with the same ports.
+/// Largest distance of a sequence number from that of the next byte. One that is further away belongs to
+/// another connection with the same ports. RFC 7323 §2.3 allows windows of 1 GiB; Linux uses at most 32 MiB
+/// unless configured.
 const DISTANCE_MAX: u32 = 1 << 27;
 
 /// A segment on its way through [`OrderedStreams`].
@@ -43,7 +44,7 @@ pub(crate) trait OrderedStreams {
     /// Learns that a direction goes on at a sequence number that cannot follow.
     fn lose_place(&mut self, direction: usize);
 
-    /// Goes on after a gap that the receiver does not have: its bytes were not captured.
+    /// Skips gaps whose bytes the receiver has acknowledged: they were not captured.
     #[inline]
     fn receive_ack(&mut self, acknowledged: usize, arrival: &Arrival<'_>) {
         let (tracking, ..) = self.parts();
@@ -143,7 +144,7 @@ pub(crate) trait OrderedStreams {
     #[inline]
     fn examine_new(&mut self, arrival: &Arrival<'_>) {
         let &Arrival { now, direction, seq, ack, flags, bytes, len } = arrival;
-        // The bytes that were seen before.
+        // Number of bytes that were seen before.
         let old = self.parts().0.next[direction].wrapping_sub(seq).min(len);
         let (bytes, len) = (bytes.get(old as usize..).unwrap_or(&[]), len - old);
         if len > 0 {

@@ -32,7 +32,7 @@ pub struct RecordingOptions {
 /// up to there, and the account says why.
 ///
 /// # Errors
-/// The clients sent more bytes than the options permit, or there are too many connections.
+/// The clients sent more bytes than the options permit, or there are more than 4,294,967,295 sends.
 pub fn read(source: &mut dyn PacketSource, options: &RecordingOptions) -> Result<Recording, String> {
     let mut reader = RecordingReader::new(options);
     loop {
@@ -73,7 +73,7 @@ struct RecordingReader<'a> {
 
 /// A connection of the capture.
 enum Flow {
-    /// Its beginning was not seen, or it was reset.
+    /// Its beginning was not seen, it was reset, or its server's port is not selected.
     Ignored,
     Read(Box<ReadConnection>),
 }
@@ -121,7 +121,7 @@ impl<'a> RecordingReader<'a> {
         }
     }
 
-    /// Returns why the recording cannot go on.
+    /// Returns why the recording cannot go on, or `None` if it can.
     fn check(&self) -> Option<String> {
         let max = self.options.bytes_max;
         (self.bytes > max).then(|| {

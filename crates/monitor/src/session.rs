@@ -38,7 +38,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session that closes an interval after each `interval`, which is not zero.
+    /// Creates a session that closes an interval after each `interval`. With `None` or zero, there is only
+    /// the total.
     #[must_use]
     pub fn new(engine: Engine, interval: Option<Duration>) -> Self {
         Self {
@@ -65,8 +66,9 @@ impl Session {
         &self.total
     }
 
-    /// Examines packets, and calls `on_interval` for each interval that ends before one of them, unless the
-    /// interval has no packets. `lost` is the number of packets that the source has lost so far.
+    /// Examines packets, and calls `on_interval` for each interval that ends before one of them, unless no
+    /// packets were seen or lost in the interval. `lost` is the number of packets that the source has lost so
+    /// far.
     pub fn process(
         &mut self,
         link: LinkType,

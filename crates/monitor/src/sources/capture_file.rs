@@ -24,7 +24,7 @@ const DEFAULT_RESOLUTION: u8 = 6;
 
 type Input = io::Chain<Cursor<Vec<u8>>, Box<dyn Read>>;
 
-/// A capture that is read to its end.
+/// Reads a capture once, from its beginning to its end.
 pub struct CaptureFile {
     reader: CaptureReader,
 }
@@ -89,7 +89,8 @@ impl PacketSource for CaptureFile {
                 visit(*link, &[(Instant::from_nanos(nanos), &packet.data)]);
             }
             CaptureReader::PcapNg { reader, interfaces } => {
-                // The crate reads the times of all interfaces as nanoseconds, so their units are read here.
+                // `pcap_file` takes all times for nanoseconds, so the units of each interface are applied
+                // here.
                 let known = reader.interfaces();
                 if known.len() != interfaces.len() {
                     *interfaces = known.iter().map(CapturedInterface::of).collect();
@@ -161,7 +162,7 @@ impl CapturedInterface {
         for option in &block.options {
             match option {
                 InterfaceDescriptionOption::IfTsResol(value) => resolution = *value,
-                // A signed number, which the crate reads as an unsigned one.
+                // A signed number, which `pcap_file` reads as an unsigned one.
                 InterfaceDescriptionOption::IfTsOffset(value) => offset_seconds = *value as i64,
                 _ => {}
             }

@@ -21,7 +21,7 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Opens a packet socket. The interface becomes promiscuous as long as it is open.
+    /// Opens a packet socket. The interface is promiscuous as long as the socket is open.
     ///
     /// # Errors
     /// There is no such interface, or this process may not see its packets.

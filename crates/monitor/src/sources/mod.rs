@@ -27,7 +27,8 @@ pub enum SourceState {
 pub enum SourceError {
     /// The capture ends within a packet.
     CutShort,
-    /// The capture is not what its format says, or uses a part of it that is not supported.
+    /// The capture violates its format, or uses a part of the format that is not supported; the text says
+    /// which.
     Unusable(String),
     /// A system call failed.
     Io(io::Error),
@@ -71,9 +72,12 @@ pub trait PacketSource {
     /// A system call failed.
     fn wait(&mut self, timeout: Duration) -> io::Result<()>;
 
-    /// Returns the time on the clock of the packets, if they arrive while the source runs.
+    /// Returns a time up to which all packets have been passed on, on the clock of the packets: the current
+    /// time less the source's delay. `None` if the packets do not arrive while the source runs, as with a
+    /// capture.
     fn now(&self) -> Option<Instant>;
 
-    /// Returns the number of packets that were lost because the monitor was too slow.
+    /// Returns the number of packets that were lost since the source was opened, because the monitor was too
+    /// slow.
     fn lost(&mut self) -> u64;
 }

@@ -112,7 +112,8 @@ impl PacketRing {
         self.hardware_type
     }
 
-    /// Passes the packets of the next block to `visit`. Returns false if the kernel still fills it.
+    /// Passes the packets of the next block to `visit`, with `without_sent` only those that this machine has
+    /// received. Returns false if the kernel still fills the block.
     pub(super) fn read_block(
         &mut self,
         without_sent: bool,
