@@ -199,7 +199,7 @@ fn accept_orphan(
         && slot_socket::has_connection(socket);
     let result = if is_blocking && !is_alone { -1 } else { accept(socket.as_raw_fd()) };
     drop(lock);
-    if is_blocking && region.is_stale.load(Ordering::Acquire) != 0 {
+    if is_blocking && worker::is_stale(region) {
         worker::refresh(region);
     }
     if result >= 0 {

@@ -10,7 +10,7 @@ use crate::region::{LockedRegion, Region, SharedListener, seconds};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::steering::{ActiveListener, write_program};
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, getppid, test_kill_process};
 
@@ -22,19 +22,29 @@ const HANDSHAKE_SECONDS_MAX: u64 = 120;
 /// if [`Region::lock`] fails: in a signal handler that has interrupted the holder, or after 10 seconds.
 pub fn locked<R>(region: &'static Region, action: impl FnOnce(&mut LockedRegion) -> R) -> Option<R> {
     let result = action(&mut region.lock()?);
-    if region.is_stale.load(Ordering::Acquire) != 0 {
+    if is_stale(region) {
         refresh(region);
     }
     Some(result)
 }
 
+/// Returns whether connections must be steered anew. Called after the lock was released, and before the lock
+/// is taken in [`refresh`]. The fence orders both accesses, so that the request of a thread which finds the
+/// lock held is seen by the thread that releases the lock.
+pub fn is_stale(region: &Region) -> bool {
+    fence(Ordering::SeqCst);
+    region.is_stale.load(Ordering::Acquire) != 0
+}
+
 /// Steers the connections of this process's listeners to those workers that accept now. If another thread
 /// holds the lock, that thread does so when it releases the lock.
 pub fn refresh(region: &'static Region) {
-    region.is_stale.store(1, Ordering::Release);
-    while region.is_stale.load(Ordering::Acquire) != 0 {
+    region.is_stale.swap(1, Ordering::AcqRel);
+    while is_stale(region) {
         let Ok(mut lock) = region.try_lock() else { return };
-        region.is_stale.store(0, Ordering::Release);
+        // Not a store, which the processor may delay until the slots were read: it could then overwrite a
+        // later request.
+        region.is_stale.swap(0, Ordering::AcqRel);
         for (index, local) in PROCESS.open_listeners() {
             steer(region, &region.listeners[index], local, &mut lock);
         }
