@@ -276,7 +276,10 @@ pub fn closes(fd: c_int) {
 /// Called when the program has closed a range of descriptors, both ends included.
 pub fn closed_range(first: c_uint, last: c_uint) {
     for (_, local) in PROCESS.open_listeners() {
-        if let Some(fd) = local.fd.get().filter(|fd| (first..=last).contains(&fd.cast_unsigned())) {
+    let _errno = ErrnoGuard::new();
+        let fd = local.fd.get().filter(|fd| (first..=last).contains(&fd.cast_unsigned()));
+        let present = local.present_cookie.load(Ordering::Relaxed);
+        if let Some(fd) = fd.filter(|fd| borrow(*fd).map(cookie) != Some(present)) {
             closes(fd);
         }
     }
@@ -417,4 +420,28 @@ pub fn child_reaped(pid: c_int) {
     let one_less = |count: usize| count.checked_sub(1);
     let _ = PROCESS.children.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     worker::ended(region, pid);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn only_closed_listeners_of_a_range_are_forgotten() {
+        PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let fds = listeners.each_ref().map(AsRawFd::as_raw_fd);
+        for fd in fds {
+            register(region().unwrap(), fd, 5);
+        }
+        closed_range(0, c_uint::MAX);
+        assert_eq!(fds.map(is_listener), [true; 2], "nothing was closed");
+        drop(listeners);
+        let first = fds[0].cast_unsigned();
+        closed_range(first, first);
+        assert_eq!(fds.map(is_listener), [false, true]);
+        closed_range(0, c_uint::MAX);
+        assert_eq!(fds.map(is_listener), [false; 2]);
+    }
 }
