@@ -222,14 +222,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_queue_is_searched_for_two_minutes() {
+    fn an_orphaned_queue_is_searched_until_it_retires() {
         let (region, _memory) = Region::create().unwrap();
         let shared = &region.listeners[0];
         shared.fill(1, 1, "10.0.0.1:80".parse().unwrap());
         shared.sockets[2].is_active.store(1, Ordering::Relaxed);
         leave(shared, 2);
+        let earliest = seconds() + 120;
         leave(shared, 2);
         retire(shared, 2);
+        assert!(shared.sockets[2].retires_at.load(Ordering::Relaxed) >= earliest);
         assert_eq!(shared.orphans.load(Ordering::Relaxed), 1);
         shared.sockets[2].retires_at.store(0, Ordering::Relaxed);
         retire(shared, 2);
