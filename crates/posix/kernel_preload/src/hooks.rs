@@ -197,11 +197,12 @@ unsafe fn reaped(pid: pid_t, status: *const c_int) -> pid_t {
     if pid <= 0 {
         return pid;
     }
-    // A child that was stopped or continued still runs. Without a status, ask whether it does.
+    // A child that was stopped or continued still runs. Without a status, the kernel says whether it does:
+    // another error than `ESRCH` means that it runs as another user.
     let has_ended = if status.is_null() {
         let _errno = lane::ErrnoGuard::new();
-        // SAFETY: sends nothing.
-        unsafe { libc::kill(pid, 0) != 0 }
+        // SAFETY: sends nothing, and reads libc's variable of this thread.
+        unsafe { libc::kill(pid, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
     } else {
         // SAFETY: the caller's promise.
         unsafe { libc::WIFEXITED(*status) || libc::WIFSIGNALED(*status) }
