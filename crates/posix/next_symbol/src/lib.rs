@@ -2,7 +2,7 @@
 //! A hook replaces libc's function under its name, and calls it by this look-up.
 #![allow(unsafe_code)] // functions by name
 
-use core::ffi::{c_char, c_long, c_void};
+use core::ffi::{CStr, c_long, c_void};
 
 /// Defines functions of libc, looked up once each: `real! { fn close(fd: c_int) -> c_int; }` defines `close`.
 /// A function that libc does not have fails with `ENOSYS`.
@@ -21,10 +21,16 @@ macro_rules! real {
                     ::core::sync::atomic::AtomicPtr::new(::core::ptr::null_mut());
                 let mut found = FOUND.load(::core::sync::atomic::Ordering::Relaxed);
                 if found.is_null() {
-                    found = $crate::find(concat!(stringify!($name), "\0"));
+                    const BYTES: &[u8] = concat!(stringify!($name), "\0").as_bytes();
+                    const NAME: &::core::ffi::CStr = match ::core::ffi::CStr::from_bytes_with_nul(BYTES) {
+                        Ok(name) => name,
+                        Err(_) => panic!("the name of a function has no NUL byte"),
+                    };
+                    found = $crate::find(NAME);
                     FOUND.store(found, ::core::sync::atomic::Ordering::Relaxed);
                 }
-                // SAFETY: libc's function of this name has this type, and is never unloaded.
+                // SAFETY: libc's function of this name has this type and is never unloaded. In its place,
+                // `missing` ignores all arguments, and its result is in the register of an integer.
                 let function = unsafe { ::core::mem::transmute::<*mut ::core::ffi::c_void, Function>(found) };
                 // SAFETY: the caller's promise.
                 unsafe { function($($argument),*) }
@@ -34,19 +40,19 @@ macro_rules! real {
 }
 
 /// Returns the next function of this name in the order of the loaded libraries, or a function that fails with
-/// `ENOSYS`. `name` must end with a NUL byte.
+/// `ENOSYS`.
 #[must_use]
-pub fn find(name: &'static str) -> *mut c_void {
-    debug_assert!(name.ends_with('\0'));
-    // SAFETY: the name ends with a NUL byte.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+pub fn find(name: &'static CStr) -> *mut c_void {
+    // SAFETY: the name is a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     // A program that tests with `dlsym` whether libc has the function finds the preloaded library's hook, and
     // calls it even if libc lacks the function.
     if found.is_null() { (missing as *const ()).cast_mut().cast() } else { found }
 }
 
 /// Stands for a function that this version of libc does not have. All hooked functions that older versions
-/// lack report an error by -1, except `closefrom`, which returns nothing.
+/// lack report an error by -1, except `closefrom`, which returns nothing, and
+/// `posix_spawn_file_actions_addclosefrom_np`, which returns an error number: -1 is an unknown one.
 extern "C" fn missing() -> c_long {
     // SAFETY: returns the variable of this thread.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
