@@ -2,7 +2,7 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Returns the CPUs that the thread may use.
+/// Returns the CPUs that the thread may use; an empty set if the kernel does not tell them.
 pub fn allowed() -> CpuSet {
     sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new())
 }

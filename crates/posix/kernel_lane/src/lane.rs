@@ -16,12 +16,12 @@ use rustix::process::getpid;
 use std::io;
 use std::sync::OnceLock;
 
-/// Number of slots that are prepared at once, or that of the CPUs if those are more.
+/// Least number of slots that are prepared at once; the number of CPUs if that is larger.
 const SLOTS_AT_ONCE: usize = 8;
-/// A worker looks for other workers that have died after this number of connections.
+/// Number of connections of a slot after which its worker looks for other workers that have died.
 const CONNECTIONS_BETWEEN_CHECKS: u64 = 1024;
 
-/// Returns the mode of this program.
+/// Returns the mode of this program; `None` if nothing is changed.
 pub(crate) fn mode() -> Option<Mode> {
     static MODE: OnceLock<Option<Mode>> = OnceLock::new();
     *MODE.get_or_init(Mode::of_environment)
@@ -42,7 +42,7 @@ fn shared_listener(fd: c_int) -> Option<(&'static LocalListener, &'static Region
 }
 
 /// Prepares a call of `listen`: allows further sockets on the address. Returns false if nothing changes for
-/// this socket. The socket was bound alone, so an address in use has been found.
+/// this socket. The socket was bound without `SO_REUSEPORT`, so `bind` has failed if the address was in use.
 pub fn listening_begins(fd: c_int) -> bool {
     let socket = borrow(fd).filter(|socket| mode().is_some() && slot_socket::is_suitable(*socket));
     socket.is_some_and(|socket| slot_socket::set_shared(socket, true).is_ok())
@@ -141,8 +141,8 @@ pub fn use_all_in(fds: impl Iterator<Item = c_int>) {
     }
 }
 
-/// Accepts a connection that a worker has left behind, by `accept` of another socket of the listener. Returns
-/// the result of `accept`, or `None` if no such connection waits.
+/// Accepts a connection that a worker has left in its accept queue: calls `accept` with the socket of that
+/// worker. Returns the new descriptor, or `None` if no connection was accepted.
 pub fn accept_waiting(fd: c_int, accept: impl Fn(c_int) -> c_int) -> Option<c_int> {
     let (local, region, shared) = shared_listener(fd)?;
     let is_watching = local.is_watching.load(Ordering::Relaxed);
@@ -273,10 +273,11 @@ pub fn closes(fd: c_int) {
     }
 }
 
-/// Called when the program has closed a range of descriptors, both ends included.
+/// Called after the program has tried to close a range of descriptors, both ends included. Listeners that are
+/// still open stay: libc may lack the function.
 pub fn closed_range(first: c_uint, last: c_uint) {
-    for (_, local) in PROCESS.open_listeners() {
     let _errno = ErrnoGuard::new();
+    for (_, local) in PROCESS.open_listeners() {
         let fd = local.fd.get().filter(|fd| (first..=last).contains(&fd.cast_unsigned()));
         let present = local.present_cookie.load(Ordering::Relaxed);
         if let Some(fd) = fd.filter(|fd| borrow(*fd).map(cookie) != Some(present)) {

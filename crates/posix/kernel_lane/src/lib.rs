@@ -10,9 +10,9 @@
 //!                                            group delivers connections to the slot of the receiving CPU
 //! ```
 //!
-//! A worker that ends leaves its slot: new connections go to other workers at once. Those that wait in its
-//! accept queue stay there, because the master has the socket too, until a new worker takes the slot or
-//! another worker accepts them.
+//! New connections go to other workers as soon as a worker closes its listener, or has ended and its parent
+//! has waited for it. Connections in its accept queue stay there, because the master has the socket, too,
+//! until a new worker takes the slot or another worker accepts them.
 //!
 //! Processes share one [`Region`](region::Region) of memory per program. Each process knows its descriptors
 //! in statics ([`local`]), because hooks of libc have no other state, and a child has a copy of them.

@@ -28,7 +28,7 @@ const CPU: u32 = 0xffff_f000 + 36;
 /// `SKF_AD_OFF + SKF_AD_RANDOM`
 const RANDOM: u32 = 0xffff_f000 + 56;
 
-/// A listener of a group that somebody accepts from.
+/// A listener of the group from which a worker accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveListener {
     /// Index in the kernel's group.
@@ -50,7 +50,7 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// Returns one of the indexes, at random if there are several.
+    /// Appends instructions that return one of `count` indexes, at random if there are several.
     fn push_choice(&mut self, count: u32, indexes: impl Iterator<Item = u32>) -> Option<()> {
         if count > 1 {
             self.push(LOAD, 0, 0, RANDOM)?;

@@ -145,8 +145,9 @@ fn has_master() -> bool {
     getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == PROCESS.forker.load(Ordering::Relaxed))
 }
 
-/// Returns the CPU of this worker, to which the worker is pinned if the mode says so. A worker with several
-/// threads is not pinned, because only the calling thread would be.
+/// Returns the CPU that this worker is pinned to, or `None` for a worker that is not pinned. In the mode
+/// `auto`, pins a worker that is not pinned yet, if it has a single thread (only the calling thread would be
+/// pinned) and its master still runs.
 fn cpu_of_worker(region: &Region) -> Option<u32> {
     let workers_of = |cpu| {
         let is_taken = |slot: &&crate::region::Slot| slot.worker.load(Ordering::Relaxed) != 0;
@@ -168,8 +169,8 @@ pub fn leave(shared: &SharedListener, slot: usize) {
     }
 }
 
-/// Ends the search for connections in the empty queue of a worker that has left, once all handshakes that its
-/// socket had begun have ended.
+/// Stops the search for connections in the queue of a worker that has left, once all handshakes that its
+/// socket had begun have ended. The queue must be empty, or the process accepts from the socket anyway.
 pub fn retire(shared: &SharedListener, slot: usize) {
     let entry = &shared.sockets[slot];
     let is_over = seconds() > entry.retires_at.load(Ordering::Relaxed);
@@ -227,11 +228,11 @@ mod tests {
         let shared = &region.listeners[0];
         shared.fill(1, 1, "10.0.0.1:80".parse().unwrap());
         shared.sockets[2].is_active.store(1, Ordering::Relaxed);
-        leave(shared, 2);
         let earliest = seconds() + 120;
         leave(shared, 2);
-        retire(shared, 2);
+        leave(shared, 2);
         assert!(shared.sockets[2].retires_at.load(Ordering::Relaxed) >= earliest);
+        retire(shared, 2);
         assert_eq!(shared.orphans.load(Ordering::Relaxed), 1);
         shared.sockets[2].retires_at.store(0, Ordering::Relaxed);
         retire(shared, 2);

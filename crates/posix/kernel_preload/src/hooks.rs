@@ -95,7 +95,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
     lane::closed_range(first.max(0).cast_unsigned(), c_uint::MAX);
 }
 
-/// Tells the lane that `dup2` or `dup3` has closed the descriptor `to` to reuse its number.
+/// Tells the lane that `dup2` or `dup3` has replaced the descriptor `to`, if it succeeded. Returns `result`.
 fn duplicated(fd: c_int, to: c_int, result: c_int) -> c_int {
     if result >= 0 && fd != to {
         lane::closes(to);

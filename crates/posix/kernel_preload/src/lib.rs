@@ -1,5 +1,5 @@
 //! `libginnel_kernel.so`: preloaded into a pre-forking server, it gives each worker a listener of its own on
-//! the kernel's stack. All other calls of the program are the kernel's.
+//! the kernel's stack. All connections and all other sockets of the program stay the kernel's.
 
 mod hooks;
 mod real;
