@@ -40,8 +40,8 @@ pub struct OmittedEntry {
 }
 
 impl EntryLimit {
-    /// Returns whether an entry of this callsite is written at `now`, and how many were left out before it.
-    /// Otherwise it is kept: see [`EntryLimit::take_overdue`].
+    /// Returns how many entries were left out before this one; `None` if this one is left out, too. The last
+    /// left-out entry of a callsite is kept: see [`EntryLimit::take_overdue`].
     pub fn admit(&self, callsite: Identifier, now: Instant, level: Level, text: &str) -> Option<u64> {
         let mut callsites = self.callsites();
         let new = || Allowance { credit: BURST, refilled: now, omitted: 0, last: None };

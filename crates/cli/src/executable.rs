@@ -9,8 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Most program headers, and most bytes of a note, that are read; programs have fewer.
+/// Most program headers that are read; programs have fewer.
 const PROGRAM_HEADERS_MAX: u16 = 256;
+/// Most bytes of a note segment that are read; programs have shorter ones.
 const NOTE_BYTES_MAX: u64 = 1 << 16;
 /// Bytes of an ELF-64 header and of a program header (elf(5)).
 const ELF_HEADER_BYTES: usize = 64;
@@ -57,7 +58,7 @@ pub fn why_not_loadable(path: &Path) -> Option<String> {
 }
 
 /// Returns the reason why `program` cannot use the preloaded library, or `None` if nothing speaks against it.
-/// For a script the answer is that of its interpreter.
+/// For a script the answer is that of its interpreter, which is not examined if it is a script itself.
 pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let path = find_executable(program)?;
     let name = path.display();
@@ -72,7 +73,7 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
         let line = rest.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let interpreter = std::str::from_utf8(words.next()?).ok()?;
-        // The kernel runs no interpreter that is a script itself.
+        // Scripts could name each other as interpreters without end.
         return (interpreter.starts_with('/') && !is_script(interpreter))
             .then(|| why_not_preloadable(interpreter.as_ref()))?;
     }
@@ -94,8 +95,8 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
             PT_NOTE => {
                 let mut notes = vec![0; word(32).min(NOTE_BYTES_MAX) as usize];
                 file.read_exact_at(&mut notes, word(8)).ok()?;
-                // A note begins with two 32-bit lengths and a type; the length of the description precedes
-                // the type and the name "Go".
+                // A note consists of the lengths of its name and description, its type, and its name. That of
+                // Go's build ID has type 4 and the name "Go".
                 is_go |= notes.windows(8).any(|owner| owner == b"\x04\0\0\0Go\0\0");
             }
             _ => {}

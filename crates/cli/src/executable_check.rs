@@ -27,7 +27,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Prints the version of this program, for [`version`] in another one.
+/// Returns what this program prints about itself for [`version`] in another process.
 pub fn print_own() -> String {
     format!("{WORD} {PROTOCOL_VERSION} {}", env!("CARGO_PKG_VERSION"))
 }

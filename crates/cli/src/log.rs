@@ -110,7 +110,7 @@ pub fn write_omitted() {
     write_overdue(Instant::now() + REFILL);
 }
 
-/// Writes the last of the entries that were left out where there is room for it at `now`.
+/// Writes the last left-out entry of each callsite that may write again at `now`.
 fn write_overdue(now: Instant) {
     for OmittedEntry { level, text, before } in ENTRY_LIMIT.take_overdue(now) {
         write(level, &text, before);

@@ -1,8 +1,8 @@
 //! The `ginnel` command.
 //!
 //! Exit codes: 0 done; 1 the command failed while running; 2 the arguments or the configuration cannot be
-//! used; 125 a program has no stack to run on. Every error is one line on standard error that names what it
-//! is about.
+//! used; 125 a program has no stack to run on; 126 or 127 a program cannot be started. `ginnel run` otherwise
+//! exits as its program does. Every error is one line on standard error that names what it is about.
 
 // These macros panic if their reader has closed the pipe: see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

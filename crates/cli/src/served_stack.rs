@@ -83,7 +83,7 @@ pub fn open_shards(
     Ok((ShardThreads::One(Box::new(shard)), vec![commander]))
 }
 
-/// Stops the shards when it is dropped, by a panic as well: the threads of the shards are waited for.
+/// Stops the shards when it is dropped, also by a panic: the scope of their threads ends only after them.
 struct StopShards<'a>(&'a StopFlag);
 
 impl Drop for StopShards<'_> {
@@ -92,7 +92,7 @@ impl Drop for StopShards<'_> {
     }
 }
 
-/// A stack that runs; exists while [`OpenedStack::serve`] does.
+/// A running stack. It exists during [`OpenedStack::serve`].
 pub struct ServedStack<'a> {
     /// The broker, which admits programs to the stack.
     pub broker: &'a Broker,
@@ -166,8 +166,8 @@ impl OpenedStack {
         Ok(Self { shards, broker, published })
     }
 
-    /// Runs the stack until `stop` is set or `act` returns. `act` starts when programs can attach to the
-    /// stack.
+    /// Runs the stack until `stop` is set or `act` returns, and returns after both the stack and `act`. `act`
+    /// starts when programs can attach to the stack.
     pub fn serve<T>(
         self,
         stop: &StopFlag,

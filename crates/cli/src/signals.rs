@@ -49,13 +49,15 @@ fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result
     Ok(stop)
 }
 
-/// Makes SIGHUP have no effect on this process. Programs that it starts have the default action.
+/// Makes SIGHUP have no effect on this process. Programs that it starts have the default action, unless this
+/// process was started with the signal ignored.
 pub fn ignore_hangup() -> Result<(), Failure> {
     ignore(SIGHUP)
 }
 
 /// Makes a file that grows beyond `RLIMIT_FSIZE` an error of the call (`EFBIG`) instead of the end of this
-/// process. Programs that it starts have the default action of the signal.
+/// process. Programs that it starts have the default action of the signal, unless this process was started
+/// with the signal ignored.
 pub fn ignore_file_size_limit() -> Result<(), Failure> {
     ignore(SIGXFSZ)
 }

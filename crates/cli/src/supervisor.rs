@@ -37,7 +37,8 @@ use std::time::Instant;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time for a child to close its connections.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// A child that lived less long is started again only after a pause, which doubles each time.
+/// A child that lived for less time is started again only after a pause: [`FIRST_PAUSE`], doubled each time
+/// up to [`LONGEST_PAUSE`].
 const SHORT_LIFE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -137,7 +138,8 @@ impl ShardProcess {
         lock(&self.child)
     }
 
-    /// Returns the id of the child; `None` while a thread waits for it or starts another one.
+    /// Returns the id of the last child, which may have ended; `None` while a thread waits for its end or
+    /// creates the next one.
     pub fn child_id(&self) -> Option<Pid> {
         self.child.try_lock().ok().map(|child| Pid::from_child(&child))
     }
@@ -170,8 +172,8 @@ impl ShardProcess {
         }
         loop {
             {
-                // Held, so that the child is not the upgraded one. A child that died by itself may have been
-                // replaced by the former executable since the last kill.
+                // While this is locked and the upgrade is set, the child is not the upgraded one. The kill is
+                // repeated: a child that died by itself may have been replaced by the former executable.
                 let upgrade = lock(&self.upgrade);
                 if upgrade.is_some() {
                     // Fails only if it has ended.
@@ -282,8 +284,11 @@ impl ShardProcess {
         result.0
     }
 
-    /// Waits until `stop` returns true or the stack has ended, and then for the end of the child, which
-    /// closes its connections.
+    /// Waits until `stop` returns true. Then ends the child, which closes its connections, and waits for it;
+    /// kills it after [`STOP_TIMEOUT`].
+    ///
+    /// # Errors
+    /// The stack has ended by itself.
     pub fn run(&self, stop: impl Fn() -> bool) -> Result<(), Failure> {
         while !stop() && self.end().is_none() {
             std::thread::sleep(POLL_INTERVAL);
@@ -342,7 +347,8 @@ struct History {
 }
 
 impl History {
-    /// Waits before the next start if the child lived only shortly.
+    /// Waits before the next start if the child lived for less than [`SHORT_LIFE`]; not any longer once
+    /// `is_stopping` returns true. Records the start.
     fn wait(&mut self, is_stopping: impl Fn() -> bool) {
         if self.started.elapsed() < SHORT_LIFE {
             let until = Instant::now() + self.pause;
@@ -402,7 +408,8 @@ pub fn log_start_failure(directory: &Path, failure: Failure) -> Failure {
 }
 
 /// Runs the shards of the stack with this directory, in the child. Standard input is the connection to the
-/// supervisor, whose hang-up ends this process.
+/// supervisor, whose hang-up ends this process. With `logs_to_file`, standard output and standard error go to
+/// the stack's log once the shards are open.
 pub fn run_shards(mut config: Config, directory: &Path, logs_to_file: bool) -> Result<(), Failure> {
     // The kernel has named this process after the number of a descriptor.
     let _ = set_name(PROCESS_NAME);
@@ -438,7 +445,7 @@ fn serve_shards(
     let served = std::thread::Builder::new().name("broker-link".into()).spawn(move || {
         serve_broker(&link, &commanders);
         log::write_omitted();
-        // Programs find the stack gone at once.
+        // The process ends at once, so that programs see that the stack is gone.
         std::process::exit(0);
     });
     served.map_err(|e| Failure::running(format!("thread: {e}")))?;

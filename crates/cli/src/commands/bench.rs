@@ -231,7 +231,7 @@ fn from_measure_failure(error: measure::MeasureError) -> Failure {
     }
 }
 
-/// Builds the arguments of `ginnel load`.
+/// Returns the load that the options describe.
 fn generator_load(options: &CompareOptions, stop: &StopFlag) -> LoadSpec {
     let connections = options.connections.to_string();
     let mut words = vec![&*options.url.load_argument, "--connections", &connections];

@@ -97,7 +97,7 @@ fn find_attachment(
         let users = match inspect::list_processes(&running.path) {
             Ok(users) => users,
             Err(e) => {
-                // Any other stack has just ended, or answers another time.
+                // Another stack that does not answer is left out: it may have just ended.
                 if own_stack.as_ref() == Some(&running.path) {
                     let RunningStack { name, pid, .. } = &running;
                     finding = StackFinding::NoAnswer(format!(
@@ -255,7 +255,7 @@ fn rows(
     Ok(rows)
 }
 
-/// Returns why a socket is on the kernel for which the library's report has no entry.
+/// Returns why a socket without an entry in the library's report is on the kernel.
 fn why_on_kernel(socket: &KernelSocket, dual_listener_ports: &[u16]) -> String {
     match socket.kind {
         "unix" => "Unix socket",

@@ -200,7 +200,7 @@ fn measure(
     measure_with_server(options, root, stop)
 }
 
-/// With the kernel's TCP, options of Ginnel's stack are an error.
+/// Refuses options of Ginnel's stack, and `--shards`, with the kernel's TCP.
 fn check_kernel_options(common: &CommonOptions, stack: &OwnStackOptions) -> Result<(), Failure> {
     refuse_stack_options(common.stack, stack)?;
     if common.stack == StackKind::Kernel && common.shards.is_some() {
@@ -209,7 +209,7 @@ fn check_kernel_options(common: &CommonOptions, stack: &OwnStackOptions) -> Resu
     Ok(())
 }
 
-/// With the kernel's TCP, options of Ginnel's stack are an error.
+/// Refuses options of Ginnel's stack with the kernel's TCP.
 fn refuse_stack_options(kind: StackKind, stack: &OwnStackOptions) -> Result<(), Failure> {
     match stack.first_given().filter(|_| kind == StackKind::Kernel) {
         Some(option) => Err(Failure::usage(format!(
@@ -219,7 +219,7 @@ fn refuse_stack_options(kind: StackKind, stack: &OwnStackOptions) -> Result<(), 
     }
 }
 
-/// Runs the generator against a server outside of this process. `can_serve` tells that the kind of load
+/// Runs the generator against a server outside of this process. `can_serve` tells whether the kind of load
 /// has the option --serve.
 fn measure_without_server(
     options: &impl LoadOptions,
@@ -240,7 +240,7 @@ fn measure_without_server(
     run_on_stacks(&options.job()?, stack.to_config()?, can_serve, stop)
 }
 
-/// Runs a job on the stacks of a configuration. `can_serve` tells that the kind of load has the option
+/// Runs a job on the stacks of a configuration. `can_serve` tells whether the kind of load has the option
 /// --serve.
 fn run_on_stacks<J: LoadJob>(
     job: &J,
@@ -404,8 +404,8 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
     Ok(configs)
 }
 
-/// Refuses more connections than the source addresses have ports. Without the option for them, each of
-/// `links` has one address.
+/// Refuses more connections than the source addresses have ports. Without `--source`, each of `links` has one
+/// address.
 fn check_ports(job: &impl LoadJob, config: &Config, links: u32) -> Result<(), Failure> {
     let options = job.common();
     let given: u64 = options.source.iter().map(|range| range.count()).sum();

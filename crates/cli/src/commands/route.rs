@@ -52,7 +52,7 @@ pub fn run(options: &RouteOptions) -> Result<(), Failure> {
     }
 }
 
-/// Returns the meaning of a verb: `Some(None)` shows the routes.
+/// Returns the meaning of a verb: `Some(None)` shows the routes. `None` if the word is no verb.
 fn action(word: &str) -> Option<Option<RouteAction>> {
     match word {
         "show" | "list" | "ls" => Some(None),

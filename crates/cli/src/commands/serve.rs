@@ -116,8 +116,8 @@ fn server_config(options: &OwnStackOptions, shards: &ShardsOptions) -> Result<Co
     Ok(config)
 }
 
-/// Runs an application until a signal arrives, on as many shards and workers as are configured, and returns
-/// the result of `finish` for each.
+/// Runs an application on each of the configured shards or workers until a signal arrives. Returns the result
+/// of `finish` for each application.
 pub fn run<H: Handler, R: Send>(
     program: &str,
     config: Config,
@@ -145,8 +145,8 @@ pub fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Prints a column for each shard. The counters are per application; the `workers` applications of a shard
-/// share its counters.
+/// Prints a column for each shard. `applications` has the counters of each application's shard; the `workers`
+/// applications of a shard follow each other.
 pub fn print_shards(applications: &[ShardStats], workers: u32) -> Result<(), Failure> {
     let shards: Vec<_> = applications.iter().step_by(workers.max(1) as usize).collect();
     let mut head = vec!["shard".to_string()];

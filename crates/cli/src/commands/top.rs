@@ -105,7 +105,7 @@ struct Top<'a> {
     before: StatSample,
 }
 
-/// State of the stack since the last picture.
+/// What a look at the stack finds.
 enum StackState {
     Runs(StatSource, StatSample),
     /// Its shards are being started again.
@@ -116,7 +116,7 @@ enum StackState {
 
 impl Top<'_> {
     /// Shows pictures. Returns a text about the end of the stack, or `None` if the operator has ended the
-    /// command.
+    /// command or all requested pictures were shown.
     fn show_all(&mut self) -> Result<Option<String>, Failure> {
         let started = Instant::now();
         let mut pictures = 0;

@@ -32,7 +32,7 @@ pub fn command(program: &OsStr) -> Result<Command, Failure> {
 pub fn run(options: &WithParentOptions) -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Failure::running(format!("signal at the parent's death: {e}")))?;
-    // From now on the signal arrives; it did not if the parent has died before.
+    // The signal is sent for a death from now on. A parent that died before is found by its id.
     if getppid().map(Pid::as_raw_pid) != Some(options.parent) {
         return Err(Failure::running("the process that started this one has ended"));
     }

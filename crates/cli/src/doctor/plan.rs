@@ -33,8 +33,8 @@ impl ShardPlan {
         if !(1..=u32::from(SHARDS_MAX)).contains(&count) {
             return Err(format!("{count} shards are not 1 to {SHARDS_MAX}"));
         }
-        // A core that is left over is the first one, on which the kernel's own work begins; siblings come
-        // last.
+        // If there are more cores than shards, the first core, on which the kernel's own work begins, gets no
+        // shard. Siblings come last.
         let spare = usize::from(cores.len() > count as usize).min(others.len());
         let (kept, used) = others.split_at(spare);
         let siblings = cores.iter().flat_map(|core| &core[1..]);
@@ -57,7 +57,7 @@ impl ShardPlan {
     }
 }
 
-/// Returns the CPUs of each core, cores of `node` first, or only these if there are any.
+/// Returns the CPUs of each core of `node`, or of each core of the machine if the node has none or is `None`.
 fn cores(machine: &MachineDescription, node: Option<u32>) -> Vec<Vec<u32>> {
     let mut cores: Vec<Vec<u32>> = Vec::new();
     let is_near = |cpu: &&CpuDescription| node.is_none_or(|node| cpu.node == node);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// The capability that exempts from the limit of locked memory (capabilities(7)).
 const CAP_IPC_LOCK: u32 = 14;
-/// Flags in /proc/net/ipv6_route: the route is up, and has a gateway.
+/// Flags in /proc/net/route and /proc/net/ipv6_route: the route is up, and has a gateway.
 const RTF_UP_GATEWAY: u32 = 3;
 
 fn text(path: impl AsRef<Path>) -> Option<String> {
@@ -34,7 +34,7 @@ fn number<T: std::str::FromStr>(path: impl AsRef<Path>) -> Option<T> {
 /// Reads the description of this machine and of the interface `name`, or of the one with the default route.
 ///
 /// # Errors
-/// There is no such interface.
+/// There is no such interface, or it cannot be read.
 pub fn machine(name: Option<&str>) -> Result<MachineDescription, String> {
     let routes = default_routes();
     let name = name.or_else(|| routes.first().map(|(interface, _)| interface.as_str()));
@@ -122,7 +122,7 @@ fn has_capability(bit: u32) -> bool {
         .is_some_and(|mask| mask >> bit & 1 == 1)
 }
 
-/// Returns the interfaces of the default routes with their gateways.
+/// Returns the interface and the gateway of each default route that has a gateway.
 fn default_routes() -> Vec<(String, IpAddr)> {
     let mut routes = Vec::new();
     for line in text("/proc/net/route").unwrap_or_default().lines().skip(1) {
@@ -263,8 +263,8 @@ fn read_sysfs(described: &mut InterfaceDescription, folder: &Path) {
     described.interrupts = interrupts(folder);
 }
 
-/// Returns the interrupts of a device. That of a virtio interface is a device of a PCI device, which has the
-/// interrupts.
+/// Returns the interrupts of the device of an interface. A virtio device has none itself: they are those of
+/// its parent, a PCI device.
 fn interrupts(folder: &Path) -> Vec<InterruptDescription> {
     let names = text("/proc/interrupts").unwrap_or_default();
     let name_of = |number: u32| {

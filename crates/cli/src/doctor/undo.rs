@@ -105,7 +105,8 @@ impl UndoRecord {
     /// Applies a change.
     ///
     /// # Errors
-    /// The record cannot be written; the setting then keeps its value.
+    /// The record cannot be written. The setting then keeps its value, unless only the value that the driver
+    /// has chosen could not be recorded.
     pub fn apply(&mut self, change: &Change) -> Result<Outcome, Failure> {
         let Change { key, to } = change;
         let before = match key.read() {

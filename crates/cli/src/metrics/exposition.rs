@@ -57,7 +57,8 @@ pub struct Observations {
 }
 
 impl Exposition {
-    /// Adds a sample of the metric `name`, whose words are separated by dots as in `ginnel stat`.
+    /// Adds a sample of the metric `name`, whose words are separated by dots as in `ginnel stat`. Of a metric
+    /// that has samples already, `help` is ignored.
     pub fn add(&mut self, name: &str, kind: MetricKind, help: &str, labels: &[(&str, &str)], value: u64) {
         let metric = self.metric(name, kind, help);
         let full = metric.name.clone();

@@ -70,7 +70,7 @@ impl MonitorPublisher {
     }
 }
 
-/// Adds distributions up.
+/// Returns the sum of two distributions of nanoseconds as observations in seconds.
 fn observations(distributions: [&Distribution; 2]) -> Observations {
     let mut out = Observations::default();
     let mut counts = [0; BOUNDS_US.len()];

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 /// Largest share of the two cores that other programs may use before a result gets a warning.
 pub const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 
-/// Result of one run of one arm.
+/// Result of one run on one stack.
 #[derive(Clone, Debug)]
 pub struct MeasuredRun {
     /// Requests per second.
@@ -87,12 +87,12 @@ pub struct ComparisonSummary {
     ginnel: Vec<MeasuredRun>,
 }
 
-/// Which arm is faster.
+/// The faster stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ComparisonVerdict {
     Ginnel,
     Kernel,
-    /// Some pairs favour one arm and some the other.
+    /// Some pairs favour one stack and some the other, or no pair has a ratio.
     Neither,
 }
 
@@ -110,7 +110,7 @@ impl ComparisonSummary {
     }
 
     /// Returns Ginnel's requests per second of CPU time divided by the kernel's: median, smallest and largest
-    /// of all pairs. A pair without a successful request has no ratio.
+    /// of all pairs. A pair in which the kernel has answered no request has no ratio.
     fn ratio(&self) -> Option<[f64; 3]> {
         let pairs = self.ginnel.iter().zip(&self.kernel).filter(|(_, kernel)| kernel.rate > 0.0);
         let ratios: Vec<f64> = pairs.map(|(ginnel, kernel)| ginnel.per_core / kernel.per_core).collect();

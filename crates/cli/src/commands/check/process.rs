@@ -56,6 +56,10 @@ pub struct InspectedProcess {
 }
 
 impl InspectedProcess {
+    /// Finds the process with this id.
+    ///
+    /// # Errors
+    /// No process has this id.
     pub fn find(pid: u32) -> Result<Self, Failure> {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"));
         let name = name.map_err(|_| Failure::running(format!("no process has the id {pid}")))?;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 /// Time for a server to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval at which it is tried whether a server answers.
+/// Interval between attempts to connect to a server that starts.
 const TRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Servers with Unix sockets in a temporary directory, without persistence. They are killed, and the

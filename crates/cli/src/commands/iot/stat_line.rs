@@ -200,7 +200,7 @@ mod tests {
                 ("tcp.retransmitted", 2),
             ],
         );
-        // What the line reads is counted.
+        // Each counter that the line reads exists.
         let counters = include_str!("../../metrics/counters.tsv");
         let sums: HashSet<String> =
             counters.lines().filter_map(|line| Some(name_of_sum(line.split_once('\t')?.0))).collect();

@@ -77,7 +77,8 @@ fn measure<A: Args + MessageLoadOptions>(
     as_agent(messages, job, stop, |job| run_on_stacks(job, config, false, stop))
 }
 
-/// Runs `measure`. If the run has several agents, waits for the others first, and collects the results last.
+/// Runs `measure`. If the run has several agents, waits for the others first. At the end the first agent
+/// collects the results of the others, and the others get no report.
 fn as_agent(
     messages: &MessageOptions,
     mut job: MessageJob,
@@ -101,7 +102,7 @@ fn as_agent(
     }
 }
 
-/// Returns the stack's first address of the family of the server, if that is given as an address.
+/// Returns the stack's first IPv6 address if a server is given as one, otherwise its first IPv4 address.
 fn own_address(config: &Config, messages: &MessageOptions) -> Option<IpAddr> {
     let is_v6 = messages.server.iter().chain(&messages.dest).any(|server| server.matches(':').count() > 1);
     let addresses = config.links.first()?.addresses.iter().map(|prefix| prefix.address);

@@ -23,8 +23,8 @@ pub struct CableEnds {
     pub server: Prefix,
 }
 
-/// Splits a configuration into one for each worker: one link with its device. `can_serve` tells that the kind
-/// of load has the option --serve, which the error then names.
+/// Splits a configuration into one for each worker: one link with its device. `can_serve` tells whether the
+/// kind of load has the option --serve, which the error then names.
 pub fn split_config(config: &Config, workers: u32, can_serve: bool) -> Result<Vec<Config>, Failure> {
     if workers == 1 {
         return Ok(vec![config.clone()]);

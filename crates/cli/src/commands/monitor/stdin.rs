@@ -1,5 +1,5 @@
-//! Standard input as the source of a capture. It ends for the reader also when the run ends while no
-//! bytes come.
+//! Standard input as the source of a capture. A reader that waits for bytes sees the end of the file when the
+//! run ends.
 
 use crate::served_stack::POLL_INTERVAL;
 use ginnel::StopFlag;

@@ -8,6 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 pub struct Filter {
     /// States to show; empty for all.
     states: Vec<&'static str>,
+    /// Each condition, and whether it must hold; false after `not`.
     conditions: Vec<(FilterCondition, bool)>,
 }
 
@@ -36,6 +37,7 @@ enum Comparison {
 #[derive(Debug, PartialEq)]
 struct AddressPattern {
     address: Option<IpAddr>,
+    /// Prefix length.
     bits: u8,
     port: Option<u16>,
 }

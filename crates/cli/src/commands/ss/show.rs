@@ -52,7 +52,7 @@ fn memory(socket: &SocketLine<'_>) -> String {
     format!("skmem:(r{r},rb{rb},t0,tb{tb},f{f},w{w},o0,bl0{drops}) memory:{}", number("memory_bytes"))
 }
 
-/// Formats an endpoint as `ss` does: `*` for an unspecified address or port.
+/// Formats an endpoint as `ss` does: with `*` as the port if both address and port are unspecified.
 fn format_endpoint(end: &core::net::SocketAddr) -> String {
     if end.port() == 0 && end.ip().is_unspecified() {
         return if end.is_ipv4() { "0.0.0.0:*".into() } else { "[::]:*".into() };

@@ -28,7 +28,7 @@ impl StagesByConn {
         let columns = lines.columns()?;
         let mut conns: Vec<(String, String, SocketAddr, SocketAddr)> = Vec::new();
         lines.for_each(&columns, |socket, _| {
-            // Other sockets have another letter.
+            // Only the handles of connections begin with "c".
             let handle = socket.text("sk").filter(|handle| handle.starts_with('c'));
             if let Some(handle) = handle.filter(|_| is_wanted(options, filter, socket)) {
                 conns.push((socket.shard.into(), handle.into(), socket.local, socket.peer));

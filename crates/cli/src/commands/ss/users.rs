@@ -51,7 +51,7 @@ impl SocketUsers {
             inspect::list_processes(&running.path).unwrap_or_default().into_iter().map(|of| of.pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        // 0 is a program that does not use the library.
+        // 0: the process is in a PID namespace that the stack does not see, or has sent no message yet.
         for pid in pids.into_iter().filter(|pid| *pid != 0) {
             users.add_process(pid);
         }

@@ -8,8 +8,9 @@ use std::fmt::Write as _;
 /// Rates below this value are shown with a decimal.
 const EXACT_BELOW: f64 = 100.0;
 
-/// Returns a table with a row for each counter, a column for each shard, and a column for the sum; `head` is
-/// its first word. With an earlier sample the table has the growth of the counters per second.
+/// Returns a table with a row for each counter that `filter` wants, a column for each shard, and a column for
+/// the sum; `head` is the head of the first column. With an earlier sample the table has the growth of the
+/// counters per second. Rows whose sum is zero are left out unless `all`.
 pub fn table(
     source: &StatSource,
     sample: &StatSample,
@@ -62,8 +63,8 @@ pub fn table(
     table
 }
 
-/// Formats the counters as lines for a pipe: seconds since the first sample, name, sum, and growth per
-/// second.
+/// Formats the counters that `filter` wants as lines for a pipe: seconds since the first sample, name, sum,
+/// and growth per second. Counters that are zero are left out unless `all`.
 pub fn lines(
     source: &StatSource,
     first: &StatSample,
@@ -90,7 +91,7 @@ pub fn lines(
     out
 }
 
-/// Formats all counters as one line of JSON.
+/// Formats the counters that `filter` wants as one line of JSON.
 pub fn json(source: &StatSource, sample: &StatSample, filter: &[String]) -> String {
     let mut out = String::new();
     let name = quoted(&source.running.name);

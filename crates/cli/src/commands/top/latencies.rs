@@ -36,7 +36,7 @@ impl Quantiles {
     fn of(mut nanos: Vec<u64>) -> Self {
         nanos.sort_unstable();
         let Some(last) = nanos.len().checked_sub(1) else { return Self::default() };
-        // The smallest value that this share of all values does not exceed.
+        // The smallest value for which this percentage of the values is not larger.
         let at = |percent: usize| nanos[((last + 1) * percent).div_ceil(100).saturating_sub(1)];
         Self { count: nanos.len() as u64, median: at(50), p90: at(90), p99: at(99), max: nanos[last] }
     }

@@ -202,7 +202,7 @@ fn drops(rates: &Rates) -> String {
     format!("Dropped        {}", lines.join("\n               "))
 }
 
-/// Formats a time as hours, minutes and seconds.
+/// Formats a time as days, hours, minutes and seconds.
 fn age(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
