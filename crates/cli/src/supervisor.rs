@@ -109,13 +109,8 @@ impl ShardProcess {
         let executable = File::open("/proc/self/exe")
             .map_err(|e| Failure::running(format!("executable of this process: {e}")))?;
         let (mut child, link) = spawn(&executable, directory, &taps)?;
-        let link = ChildLink::open(link, START_TIMEOUT).map_err(|error| {
-            // The child has reported its own error.
-            match child.wait().ok().and_then(|status| status.code()) {
-                Some(code @ 1..) => Failure::program(u8::try_from(code).unwrap_or(1)),
-                _ => Failure::from(error),
-            }
-        })?;
+        let link =
+            ChildLink::open(link, START_TIMEOUT).map_err(|error| end_failed_child(&mut child, error))?;
         let process = Arc::new(Self {
             child: Mutex::new(child),
             executable: Mutex::new(executable),
@@ -209,13 +204,16 @@ impl ShardProcess {
             if self.is_stopping() {
                 return AfterDeath::Ended;
             }
-            if let Some(upgrade) = lock(&self.upgrade).take() {
+            // Locked until the new child runs, so that no other upgrade kills it.
+            let mut pending = lock(&self.upgrade);
+            if let Some(upgrade) = pending.take() {
                 has_upgraded = true;
                 if let Some(link) = self.start_upgraded(directory, taps, upgrade) {
                     history.started = Instant::now();
                     return AfterDeath::Restarted(link);
                 }
             }
+            drop(pending);
             let cause = status.map_or_else(|error| error.to_string(), describe);
             if action == OnStackDeath::Kill && !has_upgraded {
                 tracing::error!(
@@ -226,43 +224,54 @@ impl ShardProcess {
             }
             history.wait(|| self.is_stopping());
             let started = Instant::now();
-            let next = spawn(&lock(&self.executable), directory, taps);
-            match next.map(|next| self.replace_child(next)) {
-                Ok(Ok(link)) => {
+            let next = self.start_next(&lock(&self.executable), directory, taps);
+            match next {
+                Ok(link) => {
                     let took = started.elapsed().as_millis();
                     tracing::warn!(
                         "the process of the shards has ended ({cause}) and was started again in {took} ms"
                     );
                     return AfterDeath::Restarted(link);
                 }
-                Ok(Err(_)) => {
-                    // The process has written its error to the log.
+                Err(_) if self.is_stopping() => {}
+                Err(failure) => {
                     tracing::error!(
-                        "the process of the shards could not be started again; next attempt follows"
+                        "the process of the shards could not be started again ({failure}); the next attempt follows"
                     );
                     // A child that hangs must not keep its devices.
                     let _ = self.child().kill();
-                }
-                Err(failure) => {
-                    tracing::error!("the process of the shards could not be started again: {failure}");
                 }
             }
         }
     }
 
-    /// Makes `next` the child, and waits until it runs the shards.
-    fn replace_child(&self, next: (Child, OwnedFd)) -> Result<ChildLink, ginnel::Error> {
-        *self.child() = next.0;
-        ChildLink::open(next.1, START_TIMEOUT)
+    /// Creates the next child, and waits until it runs the shards.
+    ///
+    /// # Errors
+    /// The stack is being stopped, the child cannot be created, or it does not run the shards within
+    /// [`START_TIMEOUT`]. In the last case it may still exist.
+    fn start_next(&self, executable: &File, directory: &Path, taps: &KeptTaps) -> Result<ChildLink, Failure> {
+        let link = {
+            // Locked until the new child is stored, so that `run` either prevents it or ends it.
+            let mut child = self.child();
+            if self.is_stopping() {
+                return Err(Failure::running("the stack is being stopped"));
+            }
+            let (next, link) = spawn(executable, directory, taps)?;
+            *child = next;
+            link
+        };
+        ChildLink::open(link, START_TIMEOUT).map_err(|error| match error {
+            ginnel::Error::StackGone => Failure::running("it has ended"),
+            error => Failure::from(error),
+        })
     }
 
     /// Starts the child of an upgrade, and tells the result to the thread that waits for it. Returns `None`
     /// if the child does not run the shards.
     fn start_upgraded(&self, directory: &Path, taps: &KeptTaps, upgrade: Upgrade) -> Option<ChildLink> {
         let Upgrade { executable, version, started, ended } = upgrade;
-        let next = spawn(&executable, directory, taps).map_err(|failure| failure.to_string());
-        let opened = next.and_then(|next| self.replace_child(next).map_err(|error| error.to_string()));
-        let result = opened.map_or_else(
+        let result = self.start_next(&executable, directory, taps).map_or_else(
             |error| {
                 tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
                 // A child that hangs must not keep its devices.
@@ -298,9 +307,8 @@ impl ShardProcess {
         }
         self.is_stopping.store(true, Ordering::Release);
         let until = Instant::now() + STOP_TIMEOUT;
-        if let Some(pid) = Pid::from_raw(self.child().id().cast_signed()) {
-            // The child may have ended.
-            let _ = kill_process(pid, Signal::TERM);
+        if !terminate(&mut self.child()) {
+            return Ok(());
         }
         while Instant::now() < until {
             if !matches!(self.child().try_wait(), Ok(None)) {
@@ -333,6 +341,27 @@ struct Upgrade {
     started: Sender<Result<Duration, String>>,
     /// When the former child was ended.
     ended: Instant,
+}
+
+/// Ends a child that does not run the shards because of `error`. Returns its exit code if it has failed by
+/// itself and so has reported why, otherwise `error`.
+fn end_failed_child(child: &mut Child, error: ginnel::Error) -> Failure {
+    // The child may hang. The exit code of a child that is exiting already stays as it is.
+    let _ = child.kill();
+    match child.wait().ok().and_then(|status| status.code()) {
+        Some(code @ 1..) => Failure::program(u8::try_from(code).unwrap_or(1)),
+        _ => Failure::from(error),
+    }
+}
+
+/// Sends SIGTERM to a child. Returns false if it has ended: its id may then be that of another process.
+fn terminate(child: &mut Child) -> bool {
+    let is_running = matches!(child.try_wait(), Ok(None));
+    if is_running {
+        // A child that ends now keeps its id until it is waited for.
+        let _ = kill_process(Pid::from_child(child), Signal::TERM);
+    }
+    is_running
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -450,4 +479,71 @@ fn serve_shards(
     });
     served.map_err(|e| Failure::running(format!("thread: {e}")))?;
     shards.run(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(program: &str, arguments: &[&str]) -> Child {
+        Command::new(program).args(arguments).stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn hanging_child_is_killed_after_a_failed_start() {
+        let mut child = start("sleep", &["60"]);
+        let began = Instant::now();
+        let failure = end_failed_child(&mut child, ginnel::Error::application("it hangs"));
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+        assert!(failure.to_string().contains("it hangs"), "{failure}");
+    }
+
+    #[test]
+    fn failed_child_keeps_its_exit_code() {
+        for _ in 0..20 {
+            let (link, child_end) = link_pair().unwrap();
+            let mut command = Command::new("sh");
+            command.args(["-c", "exit 3"]).stdin(Stdio::from(child_end));
+            let mut child = command.spawn().unwrap();
+            drop(command);
+            let error = ChildLink::open(link, Duration::from_secs(30)).unwrap_err();
+            let failure = end_failed_child(&mut child, error);
+            assert!(failure.is_silent(), "{failure}");
+            assert_eq!(failure.exit_code(), std::process::ExitCode::from(3));
+        }
+    }
+
+    #[test]
+    fn ended_child_is_not_signalled() {
+        let mut child = start("sleep", &["60"]);
+        assert!(terminate(&mut child));
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+        assert!(!terminate(&mut child));
+    }
+
+    #[test]
+    fn no_child_is_started_while_the_stack_stops() {
+        let child = start("true", &[]);
+        let id = Pid::from_child(&child);
+        let process = Arc::new(ShardProcess {
+            child: Mutex::new(child),
+            executable: Mutex::new(File::open("/bin/true").unwrap()),
+            upgrade: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+            end: Mutex::default(),
+        });
+        let restarting = process.clone();
+        let restart = std::thread::spawn(move || {
+            let mut history = History { started: Instant::now(), pause: Duration::from_secs(60) };
+            restarting.restart(Path::new("/nonexistent"), &Vec::new(), OnStackDeath::Restart, &mut history)
+        });
+        // Once the child is reaped, the thread waits before the next start.
+        while Path::new(&format!("/proc/{}", id.as_raw_pid())).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        process.run(|| true).unwrap();
+        assert!(matches!(restart.join().unwrap(), AfterDeath::Ended));
+        assert_eq!(process.child_id(), Some(id), "another child was started");
+    }
 }
