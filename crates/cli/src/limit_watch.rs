@@ -1,5 +1,5 @@
-//! Writes an entry to the log when a limit of the stack is reached: which one, how often, and the key that
-//! raises it. Reads the published counters once a second, so that a limit costs nothing where it is enforced.
+//! Writes an entry to the log when a limit of the stack is reached: which one, how often, and the keys that
+//! raise it. Reads the published counters once a second, so that a limit costs nothing where it is enforced.
 
 use ginnel::stats::pages;
 use std::collections::HashMap;
@@ -18,8 +18,18 @@ struct Limit {
     counter: &'static str,
     /// Effect of the limit, for the entry.
     effect: &'static str,
-    /// The keys of the configuration that raise the limit.
+    /// What raises the limit: keys of the configuration, or arguments of the program. Empty for a constant.
     keys: &'static str,
+}
+
+impl Limit {
+    /// Returns the entry for a limit that was reached `reached` times.
+    fn entry(&self, reached: u64) -> String {
+        let Self { counter, effect, keys } = self;
+        let times = if reached == 1 { "once".into() } else { format!("{reached} times") };
+        let remedy = if keys.is_empty() { String::new() } else { format!("; to raise: {keys}") };
+        format!("limit reached {times}: {effect} ({counter}){remedy}")
+    }
 }
 
 /// Keys of the queues of received frames, and of what is reserved in queues of all priorities.
@@ -106,7 +116,7 @@ const LIMITS: &[Limit] = &[
     Limit {
         counter: "ip.looped_back_dropped",
         effect: "datagrams to groups did not reach members on other shards",
-        keys: "bytes of looped-back datagrams of a turn",
+        keys: "",
     },
     Limit {
         counter: "udp.receive_overflow",
@@ -223,6 +233,7 @@ impl LimitWatch {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 counts.update(Instant::now());
             }
+            // At the end all entries are due.
             counts.update(Instant::now() + REPEAT_INTERVAL);
         });
         Self { stop: Some(stop), thread: thread.ok() }
@@ -267,9 +278,7 @@ impl LimitCounts {
         }
         for (limit, reached) in LIMITS.iter().zip(self.due(now)) {
             if reached > 0 {
-                let Limit { counter, effect, keys } = limit;
-                let times = if reached == 1 { "once".into() } else { format!("{reached} times") };
-                tracing::warn!("limit reached {times}: {effect} ({counter}); to raise: {keys}");
+                tracing::warn!("{}", limit.entry(reached));
             }
         }
     }
@@ -315,6 +324,16 @@ mod tests {
         // The counter of a new process begins at 0.
         counts.add(0, 1, 3);
         assert_eq!(due(&mut counts, 200), 3);
+    }
+
+    #[test]
+    fn an_entry_names_only_keys_that_exist() {
+        let entry = |name: &str| LIMITS.iter().find(|limit| limit.counter == name).unwrap().entry(2);
+        assert_eq!(
+            entry("shard.timers_refused"),
+            "limit reached 2 times: timers were refused (shard.timers_refused); to raise: shard.timers_max"
+        );
+        assert!(entry("ip.looped_back_dropped").ends_with("(ip.looped_back_dropped)"));
     }
 
     /// The table of limits, without those that a call reports to its caller, or that a peer cannot notice.
