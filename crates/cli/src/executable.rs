@@ -18,7 +18,9 @@ const ELF_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
-const SET_ID: u32 = 0o6000;
+const SET_USER_ID: u32 = 0o4000;
+/// The set-group-ID bit and the group's execute permission: the kernel ignores the first without the second.
+const SET_GROUP_ID: u32 = 0o2010;
 const EXECUTE_BITS: u32 = 0o111;
 
 /// Bytes of an ELF header up to the class and the byte order of a file, and those of its machine (elf(5)).
@@ -64,8 +66,9 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let name = path.display();
     let file = File::open(&path).ok()?;
     let metadata = file.metadata().ok()?;
-    if metadata.mode() & SET_ID != 0 && metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Some(format!("{name} is a setuid program, for which the dynamic loader ignores LD_PRELOAD"));
+    let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    if let Some(kind) = set_id_kind(metadata.mode(), (metadata.uid(), metadata.gid()), own) {
+        return Some(format!("{name} is a {kind} program, for which the dynamic loader ignores LD_PRELOAD"));
     }
     let mut head = [0; ELF_HEADER_BYTES];
     let length = (&file).read(&mut head).ok()?;
@@ -108,6 +111,15 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
         ));
     }
     (!has_interpreter).then(|| format!("{name} is statically linked, so LD_PRELOAD has no effect"))
+}
+
+/// Returns "setuid" or "setgid" if execve(2) gives a program with this mode, user and group another user or
+/// group than this process has. The dynamic loader then distrusts the environment.
+fn set_id_kind(mode: u32, (uid, gid): (u32, u32), (own_uid, own_gid): (u32, u32)) -> Option<&'static str> {
+    if mode & SET_USER_ID != 0 && uid != own_uid {
+        return Some("setuid");
+    }
+    (mode & SET_GROUP_ID == SET_GROUP_ID && gid != own_gid).then_some("setgid")
 }
 
 fn is_script(path: &str) -> bool {
@@ -154,6 +166,21 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         path
+    }
+
+    #[test]
+    fn programs_with_another_user_or_group_are_detected() {
+        for (mode, file, expected) in [
+            (0o755, (0, 0), None),
+            (0o4755, (0, 0), Some("setuid")),
+            (0o4755, (7, 0), None),
+            (0o2755, (7, 0), Some("setgid")),
+            (0o2755, (0, 8), None),
+            (0o2745, (0, 0), None),
+            (0o6755, (7, 0), Some("setgid")),
+        ] {
+            assert_eq!(set_id_kind(mode, file, (7, 8)), expected, "{mode:o} {file:?}");
+        }
     }
 
     #[test]
