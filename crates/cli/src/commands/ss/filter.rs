@@ -107,8 +107,10 @@ impl Filter {
                     holds = !holds;
                     continue;
                 }
-                "state" if holds => filter.states.extend(states(argument()?)?),
-                "exclude" | "state" => excluded.extend(states(argument()?)?),
+                "state" | "exclude" if holds == (word == "state") => {
+                    filter.states.extend(states(argument()?)?);
+                }
+                "state" | "exclude" => excluded.extend(states(argument()?)?),
                 "sport" | "dport" => {
                     let end = if word == "sport" { Side::Local } else { Side::Peer };
                     let comparison = comparison(argument()?)?;
@@ -261,6 +263,7 @@ mod tests {
             ("state synchronized", &[1, 2]),
             ("exclude listening exclude closed", &[1, 2, 3]),
             ("not state listening", &[1, 2, 3, 4]),
+            ("not exclude listening", &[0]),
             ("sport = :80", &[0, 1, 2]),
             ("sport=:80", &[0, 1, 2]),
             ("sport eq 80 and state established", &[1]),
