@@ -127,7 +127,7 @@ impl ShardRates {
             rx_bits: 8.0 * of_device("rx_bytes"),
             tx_bits: 8.0 * of_device("tx_bytes"),
             retransmitted: grown(&|name| name == "tcp.retransmitted"),
-            dropped: grown(&|name| name == "ip.rx_dropped" || name.starts_with("shard.") && is_drop(name)),
+            dropped: grown(&is_frame_drop),
         }
     }
 
@@ -148,6 +148,12 @@ fn is_drop(name: &str) -> bool {
     name.starts_with("drop.")
         || limit_watch::is_limit(name)
         || name.starts_with("device.") && (name.ends_with("_dropped") || name.ends_with("_malformed"))
+}
+
+/// Returns whether a counter counts received frames that were dropped.
+fn is_frame_drop(name: &str) -> bool {
+    let is_other = matches!(name, "shard.timers_refused" | "shard.relays_refused");
+    name == "ip.rx_dropped" || name.starts_with("shard.") && limit_watch::is_limit(name) && !is_other
 }
 
 fn drops(source: &StatSource, before: &StatSample, now: &StatSample) -> Vec<DropCount> {
@@ -179,4 +185,17 @@ fn fullest(source: &StatSource, now: &StatSample) -> Option<PoolUse> {
         let share = |pool: &PoolUse| pool.used as f64 / pool.limit as f64;
         share(a).total_cmp(&share(b))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_frame_drop;
+
+    #[test]
+    fn only_received_frames_count_as_dropped() {
+        let frames = ["ip.rx_dropped", "shard.priority3_shed", "shard.forwards_dropped"];
+        assert!(frames.into_iter().all(is_frame_drop));
+        let others = ["shard.timers_refused", "shard.relays_refused", "drop.no_route", "shard.events"];
+        assert!(!others.into_iter().any(is_frame_drop));
+    }
 }
