@@ -151,7 +151,7 @@ fn rows(
     };
     let kernel_sockets = kernel::sockets(process.pid);
     let entry_of = |at: usize| entries.get(at).copied().flatten();
-    let proxy_fds: Vec<u64> = sockets
+    let internal_inodes: Vec<u64> = sockets
         .iter()
         .enumerate()
         .filter(|(at, _)| entry_of(*at) == Some(ReportEntry::Internal))
@@ -232,7 +232,7 @@ fn rows(
             }
             // Not shown: proxy descriptors that are kept for the next socket, and the kernel's epoll set that
             // belongs to a descriptor listed above.
-            None if proxy_fds.contains(inode) || why_not.is_none() && *inode == EPOLL_INODE => continue,
+            None if internal_inodes.contains(inode) || why_not.is_none() && *inode == EPOLL_INODE => continue,
             entry => {
                 let known = if *inode == EPOLL_INODE {
                     KernelSocket::epoll()
@@ -259,7 +259,7 @@ fn rows(
 fn why_on_kernel(socket: &KernelSocket, dual_listener_ports: &[u16]) -> String {
     match socket.kind {
         "unix" => "Unix socket",
-        "udp" => "UDP",
+        "udp" => "created inside libc, or before the library was loaded",
         "tcp" if dual_listener_ports.contains(&socket.port) => {
             "accepted by the kernel socket of a wildcard listener"
         }
@@ -356,7 +356,17 @@ fn json(
 
 #[cfg(test)]
 mod tests {
-    use super::format_age;
+    use super::{KernelSocket, format_age, why_on_kernel};
+
+    #[test]
+    fn kernel_sockets_have_a_reason() {
+        let why = |kind, port| why_on_kernel(&KernelSocket { kind, port, ..KernelSocket::default() }, &[80]);
+        assert!(
+            why("tcp", 80).contains("wildcard listener") && why("tcp", 81).contains("before the library")
+        );
+        assert!(why("udp", 80).contains("before the library"), "the stack serves UDP, too");
+        assert_eq!(why("other", 0), "neither TCP nor UDP");
+    }
 
     #[test]
     fn ages_have_at_most_two_units() {
