@@ -117,7 +117,7 @@ pub fn parse_seconds(text: &str) -> Result<f64, String> {
 /// A URL of `--url`: which protocol to speak to which address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CompareUrl {
-    language: LoadProtocol,
+    protocol: LoadProtocol,
     address: Ipv4Addr,
     /// The argument that `ginnel load` takes for the server.
     load_argument: String,
@@ -130,7 +130,7 @@ impl FromStr for CompareUrl {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (scheme, argument) = UrlScheme::split(text)?;
-        let language = match scheme {
+        let protocol = match scheme {
             UrlScheme::Http => LoadProtocol::Http,
             UrlScheme::Redis => LoadProtocol::Redis,
             UrlScheme::Memcached => LoadProtocol::Memcached,
@@ -148,7 +148,7 @@ impl FromStr for CompareUrl {
             ));
         }
         debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
-        Ok(Self { language, address, load_argument: argument.to_owned(), text: text.to_owned() })
+        Ok(Self { protocol, address, load_argument: argument.to_owned(), text: text.to_owned() })
     }
 }
 
@@ -235,10 +235,10 @@ fn from_measure_failure(error: measure::MeasureError) -> Failure {
 fn generator_load(options: &CompareOptions, stop: &StopFlag) -> LoadSpec {
     let connections = options.connections.to_string();
     let mut words = vec![&*options.url.load_argument, "--connections", &connections];
-    if options.keep_alive && options.url.language == LoadProtocol::Http {
+    if options.keep_alive && options.url.protocol == LoadProtocol::Http {
         words.push("--keep-alive");
     }
-    LoadSpec { stop: Some(stop.clone()), ..LoadSpec::new(options.url.language, &words) }
+    LoadSpec { stop: Some(stop.clone()), ..LoadSpec::new(options.url.protocol, &words) }
 }
 
 fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummary, Failure> {
@@ -249,11 +249,11 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
     let group = WatchedGroup::start(&ginnel_path().map_err(from_measure_failure)?, folder.path())
         .map_err(from_measure_failure)?;
-    let of = |wire| Testbed {
-        medium: wire,
+    let of = |medium| Testbed {
+        medium,
         cpus,
         layout: match options.layout {
-            CoreLayout::Charged if wire == Medium::Loopback => CoreLayout::Sender,
+            CoreLayout::Charged if medium == Medium::Loopback => CoreLayout::Sender,
             layout => layout,
         },
         polls: false,
@@ -261,8 +261,8 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
         folder: folder.path().to_owned(),
         process_group: Some(group.id()),
     };
-    let (wire, kernel_wire) = (options.medium(), options.kernel_medium());
-    let media = [kernel_wire, wire];
+    let (medium, kernel_medium) = (options.medium(), options.kernel_medium());
+    let media = [kernel_medium, medium];
     let mut summary = ComparisonSummary::new(&options.program, &options.url.text, options.layout, media);
     let load = generator_load(options, stop);
     output::note(format_args!(
@@ -270,15 +270,15 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
         cpus.server, cpus.client, options.pairs, options.seconds
     ));
     for pair in 1..=options.pairs {
-        let measure = |host, ground: &Testbed| -> Result<MeasuredRun, Failure> {
-            let name = if host == NetworkStack::Kernel { "the kernel" } else { "Ginnel" };
-            let run = measure_once(options, &load, host, ground);
+        let measure = |stack, testbed: &Testbed| -> Result<MeasuredRun, Failure> {
+            let name = if stack == NetworkStack::Kernel { "the kernel" } else { "Ginnel" };
+            let run = measure_once(options, &load, stack, testbed);
             let run = run.map_err(|e| Failure::running(format!("on {name}: {}", from_measure_failure(e))))?;
             output::note(format_args!("{pair}/{} on {name}: {}", options.pairs, run.line()));
             Ok(run)
         };
-        let kernel = measure(NetworkStack::Kernel, &of(kernel_wire))?;
-        summary.add(kernel, measure(NetworkStack::Ginnel, &of(wire))?);
+        let kernel = measure(NetworkStack::Kernel, &of(kernel_medium))?;
+        summary.add(kernel, measure(NetworkStack::Ginnel, &of(medium))?);
     }
     Ok(summary)
 }
@@ -287,14 +287,14 @@ fn compare(options: &CompareOptions, stop: &StopFlag) -> Result<ComparisonSummar
 fn measure_once(
     options: &CompareOptions,
     load: &LoadSpec,
-    host: NetworkStack,
-    ground: &Testbed,
+    stack: NetworkStack,
+    testbed: &Testbed,
 ) -> Result<MeasuredRun, measure::MeasureError> {
-    ground.set_up(host == NetworkStack::Kernel)?;
-    let mut running = RunningPrograms::start(core::slice::from_ref(&options.program), host, ground)?;
+    testbed.set_up(stack == NetworkStack::Kernel)?;
+    let mut running = RunningPrograms::start(core::slice::from_ref(&options.program), stack, testbed)?;
     let measured = load
-        .wait_for_answer(ground, Duration::from_secs(options.start_timeout), || running.check())
-        .and_then(|()| load.measure(ground, options.seconds, |parts| running.add_to(parts)));
+        .wait_for_answer(testbed, Duration::from_secs(options.start_timeout), || running.check())
+        .and_then(|()| load.measure(testbed, options.seconds, |participants| running.add_to(participants)));
     match measured {
         Ok((report, account)) => {
             running.check()?;
@@ -315,13 +315,13 @@ mod tests {
     fn urls_give_protocol_and_address() {
         let target = |text: &str| text.parse::<CompareUrl>();
         let http = target("http://10.1.2.3:8080/x?y").unwrap();
-        assert_eq!((http.language, http.address.to_string()), (LoadProtocol::Http, "10.1.2.3".into()));
+        assert_eq!((http.protocol, http.address.to_string()), (LoadProtocol::Http, "10.1.2.3".into()));
         assert_eq!(http.load_argument, "http://10.1.2.3:8080/x?y");
         let redis = target("redis://10.1.2.3/").unwrap();
-        assert_eq!((redis.language, redis.load_argument.as_str()), (LoadProtocol::Redis, "10.1.2.3"));
+        assert_eq!((redis.protocol, redis.load_argument.as_str()), (LoadProtocol::Redis, "10.1.2.3"));
         let memcached = target("memcached://10.1.2.3:99").unwrap();
         assert_eq!(
-            (memcached.language, memcached.load_argument.as_str()),
+            (memcached.protocol, memcached.load_argument.as_str()),
             (LoadProtocol::Memcached, "10.1.2.3:99")
         );
         for bad in [
