@@ -99,15 +99,16 @@ os.execv('/bin/sleep', ['sleep', '0.01'])";
     );
 }
 
-/// The stack has a few descriptors, in one process or in two, and goes on without an end of its own.
+/// The stack has few descriptors, in one process or in two. It refuses programs, and does not end.
 #[test]
 fn a_stack_without_descriptors_says_so() {
     if skipped("a_stack_without_descriptors_says_so") {
         return;
     }
-    for options in [&[][..], &["--on-stack-death", "restart"]] {
+    for on_death in ["fail", "restart"] {
         let fixture = Fixture::new("few");
-        let up = fixture.ginnel(&[&["up", "lab", "--background", "--loopback", "stack"], options].concat());
+        let options = ["--loopback", "stack", "--on-stack-death", on_death];
+        let up = fixture.ginnel(&[&["up", "lab", "--background"], &options[..]].concat());
         let mut limited = Command::new("sh");
         limited.args(["-c", "ulimit -n 40; exec \"$0\" \"$@\"", GINNEL]).args(up.get_args());
         limited
@@ -122,14 +123,14 @@ fn a_stack_without_descriptors_says_so() {
         let (attached, refused): (Vec<_>, Vec<_>) =
             programs.into_iter().partition(|program| result_of(&fixture, program.pid()) == "attached");
         drop(attached);
-        assert!(!refused.is_empty(), "{options:?}: the limit was not reached");
+        assert!(!refused.is_empty(), "{on_death}: the limit was not reached");
         for program in &refused {
             program.signal("TERM");
         }
         for program in refused {
             let message = stderr(&program.wait_for_output());
             let reason = "its process has no descriptor left: raise its hard limit (ulimit -Hn, or LimitNOFILE= of its unit)\n";
-            assert!(message.ends_with(reason) && message.lines().count() == 1, "{options:?}: {message}");
+            assert!(message.ends_with(reason) && message.lines().count() == 1, "{on_death}: {message}");
         }
         // Nobody is attached any more.
         assert_eq!(
