@@ -474,7 +474,7 @@ fn a_vfork_child_closes_its_own_listener() {
 #[test]
 fn errors_name_the_program_and_the_library() {
     let test = "errors_name_the_program_and_the_library";
-    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    let Some(fixture) = fixture(test, &["gcc"]) else { return };
     let program = fixture.write("static.c", "int main(void) { return 0; }");
     let made = fixture.run_client("gcc", &["-static", "-o", "static", &program]);
     assert!(made.status.success(), "{made:?}");
