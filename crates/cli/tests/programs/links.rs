@@ -151,7 +151,7 @@ fn nginx_serves_links(fixture: &ProgramFixture, devices: LinkDevices) {
     assert_separate(fixture);
     let opened = counters(fixture, "tcp.active_opens");
     assert!(opened[..2].iter().sum::<u64>() >= 16 && opened[2..].iter().sum::<u64>() >= 16, "{opened:?}");
-    // No socket is on a shard of the other link, and the log names the shards.
+    // The log names the shards of the device.
     let expected = match devices {
         LinkDevices::Tap => "device gaps0: TAP interface gaps0, shards 2 3, link gaps0: 10.9.0.2/24",
         LinkDevices::AfXdp => "device gaps0: AF_XDP on gaps0, shards 2 3, link gaps0: 10.9.0.2/24",

@@ -43,7 +43,7 @@ pub enum Client {
 /// Numbers of requests by their outcome.
 #[derive(Default)]
 pub struct Answers {
-    /// Number of requests that were answered with status 200.
+    /// Number of requests that were answered with a 2xx status.
     pub completed: u64,
     /// Number of requests that failed: reset, refused, closed early, timed out, or answered with another
     /// status.
@@ -117,7 +117,7 @@ pub fn requests_during(
         let report = serde_json::from_slice(&output.stdout);
         answers.add(&report.unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr))));
     }
-    // A generator that was short of time or connections sends fewer.
+    // A generator that lacks CPU time or connections sends fewer requests than `rate`, but some must arrive.
     assert!(answers.completed > 100, "there was load: {answers}");
     answers
 }

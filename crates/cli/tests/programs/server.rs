@@ -86,7 +86,8 @@ impl<'a> Nginx<'a> {
         Self { master: pid_in_time(fixture, "pid"), on_stack, fixture }
     }
 
-    /// Asserts that nginx has complained about nothing, and stops it if it runs on a stack.
+    /// Stops nginx if it runs on a stack, and asserts that its log has no warnings or errors; with
+    /// `may_kill_workers`, none but those about workers that SIGKILL has ended.
     #[track_caller]
     pub fn finish(self, may_kill_workers: bool) {
         if let Some(mut running) = self.on_stack {

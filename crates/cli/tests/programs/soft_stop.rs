@@ -13,7 +13,7 @@ use std::process::Command;
 const WAITING: usize = 40;
 /// Requests per second.
 const RATE: u32 = 2000;
-/// `pending` of `/proc/PID/status` has this bit if SIGUSR1 waits.
+/// Bit of `ShdPnd` in `/proc/PID/status` (proc(5)) that is set while SIGUSR1 is pending.
 const USR1_PENDING: u64 = 1 << (10 - 1);
 
 /// HAProxy below a shell, which starts a successor for each line that it reads.

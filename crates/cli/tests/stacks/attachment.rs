@@ -14,7 +14,7 @@ fn a_handler_may_interrupt_attaching() {
 import ctypes, os, signal, threading, time, _socket
 signal.alarm(40)
 libc = ctypes.CDLL(None); libc.signal.restype = ctypes.c_void_p
-# The handler makes an epoll set, for as many as the number of the signal.
+# The handler is `epoll_create`, which takes the number of the signal as its size.
 libc.signal(signal.SIGUSR1, ctypes.cast(libc.epoll_create, ctypes.c_void_p))
 stack, me = os.getppid(), threading.main_thread().ident
 others = [threading.Thread(target=_socket.socket) for _ in range(3)]

@@ -54,7 +54,7 @@ while part := a.recv(100): got += part
 print(got, 'and its end')
 b, _ = s.accept(); print(b.recv(6)); b.sendall(b'back'); print(waits.recv(4))
 a.close(); waits.close()
-# And it goes on as any other.
+# The next program uses the stack as any other does.
 d = socket.create_connection(s.getsockname()); f, _ = s.accept(); f.sendall(b'new'); print(d.recv(3))";
     let text = output_after_exec(&fixture, first, next);
     let expected = "closed
@@ -93,7 +93,7 @@ def become(way, *argv):
 s = server('127.0.0.1', 7102); keep(s)
 for way in ['execl', 'execlp', 'execle', 'execv', 'execvp', 'execvpe', 'fexecve', 'execveat', 'syscall']:
     if os.uname().machine != 'x86_64' and way == 'syscall': continue
-    # What cannot be started changes nothing.
+    # An exec that fails changes nothing.
     assert libc.execv(b'/no/such/program', strings(b'x')) == -1 and ctypes.get_errno() == 2
     pid = os.fork()
     if not pid:
@@ -149,7 +149,7 @@ fds = [libc.socket(2, 1, 0) for _ in range(8)]
 for fd in fds: libc.close(fd)
 assert all(os.path.exists(f'/proc/self/fd/{fd}') for fd in fds), 'they are kept'
 start()
-# And they are there for those who come, as they were.
+# New sockets get the reserved numbers, and are not close-on-exec.
 again = [libc.socket(2, 1, 0) for _ in range(8)]
 assert set(again) == set(fds) and all(os.get_inheritable(fd) for fd in again)
 for fd in again: libc.close(fd)

@@ -78,7 +78,7 @@ print(a.recv(6)); a.sendall(b'alive'); print(c.recv(5))
 # Back to this process itself: the same socket once more.
 x, y = socket.socketpair(socket.AF_UNIX); socket.send_fds(x, [b'-'], [a.fileno()])
 again = socket.socket(fileno=socket.recv_fds(y, 9, 9)[1][0]); a.close(); again.sendall(b'twice'); print(c.recv(5))
-# On their way, and the way is gone.
+# The socket is in a message when both ends of the pair are closed.
 socket.send_fds(x, [b'-'], [again.fileno()]); again.close(); c.settimeout(0.3)
 try: print(c.recv(5))
 except TimeoutError: print('still there')
@@ -141,7 +141,7 @@ m = send(w); m.recv(1)",
     assert!(sender.wait_for_output().status.success());
 }
 
-/// A filter that nothing would carry must not get lost.
+/// Passing a socket that is not on the stack yet would lose its filter, so it is refused.
 #[test]
 fn sockets_with_filters_are_passed_on_the_stack_only() {
     if skipped("sockets_with_filters_are_passed_on_the_stack_only") {

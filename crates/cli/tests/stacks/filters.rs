@@ -163,8 +163,8 @@ c = socket.create_connection(('127.0.0.1', 7005)); c.sendall(b'y'); time.sleep(0
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "True True True b'y'\nNone\n");
 }
 
-/// A server whose child knows the filter of before the shards ended, and opens the socket again only after
-/// the parent has attached another one.
+/// A server whose child knows the filter that the socket had before the shards ended. The child opens the
+/// socket again only after the parent has attached another filter.
 const LATE: &str = "
 u = datagrams(7004); attach(u, program(KEEP))
 child = os.fork()
@@ -208,7 +208,7 @@ fn late_processes_keep_newer_filters() {
 }
 
 /// A server and its child that listen together on a socket that was bound before the fork. The server then
-/// attaches a filter, of which the child has heard from the stack alone.
+/// attaches a filter, which the child learns from the stack alone.
 const TOGETHER: &str = "
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 7006))
 child = os.fork(); s.listen()

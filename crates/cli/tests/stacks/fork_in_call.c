@@ -72,10 +72,10 @@ static void handler(int signal)
     errno = error;
 }
 
-// What children exit with that have gone on.
+// Exit status of children that have gone on.
 enum { WENT_ON = 42 };
 
-// Longer handlers must not keep the calls from making progress.
+// Expires once. The handler starts it again, so that long handlers do not keep the calls from progress.
 static const struct itimerval once = {{0, 0}, {0, 2000}};
 
 static volatile int is_child, in_child_of_call, is_limited;

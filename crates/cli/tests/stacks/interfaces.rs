@@ -84,7 +84,7 @@ assert (link, '10.5.0.1') == all_[-1] and ('lo', '127.0.0.1') in all_, all_
 assert conf(s, 40) == all_[:1] and conf(s, 79) == all_[:1]
 head = fcntl.ioctl(s, 0x8912, struct.pack('i4xQ', 0, 0))
 assert struct.unpack('i', head[:4])[0] == 40 * len(all_)
-# A child, and after that a thread, see the same.
+# A child sees the same interfaces.
 child = os.fork()
 if not child: os._exit(0 if interfaces() == found else 1)
 assert os.waitpid(child, 0)[1] == 0

@@ -45,7 +45,7 @@ static int connected(int port) {
   return fd;
 }
 
-/* Connects `count` times, and returns when each connection has got its answer and its end. */
+/* Connects `count` times, prints how many connections get their answer and their end, and exits. */
 static void run_client(int port, int count) {
   int *fds = calloc(count, sizeof *fds);
   for (int i = 0; i < count; i++) fds[i] = connected(port);

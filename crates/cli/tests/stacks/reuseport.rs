@@ -118,7 +118,7 @@ def ask():
     c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.settimeout(0.2); c.connect(('127.0.0.1', 7302))
     try: c.send(b'who'); return c.recv(9)
     except (TimeoutError, ConnectionRefusedError): return b'lost'
-# Those that were sent to the dead one are lost; one is also if its answer takes long.
+# Datagrams to the dead process are lost. One whose answer takes too long counts as lost.
 while b'lost' in (answers := {ask() for _ in range(20)}): pass
 print(answers)";
     assert_eq!(fixture.script_output(&ON_LAB, left), "{b'B'}\n");

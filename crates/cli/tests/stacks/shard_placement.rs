@@ -40,7 +40,7 @@ def step(name):
     while not os.path.exists(name + '-seen'): time.sleep(0.01)
 step('open')
 def talk():
-    # Everybody with everybody, whichever shard is whose.
+    # Sockets of all three kinds reach each other, whichever shards own them.
     for n, c in enumerate(connected): c.send(b'to %d' % n)
     for n, s in enumerate(named):
         data, peer = s.recvfrom(100); assert data == b'to %d' % n and peer == connected[n].getsockname(), data
@@ -118,7 +118,7 @@ time.sleep(40)";
 }
 
 /// Each shard has its part of the ports, and connections are opened on the shards in turn. A non-blocking
-/// connect does not find out before whether its shard has a free port.
+/// connect does not know beforehand whether its shard has a free port.
 #[test]
 fn any_shard_with_free_ports_can_connect() {
     if skipped("any_shard_with_free_ports_can_connect") {

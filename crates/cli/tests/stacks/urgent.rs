@@ -40,7 +40,7 @@ if not child:
     print(exactly(a, 3), flush=True); until(lambda: mark(a)); print(exactly(a, 4), mark(a), flush=True); os._exit(0)
 c.sendall(b'one'); c.send(b'?', socket.MSG_OOB); c.sendall(b'two')
 print('child', os.waitpid(child, 0)[1])
-# Without an owner nobody hears.
+# Without an owner no signal is sent.
 fcntl.fcntl(a, fcntl.F_SETOWN, 0); before = len(received)
 c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(received) - before)";
 
