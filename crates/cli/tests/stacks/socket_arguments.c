@@ -1,4 +1,4 @@
-// Unusual arguments of calls that transfer data: addresses, offsets, batches. The output must be the same on
+// Unusual arguments: addresses, offsets, batches, numbers of descriptors. The output must be the same on
 // a stack and on the kernel.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -200,6 +201,45 @@ static void batches(void)
     close(ends[1]);
 }
 
+// Sets of 1024 bits, as in an `fd_set`, and of 2048 bits. The bytes after them belong to other data.
+static void select_numbers(void)
+{
+    enum { HIGH = 1500, ANY = 1000000 };
+    static struct {
+        unsigned char set[FD_SETSIZE / 8], after[ANY / 8];
+    } at;
+    fd_set *set = (fd_set *)at.set;
+    struct timeval none = {0};
+    struct timespec no_time = {0};
+    send(theirs, "y", 1, 0);
+    poll(&(struct pollfd){ours, POLLIN, 0}, 1, 5000);
+    for (int bytes = FD_SETSIZE / 8; bytes <= FD_SETSIZE / 4; bytes *= 2) {
+        for (int call = 0; call < 4; call++) {
+            memset(&at, 0, bytes);
+            memset(at.set + bytes, 0xa5, sizeof at - bytes);
+            at.set[ours / 8] |= 1 << ours % 8;
+            int number = call == 2 ? HIGH + 1 : ANY;
+            if (bytes > FD_SETSIZE / 8)
+                at.set[HIGH / 8] |= 1 << HIGH % 8;
+            else if (call == 2)
+                number = FD_SETSIZE;
+            printf("%d bytes, number %d\n", bytes, number);
+            if (call == 1)
+                say("pselect", pselect(number, set, NULL, NULL, &no_time, NULL));
+            else if (call == 3)
+                say("select for writing", select(number, NULL, set, NULL, &none));
+            else
+                say("select", select(number, set, NULL, NULL, &none));
+            int changed = 0, left = 0;
+            for (size_t i = 0; i < sizeof at; i++)
+                i < (size_t)bytes ? (left += __builtin_popcount(at.set[i])) : (changed += at.set[i] != 0xa5);
+            printf("%d bits are set, %d bytes after the set have changed\n", left, changed);
+        }
+        if (dup2(ours, HIGH) < 0) perror("dup2");
+    }
+    close(HIGH);
+}
+
 int main(void)
 {
     open_sockets();
@@ -208,6 +248,7 @@ int main(void)
     positions();
     splice_offsets();
     batches();
+    select_numbers();
     printf("end\n");
     return 0;
 }

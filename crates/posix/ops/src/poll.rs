@@ -6,6 +6,7 @@ use crate::lock::LockGuard;
 use crate::scratch::{self, ScratchBuffers};
 use crate::sleep::{Timeout, Wait, poll_now};
 use core::ffi::c_int;
+use core::ops::Range;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM,
 };
@@ -99,11 +100,26 @@ impl Ops {
         }
     }
 
+    /// Returns how many descriptors `select` looks at if the program passes `nfds`. Linux ignores numbers
+    /// beyond its descriptor table (`core_sys_select`), so programs may pass any large number with a plain
+    /// `fd_set`. Internal descriptors have enlarged that table, so its size is not used, but the one that the
+    /// program's open descriptors need, and at least `FD_SETSIZE`.
+    pub fn select_count(nfds: c_int) -> c_int {
+        let mut size = libc::FD_SETSIZE as c_int;
+        if nfds <= size || has_open(nfds - 1..nfds) {
+            return nfds;
+        }
+        while size < nfds && has_open(size..size.saturating_mul(2).min(nfds)) {
+            size = size.saturating_mul(2);
+        }
+        nfds.min(size)
+    }
+
     /// Implements `select` and `pselect`. The sets have at least `nfds` bits and are overwritten with what is
-    /// ready. Returns how many bits are set then.
+    /// ready. Returns the number of bits that are then set.
     ///
     /// # Errors
-    /// `EBADF` if a descriptor is not open, `EINVAL` if `nfds` is negative, `EINTR`.
+    /// `EBADF` if a descriptor is not open, `EINVAL` if `nfds` is negative, `EINTR`, and those of the kernel.
     pub fn select(
         &self,
         nfds: c_int,
@@ -161,6 +177,20 @@ impl Ops {
         }
         (state, Ok(count))
     }
+}
+
+/// Returns whether one of these descriptors is open and not internal.
+fn has_open(fds: Range<RawFd>) -> bool {
+    const AT_ONCE: usize = 64;
+    let mut part = [pollfd { fd: -1, events: 0, revents: 0 }; AT_ONCE];
+    fds.clone().step_by(AT_ONCE).any(|first| {
+        let len = AT_ONCE.min((fds.end - first) as usize);
+        let part = &mut part[..len];
+        part.iter_mut().zip(first..).for_each(|(entry, fd)| entry.fd = fd);
+        // If the kernel refuses the call, the program may not have that many descriptors either.
+        poll_now(part).is_ok()
+            && part.iter().any(|entry| entry.revents & POLLNVAL == 0 && !Ops::is_internal(entry.fd))
+    })
 }
 
 fn contains(set: &FdSet<'_>, fd: usize) -> bool {

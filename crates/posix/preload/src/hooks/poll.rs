@@ -180,7 +180,7 @@ unsafe fn store_remaining(timeout: *mut timespec, limit: Option<Duration>, began
     }
 }
 
-/// Words of a set of `select` that need no allocation: those of an `fd_set`.
+/// Number of words of an `fd_set`. Longer sets are copied to allocated memory.
 const SHORT_SET: usize = size_of::<fd_set>() / size_of::<u64>();
 
 /// The sets of a call of `select`, copied as words for `count` descriptors.
@@ -281,9 +281,9 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let sets = [read, write, except];
+    let (count, sets) = (Ops::select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
-        // SAFETY: the program's arguments, unchanged.
+        // SAFETY: the program's arguments, of which the kernel needs no larger count.
         return unsafe { real::select(count, read, write, except, timeout) };
     };
     // SAFETY: any bytes are a time.
@@ -322,9 +322,9 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let sets = [read, write, except];
+    let (count, sets) = (Ops::select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
-        // SAFETY: the program's arguments, unchanged.
+        // SAFETY: the program's arguments, of which the kernel needs no larger count.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     };
     let result = ffi::timeout(timeout).and_then(|limit| {
@@ -346,6 +346,7 @@ pub(super) unsafe fn sys_pselect6(
     timeout: *mut timespec,
     (mask, mask_len): (*const sigset_t, usize),
 ) -> Option<c_int> {
+    let count = Ops::select_count(count);
     let (ops, copies) = stack_sets(count, sets)?;
     let began = Instant::now();
     let limit = match ffi::timeout(timeout).and_then(|limit| check_mask_len(mask, mask_len).map(|()| limit)) {
