@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -240,6 +241,28 @@ static void select_numbers(void)
     close(HIGH);
 }
 
+// `poll` refuses more elements than the limit of descriptors.
+static void poll_numbers(void)
+{
+    enum { LIMIT = 100 };
+    static struct pollfd elements[LIMIT + 1];
+    struct pollfd *volatile list = elements;
+    struct timespec no_time = {0};
+    for (int i = 0; i <= LIMIT; i++)
+        elements[i] = (struct pollfd){i ? -1 : ours, POLLIN, 0};
+    struct rlimit limit, before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit = before;
+    limit.rlim_cur = LIMIT;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    say("poll, limit", poll(list, LIMIT, 0));
+    say("poll, above the limit", poll(list, LIMIT + 1, 0));
+    say("poll, above all limits", poll(list, UINT32_MAX, 0));
+    say("ppoll, above the limit", ppoll(list, LIMIT + 1, &no_time, NULL));
+    setrlimit(RLIMIT_NOFILE, &before);
+    say("poll, limit raised", poll(list, LIMIT + 1, 0));
+}
+
 int main(void)
 {
     open_sockets();
@@ -249,6 +272,7 @@ int main(void)
     splice_offsets();
     batches();
     select_numbers();
+    poll_numbers();
     printf("end\n");
     return 0;
 }

@@ -7,10 +7,12 @@ use core::mem::{MaybeUninit, offset_of};
 use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::{Ops, SignalDeferred, Timeout, user_memory};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use runtime::resource_limit::resource_limit;
 use rustix::io::Errno;
+use rustix::process::Resource;
 use std::time::{Duration, Instant};
 
-/// How many elements of a list are read at a time, and fit in a list without an allocation.
+/// Number of elements that are read at a time. A longer list of `poll` is copied to allocated memory.
 const SHORT_LIST: usize = 32;
 
 /// Returns the operations if a descriptor in the list belongs to the stack. The kernel reports a list that
@@ -37,8 +39,9 @@ fn kernel_count(count: nfds_t) -> usize {
     count as u32 as usize
 }
 
-/// Implements `poll` on a list with stack sockets. As the kernel does, reads the list first and writes only
-/// `revents`.
+/// Implements `poll` on a list with stack sockets. As the kernel does, reads the whole list first and writes
+/// only `revents`. Fails with `EINVAL` if a list of more than `SHORT_LIST` elements has more than
+/// `RLIMIT_NOFILE` (`do_sys_poll`; a shorter list is not worth a system call for the limit).
 ///
 /// # Safety
 /// The program must have passed the list to be written to.
@@ -51,9 +54,22 @@ unsafe fn poll_stack(
 ) -> c_int {
     let count = kernel_count(count);
     let mut short = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
-    let mut long = (count > short.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(count)));
+    if count > short.len()
+        && resource_limit(Resource::Nofile).current.is_some_and(|limit| count as u64 > limit)
+    {
+        return Err::<usize, _>(Errno::INVAL).into_c();
+    }
+    let mut long = (count > short.len()).then(|| {
+        SignalDeferred::new(|| {
+            let mut list = Vec::new();
+            list.try_reserve_exact(count).map(|()| list)
+        })
+    });
     let place = match &mut long {
-        Some(long) => &mut long.spare_capacity_mut()[..count],
+        Some(list) => match &mut **list {
+            Ok(list) => &mut list.spare_capacity_mut()[..count],
+            Err(_) => return Err::<usize, _>(Errno::NOMEM).into_c(),
+        },
         None => &mut short[..count],
     };
     // SAFETY: any bytes are an element.
@@ -82,6 +98,11 @@ unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_
     }
 }
 
+/// Returns whether a list of `count` elements fits in a buffer of `buffer_len` bytes.
+fn fits(count: nfds_t, buffer_len: size_t) -> bool {
+    count as usize <= buffer_len / size_of::<pollfd>()
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __poll_chk(
     fds: *mut pollfd,
@@ -91,7 +112,7 @@ unsafe extern "C" fn __poll_chk(
 ) -> c_int {
     // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too many elements.
     unsafe {
-        match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= buffer_len) {
+        match any_stack_fd(fds, count).filter(|_| fits(count, buffer_len)) {
             Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
             None => real::__poll_chk(fds, count, timeout, buffer_len),
         }
@@ -125,7 +146,7 @@ unsafe extern "C" fn __ppoll_chk(
 ) -> c_int {
     // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too many elements.
     unsafe {
-        if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= buffer_len {
+        if any_stack_fd(fds, count).is_some() && fits(count, buffer_len) {
             return ppoll(fds, count, timeout, mask);
         }
         real::__ppoll_chk(fds, count, timeout, mask, buffer_len)
@@ -222,7 +243,7 @@ impl Sets {
         [has_a.then_some(a), has_b.then_some(b), has_c.then_some(c)]
     }
 
-    /// Writes the sets to those of the program.
+    /// Copies the results back to the program's sets.
     ///
     /// # Safety
     /// The program must have passed the sets to be written to.
