@@ -92,22 +92,23 @@ fn each_socket_is_shown_with_a_reason() {
     let fixture = Fixture::new("check");
     let _up = fixture.start_stack("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
     let script = "
-u, v = socket.socketpair(socket.AF_UNIX)
+x, y = socket.socketpair(socket.AF_UNIX)
 s = server('10.5.0.1', 7301); c = socket.create_connection(('10.5.0.1', 7301)); a, _ = s.accept()
 w = server('0.0.0.0', 0)
 k = server('127.0.0.1', 0); d = socket.create_connection(k.getsockname())
+u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0))
 fresh = socket.socket(); bound = socket.socket(); bound.bind(('10.5.0.1', 7302))
 e = select.epoll()
 # One that is closed leaves nothing, and its number may be another's.
 gone = socket.socket(); gone.close()
 copy = a.dup(); c.shutdown(socket.SHUT_WR)
-open('facts', 'w').write(' '.join(str(x) for x in (c.getsockname()[1], w.getsockname()[1], k.getsockname()[1], d.getsockname()[1])))
+open('facts', 'w').write(' '.join(str(one.getsockname()[1]) for one in (c, w, k, d, u)))
 time.sleep(50)";
     let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
     let facts = || std::fs::read_to_string(fixture.path().join("facts")).unwrap_or_default();
-    wait_until("all is open", || facts().split(' ').count() == 4);
+    wait_until("all is open", || facts().split(' ').count() == 5);
     let facts = facts();
-    let [c, w, k, d] = facts.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let [c, w, k, d, u] = facts.split(' ').collect::<Vec<_>>().try_into().unwrap();
     wait_until("the FIN has arrived", || {
         socket_rows(&check(&fixture, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
     });
@@ -130,6 +131,7 @@ time.sleep(50)";
         ),
         format!("tcp|127.0.0.1:{k}||LISTEN|kernel|the stack does not have the address"),
         format!("tcp|127.0.0.1:{d}|127.0.0.1:{k}|ESTAB|kernel|the stack has no route to the destination"),
+        format!("udp|127.0.0.1:{u}||UNCONN|kernel|the stack does not have the address"),
         "tcp|||UNCONN|open|undecided until it is bound, listens or connects".into(),
         "tcp|10.5.0.1:7302||UNCONN|stack|the stack has the address".into(),
         "epoll||||both|waits for sockets of the stack and of the kernel".into(),

@@ -16,6 +16,7 @@ pub use ancillary::{ControlMessages, ReceivedMessage};
 pub(crate) use cork::CorkedDatagram;
 
 use crate::Ops;
+use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
 use crate::file::{SocketRole, UdpSocket};
 use crate::interfaces::FIRST_INDEX;
@@ -297,6 +298,7 @@ impl Ops {
                 return opened;
             }
             self.convert_to_kernel(&mut state, fd, file)?;
+            state.report_kernel_socket(fd, KernelReason::NotLocal);
             drop(state);
             return crate::syscall::bind(fd, bytes);
         }

@@ -262,6 +262,7 @@ mod tests {
             ReportEntry::Epoll,
             ReportEntry::Kernel(KernelReason::NotLocal, 4711),
             ReportEntry::Internal,
+            ReportEntry::Udp(addresses, true),
         ];
         for (fd, entry) in (10..).zip(entries) {
             report.write(fd, entry);
@@ -270,11 +271,11 @@ mod tests {
         report.write(64, ReportEntry::Unconnected);
         report.clear(10);
         assert_eq!(stack_of(std::process::id()).as_deref(), Some("/run/a stack/control"));
-        let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
+        let fds = [10, 11, 12, 13, 14, 15, 16, 17, 63, 64, 18];
         let read = super::read(std::process::id(), &fds).unwrap().expect("a report");
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
-        assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
-        assert_eq!(read[7..], [Some(ReportEntry::Stream(addresses)), None, None]);
+        assert_eq!((&read[0], &read[1..8]), (&None, &expected[..]));
+        assert_eq!(read[8..], [Some(ReportEntry::Stream(addresses)), None, None]);
         // A child has an empty report under the same number, and the parent's stays as it was.
         let (parents, number) = (rustix::io::dup(&report.file).unwrap(), report.file.as_raw_fd());
         let report = report.for_child().unwrap();
