@@ -143,8 +143,8 @@ const MINHOPCOUNT: c_int = 73;
 const MAX_PACING_RATE: c_int = 47;
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
-/// Maximum of `SO_RCVTIMEO` that is not infinite, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
-const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
+/// Seconds from which on `SO_RCVTIMEO` is infinite (`MAX_SCHEDULE_TIMEOUT / HZ - 1`, `sock_set_timeout`).
+const INFINITE_TIMEOUT_S: i64 = i64::MAX / TICKS_PER_SECOND - 1;
 
 /// An option as a program has set it: its level, its name and its value.
 pub(crate) type Setting = (c_int, c_int, Box<[u8]>);

@@ -3,9 +3,9 @@
 use super::timestamps::TimestampOptions;
 use super::values::{congestion, defer_accept, fastopen_keys, pacing_rate};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX,
-    MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK,
-    SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times,
+    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, INFINITE_TIMEOUT_S, LINGER2_DEFAULT,
+    LINGER2_MAX, MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW,
+    SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, int, ports, times,
     within,
 };
 use crate::Ops;
@@ -367,7 +367,7 @@ fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
         // A negative time does not wait at all.
         return Ok(Some(Duration::ZERO));
     }
-    if seconds == 0 && micros == 0 || seconds >= TIMEOUT_MAX_S {
+    if seconds == 0 && micros == 0 || seconds >= INFINITE_TIMEOUT_S {
         return Ok(None);
     }
     Ok(Some(Duration::new(seconds.unsigned_abs(), micros as u32 * 1000)))

@@ -201,13 +201,20 @@ pub fn so_priority(w: &mut Fixture<'_>) {
     w.log("received", w.b.recv(b, 6, libc::MSG_WAITALL));
 }
 
-/// Checks values that `getsockopt` returns: times of `SO_LINGER`, short buffers, lengths, sizes of buffers.
+/// Checks values that `getsockopt` returns: times of `SO_LINGER` and `SO_RCVTIMEO`, short buffers, lengths,
+/// sizes of buffers.
 pub fn values_read_back(w: &mut Fixture<'_>) {
     let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
     for (on, seconds) in [(0, 55), (1, 7), (0, 9), (1, -1), (1, 0)] {
         let value = [on, seconds].map(i32::to_ne_bytes).concat();
         w.log("linger", w.a.setsockopt(fd, SOL_SOCKET, libc::SO_LINGER, &value));
         w.log("reads back", w.a.getsockopt(fd, SOL_SOCKET, libc::SO_LINGER));
+    }
+    let infinite = i64::MAX / 250 - 1;
+    for seconds in [7, i64::MAX / 1000 + 1, infinite - 1, infinite] {
+        let value = [seconds, 0].map(i64::to_ne_bytes).concat();
+        w.log("time-out", w.a.setsockopt(fd, SOL_SOCKET, libc::SO_RCVTIMEO, &value));
+        w.log("reads back", w.a.getsockopt(fd, SOL_SOCKET, libc::SO_RCVTIMEO));
     }
     w.a.setsockopt(fd, IPPROTO_IP, libc::IP_TOS, &[8]).unwrap();
     for name in [libc::IP_TOS, libc::IP_TTL, libc::IP_FREEBIND, libc::IP_MULTICAST_TTL] {
