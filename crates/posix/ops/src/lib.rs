@@ -57,6 +57,7 @@ mod relocate_fd;
 mod restart;
 mod sandbox;
 mod scratch;
+pub mod seccomp_filter;
 mod sendfile;
 mod signal;
 pub mod signal_handlers;
