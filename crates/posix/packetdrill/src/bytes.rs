@@ -5,7 +5,7 @@ use crate::calls::{bytes_of, instance, libc_size_result};
 use crate::instance::{CHANNEL_BYTES, Instance};
 use core::ffi::{c_int, c_uint, c_void};
 use ginnel_posix_ops::ffi::{self, IntoC, UserAddress};
-use ginnel_posix_ops::{SendArgs, UserSlice, UserSliceMut, user_memory};
+use ginnel_posix_ops::{SendArgs, SockaddrBytes, UserSlice, UserSliceMut, user_memory};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
@@ -150,12 +150,11 @@ pub unsafe extern "C" fn recvfrom(
         // SAFETY: the caller's promise.
         let buffer = unsafe { UserSliceMut::from_raw(buffer, len) }?;
         let received = instance.settle(instance.ops.recv_from(fd, &mut [buffer], flags, 0))?;
-        match received.from.filter(|_| !from.is_null()) {
+        if !from.is_null() {
+            // A stream does not report a sender.
+            let name = received.from.as_ref().map_or(&[][..], SockaddrBytes::bytes);
             // SAFETY: the buffer has the length that the caller states.
-            Some(name) => unsafe { ffi::write_value(name.bytes(), from.cast(), from_len) }?,
-            // A stream does not report where bytes come from.
-            // SAFETY: the caller's promise.
-            None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
+            unsafe { ffi::write_value(name, from.cast(), from_len) }?;
         }
         Ok(received.count)
     });
@@ -182,13 +181,11 @@ pub unsafe extern "C" fn recvmsg(
                 instance.settle(instance.ops.recv_from(fd, buffer, flags, control_capacity))
             })
         }?;
-        match received.from.filter(|_| !message.msg_name.is_null()) {
-            Some(from) => {
-                let len = &raw mut message.msg_namelen;
-                // SAFETY: the buffer has the length that the caller states.
-                unsafe { ffi::write_value(from.bytes(), message.msg_name, len) }?;
-            }
-            None => message.msg_namelen = 0,
+        if !message.msg_name.is_null() {
+            let from = received.from.as_ref().map_or(&[][..], SockaddrBytes::bytes);
+            let len = &raw mut message.msg_namelen;
+            // SAFETY: the buffer has the length that the caller states.
+            unsafe { ffi::write_value(from, message.msg_name, len) }?;
         }
         let control = received.control.bytes();
         // SAFETY: the buffer has room for these bytes, because its length was passed to `recv_from`.

@@ -280,6 +280,13 @@ static void message_calls(void)
 	socklen_t len = 10;
 	struct sockaddr_storage from;
 	CHECK(i.recvfrom(U, fd, b, 10, 0, (void *)&from, &len) == 1 && b[0] == 'z' && len == 0);
+	/* Without a buffer for the address, its length is not written. */
+	send_segment(&p, ACK | PSH, "yx");
+	expect_segment(&p, ACK, "");
+	len = 10;
+	CHECK(i.recvfrom(U, fd, b, 1, 0, NULL, &len) == 1 && b[0] == 'y' && len == 10);
+	struct msghdr unnamed = {.msg_iov = in, .msg_iovlen = 2, .msg_namelen = 10};
+	CHECK(i.recvmsg(U, fd, &unnamed, 0) == 1 && a[0] == 'x' && unnamed.msg_namelen == 10);
 	struct tcp_info info;
 	len = sizeof info;
 	CHECK(i.getsockopt(U, fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
