@@ -11,10 +11,11 @@ use ginnel::config::{
     Config, DeviceConfig, DeviceKind, Mac, NeighbourConfig, NetworkConfig, Prefix, RouteConfig, ShardConfig,
     TcpConfig,
 };
+use ginnel::resource_limit::resource_limit;
 use ginnel::{Shard, StopFlag};
 use ginnel_posix_ops::{Ops, OpsConfig};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::Resource;
 use std::thread::JoinHandle;
 
 /// Default gateways: packetdrill answers for all addresses.
@@ -105,7 +106,7 @@ fn io_error(error: std::io::Error) -> ginnel::Error {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        let end = getrlimit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
+        let end = resource_limit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
         for fd in (0..end as i32).filter(|fd| self.ops.owns(*fd)) {
             // The descriptor was found just before; errors do not matter, because the stack ends.
             let _ = self.ops.close(fd);
