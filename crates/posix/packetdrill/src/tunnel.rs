@@ -310,10 +310,13 @@ mod tests {
         assert_eq!(tunnel.send(&[0x55; 60]), Err(Errno::INVAL));
         assert_eq!(tunnel.send(&[0x45; 65_536]), Err(Errno::MSGSIZE));
         assert!(device.rx.arm());
+        let shared = tunnel.0.clone();
         let sender = std::thread::spawn(move || (tunnel.send(&[0x45; 20]), tunnel));
-        while device.rx.arm() {
+        // The packet is queued before the turns are requested.
+        while lock(&shared.turns).wanted == 0 {
             std::thread::yield_now();
         }
+        assert!(!device.rx.arm(), "a turn is requested");
         let mut burst = RxBurst::new();
         device.rx.rx_burst(Instant::ZERO, &mut burst);
         assert_eq!(burst.len(), 1);
