@@ -1,4 +1,4 @@
-//! Runs packet scripts: `ginnel-script [--backend kernel|ginnel] [--ip v4|v6] [--repeat N] FILES…`.
+//! Runs packet scripts; `ginnel-script --help` lists the options.
 
 use ginnel_testkit::script::ast::{BackendKind, IpVersion, Script};
 use ginnel_testkit::script::suite::{self, Case, CaseOutcome, RunOptions};
@@ -11,8 +11,9 @@ usage: ginnel-script [OPTIONS] [FILES or DIRECTORIES]   (default: tests/scripts)
   --ip v4|v6                run over this IP version only
   --repeat N                run every case N times
   --jobs N                  concurrent cases (default 32)
-  --quiet                   report failures only
-  --differences             print docs/tcp-differences.md and exit";
+  --quiet                   omit the cases that pass at the first attempt
+  --differences             print the differences that the scripts declare, as in docs/tcp-differences.md
+  -h, --help                print this text";
 
 struct Arguments {
     backend: Option<BackendKind>,
@@ -24,7 +25,8 @@ struct Arguments {
     files: Vec<PathBuf>,
 }
 
-fn arguments() -> Result<Arguments, String> {
+/// Parses the command line. Returns `None` if it asks for the usage.
+fn arguments() -> Result<Option<Arguments>, String> {
     let mut parsed = Arguments {
         backend: None,
         ip: None,
@@ -52,11 +54,11 @@ fn arguments() -> Result<Arguments, String> {
                     other => return Err(format!("--ip {other}: expected v4 or v6")),
                 });
             }
-            "--repeat" => parsed.repeat = value()?.parse().map_err(|e| format!("--repeat: {e}"))?,
-            "--jobs" => parsed.options.jobs = value()?.parse().map_err(|e| format!("--jobs: {e}"))?,
+            "--repeat" => parsed.repeat = at_least_one("--repeat", &value()?)?,
+            "--jobs" => parsed.options.jobs = at_least_one("--jobs", &value()?)? as usize,
             "--quiet" => parsed.quiet = true,
             "--differences" => parsed.differences = true,
-            "--help" | "-h" => return Err(String::new()),
+            "--help" | "-h" => return Ok(None),
             option if option.starts_with('-') => return Err(format!("unknown option `{option}`")),
             file => parsed.files.push(file.into()),
         }
@@ -64,7 +66,15 @@ fn arguments() -> Result<Arguments, String> {
     if parsed.files.is_empty() {
         parsed.files.push(suite::repository_scripts());
     }
-    Ok(parsed)
+    Ok(Some(parsed))
+}
+
+fn at_least_one(option: &str, value: &str) -> Result<u32, String> {
+    match value.parse() {
+        Ok(0) => Err(format!("{option} 0: expected 1 or more")),
+        Ok(number) => Ok(number),
+        Err(e) => Err(format!("{option} {value}: {e}")),
+    }
 }
 
 fn load(files: &[PathBuf]) -> Result<Vec<Script>, String> {
@@ -79,7 +89,11 @@ fn load(files: &[PathBuf]) -> Result<Vec<Script>, String> {
 
 fn main() -> ExitCode {
     let arguments = match arguments() {
-        Ok(arguments) => arguments,
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
         Err(message) => {
             eprintln!("{message}\n{USAGE}");
             return ExitCode::from(2);
@@ -105,6 +119,10 @@ fn main() -> ExitCode {
                 cases.extend((0..arguments.repeat).map(|_| Case { script, target }));
             }
         }
+    }
+    if cases.is_empty() {
+        eprintln!("no script has a case for these options");
+        return ExitCode::from(2);
     }
     let report = |case: Case<'_>, outcome: &CaseOutcome| match outcome {
         CaseOutcome::Passed(1) if arguments.quiet => {}
