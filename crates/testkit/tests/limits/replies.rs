@@ -21,14 +21,14 @@ fn challenge_ack_limit_is_randomized() {
     let mut answered = Vec::new();
     for second in 1..=8u64 {
         let before = *p.stack.tcp_stats();
-        let now = provoke(&mut p, 100);
+        let answers = provoke(&mut p, 100);
         let after = *p.stack.tcp_stats();
-        assert_eq!(after.challenge_acks - before.challenge_acks, now);
-        assert_eq!(after.challenge_acks_limited - before.challenge_acks_limited, 100 - now);
+        assert_eq!(after.challenge_acks - before.challenge_acks, answers);
+        assert_eq!(after.challenge_acks_limited - before.challenge_acks_limited, 100 - answers);
         // The limit is drawn at random between half of and one and a half times the configured one
         // (CVE-2016-5696).
-        assert!((10..30).contains(&now), "{now} in second {second}");
-        answered.push(now);
+        assert!((10..30).contains(&answers), "{answers} in second {second}");
+        answered.push(answers);
         // The connection itself continues.
         p.deliver(TcpFlags::ACK, second as i64, 1, b"x");
         assert_eq!(p.read.len() as u64, second);

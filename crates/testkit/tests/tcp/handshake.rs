@@ -37,6 +37,7 @@ fn cookie_offers_window_scale_of_its_listener() {
     let syn = p.segment(SYN, 0, 0, &[], &options);
     let answer = p.deliver_frame(&syn).remove(0);
     let window_scale = answer.options.window_scale.unwrap();
+    assert_eq!(window_scale, 3, "of 256 KiB");
     let echo = answer.options.timestamps.unwrap().tsval;
     let options =
         TcpOptions { timestamps: Some(Timestamps { tsval: 6, tsecr: echo }), ..TcpOptions::default() };
@@ -116,7 +117,7 @@ fn connect_needs_no_bind() {
 
 /// Data of a higher class of priority than the SYN+ACK come after `Connected` nevertheless.
 #[test]
-fn connected_is_reported_before_urgent_data() {
+fn connected_is_reported_before_high_priority_data() {
     let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     let none = TcpOptions::default();
