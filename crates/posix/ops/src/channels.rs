@@ -107,7 +107,7 @@ impl Channels {
         let bits = clients.len().next_power_of_two().trailing_zeros();
         // Processes that open one connection each should not all open it on the same shard.
         let next_connect_shard = std::process::id() as usize % clients.len();
-        let listener_entry = vec![Vec::new(); clients.len()];
+        let listener_of_shard = vec![Vec::new(); clients.len()];
         let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
         Some(Self {
             clients,
@@ -119,7 +119,7 @@ impl Channels {
             unserved_peers: UnservedPeers::default(),
             next_udp_shard: next_connect_shard,
             listeners,
-            listener_of_shard: listener_entry,
+            listener_of_shard,
             listen_spawn,
             cpus,
             unread_wakes: 0,
@@ -205,8 +205,8 @@ impl Channels {
     /// Returns the shard that runs on the only CPU on which this thread may run.
     fn local_shard(&self) -> Option<usize> {
         let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1)?;
-        let table = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
-        self.cpus.iter().position(|cpu| table(cpu) && bound.is_set((*cpu).into()))
+        let is_valid = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
+        self.cpus.iter().position(|cpu| is_valid(cpu) && bound.is_set((*cpu).into()))
     }
 
     /// Adapts to a child process, in which all listeners may have offers.

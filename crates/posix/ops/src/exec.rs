@@ -434,7 +434,7 @@ pub(crate) fn serialize_socket(
         has_kernel_socket: bound.kernel_fd.is_some(),
         description: bound.description,
     };
-    let handle_of = |ids: &GlobalSocketId| match ids.id {
+    let handle_of = |id: &GlobalSocketId| match id.id {
         SocketId::Socket { socket, generation } => (socket, generation),
         SocketId::Listener(_) => (0, 0),
     };
@@ -444,7 +444,7 @@ pub(crate) fn serialize_socket(
         }
         SocketRole::Listening(listening) => {
             let ids = channels.listener_ids(listening.number);
-            let number = |ids: &GlobalSocketId| match ids.id {
+            let number = |id: &GlobalSocketId| match id.id {
                 SocketId::Listener(number) => number,
                 SocketId::Socket { .. } => 0,
             };
@@ -458,10 +458,10 @@ pub(crate) fn serialize_socket(
             (SerializedRole::Listening(serialized), ids)
         }
         SocketRole::Stream(stream) => {
-            let ids = channels.socket_id(stream.conn);
-            let (socket, generation) = handle_of(&ids);
+            let id = channels.socket_id(stream.conn);
+            let (socket, generation) = handle_of(&id);
             let serialized = SerializedStream {
-                shard: ids.shard,
+                shard: id.shard,
                 socket,
                 generation,
                 connecting: stream.connecting,
@@ -471,13 +471,13 @@ pub(crate) fn serialize_socket(
                 msg_more: stream.msg_more,
                 bound: stream.bound.as_ref().map(serialize_address),
             };
-            (SerializedRole::Stream(serialized), vec![ids])
+            (SerializedRole::Stream(serialized), vec![id])
         }
         SocketRole::Udp(udp) => {
-            let ids = channels.socket_id(udp.conn);
-            let (socket, generation) = handle_of(&ids);
+            let id = channels.socket_id(udp.conn);
+            let (socket, generation) = handle_of(&id);
             let serialized = SerializedUdp {
-                shard: ids.shard,
+                shard: id.shard,
                 socket,
                 generation,
                 port_locked: udp.port_locked,
@@ -487,7 +487,7 @@ pub(crate) fn serialize_socket(
                 shut_read: udp.shut_read,
                 shut_write: udp.shut_write,
             };
-            (SerializedRole::Udp(serialized), vec![ids])
+            (SerializedRole::Udp(serialized), vec![id])
         }
     };
     let family = match socket.family {
@@ -512,7 +512,7 @@ impl ProcessState {
     /// Restores a socket that another process serialized and this one already owns. `fd` is its descriptor.
     pub fn deserialize_socket(&mut self, serialized: SerializedSocket, fd: RawFd) -> Result<Socket, Errno> {
         let SerializedSocket {
-            is_udp: datagrams,
+            is_udp,
             destinations,
             nonblocking,
             options,
@@ -580,22 +580,21 @@ impl ProcessState {
                 deferred_error: None,
             }),
         };
-        let udp_send = datagrams.then(|| {
+        let udp_send = is_udp.then(|| {
             let mut udp_send = Box::new(UdpSendState { destinations, ..UdpSendState::default() });
             options.apply_to_udp_send(family, &mut udp_send);
             udp_send
         });
-        let urgency = UrgentState::default();
         Ok(Socket {
             family,
-            is_udp: datagrams,
+            is_udp,
             udp_send,
             nonblocking,
             options,
             shutdown,
             role,
             cookie,
-            urgent: urgency,
+            urgent: UrgentState::default(),
             netdown_round: 0,
             last_address,
         })
@@ -624,17 +623,17 @@ impl ProcessState {
 
     /// Releases inherited sockets that have no descriptor any more, as if the program had closed them.
     fn drop_unclaimed(&mut self, ids: &[GlobalSocketId]) {
-        for ids in ids {
-            if let SocketId::Socket { socket, generation } = ids.id {
-                let conn = self.client.conn_of(ids.shard, Conn::new(socket, generation));
+        for id in ids {
+            if let SocketId::Socket { socket, generation } = id.id {
+                let conn = self.client.conn_of(id.shard, Conn::new(socket, generation));
                 if self.file_of(conn).is_none() {
                     // If the connection is over, there is no reference to release.
                     let _ = self.client.release(conn);
                 }
-            } else if let SocketId::Listener(number) = ids.id {
-                let local_number = self.client.listener_of(ids.shard, number);
+            } else if let SocketId::Listener(number) = id.id {
+                let local_number = self.client.listener_of(id.shard, number);
                 if local_number.and_then(|number| self.file_of_listener(number)).is_none() {
-                    self.client.unlisten_on_shard(ids.shard, number);
+                    self.client.unlisten_on_shard(id.shard, number);
                 }
             }
         }

@@ -28,11 +28,12 @@ impl Ops {
                 let Some((conn, status)) = state.status(file) else { return Ok(0) };
                 let mut readable = status.readable;
                 if status.oob_events != 0
-                    && let (Some(mark), there) = state.urgent_mark_and_bytes(file, conn)
+                    && let (Some(mark), unread) = state.urgent_mark_and_bytes(file, conn)
                 {
                     let inline = state.files.socket(file)?.options.flag(BoolOption::OobInline);
                     // Counts up to the urgent mark (`tcp_inq`).
-                    readable = if mark.unread_before < there && !inline { mark.unread_before } else { there };
+                    readable =
+                        if mark.unread_before < unread && !inline { mark.unread_before } else { unread };
                 }
                 Ok(i32::try_from(readable).unwrap_or(i32::MAX))
             }

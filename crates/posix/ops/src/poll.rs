@@ -130,7 +130,7 @@ impl Ops {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
         let state = self.lock()?;
         // The lock is held until the end.
-        let (_lane, result) = scratch::with(|scratch| {
+        let (_state, result) = scratch::with(|scratch| {
             self.select_with_buffers(state, nfds, sets, &mut scratch.select_fds, timeout, mask)
         });
         result

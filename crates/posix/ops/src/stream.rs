@@ -267,7 +267,7 @@ impl Ops {
         };
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
-        let (_lane, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+        let (_state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
             let (conn, conn_state) = match state.sendable(file) {
                 // A write sends the SYN.
                 Err(Errno::AGAIN) => return state.syn_data_max(file).ok_or(Errno::AGAIN),
@@ -455,7 +455,7 @@ impl ProcessState {
     #[inline(always)]
     pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
         let (conn, conn_state) = match self.socket_state(file) {
-            Some(stands) => stands,
+            Some(found) => found,
             None => {
                 self.files.socket(file)?;
                 return Err(self.take_error(file).unwrap_or(Errno::PIPE));

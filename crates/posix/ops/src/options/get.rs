@@ -85,7 +85,7 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         state.socket_state(file);
         let socket = state.files.socket(file)?;
-        let (family, shape, is_udp) = (socket.family, socket.role, socket.is_udp);
+        let (family, role, is_udp) = (socket.family, socket.role, socket.is_udp);
         if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(int_options::wrong_protocol_errno(family));
         }
@@ -113,7 +113,7 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.sa_family().into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                OptionValue::int(matches!(shape, SocketRole::Listening(_)).into())
+                OptionValue::int(matches!(role, SocketRole::Listening(_)).into())
             }
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 let error = state.take_udp_error(file).or_else(|| state.take_error(file));
@@ -143,7 +143,7 @@ impl Ops {
             }
             (libc::SOL_SOCKET, BUF_LOCK) => number(options.buf_lock.into()),
             (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => number(options.port_range),
-            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number(match (options.window_clamp, shape) {
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number(match (options.window_clamp, role) {
                 (0, SocketRole::Stream(_)) => options.window_bytes(),
                 (clamp, _) => clamp,
             }),
@@ -217,7 +217,7 @@ impl Ops {
                 None => number(MSS_DEFAULT),
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-                let is_listening = matches!(shape, SocketRole::Listening(_));
+                let is_listening = matches!(role, SocketRole::Listening(_));
                 let transferred = state.transferred(file);
                 OptionValue::truncatable(tcp_info::bytes(
                     state.info(file).as_deref(),

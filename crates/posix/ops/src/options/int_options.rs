@@ -158,7 +158,7 @@ impl SocketOptionState {
             priority: self.link_priority(),
             recverr_v4: self.is_on("IP_RECVERR"),
             recverr_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
-            pmtu_discovery: self.path_mtu(family),
+            pmtu_discovery: self.pmtu_discovery(family),
             gro: self.is_on("UDP_GRO"),
             multicast_v4: self.multicast.options(true),
             multicast_v6: self.multicast.options(false),
@@ -168,7 +168,7 @@ impl SocketOptionState {
     /// Copies options that concern sending to the sending state.
     pub fn apply_to_udp_send(&self, family: Family, udp_send: &mut UdpSendState) {
         udp_send.refuses_too_long = matches!(
-            self.path_mtu(family),
+            self.pmtu_discovery(family),
             PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
         );
         udp_send.corking = self.is_on("UDP_CORK");
@@ -178,7 +178,7 @@ impl SocketOptionState {
 
     /// Returns how datagrams that exceed the path MTU are treated. On an IPv6 socket this holds for IPv4,
     /// too.
-    fn path_mtu(&self, family: Family) -> PmtuDiscovery {
+    fn pmtu_discovery(&self, family: Family) -> PmtuDiscovery {
         let name = match family {
             Family::V4 => "IP_MTU_DISCOVER",
             Family::V6 => "IPV6_MTU_DISCOVER",

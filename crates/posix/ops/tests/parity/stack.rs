@@ -33,8 +33,8 @@ pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
 }
 
 fn config(address: &str) -> Config {
-    let config = DeviceConfig::new("cable", DeviceKind::Memory);
-    let mut config = Config::single(config, &[address.parse().unwrap()], &[]);
+    let device = DeviceConfig::new("cable", DeviceKind::Memory);
+    let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
     config.tcp.fastopen = 3;
     config
