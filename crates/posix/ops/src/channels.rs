@@ -127,7 +127,8 @@ impl Channels {
         })
     }
 
-    /// Replaces the channels by those of shards that were started again. Returns the previous ones.
+    /// Replaces the channels by those of shards that were started again. Returns the previous ones, or `None`
+    /// if the stack now has another number of shards; then nothing is replaced.
     pub fn replace(&mut self, clients: Vec<Client>) -> Option<Self> {
         let mut new = Self::new(clients).filter(|new| new.clients.len() == self.clients.len())?;
         new.set_listen_spawn(self.listen_spawn, core::mem::take(&mut self.cpus));
@@ -449,6 +450,8 @@ impl Channels {
         client.saved_syn(conn, room)
     }
 
+    /// Sets how many connections a listener may be offered. With a preferred shard, the other shards get
+    /// fallback credits ([`Client::set_fallback_credits`]).
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
         let preferred = self.preferred_shard();
         if let Some(Some(entry)) = self.listeners.get_mut(listener as usize) {

@@ -382,7 +382,8 @@ impl ProcessState {
     }
 
     /// Replaces a connection that was opened asynchronously, and for which its shard had no port, by one of
-    /// another shard. Does nothing if other processes share the connection, because they know its handle.
+    /// another shard, and returns the new handle. Does nothing if other processes share the connection,
+    /// because they know its handle.
     pub fn connect_on_other_shard(&mut self, file: FileId) -> Option<Conn> {
         let old_conn = self.files.stream(file)?.conn;
         let error = self.client.connect_error(old_conn);

@@ -579,7 +579,8 @@ impl ProcessState {
         self.client.flush();
     }
 
-    /// Returns whether the stack has a route to a destination, by connecting a temporary socket.
+    /// Returns whether the stack has a route to a destination, by connecting a temporary socket. Returns true
+    /// without a destination, and if no such socket can be opened.
     fn is_reachable(&mut self, to: Option<SocketAddr>) -> bool {
         let Some(to) = to else { return true };
         if self.reachable_hosts.contains(&to.ip()) {
@@ -697,6 +698,8 @@ impl ProcessState {
 /// How many hosts and destinations are remembered.
 const REMEMBERED_HOSTS_MAX: usize = 32;
 
+/// Returns the local address as a socket of this family reports it. For an IPv4 socket, an IPv6 address
+/// stands for the unspecified one.
 pub(crate) fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
     match (local.ip(), family) {
         (ip @ IpAddr::V4(_), Family::V4) | (ip, Family::V6) => ip,

@@ -90,8 +90,8 @@ impl Ops {
 }
 
 impl ProcessState {
-    /// Returns whether the stack opens connections fast. If the shards were started again, the present ones
-    /// are asked.
+    /// Returns whether the stack uses TCP Fast Open as a client. If the shards were started again, the
+    /// present ones are asked.
     ///
     /// # Errors
     /// `ENETDOWN` if the stack is gone.
@@ -104,14 +104,14 @@ impl ProcessState {
         can.map_err(|_| Errno::NETDOWN)
     }
 
-    /// Returns how many bytes the SYN of a socket takes that waits for the first bytes.
+    /// Returns how many bytes the deferred SYN of a socket can carry; `None` if no SYN is deferred.
     #[cold]
     pub(crate) fn syn_data_max(&mut self, file: FileId) -> Option<usize> {
         let conn = self.files.stream(file)?.conn;
         self.client.syn_data_max(conn)
     }
 
-    /// Sends the SYN of a socket without bytes, if it waits for them.
+    /// Sends the deferred SYN of a socket, if there is one, without data.
     #[cold]
     pub(crate) fn send_deferred_syn(&mut self, file: FileId) {
         if self.syn_data_max(file).is_some()
@@ -122,7 +122,8 @@ impl ProcessState {
         }
     }
 
-    /// Sends the SYN of a socket, with as many bytes as it takes, if it waits for them. Returns how many.
+    /// Sends the deferred SYN of a socket, if there is one, with as many bytes as it can carry. Returns how
+    /// many.
     fn send_in_syn(&mut self, file: FileId, buffers: &[UserSlice<'_>], total: usize) -> Result<usize, Errno> {
         let Some(max) = self.syn_data_max(file) else { return Ok(0) };
         let Some(conn) = self.files.stream(file).map(|stream| stream.conn) else { return Ok(0) };

@@ -135,7 +135,7 @@ impl UserAddress {
 /// `EFAULT`, `EINVAL` if the program's length is negative.
 ///
 /// # Safety
-/// The program must have passed the pointers to be written to.
+/// The pointers must be the arguments of a call that writes to them.
 pub unsafe fn write_address(
     name: &SockaddrBytes,
     to: *mut sockaddr,
@@ -154,7 +154,7 @@ pub unsafe fn write_address(
 /// `EFAULT`, `EINVAL` if the program's length is negative.
 ///
 /// # Safety
-/// The program must have passed the pointers to be written to.
+/// The pointers must be the arguments of a call that writes to them.
 pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
     // SAFETY: any bytes are a length.
     let given_len = unsafe { user_memory::read(len) }?;
@@ -173,7 +173,7 @@ pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) ->
 /// `EFAULT`, `EINVAL` if the program's length is negative, and those of `ask`.
 ///
 /// # Safety
-/// The program must have passed the pointers to be written to.
+/// The pointers must be the arguments of a call that writes to them.
 pub unsafe fn write_option(
     to: *mut c_void,
     len: *mut socklen_t,

@@ -41,7 +41,8 @@ pub(crate) struct Socket {
     pub family: Family,
     /// True if the socket is a UDP socket.
     pub is_udp: bool,
-    /// State for sending; only UDP sockets that have sent anything, or set an option for it, have one.
+    /// State that few sockets need: for sending datagrams, and for `SIOCGSTAMP`. `None` for TCP sockets, and
+    /// for UDP sockets that have not needed it yet.
     pub udp_send: Option<Box<UdpSendState>>,
     pub nonblocking: bool,
     pub options: SocketOptionState,
@@ -69,7 +70,7 @@ pub(crate) struct UrgentState {
     pub byte_pending: bool,
 }
 
-/// State of a UDP socket that sends.
+/// State of a UDP socket for sending, and for `SIOCGSTAMP`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UdpSendState {
     /// Destinations to which the socket has sent.
@@ -236,8 +237,9 @@ pub(crate) struct Stream {
     pub end_seen: bool,
     /// True if the last send set `MSG_MORE`.
     pub msg_more: bool,
-    /// How many bytes were acknowledged when a write last found the send buffer full (`SOCK_NOSPACE`). Used
-    /// only if the send buffer limits writes.
+    /// How many bytes were acknowledged when a write last found the send buffer full (`SOCK_NOSPACE`) or, if
+    /// the program has fixed the size of the buffer, when the stack was last asked. Used only if the send
+    /// buffer limits writes.
     pub nospace_acked: Option<u64>,
     /// The address that `bind` reserved for the socket.
     pub bound: Option<BoundAddress>,
@@ -279,8 +281,8 @@ pub(crate) struct Files {
     /// True once the order of ready descriptors may matter: the stack has priorities, and has reported an
     /// event, or a socket has a priority.
     pub has_priorities: bool,
-    /// Class of the event of the stack that is being handled, unless that is about data, whose class the
-    /// socket has.
+    /// The class of priority of the event that is being handled. Empty for an event about data, whose class
+    /// the socket tells.
     pub event_classes: ClassSet,
 }
 

@@ -86,9 +86,9 @@ impl ProcessState {
             .chain([attachment.connection_fd()])
             .for_each(descriptor::register_internal);
         self.publish_shared_memory([]);
-        // The child grants accept credit of its own where the parent did and no further call tells: to
-        // listeners in epoll sets, and to the listener of a call that continues in the child. Other listeners
-        // get it with the child's first call on them.
+        // The child grants accept credit of its own where the parent did, unless a later call of the child
+        // will do that. So listeners in epoll sets get credit now, and the listener of a call that continues
+        // in the child; other listeners get it with the child's first call on them.
         for file in self.reset_waits_in_child().map_err(of_errno)? {
             self.begin_accepting(file);
         }

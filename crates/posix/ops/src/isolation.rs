@@ -104,7 +104,7 @@ impl Isolation {
                 // No number is free, or this one is above the limit: requests fail with `EBADF`. `close` of
                 // the C library is the program's, which knows no internal descriptors.
                 descriptor::unregister_internal(fd);
-                // SAFETY: the number is this library's, and whoever has it gets an error from now on.
+                // SAFETY: the number is this library's, whose calls on it fail from now on.
                 unsafe { rustix::io::close(fd) };
             }
         }

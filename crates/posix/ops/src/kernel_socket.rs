@@ -63,6 +63,10 @@ impl Ops {
     }
 
     /// Closes the stack's side of a socket, which its kernel socket serves alone from now on.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` if the description has further descriptors, as in
+    /// [`convert_to_kernel`](Self::convert_to_kernel).
     pub(crate) fn drop_stack_side(
         &self,
         state: &mut ProcessState,

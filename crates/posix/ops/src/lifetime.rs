@@ -89,7 +89,7 @@ impl Ops {
     }
 
     /// Implements `dup` and `fcntl(F_DUPFD)`: the caller has made the kernel duplicate the proxy descriptor
-    /// `fd` to `copy`, and has closed the stack's descriptor of that number.
+    /// `fd` to `copy`. If `copy` was a descriptor of the stack, the caller has called [`Ops::forget_fd`].
     ///
     /// # Errors
     /// `EBADF` if `fd` does not belong to the stack, `EMFILE` if `copy` is beyond the table.
@@ -137,7 +137,7 @@ impl Ops {
     /// Implements `close`. May wait if `SO_LINGER` is set.
     ///
     /// # Errors
-    /// `EBADF`.
+    /// `EBADF`; `EINTR` in a handler that interrupted a call, if too many closes are deferred.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
         if let Some(result) = self.defer_close(fd) {
             return result;

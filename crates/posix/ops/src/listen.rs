@@ -28,7 +28,7 @@ impl Ops {
     /// Implements `listen`. The stack chooses a port for a socket that is not bound.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENFILE`.
+    /// `EADDRINUSE`, `EINVAL` if the socket is connected, `EOPNOTSUPP` for a UDP socket, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
         let mut state = self.lock()?;
         state.check_stack_alive();
@@ -91,8 +91,8 @@ impl Ops {
     /// Implements `accept4`. Returns the peer's address as `getpeername` does.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`; `ENETDOWN`
-    /// if the stack is gone.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EOPNOTSUPP` for a UDP
+    /// socket, `EMFILE`; `ENETDOWN` if the stack is gone.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, SockaddrBytes), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
@@ -184,7 +184,7 @@ impl Ops {
 /// The origin of an accepted connection.
 enum Accepted {
     Stack(Box<Socket>),
-    /// The kernel's listener; the descriptor does not belong to the stack.
+    /// The kernel's listener has accepted it; its descriptor does not belong to the stack.
     Kernel((RawFd, SockaddrBytes)),
 }
 

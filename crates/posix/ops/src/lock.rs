@@ -360,8 +360,8 @@ impl Ops {
         self.lock.isolation.isolate();
     }
 
-    /// Returns whether this process is such a child. Its call must not sleep: the descriptors on which it
-    /// would sleep are the parent's, too.
+    /// Returns whether [`fork_child_in_call`](Self::fork_child_in_call) has isolated this process. Its call
+    /// must not sleep: the descriptors on which it would sleep are the parent's, too.
     pub(crate) fn is_isolated(&self) -> bool {
         self.lock.isolation.is_isolated()
     }

@@ -285,8 +285,8 @@ impl Ops {
     }
 
     /// Sets an option about an interface of the kernel on the socket's kernel side, or on the kernel socket
-    /// that it may still become. `request` is what the option does to a membership, of which there can be
-    /// several.
+    /// that it may still become. `request` is the change that the option makes to a membership; `None` for an
+    /// option that has one value.
     ///
     /// # Errors
     /// As the kernel; `ENOBUFS` if too many options are kept for the kernel socket; `missing` if the socket

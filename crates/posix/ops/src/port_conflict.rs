@@ -10,7 +10,8 @@ use rustix::net::SocketType;
 use std::fs;
 use std::path::Path;
 
-/// Searches of a process. A program may try one port after another, and each search reads /proc.
+/// Maximum number of searches of a process. A program may try one port after another, and each search reads
+/// /proc.
 const SEARCHES_MAX: u32 = 16;
 /// Name of the variable with the stack's control socket in the environment of a program.
 const STACK_VARIABLE: &str = "GINNEL_STACK";

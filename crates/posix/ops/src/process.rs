@@ -30,6 +30,7 @@ const STATE_CHANGE: i16 = 0;
 /// How many non-blocking calls that find nothing lie between two checks whether the stack still runs.
 const LIVENESS_CHECK_INTERVAL: u32 = 256;
 
+/// The state, which [`ProcessLock`](crate::lock::ProcessLock) protects.
 pub(crate) struct ProcessState {
     pub client: Channels,
     pub files: Files,

@@ -15,8 +15,7 @@ impl Ops {
     }
 
     /// Must be called before the program installs a seccomp filter. Stops deferring signals, because that
-    /// takes a system call which sends signals, and using
-    /// limits, which takes prlimit64(2).
+    /// takes a system call which sends signals, and asking for limits, which takes prlimit64(2).
     pub fn prepare_for_seccomp(&self) {
         self.prepare_for_sandbox();
         lock::disable_deferral();

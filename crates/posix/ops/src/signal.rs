@@ -113,9 +113,9 @@ impl HandlerCache {
         before.unhooked | self.refresh().unhooked == 0
     }
 
-    /// Returns whether a call continues that was interrupted while these handlers were installed. `ran` holds
-    /// the handlers that are known to have run. If it is empty, the call continues only if all handlers have
-    /// `SA_RESTART`.
+    /// Returns whether a call continues that was interrupted while the handlers `before` were installed.
+    /// `ran` holds the signals whose handlers are known to have run. If `ran` is empty, the call continues
+    /// only if all handlers have `SA_RESTART`.
     pub fn restarts_after(&self, before: HandlerSets, ran: SignalSet) -> bool {
         if ran != 0 && ran & !(before.restarting | before.interrupting) == 0 {
             return ran & before.interrupting == 0;

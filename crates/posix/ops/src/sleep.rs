@@ -240,7 +240,7 @@ pub(crate) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// Returns the wait of a call that fails with `EINTR` after every signal, such as `poll` (signal(7)).
+    /// Returns the wait of a call that fails with `EINTR` after every handler, such as `poll` (signal(7)).
     pub fn of(timeout: Timeout) -> Self {
         Self {
             timeout,

@@ -46,7 +46,8 @@ pub(crate) fn remember_standard_error() {
     STANDARD_ERROR.get_or_init(standard_error);
 }
 
-/// Writes a line to the program's standard error if it still is the one that the program began with.
+/// Writes a line to the program's standard error if that is still the file that it was when the program
+/// attached.
 pub fn write_line(line: &str) {
     let known = STANDARD_ERROR.get().copied().flatten();
     if known.is_some() && known == standard_error() {

@@ -51,7 +51,7 @@ pub(crate) fn dup3(from: RawFd, to: RawFd, flags: c_int) -> Result<(), Errno> {
     unsafe { syscall(libc::SYS_dup3, [fd(from), fd(to), flags as usize, 0, 0]) }.map(|_| ())
 }
 
-/// Returns the address of the half of a word that a futex compares, and the half of a value.
+/// Returns what a futex compares: the address of the lower half of a word, and the lower half of a value.
 fn futex(word: &AtomicUsize, value: usize) -> (usize, usize) {
     const { assert!(cfg!(target_endian = "little")) };
     (word.as_ptr().expose_provenance(), value as u32 as usize)

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 /// Level of the options and of the control message.
 pub const SOL_GINNEL: c_int = 18_254;
-/// Option: bytes of high priority are received before bytes that are missing before them.
+/// Option: bytes of high priority are received at once, even if earlier bytes of the stream are missing.
 pub const GINNEL_UNORDERED_RECV: c_int = 1;
 /// Option: messages with a priority overtake queued ones of lower priority.
 pub const GINNEL_UNORDERED_SEND: c_int = 2;

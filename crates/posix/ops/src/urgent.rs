@@ -89,8 +89,8 @@ impl ProcessState {
     }
 
     /// Sends `SIGURG` to the owner when the lock is released, unless it was sent for this announcement. The
-    /// stack writes the mark before it notifies: whoever sees the mark first sends the signal, since the
-    /// program may wait for it without a further call (`sk_send_sigurg` comes before `sk_data_ready`).
+    /// stack writes the mark before it notifies: the thread that sees the mark first sends the signal, since
+    /// the program may wait for it without a further call (`sk_send_sigurg` comes before `sk_data_ready`).
     fn note_urgent_data(&mut self, file: FileId, oob_events: u32, mark: Option<UrgentMark>) {
         let Ok(socket) = self.files.socket(file) else { return };
         if socket.urgent.oob_events_seen == oob_events {

@@ -400,7 +400,7 @@ pub unsafe fn read<T: Copy>(pointer: *const T) -> Result<T, Errno> {
 /// `EFAULT`.
 ///
 /// # Safety
-/// The program must have passed the pointer to be written to.
+/// The pointer must be the argument of a call that writes to it.
 #[inline]
 pub unsafe fn write<T: Copy>(pointer: *mut T, value: &T) -> Result<(), Errno> {
     // SAFETY: the value is readable for its size, and the caller's promise.
@@ -436,7 +436,7 @@ pub unsafe fn read_list<T: Copy>(list: *const T, into: &mut [MaybeUninit<T>]) ->
 /// `EFAULT`.
 ///
 /// # Safety
-/// The program must have passed the list to be written to.
+/// The list must be the argument of a call that writes to it.
 #[inline]
 pub unsafe fn write_list<T: Copy>(list: *mut T, values: &[T]) -> Result<(), Errno> {
     // SAFETY: the values are readable for their size, and the caller's promise.
@@ -496,7 +496,7 @@ impl<'a> UserSliceMut<'a> {
     /// `EFAULT` if the address cannot be one of the program.
     ///
     /// # Safety
-    /// The program must have passed the bytes to be written to.
+    /// The bytes must be those of a call that writes to them.
     #[inline]
     pub unsafe fn from_raw(pointer: *mut c_void, len: usize) -> Result<Self, Errno> {
         check_range(pointer, len)?;
@@ -593,7 +593,7 @@ pub fn with_buffers<T>(
 /// `EINVAL`, `EFAULT`, and those of the closure.
 ///
 /// # Safety
-/// The program must have passed the buffers to be written to.
+/// The buffers must be those of a call that writes to them.
 #[inline]
 pub unsafe fn with_buffers_mut<T>(
     list: *const iovec,

@@ -39,7 +39,8 @@ pub(crate) struct WakeCause {
 pub(crate) struct WaitSet {
     set: HiddenFd,
     kernel_epoll: Option<KernelEpoll>,
-    /// True if the set reports events of an epoll set that is closed here but open in another process.
+    /// True if a new set must replace this one: it reports events of an epoll set that is closed here but
+    /// open in another process, or another descriptor wakes the process now.
     pub is_stale: bool,
 }
 

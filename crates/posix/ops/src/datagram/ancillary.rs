@@ -220,8 +220,8 @@ impl SocketOptionState {
     }
 }
 
-/// Iterates over the control messages of `sendmsg`: level, type and value. Ends after `EINVAL`, for a message
-/// whose length cannot be.
+/// Iterates over the control messages of `sendmsg`: level, type and value. Ends after `EINVAL`, which stands
+/// for a control message that is shorter than its header or reaches beyond the end.
 pub(crate) fn cmsgs_of(mut control: &[u8]) -> impl Iterator<Item = Result<(c_int, c_int, &[u8]), Errno>> {
     core::iter::from_fn(move || {
         if control.len() < CMSG_HEADER_BYTES {

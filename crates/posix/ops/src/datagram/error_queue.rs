@@ -61,7 +61,8 @@ fn sock_extended_err(report: &UdpExtendedError, family: Family, has_rfc4884: boo
 }
 
 impl ProcessState {
-    /// Takes the oldest error: the known part of the datagram, its destination, and the error.
+    /// Takes the oldest error: the known part of the datagram, its destination, and the error. Returns
+    /// `EAGAIN` if there is none.
     pub(super) fn recv_error(
         &mut self,
         file: FileId,

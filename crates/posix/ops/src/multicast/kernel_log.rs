@@ -36,7 +36,7 @@ fn action_on(request: &MembershipRequest, (level, name, value): &Setting) -> Opt
     is_same.then_some(found.action)
 }
 
-/// Returns whether an action makes a socket a member that was none.
+/// Returns whether an action can make a socket a member of a group.
 fn is_joining(action: &MembershipAction) -> bool {
     matches!(action, MembershipAction::Join | MembershipAction::Source { joins: true, .. })
 }

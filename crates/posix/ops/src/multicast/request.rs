@@ -68,10 +68,10 @@ pub(super) enum MembershipAction {
     /// A source is listed or no longer listed.
     Source {
         source: IpAddr,
-        /// The mode in which the list is.
+        /// The filter mode that the list belongs to.
         mode: FilterMode,
         add: bool,
-        /// The group is joined before.
+        /// True if the call first joins the group.
         joins: bool,
     },
     /// The whole filter is replaced.

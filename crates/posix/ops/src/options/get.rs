@@ -72,7 +72,7 @@ impl Ops {
     /// Implements `getsockopt` with a buffer of `space` bytes.
     ///
     /// # Errors
-    /// `ENOPROTOOPT`.
+    /// As Linux: `ENOPROTOOPT` or `EOPNOTSUPP` if the option is not supported, `ENOTCONN`, `EINVAL`.
     pub fn getsockopt(
         &self,
         fd: RawFd,

@@ -194,7 +194,7 @@ impl SocketOptionState {
         }
     }
 
-    /// Returns how many connections a listener opens fast at a time (`TCP_FASTOPEN`).
+    /// Returns the length of a listener's queue of Fast Open connections (`TCP_FASTOPEN`).
     pub(super) fn fastopen_queue(&self) -> u32 {
         self.ints.get("TCP_FASTOPEN").unwrap_or(0).unsigned_abs()
     }

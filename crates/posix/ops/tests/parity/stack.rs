@@ -20,7 +20,8 @@ pub const ADDRESSES: [IpAddr; 2] =
 /// The operations on one stack.
 pub struct OnStack(pub Ops);
 
-/// Two stacks, which run as long as this value lives.
+/// The stacks of a case: two joined by a cable, or one with loopback that plays both hosts. They run as long
+/// as this value lives.
 pub struct Stacks {
     hosts: Vec<OnStack>,
     stop: StopFlag,
