@@ -10,7 +10,7 @@ use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached, write_line};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Is held by the thread that forks, from the last step of the preparation to the first step afterwards.
-/// Whoever holds the lock waits for no other lock of the library.
+/// The holder of this lock waits for no other lock of the library.
 static FORKS: Mutex<()> = Mutex::new(());
 
 /// The time in which only this thread forks. Its signals are blocked: a handler that forks would wait for the
@@ -78,7 +78,8 @@ fn prepare_ops() {
     let _ = FORK_GUARD.try_with(|slot| slot.replace(Some(guard)));
 }
 
-/// Lets other threads fork again. Must come before all other steps after the fork.
+/// Lets other threads fork again, and passes the pipe of `vfork` on. Must come first after the fork; in a
+/// child only [`vfork::close_inherited`] comes before.
 fn close_window(continue_with: impl FnOnce(ExecPipe)) {
     let window = FORK_WINDOW.try_with(RefCell::take).ok().and_then(ManuallyDrop::into_inner);
     if let Some(mut window) = window {

@@ -4,8 +4,9 @@
 //! must not hold that end, too: the parent would wait for both. So the parent has the write end only between
 //! two fork handlers (`fork`), and only one thread at a time is between them. Other ways to make a child,
 //! such as `posix_spawn` and `clone` without libc, run no handlers: if such a child begins in that moment,
-//! the parent waits for the `exec` or the end of that child, too. A child of a child of `vfork` closes the
-//! end that its own parent holds.
+//! the parent waits for the `exec` or the end of that child, too. If a child of `vfork` forks before it
+//! executes a program, the new child closes its copy of the write end, so that the first parent does not wait
+//! for it.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::attach::SignalsBlocked;
@@ -32,8 +33,8 @@ thread_local! {
 static KEPT: AtomicI32 = AtomicI32::new(NONE);
 static KEPT_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Closes the write end that the parent of this process holds as a child of `vfork`. Must be called in each
-/// child, whose own end comes later.
+/// Closes this child's copy of the write end that its parent holds as a child of `vfork`. Must be called in
+/// each child, before [`ExecPipe::continue_in_child`] stores the child's own end.
 pub fn close_inherited() {
     let kept = KEPT.swap(NONE, Ordering::Relaxed);
     if kept == NONE {
@@ -63,7 +64,8 @@ impl ExecPipe {
         pipe_with(PipeFlags::CLOEXEC).ok().map(|(reader, writer)| Self { reader, writer })
     }
 
-    /// Closes the write end in the parent, also if there is no child.
+    /// Closes the write end in the parent, and leaves the read end in [`READER`] to `vfork`, which closes it.
+    /// Is also called if `fork` failed, so that there is no child.
     pub fn continue_in_parent(self) {
         READER.set(self.reader.into_raw_fd());
     }
@@ -84,7 +86,7 @@ impl ExecPipe {
 /// shared this process's memory would change its tables, so it gets a copy.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn vfork() -> pid_t {
-    // `fork` is not reentrant, and a handler that calls it would take the pipe.
+    // A signal handler that calls `fork` would take the pipe.
     let signals_blocked = SignalsBlocked::new();
     IS_VFORK.set(true);
     // SAFETY: POSIX permits `vfork` to be `fork`.

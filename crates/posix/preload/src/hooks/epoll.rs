@@ -43,7 +43,7 @@ hook! {
 }
 
 /// # Safety
-/// The program must have passed `events` to be written to.
+/// `events` must be the argument of a call that writes to it.
 unsafe fn wait(
     ops: &Ops,
     set: c_int,

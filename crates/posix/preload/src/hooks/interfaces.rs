@@ -253,8 +253,8 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
 }
 
 /// Returns whether the stack's part of a list begins with this element. Of other elements only the `ifaddrs`
-/// may be read: an element whose name is at the expected address is one allocation up to the name, which
-/// includes the mark.
+/// may be read. If the name is where an [`IfaddrsBlock`] has it, all bytes up to the name belong to one
+/// allocation, so the mark can be read.
 ///
 /// # Safety
 /// `entry` must be an element of a list.
@@ -280,7 +280,7 @@ unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
 /// Removes and frees the stack's part of a list.
 ///
 /// # Safety
-/// It must be a list to which no other reference exists.
+/// No other reference to the list may exist.
 unsafe fn free_stack_part(list: *mut *mut ifaddrs) {
     let mut dest = list;
     // SAFETY: the caller's promise. The stack's part is one allocation of libc.
@@ -361,7 +361,7 @@ unsafe extern "C" fn if_nameindex() -> *mut NameIndex {
     all
 }
 
-/// Returns whether a request is about interfaces, which any socket may be asked.
+/// Returns whether a request is about interfaces. Any socket answers such requests.
 pub fn is_interface_request(request: c_ulong) -> bool {
     request == SIOCGIFCONF || SINGLE_INTERFACE_REQUESTS.contains(&request)
 }
@@ -455,7 +455,7 @@ fn answer_request(ops: &Ops, request: c_ulong, ifreq: &mut ifreq) -> Option<Resu
 /// Handles `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
 ///
 /// # Safety
-/// The program must have passed the pointer to be written to.
+/// The pointer must be the argument of a request that writes to it.
 unsafe fn siocgifconf(ops: &Ops, fd: c_int, argument: *mut libc::ifconf) -> c_int {
     // SAFETY: any bytes are a request.
     let mut ifconf = match unsafe { user_memory::read(argument) } {

@@ -19,7 +19,9 @@ use crate::attach;
 use core::ffi::c_int;
 use ginnel_posix_ops::Ops;
 
-/// Returns the operations if the descriptor belongs to the stack, or belonged to it until it was closed.
+/// Returns the operations if they must answer for the descriptor: it belongs to the stack, belonged to it
+/// until the program closed it, or is internal to the library. In the last two cases the operations return
+/// `EBADF`.
 #[inline]
 fn stack_ops(fd: c_int) -> Option<&'static Ops> {
     attach::ops().filter(|ops| ops.handles(fd))

@@ -44,7 +44,7 @@ fn kernel_count(count: nfds_t) -> usize {
 /// `RLIMIT_NOFILE` (`do_sys_poll`; a shorter list is not worth a system call for the limit).
 ///
 /// # Safety
-/// The program must have passed the list to be written to.
+/// The list must be the argument of a call that writes to it.
 unsafe fn poll_stack(
     ops: &Ops,
     fds: *mut pollfd,
@@ -189,7 +189,7 @@ const KERNEL_SIGSET_BYTES: usize = 8;
 /// Keeps `errno`.
 ///
 /// # Safety
-/// The program must have passed the time-out to be written to.
+/// The time-out must be the argument of a call that writes to it.
 unsafe fn store_remaining(timeout: *mut timespec, limit: Option<Duration>, began: Instant) {
     if let Some(limit) = limit.filter(|limit| !limit.is_zero()) {
         let remaining = limit.saturating_sub(began.elapsed());
@@ -246,7 +246,7 @@ impl Sets {
     /// Copies the results back to the program's sets.
     ///
     /// # Safety
-    /// The program must have passed the sets to be written to.
+    /// The sets must be the arguments of a call that writes to them.
     unsafe fn write(&mut self, sets: [*mut fd_set; 3]) -> Result<(), Errno> {
         for (copy, set) in self.words().into_iter().zip(sets) {
             if let Some(copy) = copy {
@@ -279,7 +279,7 @@ fn stack_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<(&'static Ops, Set
 /// Calls `select` with a copy of the program's sets.
 ///
 /// # Safety
-/// The program must have passed the sets to be written to.
+/// The sets must be the arguments of a call that writes to them.
 unsafe fn select_stack(
     ops: &Ops,
     count: c_int,

@@ -9,10 +9,13 @@ use libc::{cmsghdr, msghdr};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// Maximum length of control messages, in bytes (`net.core.optmem_max`).
+/// Maximum length of control messages, in bytes (the default of `net.core.optmem_max`).
 pub const CONTROL_BYTES_MAX: usize = 128 << 10;
 
-/// Calls `act` with each descriptor in the control messages, and stores what it becomes.
+/// Calls `act` with each descriptor in the control messages, and stores the number that `act` makes of it.
+///
+/// # Errors
+/// The first error of `act`, after which no further descriptor is visited.
 ///
 /// # Safety
 /// The message must be valid, and its control messages writable.
@@ -41,7 +44,8 @@ unsafe fn for_each_fd(
 }
 
 /// Calls `send` with a copy of the message in which stack sockets are replaced by what is passed. Returns
-/// `None` if the message contains none, or cannot be read or parsed: then it must be sent unchanged.
+/// `None` if the message contains no stack socket, or cannot be read or parsed: it must then be sent
+/// unchanged. An inner error is that of [`Ops::pass_fd`]; nothing was sent then.
 pub fn send_passing_fds<T>(
     message: *const msghdr,
     send: impl FnOnce(*const msghdr) -> T,

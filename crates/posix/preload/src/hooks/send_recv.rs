@@ -17,7 +17,7 @@ fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flags: c_in
 /// Receives into one buffer.
 ///
 /// # Safety
-/// The program must have passed the buffer to be written to.
+/// The buffer must be the argument of a call that writes to it.
 unsafe fn recv_one(
     ops: &Ops,
     fd: c_int,
@@ -149,7 +149,7 @@ macro_rules! field {
 /// Returns the length of the message and its `msg_flags`.
 ///
 /// # Safety
-/// The program must have passed the message to be written to.
+/// The message must be the argument of a call that writes to it.
 unsafe fn recv_message(
     ops: &Ops,
     fd: c_int,

@@ -105,7 +105,7 @@ hook! {
 /// groups.
 ///
 /// # Safety
-/// The program must have passed the pointers to be written to.
+/// The pointers must be the arguments of a call that writes to them.
 unsafe fn source_filter(
     ops: &Ops,
     fd: c_int,
