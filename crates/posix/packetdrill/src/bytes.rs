@@ -305,7 +305,7 @@ pub unsafe extern "C" fn sendmsg(
 ///
 /// # Safety
 /// The pointer is null or readable.
-unsafe fn non_null_offset(offset: *mut i64) -> *mut i64 {
+unsafe fn null_if_zero(offset: *mut i64) -> *mut i64 {
     // SAFETY: the caller's promise.
     let is_null = unsafe { offset.as_ref() } == Some(&0);
     if is_null { core::ptr::null_mut() } else { offset }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn splice(
     let result = instance.and_then(|instance| {
         let ops = &instance.ops;
         // SAFETY: null or readable.
-        let (from_offset, to_offset) = unsafe { (non_null_offset(from_offset), non_null_offset(to_offset)) };
+        let (from_offset, to_offset) = unsafe { (null_if_zero(from_offset), null_if_zero(to_offset)) };
         match (ops.owns(from), ops.owns(to)) {
             (true, true) => Err(Errno::INVAL),
             (true, false) if !from_offset.is_null() => Err(Errno::SPIPE),

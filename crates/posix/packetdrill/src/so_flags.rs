@@ -50,7 +50,7 @@ impl SoFlags {
         text: &str,
         arguments: impl Iterator<Item = &'a str>,
     ) -> Result<Self, String> {
-        let (argument_local, argument_mtu) = addresses_from_arguments(arguments);
+        let (argument_local, argument_mtu) = options_from_arguments(arguments);
         let mut local = Vec::new();
         let mut mtu = argument_mtu.unwrap_or(MTU);
         let mut proc_dir = Some(PathBuf::from(sysctls::PROC_DIR));
@@ -122,7 +122,7 @@ fn parse_mtu(text: &str) -> Option<u32> {
 
 /// Returns `--local_ip` and `--mtu` of packetdrill's command line, which the interface does not pass on. The
 /// last value of each counts; invalid values are ignored, because packetdrill rejects them itself.
-fn addresses_from_arguments<'a>(arguments: impl Iterator<Item = &'a str>) -> (Option<IpAddr>, Option<u32>) {
+fn options_from_arguments<'a>(arguments: impl Iterator<Item = &'a str>) -> (Option<IpAddr>, Option<u32>) {
     let (mut local, mut mtu) = (None, None);
     let mut arguments = arguments.skip(1);
     while let Some(argument) = arguments.next() {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn arguments_of_packetdrill_override_defaults() {
-        let line = |text: &'static str| addresses_from_arguments(text.split(' '));
+        let line = |text: &'static str| options_from_arguments(text.split(' '));
         let address: IpAddr = "10.0.0.9".parse().unwrap();
         assert_eq!(line("packetdrill --local_ip=10.0.0.9 --mtu 1520 a.pkt"), (Some(address), Some(1520)));
         assert_eq!(line("--local_ip=10.0.0.9 a.pkt --mtu=1 --mtu"), (None, None));

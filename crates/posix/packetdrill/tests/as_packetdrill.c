@@ -1,5 +1,11 @@
-/* Performs the steps of packetdrill in its order, for two scripts: real-time priority and locked memory, a thread for blocking calls, loading the library, the first command of
-   the script, a tenth of a second to synchronise with the clock, the script with calls of libc past the interface, and closing of what the script left open.
+/* Performs the steps of packetdrill, in its order, for two scripts:
+   - real-time priority and locked memory,
+   - a thread for blocking calls,
+   - loading the library,
+   - the first command of the script,
+   - a tenth of a second to synchronise with the clock,
+   - the script, with calls of libc past the interface,
+   - closing of what the script left open.
    Usage: as_packetdrill LIBRARY VERSION FOLDER [OPTIONS OF PACKETDRILL]. */
 #include "driver.h"
 #include <sched.h>
@@ -141,14 +147,16 @@ static void check_tcp_info(int fd, struct tcp_info *info)
 /* Sends a RST with the sequence number that the stack expects next, like packetdrill at the end of a script. */
 static void send_reset(struct peer *p)
 {
-	struct segment s = {.v6 = v6, .from = p->port, .to = p->local_port, .seq = p->next, .ack = p->acked, .flags = RST | ACK};
+	struct segment s = {.v6 = v6, .from = p->port, .to = p->local_port, .flags = RST | ACK};
+	s.seq = p->next;
+	s.ack = p->acked;
 	inject(&s);
 }
 
 static void passive(int sack)
 {
 	struct peer p = {.v6 = v6, .port = 40001, .local_port = 8080, .next = 1};
-	int one = 1, command, l = i.socket(U, v6 || mapped ? AF_INET6 : AF_INET, SOCK_STREAM, IPPROTO_TCP);
+	int one = 1, queued, l = i.socket(U, v6 || mapped ? AF_INET6 : AF_INET, SOCK_STREAM, IPPROTO_TCP);
 	socklen_t len;
 	struct sockaddr_storage own = script_address(LOCAL[v6], 8080, &len);
 	long long before = now();
@@ -211,7 +219,7 @@ static void passive(int sack)
 	expect_segment(&p, ACK, "piped");
 	send_segment(&p, ACK, "");
 
-	CHECK(i.ioctl(U, fd, 0x541b /* SIOCINQ */, &command) == 0 && command == 0);
+	CHECK(i.ioctl(U, fd, 0x541b /* SIOCINQ */, &queued) == 0 && queued == 0);
 	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
 	CHECK(i.fcntl(U, fd, F_GETFL) == (O_RDWR | O_NONBLOCK));
 	/* packetdrill closes descriptors that a script left open through libc, and resets the connections. */
@@ -256,7 +264,10 @@ int main(int argc, char **argv)
 		fprintf(stderr, "real-time priority or locked memory is not available: %s\n", strerror(errno));
 
 	/* An address for each script. */
-	const char *own[2][2] = {{"192.168.0.9", "fd3d:fa7b:d17d::"}, {"192.168.213.4", "fd3d:fa7b:d17d::9abc:def1"}};
+	const char *own[2][2] = {
+		{"192.168.0.9", "fd3d:fa7b:d17d::"},
+		{"192.168.213.4", "fd3d:fa7b:d17d::9abc:def1"},
+	};
 	for (int script = 0; script < 2; script++) {
 		char flags[300];
 		pthread_t thread;
@@ -274,7 +285,8 @@ int main(int argc, char **argv)
 		/* The first command of the script. */
 		sysctl("tcp_rmem", "4096 540000 15728640");
 		sysctl("tcp_timestamps", "0");
-		CHECK(llabs(sync_to_tick() - now()) < 200000);
+		long long tick = sync_to_tick();
+		CHECK(now() - tick < 200000);
 		/* A command of the script after the first. */
 		sysctl("tcp_sack", script ? "0" : "1");
 		passive(!script);
