@@ -20,14 +20,20 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 
 /// Returns the session that `userdata` points to.
 ///
+/// # Errors
+/// `ENODEV` if `userdata` is null, because the flags were invalid.
+///
 /// # Safety
 /// `userdata` belongs to an interface that was initialised and not freed.
 pub unsafe fn session<'a>(userdata: *mut c_void) -> Result<&'a Session, Errno> {
-    // SAFETY: the caller's promise; `userdata` is null if the flags were wrong.
+    // SAFETY: null, or the caller's promise.
     unsafe { userdata.cast::<Session>().as_ref() }.ok_or(Errno::NODEV)
 }
 
 /// Returns the stack, which counts as used from now on.
+///
+/// # Errors
+/// `ENODEV` if there is no session, or the stack could not start.
 ///
 /// # Safety
 /// As for [`session`].

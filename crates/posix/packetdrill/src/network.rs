@@ -21,7 +21,7 @@ pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_voi
 }
 
 /// Waits for the next IP packet of the stack, and stores its bytes, its length, and the time at which it left
-/// in microseconds since 1970.
+/// in microseconds since 1970. Fails with `EMSGSIZE` if the buffer is too small; the packet is then lost.
 ///
 /// # Safety
 /// `userdata` belongs to an interface, the buffer has `*len` bytes, and `len` and `time` are writable.

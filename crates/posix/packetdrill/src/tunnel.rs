@@ -35,7 +35,8 @@ pub struct OutboundPacket {
 
 struct TunnelShared {
     inbound: Mutex<VecDeque<Vec<u8>>>,
-    /// Readable when packets have arrived and the stack may be asleep.
+    /// Readable from the time when a thread requests turns (`settle`) until the stack arms the device for
+    /// sleep.
     doorbell: OwnedFd,
     outbound: Mutex<VecDeque<OutboundPacket>>,
     outbound_ready: Condvar,
@@ -89,6 +90,7 @@ impl Tunnel {
     pub fn device(&self, clock: Clock) -> Device {
         let shared = &self.0;
         let rx = TunnelRx { shared: shared.clone(), lent: Vec::new() };
+        // As much as `reserve` may be asked for.
         let frame = vec![0; shared.mtu + 18];
         let tx = TunnelTx { shared: shared.clone(), clock, frame, committed: Vec::new() };
         Device { rx: Box::new(rx), tx: Box::new(tx) }

@@ -144,7 +144,8 @@ static void check_tcp_info(int fd, struct tcp_info *info)
 	FAILS(getsockopt(-1, IPPROTO_TCP, TCP_INFO, info, &len), EBADF);
 }
 
-/* Sends a RST with the sequence number that the stack expects next, like packetdrill at the end of a script. */
+/* Sends a RST with the sequence number that the stack expects next, like packetdrill at the end of a
+   script. */
 static void send_reset(struct peer *p)
 {
 	struct segment s = {.v6 = v6, .from = p->port, .to = p->local_port, .flags = RST | ACK};
@@ -164,7 +165,8 @@ static void passive(int sack)
 	CHECK(i.setsockopt(U, l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
 	CHECK(i.bind(U, l, (void *)&own, len) == 0);
 	CHECK(i.listen(U, l, 1) == 0);
-	/* All memory is locked and therefore resident: touching a gigabyte would take longer. */
+	/* If memory could be locked, all of it is resident: a stack that touched a gigabyte here would take
+	   longer than a second. */
 	CHECK(now() - before < 1000000);
 
 	struct job accepting = {.call = call_accept, .fd = l, .len = sizeof accepting.name};
@@ -222,7 +224,8 @@ static void passive(int sack)
 	CHECK(i.ioctl(U, fd, 0x541b /* SIOCINQ */, &queued) == 0 && queued == 0);
 	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
 	CHECK(i.fcntl(U, fd, F_GETFL) == (O_RDWR | O_NONBLOCK));
-	/* packetdrill closes descriptors that a script left open through libc, and resets the connections. */
+	/* At the end of a script, packetdrill closes through libc what the script left open, and resets the
+	   connections. */
 	CHECK(close(fd) == 0);
 	expect_segment(&p, FIN | ACK, "");
 	send_reset(&p);
@@ -238,6 +241,7 @@ static void active(void)
 	struct job opening = {.call = call_connect, .fd = fd};
 	opening.name = script_address(REMOTE[v6], 8080, &opening.len);
 	begin_call(&opening);
+	/* An unbound socket sends from the library's default address, not from that of this script. */
 	const char *bound = LOCAL[v6];
 	LOCAL[v6] = v6 ? "fd3d:fa7b:d17d::2" : "192.168.0.2";
 	p.local_port = expect_segment(&p, SYN, "").from;

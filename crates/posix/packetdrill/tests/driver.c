@@ -339,7 +339,8 @@ static void timestamps(void)
 		last = s.time;
 		send_segment(&p, ACK, "");
 	}
-	/* The time of a packet is the time of its transmission, not of the request for it. A busy machine may delay some packets. */
+	/* The time of a packet is the time of its transmission, not of the request for it. A busy machine may
+	   delay some packets. */
 	CHECK(early >= 15);
 }
 
@@ -367,7 +368,8 @@ static void large_buffers(void)
 	FAILS(i.read(U, fd, data, MANY), EAGAIN);
 }
 
-/* A write ends when the send buffer is full, except that the last buffer of whole segments may exceed the size. The socket is writable again when a third is free. */
+/* A write ends when the send buffer is full, except that the last buffer of whole segments may exceed the
+   size. The socket is writable again when a third is free. */
 static void send_buffer(void)
 {
 	enum { MANY = 400000, FIRST = 87040, BUFFER = 32767 / 1460 * 1460 };
@@ -450,7 +452,7 @@ static void invalid_flags(void)
 	FAILS(i.usleep(U, 1), ENODEV);
 }
 
-/* The flags of this case name a folder in which SACK and timestamps are off. */
+/* SACK is off by a file in the folder that the flags of this case name, timestamps are off by a flag. */
 static void sysctl_and_mtu_flags(void)
 {
 	struct peer p = {.port = 80};

@@ -1,4 +1,5 @@
-/* The interface of libpacketdrill_ginnel.so, packets in bytes, and the remote end of a connection. A failed check prints its condition, and exits with 1. */
+/* The interface of libpacketdrill_ginnel.so, packets in bytes, and the remote end of a connection. A failed
+   check prints its condition, and exits with 1. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -45,7 +45,7 @@ impl Interface {
     fn start(flags: &str) -> Result<Self, String> {
         let flags = CString::new(flags).map_err(|error| error.to_string())?;
         let mut interface = core::mem::MaybeUninit::<PacketdrillInterface>::uninit();
-        // SAFETY: `flags` is a C string, and `interface` has buffer for the interface.
+        // SAFETY: `flags` is a C string, and `interface` has room for the interface.
         let result = unsafe { packetdrill_interface_init(flags.as_ptr(), interface.as_mut_ptr()) };
         match result {
             // SAFETY: the function initialised it.
