@@ -7,6 +7,7 @@ mod blocking_handlers;
 mod check;
 mod descriptions;
 mod descriptors;
+mod exclusive_wakeups;
 mod exec;
 mod fd_passing;
 mod filters;

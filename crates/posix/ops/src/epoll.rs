@@ -3,6 +3,7 @@
 //! the program's descriptor refers to.
 
 mod by_class;
+mod direct;
 
 use crate::Ops;
 use crate::descriptor::{HiddenFd, borrow, is_pooled};
@@ -20,6 +21,9 @@ use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
+
+use direct::DirectSleep;
+pub(crate) use direct::{DirectWait, WakeFds};
 
 const IN: u32 = libc::EPOLLIN as u32;
 const ET: u32 = libc::EPOLLET as u32;
@@ -83,16 +87,21 @@ pub(crate) struct EpollSet {
     rounds_without_kernel: u32,
     /// See [`KernelEpoll`].
     number: u64,
+    direct: DirectSleep,
 }
 
 impl EpollSet {
     fn new(kernel: HiddenFd) -> Self {
-        Self::from_inherited(kernel, 0)
+        Self::with_kernel_items(kernel, 0, false)
     }
 
     /// Creates a set that was another process's. It has `kernel_items` kernel descriptors and no other items
     /// yet.
     pub fn from_inherited(kernel: HiddenFd, kernel_items: usize) -> Self {
+        Self::with_kernel_items(kernel, kernel_items, true)
+    }
+
+    fn with_kernel_items(kernel: HiddenFd, kernel_items: usize, is_shared: bool) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (items, free, ready) = (Vec::new(), Vec::new(), VecDeque::new());
@@ -108,6 +117,7 @@ impl EpollSet {
             kernel_items,
             rounds_without_kernel,
             number,
+            direct: DirectSleep::new(number, is_shared),
         }
     }
 
@@ -195,8 +205,10 @@ impl EpollSet {
     /// Returns whether a kernel descriptor in the set is ready.
     pub fn kernel_ready(&self) -> bool {
         let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
-        self.kernel_items > 0
-            && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default())).is_ok_and(|n| n > 0)
+        !self.direct.taken.is_empty()
+            || self.kernel_items > 0
+                && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default()))
+                    .is_ok_and(|n| n > 0)
     }
 
     /// Takes events of kernel descriptors, after `count` others. Returns how many.
@@ -207,6 +219,21 @@ impl EpollSet {
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
         self.rounds_without_kernel = 0;
+        let mut taken = 0;
+        while count + taken < events_max
+            && let Some(event) = self.direct.taken.front()
+        {
+            match put(count + taken, *event) {
+                Ok(()) => {}
+                Err(error) if count + taken == 0 => return Err(error),
+                Err(_) => return Ok(taken),
+            }
+            self.direct.taken.pop_front();
+            taken += 1;
+        }
+        if taken > 0 {
+            return Ok(taken);
+        }
         // One call for all: a second one would report level-triggered events again.
         let room = (events_max - count).min(self.kernel_items.max(KERNEL_EVENTS_FEW));
         let mut few = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_FEW];
@@ -218,16 +245,34 @@ impl EpollSet {
             &mut many[..]
         };
         let no_wait = rustix::event::Timespec::default();
-        let (events, _) = epoll::wait(&self.kernel, buffer, Some(&no_wait))?;
-        for (at, event) in events.iter().enumerate() {
-            let (flags, data) = (event.flags, event.data);
-            match put(count + at, EpollEvent { events: flags.bits(), data: data.u64() }) {
-                Ok(()) => {}
-                Err(error) if count + at == 0 => return Err(error),
-                Err(_) => return Ok(at),
+        let (mut at, mut has_sentinels, mut result) = (0, false, Ok(()));
+        // Repeated only if sentinels have taken the places of other events.
+        for _ in 0..=direct::SENTINELS_MAX {
+            let (events, _) = epoll::wait(&self.kernel, &mut *buffer, Some(&no_wait))?;
+            let is_full = events.len() == room;
+            for event in events {
+                let (flags, data) = (event.flags, event.data.u64());
+                if self.is_sentinel(data) {
+                    has_sentinels = true;
+                    continue;
+                }
+                result = put(count + at, EpollEvent { events: flags.bits(), data });
+                if result.is_err() {
+                    break;
+                }
+                at += 1;
+            }
+            if at > 0 || result.is_err() || !is_full {
+                break;
             }
         }
-        Ok(events.len())
+        if has_sentinels {
+            self.return_sentinels();
+        }
+        match result {
+            Err(error) if count + at == 0 => Err(error),
+            _ => Ok(at),
+        }
     }
 }
 
@@ -373,11 +418,13 @@ impl Ops {
         let set = self.file_of(&mut state, epfd)?;
         let epoll = state.files.epoll(set)?;
         let kernel_epoll = epoll.kernel_epoll();
+        let direct = epoll.wants_direct_sleep().then_some(DirectWait { set, events_max });
         let mut kernel = [pollfd { fd: kernel_epoll.fd, events: POLLIN, revents: 0 }];
         let wait = Wait {
             mask,
             exclusive: true,
             kernel_epoll: Some(kernel_epoll),
+            direct,
             eintr_on_stop: true,
             ..Wait::of(timeout)
         };
@@ -419,6 +466,9 @@ impl ProcessState {
         let epoll = self.files.epoll(set)?;
         let fd = borrow(fd)?;
         kernel_epoll_ctl(epoll.kernel.as_fd(), op, fd, event.unwrap_or_default())?;
+        if let Some(event) = event {
+            epoll.note_kernel_item(event);
+        }
         match op {
             libc::EPOLL_CTL_ADD => epoll.kernel_items += 1,
             libc::EPOLL_CTL_DEL => epoll.kernel_items = epoll.kernel_items.saturating_sub(1),
@@ -446,8 +496,11 @@ impl ProcessState {
 
     /// Nests the kernel's epoll instances as the sets are nested.
     fn nest_kernel_epoll(&mut self, outer: FileId, inner: FileId, op: c_int, event: EpollEvent) {
-        let Ok(inner) = self.files.epoll(inner).map(|set| set.kernel.as_raw_fd()) else { return };
+        let Ok(inner) = self.files.epoll(inner) else { return };
+        inner.ban_direct_sleep();
+        let inner = inner.kernel.as_raw_fd();
         let Ok(outer) = self.files.epoll(outer) else { return };
+        outer.note_kernel_item(event);
         let Ok(inner) = borrow(inner) else { return };
         // The kernel applies the same rules to nesting; if it refuses, the outer set does not report kernel
         // descriptors of the inner one.

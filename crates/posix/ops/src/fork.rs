@@ -27,6 +27,9 @@ impl Ops {
         for file in state.files.ids() {
             state.share(file);
             state.query_local_end(file);
+            if let Ok(set) = state.files.epoll(file) {
+                set.ban_direct_sleep();
+            }
         }
         let prepare =
             |state: &ProcessState| state.attachment.as_ref().ok_or(Error::StackGone)?.prepare_fork();
@@ -112,6 +115,9 @@ impl ProcessState {
             // Cannot truncate: one thread waits for a limited number of descriptions.
             file.refcount = file.fd_count + calls.count() as u32;
             let is_waited_for = !file.wait_queue.is_empty();
+            if let FileKind::Epoll(set) = &mut file.kind {
+                set.forget_direct_sleep();
+            }
             if let FileKind::Socket(socket) = &mut file.kind
                 && let Some(bound) = socket.bound_mut()
             {

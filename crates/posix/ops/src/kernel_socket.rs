@@ -216,8 +216,11 @@ impl ProcessState {
     /// Returns the descriptor to poll beside the stack: that of the kernel socket of a listener or UDP
     /// socket, or the epoll instance with the kernel descriptors of an epoll set.
     pub fn polled_kernel_fd(&mut self, file: FileId) -> Option<RawFd> {
-        match &self.files.get(file).kind {
-            FileKind::Epoll(set) => Some(set.kernel_epoll().fd),
+        match &mut self.files.get(file).kind {
+            FileKind::Epoll(set) => {
+                set.ban_direct_sleep();
+                Some(set.kernel_epoll().fd)
+            }
             _ => self.kernel_fd(file),
         }
     }

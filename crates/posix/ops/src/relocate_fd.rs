@@ -23,6 +23,11 @@ impl Ops {
         }
         let mut state = self.lock().map_err(|_| Errno::BUSY)?;
         if let Some(other) = state.relocate_fd(number)? {
+            for file in state.files.ids() {
+                if let Ok(set) = state.files.epoll(file) {
+                    set.forget_sentinels();
+                }
+            }
             descriptor::renumber_internal(number, other);
             self.note_internal_fds(&state);
             if let Some(report) = &state.report {

@@ -4,6 +4,7 @@
 use crate::channels::Channels;
 use crate::cleanup::CleanupHandler;
 use crate::descriptor::{HiddenFd, take_ownership};
+use crate::epoll::DirectWait;
 use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use crate::scratch;
@@ -21,6 +22,8 @@ use rustix::io::Errno;
 use std::time::Instant;
 
 use crate::wait_queue::WaitEntry;
+
+mod direct;
 
 /// How long a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +120,8 @@ impl Waiter {
 pub(crate) struct Waiters {
     waiters: Vec<Waiter>,
     leader: Option<u32>,
+    /// How often another descriptor has become the one that wakes the process.
+    wake_fd_generation: u32,
     /// In the sleep that has just ended, the kernel checked its descriptors.
     pub polled_kernel: bool,
 }
@@ -162,6 +167,7 @@ impl Waiters {
     /// Must be called when another descriptor wakes the process from now on. A leader that sleeps on the
     /// previous one is woken.
     pub fn replace_wake_fd(&mut self) {
+        self.wake_fd_generation += 1;
         for waiter in &mut self.waiters {
             if let Some(wait_set) = &mut waiter.wait_set {
                 wait_set.is_stale = true;
@@ -231,6 +237,8 @@ pub(crate) struct Wait<'a> {
     /// The kernel's part of the epoll set for which the call waits. The call waits for no other kernel
     /// descriptor.
     pub kernel_epoll: Option<KernelEpoll>,
+    /// The epoll set, if the call may sleep on the kernel's part itself.
+    pub direct: Option<DirectWait>,
     /// Present if the call continues after a handler with `SA_RESTART`. The counter says how much the call
     /// has done; if it is not 0, the call returns instead.
     pub restart_unless: Option<&'a Cell<usize>>,
@@ -247,6 +255,7 @@ impl<'a> Wait<'a> {
             mask: None,
             exclusive: false,
             kernel_epoll: None,
+            direct: None,
             restart_unless: None,
             eintr_on_stop: false,
         }
@@ -356,6 +365,7 @@ impl Ops {
         state.suspend_interrupted_sleep();
         SLEEPING.set(outer_waiter);
         state.waiters.waiters[waiter as usize].asleep = false;
+        state.cancel_direct_sleep(waiter, files);
         state.finish_wait(waiter, files);
     }
 
@@ -432,6 +442,14 @@ impl Ops {
         let asleep = &mut state.waiters.waiters[index];
         (asleep.asleep, asleep.interrupted) = (true, false);
         let outer_waiter = SLEEPING.replace(Some(waiter));
+        if let Some(direct) = wait.direct
+            && signalfd < 0
+            && let Some(epoll) = state.begin_direct_sleep(waiter, is_leader, direct.set)
+        {
+            let sleep_end = self.sleep_directly(state, &args, direct, epoll, kernel);
+            SLEEPING.set(outer_waiter);
+            return sleep_end;
+        }
         let uses_wait_set =
             is_leader && signalfd < 0 && kernel.len() == usize::from(wait.kernel_epoll.is_some());
         if uses_wait_set && let Some(wait_set) = state.wait_set_for(index, wait.kernel_epoll) {

@@ -158,6 +158,62 @@ pub fn kernel_descriptors(w: &mut Fixture<'_>) {
     w.log("regular file", w.a.epoll_ctl(set, EPOLL_CTL_ADD, file, IN, 3));
 }
 
+pub fn exclusive_kernel_descriptors(w: &mut Fixture<'_>) {
+    let (a, b) = w.connection();
+    let set = w.a.epoll_create().unwrap();
+    let events: Vec<_> =
+        (0..4).map(|_| rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()).collect();
+    let signal = |at: usize| {
+        rustix::io::write(&events[at], &1u64.to_ne_bytes()).unwrap();
+    };
+    let take = |at: usize| rustix::io::read(&events[at], &mut [0u8; 8]).unwrap();
+    for ((event, flags), data) in events.iter().zip([IN, IN, IN | ET, IN]).zip([1, 2, 3, u64::MAX]) {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(event);
+        w.log("add", w.a.epoll_ctl(set, EPOLL_CTL_ADD, fd, flags | EXCLUSIVE, data));
+        w.log("modify", w.a.epoll_ctl(set, EPOLL_CTL_MOD, fd, flags, data));
+    }
+    w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN, 5).unwrap();
+    w.log("after the time-out", w.a.epoll_wait(set, 8, 10));
+    signal(0);
+    w.log("level-triggered", next(w, set));
+    w.log("level-triggered", next(w, set));
+    take(0);
+    w.log("after reading", w.a.epoll_wait(set, 8, 10));
+    signal(2);
+    w.log("edge-triggered", next(w, set));
+    w.log("no event", w.a.epoll_wait(set, 8, 10));
+    for _ in 0..3 {
+        w.b.send(b, b"x", 0).unwrap();
+        w.log("socket", next(w, set));
+        w.a.recv(a, 1, 0).unwrap();
+        w.log("no event", w.a.epoll_wait(set, 1, 10));
+    }
+    // A sleep reports no more than the call asks for, and keeps the others.
+    (0..4).for_each(signal);
+    let mut seen = Vec::new();
+    for _ in 0..12 {
+        let one = w.a.epoll_wait(set, 1, 10_000).unwrap();
+        w.log("one event", one.len());
+        seen.extend(one.into_iter().map(|(events, data)| (names(events), data)));
+    }
+    seen.sort();
+    w.log("edges are reported once", seen.iter().filter(|(_, data)| *data == 3).count());
+    seen.dedup();
+    w.log("all are reported", seen);
+    for at in [0, 1, 3] {
+        take(at);
+    }
+    w.log("after reading all", w.a.epoll_wait(set, 8, 10));
+    let first = std::os::fd::AsRawFd::as_raw_fd(&events[0]);
+    w.log("delete", w.a.epoll_ctl(set, EPOLL_CTL_DEL, first, 0, 0));
+    signal(0);
+    w.log("after delete", w.a.epoll_wait(set, 8, 10));
+    w.log("poll of the set", w.ready(w.a, set));
+    signal(1);
+    w.log("poll of the set", w.ready(w.a, set));
+    w.log("event", next(w, set));
+}
+
 pub fn shutdown_of_unconnected_socket_wakes(w: &mut Fixture<'_>) {
     let fd = w.a.socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK).unwrap();
     let set = w.a.epoll_create().unwrap();
@@ -267,5 +323,6 @@ pub mod tests {
         listener_and_several_entries
         nested_sets
         kernel_descriptors
+        exclusive_kernel_descriptors
     }
 }

@@ -1,0 +1,295 @@
+//! `EPOLLEXCLUSIVE` across processes: how many workers an event wakes, on a stack and on the kernel.
+
+use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
+use crate::restart::{kill_shards, supervisor_of};
+
+/// Workers with an epoll set each, in which there is also a listener of the stack. A worker that wakes leaves
+/// the event as it is until it is told to take it, so every process that the event wakes is counted.
+const WORKERS: &str = "
+log, to_log = os.pipe()
+EXCLUSIVE = select.EPOLLIN | select.EPOLLEXCLUSIVE
+def state(pid): return open('/proc/%d/stat' % pid).read().rpartition(')')[2].split()[0]
+def log_text():
+    os.set_blocking(log, False)
+    try: return os.read(log, 10000).decode()
+    except BlockingIOError: return ''
+def until_asleep(workers):
+    asleep = 0
+    while asleep < 10:
+        time.sleep(0.01)
+        asleep = asleep + 1 if all(state(w.pid) == 'S' for w in workers) else 0
+class Worker:
+    def __init__(self, number, watched, take, flags=EXCLUSIVE, prepare=lambda ep: None):
+        go, self.go = os.pipe()
+        port, to_port = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            self.port = int(os.read(port, 10)); return
+        own = server('127.0.0.1', 0)
+        ep = select.epoll()
+        for fd in watched: ep.register(fd, flags)
+        ep.register(own, select.EPOLLIN)
+        prepare(ep)
+        os.write(to_port, b'%d' % own.getsockname()[1])
+        while True:
+            for fd, _ in ep.poll(maxevents=1 if number == 0 else -1):
+                if fd == own.fileno():
+                    own.accept()[0].close(); os.write(to_log, b'own%d ' % number); continue
+                os.write(to_log, b'woken ')
+                os.read(go, 1)
+                try: take(fd); os.write(to_log, b'taken ')
+                except BlockingIOError: os.write(to_log, b'nothing ')
+    def end(self):
+        os.kill(self.pid, signal.SIGKILL); os.waitpid(self.pid, 0)
+def event(workers, cause):
+    until_asleep(workers); log_text(); cause(); time.sleep(0.3)
+    return log_text().split().count('woken')
+def go(workers):
+    for w in workers: os.write(w.go, b'x')
+    time.sleep(0.2)
+    text = log_text().split()
+    return text.count('taken')
+def end(workers):
+    for w in workers: w.end()
+eventfd = os.eventfd(0, os.EFD_NONBLOCK)
+signal_event = lambda: os.eventfd_write(eventfd, 1)
+";
+
+/// Runs a script on the kernel and on a stack, and compares what it prints.
+#[track_caller]
+fn compare(name: &str, script: &str, expected: &str) {
+    if skipped(name) {
+        return;
+    }
+    let fixture = Fixture::new(name);
+    let script = format!("{WORKERS}{script}");
+    assert_eq!(fixture.script_output(&["--stack", "kernel"], &script), expected, "the kernel");
+    assert_eq!(fixture.script_output(&["--loopback", "stack"], &script), expected, "the stack");
+}
+
+#[test]
+fn event_of_kernel_descriptor_wakes_one_worker() {
+    let script = "
+workers = [Worker(n, [eventfd], os.eventfd_read) for n in range(4)]
+print('eventfd', event(workers, signal_event), go(workers))
+end(workers)
+r, w = os.pipe2(os.O_NONBLOCK)
+workers = [Worker(n, [r], lambda fd: os.read(fd, 1)) for n in range(4)]
+print('pipe', event(workers, lambda: os.write(w, b'x')), go(workers))
+end(workers)
+l = socket.socket(socket.AF_UNIX); l.bind('\\0exclusive%d' % os.getpid()); l.listen(); l.setblocking(False)
+workers = [Worker(n, [l.fileno()], lambda fd: l.accept()[0].close()) for n in range(4)]
+kept = []
+def connect():
+    c = socket.socket(socket.AF_UNIX); c.connect(l.getsockname()); kept.append(c)
+print('listener', event(workers, connect), go(workers))
+end(workers)
+";
+    let expected = "eventfd 1 1\npipe 1 1\nlistener 1 1\n";
+    compare("event_of_kernel_descriptor_wakes_one_worker", script, expected);
+}
+
+#[test]
+fn plain_waiters_all_wake_beside_an_exclusive_one() {
+    let script = "
+workers = [Worker(n, [eventfd], os.eventfd_read, EXCLUSIVE if n % 2 else select.EPOLLIN) for n in range(4)]
+print(event(workers, signal_event))
+end(workers)
+";
+    compare("plain_waiters_all_wake_beside_an_exclusive_one", script, "3\n");
+}
+
+#[test]
+fn each_event_wakes_a_further_exclusive_worker() {
+    let script = "
+workers = [Worker(n, [eventfd], os.eventfd_read) for n in range(3)]
+print('first', event(workers, signal_event))
+print('second, while the first worker has not taken it', event(workers, signal_event))
+print('third', event(workers, signal_event))
+print('fourth, while all are busy', event(workers, signal_event))
+print('taken', go(workers))
+end(workers)
+";
+    let expected = "first 1\nsecond, while the first worker has not taken it 1\nthird 1\n\
+                    fourth, while all are busy 0\ntaken 1\n";
+    compare("each_event_wakes_a_further_exclusive_worker", script, expected);
+}
+
+#[test]
+fn death_of_woken_worker_loses_no_later_event() {
+    let script = "
+workers = [Worker(n, [eventfd], os.eventfd_read) for n in range(3)]
+for left in (2, 1):
+    print('woken', event(workers, signal_event))
+    [dead] = [w for w in workers if open('/proc/%d/wchan' % w.pid).read().find('pipe') >= 0]
+    dead.end(); workers.remove(dead); time.sleep(0.2)
+    print('woken by the death', log_text().split().count('woken'))
+print('woken', event(workers, signal_event), go(workers))
+end(workers)
+";
+    let expected = "woken 1\nwoken by the death 0\nwoken 1\nwoken by the death 0\nwoken 1 1\n";
+    compare("death_of_woken_worker_loses_no_later_event", script, expected);
+}
+
+#[test]
+fn exclusive_worker_serves_its_sockets_meanwhile() {
+    let script = "
+r, w = os.pipe2(os.O_NONBLOCK)
+workers = [Worker(n, [eventfd, r], lambda fd: os.read(fd, 8)) for n in range(3)]
+def connect(worker): socket.create_connection(('127.0.0.1', worker.port)).close()
+for _ in range(20):
+    until_asleep(workers); log_text()
+    for number, worker in enumerate(workers):
+        connect(worker)
+    seen = ''
+    while len(seen.split()) < 3: time.sleep(0.01); seen += log_text()
+    assert sorted(seen.split()) == ['own0', 'own1', 'own2'], seen
+print('woken', event(workers, signal_event), go(workers))
+for w_ in workers: connect(w_)
+time.sleep(0.3)
+print(sorted(log_text().split()))
+end(workers)
+";
+    let expected = "woken 1 1\n['own0', 'own1', 'own2']\n";
+    compare("exclusive_worker_serves_its_sockets_meanwhile", script, expected);
+}
+
+#[test]
+fn shared_and_polled_sets_lose_no_event() {
+    let script = "
+# The set of each worker is used in another way, too, after a first sleep in it.
+def forks(ep):
+    ep.poll(0.05)
+    if os.fork() == 0: os._exit(0)
+    os.wait()
+def forks_from_thread(ep):
+    def fork():
+        time.sleep(0.05)
+        if os.fork() == 0: os._exit(0)
+    threading.Thread(target=fork).start()
+def is_polled(ep):
+    ep.poll(0.05)
+    p = select.poll(); p.register(ep.fileno()); assert p.poll(50) == []
+def is_nested(ep):
+    ep.poll(0.05)
+    outer = select.epoll(); outer.register(ep.fileno(), select.EPOLLIN); assert outer.poll(0.05) == []
+    kept.append(outer)
+def is_passed(ep):
+    ep.poll(0.05)
+    socket.send_fds(pair[0], [b'x'], [ep.fileno()])
+kept = []; pair = socket.socketpair(socket.AF_UNIX)
+for prepare in (forks, forks_from_thread, is_polled, is_nested, is_passed):
+    worker = Worker(1, [eventfd], os.eventfd_read, prepare=prepare)
+    time.sleep(0.2)
+    for _ in range(3):
+        c = socket.create_connection(('127.0.0.1', worker.port)); time.sleep(0.1)
+        print(prepare.__name__, log_text(), event([worker], signal_event), go([worker]))
+    worker.end()
+";
+    let line = |name: &str| format!("{name} own1  1 1\n").repeat(3);
+    let names = ["forks", "forks_from_thread", "is_polled", "is_nested", "is_passed"];
+    compare("shared_and_polled_sets_lose_no_event", script, &names.map(line).concat());
+}
+
+#[test]
+fn event_wakes_one_thread_of_several_sets() {
+    let script = "
+own = server('127.0.0.1', 0)
+lock = threading.Lock(); go_on = threading.Event(); woken = []
+def work(number):
+    ep = select.epoll(); ep.register(eventfd, EXCLUSIVE)
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); ep.register(u, select.EPOLLIN)
+    ports[number] = u.getsockname()
+    while True:
+        for fd, _ in ep.poll():
+            if fd == u.fileno(): u.recv(10); os.write(to_log, b'own%d ' % number); continue
+            os.write(to_log, b'woken '); go_on.wait()
+            try: os.eventfd_read(eventfd)
+            except BlockingIOError: pass
+ports = [None] * 4
+for n in range(4): threading.Thread(target=work, args=(n,), daemon=True).start()
+time.sleep(0.4)
+for _ in range(3):
+    for p in ports: own_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own_.sendto(b'x', p); own_.close()
+    time.sleep(0.2); print(sorted(log_text().split()))
+signal_event(); time.sleep(0.3); print(log_text().split()); go_on.set(); time.sleep(0.1)
+for p in ports: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', p)
+time.sleep(0.2); print(sorted(log_text().split()))
+os._exit(0)
+";
+    let own = "['own0', 'own1', 'own2', 'own3']\n";
+    let expected = format!("{}['woken']\n{own}", own.repeat(3));
+    // `os._exit` does not flush.
+    let script = script.replace("os._exit(0)", "sys.stdout.flush(); os._exit(0)");
+    compare("event_wakes_one_thread_of_several_sets", &script, &expected);
+}
+
+#[test]
+fn threads_of_one_exclusive_set_lose_no_event() {
+    let script = "
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); u.setblocking(False)
+ep = select.epoll(); ep.register(eventfd, EXCLUSIVE); ep.register(u, select.EPOLLIN)
+taken = {eventfd: 0, u.fileno(): 0}
+lock = threading.Lock()
+def take(events):
+    for fd, _ in events:
+        with lock:
+            try: taken[fd] += os.eventfd_read(fd) if fd == eventfd else len(u.recv(10))
+            except BlockingIOError: pass
+def wait(events_max):
+    while True: take(ep.poll(maxevents=events_max))
+def poll():
+    while True: take(ep.poll(0)); time.sleep(0.0005)
+for events_max in (1, 2, 8): threading.Thread(target=wait, args=(events_max,), daemon=True).start()
+threading.Thread(target=poll, daemon=True).start()
+c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.connect(u.getsockname())
+for n in range(1, 301):
+    os.eventfd_write(eventfd, 1) if n % 2 else c.send(b'x')
+    if n % 3 == 0: os.eventfd_write(eventfd, 1)
+    until = time.monotonic() + 10
+    while taken != {eventfd: (n + 1) // 2 + n // 3, u.fileno(): n // 2}:
+        assert time.monotonic() < until, (n, taken)
+print('all'); sys.stdout.flush(); os._exit(0)
+";
+    compare("threads_of_one_exclusive_set_lose_no_event", script, "all\n");
+}
+
+#[test]
+fn exclusive_worker_serves_again_after_a_restart() {
+    if skipped("exclusive_worker_serves_again_after_a_restart") {
+        return;
+    }
+    let fixture = Fixture::new("exclusive-restart");
+    let _up = fixture.start_stack("lab", &["--loopback", "stack", "--on-stack-death", "restart"]);
+    let on_lab = ["--stack", "lab"];
+    let serve = "
+r, w = os.pipe()
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7020)); u.setblocking(False)
+ep = select.epoll(); ep.register(r, select.EPOLLIN | select.EPOLLEXCLUSIVE); ep.register(u, select.EPOLLIN)
+open('serves', 'w').close()
+while True:
+    for fd, _ in ep.poll():
+        if fd == r: os.read(r, 1); open('signalled', 'w').close(); continue
+        try: data, peer = u.recvfrom(10)
+        except OSError: continue
+        if data == b'end': sys.exit()
+        u.sendto(data, peer); os.write(w, b'x')";
+    let server = RunningProgram::new(fixture.script(&on_lab, serve));
+    let exists = |name: &str| fixture.path().join(name).exists();
+    wait_until("the worker serves", || exists("serves"));
+    let ask = "
+c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.settimeout(0.2); c.connect(('127.0.0.1', 7020))
+for _ in range(100):
+    try: c.send(b'hey'); print(c.recv(10)); break
+    except OSError: time.sleep(0.05)";
+    for round in 0..3 {
+        if round > 0 {
+            kill_shards(supervisor_of(&fixture, "lab"));
+        }
+        assert_eq!(fixture.script_output(&on_lab, ask), "b'hey'\n", "round {round}");
+        wait_until("the pipe is read", || exists("signalled"));
+        std::fs::remove_file(fixture.path().join("signalled")).unwrap();
+    }
+    fixture.script_output(&on_lab, &ask.replace("b'hey'); print(c.recv(10))", "b'end')"));
+    assert!(server.wait_for_output().status.success());
+}

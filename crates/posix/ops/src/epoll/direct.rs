@@ -1,0 +1,239 @@
+//! Sleeps on the kernel's epoll instance of a set, so that `EPOLLEXCLUSIVE` of kernel descriptors wakes one
+//! process. The kernel counts an exclusive wake-up only if a thread sleeps on the instance that has the
+//! item: if the instance were nested in the library's wait set, every process would wake. So the thread's
+//! eventfd and the descriptor by which the stack wakes the process are items of the instance, too, called
+//! sentinels; `epoll_wait` does not report them.
+//!
+//! Sentinels are edge-triggered. Sets that other processes or other sets also wait on have none.
+
+use super::{EpollEvent, EpollSet, KERNEL_POLL_INTERVAL, kernel_epoll_ctl};
+use crate::descriptor::borrow;
+use crate::fd_table::FileId;
+use crate::wait_set::WakeCause;
+use core::hash::BuildHasher;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::collections::hash_map::RandomState;
+
+const EDGES: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+/// Bit of a sentinel's data that tells the stack's descriptor from the thread's.
+const STACK_BIT: u64 = 1;
+/// How many sentinels a kernel instance has.
+pub(super) const SENTINELS_MAX: usize = 2;
+
+/// The set on whose kernel instance a call may sleep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirectWait {
+    pub set: FileId,
+    /// How many events the call can return.
+    pub events_max: usize,
+}
+
+/// The descriptors that wake a thread.
+pub(crate) struct WakeFds<'a> {
+    /// The number of the thread's waiter.
+    pub waiter: u32,
+    /// The eventfd by which other threads wake the thread.
+    pub thread_event: BorrowedFd<'a>,
+    /// The descriptor by which the stack wakes the process, if the thread is the leader, and a number that
+    /// changes when another descriptor replaces it.
+    pub stack: Option<(BorrowedFd<'a>, u32)>,
+}
+
+/// The sentinels in a kernel instance.
+#[derive(Clone, Copy, Debug)]
+struct Sentinels {
+    waiter: u32,
+    thread_event: RawFd,
+    stack: Option<(RawFd, u32)>,
+}
+
+/// The state of sleeps on the kernel's instance of a set.
+pub(super) struct DirectSleep {
+    /// True if an exclusive kernel descriptor was added, and sentinels would reach nobody else.
+    is_wanted: bool,
+    /// True if sentinels would reach others: another process, an outer set or a `poll` of the set.
+    is_banned: bool,
+    /// The data of the thread's sentinel; that of the stack has [`STACK_BIT`], too. `None` once the program
+    /// has used this number.
+    token: Option<u64>,
+    sentinels: Option<Sentinels>,
+    /// The waiter of the thread that sleeps on the instance.
+    sleeper: Option<u32>,
+    /// Events that a sleep has returned and `epoll_wait` has not reported.
+    pub taken: VecDeque<EpollEvent>,
+}
+
+impl DirectSleep {
+    /// Creates the state of a set, which is the `number`th of the process. `is_shared` tells whether another
+    /// process may have the set.
+    pub fn new(number: u64, is_shared: bool) -> Self {
+        let token = Some(RandomState::new().hash_one(number) & !STACK_BIT);
+        let (sentinels, sleeper, taken) = (None, None, VecDeque::new());
+        Self { is_wanted: false, is_banned: is_shared, token, sentinels, sleeper, taken }
+    }
+}
+
+impl EpollSet {
+    /// Returns whether a call on the set may sleep on the kernel's instance.
+    pub(super) fn wants_direct_sleep(&self) -> bool {
+        self.direct.is_wanted
+    }
+
+    /// Must be called with each event that the program gives a kernel descriptor in the set.
+    pub(super) fn note_kernel_item(&mut self, event: EpollEvent) {
+        self.direct.is_wanted |= event.events & super::EXCLUSIVE != 0 && !self.direct.is_banned;
+        if self.is_sentinel(event.data) {
+            self.ban_direct_sleep();
+            self.direct.token = None;
+        }
+    }
+
+    /// Returns whether an event with this data is one of a sentinel.
+    pub(super) fn is_sentinel(&self, data: u64) -> bool {
+        Some(data & !STACK_BIT) == self.direct.token
+    }
+
+    /// Returns the event for which a sentinel is added.
+    fn sentinel_event(&self, events: u32, bit: u64) -> EpollEvent {
+        EpollEvent { events, data: self.direct.token.unwrap_or(0) | bit }
+    }
+
+    /// Must be called before the set is shared with another process, added to another set, or polled. From
+    /// then on no call sleeps on the kernel's instance. A thread that does is woken.
+    pub fn ban_direct_sleep(&mut self) {
+        self.direct.is_wanted = false;
+        if core::mem::replace(&mut self.direct.is_banned, true) {
+            return;
+        }
+        let Some(sentinels) = self.direct.sentinels else { return };
+        if self.direct.sleeper.is_none() {
+            self.remove_sentinels();
+            return;
+        }
+        // Level-triggered, the sentinel remains until the thread has seen it, whoever else takes events.
+        let event = self.sentinel_event(super::IN, 0);
+        if let Ok(fd) = borrow(sentinels.thread_event) {
+            let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_MOD, fd, event);
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Must be called when the sentinels may have other numbers than they were added with, because an
+    /// internal descriptor has moved. Sentinels that remain in the instance wake a thread for nothing.
+    pub fn forget_sentinels(&mut self) {
+        self.direct.sentinels = None;
+    }
+
+    /// Must be called after a fork, in the child: the sentinels and the threads are the parent's.
+    pub fn forget_direct_sleep(&mut self) {
+        (self.direct.sentinels, self.direct.sleeper) = (None, None);
+    }
+
+    fn remove_sentinels(&mut self) {
+        let Some(Sentinels { thread_event, stack, .. }) = self.direct.sentinels.take() else { return };
+        self.remove_sentinel(thread_event);
+        if let Some((stack, _)) = stack {
+            self.remove_sentinel(stack);
+        }
+    }
+
+    fn remove_sentinel(&self, fd: RawFd) {
+        if let Ok(fd) = borrow(fd) {
+            // Fails if the descriptor was closed, which has removed it from the instance.
+            let _ = epoll::delete(&self.kernel, fd);
+        }
+    }
+
+    fn add_sentinel(&self, fd: BorrowedFd<'_>, bit: u64) -> bool {
+        let event = self.sentinel_event(EDGES, bit);
+        let added = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_ADD, fd, event);
+        matches!(added, Ok(()) | Err(Errno::EXIST))
+    }
+
+    /// Prepares the kernel's instance for the sleep of a thread, and returns its number. Returns `None` if
+    /// the thread must sleep elsewhere. Otherwise [`end_direct_sleep`](Self::end_direct_sleep) must follow.
+    pub fn begin_direct_sleep(&mut self, wake: &WakeFds<'_>) -> Option<RawFd> {
+        if !self.wants_direct_sleep() || self.direct.sleeper.is_some() {
+            return None;
+        }
+        let present = self.direct.sentinels;
+        let stack = wake.stack.map(|(fd, generation)| (fd.as_raw_fd(), generation));
+        if present.is_none_or(|present| present.waiter != wake.waiter || present.stack != stack) {
+            self.replace_sentinels(present, wake)?;
+        }
+        self.direct.sleeper = Some(wake.waiter);
+        Some(self.kernel.as_raw_fd())
+    }
+
+    /// Replaces sentinels by those of another thread, or of a thread that has become the leader or resigned.
+    #[cold]
+    fn replace_sentinels(&mut self, present: Option<Sentinels>, wake: &WakeFds<'_>) -> Option<()> {
+        if present.is_some_and(|present| present.waiter != wake.waiter) {
+            self.remove_sentinels();
+        } else if let Some(Sentinels { stack: Some((fd, _)), .. }) = present {
+            self.remove_sentinel(fd);
+        }
+        let stack = wake.stack.map(|(fd, generation)| (fd.as_raw_fd(), generation));
+        let thread_event = wake.thread_event.as_raw_fd();
+        self.direct.sentinels = Some(Sentinels { waiter: wake.waiter, thread_event, stack });
+        let is_added = self.add_sentinel(wake.thread_event, 0)
+            && wake.stack.is_none_or(|(fd, _)| self.add_sentinel(fd, STACK_BIT));
+        if !is_added {
+            self.remove_sentinels();
+        }
+        is_added.then_some(())
+    }
+
+    /// Keeps the events of a sleep on the kernel's instance for `epoll_wait`, and returns what ended the
+    /// sleep. The sleep returned no more than `room` events.
+    pub fn end_direct_sleep(&mut self, events: &[libc::epoll_event], room: usize) -> WakeCause {
+        let mut cause = WakeCause::default();
+        self.direct.sleeper = None;
+        for event in events {
+            let (data, events) = (event.u64, event.events);
+            if !self.is_sentinel(data) {
+                self.direct.taken.push_back(EpollEvent { events, data });
+            } else if data & STACK_BIT != 0 {
+                cause.stack_event = true;
+                cause.hung_up = events & (libc::EPOLLHUP | libc::EPOLLRDHUP) as u32 != 0;
+            }
+        }
+        if !self.direct.taken.is_empty() {
+            self.rounds_without_kernel = KERNEL_POLL_INTERVAL;
+        }
+        // Sentinels may have taken the places of other events.
+        cause.kernel_event = !self.direct.taken.is_empty() || events.len() == room;
+        if self.direct.is_banned {
+            self.remove_sentinels();
+        }
+        cause
+    }
+
+    /// Must be called when a sleep has ended without [`end_direct_sleep`](Self::end_direct_sleep).
+    pub fn cancel_direct_sleep(&mut self, waiter: u32) {
+        if self.direct.sleeper == Some(waiter) {
+            self.end_direct_sleep(&[], 1);
+        }
+    }
+
+    /// Must be called after events were taken from the kernel's instance, sentinels among them. A thread that
+    /// sleeps there gets the sentinels again.
+    #[cold]
+    pub(super) fn return_sentinels(&self) {
+        let (Some(_), Some(Sentinels { thread_event, stack, .. })) =
+            (self.direct.sleeper, self.direct.sentinels)
+        else {
+            return;
+        };
+        let sentinels = [(Some(thread_event), 0), (stack.map(|(fd, _)| fd), STACK_BIT)];
+        for (fd, bit) in sentinels {
+            if let Some(Ok(fd)) = fd.map(borrow) {
+                let event = self.sentinel_event(EDGES, bit);
+                let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_MOD, fd, event);
+            }
+        }
+    }
+}
