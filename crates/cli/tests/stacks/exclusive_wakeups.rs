@@ -293,3 +293,24 @@ for _ in range(100):
     fixture.script_output(&on_lab, &ask.replace("b'hey'); print(c.recv(10))", "b'end')"));
     assert!(server.wait_for_output().status.success());
 }
+
+#[test]
+fn workers_slower_than_an_offer_accept() {
+    let script = "
+l = server('127.0.0.1', 0, backlog=16); l.setblocking(False)
+pids = []
+for n in range(3):
+    pids.append(os.fork())
+    if pids[-1]: continue
+    ep = select.epoll(); ep.register(l, EXCLUSIVE)
+    while True:
+        ep.poll(); time.sleep(0.2)
+        try: l.accept()[0].sendall(b'accepted')
+        except BlockingIOError: pass
+time.sleep(0.3)
+for _ in range(4):
+    c = socket.create_connection(l.getsockname()); c.settimeout(5); print(c.recv(10))
+for p in pids: os.kill(p, signal.SIGKILL)
+";
+    compare("workers_slower_than_an_offer_accept", script, &"b'accepted'\n".repeat(4));
+}

@@ -260,6 +260,7 @@ impl Codec for ChannelRequest {
                 (28u8, (*at, *options)).encode(out);
                 description.encode(out);
             }
+            Self::ClaimOffer(listener) => (29u8, *listener).encode(out),
             Self::Counters | Self::Detach => u8::MAX.encode(out),
         }
     }
@@ -296,6 +297,7 @@ impl Codec for ChannelRequest {
             }
             26 => Self::SetFilter(Codec::decode(from)?, Codec::decode(from)?),
             27 => Self::Filter(Codec::decode(from)?),
+            29 => Self::ClaimOffer(Codec::decode(from)?),
             28 => Self::ListenShared(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             20 => {
                 let (socket, priority) = Codec::decode(from)?;

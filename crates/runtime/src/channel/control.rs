@@ -44,6 +44,9 @@ pub enum ChannelRequest {
     SetBacklog(u32, u32),
     /// Offers pending connections of all listeners, as far as credits allow.
     OfferPending,
+    /// Offers the client a connection of the listener of this number that is offered to another client, if
+    /// the client has credit and no offer.
+    ClaimOffer(u32),
     /// Asks whether another client, or a proxy descriptor, owns this socket, too.
     IsShared(u32),
     /// Sets the options with which later connections of the listener of this number begin.

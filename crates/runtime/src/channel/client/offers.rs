@@ -3,6 +3,7 @@
 
 use super::{Client, ClientEvent, ClientSocket};
 use crate::channel::client_memory::OFFERS_MAX;
+use crate::channel::control::ChannelRequest;
 use crate::channel::data_class;
 use crate::channel::doorbells::NOTIFIED;
 use crate::channel::offer_slots;
@@ -144,12 +145,24 @@ impl Client {
         self.oldest_offer(listener).is_some()
     }
 
+    /// Asks the stack for a connection that is offered to another client.
+    #[cold]
+    fn claim_offer(&mut self, listener: u32) {
+        self.memory.offers_suspended().store(0, Ordering::Relaxed);
+        // A shard that is gone has no connections.
+        let _ = self.call(ChannelRequest::ClaimOffer(listener));
+    }
+
     /// Accepts the connection that was offered first, among those of a high class of priority if there are
-    /// any. Events of the connection that occurred meanwhile are reported afterwards.
+    /// any. Events of the connection that occurred meanwhile are reported afterwards. If the stack has
+    /// revoked offers because this client did not accept in time, and there is no other, the stack is asked
+    /// for one, which the next call accepts after the client's events were handled.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
             let Some((slot, bits, index)) = self.next_offer(listener) else {
-                self.resume_offers();
+                if self.memory.offers_suspended().load(Ordering::Relaxed) != 0 {
+                    self.claim_offer(listener);
+                }
                 return None;
             };
             let conn = self.accept_offer(slot, bits);

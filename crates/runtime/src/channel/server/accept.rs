@@ -17,6 +17,7 @@ use core::net::SocketAddr;
 use ginnel_stack::error::{ListenError, Stale};
 use ginnel_stack::options::{ListenOptions, SocketOptions};
 use ginnel_stack::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
+use ginnel_stack::time::Instant;
 
 /// Returns the options of a client's listener as the engine has them.
 fn listener_options(options: &SocketOptions) -> SocketOptions {
@@ -449,6 +450,42 @@ impl Domain {
         self.distribute(cx);
         if let Some(delay) = next.filter(|_| !self.is_offer_timer_set) {
             self.is_offer_timer_set = cx.set_timer(delay, self.token()).is_some();
+        }
+    }
+
+    /// Resumes offers to a client that asks for a connection. If none is pending, the client gets the
+    /// connection that another client has not accepted for the longest time. Otherwise clients that take
+    /// longer than an offer lasts, from the offer until they accept, would never accept one.
+    #[cold]
+    pub(super) fn claim_offer(&mut self, cx: &mut Context<'_>, number: usize, listener: usize) {
+        let Some(client) = self.clients.get_mut(number) else { return };
+        client.is_suspended = false;
+        self.enqueue_all_credits(number);
+        self.distribute(cx);
+        let has_offer = self.clients.get(number).is_some_and(|client| client.outstanding_of(listener) > 0);
+        let is_fallback = match credit(&self.clients, number, listener) {
+            Credit::None => return,
+            credit => matches!(credit, Credit::Fallback(_)),
+        };
+        if has_offer {
+            return;
+        }
+        let mut oldest: Option<(Instant, usize, usize)> = None;
+        for other in self.clients.offering().into_iter().map(usize::from) {
+            let Some(client) = self.clients.get(other).filter(|_| other != number) else { continue };
+            for slot in client.offer_slots() {
+                if let Some(offer) = client.offer(slot).filter(|o| usize::from(o.listener) == listener)
+                    && oldest.is_none_or(|(deadline, ..)| offer.deadline < deadline)
+                {
+                    oldest = Some((offer.deadline, other, slot));
+                }
+            }
+        }
+        if let Some((_, other, slot)) = oldest
+            && self.revoke_offer(other, slot)
+        {
+            self.stats.offers_revoked += 1;
+            self.offer_to(cx, listener, ChosenClient { client: number, is_fallback });
         }
     }
 

@@ -123,6 +123,10 @@ impl Domain {
                 self.distribute(cx);
                 ChannelReply::Done
             }
+            ChannelRequest::ClaimOffer(listener) => {
+                self.claim_offer(cx, number, listener as usize);
+                ChannelReply::Done
+            }
             ChannelRequest::SetListenerOptions(listener, options) => {
                 self.set_listener_options(cx, listener, &options);
                 ChannelReply::Done
