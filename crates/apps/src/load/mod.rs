@@ -13,11 +13,11 @@
 //!
 //! A session does not know on which stack it runs, so two runs differ in nothing but the stack. Requests,
 //! messages ([`messages`]) and replays ([`replay`]) have a kind of session each; [`run::LoadSession`] is what
-//! a stack sees of all three. Workers share nothing, except that they may be shards of one stack. Each has a thread, a session,
-//! its share of the plan and, unless the TCP is the kernel's, a stack and a device of its own; only the
-//! results are added up. With requests a connection takes 48 bytes, 16 bytes for each request that it may
-//! have in flight, and 8 to 68 bytes of the network. Requests are written once, and in steady state nothing
-//! is allocated.
+//! a stack sees of all three. Workers share nothing, except that they may be shards of one stack. Each has a
+//! thread, a session, its share of the plan and, unless the TCP is the kernel's, a stack and a device of its
+//! own; only the results are added up. With requests a connection takes 48 bytes, 16 bytes for each request
+//! that it may have in flight, and 8 to 68 bytes of the network. Requests are written once, and in steady
+//! state nothing is allocated.
 
 pub mod agents;
 pub mod arrivals;
@@ -67,8 +67,8 @@ pub fn measure<J: LoadJob, S: RunHandler + Send>(
     run_workers(job, stop, stacks, |job, share, progress, stack| run_on_shard(job, share, progress, stack))
 }
 
-/// Runs the generator on the shards of one stack and returns its report. Each shard gets its share of the plan. The shards start
-/// together, and none stops before all have finished.
+/// Runs the generator on the shards of one stack and returns its report. Each shard gets its share of the
+/// plan. The shards start together, and none stops before all have finished.
 ///
 /// # Errors
 /// The error of a shard; or the number of shards is not [`CommonOptions::workers()`], or there are fewer

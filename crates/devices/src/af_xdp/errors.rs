@@ -66,8 +66,8 @@ pub(super) fn attach_error(error: Errno, mode: AttachMode) -> io::Error {
     }
 }
 
-/// Explains an error of a step in which the socket of a queue is set up. Its chunks take `chunk_bytes` bytes of
-/// locked memory.
+/// Explains an error of a step in which the socket of a queue is set up. Its chunks take `chunk_bytes` bytes
+/// of locked memory.
 pub(super) fn socket_error(
     step: SetupStep,
     error: io::Error,

@@ -8,8 +8,8 @@ use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::SocketAddr;
 
-/// Returns the length of each datagram of a send call: [`UdpSendParams::gso_size`], of which the last may have
-/// less, or the whole payload if that is 0.
+/// Returns the length of each datagram of a send call: [`UdpSendParams::gso_size`], of which the last may
+/// have less, or the whole payload if that is 0.
 #[inline]
 pub(super) fn datagram_bytes(gso_size: u16, payload_len: usize) -> usize {
     if gso_size == 0 { payload_len } else { gso_size.into() }
@@ -20,8 +20,8 @@ impl UdpSocket {
     /// that of the call, otherwise `group_hop_limit`, otherwise that of the socket or of the link.
     ///
     /// # Errors
-    /// [`UdpError::TooLong`] if the payload does not fit. The socket's error queue gets this error, too, if it is
-    /// on (`IP_RECVERR`).
+    /// [`UdpError::TooLong`] if the payload does not fit. The socket's error queue gets this error, too, if
+    /// it is on (`IP_RECVERR`).
     #[inline]
     pub(super) fn headers(
         &mut self,

@@ -25,9 +25,10 @@ pub struct ChannelMapping {
 }
 
 impl ChannelMapping {
-    /// Makes this process's later changes invisible to other processes: the region becomes a private copy, and
-    /// the client's memory private and empty. Returns false if the kernel refuses the memory: then [`make_page_writable`](Self::make_page_writable) must be called for each page that
-    /// cannot be written. May be called in a signal handler.
+    /// Makes this process's later changes invisible to other processes: the region becomes a private copy,
+    /// and the client's memory private and empty. Returns false if the kernel refuses the memory: then
+    /// [`make_page_writable`](Self::make_page_writable) must be called for each page that cannot be written.
+    /// May be called in a signal handler.
     pub fn make_private(&self) -> bool {
         let is_memory_writable = self.memory.make_private();
         self.region.make_private() && is_memory_writable
@@ -132,8 +133,8 @@ impl Client {
         }
     }
 
-    /// Takes the lock of a connection. A test that forgets the guard acts as a client that dies while it has the
-    /// lock.
+    /// Takes the lock of a connection. A test that forgets the guard acts as a client that dies while it has
+    /// the lock.
     #[cfg(all(test, not(loom)))]
     pub(in crate::channel) fn lock(&self, conn: Conn) -> Option<super::super::lock::SocketLockGuard<'_>> {
         let word = &self.region.socket(conn.index()).lock;
