@@ -18,7 +18,7 @@ struct Limit {
     counter: &'static str,
     /// Effect of the limit, for the entry.
     effect: &'static str,
-    /// What raises the limit: keys of the configuration, or arguments of the program. Empty for a constant.
+    /// Keys of the configuration, or arguments of the program, that raise the limit. Empty for a constant.
     keys: &'static str,
 }
 

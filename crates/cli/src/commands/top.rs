@@ -105,7 +105,7 @@ struct Top<'a> {
     before: StatSample,
 }
 
-/// What a look at the stack finds.
+/// A look at the stack.
 enum StackState {
     Runs(StatSource, StatSample),
     /// Its shards are being started again.
