@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
-use ginnel_kernel_lane::report::{self, WorkerListener};
+use ginnel_kernel_lane::report::{self, ListenerProcess, WorkerListener};
 use serde_json::json;
 
 /// Options of `ginnel listeners`.
@@ -48,18 +48,33 @@ fn cells(row: &WorkerListener) -> [String; 5] {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     [
         row.address.to_string(),
-        row.master.to_string(),
-        or_dash(row.worker.map(|pid| pid.to_string())),
+        describe(row.master),
+        or_dash(row.worker.map(describe)),
         or_dash(row.cpu.map(|cpu| cpu.to_string())),
         row.accepted.to_string(),
     ]
 }
 
+fn describe(process: ListenerProcess) -> String {
+    match process {
+        ListenerProcess::Id(pid) => pid.to_string(),
+        ListenerProcess::Hidden => "hidden".to_owned(),
+        ListenerProcess::Ended => "ended".to_owned(),
+    }
+}
+
+fn process_as_json(process: ListenerProcess) -> serde_json::Value {
+    match process {
+        ListenerProcess::Id(pid) => json!(pid),
+        ListenerProcess::Hidden | ListenerProcess::Ended => json!(describe(process)),
+    }
+}
+
 fn as_json(row: &WorkerListener) -> serde_json::Value {
     json!({
         "listener": row.address.to_string(),
-        "master": row.master,
-        "worker": row.worker,
+        "master": process_as_json(row.master),
+        "worker": row.worker.map(process_as_json),
         "cpu": row.cpu,
         "accepted": row.accepted,
     })

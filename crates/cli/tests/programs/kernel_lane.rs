@@ -92,13 +92,16 @@ fn rows(fixture: &ProgramFixture) -> Vec<Value> {
     let output = fixture.ginnel(&["listeners", "--json"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    rows.filter(|row| is_in(fixture, row["master"].as_u64().unwrap())).collect()
+    // The master of another test may have ended.
+    rows.filter(|row| row["master"].as_u64().is_some_and(|master| is_in(fixture, master))).collect()
 }
 
-/// Returns the workers with a listener of their own, and the CPU of each.
+/// Returns the workers with a listener of their own, and the CPU of each. The number 0 stands for workers
+/// that have ended and still have their listeners.
 fn workers(fixture: &ProgramFixture) -> BTreeMap<u64, Option<u64>> {
+    let number = |worker: &Value| worker.as_u64().or_else(|| (worker == "ended").then_some(0));
     let rows = rows(fixture).into_iter();
-    rows.filter_map(|row| Some((row["worker"].as_u64()?, row["cpu"].as_u64()))).collect()
+    rows.filter_map(|row| Some((number(&row["worker"])?, row["cpu"].as_u64()))).collect()
 }
 
 /// Returns whether a process runs in the directory of the fixture: other tests run beside this one.
@@ -233,7 +236,7 @@ fn a_new_nginx_worker_serves_waiting_connections() {
     signal(killed, "KILL");
     wait_until("a new worker has the listener", || {
         let now = workers(&fixture);
-        now.len() == count as usize && !now.contains_key(&killed)
+        now.len() == count as usize && !now.contains_key(&killed) && !now.contains_key(&0)
     });
     let new: Vec<Option<u64>> = workers(&fixture)
         .into_iter()
@@ -469,6 +472,66 @@ fn a_vfork_child_closes_its_own_listener() {
     start(&fixture, "auto", &[&fixture.folder().join("vfork").display().to_string()]);
     wait_until("the worker has a listener", || workers(&fixture).len() == 1);
     assert_answered(waiting_connections(&fixture, b""), "ok");
+}
+
+/// A server whose two workers are process 1 of a PID namespace of their own each, as the server itself is:
+/// `python3 server.py HOW`. The child of `clone` is one that libc does not know of.
+const NAMESPACES: &str = "
+import ctypes, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+NEWPID, CLONE, SIGCHLD = 0x20000000, 56 if os.uname().machine == 'x86_64' else 220, 17
+listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
+assert os.getpid() == 1
+outer = os.open('/proc/self/ns/pid', os.O_RDONLY)
+def fork():
+    assert libc.unshare(NEWPID) == 0, ctypes.get_errno()
+    child = os.fork()
+    if child: assert libc.setns(outer, NEWPID) == 0, ctypes.get_errno()
+    return child
+def clone(): return libc.syscall(CLONE, NEWPID | SIGCHLD, None, None, None, None)
+for number in range(2):
+    child = {'fork': fork, 'clone': clone}[sys.argv[1]]()
+    assert child >= 0, ctypes.get_errno()
+    if child == 0:
+        assert os.getpid() == 1
+        while True:
+            connection, _ = listener.accept()
+            connection.sendall(b'%d 0' % number)
+            connection.close()
+while True: os.wait()
+";
+
+#[test]
+fn workers_of_other_pid_namespaces_keep_their_listeners() {
+    let test = "workers_of_other_pid_namespaces_keep_their_listeners";
+    for (how, with_listeners) in [("fork", 2), ("clone", 1)] {
+        let Some(fixture) = fixture(test, &["python3", "unshare"]) else { return };
+        fixture.write("server.py", NAMESPACES);
+        start(&fixture, "auto", &["unshare", "--pid", "--fork", "--kill-child", "python3", "server.py", how]);
+        wait_until("workers have listeners", || workers(&fixture).len() == with_listeners);
+        let before = workers(&fixture);
+        if how == "fork" {
+            assert!(before.values().all(Option::is_some), "{before:?}");
+            let answers: BTreeSet<u64> = cpus()
+                .iter()
+                .flat_map(|cpu| answers_to(&fixture, *cpu, 1))
+                .map(|(worker, _)| worker)
+                .collect();
+            assert_eq!(answers.len(), cpus().len().min(2));
+        }
+        for cpu in cpus() {
+            answers_to(&fixture, cpu, CONNECTIONS);
+        }
+        assert_eq!(workers(&fixture), before, "{how}: nobody counts as ended");
+        let killed = *before.keys().next().unwrap();
+        signal(killed, "KILL");
+        wait_until("the listener has no worker", || workers(&fixture).len() == with_listeners - 1);
+        // The other worker finds out after some connections.
+        for cpu in cpus() {
+            let answers = answers_to(&fixture, cpu, CONNECTIONS);
+            assert_eq!(answers.len(), 1, "{how}: {answers:?}");
+        }
+    }
 }
 
 #[test]

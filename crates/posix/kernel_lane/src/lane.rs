@@ -78,15 +78,12 @@ fn region() -> Option<&'static Region> {
     if let Some(region) = PROCESS.region.get() {
         return Some(region);
     }
-    let created = Region::create().and_then(|(region, memory)| Ok((region, slot_socket::hide(memory)?)));
+    let created = Region::create().and_then(|(region, memory)| {
+        PROCESS.members.open(slot_socket::hide(memory)?)?;
+        Ok(region)
+    });
     match created {
-        Ok((region, memory)) => {
-            if PROCESS.region.set(region).is_ok() {
-                // Stays open as long as the process runs.
-                let _ = memory.into_raw_fd();
-            }
-            PROCESS.region.get().copied()
-        }
+        Ok(region) => Some(*PROCESS.region.get_or_init(|| region)),
         Err(error) => {
             note(format_args!("workers share their listeners: shared memory: {error}"));
             None
@@ -117,7 +114,7 @@ fn register(region: &'static Region, fd: c_int, backlog: c_int) {
     local.backlog.store(backlog, Ordering::Relaxed);
     local.usage.store(UNUSED, Ordering::Relaxed);
     local.sockets_len.store(0, Ordering::Relaxed);
-    region.listeners[index].fill(cookie, getpid().as_raw_nonzero().get(), address);
+    region.listeners[index].fill(cookie, PROCESS.members.present().unwrap_or_default(), address);
     PROCESS.count_unused();
 }
 
@@ -129,6 +126,9 @@ pub fn use_listener(fd: c_int) {
         && local.usage.load(Ordering::Relaxed) == UNUSED
     {
         let _errno = ErrnoGuard::new();
+        if PROCESS.members.is_unnoticed_child() {
+            after_fork_child();
+        }
         worker::begin(index, local);
     }
 }
@@ -193,7 +193,7 @@ fn accept_orphan(
 ) -> Option<c_int> {
     let is_blocking = slot_socket::is_blocking(socket);
     // While this process has the lock, no worker takes the slot, and no other one accepts from its socket.
-    let lock = if is_blocking { Some(region.try_lock().ok()?) } else { None };
+    let lock = if is_blocking { Some(worker::try_lock(region)?) } else { None };
     let is_alone = entry.is_orphan.load(Ordering::Acquire) != 0
         && entry.is_inherited.load(Ordering::Acquire) == 0
         && slot_socket::has_connection(socket);
@@ -267,6 +267,7 @@ fn unwatch(local: &LocalListener) {
 pub fn closes(fd: c_int) {
     if let Some((index, local)) = PROCESS.listener(fd)
         && PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
+        && PROCESS.members.is_own_state()
     {
         let _errno = ErrnoGuard::new();
         forget(index, local);
@@ -297,7 +298,7 @@ fn forget(index: usize, local: &LocalListener) {
             worker::refresh(region);
             worker::notify(local);
         }
-        if shared.owner.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get() {
+        if PROCESS.members.present() == Some(shared.owner.load(Ordering::Relaxed)) {
             shared.is_closed.store(1, Ordering::Relaxed);
         }
         shared.free_if_unused();
@@ -337,7 +338,8 @@ pub fn before_fork() {
     let needed = (PROCESS.children.load(Ordering::Relaxed) + 1).min(SLOTS_MAX);
     locked(region, |_| {
         for (index, local) in PROCESS.open_listeners() {
-            region.listeners[index].owner.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+            let own = PROCESS.members.present().unwrap_or_default();
+            region.listeners[index].owner.store(own, Ordering::Relaxed);
             prepare_slots(region, index, local, needed);
         }
     });
@@ -398,8 +400,8 @@ pub fn after_fork_child() {
     if PROCESS.region.get().is_none() {
         return;
     }
-    let forker = PROCESS.id.swap(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-    PROCESS.forker.store(forker, Ordering::Relaxed);
+    PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    PROCESS.forker.store(PROCESS.members.forget_own(), Ordering::Relaxed);
     PROCESS.is_child.store(true, Ordering::Relaxed);
     PROCESS.children.store(0, Ordering::Relaxed);
     PROCESS.slot.store(0, Ordering::Relaxed);
@@ -415,12 +417,36 @@ pub fn after_fork_child() {
 }
 
 /// Called when the process has waited for a child that has ended. Safe in a signal handler.
-pub fn child_reaped(pid: c_int) {
+pub fn child_reaped() {
     let Some(region) = PROCESS.region.get() else { return };
     let _errno = ErrnoGuard::new();
     let one_less = |count: usize| count.checked_sub(1);
     let _ = PROCESS.children.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
-    worker::ended(region, pid);
+    worker::find_ended(region);
+}
+
+/// Returns the descriptor of the shared memory if it is in a range of numbers, both ends included. It must
+/// stay open when the program closes numbers that it has not opened: the process counts as ended otherwise.
+pub fn memory_in(first: c_uint, last: c_uint) -> Option<c_int> {
+    let _errno = ErrnoGuard::new();
+    PROCESS.members.fd_in(first..=last)
+}
+
+/// Called before a call of `dup2` or `dup3`, which closes the descriptor `to`. Returns whether
+/// [`replaced`] must be called after the call.
+pub fn replaces(to: c_int) -> bool {
+    let is_memory = to >= 0 && memory_in(to.cast_unsigned(), to.cast_unsigned()).is_some();
+    if is_memory {
+        let _errno = ErrnoGuard::new();
+        PROCESS.members.make_way();
+    }
+    is_memory
+}
+
+/// See [`replaces`].
+pub fn replaced() {
+    let _errno = ErrnoGuard::new();
+    PROCESS.members.lock_again();
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod affinity;
 mod errno;
 mod lane;
 mod local;
+mod members;
 mod mode;
 mod note;
 mod notification;
@@ -33,7 +34,7 @@ mod worker;
 pub use errno::ErrnoGuard;
 pub use lane::{
     accept_waiting, accepted, after_fork_child, after_fork_parent, before_fork, child_reaped, closed_range,
-    closes, epoll_changed, is_listener, listening, listening_begins, listening_failed, use_all_in,
-    use_listener,
+    closes, epoll_changed, is_listener, listening, listening_begins, listening_failed, memory_in, replaced,
+    replaces, use_all_in, use_listener,
 };
 pub use mode::{MODE_VARIABLE, Mode};

@@ -1,6 +1,7 @@
 //! Listeners as one process knows them: numbers of descriptors, and how the process uses them. A child has a
 //! copy.
 
+use crate::members::Members;
 use crate::region::{LISTENERS_MAX, Region, SLOTS_MAX, SharedListener};
 use crate::slot_socket::{borrow, cookie, own};
 use core::ffi::c_int;
@@ -16,6 +17,11 @@ const FDS_MAX: usize = 1 << 16;
 pub struct FdCell(AtomicI32);
 
 impl FdCell {
+    /// No number.
+    pub const fn new() -> Self {
+        Self(AtomicI32::new(0))
+    }
+
     /// Returns the number.
     pub fn get(&self) -> Option<c_int> {
         self.0.load(Ordering::Relaxed).checked_sub(1).filter(|fd| *fd >= 0)
@@ -75,16 +81,16 @@ pub struct LocalListener {
 impl LocalListener {
     const fn new() -> Self {
         Self {
-            fd: FdCell(AtomicI32::new(0)),
+            fd: FdCell::new(),
             cookie: AtomicU64::new(0),
             present_cookie: AtomicU64::new(0),
             backlog: AtomicI32::new(0),
             usage: AtomicU32::new(UNUSED),
-            notification: FdCell(AtomicI32::new(0)),
+            notification: FdCell::new(),
             notification_cookie: AtomicU64::new(0),
-            epoll: FdCell(AtomicI32::new(0)),
+            epoll: FdCell::new(),
             epoll_data: AtomicU64::new(0),
-            sockets: [const { FdCell(AtomicI32::new(0)) }; SLOTS_MAX],
+            sockets: [const { FdCell::new() }; SLOTS_MAX],
             socket_cookies: [const { AtomicU64::new(0) }; SLOTS_MAX],
             watched: [const { AtomicBool::new(false) }; SLOTS_MAX],
             is_watching: AtomicBool::new(false),
@@ -136,6 +142,8 @@ pub struct Process {
     pub id: AtomicI32,
     /// The shared memory, once the program listens.
     pub region: OnceLock<&'static Region>,
+    /// The processes that take part.
+    pub members: Members,
     /// The listeners, at the indexes of their entries in the shared memory.
     pub listeners: [LocalListener; LISTENERS_MAX],
     /// Number of listeners that the process has not accepted from.
@@ -144,8 +152,8 @@ pub struct Process {
     pub slot: AtomicUsize,
     /// True in a process that was forked by a program which listens.
     pub is_child: AtomicBool,
-    /// Process that has forked this one after it had listened; zero if there is none.
-    pub forker: AtomicI32,
+    /// Member that has forked this process; zero if there is none.
+    pub forker: AtomicU32,
     /// Number of child processes that run.
     pub children: AtomicUsize,
     /// Index of the listener plus one, for each descriptor; zero for all others.
@@ -156,11 +164,12 @@ pub struct Process {
 pub static PROCESS: Process = Process {
     id: AtomicI32::new(0),
     region: OnceLock::new(),
+    members: Members::new(),
     listeners: [const { LocalListener::new() }; LISTENERS_MAX],
     unused: AtomicUsize::new(0),
     slot: AtomicUsize::new(0),
     is_child: AtomicBool::new(false),
-    forker: AtomicI32::new(0),
+    forker: AtomicU32::new(0),
     children: AtomicUsize::new(0),
     indexes: [const { AtomicU8::new(0) }; FDS_MAX],
 };

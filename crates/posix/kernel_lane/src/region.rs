@@ -1,6 +1,7 @@
 //! The memory that all processes of a program share: its listeners, and which worker has which slot.
 #![allow(unsafe_code)] // maps memory that other processes write
 
+use crate::members::Members;
 use crate::steering::{INSTRUCTIONS_MAX, Instruction};
 use core::cell::UnsafeCell;
 use core::ops::Deref;
@@ -22,7 +23,7 @@ pub const SLOTS_MAX: usize = 256;
 /// Name of the memory in `/proc/PID/fd`.
 pub const NAME: &str = "ginnel-listeners";
 /// First word of the memory. It changes with the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN02");
+const MAGIC: u64 = u64::from_le_bytes(*b"gnlKLN03");
 
 /// Longest time to wait for the lock, in whole seconds.
 const LOCK_SECONDS_MAX: u64 = 10;
@@ -39,7 +40,8 @@ pub fn seconds() -> u64 {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Slot {
-    /// Process id of the worker; zero if there is none, negative while the slot of a dead worker is freed.
+    /// The worker's number among the members; zero if there is none. While a member frees the slot of a
+    /// worker that has ended, the negative number of that member.
     pub worker: AtomicI32,
     /// CPU of the worker plus one; zero if the worker has no CPU of its own.
     cpu: AtomicU32,
@@ -88,8 +90,8 @@ impl SlotSocket {
 pub struct SharedListener {
     /// `SO_COOKIE` of the program's own socket; zero if the entry is free.
     pub cookie: AtomicU64,
-    /// Process that keeps the sockets of all slots.
-    pub owner: AtomicI32,
+    /// The member that keeps the sockets of all slots.
+    pub owner: AtomicU32,
     /// 1 if the owner has closed the listener; the entry is freed when no worker uses it.
     pub is_closed: AtomicU32,
     /// Number of sockets that have joined the kernel's group.
@@ -105,7 +107,7 @@ pub struct SharedListener {
 
 impl SharedListener {
     /// Fills a free entry. The program's own socket is the first of the kernel's group.
-    pub fn fill(&self, cookie: u64, owner: i32, address: SocketAddr) {
+    pub fn fill(&self, cookie: u64, owner: u32, address: SocketAddr) {
         for socket in &self.sockets {
             socket.group_index.store(0, Ordering::Relaxed);
             socket.is_active.store(0, Ordering::Relaxed);
@@ -160,8 +162,11 @@ impl SharedListener {
 #[repr(C)]
 pub struct Region {
     magic: AtomicU64,
-    /// Thread id of the holder of the lock; zero if it is free.
-    lock: AtomicI32,
+    /// The holder of the lock: its number among the members, and in the low half the id of its thread in its
+    /// own PID namespace. Zero if the lock is free.
+    lock: AtomicU64,
+    /// The highest number of a member so far.
+    members: AtomicU32,
     /// 1 if the BPF programs of the listeners' groups must be written again.
     pub is_stale: AtomicU32,
     /// Number of slots that have been used or prepared.
@@ -238,37 +243,60 @@ impl Region {
         self.slots_len.fetch_max(len as u32, Ordering::Relaxed);
     }
 
-    /// Takes the lock if it is free or its holder has died.
+    /// Returns a number for a new member; `None` if all numbers were given.
+    pub fn next_member(&self) -> Option<u32> {
+        let next = |last: u32| last.checked_add(1).filter(|number| i32::try_from(*number).is_ok());
+        self.members.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().and_then(next)
+    }
+
+    /// Takes the lock for the member `own`, which is this process, if it is free or its holder has died.
     ///
     /// # Errors
     /// The lock is held.
-    pub fn try_lock(&'static self) -> Result<LockedRegion, Contention> {
-        let own = rustix::thread::gettid().as_raw_nonzero().get();
-        match self.lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
+    pub fn try_lock(&'static self, own: u32, members: &Members) -> Result<LockedRegion, Contention> {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        let word = u64::from(own) << 32 | u64::from(thread.cast_unsigned());
+        match self.lock.compare_exchange(0, word, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Ok(LockedRegion(self)),
-            Err(holder) if holder == own => Err(Contention::Interrupted),
+            Err(holder) if holder == word => Err(Contention::Interrupted),
             Err(holder) => {
-                let died =
-                    Pid::from_raw(holder).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
+                let member = (holder >> 32) as u32;
+                let died = if member == own {
+                    // A thread of this process, so its id means the same here.
+                    let thread = Pid::from_raw((holder as u32).cast_signed());
+                    thread.is_some_and(|thread| test_kill_process(thread) == Err(Errno::SRCH))
+                } else {
+                    !members.is_running(member)
+                };
                 let exchanged =
-                    || self.lock.compare_exchange(holder, own, Ordering::Acquire, Ordering::Relaxed);
+                    || self.lock.compare_exchange(holder, word, Ordering::Acquire, Ordering::Relaxed);
                 if died && exchanged().is_ok() { Ok(LockedRegion(self)) } else { Err(Contention::Other) }
             }
         }
     }
 
-    /// Waits for the lock. Returns `None` in a signal handler that has interrupted the holder, and after
-    /// [`LOCK_SECONDS_MAX`]: a holder that was stopped must not stop the others.
-    pub fn lock(&'static self) -> Option<LockedRegion> {
+    /// Waits for the lock. Returns `None` in a process that is no member, in a signal handler that has
+    /// interrupted the holder, and after [`LOCK_SECONDS_MAX`]: a holder that was stopped must not stop the
+    /// others.
+    pub fn lock(&'static self, members: &Members) -> Option<LockedRegion> {
+        let own = members.own(self)?;
         let deadline = seconds() + LOCK_SECONDS_MAX;
         loop {
-            match self.try_lock() {
+            match self.try_lock(own, members) {
                 Ok(locked) => return Some(locked),
                 Err(Contention::Interrupted) => return None,
                 Err(Contention::Other) if seconds() > deadline => return None,
                 Err(Contention::Other) => std::thread::sleep(LOCK_INTERVAL),
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Region {
+    /// Gives the numbers up to this one to nobody.
+    pub fn use_members(&self, last: u32) {
+        self.members.store(last, Ordering::Relaxed);
     }
 }
 
@@ -310,6 +338,7 @@ impl Drop for LockedRegion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::members::tests::MemberProcess;
 
     #[test]
     fn another_mapping_sees_the_listeners() {
@@ -337,13 +366,36 @@ mod tests {
 
     #[test]
     fn the_lock_of_a_dead_thread_is_taken() {
-        let (region, _memory) = Region::create().unwrap();
-        let locked = region.lock().unwrap();
-        assert_eq!(region.try_lock().unwrap_err(), Contention::Interrupted);
-        std::thread::spawn(|| assert_eq!(region.try_lock().unwrap_err(), Contention::Other)).join().unwrap();
+        let (region, memory) = Region::create().unwrap();
+        let members: &'static Members = Box::leak(Box::new(Members::new()));
+        members.open(memory).unwrap();
+        let own = members.own(region).unwrap();
+        let locked = region.lock(members).unwrap();
+        assert_eq!(region.try_lock(own, members).unwrap_err(), Contention::Interrupted);
+        let try_lock = move || region.try_lock(own, members).unwrap_err();
+        assert_eq!(std::thread::spawn(try_lock).join().unwrap(), Contention::Other);
         drop(locked);
-        std::thread::spawn(|| core::mem::forget(region.lock().unwrap())).join().unwrap();
-        assert!(region.lock().is_some());
+        std::thread::spawn(|| core::mem::forget(region.lock(members).unwrap())).join().unwrap();
+        assert!(region.lock(members).is_some());
+    }
+
+    #[test]
+    fn the_lock_of_a_running_member_is_kept() {
+        let (region, memory) = Region::create().unwrap();
+        let members = Members::new();
+        members.open(memory.try_clone().unwrap()).unwrap();
+        let own = members.own(region).unwrap();
+        let other = region.next_member().unwrap();
+        let mut process = MemberProcess::start(&memory, other);
+        // The thread of a member of another PID namespace may have the id of this one.
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        region.lock.store(u64::from(other) << 32 | u64::from(thread), Ordering::Relaxed);
+        assert_eq!(region.try_lock(own, &members).unwrap_err(), Contention::Other);
+        // There is no such thread here.
+        region.lock.store(u64::from(other) << 32 | u64::from(i32::MAX as u32), Ordering::Relaxed);
+        assert_eq!(region.try_lock(own, &members).unwrap_err(), Contention::Other);
+        process.kill();
+        assert!(region.try_lock(own, &members).is_ok());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reads the listeners and workers of all programs of this machine.
 
+use crate::members::holder;
 use crate::region::{NAME, Region};
 use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -9,16 +10,26 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+/// A process that has a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenerProcess {
+    /// The process with this id.
+    Id(i32),
+    /// A process of a PID namespace that is not visible in that of the caller.
+    Hidden,
+    /// The process has ended.
+    Ended,
+}
+
 /// A worker's socket for one listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerListener {
     /// Address of the listener.
     pub address: SocketAddr,
     /// Process that keeps the sockets of all workers: the master.
-    pub master: i32,
-    /// Process id of the worker that accepts from the socket; `None` if the worker has ended or has closed
-    /// its listener.
-    pub worker: Option<i32>,
+    pub master: ListenerProcess,
+    /// Process that accepts from the socket; `None` if the worker has left it.
+    pub worker: Option<ListenerProcess>,
     /// CPU whose connections the worker gets; `None` if it shares those of CPUs without a worker.
     pub cpu: Option<u32>,
     /// Connections that were accepted from the socket.
@@ -62,13 +73,21 @@ fn add(process: &Path, seen: &mut BTreeSet<u64>, rows: &mut Vec<WorkerListener>)
             && seen.insert(inode.ino())
             && let Ok(region) = Region::open(&memory)
         {
-            add_region(region, rows);
+            add_region(region, |member| process_of(&memory, member), rows);
         }
     }
     Ok(())
 }
 
-fn add_region(region: &Region, rows: &mut Vec<WorkerListener>) {
+fn process_of(memory: &fs::File, member: u32) -> ListenerProcess {
+    match holder(memory, member) {
+        Ok(None) => ListenerProcess::Ended,
+        Ok(Some(pid)) if pid > 0 => ListenerProcess::Id(pid),
+        Ok(Some(_)) | Err(_) => ListenerProcess::Hidden,
+    }
+}
+
+fn add_region(region: &Region, process_of: impl Fn(u32) -> ListenerProcess, rows: &mut Vec<WorkerListener>) {
     for listener in &region.listeners {
         if listener.cookie.load(Ordering::Acquire) == 0 {
             continue;
@@ -82,8 +101,8 @@ fn add_region(region: &Region, rows: &mut Vec<WorkerListener>) {
             let worker = slot.worker.load(Ordering::Relaxed);
             rows.push(WorkerListener {
                 address: listener.address(),
-                master: listener.owner.load(Ordering::Relaxed),
-                worker: Some(worker).filter(|_| is_active),
+                master: process_of(listener.owner.load(Ordering::Relaxed)),
+                worker: u32::try_from(worker).ok().filter(|_| is_active).map(&process_of),
                 cpu: slot.cpu().filter(|_| is_active),
                 accepted,
             });
@@ -94,13 +113,17 @@ fn add_region(region: &Region, rows: &mut Vec<WorkerListener>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::members::tests::MemberProcess;
 
     #[test]
     fn a_region_is_found_by_its_descriptor() {
         // A memfd with the name of a region and other contents is skipped. It has the lower descriptor, so it
         // is examined first.
         let _foreign = rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-        let (region, _memory) = Region::create().unwrap();
+        let (region, memory) = Region::create().unwrap();
+        let (mut master, worker_process) =
+            (MemberProcess::start(&memory, 77), MemberProcess::start(&memory, 88));
+        let [master_pid, worker_pid] = [&master, &worker_process].map(MemberProcess::id);
         let address = "127.0.0.1:8000".parse().unwrap();
         region.listeners[1].fill(5, 77, address);
         region.listeners[1].join_group(1);
@@ -108,9 +131,13 @@ mod tests {
         region.slots[1].set_cpu(Some(3));
         region.listeners[1].sockets[1].is_active.store(1, Ordering::Relaxed);
         region.listeners[1].sockets[1].accepted.store(9, Ordering::Relaxed);
-        let row = WorkerListener { address, master: 77, worker: Some(88), cpu: Some(3), accepted: 9 };
+        let worker = Some(ListenerProcess::Id(worker_pid));
+        let master_id = ListenerProcess::Id(master_pid);
+        let row = WorkerListener { address, master: master_id, worker, cpu: Some(3), accepted: 9 };
         assert!(all(None).unwrap().contains(&row));
         assert!(all(Some(std::process::id())).unwrap().contains(&row));
         assert!(all(Some(u32::MAX)).is_err());
+        master.kill();
+        assert!(all(None).unwrap().contains(&WorkerListener { master: ListenerProcess::Ended, ..row }));
     }
 }

@@ -9,19 +9,16 @@ use crate::notification;
 use crate::region::{LockedRegion, Region, SharedListener, seconds};
 use crate::slot_socket::{self, borrow, cookie};
 use crate::steering::{ActiveListener, write_program};
-use core::ffi::c_int;
 use core::sync::atomic::{Ordering, fence};
-use rustix::io::Errno;
-use rustix::process::{Pid, getpid, getppid, test_kill_process};
 
 /// Upper limit of the time that a handshake takes, in whole seconds: by default the kernel retransmits a
 /// SYN-ACK five times (`tcp_synack_retries`) and gives up after 63 seconds.
 const HANDSHAKE_SECONDS_MAX: u64 = 120;
 
 /// Runs `action` with the lock, then steers anew if that is needed. Returns `None` without running `action`
-/// if [`Region::lock`] fails: in a signal handler that has interrupted the holder, or after 10 seconds.
+/// if [`Region::lock`] fails.
 pub fn locked<R>(region: &'static Region, action: impl FnOnce(&mut LockedRegion) -> R) -> Option<R> {
-    let result = action(&mut region.lock()?);
+    let result = action(&mut region.lock(&PROCESS.members)?);
     if is_stale(region) {
         refresh(region);
     }
@@ -36,12 +33,17 @@ pub fn is_stale(region: &Region) -> bool {
     region.is_stale.load(Ordering::Acquire) != 0
 }
 
+/// Takes the lock if nobody holds it.
+pub fn try_lock(region: &'static Region) -> Option<LockedRegion> {
+    region.try_lock(PROCESS.members.own(region)?, &PROCESS.members).ok()
+}
+
 /// Steers the connections of this process's listeners to those workers that accept now. If another thread
 /// holds the lock, that thread does so when it releases the lock.
 pub fn refresh(region: &'static Region) {
     region.is_stale.swap(1, Ordering::AcqRel);
     while is_stale(region) {
-        let Ok(mut lock) = region.try_lock() else { return };
+        let Some(mut lock) = try_lock(region) else { return };
         // Not a store, which the processor may delay until the slots were read: it could then overwrite a
         // later request.
         region.is_stale.swap(0, Ordering::AcqRel);
@@ -122,7 +124,7 @@ fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalL
 /// program's own: it must keep that socket at its descriptor, because later children inherit it.
 fn take_slot(region: &'static Region) -> Option<usize> {
     find_ended(region);
-    let own = getpid().as_raw_nonzero().get();
+    let own = PROCESS.members.own(region)?.cast_signed();
     let is_child = PROCESS.is_child.load(Ordering::Relaxed);
     let has_socket = |slot: usize| PROCESS.open_listeners().any(|(_, local)| local.socket(slot).is_some());
     let len = if is_child { region.slots.len() } else { 1 };
@@ -142,7 +144,8 @@ fn take_slot(region: &'static Region) -> Option<usize> {
 /// Returns whether the process that has forked this one still runs. Otherwise this is not a worker but a
 /// server that went into the background after it had listened.
 fn has_master() -> bool {
-    getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == PROCESS.forker.load(Ordering::Relaxed))
+    let forker = PROCESS.forker.load(Ordering::Relaxed);
+    forker != 0 && PROCESS.members.is_running(forker)
 }
 
 /// Returns the CPU that this worker is pinned to, or `None` for a worker that is not pinned. In the mode
@@ -186,36 +189,33 @@ pub fn notify(local: &LocalListener) {
     }
 }
 
-/// Frees the slot of a process that has ended. Safe in a signal handler.
-pub fn ended(region: &'static Region, pid: c_int) {
-    for (slot, entry) in region.slots.iter().enumerate().take(region.slots_len()) {
-        // The negative number keeps others away from the slot until all its listeners are free.
-        let worker = &entry.worker;
-        if worker.compare_exchange(pid, -pid, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            continue;
+/// Frees the slots of members that have ended, and those that such a member was freeing. Safe in a signal
+/// handler.
+pub fn find_ended(region: &'static Region) {
+    for (number, slot) in region.slots.iter().enumerate().take(region.slots_len()) {
+        let worker = slot.worker.load(Ordering::Acquire);
+        if worker != 0 && !PROCESS.members.is_running(worker.unsigned_abs()) {
+            free_slot(region, number, worker);
         }
-        for shared in &region.listeners {
-            if shared.cookie.load(Ordering::Acquire) != 0 {
-                leave(shared, slot);
-                shared.free_if_unused();
-            }
-        }
-        worker.store(0, Ordering::Release);
-        refresh(region);
-        PROCESS.open_listeners().for_each(|(_, local)| notify(local));
     }
 }
 
-/// Frees the slots of processes that have ended without [`ended`]: they were reaped by init, or by a call
-/// that is not hooked. A zombie keeps its slot.
-pub fn find_ended(region: &'static Region) {
-    for slot in region.slots.iter().take(region.slots_len()) {
-        let pid = slot.worker.load(Ordering::Relaxed);
-        if Pid::from_raw(pid).is_some_and(|process| pid > 0 && test_kill_process(process) == Err(Errno::SRCH))
-        {
-            ended(region, pid);
+fn free_slot(region: &'static Region, number: usize, ended: i32) {
+    let Some(own) = PROCESS.members.own(region) else { return };
+    // The negative number keeps others away from the slot until all its listeners are free.
+    let (worker, own) = (&region.slots[number].worker, -own.cast_signed());
+    if worker.compare_exchange(ended, own, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
+    for shared in &region.listeners {
+        if shared.cookie.load(Ordering::Acquire) != 0 {
+            leave(shared, number);
+            shared.free_if_unused();
         }
     }
+    worker.store(0, Ordering::Release);
+    refresh(region);
+    PROCESS.open_listeners().for_each(|(_, local)| notify(local));
 }
 
 #[cfg(test)]

@@ -73,6 +73,10 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if fd >= 0 && lane::memory_in(fd.cast_unsigned(), fd.cast_unsigned()).is_some() {
+        // The program has not opened this descriptor.
+        return fail(libc::EBADF);
+    }
     lane::closes(fd);
     // SAFETY: the program's arguments, unchanged.
     unsafe { real::close(fd) }
@@ -80,8 +84,18 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the program's arguments, unchanged.
-    let result = unsafe { real::close_range(first, last, flags) };
+    // SAFETY: the program's arguments.
+    let close = |first, last| unsafe { real::close_range(first, last, flags) };
+    let result = match lane::memory_in(first, last).map(c_int::cast_unsigned) {
+        None => close(first, last),
+        Some(_) if first == last => 0,
+        Some(kept) if kept == first => close(kept + 1, last),
+        Some(kept) if kept == last => close(first, kept - 1),
+        Some(kept) => match close(first, kept - 1) {
+            0 => close(kept + 1, last),
+            failed => failed,
+        },
+    };
     if result == 0 && flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
         lane::closed_range(first, last);
     }
@@ -90,13 +104,36 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the program's arguments, unchanged.
-    unsafe { real::closefrom(first) };
-    lane::closed_range(first.max(0).cast_unsigned(), c_uint::MAX);
+    let from = first.max(0).cast_unsigned();
+    let mut next = first;
+    if let Some(kept) = lane::memory_in(from, c_uint::MAX) {
+        // SAFETY: the program's argument. Kernels before 5.9 do not have the call.
+        if kept > first && unsafe { real::close_range(from, kept.cast_unsigned() - 1, 0) } != 0 {
+            // SAFETY: the program's argument.
+            (from.cast_signed()..kept).for_each(|fd| _ = unsafe { real::close(fd) });
+        }
+        next = kept + 1;
+    }
+    // SAFETY: the program's argument, or the number after the one that stays open.
+    unsafe { real::closefrom(next) };
+    lane::closed_range(from, c_uint::MAX);
 }
 
-/// Tells the lane that `dup2` or `dup3` has replaced the descriptor `to`, if it succeeded. Returns `result`.
-fn duplicated(fd: c_int, to: c_int, result: c_int) -> c_int {
+/// Sets `errno`, and returns what a call that fails returns.
+fn fail(errno: c_int) -> c_int {
+    // SAFETY: the address of this thread's variable.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// Calls `dup2` or `dup3`, and tells the lane that the call has closed the descriptor `to` to reuse its
+/// number.
+fn duplicated(fd: c_int, to: c_int, duplicate: impl Fn() -> c_int) -> c_int {
+    let is_replaced = fd != to && lane::replaces(to);
+    let result = duplicate();
+    if is_replaced {
+        lane::replaced();
+    }
     if result >= 0 && fd != to {
         lane::closes(to);
     }
@@ -106,13 +143,13 @@ fn duplicated(fd: c_int, to: c_int, result: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
     // SAFETY: the program's arguments, unchanged.
-    duplicated(fd, to, unsafe { real::dup2(fd, to) })
+    duplicated(fd, to, || unsafe { real::dup2(fd, to) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: the program's arguments, unchanged.
-    duplicated(fd, to, unsafe { real::dup3(fd, to, flags) })
+    duplicated(fd, to, || unsafe { real::dup3(fd, to, flags) })
 }
 
 #[unsafe(no_mangle)]
@@ -208,7 +245,7 @@ unsafe fn reaped(pid: pid_t, status: *const c_int) -> pid_t {
         unsafe { libc::WIFEXITED(*status) || libc::WIFSIGNALED(*status) }
     };
     if has_ended {
-        lane::child_reaped(pid);
+        lane::child_reaped();
     }
     pid
 }
@@ -245,7 +282,7 @@ unsafe extern "C" fn waitid(kind: idtype_t, id: id_t, info: *mut siginfo_t, opti
         // SAFETY: the kernel has filled the structure.
         let (pid, code) = unsafe { ((*info).si_pid(), (*info).si_code) };
         if pid > 0 && matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
-            lane::child_reaped(pid);
+            lane::child_reaped();
         }
     }
     result

@@ -1,0 +1,328 @@
+//! The members of a region: the processes that take part. A member has a number that means the same process
+//! in all PID namespaces, which a process id does not. While a member runs, it locks the byte of the memory
+//! that has its number (`F_SETLK`, see fcntl(2)). A child does not inherit the lock, and the kernel releases
+//! it when the process ends, so every member can ask which others run.
+#![allow(unsafe_code)] // locks of a file, and a page that a child finds empty
+
+use crate::local::FdCell;
+use crate::region::Region;
+use crate::slot_socket::{self, borrow};
+use core::ffi::{c_int, c_uint};
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use std::io;
+use std::sync::OnceLock;
+
+/// The members of the region of this program, as one process knows them.
+#[derive(Debug)]
+pub struct Members {
+    /// The region's memory, whose bytes the members lock.
+    memory: FdCell,
+    /// The memory's device and inode, by which the memory is recognised: the program may have closed the
+    /// descriptor, and another file may have the number.
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// Number of this process; zero if it has none. The kernel clears the page in a child.
+    own: OnceLock<&'static AtomicU32>,
+    /// Number of this process, or of the process that this one was cloned from if [`Self::forget_own`] was
+    /// not called.
+    recent: AtomicU32,
+}
+
+impl Members {
+    /// No members.
+    pub const fn new() -> Self {
+        Self {
+            memory: FdCell::new(),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            own: OnceLock::new(),
+            recent: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes the memory of the region, which stays open as long as the process runs.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn open(&self, memory: OwnedFd) -> io::Result<()> {
+        let about = fstat(&memory)?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: the kernel chooses an address that nothing uses.
+        let page =
+            unsafe { mmap_anonymous(core::ptr::null_mut(), size_of::<AtomicU32>(), protection, flags) }?;
+        // Without this advice, `forget_own` alone clears the number. SAFETY: the mapping was just made.
+        let _ = unsafe { madvise(page, size_of::<AtomicU32>(), Advice::LinuxWipeOnFork) };
+        // SAFETY: the mapping is aligned, is never unmapped, and begins with zeros.
+        let _ = self.own.set(unsafe { &*page.cast::<AtomicU32>() });
+        self.device.store(about.st_dev, Ordering::Relaxed);
+        self.inode.store(about.st_ino, Ordering::Relaxed);
+        self.memory.set(Some(memory.into_raw_fd()));
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<BorrowedFd<'static>> {
+        let memory = self.memory.get().and_then(borrow)?;
+        let is_own = fstat(memory).is_ok_and(|about| {
+            about.st_dev == self.device.load(Ordering::Relaxed)
+                && about.st_ino == self.inode.load(Ordering::Relaxed)
+        });
+        is_own.then_some(memory)
+    }
+
+    /// Returns the number of this process in `region`, which it gets at the first call. Returns `None` if it
+    /// cannot get one: the program has closed the memory, or a filter forbids locks.
+    pub fn own(&self, region: &Region) -> Option<u32> {
+        let own = self.own.get()?;
+        if let number @ 1.. = own.load(Ordering::Relaxed) {
+            return Some(number);
+        }
+        let memory = self.memory()?;
+        let number = region.next_member()?;
+        set_lock(memory, number).ok()?;
+        // Another thread may have been faster. The further lock means nothing.
+        let exchanged = own.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
+        let number = exchanged.err().unwrap_or(number);
+        self.recent.store(number, Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// Returns the number of this process if it has one.
+    pub fn present(&self) -> Option<u32> {
+        self.own.get().map(|own| own.load(Ordering::Relaxed)).filter(|number| *number != 0)
+    }
+
+    /// Forgets the number in a child, and returns that of the process that has forked it; zero for none.
+    pub fn forget_own(&self) -> u32 {
+        if let Some(own) = self.own.get() {
+            own.store(0, Ordering::Relaxed);
+        }
+        self.recent.swap(0, Ordering::Relaxed)
+    }
+
+    /// Returns whether this process was cloned from a member without the calls of pthread_atfork(3), as by
+    /// clone(2).
+    pub fn is_unnoticed_child(&self) -> bool {
+        self.present().is_none() && self.recent.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether the state of this process is its own: a child of `vfork` works on that of its parent.
+    pub fn is_own_state(&self) -> bool {
+        // The kernel does not report locks of the caller itself.
+        let lock = self.present().zip(self.memory()).map(|(number, memory)| holder(memory, number));
+        lock.is_none_or(|holder| holder == Ok(None))
+    }
+
+    /// Returns whether a member runs. Returns true if the kernel does not tell.
+    pub fn is_running(&self, member: u32) -> bool {
+        self.present() == Some(member)
+            || self.memory().is_none_or(|memory| holder(memory, member) != Ok(None))
+    }
+
+    /// Returns the descriptor of the memory if it is in a range of numbers.
+    pub fn fd_in(&self, range: RangeInclusive<c_uint>) -> Option<c_int> {
+        let fd = self.memory.get().filter(|fd| range.contains(&fd.cast_unsigned()))?;
+        self.memory().map(|_| fd)
+    }
+
+    /// Moves the memory to another descriptor, because the program is about to replace that one. The kernel
+    /// releases all locks of the process then: [`Self::lock_again`] must follow.
+    pub fn make_way(&self) {
+        let memory = self.memory().and_then(|memory| memory.try_clone_to_owned().ok());
+        if let Some(memory) = memory.and_then(|memory| slot_socket::hide(memory).ok()) {
+            self.memory.set(Some(memory.into_raw_fd()));
+        }
+    }
+
+    /// See [`Self::make_way`].
+    pub fn lock_again(&self) {
+        if let (Some(memory), Some(number)) = (self.memory(), self.present()) {
+            // Without the lock, others take this process for one that has ended.
+            let _ = set_lock(memory, number);
+        }
+    }
+}
+
+fn lock_of(member: u32) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: member as _,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+fn set_lock(memory: BorrowedFd<'_>, member: u32) -> Result<(), Errno> {
+    let lock = lock_of(member);
+    // SAFETY: the kernel reads one structure.
+    if unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    Err(last_error())
+}
+
+/// Returns the process id of a member, or `None` if it does not run or is the caller. The id is that in the
+/// PID namespace of the caller; zero if the member is not visible there.
+///
+/// # Errors
+/// The kernel's error.
+pub fn holder(memory: impl AsFd, member: u32) -> Result<Option<i32>, Errno> {
+    let mut lock = lock_of(member);
+    // SAFETY: the kernel reads and writes one structure.
+    if unsafe { libc::fcntl(memory.as_fd().as_raw_fd(), libc::F_GETLK, &raw mut lock) } != 0 {
+        return Err(last_error());
+    }
+    Ok((c_int::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid))
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+/// Processes that are members, for tests.
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid, waitpid};
+
+    /// A process that is a member until the value is dropped.
+    #[derive(Debug)]
+    pub struct MemberProcess(Pid);
+
+    impl MemberProcess {
+        /// Starts a process that holds the lock of `member`.
+        pub fn start(memory: impl AsFd, member: u32) -> Self {
+            let memory = memory.as_fd();
+            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+            // SAFETY: the child makes system calls only. It must not close a descriptor of the memory, so it
+            // does not execute another program.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let _ = set_lock(memory, member).and_then(|()| rustix::io::write(&writer, b"."));
+                loop {
+                    // SAFETY: ends with the thread that has started this process.
+                    unsafe {
+                        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                        libc::pause();
+                    }
+                }
+            }
+            let process = Self(Pid::from_raw(pid).unwrap());
+            assert_eq!(rustix::io::read(&reader, &mut [0]), Ok(1));
+            process
+        }
+
+        /// Returns the process id.
+        pub fn id(&self) -> i32 {
+            self.0.as_raw_nonzero().get()
+        }
+
+        /// Ends the process; it is a zombie then.
+        pub fn kill(&mut self) {
+            kill_process(self.0, Signal::KILL).unwrap();
+            waitid(WaitId::Pid(self.0), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        }
+    }
+
+    impl Drop for MemberProcess {
+        fn drop(&mut self) {
+            let _ = kill_process(self.0, Signal::KILL);
+            let _ = waitpid(Some(self.0), rustix::process::WaitOptions::empty());
+        }
+    }
+
+    fn members() -> (&'static Region, &'static Members, OwnedFd) {
+        let (region, memory) = Region::create().unwrap();
+        let members: &'static Members = Box::leak(Box::new(Members::new()));
+        members.open(memory.try_clone().unwrap()).unwrap();
+        (region, members, memory)
+    }
+
+    #[test]
+    fn a_member_runs_until_its_process_ends() {
+        let (region, members, memory) = members();
+        let own = members.own(region).unwrap();
+        assert_eq!(members.own(region), Some(own));
+        assert!(members.is_running(own));
+        let other = region.next_member().unwrap();
+        assert!(other != own && !members.is_running(other));
+        let mut process = MemberProcess::start(&memory, other);
+        assert_eq!(holder(&memory, other), Ok(Some(process.id())));
+        assert!(members.is_running(other));
+        process.kill();
+        assert!(!members.is_running(other), "a zombie");
+    }
+
+    #[test]
+    fn a_clone_is_another_process() {
+        let (region, members, memory) = members();
+        let own = members.own(region).unwrap();
+        assert!(members.is_own_state() && !members.is_unnoticed_child());
+        // The number in memory that a child shares, as after vfork.
+        members.own.get().unwrap().store(own + 1, Ordering::Relaxed);
+        let _holder = MemberProcess::start(&memory, own + 1);
+        assert!(!members.is_own_state());
+        // What a child of clone finds.
+        members.own.get().unwrap().store(0, Ordering::Relaxed);
+        assert!(members.is_unnoticed_child());
+        assert_eq!(members.forget_own(), own);
+        assert!(!members.is_unnoticed_child());
+    }
+
+    #[test]
+    fn without_the_memory_all_members_run() {
+        let (region, members, _memory) = members();
+        let fd = members.memory.take().unwrap();
+        assert!(members.is_running(7));
+        assert_eq!(members.own(region), None);
+        // Another file has the number.
+        let foreign = rustix::fs::memfd_create("foreign", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        members.memory.set(Some(foreign.as_raw_fd()));
+        assert!(members.is_running(7) && members.fd_in(0..=c_uint::MAX).is_none());
+        assert_eq!(members.own(region), None);
+        drop(slot_socket::own(fd));
+    }
+
+    #[test]
+    fn the_lock_outlives_its_descriptor() {
+        let (region, members, memory) = members();
+        let own = members.own(region).unwrap();
+        let before = members.memory.get().unwrap();
+        assert_eq!(members.fd_in(0..=c_uint::MAX), Some(before));
+        members.make_way();
+        let after = members.memory.get().unwrap();
+        assert_ne!(before, after);
+        drop(slot_socket::own(before));
+        assert!(!is_seen_to_run(&memory, own));
+        members.lock_again();
+        assert!(is_seen_to_run(&memory, own));
+    }
+
+    /// Returns whether another process sees that a member runs.
+    fn is_seen_to_run(memory: &OwnedFd, member: u32) -> bool {
+        // SAFETY: the child makes system calls only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let is_seen = matches!(holder(memory, member), Ok(Some(_)));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(is_seen)) };
+        }
+        let status = waitpid(Pid::from_raw(pid), rustix::process::WaitOptions::empty()).unwrap();
+        status.unwrap().1.exit_status() == Some(1)
+    }
+
+    #[test]
+    fn numbers_are_not_given_twice() {
+        let (region, members, _memory) = members();
+        region.use_members(i32::MAX as u32 - 1);
+        assert_eq!(members.own(region), Some(i32::MAX as u32));
+        members.forget_own();
+        assert_eq!(members.own(region), None);
+    }
+}
