@@ -8,11 +8,12 @@ use super::stats::{Failure, LiveProgress};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU64;
 use core::time::Duration;
+use ginnel::resource_limit::resource_limit;
 use ginnel::{Error, Instant, StopFlag, clock};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -141,7 +142,7 @@ pub fn run<J: LoadJob>(
 /// kernel refuses.
 pub fn raise_descriptor_limit(connections: u64, workers: u64) -> Result<(), Error> {
     let needed = connections + DESCRIPTORS_PER_WORKER * workers + SPARE_DESCRIPTORS;
-    let limit = getrlimit(Resource::Nofile);
+    let limit = resource_limit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
         setrlimit(Resource::Nofile, raised)

@@ -2,6 +2,7 @@
 //! network by mistake.
 
 use crate::fixture::{Fixture, GINNEL, built_library, python, run_to_end, skipped};
+use ginnel_testkit::interop::build_kernel_library;
 use ginnel_testkit::skip;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -166,6 +167,34 @@ print(s.accept()[0].recv(1))";
     let words = ["run", "--loopback", "stack", "--", python().unwrap(), "-c", script];
     let output = run_to_end(without_call(&fixture, PRLIMIT64, &words));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'x'\n", "{output:?}");
+}
+
+#[test]
+fn workers_have_listeners_though_limits_are_hidden() {
+    if skipped("workers_have_listeners_though_limits_are_hidden") {
+        return;
+    }
+    let fixture = Fixture::new("hidden-lane-limits");
+    let script = "
+import os, select, socket
+s = socket.create_server(('127.0.0.1', 0))
+if os.fork() == 0:
+    select.select([s], [], [])
+    s.accept()[0].sendall(b'x')
+    os._exit(0)
+print(socket.create_connection(s.getsockname()).recv(1), os.wait()[1])";
+    let words = ["run", "--stack", "kernel", "--listen-spawn", "auto", "--", python().unwrap(), "-c", script];
+    for limit in ["ulimit -Sn", "ulimit -Sn 256"] {
+        let command = without_call(&fixture, PRLIMIT64, &words);
+        let mut limited = Command::new("sh");
+        limited.args(["-c", &format!("{limit}; exec \"$0\" \"$@\"")]);
+        limited.arg(command.get_program()).args(command.get_args()).current_dir(fixture.path());
+        limited.env("GINNEL_KERNEL_LIBRARY", build_kernel_library(GINNEL));
+        let output = run_to_end(limited);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.ends_with("b'x' 0\n"), "{limit}: {output:?}");
+        assert!(output.stderr.is_empty(), "{limit}: {output:?}");
+    }
 }
 
 #[test]

@@ -7,11 +7,12 @@ use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
+use ginnel_devices::memory_file;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
+use rustix::process::{Pid, test_kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -195,12 +196,7 @@ impl Region {
     /// # Errors
     /// The kernel's error.
     pub fn create() -> io::Result<(&'static Self, OwnedFd)> {
-        // ftruncate(2) would send SIGXFSZ as well, which ends a process.
-        if getrlimit(Resource::Fsize).current.is_some_and(|max| size_of::<Self>() as u64 > max) {
-            return Err(Errno::FBIG.into());
-        }
-        let memory = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&memory, size_of::<Self>() as u64)?;
+        let memory = memory_file::create(NAME, size_of::<Self>(), MemfdFlags::ALLOW_SEALING)?;
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
         let region = Self::map(&memory, ProtFlags::READ | ProtFlags::WRITE)?;
         region.magic.store(MAGIC, Ordering::Release);
@@ -339,6 +335,7 @@ impl Drop for LockedRegion {
 mod tests {
     use super::*;
     use crate::members::tests::MemberProcess;
+    use rustix::fs::{ftruncate, memfd_create};
 
     #[test]
     fn another_mapping_sees_the_listeners() {

@@ -3,21 +3,27 @@
 
 use crate::steering::Instruction;
 use core::ffi::{c_int, c_void};
+use ginnel_devices::resource_limit::resource_limit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, fcntl_getfd};
 use rustix::net::sockopt::{
     set_socket_reuseport, socket_acceptconn, socket_cookie, socket_domain, socket_protocol, socket_reuseport,
     socket_type,
 };
 use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType, ipproto};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::Resource;
 use std::io;
 use std::net::SocketAddr;
 
 /// Lowest number of the descriptors that the program must not see, if its limit allows that.
 const HIDDEN_FD_MIN: u64 = 1000;
+/// Lowest number of these descriptors if the limit is not known and lower: not those of standard input,
+/// output and error.
+const HIDDEN_FD_FALLBACK: c_int = 3;
+/// Limit of descriptors that is taken for granted if the kernel does not tell it, as under a seccomp filter.
+const USUAL_FDS_MAX: u64 = 1024;
 /// Longest value of an option, in bytes.
 const VALUE_BYTES: usize = 64;
 
@@ -105,7 +111,7 @@ pub fn address(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 
 /// Returns the number of descriptors that the process may have.
 fn fds_max() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+    resource_limit(Resource::Nofile).current.unwrap_or(USUAL_FDS_MAX)
 }
 
 /// Returns the number of sockets for slots that the process may keep: a quarter of its descriptors.
@@ -119,7 +125,11 @@ pub fn sockets_max() -> usize {
 /// `EMFILE` if the program uses all the others.
 pub fn hide(fd: OwnedFd) -> io::Result<OwnedFd> {
     let lowest = HIDDEN_FD_MIN.min(fds_max() / 2) as c_int;
-    Ok(fcntl_dupfd_cloexec(&fd, lowest)?)
+    match fcntl_dupfd_cloexec(&fd, lowest) {
+        // The limit is not known, and lower.
+        Err(Errno::INVAL) => Ok(fcntl_dupfd_cloexec(&fd, HIDDEN_FD_FALLBACK)?),
+        copy => Ok(copy?),
+    }
 }
 
 /// Creates a socket that is bound to the address of `listener`. It does not listen.
@@ -169,7 +179,7 @@ pub fn has_connection(socket: BorrowedFd<'_>) -> bool {
 /// # Errors
 /// The kernel's error.
 pub fn replace(listener: c_int, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let number = borrow(listener).ok_or(rustix::io::Errno::BADF)?;
+    let number = borrow(listener).ok_or(Errno::BADF)?;
     let is_closed_by_exec = fcntl_getfd(number)?.contains(rustix::io::FdFlags::CLOEXEC);
     let flags = if is_closed_by_exec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
     // `dup3` must not close the number: this value does not own it.
