@@ -17,6 +17,7 @@ mod failure;
 mod limit_watch;
 mod log;
 mod metrics;
+mod orphans;
 mod output;
 mod programs;
 mod publish;

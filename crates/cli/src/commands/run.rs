@@ -2,6 +2,7 @@
 
 use crate::executable_check;
 use crate::failure::Failure;
+use crate::orphans::reap_orphans;
 use crate::output;
 use crate::programs::{ProgramOptions, find_kernel_library, find_library, is_for_programs};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
@@ -11,7 +12,7 @@ use clap::Args;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
 use ginnel_posix_ops::ffi;
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, pidfd_send_signal, waitpid};
+use rustix::process::{Pid, Signal, getpid, kill_process, pidfd_send_signal};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
@@ -214,16 +215,6 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(status)
-}
-
-/// Reaps ended children that this process has inherited, as process 1 of a container does. Stops at the first
-/// one for which `is_own` is true, because other code waits for it.
-fn reap_orphans(is_own: impl Fn(Pid) -> bool) {
-    while let Some(ended) = ffi::ended_child().and_then(Pid::from_raw) {
-        if is_own(ended) || waitpid(Some(ended), WaitOptions::NOHANG).is_err() {
-            return;
-        }
-    }
 }
 
 /// A signal that this process has received.

@@ -2,6 +2,7 @@
 
 use super::run::KERNEL;
 use crate::failure::Failure;
+use crate::orphans::reap_orphans;
 use crate::served_stack::{OpenedStack, POLL_INTERVAL};
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
@@ -100,6 +101,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
         }
         sd_notify::notify(sd_notify::READY);
         while !stop.is_set() && !served.has_ended() {
+            reap_orphans(|pid| served.is_shard_process(pid));
             std::thread::sleep(POLL_INTERVAL);
         }
         sd_notify::notify(sd_notify::STOPPING);

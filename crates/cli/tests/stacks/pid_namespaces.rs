@@ -15,13 +15,19 @@ fn in_namespace(fixture: &Fixture, options: &[&str], words: &[&str]) -> Command 
     command
 }
 
-/// Starts the stack "lab" as process 1 of a new PID namespace.
-fn start_stack(fixture: &Fixture) -> RunningProgram {
+/// Starts the stack "lab" as process 1 of a new PID namespace. `options` are further options of unshare(1).
+fn start_stack(fixture: &Fixture, options: &[&str]) -> RunningProgram {
     let device = ["--device", "memory", "--address", "10.5.0.1/24", "--loopback", "stack"];
-    let stack = in_namespace(fixture, &[], &[&[GINNEL, "up", "lab"], &device[..]].concat());
+    let stack = in_namespace(fixture, options, &[&[GINNEL, "up", "lab"], &device[..]].concat());
     let stack = RunningProgram::new(stack);
     wait_until("the stack is ready", || fixture.path().join("run/lab/ready").exists());
     stack
+}
+
+/// Returns the children of the first thread of a process.
+fn children(pid: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Runs a shell script as process 1 of a new PID namespace.
@@ -36,7 +42,7 @@ fn down_signals_nobody_if_the_stack_is_hidden() {
         return;
     }
     let fixture = Fixture::new("hidden-stack");
-    let _stack = start_stack(&fixture);
+    let _stack = start_stack(&fixture, &[]);
     // The shell has the number that the stack has in its own namespace.
     for force in ["", "--force"] {
         let script = format!("trap 'echo signalled; exit 3' TERM; \"$1\" down lab {force}; echo $?");
@@ -72,7 +78,7 @@ fn programs_of_another_namespace_use_the_stack() {
         return;
     }
     let fixture = Fixture::new("other-namespace");
-    let _stack = start_stack(&fixture);
+    let _stack = start_stack(&fixture, &[]);
     let script = "
 s = server('127.0.0.1', 7000)
 if os.fork():
@@ -128,6 +134,25 @@ fn orphans_of_a_container_are_reaped() {
     let output = run_to_end(in_namespace(&fixture, &["--mount-proc"], &words));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "5 left:\n", "{output:?}");
     assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_stack_of_a_container_reaps_orphans() {
+    let test = "a_stack_of_a_container_reaps_orphans";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("stack-orphans");
+    let stack = start_stack(&fixture, &[]);
+    let owner = children(&stack.pid().to_string()).remove(0);
+    let before = children(&owner);
+    // What an engine of containers executes in a container leaves processes behind.
+    let script = "for i in 1 2 3 4 5; do sh -c 'sleep 1 >/dev/null 2>&1 &'; done";
+    let mut execute = Command::new("nsenter");
+    execute.args(["--target", &owner, "--pid", "sh", "-c", script]);
+    assert!(run_to_end(execute).status.success());
+    assert_eq!(children(&owner).len(), before.len() + 5, "the processes that were left behind");
+    wait_until("the orphans are reaped", || children(&owner) == before);
 }
 
 #[test]
