@@ -18,6 +18,7 @@ mod mirror;
 mod routes;
 mod server;
 mod stage_request;
+mod visible_pids;
 
 pub use crate::stages::{STAGE_NAMES, StageTimes};
 pub(crate) use mirror::MirrorRequest;

@@ -144,9 +144,9 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
 pub fn down(options: &DownOptions) -> Result<(), Failure> {
     let find = || run_dir::find(Some(&options.stack_name)).map_err(|e| Failure::running(e.to_string()));
     let running = find()?;
-    let process = open_pidfd(&running)?;
+    let (owner, process) = open_pidfd(&running)?;
     if !options.force {
-        check_unused(&running)?;
+        check_unused(&running, owner)?;
     }
     let signals =
         if options.force { &[Signal::TERM, Signal::TERM, Signal::KILL][..] } else { &[Signal::TERM] };
@@ -155,9 +155,9 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
             // The process may have ended.
             Ok(()) | Err(Errno::SRCH) => {}
             Err(e) => {
-                let RunningStack { name, pid, .. } = &running;
                 return Err(Failure::running(format!(
-                    "cannot stop the stack \"{name}\" (process {pid}): {e}"
+                    "cannot stop the stack \"{}\" (process {owner}): {e}",
+                    running.name
                 )));
             }
         }
@@ -172,16 +172,15 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     }
     let hint = if options.force { "" } else { ": use --force" };
     Err(Failure::running(format!(
-        "the stack \"{}\" (process {}) did not end within {} s{hint}",
+        "the stack \"{}\" (process {owner}) did not end within {} s{hint}",
         running.name,
-        running.pid,
         EXIT_TIMEOUT.as_secs()
     )))
 }
 
-/// Opens a pidfd of the process that owns the stack. The kernel names the process: `running.pid` is its
-/// number in the PID namespace of the stack, and may be that of another process here.
-fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
+/// Returns the number and a pidfd of the process that owns the stack. The kernel names the process:
+/// `running.pid` is its number in the PID namespace of the stack, and may be that of another process here.
+fn open_pidfd(running: &RunningStack) -> Result<(i32, OwnedFd), Failure> {
     let name = &running.name;
     let gone = || Failure::running(format!("the stack \"{name}\" has just ended"));
     let pid = find_owner(running)?.ok_or_else(|| {
@@ -197,7 +196,7 @@ fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
             "the stack \"{name}\" has just been replaced by another process: try again"
         )));
     }
-    Ok(process)
+    Ok((pid.as_raw_nonzero().get(), process))
 }
 
 /// Returns the process that owns the stack, or `None` if it is not visible in this PID namespace. Waits for
@@ -227,12 +226,11 @@ fn find_owner(running: &RunningStack) -> Result<Option<Pid>, Failure> {
 }
 
 /// Checks that no program uses the stack. A stack without a broker has no programs.
-fn check_unused(running: &RunningStack) -> Result<(), Failure> {
+fn check_unused(running: &RunningStack, owner: i32) -> Result<(), Failure> {
     let name = &running.name;
     let users = inspect::list_processes(&running.path).map_err(|e| {
         Failure::running(format!(
-            "the stack \"{name}\" (process {}) does not tell which programs use it: {e}: use --force to end it anyway",
-            running.pid
+            "the stack \"{name}\" (process {owner}) does not tell which programs use it: {e}: use --force to end it anyway"
         ))
     })?;
     if users.is_empty() {

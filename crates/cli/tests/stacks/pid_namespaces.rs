@@ -72,6 +72,38 @@ fn down_stops_a_stack_of_an_inner_namespace() {
 }
 
 #[test]
+fn down_names_users_by_their_numbers_here() {
+    let test = "down_names_users_by_their_numbers_here";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("inner-users");
+    // The stack reads the numbers of its own namespace.
+    let stack = start_stack(&fixture, &["--mount-proc"]);
+    let owner = children(&stack.pid().to_string()).remove(0);
+    let script = "import socket, time; s = socket.create_server(('127.0.0.1', 7000)); time.sleep(60)";
+    let mut inner = Command::new("nsenter");
+    inner.args(["--target", &owner, "--pid", GINNEL, "run", "--stack", "lab", "--"]);
+    inner.args([python().unwrap(), "-c", script]);
+    inner.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let inner = RunningProgram::new(inner);
+    let down = || {
+        let output = run_to_end(fixture.ginnel(&["down", "lab"]));
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let number = || children(&inner.pid().to_string()).pop();
+    wait_until("the program runs", || number().is_some());
+    let user = number().unwrap();
+    wait_until("the program uses the stack", || {
+        let users = run_to_end(fixture.ginnel(&["ss", "lab", "-l", "-p"])).stdout;
+        String::from_utf8_lossy(&users).contains(&format!("pid={user},"))
+    });
+    let text = down();
+    assert!(text.contains(&format!("is in use by python3 ({user}): ")), "{text}");
+}
+
+#[test]
 fn programs_of_another_namespace_use_the_stack() {
     let test = "programs_of_another_namespace_use_the_stack";
     if skipped(test) || skipped_without_pid_namespaces(test) {

@@ -16,8 +16,9 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A process that is attached to a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachedProcess {
-    /// Its process id in the PID namespace of the stack's process. 0: the process is not visible there, or it
-    /// was announced and has not sent a message yet.
+    /// Its process id: for the broker that in the PID namespace of the stack's process, for
+    /// [`list_processes`](crate::inspect::list_processes) that in the namespace of the caller. 0: the process
+    /// is not visible there, or it was announced and has not sent a message yet.
     pub pid: u32,
     /// Time of its admission, in milliseconds since 1970.
     pub since_ms: u64,

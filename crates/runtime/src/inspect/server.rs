@@ -4,6 +4,7 @@ use super::line::{self, FIELDS};
 use super::mirror::MIRROR;
 use super::routes::{self, ListedRoute, RouteAnswer, RouteChange};
 use super::stage_request::{self, STAGES};
+use super::visible_pids::VisiblePids;
 use super::{list, mirror};
 use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
@@ -443,11 +444,13 @@ pub fn owner_pid(dir: &Path) -> io::Result<Option<Pid>> {
 }
 
 /// Returns the processes that are attached to the stack with this directory, in the order of their admission.
+/// Their ids are those in the PID namespace of the caller, 0 for those that are not visible there.
 ///
 /// # Errors
 /// The stack does not answer, or its answer is malformed.
 pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
     let mut client = connect_to_owner(dir)?;
+    let owner = peer_credentials(&client)?.pid;
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
@@ -459,7 +462,11 @@ pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
         let (pid, since_ms) = line.split_once('\t')?;
         Some(AttachedProcess { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
     };
-    lines.map(|line| parse(line).ok_or_else(malformed)).collect()
+    let mut processes =
+        lines.map(|line| parse(line).ok_or_else(malformed)).collect::<io::Result<Vec<_>>>()?;
+    let pids = VisiblePids::of_stack(owner);
+    processes.iter_mut().for_each(|process| process.pid = pids.translate(process.pid));
+    Ok(processes)
 }
 
 /// Replaces the error of a read that timed out, which is that of a non-blocking socket.

@@ -43,15 +43,19 @@ impl SocketUsers {
     pub fn read(running: &RunningStack) -> Self {
         let mut users = Self::default();
         if !running.path.join(SOCKET_NAME).exists() {
-            let pid = running.pid;
-            users.own_process = Some(SocketUser { program: program_name(pid), pid, fd: None });
+            // The number in the PID namespace of this command, unlike `running.pid`.
+            let owner = inspect::owner_pid(&running.path).ok().flatten();
+            users.own_process = owner.map(|owner| {
+                let pid = owner.as_raw_nonzero().get().cast_unsigned();
+                SocketUser { program: program_name(pid), pid, fd: None }
+            });
             return users;
         }
         let mut pids: Vec<u32> =
             inspect::list_processes(&running.path).unwrap_or_default().into_iter().map(|of| of.pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        // 0: the process is in a PID namespace that the stack does not see, or has sent no message yet.
+        // 0: the process is in a PID namespace that is not visible here, or has sent no message yet.
         for pid in pids.into_iter().filter(|pid| *pid != 0) {
             users.add_process(pid);
         }
