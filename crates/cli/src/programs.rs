@@ -297,7 +297,9 @@ impl ProgramOptions {
             return Failure::no_stack(cause.to_string());
         }
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
-        output::note(format_args!("ginnel: {cause}; {name} runs on the kernel's network"));
+        // The process of the shards has reported a cause without text.
+        let separator = if cause.is_silent() { "" } else { "; " };
+        output::note(format_args!("ginnel: {cause}{separator}{name} runs on the kernel's network"));
         self.exec_on_kernel(&cause.to_string())
     }
 }

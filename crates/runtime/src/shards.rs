@@ -166,6 +166,9 @@ impl Shards {
     pub fn open(mut self) -> Result<OpenedShards, Error> {
         self.config.validate()?;
         let Config { shard, shards, .. } = &self.config;
+        for (key, cpu) in [("shard.cpu", shard.cpu), ("shard.application_cpu", shard.application_cpu)] {
+            cpu.map_or(Ok(()), |cpu| pin::check_allowed(cpu, key))?;
+        }
         for (key, cpus) in [
             ("shards.cpus", &shards.cpus),
             ("shards.application_cpus", &shards.application_cpus),

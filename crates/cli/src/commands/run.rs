@@ -167,7 +167,10 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         supervise(child, served)
     });
     let status = match status {
-        Err(cause) if !is_tried => return Err(options.program.handle_missing_stack(&cause)),
+        // A usage error is reported even with `--on-missing kernel`, here as above.
+        Err(cause) if !is_tried && !cause.is_usage() => {
+            return Err(options.program.handle_missing_stack(&cause));
+        }
         status => status?,
     };
     if status.success() { Ok(()) } else { Err(Failure::program(exit_code(status))) }

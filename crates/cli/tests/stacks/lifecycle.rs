@@ -260,6 +260,25 @@ fn on_missing_decides_without_a_stack() {
 }
 
 #[test]
+fn usage_errors_are_reported_in_any_case() {
+    if skipped("usage_errors_are_reported_in_any_case") {
+        return;
+    }
+    let fixture = Fixture::new("usage");
+    for on_death in ["restart", "fail"] {
+        for on_missing in ["fail", "kernel"] {
+            let options = ["--on-stack-death", on_death, "--on-missing", on_missing, "--cpu", "1000"];
+            let output = fixture
+                .run(&[&["run", "--loopback", "stack"], &options[..], &["--", "echo", "here"]].concat());
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), &*output.stdout), (Some(2), &b""[..]), "{options:?}: {text}");
+            assert_eq!(text.lines().count(), 1, "{text}");
+            assert!(text.contains("shard.cpu: CPU 1000 is not in this process's affinity mask"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn on_missing_decides_without_a_library() {
     let fixture = Fixture::new("library");
     let _up = fixture.start_stack("lab", &["--loopback", "stack"]);
