@@ -15,15 +15,27 @@ const FIRST_FD: RawFd = 1024;
 const RAISED_LIMIT_ROOM: u64 = 1024;
 /// If the hard limit is lower, the descriptors are among this many highest numbers.
 const FALLBACK_RANGE: RawFd = 64;
+/// Lowest number in any case: programs expect standard input, output and error at the numbers below, also
+/// after they have closed them.
+const LOWEST_FD: RawFd = 3;
+/// Lowest numbers that are tried in turn if the limit is not known.
+const FALLBACKS: [RawFd; 4] = [512, 192, 64, LOWEST_FD];
 
 /// A descriptor that this process owns and its program does not know.
 #[derive(Debug)]
 pub struct InternalFd(AtomicI32);
 
 impl InternalFd {
-    /// Moves `fd` to a high number, close-on-exec. Keeps the number if that fails.
-    pub fn new(fd: OwnedFd) -> Self {
-        Self::in_place(dup_high(fd.as_fd()).unwrap_or(fd))
+    /// Moves `fd` to a high number, close-on-exec. Keeps the number if that fails, unless the number is that
+    /// of standard input, output or error.
+    ///
+    /// # Errors
+    /// `EMFILE`: no other number is free.
+    pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        match dup_high(fd.as_fd()) {
+            Err(error) if fd.as_raw_fd() < LOWEST_FD => Err(error),
+            copy => Ok(Self::in_place(copy.unwrap_or(fd))),
+        }
     }
 
     /// Keeps the number of `fd`.
@@ -31,12 +43,20 @@ impl InternalFd {
         Self(AtomicI32::new(fd.into_raw_fd()))
     }
 
+    /// Duplicates `fd` to a high number, close-on-exec.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn copy_of(fd: impl AsFd) -> Result<Self, Errno> {
+        dup_high(fd.as_fd()).map(Self::in_place)
+    }
+
     /// Duplicates the descriptor to a high number.
     ///
     /// # Errors
     /// `EMFILE`.
     pub(crate) fn try_clone(&self) -> Result<Self, Errno> {
-        dup_high(self.as_fd()).map(Self::in_place)
+        Self::copy_of(self)
     }
 
     /// If the descriptor has this number, moves it to another number and returns that. The old number stays
@@ -62,7 +82,7 @@ fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     }
     let limit = resource_limit(Resource::Nofile);
     // The limit may be finite and unknown.
-    let Some(current) = limit.current else { return fcntl_dupfd_cloexec(fd, 0) };
+    let Some(current) = limit.current else { return dup_to_first(fd, FALLBACKS) };
     // `RLIMIT_NOFILE` limits the numbers, and programs choose numbers below it. The limit is raised only
     // during the call, so the program cannot use numbers above it.
     let raised_limit = (FIRST_FD as u64 + RAISED_LIMIT_ROOM).min(limit.maximum.unwrap_or(u64::MAX));
@@ -77,8 +97,14 @@ fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
             return copy;
         }
     }
-    let highest = RawFd::try_from(current).unwrap_or(RawFd::MAX).saturating_sub(FALLBACK_RANGE).max(0);
-    fcntl_dupfd_cloexec(fd, highest).or_else(|_| fcntl_dupfd_cloexec(fd, 0))
+    let highest = RawFd::try_from(current).unwrap_or(RawFd::MAX).saturating_sub(FALLBACK_RANGE);
+    dup_to_first(fd, [highest.max(LOWEST_FD), LOWEST_FD])
+}
+
+/// Duplicates `fd` to a free number from the first of `lowest` on that has one.
+fn dup_to_first(fd: BorrowedFd<'_>, lowest: impl IntoIterator<Item = RawFd>) -> Result<OwnedFd, Errno> {
+    let free = lowest.into_iter().find_map(|lowest| fcntl_dupfd_cloexec(fd, lowest).ok());
+    free.ok_or(Errno::MFILE)
 }
 
 impl AsRawFd for InternalFd {
@@ -112,7 +138,7 @@ mod tests {
     #[test]
     fn descriptor_is_high_and_relocates_on_demand() {
         let (out, into) = pipe().unwrap();
-        let own = InternalFd::new(into);
+        let own = InternalFd::new(into).unwrap();
         let number = own.as_raw_fd();
         assert!(number >= FIRST_FD || getrlimit(Resource::Nofile).maximum.is_some_and(|most| most <= 1024));
         assert_eq!(own.relocate_from(number + 1), Ok(None));
@@ -127,6 +153,15 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_standard_input_and_output_are_not_taken() {
+        let (file, _) = pipe().unwrap();
+        // As if the limit were not known, and above those that are tried first.
+        let copy = dup_to_first(file.as_fd(), [RawFd::MAX, LOWEST_FD]).unwrap();
+        assert!(copy.as_raw_fd() >= LOWEST_FD);
+        assert_eq!(dup_to_first(file.as_fd(), [RawFd::MAX]).unwrap_err(), Errno::MFILE);
+    }
+
+    #[test]
     fn low_soft_limit_is_raised_and_restored() {
         let before = getrlimit(Resource::Nofile);
         if before.maximum.is_some_and(|most| most <= 1024) {
@@ -134,7 +169,7 @@ mod tests {
         }
         // The limit is high enough for other tests of this process.
         setrlimit(Resource::Nofile, Rlimit { current: Some(512), ..before }).unwrap();
-        let own = InternalFd::new(pipe().unwrap().0);
+        let own = InternalFd::new(pipe().unwrap().0).unwrap();
         let limit_during = getrlimit(Resource::Nofile).current;
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(own.as_raw_fd() >= FIRST_FD);

@@ -41,6 +41,7 @@ mod placement;
 mod prioritized_rx;
 mod publish;
 pub mod published_stack;
+pub mod raised_limit;
 pub mod raw;
 mod realtime;
 mod relay;

@@ -27,8 +27,8 @@ impl EventFd {
 
     /// Wraps a descriptor from another process, and moves it out of the range that this process's program
     /// uses.
-    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(InternalFd::new(fd))
+    pub(crate) fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
+        InternalFd::new(fd).map(Self)
     }
 
     /// Wraps a descriptor that is already out of that range.
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn hang_up_is_found_without_reading() {
         let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let [own, other] = [own, other].map(|end| EventFd::from_fd(end.into()));
+        let [own, other] = [own, other].map(|end| EventFd::from_fd(end.into()).unwrap());
         let is_readable =
             || sleep([own.as_fd(), own.as_fd()], &[], Some(Duration::ZERO)).unwrap().contains(0);
         assert!(!own.is_hung_up() && !is_readable());

@@ -74,6 +74,68 @@ fn forking_works_without_free_descriptors() {
     assert_eq!(fixture.script_output(&LOOPBACK, FORK_AT_THE_LIMIT), on_kernel);
 }
 
+/// Forks while no descriptor is free below the soft limit. Such a child uses its sockets.
+const FORK_AT_THE_SOFT_LIMIT: &str = "
+import resource
+s = server('127.0.0.1', 7415); hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+fds = []
+try:
+    while True: fds.append(os.open('/dev/null', os.O_RDONLY))
+except OSError as e: print(os.strerror(e.errno))
+child = os.fork()
+if not child:
+    for fd in fds[:4]: os.close(fd)
+    c = socket.create_connection(s.getsockname()); c.sendall(b'of the child'); c.recv(1)
+    os._exit(resource.getrlimit(resource.RLIMIT_NOFILE) != (64, hard))
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (64, hard), len(fds) > 40)
+try: os.close(os.open('/dev/null', os.O_RDONLY))
+except OSError as e: print(os.strerror(e.errno))
+os.close(fds.pop()); a, _ = s.accept(); print(exactly(a, 12)); a.sendall(b'.')
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+";
+
+/// The expected output is that of the program on the kernel.
+#[test]
+fn forking_works_above_the_soft_limit() {
+    if skipped("forking_works_above_the_soft_limit") {
+        return;
+    }
+    let fixture = Fixture::new("forkraise");
+    let on_kernel = fixture.script_output(&["--stack", "kernel"], FORK_AT_THE_SOFT_LIMIT);
+    let expected = "Too many open files\nTrue True\nToo many open files\nb'of the child'\n0\n";
+    assert_eq!(on_kernel, expected);
+    assert_eq!(fixture.script_output(&LOOPBACK, FORK_AT_THE_SOFT_LIMIT), expected);
+}
+
+/// Lets a child of `vfork` execute a program while only the numbers of standard input, output and error are
+/// free: those are the program's.
+const CLOSED_STANDARD_FDS: &str = "
+import resource
+log = os.dup(2); s = server('127.0.0.1', 7416)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+fds = []
+try:
+    while True: fds.append(os.open('/dev/null', os.O_RDONLY))
+except OSError: pass
+for fd in (0, 1, 2): os.close(fd)
+child = os.fork()
+if not child: os._exit([os.open('/dev/zero', os.O_RDWR) for _ in range(3)] != [0, 1, 2])
+free = [os.open('/dev/zero', os.O_RDWR) for _ in range(3)]
+os.write(log, b'%d %a' % (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), free))";
+
+#[test]
+fn standard_descriptors_are_left_to_the_program() {
+    if skipped("standard_descriptors_are_left_to_the_program") {
+        return;
+    }
+    let fixture = Fixture::new("stdfds");
+    for stack in [&["--stack", "kernel"][..], &LOOPBACK] {
+        let output = run_to_end(fixture.script(stack, CLOSED_STANDARD_FDS));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "0 [0, 1, 2]", "{stack:?}");
+    }
+}
+
 #[test]
 fn overwriting_works_with_a_low_descriptor_limit() {
     if skipped("overwriting_works_with_a_low_descriptor_limit") {

@@ -98,8 +98,22 @@ pub(crate) struct HiddenFd(InternalFd);
 
 impl HiddenFd {
     /// Moves a descriptor to a high number, out of the program's way, and marks it as internal.
-    pub fn new(fd: OwnedFd) -> Self {
-        let fd = InternalFd::new(fd);
+    ///
+    /// # Errors
+    /// `EMFILE`: only numbers of standard input, output and error are free.
+    pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        InternalFd::new(fd).map(Self::register)
+    }
+
+    /// Duplicates a descriptor to a high number, and marks the copy as internal.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn copy_of(fd: impl AsFd) -> Result<Self, Errno> {
+        InternalFd::copy_of(fd).map(Self::register)
+    }
+
+    fn register(fd: InternalFd) -> Self {
         register_internal(fd.as_raw_fd());
         Self(fd)
     }
@@ -143,7 +157,7 @@ pub(crate) struct ProxyFds {
 impl ProxyFds {
     pub fn new() -> Result<Self, Errno> {
         let fd = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { template: HiddenFd::new(fd), pooled: Default::default() })
+        Ok(Self { template: HiddenFd::new(fd)?, pooled: Default::default() })
     }
 
     /// Returns whether a proxy descriptor is pooled, so that [`alloc`](Self::alloc) cannot fail.

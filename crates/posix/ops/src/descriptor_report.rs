@@ -81,7 +81,7 @@ impl DescriptorReport {
         let name = format!("{NAME_PREFIX} {stack}");
         let is_usable = !stack.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains('\0');
         let name = if is_usable { name } else { NAME_PREFIX.into() };
-        let file = HiddenFd::new(empty_file(&name, entries)?);
+        let file = HiddenFd::new(empty_file(&name, entries)?)?;
         let mapping = SharedMapping::new(&file, entries * ENTRY_BYTES).map_err(errno)?;
         Ok(Self { mapping: Arc::new(mapping), entries, name, file }.with_magic())
     }

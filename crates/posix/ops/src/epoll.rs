@@ -293,7 +293,7 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let program_fd = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
-        let own_fd = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(&program_fd, 0)?);
+        let own_fd = HiddenFd::copy_of(&program_fd)?;
         let mut state = self.lock()?;
         self.install(&mut state, program_fd.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own_fd))))
     }

@@ -259,9 +259,10 @@ impl ExecGuard<'_> {
         let attachment = self.state.attachment.as_ref().ok_or(ginnel::Error::StackGone)?;
         let prepared = attachment.prepare_exec(&ids)?;
         let table = PreparedProcess::inheritance_table(&ids, &serialized)?;
-        let copy = rustix::io::fcntl_dupfd_cloexec(prepared.connection(), 0);
-        let connection = HiddenFd::new(copy.map_err(io("connection for the program"))?);
-        Ok(Inheritance { connection, table: HiddenFd::new(table) })
+        let connection =
+            HiddenFd::copy_of(prepared.connection()).map_err(io("connection for the program"))?;
+        let table = HiddenFd::new(table).map_err(io("inheritance table"))?;
+        Ok(Inheritance { connection, table })
     }
 
     /// Returns a control connection for a program that inherits nothing else
@@ -389,7 +390,7 @@ impl Ops {
                     FileKind::Socket(Box::new(state.deserialize_socket(*serialized, number)?))
                 }
                 SerializedFile::Epoll(items, kernel_items) => {
-                    let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
+                    let own = HiddenFd::copy_of(borrow(number)?)?;
                     sets.push((file_index, items));
                     FileKind::Epoll(Box::new(EpollSet::from_inherited(own, kernel_items as usize)))
                 }

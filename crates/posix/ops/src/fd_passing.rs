@@ -67,7 +67,7 @@ impl Ops {
         let kernel_fd = borrow(kernel_fd)?;
         let cookie = sockopt::socket_cookie(kernel_fd)?;
         if !state.passed_listeners.iter().any(|(entry, _)| *entry == cookie) {
-            let owner = HiddenFd::new(share(Some(kernel_fd))?);
+            let owner = HiddenFd::new(share(Some(kernel_fd))?)?;
             state.passed_listeners.push((cookie, owner));
         }
         Ok(PassedFd::Itself)

@@ -106,7 +106,7 @@ impl Waiter {
                 Ok(fd.as_raw_fd())
             }
             None => {
-                let fd = HiddenFd::new(take_ownership(syscall::signalfd(None, set)?));
+                let fd = HiddenFd::new(take_ownership(syscall::signalfd(None, set)?))?;
                 let number = fd.as_raw_fd();
                 self.restart_signals = Some((fd, set));
                 Ok(number)
@@ -132,7 +132,7 @@ impl Waiters {
         let index = match free {
             Some(index) => index,
             None => {
-                let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+                let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
                 self.waiters.push(Waiter::new(event));
                 self.waiters.len() - 1
             }
@@ -147,7 +147,7 @@ impl Waiters {
     pub fn for_child(own: Option<u32>) -> Result<Self, Errno> {
         let mut waiters = Self::default();
         for number in 0..own.map_or(0, |own| own + 1) {
-            let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+            let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
             let mut waiter = Waiter::new(event);
             waiter.in_use = Some(number) == own;
             (waiter.woken, waiter.asleep) = (waiter.in_use, waiter.in_use);

@@ -51,7 +51,7 @@ impl WaitSet {
     /// # Errors
     /// The process has no descriptor left, or the kernel no memory.
     pub fn new(thread_event: &HiddenFd, wake_fd: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(&set, thread_event, epoll::EventData::new_u64(THREAD_EVENT), edges)?;
         epoll::add(&set, wake_fd, epoll::EventData::new_u64(STACK_EVENT), edges)?;

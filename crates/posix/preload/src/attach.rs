@@ -9,11 +9,12 @@ use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
 use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
+use runtime::raised_limit::RaisedLimit;
 use runtime::resource_limit::resource_limit;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
+use rustix::process::{Resource, geteuid};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -195,7 +196,7 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     let mut pending = pending();
     let Some((unattached, stack)) = pending.take() else { return Ok(ops()) };
     // The library's descriptors do not need the program's few numbers.
-    let _raised = RaisedFileLimit::new();
+    let _raised = RaisedLimit::new();
     // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
     // program connects anew. If its user may not connect, the first error tells more.
     let process = unattached.attach().or_else(|first| {
@@ -357,27 +358,6 @@ fn report_missing_stack(stack: &str, cause: &str) -> bool {
     let end = if on_kernel { "; this program goes on with the kernel's network" } else { "" };
     write_stderr(&["ginnel: cannot attach to the stack ", stack, ": ", cause, end]);
     on_kernel
-}
-
-/// Raises the soft limit of descriptors to the hard limit while it lives, so that the library gets numbers
-/// above the program's. Lowering the limit closes no descriptor.
-struct RaisedFileLimit(Option<Rlimit>);
-
-impl RaisedFileLimit {
-    fn new() -> Self {
-        let limit = resource_limit(Resource::Nofile);
-        let raised = Rlimit { current: limit.maximum, ..limit };
-        Self((limit.current != limit.maximum && setrlimit(Resource::Nofile, raised).is_ok()).then_some(limit))
-    }
-}
-
-impl Drop for RaisedFileLimit {
-    fn drop(&mut self) {
-        if let Some(limit) = self.0.take() {
-            // Lowering the limit is always permitted.
-            let _ = setrlimit(Resource::Nofile, limit);
-        }
-    }
 }
 
 fn connect_pending(stack: &str) -> Result<(), AttachError> {

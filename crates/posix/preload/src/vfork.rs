@@ -12,11 +12,14 @@
 use crate::attach::SignalsBlocked;
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use libc::pid_t;
-use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use runtime::internal_fd::InternalFd;
+use runtime::raised_limit::with_raised_limit;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::fs::fstat;
-use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
+use rustix::io::{self, Errno};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 /// No descriptor.
@@ -56,12 +59,14 @@ pub struct ExecPipe {
 }
 
 impl ExecPipe {
-    /// Creates the pipe if this thread is in `vfork`. Without a free descriptor the parent does not wait.
+    /// Creates the pipe if this thread is in `vfork`. If no descriptor can be had, the parent does not wait.
     pub fn for_vfork() -> Option<Self> {
         if !IS_VFORK.take() {
             return None;
         }
-        pipe_with(PipeFlags::CLOEXEC).ok().map(|(reader, writer)| Self { reader, writer })
+        let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
+        let ends = with_raised_limit(is_shortage, || pipe_with(PipeFlags::CLOEXEC)).ok()?;
+        Some(Self { reader: ends.0, writer: ends.1 })
     }
 
     /// Closes the write end in the parent, and leaves the read end in [`READER`] to `vfork`, which closes it.
@@ -72,12 +77,13 @@ impl ExecPipe {
 
     /// Keeps the write end open in the child, under a number that the program is unlikely to use.
     pub fn continue_in_child(self) {
-        const LOWEST: c_int = 512;
-        let kept = fcntl_dupfd_cloexec(&self.writer, LOWEST).unwrap_or(self.writer);
+        // If all other numbers are taken, the parent does not wait: the program may want those of its input
+        // and output.
+        let Ok(kept) = InternalFd::new(self.writer) else { return };
         if let Ok(status) = fstat(&kept) {
             KEPT_INODE.store(status.st_ino, Ordering::Relaxed);
             // The kernel closes the descriptor at `exec` or at the end of the child.
-            KEPT.store(kept.into_raw_fd(), Ordering::Relaxed);
+            KEPT.store(ManuallyDrop::new(kept).as_raw_fd(), Ordering::Relaxed);
         }
     }
 }

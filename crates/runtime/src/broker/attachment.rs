@@ -46,8 +46,9 @@ struct ControlConnection {
 }
 
 impl ControlConnection {
-    fn new(fd: OwnedFd) -> Self {
-        Self::from_internal_fd(InternalFd::new(fd))
+    fn new(fd: OwnedFd) -> Result<Self, Error> {
+        let fd = InternalFd::new(fd).map_err(|e| Error::io("connection to the stack", e))?;
+        Ok(Self::from_internal_fd(fd))
     }
 
     fn from_internal_fd(fd: InternalFd) -> Self {
@@ -280,7 +281,7 @@ impl Attachment {
     /// Attaches. If `may_resume` is false, an end of the shards meanwhile is an error: sockets that the
     /// process inherits end with them.
     fn greet(connection: OwnedFd, domain: &str, may_resume: bool) -> Result<Self, Error> {
-        let mut connection = ControlConnection::new(connection);
+        let mut connection = ControlConnection::new(connection)?;
         let AttachedShards { shards, wake, stack_info } = connection.greet(domain, may_resume)?;
         let connection = Arc::new(Mutex::new(connection));
         let clients = open_clients(&connection, &wake, shards)?;

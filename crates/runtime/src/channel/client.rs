@@ -229,8 +229,9 @@ impl Client {
         if number >= region.clients() {
             return Err(Error::application("channel: the region has no client with this number"));
         }
-        let event = |fd| Arc::new(EventFd::from_fd(fd));
-        let (stack, wake) = (event(stack_wake), event(client_wake));
+        let event =
+            |fd| EventFd::from_fd(fd).map(Arc::new).map_err(|e| Error::io("wake-ups of the channel", e));
+        let (stack, wake) = (event(stack_wake)?, event(client_wake)?);
         Self::with_shared_streams(region, &memory, number, stack, wake, control)
     }
 

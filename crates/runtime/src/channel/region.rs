@@ -256,7 +256,7 @@ impl Region {
         if layout.total != size {
             return Err(invalid("the region's size does not match its header"));
         }
-        Ok(Arc::new(Self::map(InternalFd::new(file), layout)?))
+        Ok(Arc::new(Self::map(InternalFd::new(file)?, layout)?))
     }
 
     fn map(file: InternalFd, layout: RegionLayout) -> io::Result<Self> {

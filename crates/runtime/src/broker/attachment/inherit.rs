@@ -11,6 +11,7 @@ use crate::broker::seqpacket;
 use crate::channel::{Client, SocketId};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
+use crate::raised_limit::with_raised_limit;
 use ginnel_devices::memory_file;
 use ginnel_stack::handle::Conn;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -83,25 +84,33 @@ impl PreparedProcess {
 }
 
 impl Attachment {
+    /// Announces a process. The program may have used all of its descriptors: on the kernel, a fork needs
+    /// none.
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
+        let is_shortage = |error: &Error| {
+            let errno = Errno::MFILE.raw_os_error();
+            matches!(error, Error::Io(_, cause) if cause.raw_os_error() == Some(errno))
+        };
+        with_raised_limit(is_shortage, || self.try_prepare(request))
+    }
+
+    fn try_prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
         let (process_end, broker_end) =
             seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
         let (reply, descriptors) =
             lock_connection(&self.connection).request(request, &[broker_end.as_fd()])?;
         let mut descriptors = descriptors.into_iter();
+        let high = |fd| InternalFd::new(fd).map_err(|e| Error::io("descriptor of a process", e));
         let child = match (reply, descriptors.next()) {
             (ControlReply::Done, None) => None,
             // Moved to a high number before the fork: in the child, each first write to a page costs a copy.
-            (ControlReply::Forked(clients), Some(wake_fd)) => Some(ChildClients {
-                clients,
-                memories: descriptors.collect(),
-                wake_fd: InternalFd::new(wake_fd),
-            }),
+            (ControlReply::Forked(clients), Some(wake_fd)) => {
+                Some(ChildClients { clients, memories: descriptors.collect(), wake_fd: high(wake_fd)? })
+            }
             _ => return Err(Error::Refused(Refusal::Malformed)),
         };
         // The program is told the number of the descriptor, so it must not change.
-        let connection =
-            if child.is_some() { InternalFd::new(process_end) } else { InternalFd::in_place(process_end) };
+        let connection = if child.is_some() { high(process_end)? } else { InternalFd::in_place(process_end) };
         Ok(PreparedProcess { connection, child })
     }
 
@@ -161,7 +170,9 @@ impl Attachment {
         let io = |e: Errno| Error::io("descriptor of this process", e);
         let copies =
             (1..client_ids.len()).map(|_| wake_fd.try_clone()).collect::<Result<Vec<_>, _>>().map_err(io)?;
-        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).map_err(io)?;
+        let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
+        let pidfd = with_raised_limit(is_shortage, || pidfd_open(getpid(), PidfdFlags::empty()));
+        let pidfd = pidfd.map_err(io)?;
         let hello = Hello { magic: MAGIC_CHILD, version: PROTOCOL_VERSION, domain: String::new() };
         seqpacket::send(&connection, &encode(0, &hello), &[pidfd.as_fd()]).map_err(|_| Error::StackGone)?;
         let connection = Arc::new(Mutex::new(ControlConnection::from_internal_fd(connection)));

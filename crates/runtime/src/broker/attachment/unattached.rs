@@ -29,7 +29,11 @@ impl UnattachedProcess {
         let unreachable = |e| UnreachableStack::error(path, e);
         let connection = connect_to(path).map_err(unreachable)?;
         send_hello(&connection).map_err(unreachable)?;
-        Ok(Self(InternalFd::new(connection)))
+        Self::of_connection(connection)
+    }
+
+    fn of_connection(connection: OwnedFd) -> Result<Self, Error> {
+        InternalFd::new(connection).map(Self).map_err(|e| Error::io("connection to the stack", e))
     }
 
     /// Takes over the connection that the previous program created for this one
@@ -41,7 +45,7 @@ impl UnattachedProcess {
         let pidfd = self_pidfd().map_err(|e| Error::io("pidfd of this process", e))?;
         seqpacket::send(&connection, &[unattached::IDENTIFY], &[pidfd.as_fd()])
             .map_err(|_| Error::StackGone)?;
-        Ok(Self(InternalFd::new(connection)))
+        Self::of_connection(connection)
     }
 
     /// Returns the descriptor of the connection.
@@ -125,7 +129,7 @@ fn open_successor(send: impl FnOnce(OwnedFd) -> Result<(), Error>) -> Result<Int
     // On behalf of the program, which may not use the library, and so that the entry has a process until the
     // program starts.
     send_hello(&process_end).map_err(io)?;
-    Ok(InternalFd::new(process_end))
+    InternalFd::new(process_end).map_err(|e| io(e.into()))
 }
 
 /// Sends the first message.

@@ -75,7 +75,8 @@ impl Client {
         control: Box<dyn ControlPath>,
     ) -> Result<Self, Error> {
         let (region, stack) = (self.region.clone(), self.stack_wake.clone());
-        let wake = Arc::new(EventFd::from_fd(wake));
+        let wake = EventFd::from_fd(wake).map_err(|e| Error::io("wake-ups of the channel", e))?;
+        let wake = Arc::new(wake);
         Self::with_shared_streams(region, memory, number as usize, stack, wake, control)
     }
 
