@@ -20,6 +20,9 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
+/// How many ports a `bind` to port 0 tries that must be free on the stack and on the kernel.
+pub(crate) const PORT_ATTEMPTS_MAX: u32 = 32;
+
 impl Ops {
     /// Implements `bind`. The stack reserves the address, and chooses a port for port 0.
     ///
@@ -93,13 +96,48 @@ impl Ops {
             bound => bound?,
         }
         let kernel_address = kernel_socket::local_address(fd, family)?;
-        state.reserve_and_report(
-            fd,
-            file,
-            SocketAddr::new(address.ip(), kernel_address.port()),
-            sharing,
-            Some(fd),
-        )
+        let chosen = SocketAddr::new(address.ip(), kernel_address.port());
+        match state.reserve_and_report(fd, file, chosen, sharing, Some(fd)) {
+            // The kernel does not know which ports the stack's connections use.
+            Err(Errno::ADDRINUSE) if address.port() == 0 => {
+                self.bind_to_port_of_stack(&mut state, (fd, file), address, sharing)
+            }
+            reserved => reserved,
+        }
+    }
+
+    /// Binds a socket without a port to a port that is free on the stack, and its kernel socket to the same.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if no port is free on both.
+    fn bind_to_port_of_stack(
+        &self,
+        state: &mut LockGuard<'_>,
+        (fd, file): (RawFd, FileId),
+        address: SocketAddr,
+        sharing: AddressSharing,
+    ) -> Result<(), Errno> {
+        let family = state.files.socket(file)?.family;
+        for _ in 0..PORT_ATTEMPTS_MAX {
+            state.reserve_and_report(fd, file, address, sharing, Some(fd))?;
+            let SocketRole::Unconnected { bound: Some(bound) } = state.files.socket(file)?.role else {
+                return Err(Errno::INVAL);
+            };
+            let with_port = sockaddr::encode(SocketAddr::new(address.ip(), bound.address().port()), family);
+            // The kernel socket has another port, or was refused one.
+            self.open_kernel_socket(state, fd, file)?;
+            kernel_socket::set_nonblocking(fd)?;
+            let result = syscall::bind(fd, with_port.bytes());
+            if result.is_ok() {
+                return Ok(());
+            }
+            state.unreserve(Some(bound));
+            state.files.socket(file)?.role = SocketRole::Unconnected { bound: None };
+            if result != Err(Errno::ADDRINUSE) {
+                return result;
+            }
+        }
+        Err(Errno::ADDRINUSE)
     }
 
     /// Implements `connect`. Waits until the connection is established, unless the socket is non-blocking.

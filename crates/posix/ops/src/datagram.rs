@@ -16,6 +16,7 @@ pub use ancillary::{ControlMessages, ReceivedMessage};
 pub(crate) use cork::CorkedDatagram;
 
 use crate::Ops;
+use crate::connect::PORT_ATTEMPTS_MAX;
 use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
 use crate::file::{SocketRole, UdpSocket};
@@ -307,14 +308,22 @@ impl Ops {
             state.report_fd(fd, file);
             return opened;
         }
-        // The kernel decides whether the port is free and permitted.
-        self.open_kernel_socket(&mut state, fd, file)?;
         let family = state.files.socket(file)?.family;
-        crate::syscall::bind(fd, bytes)?;
-        let kernel_address = crate::kernel_socket::local_address(fd, family)?;
         let is_port_locked = address.port() != 0;
-        let opened =
-            state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), is_port_locked, Some(fd), None);
+        // The kernel does not know which ports the stack's sockets use, so it may choose one of them.
+        let attempts = if is_port_locked { 1 } else { PORT_ATTEMPTS_MAX };
+        let mut opened = Err(Errno::ADDRINUSE);
+        for _ in 0..attempts {
+            // The kernel decides whether the port is free and permitted.
+            self.open_kernel_socket(&mut state, fd, file)?;
+            crate::syscall::bind(fd, bytes)?;
+            let kernel_address = crate::kernel_socket::local_address(fd, family)?;
+            let chosen = SocketAddr::new(ip, kernel_address.port());
+            opened = state.open_udp(file, chosen, is_port_locked, Some(fd), None);
+            if opened != Err(Errno::ADDRINUSE) {
+                break;
+            }
+        }
         state.report_fd(fd, file);
         opened
     }

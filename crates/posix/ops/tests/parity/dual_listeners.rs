@@ -55,6 +55,35 @@ fn accepts_from_stack_and_kernel() {
 }
 
 #[test]
+fn port_zero_avoids_ports_of_stack_and_kernel() {
+    let stacks = start();
+    let on = stacks.a();
+    // A range of two ports: the stack has one of them, the kernel the other or none.
+    let range = (40_000u32 | 40_001 << 16).to_ne_bytes();
+    let bind = |ip: &str, port: u16| {
+        let fd = on.socket(AF_INET, SOCK_STREAM).unwrap();
+        on.setsockopt(fd, libc::IPPROTO_IP, 51, &range).unwrap();
+        on.bind(fd, &at(ip, port)).map(|()| fd).inspect_err(|_| on.close(fd).unwrap())
+    };
+    for (taken, free) in [(40_000, 40_001), (40_001, 40_000)] {
+        let holder = bind("10.0.0.1", taken).unwrap();
+        for _ in 0..8 {
+            let fd = bind("0.0.0.0", 0).unwrap();
+            assert_eq!(port(&on.getsockname(fd).unwrap()), free);
+            on.listen(fd, 8).unwrap();
+            let by_kernel = connect_to(&Kernel, "127.0.0.1", free).unwrap();
+            Kernel.close(by_kernel).unwrap();
+            on.close(fd).unwrap();
+        }
+        let of_kernel = Kernel.socket(AF_INET, SOCK_STREAM).unwrap();
+        Kernel.bind(of_kernel, &at("0.0.0.0", free)).unwrap();
+        assert_eq!(bind("0.0.0.0", 0), Err(Errno::ADDRINUSE));
+        Kernel.close(of_kernel).unwrap();
+        on.close(holder).unwrap();
+    }
+}
+
+#[test]
 fn kernel_listener_closes_with_the_last_descriptor() {
     let stacks = start();
     let (first, port) = listener(stacks.a());
@@ -92,6 +121,22 @@ fn connecting_to_kernel_address_moves_socket() {
 
 fn udp(on: &dyn Sys) -> Fd {
     on.socket(AF_INET, libc::SOCK_DGRAM).unwrap()
+}
+
+#[test]
+fn port_zero_of_datagrams_avoids_ports_of_stack() {
+    let stacks = start();
+    let on = stacks.a();
+    let range = (40_000u32 | 40_001 << 16).to_ne_bytes();
+    let holder = udp(on);
+    on.bind(holder, &at("10.0.0.1", 40_000)).unwrap();
+    for _ in 0..16 {
+        let fd = udp(on);
+        on.setsockopt(fd, libc::IPPROTO_IP, 51, &range).unwrap();
+        on.bind(fd, &at("0.0.0.0", 0)).unwrap();
+        assert_eq!(port(&on.getsockname(fd).unwrap()), 40_001);
+        on.close(fd).unwrap();
+    }
 }
 
 #[test]
