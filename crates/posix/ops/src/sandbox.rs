@@ -3,6 +3,7 @@
 
 use crate::{Ops, lock, sleep};
 use ginnel::resource_limit;
+use rustix::fd::RawFd;
 
 impl Ops {
     /// Must be called before the program gives up descriptors or system calls. Creates what a call sleeps on,
@@ -11,6 +12,14 @@ impl Ops {
         if let Ok(mut state) = self.lock() {
             let _ = sleep::preallocate(&mut state);
             let _ = self.signals.handlers();
+        }
+    }
+
+    /// Closes the pooled descriptors that a new limit of descriptors excludes: a socket must not get a number
+    /// above it.
+    pub fn apply_descriptor_limit(&self, limit: u64) {
+        if let (Ok(first), Ok(mut state)) = (RawFd::try_from(limit), self.lock()) {
+            state.proxy_fds.close_pooled(first, RawFd::MAX);
         }
     }
 

@@ -67,7 +67,11 @@ fn set_limit(resource: c_int, limit: *const rlimit, set: impl FnOnce(*const rlim
             *bound = bound.saturating_add(more);
         }
     }
-    set(&raw const limit)
+    let result = set(&raw const limit);
+    if result == 0 && resource == libc::RLIMIT_NOFILE as c_int {
+        ops.apply_descriptor_limit(limit.rlim_cur);
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
