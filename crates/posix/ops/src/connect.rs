@@ -97,13 +97,18 @@ impl Ops {
         }
         let kernel_address = kernel_socket::local_address(fd, family)?;
         let chosen = SocketAddr::new(address.ip(), kernel_address.port());
-        match state.reserve_and_report(fd, file, chosen, sharing, Some(fd)) {
+        let reserved = match state.reserve_and_report(fd, file, chosen, sharing, Some(fd)) {
             // The kernel does not know which ports the stack's connections use.
             Err(Errno::ADDRINUSE) if address.port() == 0 => {
                 self.bind_to_port_of_stack(&mut state, (fd, file), address, sharing)
             }
             reserved => reserved,
+        };
+        // The kernel's half must not keep the port.
+        if reserved.is_err() {
+            let _ = state.proxy_fds.install_over(fd);
         }
+        reserved
     }
 
     /// Binds a socket without a port to a port that is free on the stack, and its kernel socket to the same.

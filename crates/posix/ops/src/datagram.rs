@@ -325,6 +325,10 @@ impl Ops {
             }
         }
         state.report_fd(fd, file);
+        // The kernel's half must not keep the port.
+        if opened.is_err() {
+            let _ = state.proxy_fds.install_over(fd);
+        }
         opened
     }
 

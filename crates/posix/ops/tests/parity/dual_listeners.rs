@@ -124,6 +124,24 @@ fn udp(on: &dyn Sys) -> Fd {
 }
 
 #[test]
+fn refused_bind_leaves_the_port_free_on_the_kernel() {
+    let stacks = start();
+    let on = stacks.a();
+    for kind in [SOCK_STREAM, libc::SOCK_DGRAM] {
+        let holder = on.socket(AF_INET, kind).unwrap();
+        on.bind(holder, &at("10.0.0.1", 40_000)).unwrap();
+        let refused = on.socket(AF_INET, kind).unwrap();
+        assert_eq!(on.bind(refused, &at("0.0.0.0", 40_000)), Err(Errno::ADDRINUSE));
+        let by_kernel = Kernel.socket(AF_INET, kind).unwrap();
+        Kernel.bind(by_kernel, &at("0.0.0.0", 40_000)).unwrap();
+        Kernel.close(by_kernel).unwrap();
+        on.close(holder).unwrap();
+        on.bind(refused, &at("0.0.0.0", 40_000)).unwrap();
+        on.close(refused).unwrap();
+    }
+}
+
+#[test]
 fn port_zero_of_datagrams_avoids_ports_of_stack() {
     let stacks = start();
     let on = stacks.a();
