@@ -67,8 +67,8 @@ macro_rules! gro {
     };
 }
 
-/// Programs, and what the shell executes for them: the first word is the program unless a case names it. A case
-/// of a receiver and a sender starts the receiver in the background.
+/// Cases, and what the shell executes for them. A case of a receiver and a sender starts the receiver in the
+/// background.
 const SELFTESTS: &[(&str, &str)] = &[
     ("bind_bhash, IPv4", "ulimit -n 32768; ./bind_bhash 443 ipv4 127.0.0.2 | grep spent"),
     ("bind_timewait", "./bind_timewait"),
@@ -127,7 +127,7 @@ const SELFTESTS: &[(&str, &str)] = &[
     ("udpgro, size -6", gro!("-G -r -n 1 -l 14520 -S 500", "-l 4 -6 -D ::1 -M 1 -s 14520 -S 500")),
 ];
 
-/// Runs the programs, each in a network namespace of its own with the sysctls that Linux's scripts set for them.
+/// Runs the programs, each in a network namespace of its own with the sysctls that Linux's scripts set.
 pub(crate) fn run_selftests(side: Side, folder: &Path) -> Verdicts {
     const NAMESPACE: &str = "ip link set lo up; \
         sysctl -q -w net.ipv4.ip_local_port_range='40000 49999' net.ipv4.tcp_fastopen=3 net.ipv6.ip_nonlocal_bind=1; \
