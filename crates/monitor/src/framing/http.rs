@@ -71,21 +71,21 @@ fn has_end(bytes: &[u8]) -> bool {
 
 /// Returns what the fields say about the body.
 fn framing(fields: &[Header<'_>]) -> Result<Option<Body>, LostFraming> {
-    let (mut length, mut transfer) = (None, None);
-    for field in fields {
-        if field.name.eq_ignore_ascii_case("transfer-encoding") {
-            // Several fields are one list (RFC 9110 §5.3), so the last coding of the last field counts.
-            let last = field.value.rsplit(|byte| *byte == b',').next().unwrap_or_default();
-            let is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
-            transfer = Some(if is_chunked { Body::Chunked } else { Body::UntilClose });
-        }
-        if field.name.eq_ignore_ascii_case("content-length") {
-            let value = ginnel_apps::resp::decimal(field.value.trim_ascii()).ok_or(LostFraming)?;
-            if length.is_some_and(|known| known != value) {
-                return Err(LostFraming);
-            }
-            length = Some(value);
-        }
+    let named = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+    // Several fields are one list (RFC 9110 §5.3), whose last coding counts; empty ones do not (§5.6.1).
+    let codings = named("transfer-encoding").flat_map(|field| field.value.split(|byte| *byte == b','));
+    if let Some(last) = codings.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()).last() {
+        // The coding overrides the length (RFC 9112 §6.3).
+        let is_chunked = last.eq_ignore_ascii_case(b"chunked");
+        return Ok(Some(if is_chunked { Body::Chunked } else { Body::UntilClose }));
     }
-    Ok(transfer.or(length.map(Body::Length)))
+    let mut length = None;
+    for field in named("content-length") {
+        let value = ginnel_apps::resp::decimal(field.value.trim_ascii()).ok_or(LostFraming)?;
+        if length.is_some_and(|known| known != value) {
+            return Err(LostFraming);
+        }
+        length = Some(value);
+    }
+    Ok(length.map(Body::Length))
 }

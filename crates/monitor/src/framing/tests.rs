@@ -84,6 +84,10 @@ fn http_requests_are_framed() {
                 b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
                 &[(REQUEST_KIND, 77)],
             ),
+            (
+                b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, \r\nTransfer-Encoding:\r\nContent-Length: x\r\n\r\n0\r\n\r\n",
+                &[(REQUEST_KIND, 93)],
+            ),
             (b"\r\nGET / HTTP/1.1\r\n\r\n", &[(REQUEST_KIND, 20)]),
             (b"GET / HTTP/1.1\r\n", &[]),
         ],
