@@ -233,12 +233,13 @@ impl ShardProcess {
                     );
                     return AfterDeath::Restarted(link);
                 }
-                Err(_) if self.is_stopping() => {}
                 Err(failure) => {
-                    tracing::error!(
-                        "the process of the shards could not be started again ({failure}); the next attempt follows"
-                    );
-                    // A child that hangs must not keep its devices.
+                    if !self.is_stopping() {
+                        tracing::error!(
+                            "the process of the shards could not be started again ({failure}); the next attempt follows"
+                        );
+                    }
+                    // A child that hangs must not keep its devices, nor be waited for.
                     let _ = self.child().kill();
                 }
             }
@@ -273,9 +274,14 @@ impl ShardProcess {
         let Upgrade { executable, version, started, ended } = upgrade;
         let result = self.start_next(&executable, directory, taps).map_or_else(
             |error| {
-                tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
-                // A child that hangs must not keep its devices.
-                let _ = self.child().kill();
+                if !self.is_stopping() {
+                    tracing::error!("the upgrade to version {version} failed, and is taken back: {error}");
+                }
+                // A child that hangs must not keep its devices, which the next one opens.
+                let mut child = self.child();
+                let _ = child.kill();
+                let _ = child.wait();
+                drop(child);
                 (None, Err(format!("version {version} cannot start the shards (its log says why): {error}")))
             },
             |link| {
@@ -534,7 +540,9 @@ mod tests {
         });
         let restarting = process.clone();
         let restart = std::thread::spawn(move || {
-            let mut history = History { started: Instant::now(), pause: Duration::from_secs(60) };
+            // The child has a short life however long the test takes to reap it: no time has passed.
+            let started = Instant::now() + Duration::from_secs(600);
+            let mut history = History { started, pause: Duration::from_secs(60) };
             restarting.restart(Path::new("/nonexistent"), &Vec::new(), OnStackDeath::Restart, &mut history)
         });
         // Once the child is reaped, the thread waits before the next start.
