@@ -150,7 +150,8 @@ fn is_drop(name: &str) -> bool {
         || name.starts_with("device.") && (name.ends_with("_dropped") || name.ends_with("_malformed"))
 }
 
-/// Returns whether a counter counts received frames that were dropped.
+/// Returns whether a counter counts frames that were dropped, or refused because of their priority. A frame
+/// that finds a full ring between shards counts in two of them.
 fn is_frame_drop(name: &str) -> bool {
     let is_other = matches!(name, "shard.timers_refused" | "shard.relays_refused");
     name == "ip.rx_dropped" || name.starts_with("shard.") && limit_watch::is_limit(name) && !is_other
@@ -192,7 +193,7 @@ mod tests {
     use super::is_frame_drop;
 
     #[test]
-    fn only_received_frames_count_as_dropped() {
+    fn only_counters_of_frames_count_as_dropped() {
         let frames = ["ip.rx_dropped", "shard.priority3_shed", "shard.forwards_dropped"];
         assert!(frames.into_iter().all(is_frame_drop));
         let others = ["shard.timers_refused", "shard.relays_refused", "drop.no_route", "shard.events"];
