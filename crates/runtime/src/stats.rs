@@ -102,7 +102,8 @@ counters! {
     /// Times that a rule of `[[steering.rules]]`, or of the program, has chosen the shard of a received
     /// packet or of a connection to be opened.
     steering_chosen,
-    /// Shards that do not exist and that a rule of the program has chosen; the flow hash decided.
+    /// Shards that a rule of the program has chosen and that do not exist, or do not serve the device of the
+    /// connection; the flow hash decided.
     steering_invalid,
     /// Frames and control updates sent to another shard because all shards must have them.
     broadcasts_sent,

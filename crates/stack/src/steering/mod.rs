@@ -89,7 +89,8 @@ pub struct Steering {
     udp_port_last: u16,
     /// The ephemeral ports with a socket; `None` if a datagram to any of them belongs to the port's shard.
     ephemeral_udp: Option<Arc<EphemeralUdpPorts>>,
-    /// The entries of the indirection table that belong to this shard; none if rules come before the hash.
+    /// The entries of the indirection table that belong to this shard; none if the hash alone does not decide
+    /// (rules, port bits, shards of devices).
     home_entries: [bool; INDIRECTION_ENTRIES as usize],
     /// Local ports for connections of this shard.
     home_ports: HomePorts,
@@ -192,7 +193,7 @@ impl Steering {
     }
 
     /// Returns how often a rule has chosen an owner, and how often a rule has named a shard that does not
-    /// exist.
+    /// exist or does not serve the device of the connection.
     pub fn policy_counts(&self) -> (u64, u64) {
         self.policy.as_ref().map_or((0, 0), |policy| policy.counts())
     }
