@@ -1039,11 +1039,12 @@ impl Stack {
         self.udp.recv_from(socket, out)
     }
 
-    /// Sends a datagram, or several that are contiguous in `payload`, as `sending` says.
+    /// Sends a datagram, or several that are contiguous in `payload`, as `sending` says. A source address
+    /// that is not local is ignored.
     ///
     /// # Errors
-    /// As for [`Stack::udp_send_from`]; [`UdpError::TooLong`] also if a segment does not fit into a packet of
-    /// the path, or all of them do not fit into one datagram.
+    /// As for [`Stack::udp_send_to`]; [`UdpError::TooLong`] also if a datagram does not fit into a packet of
+    /// the path, if all of them together do not fit into one datagram, or if they are more than 128.
     pub fn udp_send_with(
         &mut self,
         now: Instant,

@@ -67,7 +67,7 @@ impl Network {
         let step = (mtu.saturating_sub(headers) & !7).max(8);
         let ident = if is_ipv4 { self.next_ident(header).into() } else { self.entropy.next_u64() as u32 };
         for (at, payload) in datagram.chunks(step).enumerate() {
-            // Cannot truncate: `whole` fits into an IP packet.
+            // Cannot truncate: `datagram` fits into an IP packet.
             let offset = (at * step) as u16;
             let more_fragments = usize::from(offset) + payload.len() < datagram.len();
             let fragment =

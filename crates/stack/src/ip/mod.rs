@@ -349,9 +349,9 @@ impl Network {
     /// Adds a device and returns its number.
     ///
     /// # Panics
-    /// If there are 65,535 devices already.
+    /// If there are 65,536 devices already.
     pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
-        let id = u16::try_from(self.ports.len()).expect("there are at most 65,535 devices");
+        let id = u16::try_from(self.ports.len()).expect("there are at most 65,536 devices");
         self.ports.push(TxPort::new(tx));
         if self.port(PortId(id)).capabilities.labels {
             self.enable_labels();

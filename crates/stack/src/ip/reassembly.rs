@@ -158,8 +158,8 @@ impl Reassembly {
         }
     }
 
-    /// Inserts a fragment. If it is the first received fragment of its datagram, the datagram expires at
-    /// `until`, which must not be before the expiry of another datagram of the family.
+    /// Inserts a fragment. If it is the first received fragment of its datagram, the datagram is discarded at
+    /// `expires`, which must not be before the expiry of another datagram of the family.
     pub(crate) fn insert(&mut self, fragment: &ReceivedFragment<'_>, expires: Instant) -> ReassemblyOutcome {
         let len = fragment.payload.len();
         if len == 0 || (fragment.more_fragments && !len.is_multiple_of(8)) {

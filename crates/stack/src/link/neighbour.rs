@@ -249,7 +249,7 @@ impl Neighbour {
     }
 
     /// Records the attempt to send a solicitation and returns when the timer is due: after `interval` if the
-    /// solicitation was sent (`left`). An attempt that found the device full does not count and is retried
+    /// solicitation was sent (`sent`). An attempt that found the device full does not count and is retried
     /// after a short, doubling time. When that time reaches `interval` the solicitation counts as lost, so
     /// that queued packets are reported eventually.
     pub(crate) fn on_solicited(&mut self, sent: bool, interval: Duration) -> Duration {

@@ -115,7 +115,7 @@ const ENTRIES_PER_SLOT: usize = 64;
 
 impl Stack {
     /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME-WAIT, UDP. Visits at most
-    /// `places` slots, of which some may be vacant, and fewer if there are buffers with long lists. Returns
+    /// `slots` slots, of which some may be vacant, and fewer if there are buffers with long lists. Returns
     /// where to continue; `None` at the end. A socket that is opened or closed in the meantime may be
     /// missing; no socket is listed twice.
     pub fn list(

@@ -15,7 +15,7 @@ pub struct SteeredFlow {
     pub source: SocketAddr,
     /// Receiver of the received packets: an address of the stack.
     pub destination: SocketAddr,
-    /// The flow hash, as far as a label has it.
+    /// The flow hash, cut to the bits that a label carries.
     pub hash: u32,
     /// The number of shards.
     pub shards: u8,

@@ -260,8 +260,8 @@ impl<'a> TcpSegment<'a> {
     /// Splits a segment into header, options and payload. The checksum is not verified here; reserved bits
     /// are ignored (RFC 9293 §3.1).
     ///
+    /// # Errors
     /// `Truncated` if the header is incomplete, `BadLength` for a data offset below 5.
-    /// `Truncated` if the header is not all there, `BadLength` for a data offset below 5.
     #[inline]
     pub fn parse(segment: &'a [u8]) -> Result<Self, WireError> {
         let header = TcpHeader::parse(header_bytes(segment)?);
