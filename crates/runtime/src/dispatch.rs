@@ -282,7 +282,8 @@ impl EventDispatcher {
         }
     }
 
-    /// Returns whether a FIN followed unread bytes. Usually no connection has one, and nothing is looked up.
+    /// Takes the pending FIN of a connection. Returns false if there is none. Usually no connection has one,
+    /// and nothing is looked up.
     fn take_fin(&mut self, conn: Conn) -> bool {
         !self.pending_fins.is_empty() && self.pending_fins.remove(&conn)
     }

@@ -25,7 +25,7 @@ pub(crate) enum Role {
     Stack,
     /// Has the application, without the stack.
     Application,
-    /// One of the workers that the application's shard serves, by number.
+    /// Has the application of one worker, by number, without the stack.
     Worker(u16),
 }
 

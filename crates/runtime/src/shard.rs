@@ -381,8 +381,8 @@ impl<H: Handler> Shard<H> {
         Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.is_stopping })
     }
 
-    /// Performs a turn of this shard, and then of the shards that it drives, so that events of this turn
-    /// reach their applications.
+    /// Performs a turn of this shard, and then one of each shard through which it reaches the engine, so that
+    /// what this turn has queued is sent.
     pub(crate) fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
         let work = self.turn(now)?;
         match &mut self.co_shard {

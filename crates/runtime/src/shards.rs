@@ -494,7 +494,8 @@ impl OpenedShards {
     /// serve its link: the primary shard answers ARP, and each shard forwards frames that belong to others.
     ///
     /// # Errors
-    /// The error of the first shard that failed, as [`Error::Shard`].
+    /// The error of the failed shard with the lowest index, as [`Error::Shard`]. A single shard without
+    /// workers returns its error as it is. [`Error::Io`] if a shard's thread cannot be started.
     pub fn run<H: Handler, R: Send>(
         self,
         stop: &StopFlag,

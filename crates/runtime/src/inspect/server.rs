@@ -81,7 +81,7 @@ struct ServerState {
     routes: Mutex<Option<PathBuf>>,
     clients: AtomicUsize,
     is_closing: AtomicBool,
-    /// True while a monitor observes the stack.
+    /// True while a monitor observes the stack, or connections are sampled.
     is_mirrored: AtomicBool,
 }
 
@@ -167,7 +167,7 @@ fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
 /// socket's buffer.
 fn refuse(mut client: UnixStream) {
     let _ = client.set_read_timeout(Some(REFUSAL_READ_TIMEOUT));
-    // If the request stayed unread, the client would get an error before the answer.
+    // If the request stayed unread, the client would get `ECONNRESET` after the answer.
     let _ = client.read(&mut [0; 64]);
     let _ = writeln!(client, "!\t{CLIENTS_MAX} other clients are being served");
 }

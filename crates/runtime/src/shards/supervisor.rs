@@ -238,8 +238,8 @@ impl<F, E> Supervisor<'_, F, E> {
         F: Fn(usize) -> Result<H, Error>,
         E: Fn(usize, Shard<H>) -> R,
     {
-        // Dropped after `await_start` even if its handler could not be created: dropping it detaches from the
-        // hub, which must not wait for the error.
+        // If the handler cannot be created, the client is dropped after `await_start`: it asks the hub to
+        // detach it, and the hub answers nothing before it knows whether all workers are built.
         let mut worker = Some(worker);
         let built = catch_panic(|| {
             let handler = (self.handler)(index)?;
