@@ -53,7 +53,7 @@ pub struct ShardBuilder<H> {
     parts: ShardParts,
 }
 
-/// The parts of a shard but its handler.
+/// All parts of a shard except its handler.
 #[derive(Default)]
 struct ShardParts {
     config: Config,
@@ -86,7 +86,7 @@ impl EngineParts {
     }
 }
 
-/// The part of the thread arrangement that a shard is.
+/// The position of a shard in the arrangement of threads.
 pub(crate) struct ThreadPosition {
     pub(crate) role: Role,
     /// Index of the shard that it is, or to which it belongs.
@@ -211,7 +211,7 @@ impl<H> ShardBuilder<H> {
         self
     }
 
-    /// Sets the part of the thread arrangement, if this is not a shard by itself.
+    /// Sets the position in the arrangement of threads, if this is not a shard by itself.
     pub(crate) fn position(mut self, position: ThreadPosition) -> Self {
         self.parts.position = position;
         self
@@ -265,7 +265,7 @@ impl<H: Handler> ShardBuilder<H> {
 
     /// Builds the stack's shard, which this one reaches through a channel.
     fn add_co_shard(&mut self) -> Result<(), Error> {
-        // Also tells the application's shard, which has no function.
+        // The application's shard has no function, so this tells it whether priorities are in use.
         let priority = &mut self.parts.config.priority;
         priority.enabled = Some(priority.is_enabled(self.parts.priority_functions.is_some()));
         let parts = ShardParts {
@@ -469,7 +469,8 @@ impl<H> ShardBuilder<H> {
     }
 }
 
-/// Limits what waits in a device that can tell, so that urgent frames find few in front of them.
+/// Limits the frames that wait in a device which reports its backlog, so that few frames are in front of an
+/// urgent one.
 fn limit_backlog(
     stack: &mut Stack,
     mut tx: Box<dyn TxQueue + Send>,
@@ -567,8 +568,8 @@ fn add_loopback_link(
 /// Capacity of the loopback link: some 30 of the longest packets.
 const LOOPBACK_RING_BYTES: usize = 2 << 20;
 
-/// Replaces the key of an engine's error, which names a link or route by its contents, by its position in the
-/// file.
+/// Replaces the key of an engine's error: the engine names a link or route by its contents, `table` by its
+/// position in the file.
 fn with_table_key(e: ConfigError, table: String) -> ConfigError {
     let key = match e.key.rsplit_once('.') {
         Some((_, key)) if e.key.starts_with("link.") => format!("{table}.{key}"),

@@ -1,8 +1,8 @@
 //! Coalescing of a shard's turns: instead of working on each frame as it arrives, a thread that has little to
 //! do works at intervals, as an interface does with its interrupts (`rx-usecs` of ethtool).
 //!
-//! A turn and the sleep before it cost about as much as several frames. At a rate at which a frame or a timer
-//! is there again after each turn, a thread would otherwise never sleep.
+//! A turn and the sleep before it cost about as much as several frames. Otherwise a thread would never sleep
+//! at a rate at which each turn finds a new frame or timer.
 
 use crate::clock;
 use core::time::Duration;
@@ -21,8 +21,9 @@ impl Coalescing {
         Self { interval: Duration::from_micros(coalesce_us.into()) }
     }
 
-    /// Returns until when the turn after one that started at `turn_start` waits. `work` is what the turn has
-    /// done: after a full burst more frames are waiting, so the next turn starts at once.
+    /// Returns when the turn after one that started at `turn_start` starts; `None` is at once. `work` is the
+    /// number of frames, events, commands and timers that the turn has handled. After a full burst the next
+    /// turn starts at once, because more frames wait.
     #[inline]
     pub fn next_turn(&self, turn_start: Instant, work: usize) -> Option<Instant> {
         let waits = !self.interval.is_zero() && work < BURST_FRAMES_MAX;

@@ -260,8 +260,8 @@ impl<'a> Context<'a> {
         self.core.lower_share_percent
     }
 
-    /// Returns how much of a limit, which datagrams of all priorities share, the datagram may fill that is
-    /// being delivered: all of it without `[priority]`.
+    /// Returns the part of `limit` that the datagram which is being delivered may fill. Datagrams of all
+    /// priorities share the limit. Without `[priority]` this is all of it.
     pub(crate) fn limit_for_datagram(&self, limit: usize) -> usize {
         match &self.core.class_limits {
             Some(limits) if priority::COMPILED => limits.of(limit, self.core.stack.received_class()),
@@ -438,8 +438,11 @@ impl<'a> Context<'a> {
     }
 
     /// Opens a connection fast (RFC 7413): the SYN carries the first of `data` if the peer has given a cookie
-    /// before, and otherwise requests one. Returns how many bytes were queued; later bytes follow with
-    /// [`send`](Self::send).
+    /// before, and otherwise requests one. Returns the connection and how many bytes were queued; later bytes
+    /// follow with [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
     pub fn connect_with_data(
         &mut self,
         remote: SocketAddr,
@@ -478,7 +481,7 @@ impl<'a> Context<'a> {
 
     /// Queues `len` bytes, which `fill` writes directly into the send buffer: see
     /// [`Stack::send_with`](ginnel_stack::stack::Stack::send_with). Where the engine is in another thread,
-    /// `fill` may be asked for bytes of which less are queued.
+    /// `fill` may be asked for more bytes than are queued.
     #[inline]
     pub fn send_with(
         &mut self,
@@ -675,8 +678,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Makes the shard deliver bytes that [`data`](crate::Handler::data) left unconsumed again, after this
-    /// call returns.
+    /// Makes the shard call [`data`](crate::Handler::data) once more with the bytes that it left unconsumed,
+    /// after this call returns.
     pub fn resume_reading(&mut self, conn: Conn) {
         self.core.resume_reading.push(conn);
     }
@@ -860,7 +863,7 @@ impl<'a> Context<'a> {
         self.core.stack.local().is_some_and(|stack| stack.prevents_bind(address, v6_only, sharing))
     }
 
-    /// Returns the range of ephemeral ports.
+    /// Returns the range of ephemeral ports; `0..=0` where the engine is in another thread.
     pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)
     }

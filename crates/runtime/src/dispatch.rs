@@ -56,8 +56,8 @@ impl EventDispatcher {
     }
 
     /// Delivers the events that no frame has caused. With `[priority]` in use, those that are left when the
-    /// shard must look at its devices wait for the next turn, but for one if the turn has done no other
-    /// `work`: a turn in which nothing was done may be followed by a sleep.
+    /// shard must look at its devices wait for the next turn. If the turn has done no other `work`, at least
+    /// one event is delivered, because the shard may sleep after a turn without work.
     #[inline]
     pub(crate) fn deliver_caused<H: Handler>(
         &mut self,
@@ -78,9 +78,8 @@ impl EventDispatcher {
     }
 
     /// Begins the turn of a shard that reaches its engine through a channel, with `[priority]` in use: looks
-    /// at the channel as another shard does at its devices. Delivers events, at least one, by priority, until
-    /// half of the time is over after which the shard looks again; tasks have the other half. Returns how
-    /// many.
+    /// at the channel as another shard does at its devices. Delivers events by priority, at least one, until
+    /// half of `priority.check_interval_us` is over; tasks have the other half. Returns how many.
     #[cold]
     #[inline(never)]
     pub(crate) fn begin_remote_turn<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
@@ -256,7 +255,7 @@ impl EventDispatcher {
                 return;
             }
             if consumed < len {
-                // After what fitted into the copy there may be the end of the message that was not consumed.
+                // The bytes after the copy may complete the message that was left unconsumed.
                 let is_cut = len == most && core.stack.buffered(conn) > len - consumed;
                 if consumed > 0 && is_cut && !takes_any {
                     core.resume_reading.push(conn);

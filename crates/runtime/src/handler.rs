@@ -161,8 +161,8 @@ pub trait Handler {
         let _ = (cx, conn);
     }
 
-    /// Returns whether this handler pulls bytes that arrived before bytes which precede them, though it may
-    /// not pull others: [`unordered_readable`](Self::unordered_readable) is called instead of
+    /// Returns whether this handler pulls bytes that arrived before bytes which precede them, even if it does
+    /// not pull other bytes: [`unordered_readable`](Self::unordered_readable) is called instead of
     /// [`unordered`](Self::unordered). Must always return the same value.
     fn pulls_unordered(&self) -> bool {
         self.is_pulling()

@@ -83,9 +83,9 @@ pub(crate) struct DestroyRequest {
 }
 
 impl DestroyRequest {
-    /// Closes the sockets on the shard. The handler is told which listeners were closed, also by the request
-    /// to another shard. Returns the reply, which must be sent when the events of the other sockets have been
-    /// delivered: whoever has it sees the effects.
+    /// Closes the sockets on the shard. Calls `on_listener` for each listener that was closed by this request
+    /// or by one to another shard. Returns the reply, which must be sent after the events of the other
+    /// sockets have been delivered, so that the requester sees the effects.
     pub(crate) fn execute(
         self,
         core: &mut ShardCore,

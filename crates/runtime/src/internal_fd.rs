@@ -1,5 +1,5 @@
-//! Internal descriptors: those of the library in a process, hidden from the program: they have high numbers,
-//! and move away if the program wants a number.
+//! Internal descriptors: descriptors of the library in a process, which are hidden from the program. They
+//! have high numbers, and move away if the program wants a number.
 #![allow(unsafe_code)] // a descriptor whose number changes while it is open
 
 use core::sync::atomic::{AtomicI32, Ordering};

@@ -84,7 +84,7 @@ impl<H: Handler> Shard<H> {
         if publisher.turns == self.busy_turns() && publisher.activity == ShardActivity::Sleeping {
             return deadline;
         }
-        match publisher.stats_page.published().map(|next_publish| next_publish + IDLE_PUBLISH_INTERVAL) {
+        match publisher.stats_page.published().map(|last| last + IDLE_PUBLISH_INTERVAL) {
             Some(next_publish) if next_publish > now => {
                 Some(deadline.map_or(next_publish, |until| until.min(next_publish)))
             }

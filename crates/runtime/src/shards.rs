@@ -271,7 +271,8 @@ impl Shards {
     }
 }
 
-/// Gives the shards that do not serve a device, all but `shards`, their halves of it.
+/// Gives each shard that is not in `shards`, and so does not serve the device, a device that relays its
+/// frames to a shard that does.
 fn add_relays(
     parts: &mut [ShardPart],
     shards: &[u8],

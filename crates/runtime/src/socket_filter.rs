@@ -103,7 +103,7 @@ pub(crate) struct AttachedProgram {
     code: Box<[u8]>,
     budget: Arc<FilterBudget>,
     bytes: usize,
-    /// Numbers that the program loads.
+    /// Source of the random numbers that the program loads: key and counter.
     random: Option<(RandomState, AtomicUsize)>,
 }
 

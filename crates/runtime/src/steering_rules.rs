@@ -26,7 +26,7 @@ impl<F: Fn(&SteeredFlow) -> Option<u8> + Send + Sync> SteerConnection for F {
     }
 }
 
-/// A rule of the program, and what follows it.
+/// A rule of the program, and its mode: whether later rules are asked if it matches.
 #[derive(Clone)]
 pub(crate) struct ProgramRule {
     pub(crate) mode: SteeringMode,
@@ -35,9 +35,9 @@ pub(crate) struct ProgramRule {
 
 /// All rules of a stack, in the order in which they are asked.
 ///
-/// First come those that let others decide, and the last one that matches proposes a shard; then those that
-/// decide, and the first one that matches does. The operator's rules prevail: they are the last of the former
-/// and the first of the latter.
+/// First come the rules that continue: the last one that matches proposes a shard. Then come the rules that
+/// stop: the first one that matches decides. The operator's rules prevail: they are the last of those that
+/// continue and the first of those that stop.
 pub(crate) struct SteeringRules {
     continuing: Vec<Step>,
     stopping: Vec<Step>,

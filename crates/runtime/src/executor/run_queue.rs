@@ -76,7 +76,7 @@ impl RunQueue {
         self.best_effort.pop_front()
     }
 
-    /// Takes no account of the task that was taken last, which does not run.
+    /// Does not charge its class for the task that was taken last, which does not run.
     #[cold]
     pub(super) fn discard(&mut self) {
         self.uncharged = None;

@@ -41,7 +41,7 @@ impl Sleeps {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Begins a sleep. `set_timer` sets a timer with the given token; returns `None` if it cannot.
+    /// Begins a sleep. `set_timer` sets a timer with the given token. Returns `None` if it has set none.
     pub(super) fn begin(&mut self, set_timer: impl FnOnce(u64) -> Option<Timer>) -> Option<SleepId> {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(SleepSlot { timer: None, generation: 0, waiters: Waiters::NONE });

@@ -24,7 +24,7 @@ const NONE: &str = "-";
 pub enum RouteAction {
     /// Adds a route. The network has no route with an equal metric.
     Add,
-    /// Adds a route in the place of those of the network with an equal metric.
+    /// Adds a route, and removes the network's static route with an equal metric.
     Replace,
     /// Removes a static route.
     Delete,

@@ -133,12 +133,12 @@ struct ShardSamples<'a> {
     shard: &'a Commander,
     conns: Vec<NamedConn>,
     sampler: Arc<StageSampler>,
-    /// For each connection that the shard knows about, whether it is sampled.
+    /// Says of each connection whether it is sampled, as far as the shard has answered.
     sampled: Vec<bool>,
 }
 
 impl ShardSamples<'_> {
-    /// Has the shard begin, in requests that take a short time each.
+    /// Makes the shard begin, by requests that take a short time each.
     fn begin(&mut self) -> Result<(), &'static str> {
         let (reply, replies) = sync_channel(1);
         send_request(self.shard, Box::new(StageRequest::Attach { sampler: self.sampler.clone(), reply }))?;
@@ -153,7 +153,7 @@ impl ShardSamples<'_> {
         Ok(())
     }
 
-    /// Has the shard end what it began, or will begin before it gets these requests: it handles them in
+    /// Makes the shard end what it began, or will begin before it gets these requests: it handles requests in
     /// order. A shard that has ended has no layers any more.
     fn end(&self) {
         let mut answers = true;

@@ -15,14 +15,14 @@ use std::collections::{HashMap, VecDeque};
 /// Frames of control of a class may use this many times the frames that may wait.
 const CONTROL_FACTOR: usize = 2;
 
-/// Part of the bytes of a queue that only control frames may use: one of so many.
+/// One byte of a queue in this many is for control frames alone.
 const CONTROL_BYTES_PART: usize = 8;
 
-/// Frames that others pulled along fill no more than one of so many parts of a queue, so that they do not
-/// push out the frames of this class.
+/// Frames are pulled along into a queue only while fewer than one in this many of its entries are in use, so
+/// that they do not push out the frames of its class.
 const PULLED_PART: usize = 2;
 
-/// The windows of the flows that wait in a queue admit one of so many parts of the queue.
+/// The windows of the flows that wait in a queue admit together one byte of the queue in this many.
 const WINDOWS_PART: usize = 4;
 
 /// The result of queuing a frame.
@@ -317,7 +317,8 @@ impl FrameQueue {
         Queued::Waiting
     }
 
-    /// Returns the position of `len` free contiguous bytes, of which fewer than `bytes_max` are in use.
+    /// Returns the position of `len` free contiguous bytes of the ring; `None` if there are none, or if more
+    /// than `bytes_max` bytes would be in use.
     fn room(&self, len: usize, bytes_max: usize) -> Option<usize> {
         let (Some(oldest), Some(newest)) = (self.entries.front(), self.entries.back()) else {
             return (len <= bytes_max).then_some(0);

@@ -24,7 +24,7 @@ pub(super) struct WorkerPart {
 }
 
 impl WorkerPart {
-    /// `hub` is the shard that the worker watches or drives.
+    /// Builds the shard of the worker. `hub` is the shard that the worker watches or drives.
     pub fn build<H: Handler>(
         self,
         client: Client,
@@ -50,7 +50,7 @@ pub(super) fn build_hub(mut part: ShardPart) -> Result<(Shard<ChannelServer>, Ve
     let ShardPart { config, seed, now, index, .. } = &part;
     let channel = ChannelConfig { clients_max: config.shard.workers, ..config.channel.clone() };
     let (mut config, seed, now, shard) = (config.clone(), *seed, *now, *index);
-    // The workers' shards have no function.
+    // The workers' shards have no function, so this tells them whether priorities are in use.
     config.priority.enabled = Some(config.priority.is_enabled(part.priority_functions.is_some()));
     let published = part.published.clone();
     let worker = |(number, mailbox)| {

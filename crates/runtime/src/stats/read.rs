@@ -154,8 +154,7 @@ impl PageReader {
         &self.label
     }
 
-    /// Returns the number of the page's file, in the directory of its stack: a shard that is started again
-    /// has another one.
+    /// Returns the inode number of the page's file. A shard that is started again has another file.
     ///
     /// # Errors
     /// The file cannot be examined.
