@@ -153,8 +153,8 @@ impl ClassScheduler {
     }
 }
 
-/// Queues for each class, of which one, the current class's, belongs to somebody who knows nothing of
-/// classes.
+/// A queue for each class, except that the queue of the current class is the caller's: code that works on
+/// that queue knows nothing of classes.
 #[derive(Debug)]
 pub(crate) struct ClassQueues<T> {
     /// Queues of the other classes. The entry of the current class is empty.

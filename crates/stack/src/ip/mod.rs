@@ -113,7 +113,7 @@ pub struct Network {
     pub(crate) looped_back: LoopedBack,
     /// Set if any device carries labels.
     flow_hasher: Option<Toeplitz>,
-    /// True if senders cannot have made the hashes of received frames.
+    /// True if the devices compute the hashes of received frames, so that no sender can make a wrong one.
     trusts_hashes: bool,
 }
 

@@ -22,7 +22,7 @@ pub struct RouteView {
     pub origin: RouteOrigin,
 }
 
-/// Selects routes. What is `None` fits all routes.
+/// Selects routes. A field that is `None` accepts all routes.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteFilter {
     /// Destination network. Bits beyond the prefix are ignored.

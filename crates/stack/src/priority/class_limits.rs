@@ -6,8 +6,8 @@ use super::CLASSES;
 /// lower classes have filled up to their limit has room for higher ones, although nothing in it can be
 /// dropped any more.
 ///
-/// The highest class may fill everything. From class to class downwards, one seventh of the reserve more is
-/// left free.
+/// The highest class may fill everything. Each class leaves one seventh of the reserve more free than the
+/// next higher one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimits {
     /// For each class, what is reserved for higher classes, in parts of 2^16.

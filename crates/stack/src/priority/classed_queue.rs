@@ -153,8 +153,8 @@ impl<T> ClassedQueue<T> {
 }
 
 impl<T: PartialEq> ClassedQueue<T> {
-    /// Moves an entry to a class if it is in a lower one. Searches the queues of those: called at most once
-    /// for each entry and class.
+    /// Moves an entry to a class if it is in a lower one. Searches the queues of the lower classes, so it is
+    /// called at most once for each entry and class.
     #[cold]
     pub fn raise(&mut self, entry: T, to: QueueClass) {
         let class = to.class;

@@ -4,8 +4,8 @@ use super::{CLASSES, ClassScheduler, ClassSet};
 use std::collections::VecDeque;
 
 /// Queues of numbers, one for each class, in which a number is at most once, and the order in which they are
-/// served. A number may be in the queues of several classes: whoever looks at it for a higher class looks at
-/// all of it, and finds nothing when the entry of the lower class is taken.
+/// served. A number may be in the queues of several classes: when it is taken for a higher class, all of its
+/// work is done, and nothing is left when the entry of the lower class is taken.
 #[derive(Clone, Debug)]
 pub struct PrioritizedNumbers {
     queues: [VecDeque<u32>; CLASSES],

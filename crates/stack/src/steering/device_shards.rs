@@ -26,8 +26,8 @@ pub(super) struct DeviceShards {
 struct DeviceQueues {
     /// The shard of each queue.
     shards: Box<[u8]>,
-    /// The shard of each entry of the device's own indirection table; `None` if the device has the entries of
-    /// [`INDIRECTION_ENTRIES`], or is not known.
+    /// The shard of each entry of the device's own indirection table; `None` if the device has the usual
+    /// table of [`INDIRECTION_ENTRIES`] entries, or its table is not known.
     table: Option<Box<[u8]>>,
     /// Local ports for connections that this shard opens by the device; `None` if it does not serve it.
     home_ports: Option<HomePorts>,

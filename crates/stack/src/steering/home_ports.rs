@@ -41,7 +41,7 @@ impl PortTable {
     }
 }
 
-/// Returns the entry of an indirection table of so many entries, a power of two, that a hash selects.
+/// Returns the entry that a hash selects in an indirection table of `entries` entries, a power of two.
 const fn entry_of(hash: u32, entries: usize) -> u16 {
     // Cannot truncate: a table has at most `INDIRECTION_ENTRIES_MAX` entries.
     (hash as usize & entries.wrapping_sub(1)) as u16

@@ -28,7 +28,7 @@ impl PortBits {
     }
 }
 
-/// Returns the mask of the bits that name one of so many queues.
+/// Returns the mask of the bits that name one of `queues` queues.
 pub(super) fn mask(queues: usize) -> u16 {
     // Cannot truncate: there are at most 64 queues.
     (queues.max(1).next_power_of_two() - 1) as u16

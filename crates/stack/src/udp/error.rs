@@ -40,8 +40,8 @@ pub enum UdpError {
     ProtocolError,
     /// A table is full (`ENOBUFS`).
     NoBuffers,
-    /// The device has no room, or none for this priority. Nothing was sent (`ENOBUFS`; whoever can wait tries
-    /// again).
+    /// The device has no room, or none for this priority. Nothing was sent (`ENOBUFS`; a caller that can wait
+    /// tries again).
     DeviceFull,
     /// There is nothing to read (`EAGAIN`).
     WouldBlock,

@@ -192,7 +192,7 @@ pub struct Udp {
     /// Memberships of all sockets, plus the sources in their filters.
     memberships: usize,
     stats: UdpStats,
-    /// When datagrams should be tried again that the device refused last.
+    /// When the datagrams that the device refused last should be sent again.
     retry_at: Instant,
     /// Buffer for packets that are rebuilt for filters.
     scratch: Vec<u8>,
@@ -331,7 +331,8 @@ impl Udp {
         Ok(())
     }
 
-    /// Closes a socket. Queued datagrams are discarded, and the handle becomes stale.
+    /// Closes a socket, which must have left its groups. Queued datagrams are discarded, and the handle
+    /// becomes stale.
     pub fn close(&mut self, handle: UdpHandle) -> Result<(), UdpError> {
         self.socket(handle)?;
         let slot = &mut self.slots[handle.index as usize];
@@ -452,7 +453,7 @@ impl Udp {
         Ok(())
     }
 
-    /// Sets when datagrams should be tried again that the device has refused. Returns
+    /// Sets when datagrams that the device has refused should be sent again. Returns
     /// [`UdpError::DeviceFull`].
     #[cold]
     fn refused_by_device(&mut self, now: Instant) -> UdpError {
@@ -460,7 +461,7 @@ impl Udp {
         UdpError::DeviceFull
     }
 
-    /// Returns when datagrams should be tried again that the device has refused, if that is after `now`.
+    /// Returns when datagrams that the device has refused should be sent again, if that is after `now`.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         (self.retry_at > now).then_some(self.retry_at)
     }
@@ -814,7 +815,7 @@ fn route_error(error: RouteError) -> UdpError {
     }
 }
 
-/// Time after which datagrams that the device has refused should be tried again.
+/// Time after which datagrams that the device has refused should be sent again.
 const DEVICE_FULL_RETRY: Duration = Duration::from_micros(50);
 
 /// Returns whether a socket bound to `bound` receives datagrams sent to `address`.

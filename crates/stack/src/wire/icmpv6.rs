@@ -86,7 +86,7 @@ pub enum Message<'a> {
         /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// A packet was too long in transit or in reassembly.
+    /// A packet exceeded its hop limit, or its fragments did not arrive in time.
     TimeExceeded {
         /// Where: see [`time_exceeded`].
         code: u8,

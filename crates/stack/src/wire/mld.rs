@@ -94,7 +94,8 @@ pub fn parse_query(message: &[u8], src: Ipv6Addr, hop_limit: u8) -> Result<Group
     })
 }
 
-/// Returns the group that a version 1 report of another host is about. The checksum has been verified.
+/// Returns the group that a version 1 report of another host is about; `None` if the message is too short or
+/// of another type. The checksum has been verified.
 pub fn parse_report_v1(message: &[u8]) -> Option<Ipv6Addr> {
     let bytes: &[u8; MESSAGE_LEN] = message.first_chunk()?;
     (bytes[0] == REPORT_V1).then(|| Ipv6Addr::from_octets(array(bytes, 8)))

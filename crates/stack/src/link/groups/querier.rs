@@ -87,8 +87,8 @@ impl Querier {
         }
     }
 
-    /// Learns from a query.
-    fn hear(&mut self, now: Instant, query: &GroupQuery, is_v4: bool) {
+    /// Learns version, robustness and query interval of the routers from a query.
+    fn learn(&mut self, now: Instant, query: &GroupQuery, is_v4: bool) {
         let max_response = Duration::from_millis(query.max_response_ms.into());
         // RFC 3376 §8.12: the older version querier present timeout.
         let until = now + self.query_interval * self.robustness.into() + max_response;
@@ -150,7 +150,7 @@ impl Network {
         let groups = &mut self.links[usize::from(id.0)].groups;
         let querier = groups.querier(is_v4);
         let before = querier.version(now);
-        querier.hear(now, query, is_v4);
+        querier.learn(now, query, is_v4);
         let version = querier.version(now);
         if version != before {
             // RFC 3376 §7.2.1: a change of the compatibility mode cancels what is pending.

@@ -17,7 +17,7 @@ impl Users {
         self.modes == [0; 2]
     }
 
-    /// Replaces the filter of one user; `None` is that of a user that is not there.
+    /// Replaces the filter of one user; `None` is that of a user that is not a member.
     pub(super) fn replace(&mut self, before: Option<&SourceFilter>, now: Option<&SourceFilter>) {
         if let Some(filter) = now {
             self.modes[filter.mode() as usize] += 1;
