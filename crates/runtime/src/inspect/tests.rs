@@ -21,9 +21,9 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const SOCKETS: u16 = 6_000;
 
 /// Has many UDP sockets and does nothing with them.
-struct ManyListeners(u16);
+struct ManySockets(u16);
 
-impl Handler for ManyListeners {
+impl Handler for ManySockets {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.listen("10.0.0.1:80".parse().unwrap(), crate::ListenOptions::default())?;
         for port in 1..=self.0 {
@@ -49,7 +49,7 @@ struct InspectFixture {
 
 impl InspectFixture {
     fn new(sockets: u16) -> Self {
-        Self::with_shard(|device| host(SERVER_ADDRESS, ManyListeners(sockets), device).build().unwrap())
+        Self::with_shard(|device| host(SERVER_ADDRESS, ManySockets(sockets), device).build().unwrap())
     }
 
     fn with_shard<H: Handler + Send + 'static>(build: impl FnOnce(Device) -> Shard<H>) -> Self {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 const PORT: PortId = PortId(0);
 
-/// Returns a UDP datagram, or a TCP segment with or without payload, of flow `flow` with the number `number`.
+/// Returns a TCP segment, with or without payload, of flow `flow` with the number `number`.
 fn frame(flow: u16, number: u32, is_control: bool) -> Vec<u8> {
     let payload = if is_control { 0 } else { 20 };
     let mut frame = vec![2; 12];

@@ -42,7 +42,7 @@ fn frame_reaches_its_shard_whatever_its_hash() {
     for hash in 0..9 {
         for port in 1000..1010 {
             let before: Vec<_> = shards.iter().map(|shard| *shard.stats()).collect();
-            let frame = assert_checked(segment(port));
+            let frame = with_checksums(segment(port));
             let FrameOwner::Shard(owner) = steering.owner_of_bytes(PortId(0), &frame) else {
                 panic!("the frame must have one owner")
             };
@@ -79,8 +79,8 @@ fn resets<H: Handler>(shard: &crate::shard::Shard<H>) -> u64 {
     shard.core.stack.local().unwrap().tcp_stats().resets_out
 }
 
-/// Returns a frame with correct checksums.
-fn assert_checked(mut frame: Vec<u8>) -> Vec<u8> {
+/// Returns the frame with correct checksums.
+fn with_checksums(mut frame: Vec<u8>) -> Vec<u8> {
     let sum = |bytes: &mut dyn Iterator<Item = u8>| {
         let bytes: Vec<u8> = bytes.collect();
         let mut sum: u32 =

@@ -14,7 +14,7 @@ fn address() -> SocketAddr {
 }
 
 /// Opens connections from the client and returns how many were refused.
-fn assert_refused(fixture: &mut RecordingFixture, connections: usize) -> usize {
+fn count_refused(fixture: &mut RecordingFixture, connections: usize) -> usize {
     let before = fixture.client.handler().closed.len();
     for _ in 0..connections {
         let open = |_: &mut RecordingHandler, cx: &mut crate::Context<'_>| {
@@ -36,7 +36,7 @@ fn accepted(fixture: &RecordingFixture) -> Vec<usize> {
 fn listener_opens_and_closes_on_all_shards() {
     let mut fixture = recording_fixture(4, RssMode::RoundRobin);
     fixture.with_shard(2, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
-    assert_eq!(assert_refused(&mut fixture, 80), 0);
+    assert_eq!(count_refused(&mut fixture, 80), 0);
     let by_shard = accepted(&fixture);
     assert_eq!(by_shard.iter().sum::<usize>(), 80);
     assert!(by_shard.iter().all(|&n| n >= 5), "each shard must serve what arrives there: {by_shard:?}");
@@ -50,7 +50,7 @@ fn listener_opens_and_closes_on_all_shards() {
     );
     fixture.with_shard(0, |_, cx| cx.unlisten(joined)).unwrap();
     fixture.advance(Duration::from_millis(1));
-    assert_eq!(assert_refused(&mut fixture, 40), 40);
+    assert_eq!(count_refused(&mut fixture, 40), 40);
     assert_eq!(accepted(&fixture), by_shard, "accepted connections continue, and no new ones are accepted");
     assert!(fixture.with_shard(0, |_, cx| cx.unlisten(joined)).is_err());
 }
@@ -66,7 +66,7 @@ fn handle_is_stale_after_another_shard_closes() {
     assert!(fixture.with_shard(1, |_, cx| cx.unlisten(handles[1])).is_err());
     // A listener on the address again is another one.
     fixture.with_shard(1, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
-    assert_eq!(assert_refused(&mut fixture, 20), 0);
+    assert_eq!(count_refused(&mut fixture, 20), 0);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn late_shard_serves_existing_listeners() {
     fixture.with_shard(first, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
     fixture.advance(Duration::from_secs(3));
     assert!(fixture.shards.iter().all(|shard| shard.handler().started));
-    assert_eq!(assert_refused(&mut fixture, 30), 0);
+    assert_eq!(count_refused(&mut fixture, 30), 0);
 }
 
 #[test]
@@ -148,17 +148,17 @@ fn reuseport_listeners_belong_to_one_shard() {
     assert!(in_use(
         fixture.with_shard(1, |_, cx| cx.listen(address(), ListenOptions { user: 8, ..sharing }))
     ));
-    assert!(assert_refused(&mut fixture, 80) >= 5, "the listener of the other shard stays");
+    assert!(count_refused(&mut fixture, 80) >= 5, "the listener of the other shard stays");
     let all = [0, 1].map(|shard| fixture.with_shard(shard, |_, cx| cx.listen(address(), sharing)).unwrap());
-    assert_eq!(assert_refused(&mut fixture, 80), 0);
+    assert_eq!(count_refused(&mut fixture, 80), 0);
     fixture.with_shard(0, |_, cx| cx.unlisten(first)).unwrap();
-    assert_eq!(assert_refused(&mut fixture, 80), 0);
+    assert_eq!(count_refused(&mut fixture, 80), 0);
     assert!(in_use(fixture.with_shard(0, |_, cx| cx.listen(address(), plain))));
     for (shard, listener) in all.into_iter().enumerate() {
         fixture.with_shard(shard, |_, cx| cx.unlisten(listener)).unwrap();
         assert!(fixture.with_shard(shard, |_, cx| cx.unlisten(listener)).is_err());
     }
-    assert_eq!(assert_refused(&mut fixture, 20), 20);
+    assert_eq!(count_refused(&mut fixture, 20), 20);
     fixture.with_shard(1, |_, cx| cx.listen(address(), plain).map(|_| ())).unwrap();
-    assert_eq!(assert_refused(&mut fixture, 20), 0);
+    assert_eq!(count_refused(&mut fixture, 20), 0);
 }
