@@ -627,7 +627,7 @@ fn every_segment_is_labelled_for_capable_device() {
         }
     }
     assert!(labelled > 1_000, "{labelled}");
-    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK were transcript");
+    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK were labelled");
 }
 
 /// Returns the order in which connections of these priorities send in turns with `room` frames each, as

@@ -370,7 +370,7 @@ proptest! {
                 let at = at.index(bytes.len());
                 bytes[at] = value;
             }
-            // Longer than most frames, so that about half of them stay whole.
+            // All frames are much shorter than 300 bytes, so most of them stay whole.
             bytes.truncate(usize::from(cut % 300));
             if fix && bytes.len() >= 34 && bytes[12..14] == [8, 0] && bytes.len() >= 14 + usize::from(bytes[14] & 15) * 4 {
                 fix_checksum(&mut bytes);

@@ -49,7 +49,7 @@ fn fragment<'b>(
     }
 }
 
-const UNTIL: Instant = Instant::from_millis(30_000);
+const EXPIRES: Instant = Instant::from_millis(30_000);
 
 fn table(cost_max: usize) -> Reassembly {
     Reassembly::new(cost_max, KeyedHash::new(&[1; 32]))
@@ -72,7 +72,7 @@ fn insert(
 ) -> ReassemblyOutcome {
     table.insert(
         &fragment(ident, offset, more_fragments, &header(offset, more_fragments, payload.len()), payload),
-        UNTIL,
+        EXPIRES,
     )
 }
 
@@ -161,7 +161,7 @@ fn datagram_beyond_65535_bytes_is_rejected() {
     let mut long = header(0, true, 32_768);
     long[0] = 0x4f;
     long.resize(60, 1);
-    table.insert(&fragment(1, 0, true, &long, &vec![1; 32_768]), UNTIL);
+    table.insert(&fragment(1, 0, true, &long, &vec![1; 32_768]), EXPIRES);
     let rest = 65_535 - 20 - 32_768;
     assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), ReassemblyOutcome::Malformed);
     assert_empty(&table);
@@ -198,9 +198,9 @@ fn ce_of_one_fragment_marks_the_datagram() {
     for (first, second, expected) in cases {
         let mut table = table(100_000);
         let headers = header(0, true, 8);
-        table.insert(&ReceivedFragment { ecn: first, ..fragment(1, 0, true, &headers, &[1; 8]) }, UNTIL);
+        table.insert(&ReceivedFragment { ecn: first, ..fragment(1, 0, true, &headers, &[1; 8]) }, EXPIRES);
         let outcome = table
-            .insert(&ReceivedFragment { ecn: second, ..fragment(1, 8, false, &headers, &[1; 8]) }, UNTIL);
+            .insert(&ReceivedFragment { ecn: second, ..fragment(1, 8, false, &headers, &[1; 8]) }, EXPIRES);
         match expected {
             None => assert_eq!(outcome, ReassemblyOutcome::Malformed),
             Some(ecn) => {
@@ -214,9 +214,9 @@ fn ce_of_one_fragment_marks_the_datagram() {
 #[test]
 fn expired_datagram_returns_its_first_fragment() {
     let mut table = table(100_000);
-    let at = |ident, offset, payload: &[u8], table: &mut Reassembly, until| {
+    let at = |ident, offset, payload: &[u8], table: &mut Reassembly, expires| {
         let headers = header(offset, true, payload.len());
-        table.insert(&fragment(ident, offset, true, &headers, payload), Instant::from_millis(until))
+        table.insert(&fragment(ident, offset, true, &headers, payload), Instant::from_millis(expires))
     };
     at(1, 0, &[7; 8], &mut table, 100);
     at(2, 16, &[8; 8], &mut table, 200);

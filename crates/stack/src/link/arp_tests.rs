@@ -113,7 +113,7 @@ fn full_device_does_not_consume_unicast_probes() {
     fixture.advance(60 * SECOND);
     fixture.send_tcp(&route, PEER_V4, &segment(0)).unwrap();
     fixture.sent();
-    // The delay is over. The device is full until the third probe would have been the last.
+    // After the delay the device stays full for most of the time that three probes would take.
     fixture.set_capacity(0);
     fixture.advance(5 * SECOND + Duration::from_millis(2_900));
     fixture.set_capacity(usize::MAX);

@@ -390,8 +390,8 @@ fn home_ports_are_those_of_the_flows() {
     }
 }
 
-/// All shards agree on the owner of a flow, which serves the device of the local address; and the ports that
-/// a shard finds for its connections are its own.
+/// All shards agree on the owner of a flow, and the owner serves the device of the local address. The ports
+/// that a shard finds for its connections are its own.
 #[test]
 fn a_device_has_its_own_shards() {
     use crate::handle::LinkId;

@@ -67,7 +67,7 @@ mod tests {
     const HIGH: u8 = 6;
     const ANY_V4: &str = "0.0.0.0";
 
-    /// Sockets of which all together may be charged 65,536 bytes, and of each 20,000.
+    /// Returns sockets that may be charged 65,536 bytes together, and 20,000 bytes each.
     fn sockets(has_classes: bool) -> Sockets {
         let config =
             NetworkConfig { udp_receive_total_bytes: 65_536, udp_receive_bytes: 20_000, ..network_config() };

@@ -120,7 +120,7 @@ fn refused_datagrams_to_groups_are_tried_again() {
     let sender = s.bind("0.0.0.0", 5000);
     let to = Some(at("239.1.2.3", 7));
     s.fixture.set_capacity(0);
-    // Members on this host got this one, and it is lost.
+    // Members on this host may have received this one already, so it is lost instead of tried again.
     assert_eq!(s.send(sender, to, b"hi"), Err(UdpError::NoBuffers));
     assert_eq!(s.udp.next_deadline(s.fixture.now), None);
     let no_loop = MulticastOptions { no_loop: true, ..Default::default() };

@@ -85,7 +85,7 @@ mod tests {
         SourceFilter::new(mode, sources.iter().map(|&last| source(last)).collect())
     }
 
-    /// Returns the records of the next report: types, and last bytes of the sources.
+    /// Returns the records of the next report, each as its type and its sources.
     fn next(change: &mut StateChange, filter: &SourceFilter) -> Vec<(RecordType, Vec<IpAddr>)> {
         let mut records = Vec::new();
         change.take_records([239, 0, 0, 1].into(), filter, &mut records);

@@ -378,9 +378,7 @@ fn malformed_group_messages_are_counted() {
 fn groups_of_other_shards_are_received_and_reported() {
     let mut fixture = NetworkFixture::new();
     let header = ipv4_header(PEER_V4, GROUP, protocol::UDP, 8);
-    let mut datagram = vec![0, 1, 0, 2, 0, 8, 0, 0];
-    datagram[6..8].fill(0);
-    let packet = ipv4_packet(header, &datagram);
+    let packet = ipv4_packet(header, &[0, 1, 0, 2, 0, 8, 0, 0]);
     let frame = frame_to(MacAddr::from_ipv4_multicast(GROUP), None, EtherType::IPV4, &packet);
     assert!(matches!(fixture.parse(&frame), ParsedFrame::Drop(_)));
     let key = |shard: u8| (shard, fixture.link.0, IpAddr::V4(GROUP));
