@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-/// Connections and processes that are not attached and that a broker has at a time.
+/// Limits of the connections and of the unattached processes that a broker has at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdmissionLimits {
     /// Connections without a first message. At the limit, the oldest one of the user that has most of them is
@@ -31,7 +31,8 @@ impl AdmissionLimits {
     /// no more than half of the descriptors of this process.
     const DESCRIPTORS_PER_UNATTACHED: u64 = 4;
 
-    /// Returns how many unattached processes may connect if this process may have `descriptors` descriptors.
+    /// Returns how many unattached processes may connect if this process may have `descriptors` descriptors
+    /// (`None`: any number).
     pub fn unattached(&self, descriptors: Option<u64>) -> usize {
         let share = descriptors.map_or(u64::MAX, |limit| limit / Self::DESCRIPTORS_PER_UNATTACHED);
         usize::try_from(share).map_or(self.unattached_max, |share| share.min(self.unattached_max))
@@ -67,9 +68,9 @@ fn most_frequent<T: Ord>(all: impl Iterator<Item = T>) -> Option<T> {
 }
 
 /// Picks the user that loses a connection to admit another; `None` if there are fewer than `max` connections.
-/// The user is an unprivileged one if unprivileged users have more than half of `max`. Of those users, the
-/// range with the most connections is picked, and of that range the user with the most. The caller evicts the
-/// oldest connection of the user.
+/// The candidates are the unprivileged users if these have more than half of `max`, and otherwise all users.
+/// Of the candidates, the range with the most connections is picked, and of that range the user with the
+/// most. The caller evicts the oldest connection of the user.
 pub(super) fn pick_user_to_evict(all: impl Iterator<Item = PeerUser> + Clone, max: usize) -> Option<u32> {
     if all.clone().count() < max {
         return None;

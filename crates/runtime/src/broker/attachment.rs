@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 /// takes this long.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection to the broker with at most one request in flight that waits for its reply.
+/// A connection to the broker. At most one caller at a time waits for a reply.
 #[derive(Debug)]
 struct ControlConnection {
     fd: InternalFd,
@@ -154,7 +154,7 @@ impl ControlConnection {
     }
 }
 
-/// Returns why the stack closed the connection: the last refusal in the receive queue, or else
+/// Returns why the stack closed the connection: a refusal that waits in the receive queue, or else
 /// [`Error::StackGone`].
 fn hangup_reason(connection: &InternalFd, buffer: &mut [u8]) -> Error {
     // The first call may report the failed send (`ECONNRESET`).
@@ -314,13 +314,13 @@ impl Attachment {
         lock_connection(&self.connection).fd.relocate_from(number)
     }
 
-    /// Takes the next client, in the order of shards. Keep the attachment: when it is dropped, the stack
-    /// releases all references of this process.
+    /// Takes the next client, in the order of shards; `None` if all were taken. Keep the attachment: when it
+    /// is dropped, the stack releases all references of this process.
     pub fn take_client(&mut self) -> Option<Client> {
         if self.clients.is_empty() { None } else { Some(self.clients.remove(0)) }
     }
 
-    /// Returns the clients by shard.
+    /// Returns the clients that were not taken, in the order of shards.
     pub fn clients(&mut self) -> &mut [Client] {
         &mut self.clients
     }

@@ -36,15 +36,15 @@ pub(super) mod unattached {
 }
 /// Length of the longest message in bytes: a datagram of maximal size and its header.
 pub(super) const MESSAGE_BYTES_MAX: usize = 66 << 10;
-/// Shards of a stack at most.
+/// Largest number of shards of a stack.
 const SHARDS_MAX: usize = 64;
-/// Descriptors of a message at most: the socket that wakes a child, and its memory for each shard.
+/// Largest number of descriptors of a message: the socket that wakes a child, and its memory for each shard.
 pub(super) const DESCRIPTORS_MAX: usize = 1 + SHARDS_MAX;
 /// Length of the longest domain name in bytes.
 pub(super) const DOMAIN_NAME_BYTES_MAX: usize = 64;
 /// Sockets that one message may name.
 pub(super) const SOCKETS_PER_MESSAGE_MAX: usize = 4096;
-/// Bytes of metadata of a passed descriptor at most.
+/// Largest number of bytes of the metadata of a passed descriptor.
 pub(super) const METADATA_BYTES_MAX: usize = 4096;
 
 /// The first message of a connection. It is the same in all versions, so that every version can refuse every
@@ -142,8 +142,8 @@ codec_enum!(ControlRequest {
 /// A reply of the broker.
 #[derive(Debug)]
 pub(super) enum ControlReply {
-    /// To [`Hello`]: the number of shards and the properties of the stack. The attached descriptor wakes the
-    /// process.
+    /// To [`Hello`] and [`ControlRequest::Resume`]: the number of shards and the properties of the stack. The
+    /// attached descriptor wakes the process.
     Welcome(u16, StackInfo),
     /// To [`ControlRequest::Attach`]: the id of the client on that shard.
     Attached(u32),

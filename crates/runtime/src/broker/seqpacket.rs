@@ -18,7 +18,7 @@ pub(super) enum RecvResult {
     Packet(usize, Vec<OwnedFd>),
     /// No packet is waiting.
     WouldBlock,
-    /// The other end is closed.
+    /// The other end is closed, or nothing can be received for another reason.
     Closed,
     /// The packet is longer, or has more descriptors, than a message may have.
     Oversized,
@@ -70,7 +70,7 @@ pub(super) fn receive(from: impl AsFd, buffer: &mut [u8]) -> RecvResult {
     if is_oversized || received.bytes > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return RecvResult::Oversized;
     }
-    // There was space for them.
+    // There was space for the descriptors, so this process has no number left for them.
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return RecvResult::NoDescriptors(received.bytes);
     }

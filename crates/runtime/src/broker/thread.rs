@@ -1,4 +1,4 @@
-//! The thread of the broker: keeps which processes are attached and which sockets they own, and carries out
+//! The thread of the broker: records which processes are attached and which sockets they own, and carries out
 //! their requests. It validates everything that a process sends.
 
 mod process_log;
@@ -44,8 +44,8 @@ pub(super) const PROXY_FDS_MAX: usize = 256;
 /// call returns many events, so all that was pending when the barrier was requested has been processed by
 /// then.
 const BARRIER_WAITS_MAX: u32 = 64;
-/// Packets of one process that are handled before other events. The end of a connection is seen after its
-/// last packet.
+/// Most packets of one process that are handled before other events. The end of a connection is seen after
+/// its last packet.
 const PACKETS_PER_EVENT: u32 = 4;
 /// Events per call of epoll_wait(2).
 const EVENTS_PER_WAIT: usize = 64;
@@ -193,7 +193,8 @@ struct ProxyEntry {
     contents: ProxyContents,
 }
 
-/// Counters and lists that other threads read, and what processes are told when they attach.
+/// Counters and lists that other threads read, the properties that attaching processes are told, and the
+/// limits of admission.
 pub(super) struct BrokerShared {
     pub counters: Arc<BrokerCounters>,
     pub attached: Arc<AttachedProcesses>,
@@ -979,8 +980,8 @@ impl BrokerThread {
         Ok(ControlReply::Resolved(contents))
     }
 
-    /// Calls each shard on which some of `sockets` are. An error comes with the number of shards that were
-    /// called successfully before.
+    /// Calls each shard on which some of `sockets` are. An error comes with the index of the shard at which
+    /// it occurred: the calls of shards below this index have succeeded.
     fn for_each_shard(
         &self,
         id: u64,

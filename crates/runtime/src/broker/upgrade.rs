@@ -1,4 +1,4 @@
-//! The request to run the shards of a stack by another version of its program.
+//! The request to run the shards of a stack with another version of its program.
 
 use super::control_listener::connect_to;
 use super::message::{ControlReply, Hello, MAGIC_UPGRADE, PROTOCOL_VERSION, decode, encode};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// Id of the only request.
 const REQUEST_ID: u32 = 1;
 
-/// Asks the supervisor of the stack whose broker is at `path` to run the shards by `executable`, which must
+/// Asks the supervisor of the stack whose broker is at `path` to run the shards with `executable`, which must
 /// have the same version of the broker protocol. Waits until they run, at most for `timeout`. Returns how
 /// long the shards were away. Connections are reset; listeners and UDP sockets serve again.
 ///
 /// # Errors
 /// Nobody listens at `path`; the stack has another version, another user, or no supervisor; the executable
-/// does not accept the command line of the stack or cannot start the shards, which then run by their former
-/// executable; or the timeout.
+/// does not accept the command line of the stack or cannot start the shards, which then run with their former
+/// executable; or `timeout` is over.
 pub fn upgrade(path: &Path, executable: BorrowedFd<'_>, timeout: Duration) -> Result<Duration, Error> {
     let unreachable = |e| UnreachableStack::error(path, e);
     let connection = connect_to(path).map_err(unreachable)?;

@@ -36,7 +36,7 @@ pub struct PreparedProcess {
     child: Option<ChildClients>,
 }
 
-/// The clients of a child by shard: their numbers and their memory. And the descriptor that wakes it.
+/// The clients of a child by shard (their numbers and their memory), and the descriptor that wakes the child.
 #[derive(Debug)]
 struct ChildClients {
     clients: Vec<u32>,
@@ -221,7 +221,7 @@ impl Attachment {
         Ok((process, table.kept, table.metadata))
     }
 
-    /// Makes the clients owners of `sockets`, as the stack has them already.
+    /// Makes the clients owners of `sockets`. The stack has recorded them as owners already.
     pub(super) fn adopt(&mut self, sockets: &[GlobalSocketId]) {
         adopt(&mut self.clients, sockets);
     }
@@ -236,7 +236,7 @@ impl Attachment {
     }
 }
 
-/// Makes `clients`, one for each shard, owners of `sockets`, as the stack has them already.
+/// Makes `clients`, one for each shard, owners of `sockets`. The stack has recorded them as owners already.
 pub(super) fn adopt(clients: &mut [Client], sockets: &[GlobalSocketId]) {
     for socket_id in sockets {
         if let SocketId::Socket { socket, generation } = socket_id.id

@@ -14,10 +14,10 @@ use std::time::Instant;
 
 /// Pause before the next request while the shards are being started again.
 const RESTART_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the broker may need to see the end that the process has seen. Without an end, the process has
-/// only lost its wake-up descriptor.
+/// How long the broker may take to notice the end of the shards that the process has noticed. If the shards
+/// still run after this time, the process has only lost its wake-up descriptor.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause before the next request while the broker has not seen the end.
+/// Pause before the next request while the broker has not noticed the end.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl ControlConnection {
@@ -48,8 +48,8 @@ impl Attachment {
     /// broker has admitted this process again; that is more than once if shards ended soon after their start.
     ///
     /// # Errors
-    /// The broker is gone, too, or starts no shards again; [`Refusal::Restarting`] if they do not run in
-    /// time: then a later call may succeed.
+    /// The broker is gone, too, or does not start the shards again; [`Refusal::Restarting`] if they do not
+    /// run in time: then a later call may succeed.
     pub fn resume(&mut self, resumes: &mut u32, timeout: Duration) -> Result<Vec<Client>, Error> {
         let attached = lock_connection(&self.connection).resume(resumes, timeout)?;
         open_clients(&self.connection, &attached.wake, attached.shards)
@@ -79,7 +79,7 @@ impl Attachment {
 
     /// Opens a UDP socket again on a shard, where its handle was `before`, which was valid until this process
     /// resumed `resumes` times. Processes that share the socket get one socket, which `client` owns then.
-    /// A new socket has the program as its filter, if there is one.
+    /// A new socket has the program `filter` as its filter, if there is one.
     ///
     /// # Errors
     /// As [`Attachment::restore_listener`].

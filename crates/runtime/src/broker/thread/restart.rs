@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 /// Ids of sockets of one domain that were opened again: more than a domain has listeners and UDP sockets.
 // limit: socket ids of a domain known across restarts
 const IDENTITIES_MAX: usize = 1 << 20;
-/// Domains that a process is known to have had: an id of a socket that was valid before that is unknown.
+/// Earlier domains of a process that are remembered. A socket id that was valid before the oldest of them is
+/// unknown.
 // limit: restarts that a socket is known across
 const PREVIOUS_DOMAINS_MAX: usize = 16;
 /// How long programs may take to end after SIGTERM.
@@ -38,14 +39,14 @@ pub(in super::super) struct Supervision {
     pub upgrade: Arc<UpgradeShards>,
 }
 
-/// The shards that run in a process of their own, and the thread that starts the next one: that may take many
-/// attempts, meanwhile the broker answers.
+/// The shards that run in a process of their own, and the thread that starts the next process. The start may
+/// take many attempts, during which the broker answers requests.
 pub(super) struct SupervisedShards {
     link: Arc<ChildLink>,
     /// Asks the thread to start the next process.
     start: Sender<()>,
     started: Receiver<AfterDeath>,
-    /// Since when the next process is being started.
+    /// Since when the next process is being started; `None` while the shards run.
     restarting_since: Option<Instant>,
     pub(super) upgrade: Arc<UpgradeShards>,
 }
@@ -55,7 +56,7 @@ pub(super) struct SupervisedShards {
 pub enum AfterDeath {
     /// The next process runs the shards.
     Restarted(ChildLink),
-    /// There are no shards any more, and the attached processes are ended.
+    /// There are no shards any more. The broker ends the attached and the unattached processes.
     EndPrograms,
     /// There are no shards any more. The attached processes get errors.
     Ended,
@@ -65,8 +66,8 @@ pub enum AfterDeath {
 /// the shards.
 type SocketKey = (u64, u16, SocketId);
 
-/// The domains to which the socket ids belong that a process had before each time that it resumed, the newest
-/// last.
+/// The domains that a process had before it resumed, one for each time that it resumed, the newest last. The
+/// socket ids of that time belong to them.
 #[derive(Default)]
 pub(super) struct PreviousDomains(Vec<u64>);
 
@@ -93,7 +94,7 @@ impl PreviousDomains {
 #[derive(Default)]
 pub(super) struct RestoredSockets {
     identities: HashMap<SocketKey, u64>,
-    /// How many of the ids are those of a domain.
+    /// Number of keys in `identities` by domain.
     counts: HashMap<u64, usize>,
     /// The domain and the id that a socket has now, by its identity.
     current: HashMap<u64, (u64, SocketId)>,
@@ -110,7 +111,7 @@ impl RestoredSockets {
     /// Records that the socket `before` was opened again as `now`.
     fn insert(&mut self, before: SocketKey, now: SocketKey) {
         // A process may name any number of sockets, and must not take the room of other users. Processes that
-        // share a socket that is not recorded get one each.
+        // share a socket that is not recorded get one socket each.
         let is_full = |key: &SocketKey| {
             !self.identities.contains_key(key)
                 && self.counts.get(&key.0).is_some_and(|count| *count >= IDENTITIES_MAX)

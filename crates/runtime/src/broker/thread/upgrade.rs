@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 use rustix::thread::capabilities;
 use std::time::Duration;
 
-/// Has the supervisor run the shards by another executable: checks it, ends the process of the shards, and
+/// Has the supervisor run the shards with another executable: checks it, ends the process of the shards, and
 /// waits until the next one runs. Returns how long the shards were away, or the reason why the shards run
 /// their former executable. Any thread may call it.
 pub type UpgradeShards = dyn Fn(OwnedFd) -> Result<Duration, String> + Send + Sync;
