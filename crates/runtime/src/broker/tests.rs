@@ -97,25 +97,25 @@ fn two_domains_listen_and_connect_independently() {
     let fixture = BrokerFixture::new(&small_config(), Some(&path));
     let mut first = Attachment::connect(&path, "first").unwrap();
     let mut second = fixture.attach("second");
-    let (one, pair) = (&mut first.clients()[0], &mut second.clients()[0]);
+    let (one, two) = (&mut first.clients()[0], &mut second.clients()[0]);
     listen(one, 80);
-    let error = pair.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).unwrap_err();
+    let error = two.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).unwrap_err();
     assert_eq!(
         error.to_string(),
         "listen on 0.0.0.0:80: address already in use",
         "the other domain listens there"
     );
-    listen(pair, 81);
+    listen(two, 81);
     fixture.connect_peer(80, b"to the first");
     fixture.connect_peer(81, b"to the second");
-    let (to_one, to_two) = (accept(one), accept(pair));
+    let (to_one, to_two) = (accept(one), accept(two));
     wait_for_text(one, to_one, b"to the first");
-    wait_for_text(pair, to_two, b"to the second");
+    wait_for_text(two, to_two, b"to the second");
     assert_eq!(one.info(to_one).unwrap().local, "10.0.0.1:80".parse().unwrap());
-    let out = pair.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
-    pair.send(out, b"there and back").unwrap();
-    pair.flush();
-    wait_for_text(pair, out, b"there and back");
+    let out = two.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    two.send(out, b"there and back").unwrap();
+    two.flush();
+    wait_for_text(two, out, b"there and back");
     let stats = fixture.broker.stats();
     assert_eq!((stats.admitted, stats.reaped, stats.requests_refused), (2, 0, 0));
     drop(first);
@@ -518,10 +518,10 @@ fn user_with_most_silent_connections_is_evicted() {
     let early = fixture.broker.open_connection("").unwrap();
     let pending = run_as_nobody(move || {
         let connect = |_| {
-            let (process_end, stacks) = seqpacket::pair().unwrap();
+            let (process_end, broker_end) = seqpacket::pair().unwrap();
             // As `UnattachedProcess::successor_connection`, without the first message.
             loop {
-                match inside.send(unattached::SUCCESSOR, &stacks) {
+                match inside.send(unattached::SUCCESSOR, &broker_end) {
                     Ok(()) => break process_end,
                     // The broker has not read the messages before.
                     Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
@@ -563,9 +563,9 @@ fn users_of_one_range_exclude_no_other_user() {
     let pending = |user| {
         let inside = inside.clone();
         run_as_user(user, move || {
-            let (process_end, stacks) = seqpacket::pair().unwrap();
+            let (process_end, broker_end) = seqpacket::pair().unwrap();
             loop {
-                match inside.send(unattached::SUCCESSOR, &stacks) {
+                match inside.send(unattached::SUCCESSOR, &broker_end) {
                     Ok(()) => break process_end,
                     Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
                 }
@@ -640,16 +640,17 @@ fn successor_as_another_user_is_isolated() {
         stack_info,
     );
     let (inside, unattached) = (fixture.attach(""), UnattachedProcess::connect(&path).unwrap());
-    let (mut inside, [from_inside, from_guest]) = run_as_nobody(move || {
-        let lines = [inside.successor_connection().unwrap(), unattached.successor_connection().unwrap()];
-        (inside, lines)
+    let (mut inside, [from_inside, from_unattached]) = run_as_nobody(move || {
+        let connections =
+            [inside.successor_connection().unwrap(), unattached.successor_connection().unwrap()];
+        (inside, connections)
     });
     let request = from_inside.as_fd().try_clone_to_owned().unwrap();
     let connect = |connection: InternalFd| {
         UnattachedProcess::from_connection(connection.as_fd().try_clone_to_owned().unwrap()).unwrap()
     };
-    let (first, second) = (connect(from_inside), connect(from_guest));
-    let (mut one, mut pair) = (first.attach().unwrap(), second.attach().unwrap());
+    let (first, second) = (connect(from_inside), connect(from_unattached));
+    let (mut one, mut two) = (first.attach().unwrap(), second.attach().unwrap());
     // Both are in the second domain, and a third is refused.
     assert!(matches!(
         Attachment::from_connection(fixture.broker.open_connection("another").unwrap()),
@@ -662,8 +663,8 @@ fn successor_as_another_user_is_isolated() {
         one.share(&[GlobalSocketId::listener(0, 0)]).unwrap(),
         inside.share(&[GlobalSocketId::listener(0, 0)]).unwrap(),
     ];
-    assert!(pair.resolve(&sockets[0]).is_ok());
-    assert!(matches!(pair.resolve(&sockets[1]), Err(Error::Refused(Refusal::Unknown))));
+    assert!(two.resolve(&sockets[0]).is_ok());
+    assert!(matches!(two.resolve(&sockets[1]), Err(Error::Refused(Refusal::Unknown))));
     // In a process of its own, because its user must differ from the user of this process.
     let name = "successor_as_another_user_is_isolated";
     let mut successor = std::process::Command::new(std::env::current_exe().unwrap());
