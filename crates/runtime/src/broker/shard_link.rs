@@ -376,7 +376,7 @@ mod tests {
     use crate::channel::control::AddressSharing;
 
     #[test]
-    fn requests_pass_through_the_connection() {
+    fn requests_survive_encoding() {
         let wake = || -> OwnedFd { std::fs::File::open("/dev/null").unwrap().into() };
         let sockets = || vec![SocketId::Listener(7), SocketId::Socket { socket: 1, generation: 2 }];
         let reserve = ChannelRequest::Reserve("10.0.0.1:80".parse().unwrap(), AddressSharing::default());
@@ -385,6 +385,9 @@ mod tests {
             BrokerRequest::Admit { domain: 3, wake: wake() },
             BrokerRequest::Fork { domain: 3, parent: 4, kept: Some(sockets()), wake: wake() },
             BrokerRequest::Call { domain: 3, client: 4, request: reserve },
+            BrokerRequest::AddProxy { domain: 3, client: 4, sockets: sockets() },
+            BrokerRequest::ResolveProxy { domain: 3, client: 4, sockets: sockets() },
+            BrokerRequest::ReleaseProxy { domain: 3, sockets: sockets() },
             BrokerRequest::Own { domain: 3, client: 4, sockets: sockets() },
             BrokerRequest::Reap { domain: 3, client: 4 },
         ];
