@@ -29,12 +29,12 @@ impl Default for AdmissionLimits {
 impl AdmissionLimits {
     /// Divisor of the descriptor limit: an unattached process takes two descriptors, and all of them may take
     /// no more than half of the descriptors of this process.
-    const DESCRIPTORS_PER_UNATTACHED: u64 = 4;
+    const DESCRIPTOR_LIMIT_DIVISOR: u64 = 4;
 
     /// Returns how many unattached processes may connect if this process may have `descriptors` descriptors
     /// (`None`: any number).
     pub fn unattached(&self, descriptors: Option<u64>) -> usize {
-        let share = descriptors.map_or(u64::MAX, |limit| limit / Self::DESCRIPTORS_PER_UNATTACHED);
+        let share = descriptors.map_or(u64::MAX, |limit| limit / Self::DESCRIPTOR_LIMIT_DIVISOR);
         usize::try_from(share).map_or(self.unattached_max, |share| share.min(self.unattached_max))
     }
 }

@@ -89,13 +89,13 @@ impl ControlConnection {
         let Welcome { shards, stack_info, wake } = welcome;
         let mut attachments = Vec::new();
         for shard in 0..shards {
-            let (ControlReply::Attached(request_id), descriptors) =
+            let (ControlReply::Attached(client), descriptors) =
                 self.request(&ControlRequest::Attach(shard), &[])?
             else {
                 return Err(malformed());
             };
             let [region, memory, stack] = <[OwnedFd; 3]>::try_from(descriptors).map_err(|_| malformed())?;
-            attachments.push(ShardAttachment { client: request_id, region, memory, stack_wake: stack });
+            attachments.push(ShardAttachment { client, region, memory, stack_wake: stack });
         }
         Ok(AttachedShards { shards: attachments, wake, stack_info })
     }

@@ -792,7 +792,7 @@ impl BrokerThread {
         let shard = usize::from(shard);
         let domain = self.domains.get(domain).ok_or(Refusal::Unknown)?;
         match (self.shards.get(shard), domain.shards.get(shard), clients.get(shard)) {
-            (Some(commander), Some(region), Some(client)) => Ok((commander, region, *client)),
+            (Some(link), Some(region), Some(client)) => Ok((link, region, *client)),
             _ => Err(Refusal::Unknown),
         }
     }
@@ -863,7 +863,7 @@ impl BrokerThread {
 
     /// Carries out a request of a process to one of the shards.
     fn call_shard(&self, id: u64, shard: u16, request: ChannelRequest) -> Result<ChannelReply, Refusal> {
-        let (commander, region, client) = self.client_on_shard(id, shard)?;
+        let (link, region, client) = self.client_on_shard(id, shard)?;
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let (uid, port_start) = (entry.uid, self.shared.stack_info.unprivileged_port_start);
         // The library checks this, too; a process cannot bypass this check.
@@ -874,7 +874,7 @@ impl BrokerThread {
         // The user of the connection counts, not what the request says. A process that connected as root may
         // have dropped its privileges since, so its word is taken.
         let request = if uid == 0 { request } else { request.with_user(uid) };
-        match commander.call(BrokerRequest::Call { domain: region.domain, client, request }) {
+        match link.call(BrokerRequest::Call { domain: region.domain, client, request }) {
             Ok(BrokerReply::Reply(reply)) => Ok(reply),
             Ok(_) => Err(Refusal::Unknown),
             Err(_) => Err(Refusal::ShardEnded),
@@ -996,9 +996,9 @@ impl BrokerThread {
             if on_shard.is_empty() {
                 continue;
             }
-            let (commander, region, client) =
+            let (link, region, client) =
                 self.client_on_shard(id, shard as u16).map_err(|refusal| (refusal, shard))?;
-            match commander.call(request(region.domain, client, on_shard)) {
+            match link.call(request(region.domain, client, on_shard)) {
                 Ok(BrokerReply::Done) => {}
                 Ok(_) => return Err((Refusal::Unknown, shard)),
                 Err(_) => return Err((Refusal::ShardEnded, shard)),
