@@ -135,7 +135,7 @@ struct ClientSocket {
     generation: Option<u32>,
     /// State bits that were reported as events.
     reported_state: u32,
-    /// Position of the last byte received when the socket was last reported readable.
+    /// Position after the last byte received when the socket was last reported readable.
     reported_written: u64,
     /// Bytes acknowledged, and the number of out-of-band events, when they were last reported.
     reported_acked: u64,
@@ -175,8 +175,8 @@ pub struct Client {
     /// Connections offered to a client that accepts explicitly.
     explicit_offers: Option<Box<ReceivedOffers>>,
     is_detached: bool,
-    /// True if the client is a forked child that has not yet compared the sockets it inherited with the
-    /// region.
+    /// True if the client has inherited sockets by fork(2) or execve(2), and has not yet compared them with
+    /// the region.
     must_rescan: bool,
     /// Number of destroyed listeners of the domain that were reported.
     reported_destroyed: u32,
@@ -546,7 +546,8 @@ impl Client {
         Ok(count)
     }
 
-    /// As [`peek`](Self::peek), to offset `at` of a buffer and `len` bytes at most.
+    /// As [`peek`](Self::peek), to offset `at` of a buffer and `len` bytes at most. The inner result is an
+    /// error if the buffer cannot be written.
     ///
     /// # Errors
     /// As [`Client::peek`].
@@ -597,8 +598,9 @@ impl Client {
     /// [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
-    /// Returns an error if the handle is stale, the connection is closed or its write side is shut down, and
-    /// [`SendError::Full`] if a process that shares the socket was stopped while it had the lock.
+    /// Returns an error if the handle is stale, the connection is closed, its write side is shut down, or the
+    /// stack is gone, and [`SendError::Full`] if a process that shares the socket was stopped while it had
+    /// the lock.
     #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         if self.is_stack_gone() {
@@ -615,8 +617,9 @@ impl Client {
     }
 
     /// Writes as many as there is space for of the bytes in a range of the buffers' concatenation, as
-    /// [`send`](Self::send) does. After a fault in a buffer none of the bytes are written, unless the space
-    /// did not suffice for all at first.
+    /// [`send`](Self::send) does. The inner result is an error if a buffer cannot be read: then nothing is
+    /// written. After a short write the call tries to write the rest; a fault in that attempt ends the call,
+    /// which returns the number of bytes written before.
     ///
     /// # Errors
     /// As [`Client::send`].
@@ -783,10 +786,10 @@ impl Client {
         }
     }
 
-    /// Returns the next event.
+    /// Returns the next event; `None` if there is none.
     #[inline]
     pub fn next_event(&mut self) -> Option<ClientEvent> {
-        // Each series of calls ends without an event.
+        // Callers repeat the call until there is no event, so this case has to be cheap.
         let may_have_one = !self.events.is_empty()
             || priority::COMPILED && self.prioritized.is_some()
             || self.must_rescan
@@ -915,7 +918,7 @@ impl Client {
         }
     }
 
-    /// Becomes readable when an event occurs while the client sleeps.
+    /// Returns the descriptor that becomes readable when an event occurs while the client sleeps.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

@@ -20,9 +20,9 @@ use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::Arc;
 
-/// Connections offered to a client at a time.
+/// Most connections offered to a client at a time.
 pub(crate) const OFFERS_MAX: usize = 64;
-/// Preallocated sockets of a client at a time.
+/// Most preallocated sockets of a client at a time.
 pub(crate) const PREALLOCATED_MAX: usize = 64;
 /// Bit of a client's credits for a listener: the client gets connections only if no other client has credit.
 pub(crate) const FALLBACK_CREDIT: u32 = 1 << 31;
@@ -173,18 +173,18 @@ impl ClientMemory {
         self.doorbells(&self.header().to_client, 1)
     }
 
-    /// Returns the number by which a listener is notified of. The numbers below are those of sockets.
+    /// Returns the number of a listener in the rings. The lower numbers are those of sockets.
     pub fn doorbell_of_listener(&self, listener: u32) -> u32 {
         // Cannot truncate: there are at most 2^24 sockets and 2^16 listeners.
         self.layout.sockets as u32 + listener
     }
 
-    /// Returns the listener of a doorbell, if it is one of a listener.
+    /// Returns the listener that has the number `doorbell` in the rings; `None` if none has it.
     pub fn listener_of_doorbell(&self, doorbell: u32) -> Option<u32> {
         doorbell.checked_sub(self.layout.sockets as u32).filter(|at| (*at as usize) < self.layout.listeners)
     }
 
-    /// Returns whether the client sleeps.
+    /// Returns the sleep state of the client.
     #[inline]
     pub fn sleep(&self) -> &SleepState {
         &self.header().sleep
@@ -216,14 +216,17 @@ impl ClientMemory {
         unsafe { self.mapping.slice_unchecked::<AtomicU32>(credits_offset, listeners) }.get(listener as usize)
     }
 
+    /// Returns the offer slots: see [`super::socket::OfferSlot`].
     pub fn offers(&self) -> &[AtomicU64; OFFERS_MAX] {
         &self.header().offers
     }
 
+    /// Returns the slots for preallocated sockets: see [`super::socket::PreallocatedSocket`].
     pub fn preallocated(&self) -> &[AtomicU64; PREALLOCATED_MAX] {
         &self.header().preallocated
     }
 
+    /// Returns the flag that says that the stack offers no connections until the client notifies it.
     pub fn offers_suspended(&self) -> &AtomicU32 {
         &self.header().offers_suspended
     }

@@ -181,7 +181,8 @@ pub enum UdpRequest {
     /// Returns the link by which a group is reached if the program names none, and the limits of memberships.
     GroupLink(IpAddr),
     /// As `Open`, but refused with [`UdpError::AddressNotAvailable`] by a shard that does not serve the
-    /// device of the local address, or that of the way to a peer.
+    /// device of the local address or, if that is unspecified, the device by which packets to the third value
+    /// leave.
     OpenServed(SocketAddr, UdpOptions, Option<IpAddr>),
 }
 
@@ -299,7 +300,8 @@ impl std::error::Error for ReserveError {}
 pub enum ChannelReply {
     /// Reply to [`ChannelRequest::Reserve`].
     Reserve(Result<Reservation, ReserveError>),
-    /// Reply to [`ChannelRequest::Listen`] and [`ChannelRequest::ListenExclusive`]: the listener's number.
+    /// Reply to [`ChannelRequest::Listen`], [`ChannelRequest::ListenShared`] and
+    /// [`ChannelRequest::ListenExclusive`]: the listener's number.
     Listen(Result<u32, Error>),
     /// Reply to [`ChannelRequest::Join`].
     Join(Result<(), Stale>),
@@ -324,7 +326,8 @@ pub enum ChannelReply {
     SendMessage(Result<(), SendError>),
     /// Reply to [`ChannelRequest::RecvUnordered`].
     RecvUnordered(Result<UnorderedReply, Stale>),
-    /// Reply to [`UdpRequest::Bind`] and [`UdpRequest::Open`]: the socket's number and generation.
+    /// Reply to [`UdpRequest::Bind`], [`UdpRequest::Open`] and [`UdpRequest::OpenServed`]: the socket's
+    /// number and generation.
     UdpBind(Result<(u32, u32), UdpError>),
     /// Reply to [`UdpRequest::Recv`] and [`UdpRequest::RecvOversize`].
     UdpRecv(Result<(Datagram, Vec<u8>), UdpError>),
@@ -334,7 +337,7 @@ pub enum ChannelReply {
     UdpExtendedError(Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>),
     /// Reply to [`UdpRequest::PathMtu`].
     UdpPathMtu(Result<u16, UdpError>),
-    /// Reply to [`UdpRequest::GroupLink`]: the number of the link.
+    /// Reply to [`UdpRequest::GroupLink`]: the number of the link, if there is one, and the limits.
     UdpGroupLink(Option<u16>, MembershipLimits),
     /// Reply to the other requests about UDP sockets.
     Udp(Result<(), UdpError>),
@@ -350,7 +353,7 @@ pub enum ChannelReply {
     Done,
 }
 
-/// The bytes that a connection with unordered receive can be read next.
+/// The bytes that can be read next from a connection with unordered receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnorderedReply {
     /// Bytes that arrived before bytes which precede them in the stream.
@@ -376,7 +379,7 @@ pub(crate) struct RequestEnvelope {
     pub reply: SyncSender<ChannelReply>,
 }
 
-/// Identifies something that clients own, within the region of one shard.
+/// Identifies a connection, a UDP socket or a listener that clients own, within the region of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// A connection or a UDP socket.
@@ -396,7 +399,8 @@ pub(crate) enum BrokerRequest {
     OpenDomain { wake: OwnedFd },
     /// Admits a client to a domain. The client is woken through `wake`.
     Admit { domain: u8, wake: OwnedFd },
-    /// Duplicates a client before a fork, or before it executes another program.
+    /// Duplicates a client before a fork, or before it executes another program. The new client owns the
+    /// sockets in `kept`, or all sockets of the parent if that is `None`.
     Fork { domain: u8, parent: u32, kept: Option<Vec<SocketId>>, wake: OwnedFd },
     /// Carries a client's request.
     Call { domain: u8, client: u32, request: ChannelRequest },
@@ -424,14 +428,14 @@ pub(crate) struct AdmittedClient {
 
 /// A shard's reply to a [`BrokerRequest`].
 pub(crate) enum BrokerReply {
-    Opened {
-        domain: u8,
-        region: OwnedFd,
-        wake: OwnedFd,
-        client: AdmittedClient,
-    },
+    /// Reply to [`BrokerRequest::OpenDomain`]: the domain's number, the memory file of its region, the
+    /// descriptor that wakes the shard, and the first client.
+    Opened { domain: u8, region: OwnedFd, wake: OwnedFd, client: AdmittedClient },
+    /// Reply to [`BrokerRequest::Admit`] and [`BrokerRequest::Fork`].
     Admitted(AdmittedClient),
+    /// Reply to [`BrokerRequest::Call`].
     Reply(ChannelReply),
+    /// The request was carried out.
     Done,
     /// All clients or domains are in use: how many there may be.
     Full(u32),

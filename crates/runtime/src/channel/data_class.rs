@@ -45,8 +45,9 @@ pub(super) fn record(word: &AtomicU64, class: u8, end: u64, read: u64) {
     word.store(after.to_word(), Ordering::Release);
 }
 
-/// Returns the class of the unread bytes after position `read`, of which there are some: the highest one that
-/// an unread byte has, if bytes of it are unread, otherwise that of the newest bytes.
+/// Returns the class of the unread bytes after position `read`. The caller knows that there are some. The
+/// result is the recorded highest class as long as bytes of it are unread, and otherwise the class of the
+/// newest bytes.
 pub(super) fn of_unread(word: &AtomicU64, read: u64) -> u8 {
     let DataClass { end, highest, newest } = DataClass::from_word(word.load(Ordering::Acquire));
     if read < end { highest.max(newest) } else { newest }

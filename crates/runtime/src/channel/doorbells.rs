@@ -8,7 +8,8 @@
 //!
 //! If `[priority]` is in use, the flag of a socket in a ring to a client has a bit for each priority class of
 //! the socket's pending events. The client empties the ring, and scans all flags after an overflow, before it
-//! chooses the next socket. So urgent events overtake the others, and the ring itself needs no order.
+//! chooses the next socket. So events of a high class overtake the others, and the ring itself needs no
+//! order.
 //!
 //! The receiving side clears a number's flag before it processes the socket. So it either sees everything
 //! that the notifier did before a notification, or the notifier finds the flag clear and pushes the number
@@ -95,7 +96,8 @@ pub(crate) struct Notifier {
     head: u32,
     /// True if nobody was notified since [`Notifier::take_notified`].
     is_quiet: bool,
-    /// Times that the ring became full, before a scan of the receiving side.
+    /// Number of times that the ring became full. Until the receiving side begins a scan, a full ring is
+    /// counted once.
     overflows: u64,
 }
 

@@ -77,7 +77,7 @@ impl Drop for SocketLockGuard<'_> {
 }
 
 /// Takes a lock, waiting for at most `timeout`. Returns `None` if another client holds the lock for all of
-/// this time, because a debugger or SIGSTOP has stopped its process.
+/// this time, as it does while a debugger or SIGSTOP stops its process.
 #[inline]
 pub(super) fn lock(word: &AtomicU32, client: usize, timeout: Duration) -> Option<SocketLockGuard<'_>> {
     if try_lock(word, client) || lock_slow(word, client, timeout) {

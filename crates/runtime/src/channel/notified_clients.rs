@@ -1,5 +1,6 @@
 //! The set of clients that have notified the stack since it last looked: a bit for each client, and a bit for
-//! each word of those bits. A turn costs by the clients that have notified, not by those that are attached.
+//! each word of those bits. The cost of a turn depends on the clients that have notified, not on those that
+//! are attached.
 //!
 //! A client sets its bit, and then the bit of the word, after it has pushed into its ring of doorbells. The
 //! stack clears both in the opposite order before it reads the ring. Each step is a read-modify-write, so a

@@ -28,7 +28,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
 
-/// "ginnelch" and the version of the layout.
+/// Seven letters and, in the lowest byte, the version of the layout.
 const MAGIC: u64 = 0x6869_6e6e_656c_630b;
 
 /// The start of the region. Written once, by the stack.
@@ -97,8 +97,8 @@ pub(super) struct SocketArea {
     pub urgent_hole: AtomicU64,
     /// See [`super::data_class`]: the priority of the bytes that were received.
     pub data_class: AtomicU64,
-    /// Bytes can be taken before bytes which precede them: one more than the class of priority of the last
-    /// ones, 0 if there are none.
+    /// One more than the class of priority of the last bytes that can be taken before bytes which precede
+    /// them; 0 if there are none.
     pub unordered: AtomicU32,
     // Written by clients.
     /// See [`super::socket::request`].
@@ -325,14 +325,17 @@ impl Region {
         self.header().cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
 
+    /// Returns the number of sockets that the domain may have.
     pub fn sockets(&self) -> usize {
         self.layout.sockets
     }
 
+    /// Returns the number of clients that the domain may have.
     pub fn clients(&self) -> usize {
         self.layout.clients
     }
 
+    /// Returns the number of listeners that the domain may have.
     pub fn listeners(&self) -> usize {
         self.layout.listeners
     }
@@ -382,7 +385,7 @@ impl Region {
         unsafe { &self.mapping.slice_unchecked::<NotificationWords>(self.layout.notifications_offset, 1)[0] }
     }
 
-    /// Returns whether the stack sleeps.
+    /// Returns the sleep state of the stack.
     #[inline]
     pub fn stack_sleep(&self) -> &SleepState {
         &self.notifications().sleep

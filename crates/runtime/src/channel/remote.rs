@@ -256,7 +256,8 @@ impl RemoteEngine {
         self.accept_with_class(listener).map(|(conn, _)| conn)
     }
 
-    /// As [`RemoteEngine::accept`]: the classes get their shares when the stack offers connections.
+    /// As [`RemoteEngine::accept`]: the stack has applied the shares of the classes when it offered
+    /// connections.
     pub fn accept_incoming(&mut self, listener: Listener) -> Option<Conn> {
         self.accept(listener)
     }
@@ -760,7 +761,8 @@ impl RemoteEngine {
         event
     }
 
-    /// Returns the class of priority of the event that was returned last; best effort before the next one.
+    /// Returns the class of priority of the event that was returned last; best effort after
+    /// [`end_events`](Self::end_events).
     pub fn event_class(&self) -> u8 {
         self.event_class
     }

@@ -139,7 +139,8 @@ impl ChannelServer {
     /// [`Commander`](crate::Commander).
     ///
     /// # Errors
-    /// Returns an error if `channel.clients_max` is reached, or if descriptors are short.
+    /// Returns an error if `channel.clients_max` is reached, memory or descriptors are short, or the server
+    /// was created [for other processes only](Self::for_processes).
     pub fn attach(&mut self, control: Box<dyn ControlPath>) -> Result<Client, Error> {
         let (client, wake) = self.admit()?;
         let local = self.local_domain()?;

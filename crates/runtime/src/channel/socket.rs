@@ -41,6 +41,7 @@ pub(super) mod request {
     pub const TIMESTAMPS: u32 = 1 << 5;
 }
 
+/// The close reasons. The index of a reason is its code in the state bits.
 const CLOSE_REASONS: [CloseReason; 14] = [
     CloseReason::Normal,
     CloseReason::Reset,
@@ -76,6 +77,7 @@ pub(super) fn close_reason(bits: u32) -> Option<CloseReason> {
     (bits & state::CLOSED != 0).then(|| CLOSE_REASONS.get(index).copied().unwrap_or(CloseReason::Reset))
 }
 
+/// The errors with which a connection could not be opened. The code of an error is its index plus one.
 const CONNECT_ERRORS: [ConnectError; 7] = [
     ConnectError::AddressInUse,
     ConnectError::AddressNotAvailable,

@@ -292,8 +292,9 @@ impl<'a> SocketRef<'a> {
     }
 
     /// Writes as many as there is space for of the bytes in a range of the buffers' concatenation, as
-    /// [`send`](Self::send) does. The reader sees all of them at once. After a fault in a buffer nothing is
-    /// written, unless a first write was short.
+    /// [`send`](Self::send) does. The inner result is an error if a buffer cannot be read: then nothing is
+    /// written. After a short write the call tries to write the rest; a fault in that attempt ends the call,
+    /// which returns the number of bytes written before. The reader sees the bytes of an attempt at once.
     #[inline]
     pub fn send_from<B: SendBuffer>(
         &self,

@@ -168,7 +168,7 @@ impl Fixture {
         }
     }
 
-    /// Makes the peer open a connection and send `text`.
+    /// Makes the peer open a connection and send `text`. Returns the connection's number at the peer.
     fn connect_peer(&mut self, text: &[u8]) -> usize {
         let to: SocketAddr = "10.0.0.1:80".parse().unwrap();
         self.peer.with(self.now, |peer, cx| {
@@ -178,6 +178,7 @@ impl Fixture {
         })
     }
 
+    /// Lets five milliseconds pass. Returns the client's events until then.
     fn events(&mut self, client: &mut Client) -> Vec<ClientEvent> {
         self.run(Duration::from_millis(5));
         core::iter::from_fn(|| client.next_event()).collect()
@@ -448,7 +449,8 @@ fn clients_max_is_enforced_and_numbers_are_reused() {
     assert!(attach().is_ok());
 }
 
-/// A client writes random values into the region: the stack continues, and serves the connections of others.
+/// A client writes random values into the region: the stack continues, and serves the next client of the
+/// domain.
 #[test]
 fn corrupt_region_harms_only_its_domain() {
     let mut violations_seen = 0;

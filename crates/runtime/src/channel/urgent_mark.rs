@@ -12,10 +12,10 @@ use super::sync::Ordering;
 const URG_VALID: u64 = 1 << 8;
 /// The byte was taken out of band (`TCP_URG_READ`).
 const URG_READ: u64 = 1 << 9;
-/// Lowest bit of the position. The bits above it are the lowest bits of the position, which is only compared
-/// with near ones.
+/// Lowest bit of the position. The word has room for the lowest 48 bits of the position, which is compared
+/// with near positions only.
 const POSITION_SHIFT: u32 = 16;
-/// Mask of the number of bytes in a hole.
+/// Mask of the number of bytes in a hole, that is, of earlier urgent bytes which reads skip.
 const HOLE_BYTES: u64 = 0xffff;
 
 /// The urgent byte that was announced last, unless the read position has passed it.

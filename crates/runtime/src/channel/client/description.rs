@@ -30,7 +30,8 @@ impl Client {
         self.region.listener_description(number).is_some_and(SharedDescription::is_destroyed)
     }
 
-    /// Returns the version of the shared state, which grows with each change. 0 if nothing was written yet.
+    /// Returns the version of the shared state, which grows with each change; 0 if nothing was written yet,
+    /// or if this client does not own the socket.
     #[inline]
     pub fn description_version(&self, of: DescriptionKey) -> u32 {
         self.description(of).map_or(0, |(description, _)| description.version())
@@ -44,14 +45,16 @@ impl Client {
     }
 
     /// Writes the shared state if nobody has written it since its version was `version`. Returns the new
-    /// version, or `None` if somebody has.
+    /// version, or `None` if somebody has written it or is writing it, the state is too long, or this client
+    /// does not own the socket.
     pub fn write_description_after(&self, of: DescriptionKey, version: u32, bytes: &[u8]) -> Option<u32> {
         let (description, generation) = self.description(of)?;
         description.write_after(version, generation, bytes)
     }
 
     /// Returns the version and the state that was written last. Another process of the domain may have
-    /// written anything.
+    /// written anything. `None` if nothing was written, somebody is writing, or this client does not own the
+    /// socket.
     pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {
         let (description, generation) = self.description(of)?;
         description.read(generation)

@@ -124,8 +124,8 @@ impl Client {
         self.must_rescan = true;
     }
 
-    /// Takes over a connection that another process owned, or this process before it executed another
-    /// program. Queues events for its whole state, because this client has reported nothing about it.
+    /// Takes over a connection or UDP socket that another process owned, or this process before it executed
+    /// another program. Queues events for its whole state, because this client has reported nothing about it.
     ///
     /// The stack must have confirmed the ownership.
     pub(crate) fn adopt(&mut self, conn: Conn) {
@@ -142,7 +142,7 @@ impl Client {
         super::super::lock::lock(word, self.number, core::time::Duration::ZERO)
     }
 
-    /// Returns the connections that this client owns.
+    /// Returns the connections and UDP sockets that this client owns.
     pub fn conns(&self) -> impl Iterator<Item = Conn> + '_ {
         let entry =
             |(socket, entry): (usize, &ClientSocket)| Some(Conn::new(socket as u32, entry.generation?));

@@ -154,9 +154,10 @@ impl Client {
     }
 
     /// Accepts the connection that was offered first, among those of a high class of priority if there are
-    /// any. Events of the connection that occurred meanwhile are reported afterwards. If the stack has
-    /// revoked offers because this client did not accept in time, and there is no other, the stack is asked
-    /// for one, which the next call accepts after the client's events were handled.
+    /// any. Returns `None` if no offer is valid. Events of the connection that occurred meanwhile are
+    /// reported afterwards. If the stack has revoked offers because this client did not accept in time, and
+    /// there is no other, the stack is asked for one, which the next call accepts after the client's events
+    /// were handled.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
             let Some((slot, bits, index)) = self.next_offer(listener) else {

@@ -44,8 +44,9 @@ impl PrioritizedEvents {
         self.waiting.is_empty()
     }
 
-    /// Moves all notifications from the ring to the queues, after an overflow those that only a flag stands
-    /// for, too. Returns whether the stack has asked to look at everything.
+    /// Moves all notifications from the ring to the queues. After an overflow of the ring, moves also those
+    /// of which only the flag is set, and returns true: the client must check what has no notification of its
+    /// own.
     fn take_notifications(
         &mut self,
         ring: &mut NotifyQueue,

@@ -54,7 +54,8 @@ impl Client {
         !is_asleep && self.region.cpu().is_none_or(|cpu| cpu != rustix::thread::sched_getcpu())
     }
 
-    /// Returns the descriptors that the channel needs.
+    /// Returns the descriptors that the channel needs: of the region, the one that wakes the stack, and the
+    /// one that wakes this client.
     pub fn internal_fds(&self) -> [&InternalFd; 3] {
         [self.region.internal_fd(), self.stack_wake.internal_fd(), self.wake.internal_fd()]
     }

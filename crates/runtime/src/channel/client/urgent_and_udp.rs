@@ -141,7 +141,7 @@ impl Client {
     /// unspecified, the one by which packets to `to` leave.
     ///
     /// # Errors
-    /// As of [`Client::udp_open`]; [`UdpError::AddressNotAvailable`] from another shard.
+    /// As [`Client::udp_open`]; [`UdpError::AddressNotAvailable`] from another shard.
     pub fn udp_open_served(
         &mut self,
         local: SocketAddr,
@@ -215,10 +215,11 @@ impl Client {
     }
 
     /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is
-    /// set, even after a fault in a buffer.
+    /// set, even after a fault in a buffer, which is the inner error.
     ///
     /// # Errors
-    /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`].
+    /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`] if the handle is stale or
+    /// the shard is gone.
     pub fn udp_recv_into<B: RecvBuffer>(
         &mut self,
         socket: Conn,
@@ -267,8 +268,8 @@ impl Client {
     ///
     /// # Errors
     /// Returns [`UdpError::WouldBlock`] if there is no space
-    /// ([`ClientEvent::Writable`](super::ClientEvent::Writable) follows then), [`UdpError::TooLong`], and
-    /// [`UdpError::Stale`].
+    /// ([`ClientEvent::Writable`](super::ClientEvent::Writable) follows then), [`UdpError::TooLong`] for more
+    /// than 65,535 bytes, and [`UdpError::Stale`] if the handle is stale.
     pub fn udp_send_queued(
         &mut self,
         socket: Conn,

@@ -406,8 +406,8 @@ impl Domain {
         }
     }
 
-    /// Returns the listener that takes over the connections that were not accepted of a listener that is
-    /// closed: one that shares its address (`SO_REUSEPORT`).
+    /// Returns a listener that shares the address of a closed one (`SO_REUSEPORT`). It takes over the
+    /// connections of the closed listener that were not accepted.
     fn sibling_of(&self, closed: &DomainListener) -> Option<usize> {
         let AddressSharing { reuse_port, uid, .. } = closed.sharing;
         let mut all = self.listeners.iter();
@@ -454,8 +454,8 @@ impl Domain {
     }
 
     /// Resumes offers to a client that asks for a connection. If none is pending, the client gets the
-    /// connection that another client has not accepted for the longest time. Otherwise clients that take
-    /// longer than an offer lasts, from the offer until they accept, would never accept one.
+    /// connection that another client has not accepted for the longest time. Without this, a client that
+    /// takes longer than `channel.offer_ms` to accept would never get a connection.
     #[cold]
     pub(super) fn claim_offer(&mut self, cx: &mut Context<'_>, number: usize, listener: usize) {
         let Some(client) = self.clients.get_mut(number) else { return };
@@ -496,7 +496,7 @@ impl Domain {
     }
 }
 
-/// Returns what a client would do with another connection of a listener.
+/// Returns the credit that a client has for another connection of a listener.
 fn credit(clients: &ClientTable, number: usize, listener: usize) -> Credit {
     let Some(client) = clients.get(number) else { return Credit::None };
     // Cannot truncate: numbers of listeners have 16 bits.

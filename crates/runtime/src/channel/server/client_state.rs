@@ -30,10 +30,11 @@ pub(super) struct ClientState {
     pub is_idle: bool,
     /// How many notifications it had sent when the shard yielded to it, if the shard did.
     pub notified_at_yield: Option<u32>,
-    /// True if the client is in the list of that name of the
-    /// [`ClientTable`](super::client_table::ClientTable).
+    /// True if the client is in the list `active` of the [`ClientTable`](super::client_table::ClientTable).
     pub is_active: bool,
+    /// True if the client is in the list `unfinished` of the table.
     pub is_unfinished: bool,
+    /// True if the client is in the list `offering` of the table.
     pub is_offering: bool,
     /// The sockets and listeners that it owns, in any order: see [`super::owner_set`].
     pub owned_sockets: Vec<u32>,

@@ -1,5 +1,5 @@
 //! The clients of a domain. Besides the table there are lists of the clients that a turn has to visit, so
-//! that a turn costs by the activity of clients, not by their number.
+//! that the cost of a turn depends on the activity of clients, not on their number.
 
 use super::super::client_memory::ClientMemory;
 use super::super::doorbells::{NOTIFIED, reasons_of_class};
@@ -18,8 +18,9 @@ pub(super) struct ClientTable {
     numbers: SlotAllocator,
     max: usize,
     count: usize,
-    /// Clients of whose notifications this turn has to process more, and those that are processed now.
+    /// Clients some of whose notifications remain for the next turn.
     unfinished: Vec<u16>,
+    /// Memory for the list that [`begin_turn`](Self::begin_turn) returns.
     notified: Vec<u16>,
     /// Clients that were notified since they were last woken.
     to_wake: Vec<u16>,
@@ -31,7 +32,7 @@ pub(super) struct ClientTable {
     offering: Vec<u16>,
     /// Reasons of notifications: the class of priority of the event that is being handled.
     reasons: u8,
-    /// Full rings of clients that were removed.
+    /// Number of times that rings of clients which were removed became full.
     rings_full_before: u64,
 }
 

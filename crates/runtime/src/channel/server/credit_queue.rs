@@ -3,18 +3,19 @@
 
 use std::collections::VecDeque;
 
-/// Clients of which the one with the fewest outstanding offers gets a connection. More would cost more than
-/// they balance.
+/// Number of clients among which the one with the fewest outstanding offers gets a connection. To look at
+/// more clients would cost more than it balances.
 const CANDIDATES_MAX: usize = 16;
 
 /// Willingness of a client to accept a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Credit {
-    /// Not accept it now.
+    /// The client does not accept a connection now.
     None,
-    /// Accept it. It has this many outstanding offers.
+    /// The client accepts a connection. It has this many outstanding offers.
     Ordinary(usize),
-    /// Accept it, but it gets one only if no client has ordinary credit.
+    /// The client accepts a connection, but gets one only if no client has ordinary credit. It has this many
+    /// outstanding offers.
     Fallback(usize),
 }
 

@@ -372,7 +372,7 @@ fn send_datagram(
     }
 }
 
-/// Returns the lowest 32 bits of the microseconds since 1970, and 1 where they are 0.
+/// Returns the lowest 32 bits of the microseconds since 1970, or 1 if these are 0. It never returns `None`.
 pub(super) fn now_us() -> Option<NonZeroU32> {
     let now = clock_gettime(ClockId::Realtime);
     let micros = now.tv_sec.wrapping_mul(1_000_000).wrapping_add(now.tv_nsec / 1000);

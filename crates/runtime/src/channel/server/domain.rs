@@ -1,5 +1,5 @@
-//! One trust domain: its region, its clients and its sockets. What one domain does costs another one nothing
-//! but its turn budget.
+//! One trust domain: its region, its clients and its sockets. A domain delays the others by no more than its
+//! turn budget.
 
 use super::super::control::AddressSharing;
 use super::super::data_class;
@@ -257,6 +257,7 @@ pub(super) struct Domain {
 /// How far bytes that a client wrote were moved to the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ForwardOutcome {
+    /// All bytes were moved.
     All,
     /// There is more than one turn may move.
     Chunk,
@@ -266,9 +267,9 @@ enum ForwardOutcome {
     Violation,
 }
 
-/// Handles the end of a record that clients set at position `end`, or where they began to hold data back
-/// ([`HOLD_BEGINS`]). Returns how many bytes after position
-/// `taken` the record still has; `None` if its end is reached.
+/// Handles the mark that clients set at position `end`: the end of a record, or the place where they began to
+/// hold data back ([`HOLD_BEGINS`]). Returns how many bytes lie between position `taken` and the mark; `None`
+/// if the mark is reached.
 #[cold]
 fn reach_record(cx: &mut Context<'_>, area: &SocketArea, conn: Conn, end: u64, taken: u64) -> Option<usize> {
     match (end & !HOLD_BEGINS).checked_sub(taken) {
@@ -412,7 +413,7 @@ impl Domain {
         &mut self.sockets[socket as usize]
     }
 
-    /// Returns the number if the socket of this number has this connection.
+    /// Returns `socket` if that socket has this connection, and `None` otherwise.
     pub fn socket_of(&self, socket: u32, conn: Conn) -> Option<u32> {
         let entry = self.sockets.get(socket as usize)?;
         (entry.conn == Some(conn)).then_some(socket)
@@ -605,13 +606,13 @@ impl Domain {
         }
     }
 
-    /// Publishes how many bytes that clients wrote were sent.
+    /// Publishes how many of the bytes that clients wrote were sent.
     fn publish_sent(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
         let sent = self.sockets[socket as usize].taken.saturating_sub(cx.notsent(conn).into());
         self.region.socket(socket).sent.store(sent, Ordering::Release);
     }
 
-    /// Returns how many bytes that clients wrote the engine has not taken.
+    /// Returns how many of the bytes that clients wrote the engine has not taken.
     pub(super) fn untaken_bytes(&self, socket: u32) -> u32 {
         let stream = self.region.stream(socket, Direction::Outgoing);
         let waiting = stream.readable(self.sockets[socket as usize].taken).unwrap_or(0);
@@ -895,7 +896,7 @@ impl Domain {
         has_socket
     }
 
-    /// Distributes the connections of a listener before the end of the turn.
+    /// Queues a listener whose pending connections are distributed before the end of the turn.
     #[inline]
     pub(super) fn set_distributable(&mut self, number: usize) {
         if let Some(Some(listening)) = self.listeners.get_mut(number)

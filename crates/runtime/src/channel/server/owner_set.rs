@@ -118,7 +118,7 @@ impl OwnerSet {
         Some(position as usize)
     }
 
-    /// Records that this moved to another position in the client's list.
+    /// Records that this socket or listener moved to another position in the client's list.
     pub fn set_position(&mut self, client: usize, position: usize) {
         if let Ok(client) = u16::try_from(client)
             && let Ok(index) = self.index(client)

@@ -20,10 +20,11 @@ pub(super) fn truesize(len: usize) -> usize {
     }
 }
 
-/// The datagrams in the region that were not read when this was last brought up to date.
+/// The datagrams in the region that were unread at the last call of [`unread`](Self::unread), or were added
+/// since.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReceiveCharges {
-    /// Position behind each datagram, and what it is charged.
+    /// Position after each datagram, and what it is charged.
     entries: VecDeque<(u64, usize)>,
     total: usize,
 }

@@ -9,7 +9,8 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
-    /// Processes at most `max` notifications of a client, and no more than it has sockets. Returns how many.
+    /// Processes at most `max` notifications of a client, and no more than there are numbers of sockets and
+    /// listeners. Returns how many.
     pub(super) fn handle_doorbells(&mut self, cx: &mut Context<'_>, number: usize, max: usize) -> usize {
         let max = max.min(self.region.sockets() + self.region.listeners());
         let mut handled = 0;

@@ -4,8 +4,8 @@
 const BLOCK: usize = 256;
 
 /// Allocates the number that was freed last, and otherwise the lowest one: where few sockets are in use at a
-/// time, few were ever used. Numbers are listed when they are needed for the first time, so that the creation
-/// of an allocator does not cost by their count.
+/// time, few were ever used. Numbers are listed when they are needed for the first time, so that the cost
+/// of creating an allocator does not depend on their count.
 #[derive(Debug)]
 pub(super) struct SlotAllocator {
     /// Numbers that are listed and free.
@@ -44,13 +44,13 @@ impl SlotAllocator {
         self.listed
     }
 
-    /// Returns the number that is allocated next.
+    /// Returns the number that is allocated next; `None` if all are allocated.
     pub fn peek(&self) -> Option<u32> {
         // Cannot truncate: the configuration limits the count.
         self.free.last().copied().or_else(|| (self.listed < self.count).then_some(self.listed as u32))
     }
 
-    /// Allocates a number.
+    /// Allocates a number; `None` if all are allocated.
     #[inline]
     pub fn allocate(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| self.allocate_from_next_block())

@@ -37,7 +37,7 @@ impl DomainEpoll {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Adds the descriptor of a domain, until all its copies are closed.
+    /// Adds the descriptor of a domain, until it is [removed](Self::remove) or all its copies are closed.
     pub fn add(&self, domain: &EventFd, index: u8) -> std::io::Result<()> {
         let data = epoll::EventData::new_u64(index.into());
         Ok(epoll::add(&self.0, domain.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)

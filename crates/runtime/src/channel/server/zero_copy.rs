@@ -128,7 +128,7 @@ impl Domain {
     }
 
     /// Frees send space if there was no other work in this turn, or for many turns. `done` is the work of
-    /// this turn. Returns for how many sockets.
+    /// this turn. Returns the number of sockets whose space was freed.
     #[cold]
     pub(super) fn reclaim_send_space_in_time(&mut self, cx: &mut Context<'_>, done: usize) -> usize {
         self.send_space_wait_turns += 1;
@@ -140,7 +140,7 @@ impl Domain {
     }
 
     /// Copies lent bytes of sockets whose clients want more space than there is, until half of the buffer is
-    /// free. Returns for how many sockets.
+    /// free. Returns the number of these sockets.
     fn reclaim_send_space(&mut self, cx: &mut Context<'_>) -> usize {
         let (mut count, half) = (0, self.region.large().1 as u64 / 2);
         while let Some(socket) = self.short_of_send_space.pop() {

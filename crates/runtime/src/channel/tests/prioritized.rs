@@ -1,4 +1,5 @@
-//! Events by priority: what the stack notifies of as urgent overtakes what waits in the channel.
+//! Events by priority: events of a high class overtake those that wait in the channel. Bytes, datagrams and
+//! connections of a high class are called urgent here.
 
 use super::*;
 use crate::SocketOptions;

@@ -9,7 +9,7 @@ use std::io::IoSliceMut;
 const HIGH: u8 = 6;
 const DATAGRAM_BYTES: usize = 300;
 
-/// Through what a client gets datagrams: its region, or requests.
+/// The way by which a client gets datagrams: through its region, or by requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Path {
     Region,
