@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cost_counts_small_datagrams_as_segments() {
+    fn each_datagram_has_a_minimum_cost() {
         let mut head = DatagramHeader::decode(&[0; HEADER_BYTES]).unwrap();
         assert_eq!(head.cost(), COST_BYTES_MIN, "also for an empty datagram");
         (head.len, head.gso_size) = (65_000, 0);

@@ -138,7 +138,7 @@ mod model {
                     RevokeOutcome::Taken => {
                         assert!(clear_accepted(&memory.slot, 1, socket), "the offer stays accepted")
                     }
-                    RevokeOutcome::Overwritten => panic!("nobody wrote what cannot be"),
+                    RevokeOutcome::Overwritten => panic!("nobody wrote an invalid value"),
                 }
             }
             let taken = client.join().unwrap();

@@ -77,7 +77,7 @@ mod tests {
     use super::{BLOCK, SlotAllocator};
 
     #[test]
-    fn low_numbers_are_reused_before_high_ones() {
+    fn freed_numbers_are_reused_before_new_ones() {
         let mut numbers = SlotAllocator::new(3);
         for _ in 0..10 {
             assert_eq!((numbers.peek(), numbers.allocate(), numbers.allocate()), (Some(0), Some(0), Some(1)));

@@ -357,8 +357,8 @@ fn listeners_and_connections_return_memory_together() {
     client.unlisten(number).unwrap();
     fixture.run(SECOND);
     assert!(listen(&mut client).is_err(), "the connection has the filter");
-    let socket = client.listen(any(), ListenOptions::default(), 1).unwrap();
-    client.unlisten(socket).unwrap();
+    let unfiltered = client.listen(any(), ListenOptions::default(), 1).unwrap();
+    client.unlisten(unfiltered).unwrap();
     client.abort(conn).unwrap();
     client.release(conn).unwrap();
     fixture.run(SECOND);

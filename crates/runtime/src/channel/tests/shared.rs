@@ -75,7 +75,6 @@ fn threads_share_a_stream() {
     const LINES: u32 = 2000;
     let now = clock::now();
     let (server, mut peer) = shards(&small_config(), Peer { echoes: true, ..Peer::default() }, now);
-    let stop = StopFlag::new().unwrap();
     let server = Arc::new(Mutex::new(server));
     let (domain, parts) = SameThread(server.clone()).open_domain().unwrap();
     let mut client = Client::open(parts, Box::new(domain)).unwrap();
@@ -124,7 +123,6 @@ fn threads_share_a_stream() {
         }
     });
     assert!(counts.into_inner().unwrap().iter().all(|times| *times == 1));
-    drop(stop);
 }
 
 /// A worker closes its listener while connections wait: half-open ones, those in the engine's accept queue,
