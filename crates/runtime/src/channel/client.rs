@@ -539,8 +539,8 @@ impl Client {
     /// # Errors
     /// As [`Client::peek`].
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let (count, ring) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
-        if ring {
+        let (count, must_notify) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
+        if must_notify {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)

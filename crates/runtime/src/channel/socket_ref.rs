@@ -375,13 +375,13 @@ impl<'a> SocketRef<'a> {
     /// urgent bytes that were next in the stream when another one was announced are dropped first
     /// (`tcp_check_urg`); the second value says whether the stack wants to be notified of that.
     pub fn urgent_mark(&self) -> (Option<UrgentMark>, bool) {
-        let mut ring = false;
+        let mut must_notify = false;
         if urgent_mark::hole_bytes(self.area, self.read_position()) > 0
             && let Ok(_guard) = self.lock()
         {
-            ring = self.consume_locked(urgent_mark::hole_bytes(self.area, self.read_position()));
+            must_notify = self.consume_locked(urgent_mark::hole_bytes(self.area, self.read_position()));
         }
-        (urgent_mark::current(self.area, self.read_position()), ring)
+        (urgent_mark::current(self.area, self.read_position()), must_notify)
     }
 
     /// Takes the urgent byte out of band.

@@ -53,18 +53,18 @@ impl PrioritizedEvents {
         memory: &ClientMemory,
         sockets_max: usize,
     ) -> bool {
-        let mut must_look_at_all = false;
+        let mut has_scanned = false;
         for _ in 0..MOVED_MAX {
             // The stack does not corrupt its rings.
             match ring.pop(memory.to_client()).ok().flatten() {
                 // Another process of the domain may have written any number there.
                 Some((socket, reasons)) if (socket as usize) < sockets_max => self.push(socket, reasons),
                 Some(_) => {}
-                None if ring.is_scanning() => must_look_at_all = true,
+                None if ring.is_scanning() => has_scanned = true,
                 None => break,
             }
         }
-        must_look_at_all
+        has_scanned
     }
 }
 
@@ -159,13 +159,13 @@ impl Client {
                 Some(generation) => {
                     let conn = Conn::new(socket, generation);
                     self.report_changes(conn);
-                    self.repeat_urgent_readable(conn, class);
+                    self.repeat_high_readable(conn, class);
                 }
                 None => {
                     if let Some(event) = self.check_offer(socket) {
                         self.events.push_front(event);
                     }
-                    self.repeat_urgent_offer(socket, class);
+                    self.repeat_high_offer(socket, class);
                 }
             }
             // Entries whose changes were reported for a higher class cost nothing.
@@ -184,15 +184,16 @@ impl Client {
         }
     }
 
-    /// Reports unread bytes again after which urgent ones arrived that wait for space in the region.
-    fn repeat_urgent_readable(&mut self, conn: Conn, class: u8) {
+    /// Reports unread bytes again if bytes of a high class arrived after them and wait for space in the
+    /// region.
+    fn repeat_high_readable(&mut self, conn: Conn, class: u8) {
         if class > BEST_EFFORT && self.events.is_empty() && self.data_class(conn) == Ok(Some(class)) {
             self.events.push_back(ClientEvent::Readable { conn });
         }
     }
 
-    /// Reports an offer again of which urgent data arrived before the connection was accepted.
-    fn repeat_urgent_offer(&mut self, socket: u32, class: u8) {
+    /// Reports an offer again if data of a high class arrived before the connection was accepted.
+    fn repeat_high_offer(&mut self, socket: u32, class: u8) {
         let slot = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
         if class > BEST_EFFORT
             && self.events.is_empty()

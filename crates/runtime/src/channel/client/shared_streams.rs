@@ -105,8 +105,8 @@ impl SharedStreams {
     /// # Errors
     /// As [`SharedStreams::peek`].
     pub fn recv(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let (count, ring) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
-        if ring {
+        let (count, must_notify) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
+        if must_notify {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)

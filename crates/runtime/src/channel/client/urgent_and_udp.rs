@@ -52,8 +52,8 @@ impl Client {
     /// # Errors
     /// Returns an error if the handle is stale.
     pub fn urgent_mark(&mut self, conn: Conn) -> Result<Option<UrgentMark>, Stale> {
-        let (mark, ring) = self.socket_ref(conn)?.urgent_mark();
-        if ring {
+        let (mark, must_notify) = self.socket_ref(conn)?.urgent_mark();
+        if must_notify {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(mark)
