@@ -136,7 +136,8 @@ impl SharedStreams {
         }
         let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
         let count = socket_ref.send(bytes, self.blocked.flag(conn.index()))?;
-        if count > 0 {
+        // As in `Client::send`.
+        if count > 0 || !bytes.is_empty() && socket_ref.has_loan() {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
