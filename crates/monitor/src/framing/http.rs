@@ -74,7 +74,7 @@ fn framing(fields: &[Header<'_>]) -> Result<Option<Body>, LostFraming> {
     let named = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
     // Several fields are one list (RFC 9110 §5.3), whose last coding counts; empty ones do not (§5.6.1).
     let codings = named("transfer-encoding").flat_map(|field| field.value.split(|byte| *byte == b','));
-    if let Some(last) = codings.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()).last() {
+    if let Some(last) = codings.map(<[u8]>::trim_ascii).rfind(|coding| !coding.is_empty()) {
         // The coding overrides the length (RFC 9112 §6.3).
         let is_chunked = last.eq_ignore_ascii_case(b"chunked");
         return Ok(Some(if is_chunked { Body::Chunked } else { Body::UntilClose }));
