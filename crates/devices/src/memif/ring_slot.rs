@@ -157,8 +157,11 @@ impl<T> RingSlot<T> {
     }
 
     pub(super) fn replace(&self, ring: Option<T>) {
-        let old = std::mem::replace(&mut *self.slot(), ring);
+        let mut slot = self.slot();
+        let old = std::mem::replace(&mut *slot, ring);
+        // Under the lock: a half that took the new ring must not find the slot changed, and empty, again.
         self.generation.fetch_add(1, Ordering::Release);
+        drop(slot);
         drop(old);
     }
 }
@@ -190,8 +193,7 @@ impl<T> SlotReader<T> {
     #[cold]
     fn reload(&mut self) {
         let mut slot = self.shared.slot();
-        // The generation cannot change while the slot is locked, so the ring belongs to this generation or a
-        // later one; in the latter case it is taken again.
+        // The generation changes only while the slot is locked, so it is that of the ring.
         self.seen_generation = self.shared.generation.load(Ordering::Acquire);
         let ring = slot.take();
         drop(slot);
