@@ -14,8 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const BUFFER_BYTES: usize = 512 << 10;
 /// Maximum delay until a frame is written to the file, while frames arrive or the queues are flushed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
-/// Maximum bytes of a packet block beside its data: header, flags and comment.
-const BLOCK_BYTES: u64 = 100;
+/// Maximum bytes of a packet block beside its data: header (32), flags (8), comment (60), end of the options
+/// (4) and padding (3).
+const BLOCK_BYTES: u64 = 107;
 
 /// A limited number of files of limited size; a new file replaces the oldest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
