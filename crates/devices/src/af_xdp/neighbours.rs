@@ -59,7 +59,7 @@ const FILTER: [libc::sock_filter; 10] = [
 pub(super) struct NeighbourSocket {
     fd: OwnedFd,
     ring: Mapping,
-    /// Slot that the kernel fills next.
+    /// Slot that is read next.
     next: usize,
     /// Number of slots before `next` whose frames are lent.
     lent: usize,
@@ -162,11 +162,11 @@ impl NeighbourSocket {
         let has_tpid = header.tp_status & STATUS_VLAN_TPID_VALID != 0;
         let tag =
             [if has_tpid { header.tp_vlan_tpid } else { 0x8100 }, header.tp_vlan_tci].map(u16::to_be_bytes);
-        let at = self.ring.at(start - TAG_BYTES, 12 + 2 * TAG_BYTES);
-        // SAFETY: `frame_range` found the frame, which is longer than this, and the room in front of it
-        // inside the slot, which belongs to the program until its status changes; `&mut self` proves that no
-        // frame is lent.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), 12 + 2 * TAG_BYTES) };
+        let at = self.ring.at(start - TAG_BYTES, 12 + TAG_BYTES);
+        // SAFETY: `frame_range` found the frame, of at least 14 bytes, and the room in front of it inside the
+        // slot, which belongs to the program until its status changes; `&mut self` proves that no frame is
+        // lent.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), 12 + TAG_BYTES) };
         bytes.copy_within(TAG_BYTES..TAG_BYTES + 12, 0);
         bytes[12..16].copy_from_slice(tag.as_flattened());
     }
