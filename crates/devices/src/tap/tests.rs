@@ -86,8 +86,7 @@ fn kernel_interface_is_configured_and_replies() {
         assert_eq!(resolve(&mut tap.queues[0]), Some([2, 1, 1, 1, 1, 2]));
         assert!(std::net::UdpSocket::bind("[fd00::1]:0").is_ok(), "usable without duplicate detection");
         assert_eq!(tap.stats.tx_dropped.load(Ordering::Relaxed), 0);
-        // Opens the device again after the addresses were added, which is not an error.
-        drop(tap);
+        configure_interface(&tap.name, &config).expect("addresses that were added before are no error");
     });
 }
 
@@ -149,12 +148,18 @@ fn every_queue_of_a_multi_queue_device_sends() {
         let config = TapConfig { kernel_addresses: vec![([10, 9, 8, 7].into(), 24)], ..TapConfig::default() };
         let tap = open_queues(&config, 3).expect("a TAP device");
         assert_eq!(tap.queues.len(), 3);
+        let stats = tap.stats.clone();
         let mut answers = 0;
         for mut device in tap.queues {
             // The reply comes on the queue that sent the request last, or on any other.
             answers += u32::from(resolve(&mut device).is_some());
         }
         assert!(answers > 0);
+        assert_eq!(
+            stats.tx_dropped.load(Ordering::Relaxed),
+            0,
+            "the kernel accepts the frames of each queue"
+        );
     });
 }
 
