@@ -74,8 +74,9 @@ pub struct AfXdpOptions {
     /// Makes system calls only if the kernel requests them (`XDP_USE_NEED_WAKEUP`). Text key `need_wakeup`:
     /// `on` (the default) or `off`.
     pub need_wakeup: bool,
-    /// Time in microseconds for which a system call of the shard's thread polls the driver's receive queue
-    /// (`SO_BUSY_POLL`); 0 leaves receiving to interrupts. Text key `busy_poll`, default 0.
+    /// Time in microseconds, at most 1,000,000, for which a system call of the shard's thread polls the
+    /// driver's receive queue (`SO_BUSY_POLL`); 0 leaves receiving to interrupts. Text key `busy_poll`,
+    /// default 0.
     pub busy_poll_us: u32,
     /// Packets of one busy poll (`SO_BUSY_POLL_BUDGET`), 1 to 65,535. Text key `busy_budget`, default 64.
     pub busy_budget: u16,
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_and_take_are_required() {
+    fn interface_addresses_and_queue_count_are_checked() {
         let good = AfXdpConfig {
             interface: "eth0".into(),
             addresses: vec![([10, 0, 0, 1].into(), 0)],

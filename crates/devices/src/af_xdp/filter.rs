@@ -50,8 +50,8 @@ pub(super) struct AttachedProgram {
 }
 
 impl RedirectFilter {
-    /// Creates empty maps, with room for `addresses` addresses and 1,024 more. `queues` is an upper bound of
-    /// the queue numbers.
+    /// Creates empty maps, with room for `addresses` addresses and 1,024 more. All queue numbers are below
+    /// `queues`.
     pub(super) fn new(take: RedirectScope, queues: u32, addresses: usize) -> io::Result<Self> {
         let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).saturating_add(ADDRESSES_EXTRA);
         let map = |kind, key: usize, value: usize, entries, name| {
@@ -95,7 +95,7 @@ impl RedirectFilter {
         Ok(bpf::update_element(self.0.addresses.as_fd(), &redirect::key(address, vlan), &scope)?)
     }
 
-    /// Leaves frames to an address to the kernel from now on.
+    /// Leaves frames to an address to the kernel from now on. Succeeds if the address is not redirected.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -103,7 +103,8 @@ impl RedirectFilter {
         Ok(bpf::delete_element(self.0.addresses.as_fd(), &redirect::key(address, vlan))?)
     }
 
-    /// Redirects frames to ports of shared addresses (`ours`), or leaves them to the kernel, from now on.
+    /// Redirects frames to ports of shared addresses if `redirected`, and leaves them to the kernel
+    /// otherwise, from now on.
     ///
     /// # Errors
     /// The error of the kernel.

@@ -93,10 +93,10 @@ pub struct AfXdp {
 }
 
 impl AfXdp {
-    /// Joins all queues to one device, for a single shard. The device sends on the first queue.
+    /// Joins all queues into one device, for a single shard. The device sends on the first queue.
     ///
     /// # Errors
-    /// If the process has no descriptor left for the epoll set.
+    /// The process has no descriptor left for the epoll set.
     pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.as_fd()))
     }
@@ -120,7 +120,9 @@ impl AfXdp {
 /// Memory layout of frames of an MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChunkLayout {
+    /// Bytes of a chunk.
     chunk: usize,
+    /// True if the longest frame spans several chunks.
     multi_buffer: bool,
 }
 
@@ -136,8 +138,8 @@ impl ChunkLayout {
 /// Opens queues of an interface in the network namespace of the calling thread.
 ///
 /// # Errors
-/// `InvalidInput` for a value outside its range, `NotFound` if the interface does not exist. Otherwise the
-/// error of the kernel, with its cause and the remedy.
+/// `InvalidInput` for a value outside its range, `NotFound` if the interface does not exist, `NetworkDown` if
+/// it is down. Otherwise the error of the kernel, with its cause and the remedy.
 pub fn open(config: &AfXdpConfig) -> io::Result<AfXdp> {
     config.validate().map_err(invalid)?;
     let name = config.interface.as_str();

@@ -24,9 +24,9 @@ pub(super) const KEY_BYTES: usize = 20;
 pub(super) const PORT_BYTES: usize = 2 * UDP_PORTS_AT as usize;
 /// Offset of the bits of the UDP ports.
 pub(super) const UDP_PORTS_AT: u16 = 8192;
-/// Value of an address of which all frames are redirected.
+/// Map value of an address whose frames are all redirected.
 pub(super) const SCOPE_ADDRESS: u32 = 1;
-/// Value of an address of which only frames to some ports are redirected.
+/// Map value of an address whose frames are redirected only for some ports.
 pub(super) const SCOPE_PORTS: u32 = 2;
 
 /// Offset of the lookup key from the frame pointer of the program.
@@ -84,14 +84,14 @@ const fn be16(value: u16) -> i32 {
 /// Returns the program for an interface that the stack shares with the kernel.
 pub(super) fn redirect_selected(maps: Maps) -> Result<Vec<Instruction>, AssemblyError> {
     let mut a = Assembler::default();
-    let places = CommonLabels {
+    let labels = CommonLabels {
         redirect: a.label(),
         pass: a.label(),
         tcp: a.label(),
         udp: a.label(),
         port: a.label(),
     };
-    let mut program = Program { assembler: a, maps, labels: places };
+    let mut program = Program { assembler: a, maps, labels };
     program.parse_ethernet();
     program.match_port();
     program.emit_verdicts();

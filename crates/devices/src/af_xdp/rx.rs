@@ -191,7 +191,7 @@ impl AfXdpRx {
                 frames.extend(self.take_chunk(descriptor).map(FrameLocation::Chunk));
                 continue;
             }
-            // If the burst has no room for the frame, the next burst takes it.
+            // A frame whose end has not arrived waits, unless it fills the whole ring.
             let Some(count) = self.descriptors_of_frame(taken, available) else {
                 if taken == 0 && available == self.ring.size() {
                     self.drop_incomplete(available);
@@ -199,6 +199,7 @@ impl AfXdpRx {
                 }
                 break;
             };
+            // If the reassembly buffer has no room for the frame, the next burst takes it.
             if reassembled_bytes + self.frame_bytes_max > self.reassembly.len() && reassembled_bytes > 0 {
                 break;
             }

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `XDP_MAX_TX_SKB_BUDGET`: frames that one call sends in copy mode, which is 32 by default.
+/// `XDP_MAX_TX_SKB_BUDGET`: maximum number of frames that one call sends in copy mode; 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
 /// Maximum time for which a queue stays busy after its last socket was closed.
@@ -118,7 +118,7 @@ pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupS
     let send_buffer = c_int::try_from(under_way).unwrap_or(c_int::MAX);
     set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send_buffer)
         .map_err(at(SetupStep::Options))?;
-    // This option exists since Linux 6.17; without it, `flush` calls several times.
+    // This option exists since Linux 6.17; without it, `flush` makes several calls.
     let _ = set_option(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, ring as c_int);
     if let Some((microseconds, budget)) = options.busy_poll {
         for (name, value) in [

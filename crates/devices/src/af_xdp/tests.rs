@@ -73,8 +73,8 @@ fn queue_0_conforms() {
 }
 
 #[test]
-fn two_queues_conform() {
-    in_bpf_namespace("af_xdp::tests::two_queues_conform", || conforms("queues=2", 1500));
+fn queue_2_conforms() {
+    in_bpf_namespace("af_xdp::tests::queue_2_conforms", || conforms("queues=2", 1500));
 }
 
 #[test]

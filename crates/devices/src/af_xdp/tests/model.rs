@@ -19,7 +19,7 @@ const VLAN: u16 = 12;
 const TCP_PORT: u16 = 80;
 const UDP_PORT: u16 = 53;
 
-/// Returns what the program should do with a frame.
+/// Returns whether the program should redirect a frame to the stack. `None`, for a truncated frame, means no.
 fn is_ours(frame: &[u8], shared: bool) -> Option<bool> {
     let be16 = |bytes: &[u8], at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
     let mut kind = be16(frame, 12)?;
@@ -217,8 +217,8 @@ fn program_decides_like_its_model() {
                 let verdict = bpf::test_run(program.as_fd(), &frame).expect("BPF_PROG_TEST_RUN");
                 let expected = is_ours(&frame, shared).unwrap_or(false);
                 // Without a socket, frames for the stack are dropped and counted.
-                let text = if expected { XDP_DROP } else { XDP_PASS };
-                assert_eq!(verdict, text as u32, "frame {number}, shared: {shared}: {frame:02x?}");
+                let wanted = if expected { XDP_DROP } else { XDP_PASS };
+                assert_eq!(verdict, wanted as u32, "frame {number}, shared: {shared}: {frame:02x?}");
                 if expected {
                     kinds.insert(kind(&frame));
                 }

@@ -124,8 +124,8 @@ fn frames_on_other_queues_are_counted() {
 }
 
 #[test]
-fn only_foreign_neighbour_changes_wake() {
-    in_bpf_namespace("af_xdp::tests::sharing::only_foreign_neighbour_changes_wake", || {
+fn only_received_neighbour_messages_wake() {
+    in_bpf_namespace("af_xdp::tests::sharing::only_received_neighbour_messages_wake", || {
         let (shared, mut far) = pair("wake", config("wake", "", &[STACK.into()]));
         let mut stack = only(shared);
         // The kernel sends an ARP request, which leaves the interface and must not reach the stack.
