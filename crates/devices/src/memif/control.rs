@@ -350,7 +350,8 @@ impl ControlThread {
         self.shared.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until one of the descriptors is readable, a half has signalled the thread, or the deadline.
+    /// Sleeps until one of the descriptors is readable, a half has signalled the thread, or the deadline has
+    /// passed.
     fn wait_for_events<'a>(&'a self, fds: impl Iterator<Item = &'a OwnedFd>, deadline: Option<Instant>) {
         let own_event = self.shared.event.fd();
         let mut fds: Vec<PollFd<'_>> =

@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// Maximum number of regions of a client. One is sufficient; DPDK offers one for each list of memory
 /// segments.
 const REGIONS_MAX: u16 = 16;
-/// Offsets have 32 bits.
+/// Maximum bytes of a region: offsets have 32 bits.
 const REGION_BYTES_MAX: u64 = 1 << 32;
 
 /// A ring with its interrupt and its buffers.
@@ -528,7 +528,7 @@ mod tests {
             assert!(server.on_message(message, None, false).is_err());
         }
         let (mut server, mut client, step) = start(&config, &config);
-        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is accepted") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is sent") };
         assert!(server.on_message(init.clone(), None, false).is_ok());
         assert!(server.on_message(init, None, false).is_err(), "repeated message");
         assert!(server.on_message(connect(), None, false).is_err(), "no rings");
@@ -556,7 +556,7 @@ mod tests {
     fn second_client_is_refused_as_busy() {
         let config = config(|_| {});
         let (mut server, _, step) = start(&config, &config);
-        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is accepted") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT is sent") };
         assert_eq!(server.on_message(init, None, true).expect_err("busy"), "already connected");
     }
 }

@@ -56,14 +56,15 @@ const FRAME_WITH_HEADER_BYTES_MAX: usize = HEADER_BYTES + FRAME_BYTES_MAX;
 pub struct MemifStats {
     /// Connections that were established.
     pub connections: AtomicU64,
-    /// Peers that were rejected or disconnected because of a message.
+    /// Peers that were rejected: without permission, after an invalid message, or when their handshake took
+    /// too long.
     pub refused: AtomicU64,
     /// Connections that were closed because the peer violated the ring protocol.
     pub violations: AtomicU64,
     /// Received frames that were empty, too long, incomplete, or contradicted their header.
     pub rx_malformed: AtomicU64,
-    /// Frames dropped because no peer was connected, or because segments of a super-frame did not fit into
-    /// the ring.
+    /// Frames dropped because no peer was connected, the peer violated the ring protocol, segments of a
+    /// super-frame did not fit into the ring, or the metadata contradicted the frame.
     pub tx_dropped: AtomicU64,
 }
 
@@ -83,8 +84,8 @@ pub struct Memif {
 }
 
 impl Memif {
-    /// Joins all queues to one device, for a single shard whose peer has several queues. The device sends on
-    /// the first queue.
+    /// Joins all queues into one device, for a single shard whose peer has several queues. The device sends
+    /// on the first queue.
     ///
     /// # Errors
     /// The process has no descriptor left for the epoll set.
@@ -162,8 +163,8 @@ impl Drop for ControlThreadGuard {
 ///
 /// # Errors
 /// `InvalidInput` for a value outside its range. For the listening socket, the error of the kernel:
-/// `AddrInUse` if another server listens, `AlreadyExists` if the file is no socket. Also if the process has
-/// no descriptor or thread left.
+/// `AddrInUse` if another server listens, `AlreadyExists` if the file is no socket. Otherwise the
+/// process has no descriptor or thread left.
 pub fn open(config: &MemifConfig) -> io::Result<Memif> {
     config.validate().map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem))?;
     let listener = match config.role {
@@ -192,14 +193,14 @@ fn build_queues(
     guard: &Arc<ControlThreadGuard>,
     signaller: impl Fn() -> io::Result<Arc<Signaller>>,
 ) -> io::Result<(Vec<Device>, ControlThread)> {
-    let ports = (0..config.queues)
+    let slots = (0..config.queues)
         .map(|_| {
             let (waker, signaller) = (Arc::new(Waker::new()?), signaller()?);
             Ok(QueueSlots { rx: RingSlot::new(), tx: RingSlot::new(), waker, signaller })
         })
         .collect::<io::Result<Vec<_>>>()?;
     let (capabilities, stats) = (capabilities(config), &shared.stats);
-    let queues = ports
+    let queues = slots
         .iter()
         .enumerate()
         .map(|(number, queue)| {
@@ -209,7 +210,7 @@ fn build_queues(
             Device { rx: Box::new(rx), tx: Box::new(tx) }
         })
         .collect();
-    Ok((queues, ControlThread { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports }))
+    Ok((queues, ControlThread { config: Arc::new(config.clone()), shared: shared.clone(), queues: slots }))
 }
 
 /// Returns the capabilities. They do not depend on the peer: offloads that a peer does not support are

@@ -99,9 +99,9 @@ impl Waker {
     }
 
     /// Adds an interrupt. It is edge-triggered, so that its counter need not be read.
-    pub(super) fn register(self: &Arc<Self>, bell: InterruptFd) -> io::Result<RegisteredInterrupt> {
-        epoll::add(&self.epoll, bell.fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET)?;
-        Ok(RegisteredInterrupt { interrupt: bell, waker: self.clone() })
+    pub(super) fn register(self: &Arc<Self>, interrupt: InterruptFd) -> io::Result<RegisteredInterrupt> {
+        epoll::add(&self.epoll, interrupt.fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET)?;
+        Ok(RegisteredInterrupt { interrupt, waker: self.clone() })
     }
 }
 
@@ -215,9 +215,9 @@ mod tests {
     #[test]
     fn interrupt_wakes_while_registered() {
         let waker = Arc::new(Waker::new().expect("descriptors"));
-        let bell = InterruptFd::new().expect("an eventfd");
-        let peer = InterruptFd(bell.fd().try_clone().expect("a descriptor"));
-        let attached = waker.register(bell).expect("the eventfd is registered");
+        let interrupt = InterruptFd::new().expect("an eventfd");
+        let peer = InterruptFd(interrupt.fd().try_clone().expect("a descriptor"));
+        let attached = waker.register(interrupt).expect("the eventfd is registered");
         let signaller = Signaller::new().expect("a descriptor");
         assert!(!is_readable(&waker));
         for _ in 0..3 {

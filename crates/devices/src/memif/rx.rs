@@ -210,16 +210,16 @@ impl RxRing {
         let first = self.position;
         let mut at = 0;
         let available = self.available()?;
-        let mut asked = 0;
+        let mut prefetched = 0;
         while filled.len() < room && at + SLOT_BYTES_MAX <= arena.len() {
             let left = available - self.position.wrapping_sub(first);
             if left == 0 {
                 break;
             }
             let until = (available - left).saturating_add(PREFETCH_AHEAD).min(available);
-            while asked < until {
-                self.prefetch(first.wrapping_add(asked));
-                asked += 1;
+            while prefetched < until {
+                self.prefetch(first.wrapping_add(prefetched));
+                prefetched += 1;
             }
             match self.take(left, arena, at)? {
                 TakenFrame::Frame(frame) => {
@@ -282,14 +282,14 @@ pub(super) struct MemifRx {
 
 impl MemifRx {
     pub(super) fn new(
-        port: Arc<RingSlot<RxRing>>,
+        slot: Arc<RingSlot<RxRing>>,
         waker: Arc<Waker>,
         stats: Arc<MemifStats>,
         guard: Arc<ControlThreadGuard>,
     ) -> Self {
         let arena = vec![0; ARENA_BYTES].into_boxed_slice();
         Self {
-            slot: SlotReader::new(port),
+            slot: SlotReader::new(slot),
             waker,
             arena,
             armed: false,

@@ -255,14 +255,14 @@ pub(super) struct MemifTx {
 
 impl MemifTx {
     pub(super) fn new(
-        port: Arc<RingSlot<TxRing>>,
+        slot: Arc<RingSlot<TxRing>>,
         capabilities: Capabilities,
         stats: Arc<MemifStats>,
         guard: Arc<ControlThreadGuard>,
     ) -> Self {
         let staging = vec![0; FRAME_AT + FRAME_BYTES_MAX].into_boxed_slice();
         Self {
-            slot: SlotReader::new(port),
+            slot: SlotReader::new(slot),
             capabilities,
             staging,
             wire: WireFrames::new(),
