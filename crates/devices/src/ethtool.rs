@@ -30,16 +30,16 @@ const STRING_BYTES: usize = 32;
 const FEATURES_MAX: usize = 1024;
 const TABLE_ENTRIES_MAX: usize = 1 << 16;
 
-/// Words of the structures with a fixed size.
+/// Numbers of 32-bit words of the structures with a fixed size.
 const DRIVER_INFO_WORDS: usize = 49;
 const CHANNELS_WORDS: usize = 9;
 const COALESCE_WORDS: usize = 23;
 const FLOW_RULE_WORDS: usize = 48;
-/// Words of `struct ethtool_rxfh` in front of table and key.
+/// Number of words of `struct ethtool_rxfh` in front of table and key.
 const RSS_HEADER_WORDS: usize = 6;
 /// Longest key that is read, in bytes; adapters have 40 or 52.
 const KEY_BYTES_MAX: usize = 256;
-/// Words of `struct ethtool_coalesce`.
+/// Indices of words of `struct ethtool_coalesce`.
 const RX_USECS: usize = 1;
 const RX_FRAMES: usize = 2;
 const ADAPTIVE_RX: usize = 10;
@@ -155,7 +155,7 @@ unsafe fn call(interface: &str, structure: &mut [u32]) -> Result<(), Errno> {
 }
 
 /// Calls the kernel with a structure of a fixed size. Returns `None` if the driver does not support the
-/// command.
+/// command, or the process has no permission for it.
 fn query<const WORDS: usize>(interface: &str, command: u32) -> io::Result<Option<[u32; WORDS]>> {
     let mut structure = [0; WORDS];
     structure[0] = command;
@@ -215,7 +215,7 @@ pub(crate) fn rx_queue_count(interface: &str) -> io::Result<usize> {
 /// Sets the numbers of queues that receive, that send, and that do both.
 ///
 /// # Errors
-/// The driver does not permit these numbers.
+/// There is no such interface, the process lacks CAP_NET_ADMIN, or the driver does not permit these numbers.
 pub fn set_channels(interface: &str, rx: u32, tx: u32, combined: u32) -> io::Result<()> {
     let words = query::<CHANNELS_WORDS>(interface, ETHTOOL_GCHANNELS)?;
     let mut words = words.ok_or_else(|| io::Error::from(Errno::OPNOTSUPP))?;
@@ -241,7 +241,7 @@ pub fn coalescing(interface: &str) -> io::Result<Option<Coalescing>> {
 /// Sets when the interface interrupts for received frames. Other values of coalescing stay as they are.
 ///
 /// # Errors
-/// The driver does not permit these values.
+/// There is no such interface, the process lacks CAP_NET_ADMIN, or the driver does not permit these values.
 pub fn set_coalescing(interface: &str, values: Coalescing) -> io::Result<()> {
     let words = query::<COALESCE_WORDS>(interface, ETHTOOL_GCOALESCE)?;
     let mut words = words.ok_or_else(|| io::Error::from(Errno::OPNOTSUPP))?;
@@ -293,10 +293,11 @@ pub fn features(interface: &str) -> io::Result<Vec<Feature>> {
     Ok(names.into_iter().enumerate().map(feature).filter(|feature| !feature.name.is_empty()).collect())
 }
 
-/// Switches a feature. The kernel may accept the wish without following it: read the features again.
+/// Switches a feature on or off. The kernel may accept the request without fulfilling it: read the features
+/// again.
 ///
 /// # Errors
-/// The kernel has no such feature, or does not permit the change.
+/// There is no such interface or feature, or the kernel does not permit the change.
 pub fn set_feature(interface: &str, name: &str, on: bool) -> io::Result<()> {
     let names = feature_names(interface)?;
     let index = names.iter().position(|known| known == name);
@@ -345,10 +346,10 @@ pub fn rss(interface: &str) -> io::Result<Option<RssSettings>> {
     Ok(parse_rss(&answer))
 }
 
-/// Words of `struct ethtool_rxfh` with the entries of the table and the bytes of the key.
+/// Indices of the words of `struct ethtool_rxfh` that hold the number of table entries and of key bytes.
 const RSS_SIZES: core::ops::Range<usize> = 2..4;
 
-/// Returns the words of an answer with this header; `None` for sizes that no driver has.
+/// Returns the number of words of an answer with this header; `None` for sizes that no driver has.
 fn rss_words(header: &[u32]) -> Option<usize> {
     let &[entries, key_bytes] = header.get(RSS_SIZES)? else { return None };
     let (entries, key_bytes) = (entries as usize, key_bytes as usize);
@@ -366,8 +367,8 @@ fn parse_rss(answer: &[u32]) -> Option<RssSettings> {
     Some(RssSettings { functions, transform, key, queues: queues.to_vec() })
 }
 
-/// Returns the fields of a type of flows that the interface hashes (`RXH_IP_SRC` and so on), or `None` if the
-/// driver does not tell.
+/// Returns the fields that the interface hashes (`RXH_IP_SRC` and so on) in packets of `flow_type`
+/// (`TCP_V4_FLOW` and so on), or `None` if the driver does not tell.
 ///
 /// # Errors
 /// There is no such interface.
@@ -392,7 +393,7 @@ pub fn hashed_fields(interface: &str, flow_type: u32) -> io::Result<Option<u64>>
 /// default.
 ///
 /// # Errors
-/// The driver does not permit this table.
+/// There is no such interface, the process lacks CAP_NET_ADMIN, or the driver does not permit this table.
 pub fn set_indirection(interface: &str, queues: &[u32]) -> io::Result<()> {
     let size = u32::try_from(queues.len()).map_err(|_| io::Error::from(Errno::INVAL))?;
     let mut table = [&[ETHTOOL_SRXFHINDIR, size], queues].concat();
@@ -417,8 +418,9 @@ mod tests {
         assert_eq!((rss("lo").unwrap(), hashed_fields("lo", 1).unwrap()), (None, None));
     }
 
-    /// Answers as the kernel lays them out: a header, the table, and the key, for an adapter with 128 entries
-    /// and a key of 40 bytes, and for one with 512 entries and a key of 52 bytes.
+    /// Builds answers as the kernel lays them out: a header, the table, and the key. Adapters have 128
+    /// entries and a key of 40 bytes, or 512 entries and a key of 52 bytes; the other sizes are special
+    /// cases.
     #[test]
     fn key_and_table_are_read_from_answers() {
         for (entries, key_bytes, queues) in [(128_u32, 40_u8, 4), (512, 52, 3), (0, 40, 1), (64, 41, 2)] {
