@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn primitives_and_operators_match_tcpdump() {
+    fn primitives_and_operators_select_frames() {
         let frame = tcp4([10, 0, 0, 1], [10, 0, 0, 2], (5000, 80));
         for filter in [
             "tcp",

@@ -1,4 +1,4 @@
-//! Captures the frames that pass a device to pcapng files, which tshark and Wireshark read.
+//! Captures frames that a device receives or sends, in pcapng files that tshark and Wireshark read.
 //!
 //! Frames are captured as they pass this layer: super-frames are not segmented, as tcpdump on Linux shows
 //! them, and have a comment with their segment size. Partial checksums are completed in the copy, so each
@@ -138,8 +138,8 @@ impl Capture {
         self.stats.clone()
     }
 
-    /// Writes buffered frames to the file. This also happens about once a second, and when the last device is
-    /// dropped.
+    /// Writes buffered frames to the file. This also happens before a shard sleeps, about once a second while
+    /// frames arrive, and when the last device is dropped.
     pub fn flush(&self) {
         self.writer().flush();
     }

@@ -118,12 +118,12 @@ impl<W: Write> PcapngStream<W> {
         self.out.write_pcapng_block(block).map(drop).map_err(io_error)
     }
 
-    /// Returns what is written to.
+    /// Returns the output of the stream.
     pub fn inner(&self) -> &W {
         self.out.get_ref()
     }
 
-    /// Flushes what is written to.
+    /// Flushes the output of the stream.
     ///
     /// # Errors
     /// The error of flushing.

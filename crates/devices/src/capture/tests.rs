@@ -160,7 +160,7 @@ fn file_ring_keeps_the_last_files() {
     let mut names: Vec<_> =
         std::fs::read_dir(&directory.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    // A block of 1104 bytes holds 1054 bytes of data: a file holds 59 blocks.
+    // A block of 1100 bytes holds 1054 bytes of data: a file holds 59 blocks.
     assert_eq!(names, ["trace-00015.pcapng", "trace-00016.pcapng", "trace-00017.pcapng"]);
     let mut counts = Vec::new();
     for name in names {

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 
 /// Gets copies of the frames of one direction.
 pub trait FrameSink: Send {
-    /// Gets a frame, with what was left to the device.
+    /// Gets a frame, with the checksum and the segmentation that were left to the device.
     fn put(&mut self, frame: &[u8], meta: TxMeta);
 
     /// Ends a burst: frames were received, or have been passed to the device, in the turn that began at

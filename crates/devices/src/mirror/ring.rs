@@ -5,7 +5,7 @@
 //!   0      magic, version, bytes of the ring, bytes that are kept of a frame
 //!   128    position of the reader
 //!   256    position of the writer; frames that were lost
-//!   4096   records, each aligned to 16 bytes and in one piece: a header of 16 bytes, and the bytes of a frame
+//!   4096   records, each aligned to 16 bytes and in one piece: a header of 16 bytes, the bytes of a frame
 //! ```
 //!
 //! Positions count bytes and only grow. Each burst begins with a record that has its time, which is written
@@ -50,7 +50,7 @@ const FLAG_BURST: u64 = 1 << 50;
 const GSO_AT: u32 = 52;
 const ECN_AT: u32 = 54;
 
-/// Smallest and largest ring in bytes.
+/// Smallest ring in bytes.
 pub const RING_BYTES_MIN: usize = 1 << 16;
 /// Largest ring in bytes.
 pub const RING_BYTES_MAX: usize = 1 << 30;
@@ -91,7 +91,7 @@ pub struct MirrorReader {
 /// A copy of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MirroredFrame {
-    /// When the shard had received the burst, or has sent it.
+    /// Time at which the shard had received or sent the burst.
     pub at: Instant,
     /// Length of the frame in bytes.
     pub frame_len: usize,
@@ -101,8 +101,9 @@ pub struct MirroredFrame {
     pub meta: TxMeta,
 }
 
-/// Creates a ring of `bytes` bytes, rounded up to a power of two, for the first `snaplen` bytes of each
-/// frame. Returns the writing end, and the file to pass to the reader.
+/// Creates a ring of `bytes` bytes, at least [`RING_BYTES_MIN`] and at most [`RING_BYTES_MAX`], rounded up to
+/// a power of two, for the first `snaplen` bytes of each frame. Returns the writing end, and the file to pass
+/// to the reader.
 ///
 /// # Errors
 /// There is no memory.

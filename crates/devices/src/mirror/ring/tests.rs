@@ -9,7 +9,7 @@ fn pair(bytes: usize, snaplen: usize) -> (MirrorWriter, MirrorReader) {
     (writer, MirrorReader::open(&file).expect("a ring"))
 }
 
-/// Reads all frames that are there.
+/// Reads all published frames.
 fn read_all(reader: &mut MirrorReader) -> Vec<(MirroredFrame, Vec<u8>)> {
     let end = reader.written().unwrap();
     let mut all = Vec::new();
@@ -80,7 +80,7 @@ fn tail(writer: &MirrorWriter) -> u64 {
     writer.lap + writer.at as u64
 }
 
-/// Lets the reader go on behind everything that was written.
+/// Lets the reader continue after everything that was written.
 fn begin_anew(reader: &mut MirrorReader) {
     reader.head = reader.region.u64(TAIL_AT).load(Acquire);
     reader.time = None;
@@ -95,7 +95,7 @@ fn a_reader_that_writes_nonsense_harms_only_itself() {
     let (mut writer, mut reader) = pair(RING_BYTES_MIN, 2000);
     assert!((0..10).all(|_| put_burst(&mut writer)));
     assert_eq!(read_all(&mut reader).len(), 10);
-    // Positions that are not those of a record, but may be those of a reader, are taken for such.
+    // A position that a reader could have is accepted, even if no record begins there.
     let lies: [(Lie, bool); 9] = [
         (|writer| tail(writer) - 8, true),
         (|writer| tail(writer) - 1, true),
