@@ -43,8 +43,8 @@ pub const ADAPTER_KEY: [u8; 40] = {
     key
 };
 
-/// Returns the indirection table of an adapter: the queue, of `queues`, of each entry. The first queue has
-/// twice as many entries as the others.
+/// Returns the indirection table of an adapter with `queues` queues: the queue of each entry. The first queue
+/// has twice as many entries as each other one.
 #[must_use]
 pub fn adapter_table(queues: u8) -> Vec<u8> {
     // Cannot truncate: the remainder is below the number of queues.
@@ -52,11 +52,11 @@ pub fn adapter_table(queues: u8) -> Vec<u8> {
 }
 
 /// Creates a single-queue device, and `queues` devices at the other end of its cable that share the second
-/// MAC address. The first device receives the frames of all queues; `spread` selects the queue that receives
-/// each of its frames. One eventfd wakes the receiving half of the first device.
+/// MAC address. The first device receives the frames of all queues; `rss_mode` selects the queue that
+/// receives each of its frames. One eventfd wakes the receiving half of the first device.
 ///
 /// # Panics
-/// Panics if `queues` is 0 or above 64, or if `spread` names a queue that does not exist.
+/// Panics if `queues` is 0 or above 64, or if `rss_mode` names a queue that does not exist.
 #[must_use]
 pub fn multi_queue(config: &MemoryConfig, queues: usize, rss_mode: RssMode) -> (Device, Vec<Device>) {
     assert!((1..=64).contains(&queues), "{queues} queues");
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn one_queue_conforms() {
-        conformance::run("fan", GUARANTEES, &mut || {
+        conformance::run("multi-queue", GUARANTEES, &mut || {
             let (one, mut queues) = multi_queue(&MemoryConfig::default(), 1, RssMode::Hash);
             (one, queues.remove(0))
         });
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn second_queue_conforms_without_hash() {
-        conformance::run("fan of two", GUARANTEES, &mut || {
+        conformance::run("multi-queue of two", GUARANTEES, &mut || {
             let (one, mut queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Fixed(1));
             (one, queues.remove(1))
         });

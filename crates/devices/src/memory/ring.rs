@@ -206,7 +206,7 @@ struct Lap {
     check_at: usize,
     /// Laps since `bytes` changed.
     laps: u32,
-    /// Position at which the last lap was left that ended before its last byte.
+    /// Position at which the producer left the last lap that ended early.
     left_at: usize,
 }
 
@@ -265,9 +265,9 @@ impl RecordProducer {
         Some(start)
     }
 
-    /// Returns whether at most as many bytes are in use as `limit` returns, with a frame of `len` bytes more.
-    /// `limit` gets the bytes that the ring can hold until the consumer has reached the current lap. A ring
-    /// whose records were all read has room for every frame.
+    /// Returns whether the bytes in use, together with a frame of `len` bytes, are at most the result of
+    /// `limit`, which gets the bytes that the ring can hold until the consumer has reached the current lap. A
+    /// ring whose records were all read has room for every frame.
     pub(super) fn has_room_within(&mut self, len: usize, limit: impl Fn(usize) -> usize) -> bool {
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
         let capacity = self.shared.capacity;
@@ -318,8 +318,8 @@ impl RecordProducer {
         }
     }
 
-    /// A separate function, so that frames without an extension, which are the majority, do not execute its
-    /// instructions.
+    /// Commits a super-frame or a labelled frame. A separate function, so that other frames, which are the
+    /// majority, do not execute its instructions.
     #[inline(never)]
     fn commit_extended(&mut self, len: usize, meta: &TxMeta) {
         self.commit_record(len, meta.partial_checksum.as_ref(), Some((meta.gso, meta.label)));

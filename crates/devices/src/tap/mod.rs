@@ -78,7 +78,7 @@ pub struct Tap {
     /// Counters of all queues.
     pub stats: Arc<TapStats>,
     /// The reason why the kernel does not deliver frames to the shards that own them, if there are several
-    /// queues. The device works without, and shards forward what arrives elsewhere.
+    /// queues. The device works nevertheless: shards forward frames that arrive elsewhere.
     pub steering_error: Option<io::Error>,
 }
 

@@ -19,7 +19,7 @@ use std::net::Ipv6Addr;
 const HASH_BITS: u32 = INDIRECTION_ENTRIES.trailing_zeros();
 /// Words of the input: two IPv6 addresses and the ports. An IPv4 flow has the addresses in the first two.
 const WORDS: usize = 9;
-/// Place of the ports of an IPv4 flow.
+/// Index of the word with the ports: of an IPv4 flow, and of an IPv6 flow.
 const PORTS_V4: usize = 2;
 const PORTS_V6: usize = 8;
 
