@@ -5,8 +5,8 @@
 use ginnel_stack::device::{Capabilities, GatherTx, Label, PayloadPiece, TxClass, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 
-/// Limits the frames that wait in a device. While it has `frames` of them, no frames of the usual class or
-/// the one below are accepted; class 2 waits while there are twice as many, class 3 three times, and so on.
+/// Limits the frames that wait in a device. While `frames` frames wait, no frames of class 1 (best effort) or
+/// class 0 are accepted; class 2 is refused while twice as many wait, class 3 three times, and so on.
 /// The highest class, and frames of which no class is known ([`TxQueue::select_class`]), are accepted as long
 /// as the device has room.
 ///
@@ -152,7 +152,7 @@ mod tests {
         send_with(tx, Some(TxClass::Datagrams(class)), most, TxMeta::NONE, 1000)
     }
 
-    /// Sends at most so many frames of a class until one is refused. Returns their number.
+    /// Sends frames of a class until one is refused, `most` at most. Returns their number.
     fn send_with(
         tx: &mut Box<dyn TxQueue + Send>,
         class: Option<TxClass>,
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(send(&mut tx, None, 20), 20);
     }
 
-    /// Whoever sends without a class keeps the backlog above all bounds here.
+    /// Frames without a class keep the backlog above all bounds here.
     #[test]
     fn frames_without_a_class_do_not_shut_out_the_others() {
         let (mut tx, _) = limited_link("", 10);
@@ -346,7 +346,7 @@ mod tests {
             right.rx.rx_burst(at(now), &mut RxBurst::new());
         }
         assert!((950..=1010).contains(&sent), "{sent} of 1000 frames");
-        // Who does not ask for the backlog is not woken for it.
+        // A caller that does not ask for the backlog is not woken for it.
         let (mut unlimited, _) = slow_link("delay=500ms");
         assert_eq!(send(&mut unlimited, None, 20), 20);
         unlimited.flush(at(0));

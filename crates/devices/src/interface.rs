@@ -13,7 +13,7 @@ pub struct InterfaceInfo {
     pub up: bool,
     /// Largest IP packet in bytes.
     pub mtu: usize,
-    /// MAC address of the interface.
+    /// MAC address of the interface; all zeros if it has none.
     pub mac: [u8; 6],
     /// Addresses of the interface, each with its prefix length in bits.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -22,7 +22,8 @@ pub struct InterfaceInfo {
 /// Reads the facts about an interface.
 ///
 /// # Errors
-/// There is no such interface, or the kernel refuses the request.
+/// There is no such interface, its hardware address has fewer than 6 bytes, or the kernel refuses the
+/// request.
 pub fn read(name: &str) -> io::Result<InterfaceInfo> {
     let mut netlink = Netlink::open()?;
     let link = netlink.link(name)?;

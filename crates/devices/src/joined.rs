@@ -6,8 +6,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::io;
 
-/// Joins the queues to a device that receives from all of them and sends on the first. Each of `wakers` must
-/// be readable whenever the wake descriptor of its queue is, and stay open as long as the queue lives.
+/// Joins the queues into a device that receives from all of them and sends on the first. Each of `wakers`
+/// must be readable whenever the wake descriptor of its queue is, and stay open as long as the queue lives.
+///
+/// Panics if there is no queue.
 pub(crate) fn join<'a>(
     mut queues: Vec<Device>,
     wakers: impl IntoIterator<Item = BorrowedFd<'a>>,

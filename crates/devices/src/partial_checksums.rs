@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Drivers of interfaces whose frames come from a local sender.
 const LOCAL_DRIVERS: [&str; 2] = ["veth", "virtio_net"];
-/// Frames that are looked at on other interfaces, and those with partial checksums that are reported. Fewer
-/// may be complete checksums with the same value.
+/// Number of frames that are looked at on other interfaces.
 const FRAMES_LOOKED_AT: u32 = 1024;
+/// Number of frames with partial checksums that cause a warning. Fewer may be complete checksums with equal
+/// values.
 const FRAMES_REPORTED: u32 = 3;
 
 const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
@@ -43,7 +44,7 @@ impl PartialChecksums {
         [("auto", Self::Auto), ("on", Self::Accept), ("off", Self::Reject)];
 }
 
-/// State of a queue.
+/// The check of a queue's received frames.
 pub(crate) enum PartialChecksumCheck {
     /// Accepts such frames.
     Accept,

@@ -1,4 +1,4 @@
-//! The process and the user at the other end of a socket of the file system.
+//! The process and the user at the other end of a Unix socket.
 #![allow(unsafe_code)] // rustix has no value for a process of another PID namespace
 
 use rustix::fd::{AsFd, AsRawFd};
@@ -14,7 +14,7 @@ pub struct PeerCredentials {
     pub uid: u32,
 }
 
-/// Returns who is at the other end (unix(7), `SO_PEERCRED`).
+/// Returns the process and the user at the other end of `socket` (unix(7), `SO_PEERCRED`).
 ///
 /// # Errors
 /// The descriptor is no connected Unix socket.

@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit};
 /// See [`assume_unlimited`].
 static IS_UNLIMITED: AtomicBool = AtomicBool::new(false);
 
-/// Must be called before the program installs a seccomp filter, which may end a program that asks for a
-/// limit: from then on all limits count as infinite.
+/// Makes all limits count as infinite from now on. Must be called before the program installs a seccomp
+/// filter, which may end a program that asks for a limit.
 pub fn assume_unlimited() {
     IS_UNLIMITED.store(true, Ordering::Relaxed);
 }

@@ -195,13 +195,13 @@ impl Pipeline {
         self.queue.len()
     }
 
-    /// Returns when the frame has left that has `before` others in front of it in the queue; `None` if the
-    /// queue is shorter.
+    /// Returns the time at which the last bit of a queued frame has left: of the frame with `before` frames
+    /// in front of it, or `None` if the queue is shorter.
     pub(super) fn sent_at(&self, before: usize) -> Option<Instant> {
         self.queue.get(before).map(|&(sent, _)| sent)
     }
 
-    /// Removes the frames from the queue whose last bit has left by now.
+    /// Removes from the queue the frames whose last bit has left by `now`.
     pub(super) fn remove_sent(&mut self, now: Instant) {
         while self.queue.front().is_some_and(|&(sent, _)| sent <= now) {
             self.queued_bytes -= self.queue.pop_front().map_or(0, |(_, len)| len as u64);
