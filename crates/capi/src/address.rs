@@ -19,7 +19,7 @@ pub unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAdd
     let family = bytes.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family)).ok_or(SHORT)?;
     match i32::from(family) {
         libc::AF_INET if len >= size_of::<sockaddr_in>() => {
-            // SAFETY: the structure has plain fields, and so many bytes are there.
+            // SAFETY: the structure has plain fields, and `bytes` has at least its length.
             let v4: sockaddr_in = unsafe { bytes.as_ptr().cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
@@ -47,7 +47,7 @@ pub unsafe fn read_optional(address: *const sockaddr, len: socklen_t) -> Result<
     unsafe { read(address, len) }.map(Some)
 }
 
-/// Converts an address.
+/// Converts an address to a structure of C.
 pub fn storage(address: SocketAddr) -> sockaddr_storage {
     // SAFETY: all bytes may be 0.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };

@@ -118,10 +118,10 @@ pub fn take() -> Option<Box<Entered>> {
     ENTERED.try_with(RefCell::take).ok().flatten()
 }
 
-/// Makes the shard that of the calling thread.
+/// Gives a shard to the calling thread.
 ///
 /// # Errors
-/// `EBUSY` if the thread has a shard.
+/// `EBUSY`, with the shard, if the thread has a shard already.
 pub fn enter(entered: Box<Entered>) -> Result<(), (Failure, Box<Entered>)> {
     if CALLBACK.get().is_some() {
         return Err((HAS_SHARD, entered));

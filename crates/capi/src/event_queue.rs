@@ -21,7 +21,7 @@ use std::io::Read;
 const SINGLE_EVENTS_MAX: usize = 16_384;
 
 /// Largest number of connections that ended by a reset or a time-out before the program had received all of
-/// their bytes. The unread bytes of further ones are discarded.
+/// their bytes. The unread bytes of further ones are discarded, and their end has the error `ENOBUFS`.
 // limit: reset connections of a program in C with unread bytes
 const LATE_CONNS_MAX: usize = 65_536;
 
@@ -38,7 +38,7 @@ event_bits! {
     CONNECTED = 1 << 1;
     /// Bytes can be received.
     READABLE = 1 << 2;
-    /// Bytes can be received early.
+    /// Bytes can be received that arrived ahead of missing ones.
     UNORDERED = 1 << 3;
     /// There is room to send again.
     WRITABLE = 1 << 4;
@@ -178,7 +178,7 @@ impl EventQueue {
     }
 
     /// Adds what happened to an object. If an event of the object waits already, both are merged, with the
-    /// higher of their classes.
+    /// higher of their classes. A waiting event of an earlier object with this index is dropped.
     fn add(&mut self, kind: Kind, index: u32, happened: Event) {
         let at = index as usize;
         let slots = &mut self.slots[kind as usize];

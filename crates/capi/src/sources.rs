@@ -48,7 +48,7 @@ impl Drop for CSource {
     }
 }
 
-/// Returns the engine's handle. A number that was never a handle is refused as a stale one.
+/// Returns the engine's handle. A number that was never a handle becomes a stale handle.
 pub fn source_id(source: SourceHandle) -> SourceId {
     // Index 0 of C is no source; it becomes an index that no table has.
     SourceId { index: (source.id as u32).wrapping_sub(1), generation: (source.id >> 32) as u32 }

@@ -11,7 +11,8 @@ use core::ffi::{c_int, c_void};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
-/// `ginnel_fill`: writes `len` bytes of what is sent, the first of which is the byte `offset`.
+/// `ginnel_fill`: writes bytes to send. The arguments are `arg`, the offset of the first byte in what the
+/// call sends, the room, and its length in bytes.
 pub type Fill = unsafe extern "C" fn(*mut c_void, usize, *mut u8, usize);
 
 /// `struct ginnel_info`.
@@ -96,8 +97,8 @@ pub unsafe extern "C" fn ginnel_accept(listener: ListenerHandle, out: *mut ConnH
 /// Opens a connection.
 ///
 /// # Safety
-/// The lengths of bytes at the addresses are readable; `local` and `options` may be null; `out` is null or
-/// points to a variable.
+/// `remote_len` bytes at `remote` are readable; `local` is null or points to `local_len` readable bytes;
+/// `options` is null or points to a structure, `out` is null or points to a variable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_connect(
     remote: *const sockaddr,
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn ginnel_connect(
     })
 }
 
-/// Queues a copy of bytes. Returns how many.
+/// Queues a copy of bytes. Returns the number of bytes queued.
 ///
 /// # Safety
 /// `len` bytes at `data` are readable.
@@ -135,7 +136,7 @@ pub unsafe extern "C" fn ginnel_send(conn: ConnHandle, data: *const c_void, len:
     })
 }
 
-/// Queues bytes that `fill` writes into the send buffer. Returns how many.
+/// Queues bytes that `fill` writes into the send buffer. Returns the number of bytes queued.
 ///
 /// # Safety
 /// `fill` is null or writes all bytes that it is asked for.
@@ -188,7 +189,7 @@ pub extern "C" fn ginnel_send_source(conn: ConnHandle, source: SourceHandle, off
     })
 }
 
-/// Receives bytes. Returns how many; 0 at the end of the stream.
+/// Receives bytes. Returns their number; 0 at the end of the stream.
 ///
 /// # Safety
 /// `len` bytes at `buffer` are writable.
@@ -206,7 +207,7 @@ pub unsafe extern "C" fn ginnel_recv(conn: ConnHandle, buffer: *mut c_void, len:
     })
 }
 
-/// Receives bytes that arrived before bytes which precede them. Returns how many.
+/// Receives bytes that arrived ahead of missing ones. Returns their number.
 ///
 /// # Safety
 /// `len` bytes at `buffer` are writable; `ahead` is null or points to a variable.
@@ -244,7 +245,7 @@ pub extern "C" fn ginnel_unread(conn: ConnHandle) -> isize {
     })
 }
 
-/// Delivers bytes that the callback `data` has left again.
+/// Delivers again the bytes that the callback `data` has not taken.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_resume(conn: ConnHandle) -> c_int {
     call(|| {
@@ -285,7 +286,7 @@ pub extern "C" fn ginnel_conn_close(conn: ConnHandle) -> c_int {
     })
 }
 
-/// Sends RST.
+/// Ends a connection with RST.
 #[unsafe(no_mangle)]
 pub extern "C" fn ginnel_conn_abort(conn: ConnHandle) -> c_int {
     call(|| {

@@ -92,7 +92,8 @@ pub unsafe extern "C" fn ginnel_udp_connect(
 /// Sends a datagram. `source`, whose port does not matter, and `remote` may be null.
 ///
 /// # Safety
-/// The lengths of bytes are readable.
+/// `data_len` bytes at `data` are readable; `remote` is null or points to `remote_len` readable bytes, and
+/// `source` is null or points to `source_len` readable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_udp_send(
     socket: UdpSocketHandle,
