@@ -51,8 +51,9 @@ pub struct StackFixture {
     fragmentation: Fragmentation,
     /// Identification of the last fragmented packet.
     last_fragment_id: u16,
-    /// Number of frames that the device takes per turn.
+    /// Number of frames that the device takes per turn; `None` is unlimited.
     tx_capacity: Option<usize>,
+    /// Number of consecutive deadlines that were not in the future.
     stalled_deadlines: u32,
     /// Receives a description of each step.
     trace: Option<fn(&str)>,
@@ -171,7 +172,7 @@ impl StackFixture {
             Op::Segment => Some(peer.segment(word, now_ms)),
             Op::PeerAction => {
                 let action = PeerAction::ALL[usize::from(word.b) % PeerAction::ALL.len()];
-                peer.act(action, word.x, now_ms)
+                Some(peer.act(action, word.x, now_ms))
             }
             _ => {
                 peer.auto_respond = word.b & 1 != 0;
@@ -363,7 +364,8 @@ impl StackFixture {
         }
     }
 
-    /// Returns the address of listener number `number`; a closed port if there is none.
+    /// Returns the address of listener number `number`, or that of a closed port if there is none. Returns
+    /// `None` for IPv6 on a link whose MTU is too small for it.
     fn listener_address(&self, number: u8, v6: bool) -> Option<SocketAddr> {
         let ip: IpAddr = if v6 { build::LOCAL_V6.into() } else { build::LOCAL_V4.into() };
         let port = match usize::from(number).checked_rem(self.app.listeners.len()) {
@@ -373,7 +375,8 @@ impl StackFixture {
         (!v6 || self.setup.mtu >= 1280).then(|| SocketAddr::new(ip, port))
     }
 
-    /// Returns the index of the remote end with these addresses, which is created if necessary.
+    /// Returns the index of the remote end with these addresses, which is created if necessary. Returns
+    /// `None` if there are too many others.
     fn find_or_add_peer(&mut self, remote: SocketAddr, local: SocketAddr, start: SeqNumber) -> Option<usize> {
         if let Some(index) = self.peers.iter().position(|p| (p.remote, p.local) == (remote, local)) {
             return Some(index);

@@ -279,8 +279,8 @@ impl Peer {
         }
     }
 
-    /// Builds the segment of a correct host that performs `action`. Returns `None` if there is nothing to do.
-    pub fn act(&mut self, action: PeerAction, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
+    /// Builds the segment of a correct host that performs `action`.
+    pub fn act(&mut self, action: PeerAction, amount: u32, now_ms: u32) -> Vec<u8> {
         let no_bits = Word::default();
         let options = TcpOptions { timestamps: self.timestamps(now_ms, 0), ..TcpOptions::default() };
         let ack = self.rcv_nxt;
@@ -314,7 +314,7 @@ impl Peer {
                 let header = self.header(self.snd_nxt, self.last_ack_sent, TcpFlags::ACK);
                 let mut options = options;
                 self.add_sack_blocks(amount, &mut options);
-                return Some(self.build(header, options, 0, &no_bits));
+                return self.build(header, options, 0, &no_bits);
             }
             PeerAction::Retransmit => {
                 let unacked = (self.snd_nxt - self.snd_una).clamp(0, 9000) as u32;
@@ -333,7 +333,7 @@ impl Peer {
         };
         self.syn_unanswered = false;
         self.last_ack_sent = ack;
-        Some(self.build(header, options, len as usize, &no_bits))
+        self.build(header, options, len as usize, &no_bits)
     }
 
     /// Returns the answer to the stack's segments, if this end responds automatically and owes one.
@@ -342,6 +342,6 @@ impl Peer {
             return None;
         }
         let active_open = self.syn_unanswered && self.snd_wscale.is_none();
-        self.act(if active_open { PeerAction::AcceptSyn } else { PeerAction::AckAll }, 0, now_ms)
+        Some(self.act(if active_open { PeerAction::AcceptSyn } else { PeerAction::AckAll }, 0, now_ms))
     }
 }
