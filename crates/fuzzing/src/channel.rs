@@ -553,7 +553,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     }
     let mut messages = traffic();
     for message in [
-        // An attachment, queries for an existing and a missing socket, and a fork.
+        // An attachment, queries for an existing and a missing socket, an unknown request, a fork, an exec
+        // with too many sockets, and a missing listener to join.
         &[1, 0, 0, 0, 0, 0, 0][..],
         &[2, 0, 0, 0, 1, 0, 0, 5, 0, 0, 0, 0],
         &[3, 0, 0, 0, 1, 0, 0, 5, 255, 255, 255, 255],

@@ -122,7 +122,8 @@ impl HttpFixture {
 }
 
 /// Runs one input. The first byte selects requests for the server (even) or responses for the generator
-/// (odd); the second determines the segmentation of the rest.
+/// (odd); if its bit 1 is set, it also limits the send space of the server. The second byte determines the
+/// segmentation of the rest.
 ///
 /// # Panics
 /// If segmentation changes the output, or a response has no end.

@@ -1,5 +1,5 @@
-//! Link specifications (`delay=20ms loss=1%`): the printed form of an accepted specification has the same
-//! meaning.
+//! Link specifications (`delay=20ms loss=1%`): the printed form of an accepted specification is parsed to an
+//! equal specification.
 
 use ginnel_devices::faults::LinkSpec;
 

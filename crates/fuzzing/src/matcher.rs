@@ -10,7 +10,7 @@ use ginnel_matcher::{
 
 /// Bytes of an instruction in the input.
 const INSTRUCTION_BYTES: usize = 8;
-/// Instructions of a program are at most this many.
+/// Maximum number of instructions of a program.
 const INSTRUCTIONS_MAX: usize = 32;
 
 /// Runs one input.
@@ -87,7 +87,7 @@ fn check(matcher: &mut Matcher<usize>, rules: &[Rule<usize>], frame: &[u8]) {
     assert!(packet.ports().is_none() || packet.protocol().is_some(), "ports without a protocol");
     if let Some(payload) = packet.payload() {
         assert!(packet.ports().is_some(), "a payload without ports");
-        // 8 bytes are the shortest header.
+        // 8 bytes are the shortest transport header.
         assert!(payload.len() + 14 + 20 + 8 <= frame.len(), "the payload is longer than the frame");
     }
     let expected = rules.iter().find(|rule| rule.matches(&packet)).map(|rule| rule.action);

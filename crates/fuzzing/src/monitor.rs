@@ -21,7 +21,7 @@ use std::io::Cursor;
 const SEGMENT_BYTES: usize = 6;
 /// Connections of a run, one more than the engine may track.
 const CONNECTIONS: usize = 4;
-/// Lengths of the messages of `iot`: short ones, of which an input has room for many.
+/// Length in bytes of each message of `iot`: short, so that an input has room for many.
 const MESSAGE_BYTES: u32 = 20;
 
 /// Runs one input.

@@ -58,7 +58,9 @@ type Key = (bool, u8);
 struct Model {
     /// Fragments as intervals of start and end offset.
     pieces: Vec<(usize, usize)>,
+    /// Length of the datagram, once its last fragment has arrived.
     total: Option<usize>,
+    /// Time at which the datagram times out.
     until: Instant,
     /// ECN fields seen, one bit each.
     ecn: u8,

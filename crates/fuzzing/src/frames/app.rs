@@ -268,7 +268,7 @@ impl App {
         c.check_bytes(at, bytes, peers);
     }
 
-    /// Takes the bytes that arrived before missing ones which precede them (unordered receive).
+    /// Takes the bytes that arrived ahead of missing ones (unordered receive).
     fn read_unordered(&mut self, stack: &mut Stack, conn: Conn, peers: &[Peer]) {
         let mut buffer = [0; 700];
         while let Ok(Some(taken)) = stack.recv_unordered(conn, &mut buffer) {

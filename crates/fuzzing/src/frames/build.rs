@@ -25,7 +25,8 @@ pub fn mac(host: u8) -> MacAddr {
 }
 
 /// Returns an IGMP message of the type that the lowest bits of `kind` select: a query of any version, or a
-/// report of another host. `fields` has the response code, the robustness variable and the number of sources.
+/// report of another host. `fields` has the response code, the robustness variable, the query interval and
+/// the number of sources, a byte each.
 pub fn group_message(host: u8, kind: u8, fields: u32) -> Vec<u8> {
     const GROUP: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 251);
     let [code, robustness, interval, count] = fields.to_le_bytes();
@@ -168,6 +169,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, s: &SegmentSpec<'_>) -> Vec<u8> {
 }
 
 /// Builds an ICMP error of a router about a packet of the stack. `kind` selects among all kinds of errors.
+/// Returns `None` if `quote` does not begin with an IP header.
 pub fn icmp_error(kind: u8, mtu: u32, quote: &[u8]) -> Option<Vec<u8>> {
     match quote.first()? >> 4 {
         4 => icmpv4_error(kind, mtu, quote),
@@ -372,7 +374,8 @@ fn fix_ipv4_checksum(packet: &mut [u8]) {
     }
 }
 
-/// Changes bytes of a frame. With `fix`, repairs its checksums so that the change is not merely dropped.
+/// Changes bytes of a frame. With `fix`, repairs its checksums, so that the stack does not drop the frame
+/// because of them.
 pub fn mutate(frame: &mut [u8], changes: u8, fix: bool, mut seed: u32) {
     if frame.len() < 15 {
         return;

@@ -133,8 +133,8 @@ pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut on_f
 }
 
 /// Checks a segment against the state of its receiver, `peer`. `sent_max` is the maximum number of bytes that
-/// applications have sent between these addresses. `cookies` is true if SYN cookies of the stack have become
-/// connections.
+/// applications have sent between these addresses. `cookies` is true if more than one SYN cookie of the stack
+/// has become a connection.
 ///
 /// # Panics
 /// If the segment violates an invariant.
@@ -182,7 +182,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
 }
 
 /// Tracks the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6). `cookies` is
-/// true if SYN cookies of the stack have become connections: then nothing is checked.
+/// true if a SYN cookie of the stack has become a connection: then nothing is checked.
 ///
 /// # Panics
 /// If the edge moves back.

@@ -280,7 +280,7 @@ impl UdpSockets {
     }
 }
 
-/// Returns multicast options, most of which are the default.
+/// Returns the multicast options that bits select; 0 gives the defaults.
 fn multicast_options(bits: u32) -> MulticastOptions {
     MulticastOptions {
         link: (bits & 1 != 0).then_some(LinkId((bits >> 1 & 1) as u16)),

@@ -80,7 +80,7 @@ pub enum Op {
     Arp,
     /// A remote host sends neighbour discovery or a router advertisement.
     Ndp,
-    /// A remote host sends an echo request or an unknown protocol.
+    /// A remote host sends an echo request, an IGMP message or another packet, see [`Word::ping`].
     Ping,
     /// Delivers an earlier frame again, with some bytes changed.
     Mutate,
@@ -367,7 +367,8 @@ impl Word {
         Self { a: kind, c: host, x: value, ..Self::op(Op::Ndp) }
     }
 
-    /// Sends an echo request: `kind` 0 over IPv4, 1 over IPv6; other values are unknown protocols.
+    /// Sends an echo request: `kind` 0 over IPv4, 1 over IPv6. `kind` 2 sends an IGMP message, another even
+    /// number a packet of that protocol, and another odd number a UDP packet.
     pub fn ping(kind: u8, len: u32) -> Self {
         Self { a: kind, x: len, ..Self::op(Op::Ping) }
     }
@@ -389,8 +390,8 @@ impl Word {
     }
 
     /// Opens a UDP socket: `kind` as in [`Word::listen`], and 5 for the broadcast address. `port` is a port
-    /// number, or any port if its highest bit is set. Bits of `options`: reuse address, reuse port,
-    /// broadcast, hop limit.
+    /// number, or any port if its highest bit is set. Bits of `options`, from the lowest: reuse address,
+    /// reuse port, broadcast, hop limit, GRO, errors of IPv4, errors of IPv6, another user.
     pub fn udp_bind(kind: u8, port: u8, options: u8) -> Self {
         Self { a: kind, b: port, c: options, ..Self::op(Op::UdpBind) }
     }
@@ -421,7 +422,8 @@ impl Word {
         Self { b: kind, x: mtu.into(), ..Self::op(Op::UdpError) }
     }
 
-    /// Repeats the next word `count` times.
+    /// Performs the next word `count` times more, 40 at most. Operand `b` of this word is added to operand
+    /// `y` of the next one each time.
     pub fn repeat(count: u8) -> Self {
         Self { a: count, ..Self::op(Op::Repeat) }
     }
@@ -443,7 +445,7 @@ pub mod segment_bits {
     pub const BAD_CHECKSUM: u8 = 32;
     /// Sets CE in the IP header.
     pub const CE: u8 = 64;
-    /// Appends option bytes derived from operand z; a SYN has no other options.
+    /// Appends option bytes derived from the operands; a SYN then lacks its usual options except timestamps.
     pub const GARBAGE: u8 = 128;
 }
 
