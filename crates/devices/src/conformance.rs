@@ -344,7 +344,7 @@ fn a_backlog_ends_when_frames_are_taken(fixture: &mut Fixture) {
             fixture.left.tx.flush(fixture.clock.now());
         }
     }
-    // If the device refuses low classes while others wait, it does not for longer.
+    // A device that refuses low classes while others wait accepts them again afterwards.
     fixture.left.tx.select_class(Some(TxClass::Connections(BEST_EFFORT)));
     for _ in 0..10 {
         assert_same_frames(&frames, &fixture.exchange(&frames));

@@ -110,7 +110,7 @@ fn at_rest() -> (usize, usize) {
         thread::sleep(Duration::from_millis(1));
         holdings()
     });
-    samples.min().expect("twenty connections")
+    samples.min().expect("twenty samples")
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn peer_is_interrupted_only_on_request() {
         assert!(memif.link.wait_for(true, PATIENCE));
         let link = peer.link.as_ref().expect("connected");
         let takes = if role == Role::Server { &link.to_client[0] } else { &link.to_server[0] };
-        let rings = |wanted: bool, device: &mut Device| {
+        let signals = |wanted: bool, device: &mut Device| {
             takes.ring.set_interrupts_enabled(wanted);
             send(device, 1);
             send(device, 2);
@@ -268,9 +268,9 @@ fn peer_is_interrupted_only_on_request() {
             rustix::io::read(takes.interrupt.fd(), &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
         };
         let device = &mut memif.queues[0];
-        assert_eq!(rings(false, device), 0);
-        assert_eq!(rings(true, device), 2, "one signal for each flush with new frames");
-        assert_eq!(rings(false, device), 0);
+        assert_eq!(signals(false, device), 0);
+        assert_eq!(signals(true, device), 2, "one signal for each flush with new frames");
+        assert_eq!(signals(false, device), 0);
         // In the other direction, the ring's flag tells whether the device sleeps.
         let sends = if role == Role::Server { &link.to_server[0] } else { &link.to_client[0] };
         assert_eq!(received(device), []);

@@ -9,7 +9,7 @@ use ginnel_stack::time::Instant as Time;
 
 const ROLES: [Role; 2] = [Role::Server, Role::Client];
 
-/// The device under test after the handshake with a peer; each seed gives another one.
+/// The device under test, and the number of frames that it has delivered.
 struct Bench {
     memif: Memif,
     folder: Folder,
