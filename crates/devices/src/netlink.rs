@@ -215,24 +215,24 @@ fn error_of(body: &[u8]) -> io::Error {
     io::Error::from_raw_os_error(code.saturating_neg())
 }
 
-/// Parses the address of an `RTM_NEWADDR` message. For IPv4 on a point-to-point link, `IFA_ADDRESS` is the
-/// address of the peer.
+/// Parses the address of an `RTM_NEWADDR` message: `IFA_LOCAL` if there is one, otherwise `IFA_ADDRESS`, which
+/// is the address of the peer on a point-to-point link.
 fn parse_address(body: &[u8]) -> Option<InterfaceAddress> {
-    let &[family, prefix, _, _, a, b, c, d] = body.first_chunk::<ADDRESS_HEADER_BYTES>()?;
+    let &[_, prefix, _, _, a, b, c, d] = body.first_chunk::<ADDRESS_HEADER_BYTES>()?;
     let index = u32::from_ne_bytes([a, b, c, d]);
-    let wanted = if i32::from(family) == libc::AF_INET { IFA_LOCAL } else { IFA_ADDRESS };
+    let mut found = None;
     let mut rest = &body[ADDRESS_HEADER_BYTES..];
     while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([a, b]));
         let value = rest.get(4..len)?;
-        if u16::from_ne_bytes([c, d]) == wanted {
+        let kind = u16::from_ne_bytes([c, d]);
+        if kind == IFA_LOCAL || kind == IFA_ADDRESS && found.is_none() {
             let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
-            let address = v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()?;
-            return Some(InterfaceAddress { index, address, prefix });
+            found = Some(v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()?);
         }
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    None
+    found.map(|address| InterfaceAddress { index, address, prefix })
 }
 
 fn parse_link(body: &[u8]) -> Option<LinkInfo> {
@@ -250,4 +250,30 @@ fn parse_link(body: &[u8]) -> Option<LinkInfo> {
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     Some(link)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::net::Ipv6Addr;
+
+    #[test]
+    fn own_address_of_a_point_to_point_link_is_found() {
+        let (own, peer) = (Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED);
+        let message = |attributes: &[(u16, Ipv6Addr)]| {
+            // Family, length of the prefix, flags, scope, and the index of the interface.
+            let mut body = [&[libc::AF_INET6 as u8, 64, 0, 0][..], &7u32.to_ne_bytes()].concat();
+            for (kind, address) in attributes {
+                body.extend(20u16.to_ne_bytes());
+                body.extend(kind.to_ne_bytes());
+                body.extend(address.octets());
+            }
+            parse_address(&body).map(|found| (found.index, found.address, found.prefix))
+        };
+        let expected = Some((7, IpAddr::from(own), 64));
+        assert_eq!(message(&[(IFA_LOCAL, own), (IFA_ADDRESS, peer)]), expected);
+        assert_eq!(message(&[(IFA_ADDRESS, peer), (IFA_LOCAL, own)]), expected);
+        assert_eq!(message(&[(IFA_ADDRESS, own)]), expected);
+        assert_eq!(message(&[]), None);
+    }
 }
