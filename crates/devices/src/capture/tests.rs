@@ -172,6 +172,27 @@ fn file_ring_keeps_the_last_files() {
 }
 
 #[test]
+fn file_ring_goes_on_without_a_deleted_file() {
+    let directory = Directory::new("deleted");
+    let ring = FileRing { file_bytes: 64 << 10, files: 3 };
+    let config = CaptureConfig { ring: Some(ring), ..CaptureConfig::new(directory.file("trace.pcapng")) };
+    let capture = Capture::create(&config).expect("a capture");
+    let (left, mut right) = pair(MemoryConfig::default());
+    let mut left = capture.wrap(left);
+    for micros in 0..1000 {
+        if micros == 100 {
+            std::fs::remove_file(directory.file("trace-00001.pcapng")).unwrap();
+        }
+        send(&mut left, Instant::from_micros(micros), &tcp(1000), PARTIAL);
+        receive(&mut right, Instant::ZERO);
+    }
+    drop(left);
+    let stats = capture.stats();
+    drop(capture);
+    assert_eq!((stats.captured.load(Relaxed), stats.lost.load(Relaxed)), (1000, 0));
+}
+
+#[test]
 fn capture_is_flushed_before_sleep_and_every_second() {
     let directory = Directory::new("flush");
     let path = directory.file("trace.pcapng");

@@ -151,7 +151,12 @@ impl CaptureWriter {
         self.out = open(&file_path(&self.path, self.ring, self.file_number), &self.interface)?;
         let files = self.ring.map_or(u64::MAX, |ring| ring.files.into());
         if self.file_number > files {
-            std::fs::remove_file(file_path(&self.path, self.ring, self.file_number - files))?;
+            let oldest = file_path(&self.path, self.ring, self.file_number - files);
+            // Somebody else may have deleted it.
+            std::fs::remove_file(oldest).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
         }
         Ok(())
     }
