@@ -331,7 +331,7 @@ mod tests {
         {
             assert_eq!(outcome_of(name).violations, 1, "{name}");
         }
-        for name in ["empty-frames", "unterminated-chain"] {
+        for name in ["empty-frames", "unterminated-chain", "length-overflow"] {
             assert!(outcome_of(name).malformed > 0, "{name}");
         }
         for name in [
