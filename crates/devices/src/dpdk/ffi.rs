@@ -44,6 +44,7 @@ pub(super) struct PortOptions {
     pub tx_ring: u16,
     pub frame_bytes: u16,
     pub buffers: u32,
+    pub is_umem: u8,
     pub sets_mtu: u8,
     pub sets_multicast: u8,
     pub sets_mac: u8,

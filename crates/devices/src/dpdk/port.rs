@@ -15,9 +15,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Assumed bytes of a buffer besides its frame: its description, and headroom.
-const BUFFER_OVERHEAD_BYTES: u64 = 448;
-
 /// Ports are opened and closed one after another.
 static CONTROL: Mutex<()> = Mutex::new(());
 /// Number of ports that were opened.
@@ -126,10 +123,11 @@ fn start(
         )));
     }
     let mtu = sizes::mtu(config, &info, interface)?;
-    let buffer_bytes = sizes::buffer_bytes(mtu);
+    let driver = info.driver();
+    let buffer_bytes = sizes::buffer_bytes(mtu, &driver);
     let rings = ffi::rings(number, config.options.ring)
         .map_err(|error| errors::open("choosing the sizes of the rings", error, &log::take(), 0, 0))?;
-    let buffers = sizes::buffers(config.options.buffers, &info.driver(), rings)?;
+    let buffers = sizes::buffers(config.options.buffers, &driver, rings)?;
     let offloads = Offloads::choose(&info, config.offload, buffer_bytes, mtu);
     let hash_types = rss::hash_types(&info, queues);
     let options = PortOptions {
@@ -140,6 +138,7 @@ fn start(
         tx_ring: rings.1,
         frame_bytes: buffer_bytes as u16,
         buffers,
+        is_umem: sizes::is_umem(&driver).into(),
         // An interface of the host is left as it is.
         sets_mtu: (config.mtu.is_some() && interface.is_none()).into(),
         sets_multicast: interface.is_none().into(),
@@ -154,9 +153,8 @@ fn start(
     };
     log::clear();
     ffi::open(number, &options, pools).map_err(|(step, error)| {
-        let buffer = buffer_bytes as u64 + BUFFER_OVERHEAD_BYTES;
-        let bytes = u64::from(queues) * u64::from(options.buffers) * buffer;
-        errors::open(step, error, &log::take(), bytes >> 20, config.options.eal.memory_mib)
+        let buffers_mib = sizes::buffers_mib(buffer_bytes, &driver, queues, options.buffers);
+        errors::open(step, error, &log::take(), buffers_mib, config.options.eal.memory_mib)
     })?;
     let capabilities = Capabilities {
         mac: config.mac.unwrap_or(info.mac),
@@ -167,5 +165,5 @@ fn start(
         labels: false,
     };
     let rss = rss::set(number, &info, queues);
-    Ok(StartedPort { driver: info.driver(), capabilities, offloads, rss, buffer_bytes })
+    Ok(StartedPort { driver, capabilities, offloads, rss, buffer_bytes })
 }

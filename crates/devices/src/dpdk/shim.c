@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <rte_dev.h>
 #include <rte_eal.h>
@@ -14,6 +15,8 @@
 #include <rte_lcore.h>
 #include <rte_log.h>
 #include <rte_mbuf.h>
+#include <rte_mbuf_pool_ops.h>
+#include <rte_memzone.h>
 
 /* Frames that one call passes to or from a port. */
 #define BURST_MAX 64
@@ -48,6 +51,8 @@ struct ginnel_dpdk_options {
 	/* Bytes of a frame that one buffer holds. */
 	uint16_t frame_bytes;
 	uint32_t buffers;
+	/* The buffers of a pool fill its memory without gaps. */
+	uint8_t is_umem;
 	/* The port gets the MTU or the MAC address, or all multicast frames. */
 	uint8_t sets_mtu;
 	uint8_t sets_multicast;
@@ -204,6 +209,70 @@ static uint8_t fill_key(uint8_t *out, const uint8_t *key, uint8_t key_bytes)
 	return key_bytes < KEY_BYTES || key_bytes > KEY_BYTES_MAX ? 0 : key_bytes;
 }
 
+static void free_memory(struct rte_mempool_memhdr *chunk, void *memory)
+{
+	(void)chunk;
+	rte_memzone_free(memory);
+}
+
+/* Creates a pool that is the UMEM of net_af_xdp. The driver of DPDK 22.11 registers as many bytes with the
+ * kernel as the buffers have without gaps. The usual pool leaves a gap at the end of each page, because no
+ * buffer may cross pages: its last buffers would be outside the UMEM, where the kernel drops their frames. So
+ * each buffer has a power of two of bytes here, and the first one begins at a page. Returns NULL and sets
+ * rte_errno if that fails. */
+static struct rte_mempool *create_umem_pool(const char *name, uint32_t buffers, uint32_t data_bytes, int node)
+{
+	const unsigned int flags = RTE_MEMPOOL_F_NO_SPREAD | RTE_MEMPOOL_F_NO_IOVA_CONTIG;
+	const uint32_t element = sizeof(struct rte_mbuf) + data_bytes;
+	const uint32_t least = rte_mempool_calc_obj_size(element, flags, NULL);
+	const uint32_t object = rte_align32pow2(least);
+	struct rte_pktmbuf_pool_private private = { .mbuf_priv_size = 0 };
+	char memory_name[RTE_MEMZONE_NAMESIZE];
+	const struct rte_memzone *memory;
+	struct rte_mempool *pool;
+	int error;
+
+	/* Bytes between two buffers belong to the first one. */
+	private.mbuf_data_room_size = RTE_MIN(data_bytes + object - least, (uint32_t)UINT16_MAX);
+	pool = rte_mempool_create_empty(name, buffers, element + object - least, 128, sizeof(private), node, flags);
+	if (pool == NULL)
+		return NULL;
+	error = rte_mempool_set_ops_byname(pool, rte_mbuf_best_mempool_ops(), NULL);
+	if (error != 0)
+		goto failed;
+	rte_pktmbuf_pool_init(pool, &private);
+	snprintf(memory_name, sizeof(memory_name), "UMEM_%s", name);
+	memory = rte_memzone_reserve_aligned(memory_name, (size_t)buffers * object, node, 0, getpagesize());
+	if (memory == NULL) {
+		error = -rte_errno;
+		goto failed;
+	}
+	error = rte_mempool_populate_iova(pool, memory->addr, RTE_BAD_IOVA, (size_t)buffers * object, free_memory,
+					  (void *)(uintptr_t)memory);
+	if (error < 0 || (uint32_t)error != buffers) {
+		/* The pool frees memory that it has. */
+		if (error <= 0)
+			rte_memzone_free(memory);
+		error = error < 0 ? error : -ENOBUFS;
+		goto failed;
+	}
+	rte_mempool_obj_iter(pool, rte_pktmbuf_init, NULL);
+	return pool;
+failed:
+	rte_mempool_free(pool);
+	rte_errno = -error;
+	return NULL;
+}
+
+static struct rte_mempool *create_pool(const char *name, const struct ginnel_dpdk_options *options, int node)
+{
+	uint32_t data_bytes = options->frame_bytes + RTE_PKTMBUF_HEADROOM;
+
+	if (options->is_umem)
+		return create_umem_pool(name, options->buffers, data_bytes, node);
+	return rte_pktmbuf_pool_create(name, options->buffers, 128, 0, data_bytes, node);
+}
+
 /* Configures a port with a pool for each queue, and starts it. Returns 0, or a negative errno with the
  * name of the step that failed in `step`. `pools` has room for a pool for each queue; the caller frees
  * those that are not null. */
@@ -244,9 +313,7 @@ int ginnel_dpdk_open(uint16_t port, const struct ginnel_dpdk_options *options, s
 		char name[RTE_MEMPOOL_NAMESIZE];
 		*step = "allocating buffers";
 		snprintf(name, sizeof(name), "ginnel_%u_%u", options->generation, queue);
-		pools[queue] = rte_pktmbuf_pool_create(name, options->buffers, 128, 0,
-						       options->frame_bytes + RTE_PKTMBUF_HEADROOM,
-						       node < 0 ? SOCKET_ID_ANY : node);
+		pools[queue] = create_pool(name, options, node < 0 ? SOCKET_ID_ANY : node);
 		if (pools[queue] == NULL)
 			return -rte_errno;
 		*step = "setting up a receive queue";

@@ -19,8 +19,19 @@ const BUFFERS_DEFAULT: u32 = 8192;
 /// Buffers of a queue that no ring of the adapter has: in the cache of a thread, lent to the stack, with
 /// frames that wait for the adapter, and ready for further ones.
 const BUFFERS_OUTSIDE: u32 = 1024;
+/// Assumed bytes of a buffer besides its frame: its description, and headroom.
+const BUFFER_OVERHEAD_BYTES: usize = 448;
+/// The driver whose pool is a UMEM, each buffer of which has a power of two of bytes and fits into a page.
+const AF_XDP: &str = "net_af_xdp";
 /// Descriptors that `net_af_xdp` fills in each direction, whatever the rings have.
 const AF_XDP_RING: u16 = 2048;
+/// Bytes of a frame besides the packet, as `net_af_xdp` counts them: an Ethernet header, and the frame check
+/// sequence.
+const AF_XDP_LINK_BYTES: usize = 14 + 4;
+/// Bytes that the kernel leaves free in front of a received frame (`XDP_PACKET_HEADROOM`).
+const AF_XDP_HEADROOM_BYTES: usize = 256;
+/// Bytes of a buffer of `net_af_xdp` besides the frame and the headroom of the kernel.
+const AF_XDP_OVERHEAD_BYTES: usize = 320;
 
 fn invalid(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, problem)
@@ -54,9 +65,29 @@ pub(super) fn mtu(
     }
 }
 
+/// Returns whether the pool of a queue is a UMEM.
+pub(super) fn is_umem(driver: &str) -> bool {
+    driver == AF_XDP
+}
+
 /// Returns the bytes of a frame that each buffer holds, so that no driver spreads a frame over two buffers.
-pub(super) fn buffer_bytes(mtu: usize) -> usize {
-    (mtu + LINK_BYTES).next_multiple_of(BUFFER_UNIT_BYTES).max(BUFFER_BYTES_MIN)
+pub(super) fn buffer_bytes(mtu: usize, driver: &str) -> usize {
+    let bytes = if is_umem(driver) {
+        mtu + AF_XDP_LINK_BYTES + AF_XDP_HEADROOM_BYTES
+    } else {
+        (mtu + LINK_BYTES).next_multiple_of(BUFFER_UNIT_BYTES)
+    };
+    bytes.max(BUFFER_BYTES_MIN)
+}
+
+/// Returns the approximate MiB of all buffers, each of which holds `buffer_bytes` of a frame.
+pub(super) fn buffers_mib(buffer_bytes: usize, driver: &str, queues: u16, buffers: u32) -> u64 {
+    let bytes = if is_umem(driver) {
+        (buffer_bytes + AF_XDP_OVERHEAD_BYTES).next_power_of_two()
+    } else {
+        buffer_bytes + BUFFER_OVERHEAD_BYTES
+    };
+    (u64::from(queues) * u64::from(buffers) * bytes as u64) >> 20
 }
 
 /// Returns the number of buffers of a queue whose driver has rings of these sizes.
@@ -64,7 +95,7 @@ pub(super) fn buffer_bytes(mtu: usize) -> usize {
 /// # Errors
 /// The configured number is too small: an adapter would have all buffers, and nothing could be sent.
 pub(super) fn buffers(configured: Option<u32>, driver: &str, (rx, tx): (u16, u16)) -> io::Result<u32> {
-    let filled = |ring: u16| u32::from(if driver == "net_af_xdp" { ring.max(AF_XDP_RING) } else { ring });
+    let filled = |ring: u16| u32::from(if is_umem(driver) { ring.max(AF_XDP_RING) } else { ring });
     let least = filled(rx) + filled(tx) + BUFFERS_OUTSIDE;
     match configured {
         None => Ok(BUFFERS_DEFAULT.max(least)),
@@ -85,8 +116,19 @@ mod tests {
         for (mtu, bytes) in
             [(68, 2048), (1500, 2048), (2022, 2048), (2023, 3072), (9000, 9216), (16_000, 16_384)]
         {
-            assert_eq!(buffer_bytes(mtu), bytes, "{mtu}");
+            assert_eq!(buffer_bytes(mtu, "net_ixgbe"), bytes, "{mtu}");
         }
+    }
+
+    /// The kernel takes no buffer of more than a page. 3,502 is the largest MTU of net_af_xdp for pages of
+    /// 4 KiB.
+    #[test]
+    fn buffer_of_a_umem_fits_into_a_page() {
+        for (mtu, bytes) in [(68, 2048), (1500, 2048), (3502, 3776)] {
+            assert_eq!(buffer_bytes(mtu, AF_XDP), bytes, "{mtu}");
+            assert_eq!(buffers_mib(bytes, AF_XDP, 2, 8192), 64, "{mtu}");
+        }
+        assert_eq!(buffers_mib(2048, "net_ixgbe", 2, 8192), 39);
     }
 
     #[test]

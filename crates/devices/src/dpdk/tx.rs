@@ -20,7 +20,7 @@ const ALLOCATED: usize = 32;
 /// Frames that are passed to the port before `flush`.
 const SENT_AT: usize = 64;
 /// Most buffers of frames that the port has not taken.
-const PENDING_MAX: usize = 512;
+pub(super) const PENDING_MAX: usize = 512;
 /// Assumed smallest payload of the segments of a super-frame that is cut here, in bytes. If segments are
 /// smaller and the queue is nearly full, the last segments are dropped and counted.
 const SEGMENT_BYTES_MIN: usize = 512;
@@ -92,7 +92,7 @@ impl DpdkTx {
     }
 
     /// Makes `count` buffers available, if the pool has them.
-    fn provide(&mut self, count: usize) -> bool {
+    pub(super) fn provide(&mut self, count: usize) -> bool {
         self.free.len() >= count || self.allocate(count) || self.reclaim(count)
     }
 

@@ -8,6 +8,7 @@ mod errors;
 mod pairs;
 mod queues;
 mod running;
+mod umem;
 
 use super::{Dpdk, DpdkConfig, open as open_port};
 use ginnel_testkit::alloc_counter::CountingAllocator;
