@@ -176,10 +176,11 @@ fn many_descriptors_are_all_reported() {
             }
             far[COUNT - 1].write_all(b"!").unwrap();
         });
-        // An edge-triggered descriptor is also reported as writable once.
+        // An edge-triggered descriptor is also reported as writable once. The last byte may be read with the
+        // report before it.
         let spurious = if interest.write { COUNT as u32 } else { 0 };
-        let expected = 3 * COUNT as u32 + 1;
-        assert!((expected..=expected + spurious).contains(&calls), "{calls} calls, {interest:?}");
+        let expected = 3 * COUNT as u32;
+        assert!((expected..=expected + 1 + spurious).contains(&calls), "{calls} calls, {interest:?}");
     }
 }
 
