@@ -66,7 +66,7 @@ pub fn during_callback<R>(cx: &mut Context<'_>, callback: impl FnOnce() -> R) ->
 /// Calls `act` with the context of the calling thread's shard.
 ///
 /// # Errors
-/// `EPERM` if the thread has no shard, or if another call of this thread uses the shard.
+/// `EPERM` if the thread has no shard, or if another call of this thread uses it; or the error of `act`.
 pub fn with_context<R>(act: impl FnOnce(&mut Context<'_>) -> Result<R, Failure>) -> Result<R, Failure> {
     if let Some(mut cx) = CALLBACK.take() {
         let (_call, _restore) = (Call::begin(), Restore(Some(cx)));
@@ -96,7 +96,7 @@ fn clock_of(shard: &Shard<EventQueue>) -> Instant {
 /// Calls `act` with the shard that the thread has entered. If `act` panics, the shard is gone.
 ///
 /// # Errors
-/// `EPERM` if there is none.
+/// `EPERM` if there is none, or if another call of this thread uses it; or the error of `act`.
 pub fn with_shard<R>(act: impl FnOnce(&mut Entered) -> Result<R, Failure>) -> Result<R, Failure> {
     let mut entered = take().ok_or(NO_SHARD)?;
     let _call = Call::begin();
@@ -144,10 +144,10 @@ pub fn check_free() -> Result<(), Failure> {
     if is_free { Ok(()) } else { Err(HAS_SHARD) }
 }
 
-/// Checks that no callback is running, in which received data is passed to the program.
+/// Checks that no callback is running. Callbacks get received data as arguments and must not ask for it.
 ///
 /// # Errors
-/// `EOPNOTSUPP` otherwise.
+/// `EOPNOTSUPP` if one is running.
 pub fn check_loop() -> Result<(), Failure> {
     let failure = Failure::new(Errno::OPNOTSUPP, "callbacks are given what arrives: this is for a loop");
     if is_callback() { Err(failure) } else { Ok(()) }
