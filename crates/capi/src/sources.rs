@@ -20,8 +20,8 @@ struct CSource {
     argument: *mut c_void,
 }
 
-// SAFETY: the header says that the memory is read, and the function called, on the thread of the shard or of
-// its stack, wherever that runs.
+// SAFETY: `Source` requires `Send`, but a source is added, read and dropped on one thread: that of the
+// application whose callback or loop added it.
 unsafe impl Send for CSource {}
 
 impl Source for CSource {
