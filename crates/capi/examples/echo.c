@@ -38,6 +38,7 @@ static int start(void *user)
     struct ginnel_listener listener;
     struct ginnel_udp socket;
     int result = ginnel_listen((struct sockaddr *)&any, sizeof(any), &options, &listener);
+    /* The shard that binds gets the datagrams of all shards. A second bind of the port would fail. */
     if (result == 0 && ginnel_shard() == 0)
         result = ginnel_udp_bind((struct sockaddr *)&any, sizeof(any), 0, &socket);
     if (result == 0)
