@@ -29,6 +29,7 @@ impl<'a> Router<'a> {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         let mut routes = Command::new(example("resilient-routes"));
+        // The routing table to which `router.bird.conf` exports.
         routes.arg("100").env("BUCKETS", BUCKETS.to_string()).env("IDLE_TIMER", IDLE_TIMER);
         Self {
             machine,
@@ -55,7 +56,8 @@ impl Drop for Router<'_> {
     }
 }
 
-/// Returns why the kernel lacks resilient groups, or `None` if it has them.
+/// Returns the error of the kernel if it lacks resilient groups. Returns `None` if it has them, or if there
+/// can be no namespaces to try it in.
 pub fn groups_unavailable() -> Option<String> {
     let namespace = Namespace::new().ok()?;
     let other = Namespace::new().ok()?;
