@@ -22,7 +22,7 @@ fn set(stream: &mut BufReader<TcpStream>, key: &str, value: &[u8]) {
     assert_eq!(line(stream), "STORED\r\n");
 }
 
-/// Reads the response to `get`.
+/// Reads the response to `get`, which must have the expected value.
 fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
     assert_eq!(line(stream), format!("VALUE {key} 0 {}\r\n", expected.len()));
     let mut got = vec![0; expected.len()];
@@ -81,7 +81,7 @@ fn memcached_serves_many_with_several_threads() {
         }
     });
 
-    // A client that reads only after all responses are queued delays no other client.
+    // A client that reads no response until all others have theirs does not delay them.
     let mut lazy = connect(&fixture);
     lazy.get_mut().write_all("get large\r\n".repeat(10).as_bytes()).unwrap();
     let mut many: Vec<_> = (0..200).map(|_| connect(&fixture)).collect();
