@@ -1,5 +1,6 @@
 /* The part of the DPDK device that needs DPDK's inline functions and structures: one call for each burst.
- * ffi.rs declares these functions and structures to Rust; both must agree. */
+ * ffi.rs declares these functions and structures to Rust; both must agree. Functions that return int return 0
+ * or a negative errno where nothing else is said. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #include <rte_mbuf_pool_ops.h>
 #include <rte_memzone.h>
 
-/* Frames that one call passes to or from a port. */
+/* Frames that one call of DPDK passes to or from a port. */
 #define BURST_MAX 64
 /* Bytes of the RSS key that decide about TCP and UDP over IPv6; keys of some ports are longer. */
 #define KEY_BYTES 40
@@ -53,7 +54,7 @@ struct ginnel_dpdk_options {
 	uint32_t buffers;
 	/* The buffers of a pool fill its memory without gaps. */
 	uint8_t is_umem;
-	/* The port gets the MTU or the MAC address, or all multicast frames. */
+	/* Not 0: the port is set to `mtu`, to receive all multicast frames, or to `mac`. */
 	uint8_t sets_mtu;
 	uint8_t sets_multicast;
 	uint8_t sets_mac;
@@ -146,7 +147,7 @@ int ginnel_dpdk_probe(const char *bus, const char *name, const char *arguments, 
 
 	if (error != 0 && error != -EEXIST)
 		return error;
-	/* Arguments of the driver would be taken for properties of the port. */
+	/* By the name alone: arguments of the driver would be taken for properties of the port. */
 	RTE_ETH_FOREACH_MATCHING_DEV(*port, name, &iterator) {
 		rte_eth_iterator_cleanup(&iterator);
 		return 0;
@@ -412,7 +413,7 @@ int ginnel_dpdk_watch(uint16_t port, void (*sink)(uint16_t port, int is_removal)
 	return rte_eth_dev_callback_register(port, RTE_ETH_EVENT_INTR_RMV, on_event, NULL);
 }
 
-/* Stops and removes a port. */
+/* Stops and removes a port, and frees its pools. */
 void ginnel_dpdk_close(uint16_t port, struct rte_mempool **pools, uint16_t queues)
 {
 	struct rte_eth_dev_info info;
@@ -547,7 +548,8 @@ uint32_t ginnel_dpdk_receive(uint16_t port, uint16_t queue, struct ginnel_dpdk_r
 	return out;
 }
 
-/* Allocates `count` buffers, or none. Returns how many. */
+/* Allocates `count` buffers, in blocks of up to 64. Returns how many: fewer if the pool cannot provide a
+ * whole block. */
 uint32_t ginnel_dpdk_allocate(struct rte_mempool *pool, struct ginnel_dpdk_tx *entries, uint32_t count)
 {
 	uint32_t done = 0;
@@ -622,8 +624,8 @@ static void set_offloads(struct rte_mbuf *mbuf, const struct ginnel_dpdk_tx *ent
 	mbuf->ol_flags |= flags;
 }
 
-/* Makes a packet of the entries from `*at` on, which end with one that does not continue, and moves `*at`
- * behind it. */
+/* Makes a packet of the entries from `*at` up to the first one that does not continue, and moves `*at` past
+ * that entry. */
 static struct rte_mbuf *packet_of(struct ginnel_dpdk_tx *entries, uint32_t *at)
 {
 	const struct ginnel_dpdk_tx *first = &entries[*at];
