@@ -314,6 +314,7 @@ impl HostileDomain {
     }
 
     fn apply(&mut self, fixture: &mut ChannelFixture, code: u8, at: u64, word: u64) {
+        // In the metadata, or with bit 31 of `at` anywhere in the memory.
         let offset_below =
             |limit: u64| if at & 1 << 31 == 0 { at % self.metadata_bytes.min(limit) } else { at % limit };
         match code % 20 {
@@ -420,7 +421,7 @@ impl HostileDomain {
         self.client.flush();
     }
 
-    /// Sends a message to the broker, which may be a valid request.
+    /// Decodes a message as the broker does. If it is a request to the shard, the shard gets it.
     fn send_to_broker(&mut self, message: &[u8]) {
         if let Some(request) = broker::fuzz(message) {
             let number = self.client.number() as usize;

@@ -313,6 +313,7 @@ mod tests {
         }
     }
 
+    /// All seeds but `interrupt-requested`: nothing counts the interrupts of the device.
     #[test]
     fn seeds_have_their_named_effect() {
         let outcome_of = |name: &str| {

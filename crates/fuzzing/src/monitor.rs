@@ -27,7 +27,7 @@ const MESSAGE_BYTES: u32 = 20;
 /// Runs one input.
 ///
 /// # Panics
-/// If a request is not accounted for.
+/// If a request is not accounted for, a limit is exceeded, or the parts of a recording do not fit together.
 pub fn run(data: &[u8]) {
     let Some((mode, rest)) = data.split_first() else { return };
     match mode % 5 {
