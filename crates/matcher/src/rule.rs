@@ -26,7 +26,7 @@ pub enum Condition {
     Address(Side, Vec<Network>),
     /// A port is in the set.
     Port(Side, Ports),
-    /// The protocol is TCP or UDP.
+    /// The transport protocol is this one.
     Protocol(Protocol),
     /// The differentiated services code point is one of these.
     Dscp(Vec<u8>),
