@@ -50,7 +50,7 @@ pub struct Testbed {
     /// Which core bears the receive work.
     pub layout: CoreLayout,
     /// True if the stack busy-polls as long as it does by default. Its idle time then does not show whether
-    /// it was the bottleneck, and no NAPI thread may have to run on its core.
+    /// it was the bottleneck. Set it only if no NAPI thread has to run on the stack's core.
     pub polls: bool,
     /// The server's address.
     pub address: Ipv4Addr,
@@ -90,7 +90,7 @@ impl Testbed {
         }
     }
 
-    /// Returns whether the kernel's TCP is the generator's, too.
+    /// Returns whether the generator uses the kernel's TCP.
     pub fn generator_is_kernel(&self) -> bool {
         self.medium == Medium::Loopback
     }
