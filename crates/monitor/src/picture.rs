@@ -4,6 +4,7 @@ use crate::distribution::Distribution;
 use ginnel_apps::units::show_nanos;
 use std::fmt::Write as _;
 
+// The size of the picture and its margins, in pixels.
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 480.0;
 const LEFT: f64 = 80.0;
@@ -11,10 +12,11 @@ const RIGHT: f64 = 36.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 64.0;
 
-/// Shares of the vertical axis. Each step is a tenth of the rest, so that the slowest requests are visible.
+/// Marks of the vertical axis: a share of the requests, and its label. Each nine takes equal space, so that
+/// the slowest requests are visible.
 const SHARES: [(f64, &str); 6] =
     [(0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")];
-/// Nines at the upper end of the vertical axis.
+/// Nines of the share at the upper end of the vertical axis: 99 % has two.
 const NINES_MAX: f64 = 4.5;
 
 /// A curve of the picture.
@@ -45,7 +47,8 @@ impl Curve {
     }
 }
 
-/// Draws the cumulative distributions of low and high priority, and of both if there are both.
+/// Returns an SVG with the cumulative distribution of all latencies and, if both priorities have some, with
+/// those of high and of low priority.
 #[must_use]
 pub fn svg(title: &str, latencies: &[Distribution; 2]) -> String {
     let [low, high] = latencies;
@@ -88,7 +91,7 @@ fn draw(out: &mut String, curves: &[Curve]) {
         let nines = if share < 1.0 { -(1.0 - share).log10() } else { NINES_MAX };
         bottom - nines.min(NINES_MAX) / NINES_MAX * (bottom - TOP)
     };
-    // Whole numbers of decades below 20.
+    // The casts keep the values, which are whole and below 21.
     for decade in from as i32..=to as i32 {
         let nanos = 10f64.powi(decade);
         let at = x(nanos);
