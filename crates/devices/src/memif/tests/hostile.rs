@@ -71,7 +71,7 @@ impl Bench {
     }
 }
 
-/// Sends a frame and waits until it arrives.
+/// Sends copies of a frame until one arrives.
 fn exchange(
     tx: &mut Box<dyn ginnel_stack::device::TxQueue + Send>,
     rx: &mut Box<dyn ginnel_stack::device::RxQueue + Send>,
@@ -93,7 +93,7 @@ fn exchange(
     }
 }
 
-/// Modifies the shared memory: mostly like a sender, sometimes with invalid values.
+/// Modifies the shared memory: mostly like a sender, sometimes with invalid values. `role` is the device's.
 fn scribble(peer: &Peer, role: Role, random: &mut Random) {
     let link = peer.link.as_ref().expect("connected");
     let (sends, takes) = match role {
@@ -129,7 +129,7 @@ fn scribble(peer: &Peer, role: Role, random: &mut Random) {
     }
 }
 
-/// Uses one thread, so that a seed determines the run.
+/// Peer and device take turns in one thread, so that a seed determines what they write and read.
 #[test]
 fn random_shared_memory_is_harmless() {
     for role in ROLES {
