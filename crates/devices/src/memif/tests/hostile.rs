@@ -4,6 +4,7 @@
 use super::peer::Peer;
 use super::*;
 use crate::random::Random;
+use core::hint::black_box;
 use ginnel_stack::device::{RxBurst, TxMeta};
 use ginnel_stack::time::Instant as Time;
 
@@ -40,7 +41,8 @@ impl Bench {
             );
             // Checks that each byte can be read and does not change.
             let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-            assert_eq!(sum(frame.bytes), sum(frame.bytes));
+            // Without `black_box`, the compiler may read the bytes once and compare the sum with itself.
+            assert_eq!(sum(black_box(frame.bytes)), sum(black_box(frame.bytes)));
         }
         self.frames += burst.len() as u64;
         drop(burst);
