@@ -39,7 +39,7 @@ pub(crate) struct Matching {
     pub(crate) outstanding: OutstandingRequests,
     pub(crate) streams: StreamPool,
     pub(crate) counters: MonitorCounters,
-    /// Latencies of the current interval: low, high.
+    /// Latencies of the current interval, of low and of high priority.
     pub(crate) latencies: [Distribution; 2],
 }
 
@@ -260,7 +260,7 @@ impl Connection<'_> {
         self.matching.streams.release(&mut self.tracking.streams);
     }
 
-    /// Releases what the connection borrows. Its outstanding requests stay without response.
+    /// Releases what the connection has taken from the pools. Its outstanding requests count as unanswered.
     pub(crate) fn end(&mut self) {
         let unanswered = self.matching.outstanding.clear(&mut self.tracking.outstanding);
         self.matching.counters.unanswered += unanswered;
@@ -275,7 +275,7 @@ impl OrderedStreams for Connection<'_> {
         (self.tracking, streams, counters)
     }
 
-    /// Finds the messages in the next bytes, `len` of which `bytes` were captured.
+    /// Finds the messages in the next `len` bytes, of which only `bytes`, their beginning, were captured.
     #[inline]
     fn examine(&mut self, direction: usize, now: Instant, ack: u32, bytes: &[u8], len: u32) {
         let rule = usize::from(self.tracking.rule);
