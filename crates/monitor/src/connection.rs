@@ -185,10 +185,10 @@ impl Connection<'_> {
             MessageKind::Request { .. } => {
                 if self.has(flag::OPEN_REQUEST) {
                     self.clear(flag::OPEN_REQUEST);
-                    let newest = self.tracking.outstanding;
-                    if let Some(request) = self.matching.outstanding.newest(newest) {
+                    let queue = self.tracking.outstanding;
+                    if let Some(request) = self.matching.outstanding.newest(queue) {
                         let request = OutstandingRequest { at: now, end, ..request };
-                        self.matching.outstanding.update_newest(newest, &request);
+                        self.matching.outstanding.update_newest(queue, &request);
                     }
                 }
             }
