@@ -391,7 +391,7 @@ fn invalid_destinations_and_sources_are_rejected() {
 }
 
 #[test]
-fn truncated_and_foreign_arp_is_dropped() {
+fn truncated_arp_is_dropped() {
     let mut fixture = NetworkFixture::new();
     let good = arp_request(PEER_V4, PEER_MAC, OUR_V4);
     for len in 0..good.len() {
