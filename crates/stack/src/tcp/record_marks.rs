@@ -5,8 +5,8 @@
 //! window that the peer has offered, and sends while it collects. A full buffer pushes (PSH) if more than
 //! half of that window was written since the last push (`forced_push`). Ginnel sends written data when the
 //! turn ends and needs no such buffers, but a receiver sees where the pushes are. So this module computes the
-//! pushes as Linux would set them: write by write, with what Linux would have sent in the meantime. Shorter
-//! writes cost nothing.
+//! pushes as Linux would set them: write by write, with what Linux would have sent in the meantime. A
+//! complete write of at most half of that window pushes only at its end and usually needs no computation.
 
 use super::Tcp;
 use super::active::SlowPathFlags;
@@ -16,8 +16,9 @@ use crate::handle::Conn;
 use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
-/// Marks that a connection has at most: 4 MiB in steps of half of the usual window without scaling. Further
-/// marks are dropped, and the data are sent without them.
+/// Marks that a connection has at most. The pushes of 4 MiB, the default send buffer, fit if the peer has
+/// offered a window of 32 KiB: they are at least half of that apart. Further marks are dropped, and the data
+/// are sent without them.
 // limit: record and push marks of a connection
 pub(crate) const MARKS_MAX: usize = 256;
 
@@ -220,6 +221,8 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
         let half = self.half_window(idx);
+        // As `tcp_bound_to_half_wnd`: a window of at most 536 bytes counts whole, and 48 bytes always
+        // fit in a buffer.
         let max_bytes = if half > 268 { half } else { 2 * half };
         let size_goal = (SKB_BYTES_MAX.min(max_bytes.max(48)) / a.mss).max(1) * a.mss;
         let mut skb_start = 0;
@@ -278,7 +281,7 @@ impl Tcp {
                 {
                     last.end = snd_nxt + to;
                     if !continues_write {
-                        // Only the end of a buffer that another write continues may push.
+                        // A new write removes the push of the buffer that it extends (`tcp_sendmsg`).
                         marks.marks.pop_back();
                     }
                 }
@@ -356,8 +359,8 @@ impl Tcp {
         self.sendmsg_model(idx, &a, a.unsent).write(len, unsent_max, unacked_max, |_| {})
     }
 
-    /// Returns the bytes from `snd_nxt` to the end of the first record. `starts_packet`: the next segment is
-    /// the first one of a packet.
+    /// Returns the number of bytes from `snd_nxt` to the end of the first record, `None` without such an end.
+    /// `starts_packet`: the next segment is the first one of a packet, whose pushes move to its end.
     #[cold]
     pub(super) fn bytes_to_record_end(
         &mut self,
