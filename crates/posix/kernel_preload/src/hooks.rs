@@ -126,8 +126,8 @@ fn fail(errno: c_int) -> c_int {
     -1
 }
 
-/// Calls `dup2` or `dup3`, and tells the lane that the call has closed the descriptor `to` to reuse its
-/// number.
+/// Calls `dup2` or `dup3` and returns its result. Before the call, the lane moves its memory if that has the
+/// number `to`. After a call that has replaced `to`, the lane forgets a listener of this number.
 fn duplicated(fd: c_int, to: c_int, duplicate: impl Fn() -> c_int) -> c_int {
     let is_replaced = fd != to && lane::replaces(to);
     let result = duplicate();
@@ -226,7 +226,7 @@ waiting! {
     ) = use_selected(count, read);
 }
 
-/// Tells the lane which child has ended, if `wait` has returned one.
+/// Tells the lane if `wait` has returned a child that has ended. Returns `pid`, the result of `wait`.
 ///
 /// # Safety
 /// `status` must be null or valid.

@@ -10,7 +10,7 @@ use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
-/// Maximum number of events per call.
+/// Maximum number of events that one `epoll_wait` returns.
 const EVENTS_MAX: usize = 512;
 /// Maximum number of descriptors of one `poll`.
 const POLLED_MAX: usize = 1 << 20;

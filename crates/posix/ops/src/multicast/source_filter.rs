@@ -19,11 +19,13 @@ pub fn is_source_filter(level: c_int, name: c_int) -> bool {
 }
 
 impl Ops {
-    /// Implements `getsockopt` for the options of [`is_source_filter`]. `value` is what the program passes;
-    /// returns what replaces it, or `None` for a socket that has no groups.
+    /// Implements `getsockopt` for the options of [`is_source_filter`]. `value` is what the program passes.
+    /// Returns what replaces it, or `None` if the socket does not have the option: it is no UDP socket, or is
+    /// one of IPv4 and the level is IPv6.
     ///
     /// # Errors
-    /// `EINVAL`, `ENODEV`; `EADDRNOTAVAIL` without membership on a link of the stack.
+    /// `EINVAL` for a short value or an address that is no group, `EADDRNOTAVAIL` without membership on a
+    /// link of the stack, `ENODEV` if `IP_MSFILTER` names no such link, and the errors of all calls.
     pub fn source_filter(
         &self,
         fd: RawFd,

@@ -27,7 +27,8 @@ fn scripts() -> Vec<Script> {
     files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
-/// Returns the runs of the scripts whose path contains `GINNEL_SCRIPTS`: each script over each version of IP.
+/// Returns the runs of the scripts: each over each version of IP. The environment variable `GINNEL_SCRIPTS`
+/// selects the scripts whose path contains its value.
 fn cases(scripts: &[Script]) -> Vec<(&Script, Target)> {
     let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
     scripts

@@ -304,7 +304,7 @@ unsafe extern "C" fn select(
 ) -> c_int {
     let (count, sets) = (Ops::select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
-        // SAFETY: the program's arguments, of which the kernel needs no larger count.
+        // SAFETY: the program's arguments, with a count that is at most the program's.
         return unsafe { real::select(count, read, write, except, timeout) };
     };
     // SAFETY: any bytes are a time.
@@ -345,7 +345,7 @@ unsafe extern "C" fn pselect(
 ) -> c_int {
     let (count, sets) = (Ops::select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
-        // SAFETY: the program's arguments, of which the kernel needs no larger count.
+        // SAFETY: the program's arguments, with a count that is at most the program's.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     };
     let result = ffi::timeout(timeout).and_then(|limit| {
