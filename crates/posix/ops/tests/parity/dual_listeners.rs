@@ -1,4 +1,4 @@
-//! Listeners on all addresses, which also have a kernel socket (dual listeners).
+//! Listeners and UDP sockets on all addresses, which also have a kernel socket (dual listeners).
 
 use crate::kernel::Kernel;
 use crate::stack::{OnStack, Stacks};
@@ -7,6 +7,9 @@ use ginnel_posix_ops::OpsConfig;
 use libc::{AF_INET, SOCK_STREAM};
 use rustix::io::Errno;
 use std::net::SocketAddr;
+
+/// Option that restricts automatic ports: the first one in the low 16 bits, the last one in the high 16 bits.
+const IP_LOCAL_PORT_RANGE: i32 = 51;
 
 fn config() -> OpsConfig {
     OpsConfig {
@@ -33,7 +36,8 @@ fn connect_to(from: &dyn Sys, ip: &str, port: u16) -> Result<Fd, Errno> {
     from.connect(fd, &at(ip, port)).map(|()| fd).inspect_err(|_| from.close(fd).unwrap())
 }
 
-/// Starts two stacks. What their sockets and the test open on the kernel is in a namespace of its own.
+/// Starts two stacks. All kernel sockets, those of the stacks and of the test, are in a namespace of their
+/// own.
 fn start() -> Stacks {
     crate::enter_own_namespace();
     Stacks::with(config)
@@ -62,7 +66,7 @@ fn port_zero_avoids_ports_of_stack_and_kernel() {
     let range = (40_000u32 | 40_001 << 16).to_ne_bytes();
     let bind = |ip: &str, port: u16| {
         let fd = on.socket(AF_INET, SOCK_STREAM).unwrap();
-        on.setsockopt(fd, libc::IPPROTO_IP, 51, &range).unwrap();
+        on.setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range).unwrap();
         on.bind(fd, &at(ip, port)).map(|()| fd).inspect_err(|_| on.close(fd).unwrap())
     };
     for (taken, free) in [(40_000, 40_001), (40_001, 40_000)] {
@@ -150,7 +154,7 @@ fn port_zero_of_datagrams_avoids_ports_of_stack() {
     on.bind(holder, &at("10.0.0.1", 40_000)).unwrap();
     for _ in 0..16 {
         let fd = udp(on);
-        on.setsockopt(fd, libc::IPPROTO_IP, 51, &range).unwrap();
+        on.setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range).unwrap();
         on.bind(fd, &at("0.0.0.0", 0)).unwrap();
         assert_eq!(port(&on.getsockname(fd).unwrap()), 40_001);
         on.close(fd).unwrap();
@@ -177,6 +181,7 @@ fn datagrams_from_stack_and_kernel() {
         assert_eq!(from.recv(sender, 100, 0).unwrap(), b"back");
     }
     stacks.a().close(fd).unwrap();
+    // The epoll set, which is still open, does not keep the kernel socket.
     let other = udp(&Kernel);
     Kernel.bind(other, &at("0.0.0.0", bound)).unwrap();
 }
