@@ -31,7 +31,7 @@ impl Domain {
         }
     }
 
-    /// Puts a preallocated socket into an empty slot.
+    /// Puts a preallocated socket into the slot, if the slot is empty and enough sockets are free.
     fn preallocate_slot(&mut self, client: usize, slot: usize) {
         let has_spare = self.has_spare_sockets();
         let is_empty = |state: &ClientState| state.preallocated[slot].is_none();
@@ -59,8 +59,8 @@ impl Domain {
         );
     }
 
-    /// Opens a connection with a preallocated socket of which its client has notified, if the client requests
-    /// that, and refills the slot.
+    /// Handles a client's notification about its preallocated socket. If the client requests a connection,
+    /// opens one with the socket and refills the slot.
     pub(super) fn connect_preallocated(
         &mut self,
         cx: &mut Context<'_>,
