@@ -44,8 +44,7 @@ fn child_continues_where_its_parent_stopped() {
     assert_eq!(fixture.server.lock().unwrap().handler().domains(), 1, "only this process's domain");
 }
 
-/// A client dies while it has the lock of a stream and has not committed a write: the other one continues as
-/// soon as the client is reaped.
+/// A child dies while it has the lock of a stream: its parent continues as soon as the child is reaped.
 #[test]
 fn dead_lock_owner_does_not_block_others() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
