@@ -72,7 +72,8 @@ pub struct RunOptions {
     stack: StackOptions,
 }
 
-/// Runs the program, as a child or in place of this process, and exits with its exit status.
+/// Runs the program, as a child or in place of this process. A child's exit status other than 0 is a failure
+/// with that code ([`Failure::program`]).
 pub fn run(options: &RunOptions) -> Result<(), Failure> {
     match options.stack_name.as_deref() {
         None => run_on_own_stack(options),
