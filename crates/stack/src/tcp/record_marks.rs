@@ -17,8 +17,8 @@ use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
 /// Marks that a connection has at most. The pushes of 4 MiB, the default send buffer, fit if the peer has
-/// offered a window of 32 KiB: they are at least half of that apart. Further marks are dropped, and the data
-/// are sent without them.
+/// offered a window of 32 KiB or more: they are more than half of it apart. Further marks are dropped, and
+/// the data are sent without them.
 // limit: record and push marks of a connection
 pub(crate) const MARKS_MAX: usize = 256;
 
