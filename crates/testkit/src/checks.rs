@@ -225,7 +225,7 @@ pub fn well_formed() -> Check {
     Check::new("correct lengths and checksums", |packet| packet.flaw().is_none())
 }
 
-/// Expects an IP packet of at most `mtu` bytes, or a frame without IP.
+/// Expects a frame with at most `mtu` bytes after the Ethernet header. A VLAN tag counts towards them.
 pub fn within_mtu(mtu: usize) -> Check {
     Check::new(format!("at most {mtu} bytes"), move |packet| packet.bytes.len() <= mtu + ETHERNET_BYTES)
 }

@@ -20,7 +20,7 @@ const INSIDE: &str = "GINNEL_IN_NAMESPACE";
 /// All sysctls that tests depend on, so that the host's or distribution's settings do not matter. The
 /// values are Linux's defaults, except for `tcp_no_metrics_save` (no memory of earlier runs),
 /// `tcp_comp_sack_nr` (duplicate ACKs leave at once, RFC 5681 §4.2), `tcp_syn_linear_timeouts` (a SYN's
-/// time-out doubles, RFC 6298 §5.5) and `icmp_ratelimit`.
+/// time-out doubles, RFC 6298 §5.5), `tcp_fastopen` (off) and `icmp_ratelimit` (no limit).
 const SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv4.tcp_timestamps", "1"),
     ("net.ipv4.tcp_sack", "1"),
@@ -78,7 +78,7 @@ const OPTIONAL_SYSCTLS: &[(&str, &str)] =
 
 /// Sets a sysctl in the calling thread's namespace, given by its dotted name.
 pub(crate) fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
-    // No component of a name (an interface name) contains a dot: the device's name has none.
+    // Each dot separates two components, because no interface of a test has a dot in its name.
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     std::fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("{path} = {value}: {e}")))
 }
@@ -103,8 +103,8 @@ pub(crate) fn enter_new() -> io::Result<()> {
     apply_defaults()
 }
 
-/// Settings that differ from those of packet scripts: scripts switch these mechanisms off because they make
-/// single packets hard to predict; interop tests want them on.
+/// Sysctls of interop tests in addition to [`SYSCTLS`]: compressed SACKs, which make the single packets of
+/// scripts hard to predict, and ICMP echo sockets for all groups.
 const INTEROP_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_comp_sack_nr", "44"), ("net.ipv4.ping_group_range", "0 2147483647")];
 

@@ -12,14 +12,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Sends a signal, given by its name without "SIG".
 ///
 /// # Panics
-/// If the process does not exist.
+/// If the signal cannot be sent, for example because the process does not exist.
 #[track_caller]
 pub fn signal(pid: impl Display, name: &str) {
     let status = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
     assert!(status.expect("kill runs").success(), "{pid}");
 }
 
-/// Waits until a condition holds, whose name is `what`.
+/// Waits until a condition holds. `what` names the condition in the panic's message.
 ///
 /// # Panics
 /// If that takes longer than a minute.

@@ -191,7 +191,7 @@ impl Conversations {
     }
 
     /// Returns the index of the conversation between two addresses, and the index of `from` in it. Starts a
-    /// conversation if `anew` is set or there is none.
+    /// conversation if `restart` is set or there is none.
     fn find_or_begin(
         &mut self,
         protocol: u8,

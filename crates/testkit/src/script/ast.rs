@@ -268,7 +268,8 @@ pub enum PacketBody {
     Icmp(Icmp),
 }
 
-/// A TCP segment as a script writes it. In an expected outbound segment, `None` matches any value.
+/// A TCP segment as a script writes it. In an expected outbound segment, `None` matches any value, except in
+/// `ack` and `urgent`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Segment {
     /// ECN field: `[ect0]`, `[noecn]`, …
@@ -289,9 +290,9 @@ pub struct Segment {
     pub len: u32,
     /// Relative acknowledgement number; present exactly if flag ACK is set.
     pub ack: Option<u32>,
-    /// Window field of the header, unscaled.
+    /// Window field of the header, unscaled. Inbound, `None` repeats the flow's last window.
     pub window: Option<u16>,
-    /// Urgent pointer.
+    /// Urgent pointer. Outbound, `None` expects that flag URG is clear.
     pub urgent: Option<u16>,
     /// Options in order; `None` is `<...>`.
     pub options: Option<Vec<TcpOpt>>,

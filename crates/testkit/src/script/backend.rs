@@ -44,7 +44,7 @@ pub trait Backend {
     /// `call_id`.
     fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]);
 
-    /// Returns a blocking call that has returned since.
+    /// Returns a blocking call that has returned and was not taken yet; `None` if there is none.
     fn take_finished_call(&mut self) -> Option<FinishedCall>;
 
     /// Returns the connection's state by the names of `tcp_info`.

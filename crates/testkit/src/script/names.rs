@@ -182,7 +182,8 @@ impl SocketIoctl {
     }
 }
 
-/// Constants in assertions: states and congestion states with the values of `struct tcp_info`.
+/// Constants in assertions with Linux's values: TCP states, congestion states, bits of `tcpi_options`, and
+/// values of `tcpi_fastopen_client_fail`.
 pub const INFO_CONSTANTS: &[(&str, i64)] = &[
     ("ESTABLISHED", 1),
     ("SYN_SENT", 2),

@@ -61,6 +61,7 @@ struct PendingCall {
     line: u32,
     /// Time of the call.
     from: Duration,
+    /// Expected time of the return.
     until: Duration,
 }
 
@@ -81,7 +82,7 @@ struct Runner<'a> {
     history: History,
     /// Actual time of the last event.
     last: Duration,
-    /// Time of the last event by the script; the actual time if the script leaves it open.
+    /// Time that the script gives the last event; the actual time if it is `*`.
     nominal: Duration,
     streams: BTreeMap<Fd, StreamOffsets>,
     /// The descriptor that was connected or accepted last.

@@ -40,7 +40,7 @@ pub struct Case<'a> {
 /// Result of a case.
 #[derive(Clone, Debug)]
 pub enum CaseOutcome {
-    /// The case passed at this run: the first, unless a processor stalled.
+    /// The case passed; this is the number of its runs: 1 unless a processor stalled.
     Passed(u32),
     /// The case failed; this is the failure of the last run.
     Failed(Box<Failure>),

@@ -10,7 +10,7 @@ use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCooki
 /// A message about a sysctl or value that the engine does not have.
 pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
     let mut config = StackConfig::default();
-    // There is one address and one static neighbour, so only TCP appears on the wire.
+    // The neighbour entry is static, so without these packets only TCP appears on the wire.
     config.network.dad_transmits = 0;
     config.network.router_solicitations = 0;
     config.tcp.connections_max = 64;

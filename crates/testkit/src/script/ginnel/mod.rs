@@ -279,7 +279,7 @@ mod tests {
 
     /// Returns whether the first of four segments is retransmitted `after_ms` milliseconds after the fourth
     /// was acknowledged by SACK.
-    fn gives_up(slack_ms: u32, after_ms: u32) -> bool {
+    fn is_retransmitted(slack_ms: u32, after_ms: u32) -> bool {
         let text = format!(
             "// RFC 8985 §6.2
 // ip: v4
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn reordering_slack_delays_fast_retransmit() {
-        assert!(gives_up(0, 25));
-        assert!(gives_up(12, 37) && !gives_up(12, 25));
-        assert!(gives_up(200, 225), "the most that may be");
+        assert!(is_retransmitted(0, 25));
+        assert!(is_retransmitted(12, 37) && !is_retransmitted(12, 25));
+        assert!(is_retransmitted(200, 225), "the maximum");
     }
 }

@@ -38,8 +38,9 @@ enum SocketKind {
 struct Socket {
     kind: SocketKind,
     bound: Option<SocketAddr>,
-    /// Options that were set before the connection exists.
+    /// Options with which a listener or a connection is created.
     options: SocketOptions,
+    /// Options that are set on the connection once it exists.
     pending_options: Vec<TcpOption>,
     /// Pending `SO_ERROR`.
     error: Option<i32>,
@@ -303,7 +304,7 @@ impl EngineSockets {
     }
 }
 
-/// Sends the SYN of a connection that waits for data, with as many as it takes.
+/// Sends the deferred SYN of a connection with as many bytes of `data` as the SYN can carry.
 fn send_in_syn(stack: &mut Stack, now: Instant, conn: Conn, data: &[u8]) -> CallResult {
     let max = usize::from(stack.syn_data_max(conn).unwrap_or(0)).min(data.len());
     let sent = stack.send(conn, &data[..max]);
@@ -465,7 +466,7 @@ impl Socket {
         }
         match stack.recv_urgent(conn) {
             Ok(byte) => CallResult { data: vec![byte], ..CallResult::value(1) },
-            // Announced and not received yet, or no urgent byte, or read already.
+            // EAGAIN: the byte is announced and not received yet. EINVAL: there is none, or it was read already.
             Err(_) => match stack.urgent_mark(conn) {
                 Some(mark) if mark.ahead >= stack.readable(conn) => fail(libc::EAGAIN),
                 _ => fail(libc::EINVAL),
