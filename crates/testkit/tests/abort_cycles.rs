@@ -102,7 +102,7 @@ fn open_and_abort(cycles: u64) {
             assert!(turns < 100_000, "{} connected, {} accepted", client.connected, server.conns.len());
         }
         both_turn(&mut server, &mut client);
-        // Not yet sent.
+        // These bytes are still queued when the connections are aborted.
         for conn in &client.conns {
             assert_eq!(client.stack.send(*conn, &[8; 3000]), Ok(3000));
         }

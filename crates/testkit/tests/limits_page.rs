@@ -30,7 +30,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A row of a table: its cells.
+/// Returns the rows of all tables of a page, each as its cells.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let lines = page.lines().filter(|line| line.starts_with("| "));
     lines.map(|line| line.trim_matches('|').split(" | ").map(|cell| cell.trim().into()).collect()).collect()
@@ -65,7 +65,7 @@ fn limits() -> Vec<Limit> {
     limits
 }
 
-/// Every comment `// limit: NAME` of the sources, with the file and the line of code after it.
+/// A comment `// limit: NAME` of the sources, with the file and the line of code after it.
 struct Marker {
     name: String,
     /// Path below `crates`.

@@ -126,7 +126,8 @@ fn frame(number: usize, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Sends a frame. The testpmd of a client offers its first buffers some time after the link is up.
+/// Waits for a free buffer and sends a frame. testpmd in the role of the client offers its first buffers some
+/// time after the link is up.
 fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
     let deadline = std::time::Instant::now() + TIMEOUT;
     while device.tx.reserve(bytes.len()).is_none() {

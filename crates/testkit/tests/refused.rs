@@ -31,7 +31,7 @@ fn assert_nothing_left(sim: &Sim) {
     }
 }
 
-/// Runs the simulation with devices whose capacity in each turn is given by `room`.
+/// Runs the simulation with devices whose capacity in each step is the next value of `capacity`.
 fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut capacity: impl FnMut() -> usize) {
     let until = sim.now + time;
     loop {

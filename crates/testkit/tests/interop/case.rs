@@ -55,7 +55,7 @@ pub struct Case {
     pub link: &'static str,
     /// True if the device has checksum and segmentation offloads.
     pub offload: bool,
-    /// True if to write a capture, which is kept if the case fails.
+    /// True if a capture is written, which is kept if the case fails.
     pub capture: bool,
     /// The kernel's congestion control, set explicitly so that all machines behave alike.
     pub congestion: &'static str,

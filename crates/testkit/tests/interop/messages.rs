@@ -31,7 +31,7 @@ struct Sender {
     to: SocketAddr,
     /// Numbers of the next message of low and of high priority.
     next: [usize; 2],
-    /// True if messages of high priority have it; otherwise all are equal.
+    /// True if messages are sent with their own priorities; otherwise all with the low one.
     has_priorities: bool,
 }
 

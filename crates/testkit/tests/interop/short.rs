@@ -63,7 +63,7 @@ fn short_connections_over_a_bad_link() {
     suite::run("short_connections_over_a_bad_link", 4, short(1_000, 100, link));
 }
 
-/// All connections are open before the first byte is sent.
+/// All connections are open before Ginnel sends its first byte.
 #[test]
 fn a_thousand_connections_at_once() {
     let mut cases = Vec::new();

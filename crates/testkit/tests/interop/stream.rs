@@ -37,7 +37,7 @@ impl Stream {
         })
     }
 
-    /// Returns the bytes from `offset` on: at least one, at most `max`.
+    /// Returns the bytes from `offset` on: at most `max`, and at least one if `max` is not 0.
     pub fn piece(self, offset: u64, max: u64) -> &'static [u8] {
         let start = (offset % PERIOD as u64) as usize;
         let len = usize::try_from(max).unwrap_or(PERIOD).min(PERIOD - start);

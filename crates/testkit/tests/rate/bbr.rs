@@ -75,7 +75,7 @@ fn round_trip_time_is_probed_every_ten_seconds() {
         let apart = pair[1] - pair[0];
         assert!((10 * SECOND..11 * SECOND).contains(&apart), "{number}: {apart:?}");
     }
-    // 200 ms, and the round trips until so little is in flight and until that is seen.
+    // 200 ms, plus the round trips until only four segments are in flight and until ACKs show that.
     let each = probes.len() / begins.len();
     assert!((18..=45).contains(&each), "{each} times 10 ms");
     // The model is as before.

@@ -37,7 +37,7 @@ fn each_packet_leaves_after_the_time_of_the_previous_one() {
     let departures = path.departures();
     assert!(departures.len() > 600, "{}", departures.len());
     for pair in departures.windows(2) {
-        // Two segments: less than a millisecond of data would be one.
+        // A packet has at least two segments, although a millisecond of data is less than one.
         assert_eq!(pair[0].bytes, 2 * MSS);
         let expected = Duration::from_nanos(pair[0].bytes * 1_000_000_000 / rate);
         let gap = pair[1].at - pair[0].at;

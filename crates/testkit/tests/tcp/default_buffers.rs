@@ -5,7 +5,7 @@ use core::time::Duration;
 use ginnel_stack::handle::Conn;
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
 
-/// Linux's `tcp_rmem`, by default.
+/// Default receive buffer of Linux in bytes (the second value of `tcp_rmem`).
 const RECV_BUFFER: usize = 131_072;
 
 /// Connects host 0 to host 1, which reads nothing unless `reads`, and queues `len` bytes. Returns the handles

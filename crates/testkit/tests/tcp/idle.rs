@@ -45,18 +45,18 @@ fn wrapped_timestamp_after_idle_month_is_accepted() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let mut p = ScriptedPeer::new(config());
     p.listen();
-    let now = |value: u32| TcpOptions {
+    let stamped = |value: u32| TcpOptions {
         timestamps: Some(Timestamps { tsval: value, tsecr: 0 }),
         ..TcpOptions::default()
     };
-    let syn = p.segment(SYN, 0, 0, &[], &now(1000));
+    let syn = p.segment(SYN, 0, 0, &[], &stamped(1000));
     p.deliver_frame(&syn);
-    let ack = p.segment(ACK, 1, 1, &[], &now(1000));
+    let ack = p.segment(ACK, 1, 1, &[], &stamped(1000));
     p.deliver_frame(&ack);
     p.wait(30 * DAY);
     let later = 1000 + 30 * 24 * 3600 * 1000;
     for (seq, value) in [(1, later), (5, later + 1)] {
-        let bytes = p.segment(ACK, seq, 1, b"late", &now(value));
+        let bytes = p.segment(ACK, seq, 1, b"late", &stamped(value));
         p.deliver_frame(&bytes);
     }
     assert_eq!(p.read, b"latelate");
@@ -65,7 +65,7 @@ fn wrapped_timestamp_after_idle_month_is_accepted() {
     let conn = p.conn.unwrap();
     p.stack.set_option(conn, TcpOption::KeepAlive(true)).unwrap();
     p.wait(Duration::from_secs(1));
-    let answer = p.segment(ACK, 9, 1, &[], &now(later.wrapping_add(30 * 24 * 3600 * 1000)));
+    let answer = p.segment(ACK, 9, 1, &[], &stamped(later.wrapping_add(30 * 24 * 3600 * 1000)));
     p.deliver_frame(&answer);
     let rejected = p.stack.tcp_stats().paws_rejected;
     p.wait(Duration::from_secs(3600));

@@ -38,7 +38,6 @@ fn closing_window_loses_no_data_in_flight() {
     let deferred = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim =
         Sim::pair_with(3, HostConfig::default(), deferred, LinkModel { loss: 0.02, ..LinkModel::default() });
-    sim.hosts[1].stack.network();
     sim.hosts[1].listen(80);
     let to = SocketAddr::new(sim.hosts[1].v4.into(), 80);
     let now = sim.now;

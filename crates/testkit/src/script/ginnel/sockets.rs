@@ -466,7 +466,7 @@ impl Socket {
         }
         match stack.recv_urgent(conn) {
             Ok(byte) => CallResult { data: vec![byte], ..CallResult::value(1) },
-            // EAGAIN: the byte is announced and not received yet. EINVAL: there is none, or it was read already.
+            // EAGAIN: announced and not received yet. EINVAL: no urgent byte, or read already.
             Err(_) => match stack.urgent_mark(conn) {
                 Some(mark) if mark.ahead >= stack.readable(conn) => fail(libc::EAGAIN),
                 _ => fail(libc::EINVAL),
