@@ -245,7 +245,7 @@ impl Client {
         burst.len()
     }
 
-    /// Sends another request on the first connection, which must be idle ([`Mode::Hold`]).
+    /// Sends another request on the first connection, unless that is not idle ([`Mode::Hold`]).
     pub fn request_again(&mut self) {
         if self.core.slots[0].state == State::Idle {
             self.core.active += 1;
@@ -259,7 +259,7 @@ impl Client {
         self.core.counts
     }
 
-    /// Returns true if every slot has had its first connection opened.
+    /// Returns true if the first SYN of every slot was sent.
     pub fn is_ready(&self) -> bool {
         self.core.opened as usize == self.core.slots.len()
     }

@@ -1,4 +1,5 @@
-//! Prepared frames of the client. Sending one takes a copy, a few patched fields and two short checksums.
+//! Prepared frames of the client and of the sink. Sending one takes a copy, a few patched fields and two
+//! short checksums.
 
 use ginnel_stack::device::TxMeta;
 
@@ -140,7 +141,7 @@ impl FrameTemplate {
         (self.bytes.len() - TCP_AT - options) as u32
     }
 
-    /// Writes the frame to or from this client to `out`, which must have its length.
+    /// Writes the frame to or from this client to `out`, whose length must be [`Self::len`].
     #[inline]
     pub fn write(&self, out: &mut [u8], client: Endpoint, seq: u32, ack: u32) {
         out.copy_from_slice(&self.bytes);

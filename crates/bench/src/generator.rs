@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Name of the generator's device.
 const NAME: &str = "server";
-/// Bytes of a ring of copies, and of the copy of a frame, as `ginnel monitor` has it.
+/// Size of a ring of copies, and of the largest copy of a frame, in bytes, as `ginnel monitor` sets them.
 const MIRROR_BYTES: usize = 64 << 20;
 const SNAPLEN: usize = 1 << 16;
 

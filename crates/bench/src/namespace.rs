@@ -36,8 +36,8 @@ pub fn prepare() -> Result<(), MeasureError> {
     namespace::prepare().map_err(MeasureError::Skipped)
 }
 
-/// Moves the kernel's receive processing for `interface` to the CPU of the client, away from the CPU that
-/// writes the frames. Returns true if that succeeded.
+/// Moves the kernel's receive processing for `interface` to `cpu`, away from the CPU that writes the frames.
+/// Returns true if that succeeded.
 pub fn receive_on(interface: &str, cpu: usize) -> bool {
     // Devices of the namespace are only visible in a /sys that was mounted inside it.
     let rps = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Concurrent connections of clients for each shard.
 const CONNECTIONS_EACH: u64 = 16;
 /// Ports of the server, and ports of the backends. Clients have 28,232 ports of their own. The number of the
-/// server's ports has no factor in common with it, so that addresses are used again only after 254,088
+/// server's ports has no factor in common with 28,232, so that addresses are used again only after 254,088
 /// connections, when those of the server's TIME-WAIT are gone.
 const SERVER_PORTS: core::ops::Range<u16> = 80..89;
 const BACKEND_PORTS: core::ops::Range<u16> = 8000..8004;
@@ -79,8 +79,8 @@ impl ScalingCase {
             for shard in &mut shards {
                 server_turn(shard, now).map_err(failed)?;
             }
-            // A turn receives one burst. Clients of 64 shards that took one burst in each tick would keep the
-            // shards waiting, which would have turns with less and less to do.
+            // A turn receives one burst. If the clients of 64 shards took only one burst in each tick, the
+            // shards would wait for them and have less and less to do in a turn.
             while peers.poll_once(now).map_err(failed)?.work > 0 {}
             now += TICK;
         }

@@ -243,7 +243,7 @@ pub fn parse_wrk(text: &str) -> Option<(f64, u64)> {
     Some((first_word(text_after(text, "Requests/sec:")?)?, failures.iter().sum()))
 }
 
-/// Parses the received Gbit/s from the output of `iperf3 -J`.
+/// Parses the received Gbit/s from the output of `iperf3 -J`, which counts no failures.
 fn parse_iperf(text: &str) -> Option<(f64, u64)> {
     let report: serde_json::Value = serde_json::from_str(text).ok()?;
     Some((report["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e9, 0))

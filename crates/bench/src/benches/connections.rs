@@ -1,12 +1,12 @@
-//! Memory and set-up of millions of connections between `ginnel echo` and `ginnel load echo`, each of which
-//! has a whole TCP for every connection. Each connection is alive: it answers a message after all are open.
+//! Memory and set-up of millions of connections between `ginnel echo` and `ginnel load echo`. Both ends have
+//! a complete TCP. Each connection is alive: it answers a message after all are open.
 
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 use crate::program_pair::{PairReport, ProgramPair, Sample, counter, server_counters, words};
 use core::time::Duration;
 
-/// Connections of `connections-1m` in millions, and of `connections-10m` as in QStack's evaluation.
+/// Connections of `connections-1m`, and of `connections-10m`, which has as many as QStack's evaluation.
 const ONE_MILLION: u32 = 1_000_000;
 const TEN_MILLION: u32 = 10_368_000;
 /// Connections of the run whose memory is subtracted. Their messages touch each buffer of the rings.
@@ -17,8 +17,8 @@ const FEW_MESSAGES: u32 = 20;
 const BYTES_MAX: f64 = 440.0;
 /// Largest number of messages per second after the set-up.
 const RATE: u32 = 172_800;
-/// Shortest time between two messages of a connection. Shortly after a message a connection has more state
-/// than an idle one.
+/// Shortest time in seconds between two messages of a connection. Shortly after a message a connection has
+/// more state than an idle one.
 const EPOCH_MIN: f64 = 20.0;
 /// Memory in bytes that `connections-max` leaves to the rest of the machine.
 const RESERVE_BYTES: u64 = 1 << 30;
@@ -29,7 +29,7 @@ const ESTABLISH_MIN: f64 = 500_000.0;
 /// Idle time before keepalive probes: in the bench, and that of the goal.
 const KEEPALIVE_SECONDS: u32 = 60;
 const KEEPALIVE_GOAL_SECONDS: u32 = 600;
-/// Largest deviation of the number of probes from the expected one.
+/// Largest relative deviation of the number of probes from the expected one.
 const PROBES_DEVIATION_MAX: f64 = 0.1;
 /// Largest share of a core for the probes of ten million connections, in percent.
 const KEEPALIVE_PERCENT_MAX: f64 = 5.0;

@@ -59,8 +59,8 @@ const RUNTIME_PREFIX: &str = "runtime-";
 const TASK_PREFIX: &str = "task-";
 /// Cases with a program in POSIX calls.
 const CALLS_PREFIX: &str = "calls-";
-/// Second prefix of the cases beside [`CROWD`] idle clients, which may cost [`CROWD_COST_MAX`] more than the
-/// case alone.
+/// Second prefix of the cases beside [`CROWD`] idle clients. Such a case may cost at most the share
+/// [`CROWD_COST_MAX`] more than the case alone.
 const CROWD_PREFIX: &str = "crowd-";
 const CROWD: usize = 1000;
 const CROWD_COST_MAX: f64 = 0.01;
@@ -70,8 +70,8 @@ const LOAD_PREFIX: &str = "load-";
 const LIGHT_PREFIX: &str = "light-";
 /// Cases of `ginnel httpd`, with the generator on the light TCP.
 const HTTPD_PREFIX: &str = "httpd-";
-/// Second prefix of the cases of which `ginnel monitor` gets copies of all frames, and the share that they
-/// should cost more than the case alone.
+/// Second prefix of the cases of which `ginnel monitor` gets copies of all frames, and the largest share that
+/// they should cost more than the case alone.
 const MIRRORED_PREFIX: &str = "mirrored-";
 const MIRROR_COST_GOAL: f64 = 0.05;
 
@@ -255,7 +255,7 @@ pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
     if case.starts_with(super::scaling::PREFIX) {
         return super::scaling::run_case(case, operations);
     }
-    // With a short TIME_WAIT entries expire as fast as they are created during the measured operations.
+    // With a short TIME_WAIT, entries expire as fast as they are created during the measured operations.
     let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     if case.starts_with(LOAD_PREFIX) || case.starts_with(HTTPD_PREFIX) {
         let httpd = case.starts_with(HTTPD_PREFIX);

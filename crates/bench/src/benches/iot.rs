@@ -41,25 +41,27 @@ const ONE_MILLION: Scenario = Scenario {
     goal_percentile: "p99_9",
     goal_priority: "high",
 };
-/// Time of the other runs.
+/// Time in seconds of each run other than the nominal one with priorities.
 const OTHER_SECONDS: f64 = 120.0;
 /// Memory in bytes of a pair of connections, with the monitor's part.
 const BYTES_OF_CONNECTION: u64 = 600;
 /// Load of the overloaded runs, as a multiple of what the server takes.
 const OVERLOAD: f64 = 1.2;
-/// First load by which it is found out what the server takes, as a multiple of the usual one. It is doubled
-/// until the server executes less than [`PROBE_TAKEN_MAX`] of it, in [`PROBES_MAX`] runs at the most.
+/// First load of the search for the server's capacity, as a multiple of the scenario's rate. It is doubled
+/// until the server executes less than the share [`PROBE_TAKEN_MAX`] of it, in at most [`PROBES_MAX`] runs of
+/// [`PROBE_SECONDS`].
 const PROBE_FACTOR: f64 = 3.0;
 const PROBE_TAKEN_MAX: f64 = 0.9;
 const PROBES_MAX: u32 = 6;
 const PROBE_SECONDS: f64 = 15.0;
-/// Least busy share of the core of an overloaded server. The kernel may run Redis there, too.
+/// Smallest busy share of the server's core in an overloaded run. The kernel may run Redis there, too.
 const OVERLOADED_SHARE_MIN: f64 = 0.98;
 /// Shares of urgent requests and of ordinary ones; the rest are heartbeats.
 const HIGH_SHARE: f64 = 0.05;
 const LOW_SHARE: f64 = 0.05;
-/// Least time between two turns of the generator in microseconds. A message or a response is there after each
-/// turn, so it would never sleep otherwise. Latencies count from the intended times, so they include this.
+/// Shortest time between two turns of the generator in microseconds. Without it the generator would never
+/// sleep, because after each turn a message is due or a response has arrived. Latencies count from the
+/// intended times, so they include this.
 const COALESCE_US: u32 = 100;
 /// How long the monitor may take to end after the stack.
 const MONITOR_END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -115,7 +117,7 @@ fn run_all(mut scenario: Scenario, options: &Options) -> Result<Vec<BenchResult>
             results.push(measure(&scenario, run)?);
         }
     }
-    // What was measured stays, whatever happens to the other runs.
+    // A failure of the overloaded runs does not discard the results of the nominal ones.
     if let Err(failure) = overload(&scenario, options, other, &mut results) {
         let mut result =
             BenchResult::from_counts(&format!("{}/overload", scenario.name), "ms", f64::NAN, None);
@@ -184,7 +186,7 @@ struct Outcome {
     counters: Vec<(Sample, Value)>,
     /// The monitor's last report.
     monitor: Value,
-    /// CPU time of the monitor when messages were sent first and last.
+    /// CPU time of the monitor at the first and at the last sample of the sending.
     monitor_cpu: [Duration; 2],
     /// Use of all CPUs while messages were sent.
     cpus: CpuTimes,
@@ -220,7 +222,7 @@ impl Monitor {
     }
 }
 
-/// Observes a run, and draws its latencies into a file if there is one for the picture.
+/// Observes a run, and draws its latencies into the file `picture` if it is given.
 fn observe(scenario: &Scenario, run: Run, picture: Option<PathBuf>) -> Result<Outcome, MeasureError> {
     let connections = f64::from(scenario.connections);
     let mut server = words("iot --start-redis 1");

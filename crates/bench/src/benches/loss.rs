@@ -123,7 +123,7 @@ pub fn table() -> String {
     text + "\n"
 }
 
-/// Runs of each cell over TAP.
+/// Smallest number of runs of each cell over TAP.
 const RUNS_MIN: usize = 9;
 
 /// Prints the simulated table, then measures each cell over TAP: our sender and the kernel's in turn, with

@@ -306,7 +306,7 @@ pub const ALL: &[Bench] = &[
     },
 ];
 
-/// Returns an error if less memory is available than a bench needs, in bytes.
+/// Returns an error if less than `bytes` bytes of memory are available.
 fn require_memory(bytes: u64) -> Result<(), MeasureError> {
     let available = available_memory();
     if available >= bytes {

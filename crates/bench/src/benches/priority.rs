@@ -26,13 +26,13 @@ const COST: Duration = Duration::from_micros(10);
 /// Messages per second, relative to what the server can answer at the most.
 const OVERLOAD: f64 = 1.5;
 const CONNECTIONS: usize = 400;
-/// One of so many connections is urgent.
+/// Number of connections among which one sends urgent messages.
 const URGENT_EACH: usize = 20;
 const MESSAGE_BYTES: usize = 200;
 /// Position of the label in a message, and its value in urgent ones.
 const LABEL_AT: usize = 6;
 const URGENT: u8 = 2;
-/// Unanswered messages of a connection; further ones are not sent.
+/// Largest number of unanswered messages of a connection; further ones are not sent.
 const WAITING_MAX: usize = 4096;
 /// Largest idle share of an overloaded server.
 const IDLE_SHARE_MAX: f64 = 0.02;
@@ -110,11 +110,11 @@ impl Handler for Server {
 #[derive(Default)]
 struct Sender {
     conn: Option<Conn>,
-    /// When the unanswered messages were due that were sent, at least in part.
+    /// Due times of the unanswered messages that were sent, at least in part.
     waiting: VecDeque<Instant>,
-    /// Last bytes of the last message in `waiting` that have not been sent.
+    /// Number of bytes at the end of the last message in `waiting` that have not been sent.
     rest: usize,
-    /// When the messages were due that could not be sent.
+    /// Due times of the messages that could not be sent.
     unsent: Vec<Instant>,
 }
 

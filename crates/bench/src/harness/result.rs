@@ -22,7 +22,7 @@ pub struct BenchResult {
     pub ours: f64,
     /// Median of the baseline's arm; `None` if the bench has no baseline.
     pub theirs: Option<f64>,
-    /// Median of the ratios of the pairs, `ours` to `theirs`.
+    /// Median of the ratios of the pairs, `ours` to `theirs`, or the inverse if lower figures are better.
     pub ratio: Option<f64>,
     /// Smallest and largest ratio; smallest and largest figure if there is only one arm.
     pub spread: [f64; 2],

@@ -97,7 +97,7 @@ pub struct SmoltcpServer {
     keep_alive: bool,
     /// Number of times that a socket was set to listen again.
     reused: u64,
-    /// Without frames smoltcp's timers need to run only once per millisecond.
+    /// Millisecond in which smoltcp's timers ran last. Without frames they need to run only once in each.
     timers_ran_ms: u64,
 }
 
