@@ -302,7 +302,7 @@ fn nothing_is_left_to_be_done() {
 }
 
 #[test]
-fn tests_that_others_run_without_say_who_runs_them() {
+fn ignored_tests_name_the_command_that_runs_them() {
     // Put together here, so that this file has none of them.
     let (ignored, unused) = (concat!("#[", "ignore"), concat!("allow(", "dead_code"));
     let files = rust_files();
