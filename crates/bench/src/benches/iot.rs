@@ -186,7 +186,8 @@ struct Outcome {
     counters: Vec<(Sample, Value)>,
     /// The monitor's last report.
     monitor: Value,
-    /// CPU time of the monitor at the first and at the last sample of the sending.
+    /// CPU time of the monitor at the last sample before messages were sent, and at the last sample while
+    /// they were sent.
     monitor_cpu: [Duration; 2],
     /// Use of all CPUs while messages were sent.
     cpus: CpuTimes,
