@@ -240,8 +240,8 @@ impl<S: LoadSession> KernelWorker<S> {
         }
     }
 
-    /// Reads the available data. If no end of the stream is signalled (`to_end`), a read that does not fill
-    /// the buffer has emptied the socket.
+    /// Reads the available data. `to_end` is true if the end of the stream is signalled. Otherwise a read
+    /// that does not fill the buffer has emptied the socket.
     fn read(&mut self, slot: u32, generation: u32, to_end: bool, now: Instant) {
         while self.net.is_current(slot, generation) {
             let Some(fd) = &self.net.sockets[slot as usize].fd else { return };

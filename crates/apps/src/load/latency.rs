@@ -1,5 +1,5 @@
-//! Histogram of latencies. Recording costs a dozen instructions, because a generator records several values
-//! per request. Quantiles are computed once, from a [`Histogram`] with the same buckets.
+//! Histogram of latencies. A generator records several values per request, so recording costs only a dozen
+//! instructions. Quantiles are computed once, from a [`Histogram`] with the same buckets.
 
 use core::time::Duration;
 use ginnel::Instant;

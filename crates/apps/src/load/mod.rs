@@ -58,7 +58,8 @@ use std::sync::{Arc, Condvar, Mutex};
 /// [`CommonOptions::workers()`], each with this `stop`. A run that ends early reports what it has measured.
 ///
 /// # Errors
-/// The number of stacks is another one, or the error of the first worker that failed; `stop` is set then.
+/// The number of stacks is not [`CommonOptions::workers()`]; or the error of the worker that failed first,
+/// after which `stop` is set.
 pub fn measure<J: LoadJob, S: RunHandler + Send>(
     job: &J,
     stop: &StopFlag,
@@ -71,8 +72,8 @@ pub fn measure<J: LoadJob, S: RunHandler + Send>(
 /// plan. The shards start together, and none stops before all have finished.
 ///
 /// # Errors
-/// The error of a shard; or the number of shards is not [`CommonOptions::workers()`], or there are fewer
-/// connections than shards.
+/// The error of a shard; or the number of shards is not [`CommonOptions::workers()`], there are fewer
+/// connections than shards, or the run ended before anything was measured.
 pub fn measure_on_shards<J: LoadJob>(
     job: &J,
     stop: &StopFlag,
@@ -134,7 +135,8 @@ pub fn measure_light<J: LoadJob>(
 /// Runs the generator on the kernel's TCP and returns its report.
 ///
 /// # Errors
-/// The errors of [`measure`].
+/// The process may not have enough open descriptors; or the error of the worker that failed first, after
+/// which `stop` is set.
 pub fn measure_on_kernel<J: LoadJob>(job: &J, stop: &StopFlag) -> Result<J::Report, Error> {
     let common = job.common();
     kernel::raise_descriptor_limit(common.connections.into(), common.workers().into())?;

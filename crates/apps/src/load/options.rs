@@ -153,7 +153,7 @@ pub struct HttpOptions {
     #[arg(short = 'H', long = "header", value_name = "FIELD")]
     pub headers: Vec<String>,
 
-    /// Returns the options that concern connections.
+    /// Options that do not depend on the protocol.
     #[command(flatten)]
     pub common: CommonOptions,
 }
@@ -203,14 +203,16 @@ pub trait LoadOptions {
     /// Checks what clap cannot check, writes the requests, and resolves the server's name.
     ///
     /// # Errors
-    /// An error in the options.
+    /// An option is invalid, the file of paths cannot be read, or the server's name cannot be resolved.
     fn job(&self) -> Result<Job, Error>;
 }
 
 /// Options that concern connections and depend on the protocol.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionOptions {
+    /// Requests on a connection before it is closed; `u32::MAX` for no limit.
     pub requests: u32,
+    /// Most requests in flight on a connection.
     pub pipeline: u16,
     pub closer: Closer,
 }
@@ -226,7 +228,7 @@ impl CommonOptions {
         self.duration().is_none().then(|| self.give_up.unwrap_or(self.timeout))
     }
 
-    /// Returns the number of workers (or shards): no more than connections.
+    /// Returns the number of shards if it is given, otherwise that of workers: no more than connections.
     pub fn workers(&self) -> u32 {
         self.shards.unwrap_or(self.workers.min(self.connections))
     }

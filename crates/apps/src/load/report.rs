@@ -214,7 +214,7 @@ impl Report {
         report
     }
 
-    /// Returns a warning for each goal that was not achieved.
+    /// Returns a warning for each reason why the result may be wrong.
     fn find_warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if let Some(rate) = self.requested.rate.filter(|_| !self.requested.poisson) {
@@ -260,8 +260,8 @@ impl Report {
         doubts
     }
 
-    /// Returns the number of unsuccessful responses: HTTP statuses except 2xx and 3xx, and values that were
-    /// not found.
+    /// Returns the number of unsuccessful responses: HTTP statuses except 2xx and 3xx; values that were not
+    /// found, and errors.
     pub fn unsuccessful(&self) -> u64 {
         let is_success = |class: &str| matches!(class, "2xx" | "3xx" | "hit");
         self.statuses.iter().filter(|(class, _)| !is_success(class)).map(|(_, count)| count).sum()

@@ -1,5 +1,6 @@
-//! Interface between the three stacks of the generator and a run. A run either sends requests in a loop
-//! ([`Job`]) or messages by a calendar ([`crate::load::messages`]).
+//! Interface between the three stacks of the generator and a run. A run sends requests in a loop ([`Job`]),
+//! messages by a calendar ([`crate::load::messages`]), or what the clients of a capture sent
+//! ([`crate::load::replay`]).
 
 use super::options::{CommonOptions, Job};
 use super::plan::WorkerShare;

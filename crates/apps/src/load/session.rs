@@ -47,7 +47,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// [`Network::abort`] or a call of [`Session::ended`] the slot is free; the network must not report events of
 /// its former connection any more.
 pub trait Network {
-    /// Starts to open a connection. [`Session::connected`] or [`Session::ended`] follows.
+    /// Starts to open a connection. Unless it fails at once, [`Session::connected`] or [`Session::ended`]
+    /// follows.
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure>;
     /// Sends as many bytes as fit into the send buffer and returns how many. If that is less than all,
     /// [`Session::writable`] must follow.
@@ -135,9 +136,11 @@ pub struct Session {
     measure_from: Instant,
     measure_to: Instant,
     drain_until: Instant,
+    /// Connections being opened.
     connecting: u32,
-    /// The connections being opened that are the first of their slots.
+    /// Connections being opened that are the first of their slots.
     initial_connects: u32,
+    /// Connections that are open or being opened.
     open: u32,
     in_flight: u64,
     /// Requests begun in the measured time.
@@ -428,8 +431,8 @@ impl Session {
         }
     }
 
-    /// Handles the end of a connection. `failure` is the reason; it does not count if no request was in
-    /// flight.
+    /// Handles the end of a connection. `failure` is the reason; it does not count if the connection was
+    /// established and had no request in flight.
     pub fn ended(&mut self, slot: u32, failure: Failure, now: Instant, net: &mut impl Network) {
         let s = &self.slots[slot as usize];
         match s.state {
@@ -500,7 +503,8 @@ const fn tick_of(now: Instant) -> u32 {
     (now.as_nanos() / TICK.as_nanos() as u64) as u32
 }
 
-/// Returns the ticks in a duration, rounded up.
+/// Returns the ticks in a duration, rounded up, and one more because the current tick has begun already. A
+/// longer duration than 2^30 ticks is shortened.
 const fn ticks(duration: Duration) -> u32 {
     let ticks = duration.as_nanos().div_ceil(TICK.as_nanos());
     if ticks > 1 << 30 { 1 << 30 } else { ticks as u32 + 1 }

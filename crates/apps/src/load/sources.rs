@@ -36,7 +36,7 @@ impl SourceRange {
     /// Creates a range of `count` addresses that begins with `first`.
     ///
     /// # Errors
-    /// No address is that high.
+    /// There are not so many addresses from `first` on, or they are more than [`SOURCES_MAX`].
     pub fn consecutive(first: IpAddr, count: u32) -> Result<Self, String> {
         let more = count.saturating_sub(1);
         let last = match first {
@@ -118,8 +118,8 @@ impl fmt::Display for SourceRange {
     }
 }
 
-/// Returns the addresses of several ranges in turn. Each worker gets its share as consecutive addresses, so
-/// that with ranges of equal length each worker can have one range.
+/// A worker's share of the addresses of several ranges, used in turn. The share consists of consecutive
+/// addresses, so that with ranges of equal length each worker can have one range.
 #[derive(Clone, Debug)]
 pub struct Sources {
     ranges: Vec<SourceRange>,

@@ -133,7 +133,7 @@ fn check_path(path: &str) -> Result<(), String> {
 /// that begin with # are skipped.
 ///
 /// # Errors
-/// A line is malformed, which the text names by its number; or all weights are 0.
+/// A line is malformed (the text names its number), or all weights are 0.
 pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
     let mut list = Vec::new();
     for (number, line) in

@@ -39,7 +39,7 @@ pub struct Values {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub per_connection: Option<u32>,
 
-    /// Returns the options that concern connections.
+    /// Options that do not depend on the protocol.
     #[command(flatten)]
     pub common: CommonOptions,
 }

@@ -66,12 +66,11 @@ pub struct Agent {
 /// The end of an agent's work.
 #[derive(Debug)]
 pub enum AgentResult<S> {
-    /// The results of all agents that lived, and the names of those that did not. Only the first agent has
-    /// them.
+    /// The results of the other agents, and those that have none. Only the first agent gets them.
     Collected {
         /// Results of the other agents.
         others: Vec<S>,
-        /// Agents that ended without results.
+        /// A sentence about each agent that died without results, or was not awaited.
         dead: Vec<String>,
     },
     /// The first agent has the results.
@@ -125,8 +124,8 @@ impl Meeting {
     /// before the wait.
     ///
     /// # Errors
-    /// Redis fails, the plan differs from that of the first agent, agents are missing after a minute, or
-    /// `stop` is set.
+    /// Redis fails, the plan differs from that of the first agent, the group is complete already, agents are
+    /// missing after a minute, or `stop` is set.
     pub fn join(&self, plan: &str, stop: &StopFlag, on_joined: impl FnOnce(u32)) -> Result<Agent, Error> {
         let mut client = RedisClient::connect(&self.redis)?;
         let base = format!("ginnel:load:{}", self.run);
@@ -250,7 +249,8 @@ impl Agent {
     /// others wait until it has them. Nobody waits once `stop` is set.
     ///
     /// # Errors
-    /// Redis fails, results of another agent cannot be read, the first agent has died, or `stop` is set.
+    /// Redis fails, or results of another agent cannot be read. For the other agents also: the first one has
+    /// died, or `stop` is set.
     pub fn finish<S: Serialize + DeserializeOwned>(
         mut self,
         own: &S,
@@ -277,7 +277,7 @@ impl Agent {
         let (mut others, mut dead) = (Vec::new(), Vec::new());
         for number in 2..=self.count {
             loop {
-                // Looked at first: an agent that stores its results and ends is no dead one.
+                // Looked at before the results: an agent that has stored them may end.
                 let is_alive = self.get(&format!("alive:{number}"))?.is_some();
                 let name = self.get(&format!("name:{number}"))?.unwrap_or_default();
                 if let Some(json) = self.get(&format!("result:{number}"))? {

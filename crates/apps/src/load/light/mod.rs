@@ -61,8 +61,7 @@ const LINGER: Duration = Duration::from_millis(100);
 /// long.
 const WAKE_EARLY: Duration = Duration::from_micros(150);
 
-/// Ground that a worker runs on: a configuration with one device and one link, and the device if the caller
-/// supplies it.
+/// Configuration of a worker, with one device and one link; and the device, if the caller supplies it.
 pub struct WorkerStack {
     /// The configuration. Only the CPU and the spin time of `shard`, the device, the link and the routes are
     /// used.
@@ -106,11 +105,11 @@ pub struct LightWorker<J: LoadJob = Job> {
 }
 
 impl<J: LoadJob> LightWorker<J> {
-    /// Creates worker `worker` of `workers` at time `now`.
+    /// Creates the worker of `share` at time `now`.
     ///
     /// # Errors
-    /// The configuration needs a feature that only Ginnel's TCP has, a target is unreachable, or the device
-    /// cannot be opened.
+    /// The configuration is invalid or needs a feature that only Ginnel's TCP has, there are too many local
+    /// addresses, no route leads to a target, or the device cannot be opened.
     pub fn new(
         job: &J,
         share: WorkerShare,

@@ -185,7 +185,7 @@ impl LightNetwork {
         [ms, self.out.tx.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Returns true if the slot still has the connection with this index and port.
+    /// Returns true if the slot still has the connection with this index, port and local address.
     #[inline]
     pub fn is_current(&self, slot: u32, conn: u32, port: u16, source: u16) -> bool {
         let c = &self.conns[conn as usize];

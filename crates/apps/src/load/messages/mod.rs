@@ -43,7 +43,8 @@ use core::time::Duration;
 use ginnel::Instant;
 use std::sync::Arc;
 
-/// Time before a due message for which a worker polls with `--mode precision`: always.
+/// Time before a due message for which a worker polls with `--mode precision`. No wait is that long, so it
+/// polls always.
 pub const PRECISE_SPIN: Duration = Duration::from_secs(1);
 
 /// Settings that all workers of a run share, checked and ready to use.
@@ -63,7 +64,7 @@ pub struct MessageJob {
     pub report_interval: Duration,
     /// Options that all kinds of load have.
     pub common: CommonOptions,
-    /// Number of agents that send the plan together, and number of this one among them.
+    /// Number of agents that send the plan together.
     pub agents: u32,
     /// Number of this agent, from 0 on.
     pub agent: u32,

@@ -348,7 +348,7 @@ impl MessageOptions {
             connections: self.connections,
             burst: if self.mode == SendMode::Precision { 1 } else { self.burst },
             epoch: self.epoch,
-            // Cannot truncate: at most 2^28 connections × 366 days / 1 µs.
+            // Saturates for extreme options; no run sends so many messages.
             messages: messages as u64,
             high_share: self.high_share,
             low_share,

@@ -31,7 +31,7 @@ const CONNECTS_MAX: u32 = 1_024;
 const RETRY: Duration = Duration::from_secs(1);
 /// Messages that are sent, and connections that are closed, before received frames are looked at again.
 const STEPS_PER_POLL: u32 = 256;
-/// Messages that wait on a connection on which the network accepts nothing.
+/// Most messages that wait on a connection on which the network accepts nothing.
 // limit: messages that wait on a connection of the generator
 const WAITING_MAX: usize = 1_024;
 /// Interval at which progress is published.
@@ -84,7 +84,8 @@ pub struct MessageSession {
     /// The kind of each connection's messages, if it has one for all of them.
     flow_kinds: Vec<Kind>,
     writer: MessageWriter,
-    /// Connection attempts in their order, with their deadlines. Attempts that have ended stay until then.
+    /// Connection attempts in their order, with their deadlines. Attempts that have ended stay until they are
+    /// the first.
     attempts: VecDeque<(Instant, u32)>,
     /// Connections to open again, and when.
     retries: VecDeque<(Instant, u32)>,

@@ -144,7 +144,7 @@ impl ReplayOptions {
             servers.iter().flat_map(|server| ports.iter().map(|port| server.address(*port))).collect();
         targets.sort_unstable();
         targets.dedup();
-        // At least as many are open at a time if the server is as fast as the recorded one.
+        // At least this many are open at a time if the server is as fast as the recorded one.
         let at_a_time = if self.spread.is_zero() { self.copies } else { 1 };
         let open_max = recording.open_max().saturating_mul(at_a_time.into());
         let plan = ReplayPlan {
@@ -171,7 +171,7 @@ impl ReplayOptions {
             stack: self.stack,
             dest: Vec::new(),
             source: self.source.clone(),
-            // Every worker needs one.
+            // Every worker needs a connection.
             connections: connections.max(self.workers),
             rate: None,
             poisson: false,

@@ -91,7 +91,7 @@ pub struct CaptureAccount {
     pub left_out_incomplete: u64,
     /// Segments with bytes of clients that were seen before.
     pub retransmissions: u64,
-    /// Segments that arrived before earlier ones.
+    /// Segments that the capture has before earlier bytes of their stream.
     pub early_segments: u64,
     /// Bytes of servers that are not in the capture; they count as sent.
     pub missed_answer_bytes: u64,

@@ -291,7 +291,7 @@ impl ReplaySession {
         }
     }
 
-    /// Ends a connection, all of whose sends were sent at `now`, or waits for its answers first.
+    /// Ends a connection whose bytes are all sent, or waits for its answers first.
     fn end(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let connection = &mut self.connections[slot as usize];
         let recorded = &self.plan.recording.connections[connection.recorded as usize];

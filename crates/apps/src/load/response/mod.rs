@@ -70,7 +70,9 @@ enum ParserState {
 /// State of parsing a connection's responses: 16 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Parser {
+    /// Bytes of a body or a value that are to come.
     left: u64,
+    /// Index of the borrowed record, or [`NONE`].
     partial: u32,
     status: u16,
     state: ParserState,

@@ -99,7 +99,7 @@ impl Parser {
         Ok(ParseProgress::More)
     }
 
-    /// Parses the line that ends in `bytes`, with the part of it in the record. Returns how many of `bytes`
+    /// Parses a line: the part of it in the record, if any, and then `bytes`. Returns how many of `bytes`
     /// belong to the line, or `None` if its end has not arrived.
     fn line(
         &mut self,

@@ -96,7 +96,7 @@ impl Session {
             }
             self.stage = Stage::Drain;
             self.arrivals = None;
-            // Timeouts, which are rounded up to ticks, must expire before.
+            // Timeouts are rounded up to ticks, and must expire before the run ends.
             self.drain_until = now + self.plan.timeout + 3 * TICK;
         }
         if self.stage == Stage::Drain && (self.in_flight == 0 || now >= self.drain_until) {
@@ -108,8 +108,8 @@ impl Session {
     }
 
     /// Returns true if requests may begin. A closed loop begins with its first connection, unless a set-up
-    /// time is given. An open loop on persistent connections needs all of them first, unless they were not
-    /// established in time.
+    /// time is given. An open loop of short connections begins at once; one on persistent connections needs
+    /// all of them first, unless they were not established in time.
     pub(super) fn is_set_up(&self, now: Instant) -> bool {
         let target = self.plan.connections;
         let is_there = match (self.plan.rate, self.plan.is_short()) {
@@ -133,8 +133,8 @@ impl Session {
     }
 
     /// Returns when the last answer came, counted from the start of the measured time, if the server answered
-    /// nothing at the end of the run: all requests after that failed, on as many connections as there are, or
-    /// for [`SILENCE`].
+    /// nothing at the end of the run: since that answer at least as many requests have failed as there are
+    /// connections, or some have failed and the measurement went on for [`SILENCE`].
     fn answered_until(&self) -> Option<Duration> {
         let last = self.last_completion.max(self.measure_from);
         let was_silent = self.measure_to != Instant::MAX && self.measure_to >= last + SILENCE;

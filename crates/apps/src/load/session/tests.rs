@@ -423,7 +423,7 @@ fn a_run_without_answers_is_given_up() {
     let endless = Plan { requests: Some(1_000_000), duration: None, give_up: Some(3 * second), ..plan() };
     let plans = [endless, at_rate(endless, 100.0), Plan { requests_per_connection: 1, ..endless }];
     for plan in plans.into_iter().chain([at_rate(plans[2], 1000.0)]) {
-        // Nothing listens; connections time out; the responses are malformed.
+        // Nothing listens; every request is answered with a reset; the responses are malformed.
         let nonsense = b"nonsense".to_vec();
         for server in [
             SimulatedServer { refuses: true, ..SimulatedServer::default() },
