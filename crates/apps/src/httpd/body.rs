@@ -49,7 +49,8 @@ enum BodyState {
 }
 
 impl BodyReader {
-    /// Creates a reader for a body of at most `bytes_max` bytes. A larger declared length is refused at once.
+    /// Creates a reader for a body of at most `bytes_max` bytes. A larger declared length is refused at once,
+    /// with the status to answer with.
     pub fn new(framing: BodyFraming, bytes_max: u64) -> Result<Self, Status> {
         let state = match framing {
             BodyFraming::None | BodyFraming::Length(0) => BodyState::Done,
@@ -72,7 +73,7 @@ impl BodyReader {
     }
 
     /// Reads `bytes` and returns how many of them belong to the body: all of them, unless the body ends
-    /// before.
+    /// before. An error is the status to answer with.
     pub fn read(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut used = 0;
         while used < bytes.len() && self.state != BodyState::Done {

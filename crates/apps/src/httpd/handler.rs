@@ -18,6 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const TICK: u64 = 0;
 /// Timer token: a block of a file may have arrived in the page cache.
 const DISK: u64 = 1;
+/// Time between two looks for blocks in the page cache.
 const DISK_RETRY: Duration = Duration::from_millis(1);
 
 /// The server as a shard's application.

@@ -49,7 +49,8 @@ impl Scanner {
     pub const NEW: Self = Self { line_start: 0, scanned: 0, leading_lines: 0, request_line_done: false };
 
     /// Returns the length of the head including the empty line at its end, or `None` if more bytes are
-    /// needed. `bytes` begins with the head and has at least the bytes of the previous call.
+    /// needed. `bytes` begins with the head and has at least the bytes of the previous call. An error is the
+    /// status to answer with.
     pub fn find_end(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<usize>, Status> {
         loop {
             let Some(offset) = memchr::memchr(b'\n', bytes.get(self.scanned..).unwrap_or_default()) else {

@@ -5,7 +5,8 @@ use super::head::Limits;
 /// Longest time that a connection may stay in a phase, in whole seconds, at least 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// Time to receive a request's head, from its first byte or from the start of the connection. Then 408.
+    /// Time to receive a request's head, from its first byte. Then 408. A new connection on which no byte
+    /// arrives for this time is closed.
     pub head: u32,
     /// Time between two requests. Then the connection is closed.
     pub idle: u32,

@@ -54,8 +54,9 @@ impl RequestCache {
         is_known.then_some((entry.head.len(), entry.response))
     }
 
-    /// Inserts the head of `head_len` bytes that `bytes` begins with, and evicts the head in its bucket.
-    /// `bytes` must be the argument of the preceding [`RequestCache::find`].
+    /// Inserts the head of `head_len` bytes that `bytes` begins with, and evicts the head in its bucket. A
+    /// head of more than 512 bytes is not inserted. `bytes` must be the argument of the preceding
+    /// [`RequestCache::find`].
     pub fn insert(&mut self, bytes: &[u8], head_len: usize, response: CachedResponse) {
         if head_len <= HEAD_BYTES_MAX {
             let entry = &mut self.entries[bucket_of(bytes)];

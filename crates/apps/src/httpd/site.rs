@@ -149,7 +149,7 @@ pub struct Site {
     root: SiteRoot,
     entries: Vec<SiteEntry>,
     paths: HashMap<Box<[u8]>, Resource, BuildHasherDefault<PathHasher>>,
-    /// Files below the root that are not served, with the reason.
+    /// Files below the root that are not served, or could not be loaded, with the reason.
     pub skipped: Vec<(PathBuf, String)>,
 }
 

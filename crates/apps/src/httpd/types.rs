@@ -1,7 +1,7 @@
 //! Content types by file name extension.
 
-/// Returns the content type for a file name, by the extension after the last dot in any case. The type of an
-/// unknown extension is `application/octet-stream`.
+/// Returns the content type for a file name, by the extension after the last dot. Upper and lower case are
+/// the same. The type of an unknown extension is `application/octet-stream`.
 pub fn content_type_of(name: &[u8]) -> &'static str {
     let extension = match name.iter().rposition(|b| *b == b'.') {
         Some(dot) if dot > 0 && name.len() - dot <= EXTENSION_BYTES_MAX + 1 => &name[dot + 1..],
@@ -14,6 +14,7 @@ pub fn content_type_of(name: &[u8]) -> &'static str {
 }
 
 const DEFAULT: &str = "application/octet-stream";
+/// Length of the longest known extension in bytes.
 const EXTENSION_BYTES_MAX: usize = 11;
 
 /// Extensions are looked up once per file at start, so a linear search suffices.
