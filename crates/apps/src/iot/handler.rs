@@ -21,8 +21,8 @@ use std::io::{self, ErrorKind};
 const READ_BYTES: usize = 64 << 10;
 /// Longest interval at which deadlines are checked while messages wait.
 const TICK_MAX: Duration = Duration::from_millis(100);
-/// Requests of one connection without an answer. At the limit the rest of its bytes stays unread, so that one
-/// client cannot fill the queue.
+/// Most requests of one connection without an answer. At the limit the rest of its bytes stays unread, so
+/// that one client cannot fill the queue.
 // limit: requests of a connection without an answer
 const OUTSTANDING_MAX: u32 = 1024;
 /// Deadlines are checked this often within their time, so a message fails at most an eighth later.
@@ -79,7 +79,7 @@ struct Backend {
     /// Commands that the socket has not accepted yet, from `out_sent` on.
     out: Vec<u8>,
     out_sent: usize,
-    /// Time until the attempt after the next.
+    /// Time from the next failure to the attempt after it.
     back_off: Duration,
     /// True if the log has the last failure.
     is_failure_logged: bool,

@@ -56,7 +56,7 @@ impl RedisAddress {
     /// Looks up a name, which may take seconds. Other addresses are returned as they are.
     ///
     /// # Errors
-    /// If the name has no address.
+    /// If the name cannot be looked up, or has no address.
     pub fn resolve(&self) -> io::Result<Self> {
         let Self::Name(name) = self else { return Ok(self.clone()) };
         let address = name.to_socket_addrs()?.next();

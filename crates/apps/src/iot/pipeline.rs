@@ -248,7 +248,8 @@ impl<C: Copy> Pipeline<C> {
         !self.in_flight.is_empty() && now.saturating_since(self.last_progress) >= self.limits.reply_timeout
     }
 
-    /// Takes the next message whose key another server owns.
+    /// Takes a message whose key another server owns, the last one first, in order to
+    /// [put](Self::push_front) it into the pipeline of that server.
     pub fn take_redirected(&mut self) -> Option<(Message<C>, Redirection)> {
         self.redirected.pop()
     }
