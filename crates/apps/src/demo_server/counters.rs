@@ -50,7 +50,7 @@ macro_rules! counters {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
 
-            /// Returns the names, with the prefix of the program, for `ginnel stat`.
+            /// Returns names, with the prefix of the program, and values, for `ginnel stat`.
             pub(super) fn stat_items(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((concat!("demo_server.", stringify!($name)), self.$name)),*].into_iter()
             }

@@ -183,7 +183,7 @@ fn listen(address: SocketAddr) -> Result<OwnedFd, Errno> {
 /// Raises the limit on open descriptors to its maximum.
 ///
 /// # Errors
-/// Returns the error of the system call.
+/// The maximum is too small for the descriptors that every process needs, or the kernel refuses.
 pub fn raise_descriptor_limit() -> Result<(), Error> {
     crate::load::kernel::raise_descriptor_limit(0, 0)
 }
@@ -296,7 +296,7 @@ impl KernelWorker {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.counters.accept_failures.add(1);
-                    // The listener stays readable: without a pause the worker would only try.
+                    // The listener stays readable: without a pause the worker would try again all the time.
                     return std::thread::sleep(ACCEPT_PAUSE);
                 }
                 // The connection has ended already, or a signal has arrived.

@@ -58,7 +58,8 @@ impl DemoServerOptions {
         self.first_core.map(|first| first + worker as u32)
     }
 
-    /// Checks what the parser does not: no address is listed twice.
+    /// Checks what the parser does not: no address to listen on is given twice or has port 0, and the
+    /// backends can be connected to.
     ///
     /// # Errors
     /// Returns a sentence that names the option and the address.

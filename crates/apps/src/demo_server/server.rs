@@ -38,7 +38,7 @@ pub trait StackConnections<C> {
     fn close(&mut self, conn: C);
     /// Resets a connection.
     fn abort(&mut self, conn: C);
-    /// Delivers bytes that were not consumed again.
+    /// Delivers again the bytes that were not consumed.
     fn resume_reading(&mut self, conn: C);
 }
 
