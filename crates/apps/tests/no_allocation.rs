@@ -1,5 +1,5 @@
-//! In steady state neither the server nor the generator allocates, for all kinds of requests: small files,
-//! files as sources, HEAD, preconditions, ranges, errors, and fragmented requests.
+//! In steady state the server of files does not allocate, for all kinds of requests: small files, files as
+//! sources, HEAD, preconditions, ranges, errors, and fragmented requests.
 
 use core::time::Duration;
 use ginnel::{Conn, Instant};
