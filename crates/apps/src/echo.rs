@@ -57,7 +57,7 @@ impl Handler for Echo {
         let socket = SocketOptions { nodelay: true, keepalive, ..SocketOptions::default() };
         for address in &self.options.listen {
             cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
-            // Another shard receives the datagrams.
+            // If this shard does not serve the address, another one receives the datagrams.
             if self.options.udp && cx.serves(address.ip()) {
                 // Each address has a socket of its own, so that [::] and 0.0.0.0 can both be listened on, and
                 // so has each shard.

@@ -2,8 +2,10 @@
 //!
 //! A server re-arms a timeout with every request. That costs one store into the connection's own record. The
 //! sweep holds at most one 4-byte entry per slot of the connection table and checks each slot at least once
-//! per *period*. An entry is never removed. It names the slot and not the connection, so the slot's next
-//! connection inherits it.
+//! per *period*. The end of a connection does not remove the entry. It names the slot and not the connection,
+//! so the slot's next connection inherits it.
+//!
+//! A second stands for the caller's unit of time: the load generator sweeps in ticks of 100 ms.
 
 /// Longest period in seconds. A slot with a longer timeout is checked more than once.
 const PERIOD_MAX: u32 = 60;
@@ -38,7 +40,7 @@ impl Sweep {
         self.seconds[list].push(slot);
     }
 
-    /// Removes a slot that is due at `second` and returns it. The caller checks the slot and enters it again
+    /// Removes a slot that is due by `second` and returns it. The caller checks the slot and enters it again
     /// if it has a connection.
     pub fn take_due(&mut self, second: u32) -> Option<u32> {
         while self.next <= second {
