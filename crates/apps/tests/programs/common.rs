@@ -47,8 +47,8 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
         Self { server, client, now }
     }
 
-    /// Advances the time until the client's application stops its shard, or until `limit` of simulated time
-    /// has passed.
+    /// Advances the time until the client's application stops its shard. Panics if that takes longer than
+    /// `limit` of simulated time.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
         loop {
@@ -57,7 +57,7 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
             if client.stopped {
                 return;
             }
-            // A turn that did work may have sent frames, so time stays.
+            // A turn that did work may have sent frames, so the next deadline is not awaited.
             if server.work + client.work == 0 {
                 let next = [server.next_deadline, client.next_deadline].into_iter().flatten().min();
                 let next = next.expect("somebody waits for something");

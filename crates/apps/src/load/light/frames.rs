@@ -395,8 +395,8 @@ mod tests {
         assert_eq!((header.seq, header.ack, header.flags), (fields.seq, fields.ack, fields.flags));
         assert_eq!((received.segment.options, received.segment.payload), (options, payload));
         assert_eq!((received.from, received.mac), (own.parse().unwrap(), THEIRS));
-        // With any bit flipped, the frame is not parsed as a segment of equal contents; beyond the addresses
-        // it is not parsed at all.
+        // With a bit of any byte flipped, the frame is not parsed. The traffic class, flow label and hop
+        // limit of IPv6 are exempt: no checksum covers them.
         for at in 14..frame.len() {
             let mut wrong = frame.clone();
             wrong[at] ^= 1 << (at % 8);

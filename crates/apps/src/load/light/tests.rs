@@ -171,7 +171,7 @@ impl<S: Handler> ConnectedPair<S> {
     }
 }
 
-/// Returns bytes without repetitions.
+/// Returns random bytes.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Random::new(seed);
     (0..len).map(|_| rng.next_u64() as u8).collect()
@@ -253,8 +253,7 @@ fn a_closed_port_refuses() {
 
 #[test]
 fn a_vanished_server_times_out() {
-    // All frames except ARP are lost towards the server: an ARP request has 42 bytes, and no other frame was
-    // sent before.
+    // The client gets another device, whose other end does not exist: all frames are lost.
     let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     let Device { rx, tx } = pair(MemoryConfig::default()).0;
     (ends.client.rx, ends.client.net.out.tx) = (rx, tx);
@@ -262,7 +261,7 @@ fn a_vanished_server_times_out() {
     let seen = ends.exchange(2, |_| Vec::new(), |_, _| false);
     assert!(seen.iter().all(|s| s.end == Some(Err(Failure::ConnectTimeout))));
     let seconds = (ends.now - start).as_secs();
-    // 1 + 2 + 4 + … + 64 seconds, with a maximum of 60.
+    // 1 + 2 + 4 + … + 32 + 60 seconds.
     assert!((120..=125).contains(&seconds), "{seconds} s");
     assert!(ends.client.net.neighbours[0].mac.is_some(), "what is known of a silent neighbour stays");
 }

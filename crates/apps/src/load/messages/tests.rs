@@ -50,7 +50,7 @@ struct Server {
     piece: usize,
     /// Bytes that all sends together accept in a millisecond.
     room: usize,
-    /// Number of the connection attempts, from 0 on, that are refused.
+    /// Connection attempts that are refused, counted from 0.
     refused: core::ops::Range<u32>,
     /// Closes or resets a connection instead of receiving this message (of all).
     closes_at: Option<u64>,

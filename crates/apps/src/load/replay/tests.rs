@@ -139,7 +139,7 @@ impl Network for SimulatedNetwork {
     }
 }
 
-/// Runs a worker to its end, a second of which the server may be mute.
+/// Runs a worker to its end.
 fn run(plan: &ReplayPlan, share: WorkerShare, server: Server) -> (ReplayStats, SimulatedNetwork) {
     let servers = vec![ReplayTarget { ip: "10.0.0.1".parse().unwrap(), port: None }];
     let start = Instant::from_nanos(0);

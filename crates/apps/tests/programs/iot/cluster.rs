@@ -39,7 +39,7 @@ fn messages_find_the_owner_of_their_slot() {
     send_all(&mut fixture);
     assert_eq!(fixture.counters().redis_redirected, redirected);
 
-    // All keys of this server migrate: it asks for another one about those that are missing.
+    // The slot of a key migrates: for missing keys, its old owner redirects to the new one (`ASK`).
     let ids: Vec<String> = servers.iter().map(|server| server.command("CLUSTER MYID")).collect();
     let key = (0..1000)
         .map(|key| format!("iot:{key}"))

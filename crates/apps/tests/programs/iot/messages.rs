@@ -139,7 +139,7 @@ fn urgent_request_overtakes_queued_heartbeats() {
     let scripts = vec![ConnScript::default(); 2];
     let mut fixture = IotFixture::new(&options, Clients::new(scripts, 2));
     fixture.run_until(|fixture| fixture.clients.handler().connected == 2);
-    // With a server that is stopped meanwhile, all of them wait.
+    // While Redis is suspended, all messages wait.
     redis.suspend();
     for _ in 0..10_000 {
         fixture.send(0, &message(1, HEARTBEAT, ORDINARY));
