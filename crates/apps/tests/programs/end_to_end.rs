@@ -103,7 +103,7 @@ fn a_stopping_server_finishes_its_responses() {
     let words = ["http://10.0.0.1/large.bin", "-k", "-n", "8", "-c", "8", "--timeout", "30s"];
     let (client, outcome, _) = load(&words);
     let mut pair = Pair::new(httpd(root.path(), &[]), client, Some("delay=10ms"), ONE_SOURCE);
-    let mut text = false;
+    let mut is_stopping = false;
     loop {
         let server = pair.server.poll_once(pair.now).unwrap();
         pair.client.poll_once(pair.now).unwrap();
@@ -111,9 +111,9 @@ fn a_stopping_server_finishes_its_responses() {
             break;
         }
         // During the transfers.
-        if !text && pair.server.handler().server().counters().responses == 8 {
+        if !is_stopping && pair.server.handler().server().counters().responses == 8 {
             pair.server.with(pair.now, |handler, cx| handler.stopping(cx));
-            text = true;
+            is_stopping = true;
         }
         pair.now += Duration::from_micros(50);
         assert!(pair.now.as_millis() < 60_000, "it does not end");

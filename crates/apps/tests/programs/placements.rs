@@ -73,7 +73,7 @@ impl Handler for Client {
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         let (number, rest) = self.open.remove(&conn).unwrap();
-        assert!(rest.is_empty(), "{number}: {} bytes were not printed", rest.len());
+        assert!(rest.is_empty(), "{number}: {} bytes were not sent", rest.len());
         self.transcript.entry(number).or_default().1 = Some(reason);
         self.open_one(cx);
         if self.open.is_empty() {
@@ -153,12 +153,12 @@ fn httpd_behaves_equally_in_all_placements() {
         all += &get("GET /index.html", "Connection: close\r\n");
         all.into_bytes()
     };
-    let text = assert_same_in_all_placements(server, || Client::new(80, false, script));
-    for (number, (text, reason)) in &text {
+    let received = assert_same_in_all_placements(server, || Client::new(80, false, script));
+    for (number, (text, reason)) in &received {
         assert_eq!(*reason, Some(CloseReason::Normal), "{number}");
         assert!(text.starts_with(b"HTTP/1.1 20") && text.ends_with(b"\r\n\r\n<p>here</p>"), "{number}");
     }
-    assert!(text[&3].0.len() > 300_000);
+    assert!(received[&3].0.len() > 300_000);
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn echo_behaves_equally_in_all_placements() {
     };
     let script =
         |number: usize| (0..1 + number * 5000).map(|at| ((at * 31 + number) % 251) as u8).collect::<Vec<_>>();
-    let text = assert_same_in_all_placements(server, || Client::new(7, true, script));
-    for (number, (text, reason)) in text {
+    let received = assert_same_in_all_placements(server, || Client::new(7, true, script));
+    for (number, (text, reason)) in received {
         assert_eq!(reason, Some(CloseReason::Normal), "{number}");
         assert!(text == script(number), "{number}: {} bytes", text.len());
     }

@@ -256,9 +256,9 @@ proptest! {
         }
         let responses = split_responses(&fixture.net.output, |i| requests[i].1);
         prop_assert_eq!(responses.len(), requests.len());
-        for (responses, (_, _, status, body)) in responses.iter().zip(&requests) {
-            prop_assert_eq!((responses.status, responses.close), (*status, false));
-            prop_assert!(responses.body == *body);
+        for (response, (_, _, status, body)) in responses.iter().zip(&requests) {
+            prop_assert_eq!((response.status, response.close), (*status, false));
+            prop_assert!(response.body == *body);
         }
         prop_assert!(!fixture.has_ended());
         prop_assert_eq!(fixture.server.exchanges.in_use(), 0);
@@ -300,8 +300,8 @@ proptest! {
         // Only the server knows here which requests it answered, and a HEAD request among them would be
         // missing its body.
         if !wire.windows(4).any(|w| w == b"HEAD") {
-            for responses in split_responses(&fixture.net.output, |_| false) {
-                prop_assert!((200..=505).contains(&responses.status));
+            for response in split_responses(&fixture.net.output, |_| false) {
+                prop_assert!((200..=505).contains(&response.status));
             }
         }
         fixture.server.closed(CONN);
