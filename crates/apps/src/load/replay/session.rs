@@ -253,11 +253,7 @@ impl ReplaySession {
             }
             if connection.next_send >= recorded.sends.end {
                 let due = connection.base + plan.scaled(recorded.ended_ns);
-                return if due > now {
-                    self.continue_at(slot, due)
-                } else {
-                    self.end(slot, due.max(now), net)
-                };
+                return if due > now { self.continue_at(slot, due) } else { self.end(slot, now, net) };
             }
             let send = recording.sends[connection.next_send as usize];
             let due = connection.base + plan.scaled(send.at_ns);
