@@ -202,29 +202,38 @@ static void batches(void)
     close(ends[1]);
 }
 
-// Sets of 1024 bits, as in an `fd_set`, and of 2048 bits. The bytes after them belong to other data.
+// Sets of 1024, 2048 and 8192 bits for a descriptor table of this size. The bytes after them belong to other
+// data.
 static void select_numbers(void)
 {
-    enum { HIGH = 1500, ANY = 1000000 };
-    static struct {
-        unsigned char set[FD_SETSIZE / 8], after[ANY / 8];
-    } at;
-    fd_set *set = (fd_set *)at.set;
+    enum { ANY = 1000000 };
+    static const struct {
+        int high, number;
+    } tables[] = {{0, FD_SETSIZE}, {1500, 1501}, {5000, 6000}};
+    static unsigned char set_bytes[ANY / 8];
+    fd_set *set = (fd_set *)set_bytes;
     struct timeval none = {0};
     struct timespec no_time = {0};
+    struct rlimit limit, before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit = before;
+    limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
+    setrlimit(RLIMIT_NOFILE, &limit);
     send(theirs, "y", 1, 0);
     poll(&(struct pollfd){ours, POLLIN, 0}, 1, 5000);
-    for (int bytes = FD_SETSIZE / 8; bytes <= FD_SETSIZE / 4; bytes *= 2) {
-        for (int call = 0; call < 4; call++) {
-            memset(&at, 0, bytes);
-            memset(at.set + bytes, 0xa5, sizeof at - bytes);
-            at.set[ours / 8] |= 1 << ours % 8;
-            int number = call == 2 ? HIGH + 1 : ANY;
-            if (bytes > FD_SETSIZE / 8)
-                at.set[HIGH / 8] |= 1 << HIGH % 8;
-            else if (call == 2)
-                number = FD_SETSIZE;
-            printf("%d bytes, number %d\n", bytes, number);
+    for (size_t table = 0, bytes = FD_SETSIZE / 8; table < 3; table++) {
+        int high = tables[table].high;
+        if (high) say("dup2", dup2(ours, high));
+        for (; bytes * 8 <= (size_t)high; bytes *= 2) {}
+        // The last call has a closed descriptor in its set.
+        for (int call = 0; call < 4 + !!high; call++) {
+            memset(set_bytes, 0, bytes);
+            memset(set_bytes + bytes, 0xa5, sizeof set_bytes - bytes);
+            set_bytes[ours / 8] |= 1 << ours % 8;
+            if (high) set_bytes[high / 8] |= 1 << high % 8;
+            if (call == 4) set_bytes[(high - 1) / 8] |= 1 << (high - 1) % 8;
+            int number = call == 2 ? tables[table].number : ANY;
+            printf("%zu bytes, number %d\n", bytes, number);
             if (call == 1)
                 say("pselect", pselect(number, set, NULL, NULL, &no_time, NULL));
             else if (call == 3)
@@ -232,13 +241,13 @@ static void select_numbers(void)
             else
                 say("select", select(number, set, NULL, NULL, &none));
             int changed = 0, left = 0;
-            for (size_t i = 0; i < sizeof at; i++)
-                i < (size_t)bytes ? (left += __builtin_popcount(at.set[i])) : (changed += at.set[i] != 0xa5);
+            for (size_t i = 0; i < sizeof set_bytes; i++)
+                i < bytes ? (left += __builtin_popcount(set_bytes[i])) : (changed += set_bytes[i] != 0xa5);
             printf("%d bits are set, %d bytes after the set have changed\n", left, changed);
         }
-        if (dup2(ours, HIGH) < 0) perror("dup2");
+        if (high) close(high);
     }
-    close(HIGH);
+    setrlimit(RLIMIT_NOFILE, &before);
 }
 
 // `poll` refuses more elements than the limit of descriptors.

@@ -2,9 +2,10 @@
 
 use crate::Ops;
 use crate::file::FileKind;
-use crate::lock::LockGuard;
+use crate::lock::{LockGuard, SignalDeferred};
 use crate::scratch::{self, ScratchBuffers};
 use crate::sleep::{Timeout, Wait, poll_now};
+use crate::syscall;
 use core::ffi::c_int;
 use core::ops::Range;
 use libc::{
@@ -103,14 +104,18 @@ impl Ops {
     /// Returns how many descriptors `select` looks at if the program passes `nfds`. Linux ignores numbers
     /// beyond its descriptor table (`core_sys_select`), so programs may pass any large number with a plain
     /// `fd_set`. Internal descriptors have enlarged that table, so its size is not used, but the one that the
-    /// program's open descriptors need, and at least `FD_SETSIZE`.
+    /// program's highest open descriptor needs, and at least `FD_SETSIZE`.
     pub fn select_count(nfds: c_int) -> c_int {
-        let mut size = libc::FD_SETSIZE as c_int;
-        if nfds <= size || has_open(nfds - 1..nfds) {
+        const SIZE_MIN: c_int = libc::FD_SETSIZE as c_int;
+        if nfds <= SIZE_MIN || has_open(nfds - 1..nfds) {
             return nfds;
         }
-        while size < nfds && has_open(size..size.saturating_mul(2).min(nfds)) {
+        let mut size = SIZE_MIN;
+        while size < nfds && table_has(size) {
             size = size.saturating_mul(2);
+        }
+        while size > SIZE_MIN && !has_open(size / 2..size) {
+            size /= 2;
         }
         nfds.min(size)
     }
@@ -191,6 +196,18 @@ fn has_open(fds: Range<RawFd>) -> bool {
         poll_now(part).is_ok()
             && part.iter().any(|entry| entry.revents & POLLNVAL == 0 && !Ops::is_internal(entry.fd))
     })
+}
+
+/// Returns whether the kernel's descriptor table of the process has this number: select(2) refuses a closed
+/// descriptor in the table, and leaves the bits of numbers beyond it as they are.
+fn table_has(fd: RawFd) -> bool {
+    let (word, bit) = (fd as usize / 64, 1 << (fd % 64));
+    let mut set = SignalDeferred::new(|| vec![0u64; word + 1]);
+    set[word] = bit;
+    match syscall::pselect_exceptions_now(&mut set) {
+        Ok(0) => set[word] == 0,
+        result => matches!(result, Ok(_) | Err(Errno::BADF)),
+    }
 }
 
 fn contains(set: &FdSet<'_>, fd: usize) -> bool {

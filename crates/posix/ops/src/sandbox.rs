@@ -48,6 +48,7 @@ impl Ops {
             libc::SYS_dup3,
             libc::SYS_futex,
             libc::SYS_ppoll,
+            libc::SYS_pselect6,
             libc::SYS_eventfd2,
             libc::SYS_signalfd4,
             libc::SYS_epoll_create1,

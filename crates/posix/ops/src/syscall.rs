@@ -319,6 +319,22 @@ pub(crate) fn ppoll(
     unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, interrupting) }
 }
 
+/// Calls `pselect6` without waiting, for the exceptional conditions of all descriptors of a set. Returns how
+/// many descriptors have one.
+pub(crate) fn pselect_exceptions_now(set: &mut [u64]) -> Result<usize, Errno> {
+    let bits = set.len() * 64;
+    loop {
+        // The kernel stores the remaining time.
+        let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+        let addresses = [set.as_mut_ptr().expose_provenance(), (&raw mut now).expose_provenance()];
+        // SAFETY: the set has this number of bits, and set and time-out live through the call.
+        let result = unsafe { syscall(libc::SYS_pselect6, [bits, 0, 0, addresses[0], addresses[1], 0]) };
+        if result != Err(Errno::INTR) {
+            return result;
+        }
+    }
+}
+
 /// Calls `epoll_pwait2` (since Linux 5.11); without a time-out it waits indefinitely. Also fails with `EINTR`
 /// if a handler of one of the `interrupting` signals has run before. Returns the number of events.
 pub(crate) fn epoll_pwait2(

@@ -268,6 +268,12 @@ impl Sets {
     }
 }
 
+/// Returns how many descriptors a call of `select` looks at. Without the stack, there are no internal
+/// descriptors to leave out.
+fn select_count(nfds: c_int) -> c_int {
+    if attach::ops().is_some() { Ops::select_count(nfds) } else { nfds }
+}
+
 /// Returns the operations and a copy of the sets if a descriptor in them belongs to the stack. The kernel
 /// reports sets that cannot be read.
 fn stack_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<(&'static Ops, Sets)> {
@@ -302,7 +308,7 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let (count, sets) = (Ops::select_count(count), [read, write, except]);
+    let (count, sets) = (select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
         // SAFETY: the program's arguments, with a count that is at most the program's.
         return unsafe { real::select(count, read, write, except, timeout) };
@@ -343,7 +349,7 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let (count, sets) = (Ops::select_count(count), [read, write, except]);
+    let (count, sets) = (select_count(count), [read, write, except]);
     let Some((ops, copies)) = stack_sets(count, sets) else {
         // SAFETY: the program's arguments, with a count that is at most the program's.
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
@@ -367,7 +373,7 @@ pub(super) unsafe fn sys_pselect6(
     timeout: *mut timespec,
     (mask, mask_len): (*const sigset_t, usize),
 ) -> Option<c_int> {
-    let count = Ops::select_count(count);
+    let count = select_count(count);
     let (ops, copies) = stack_sets(count, sets)?;
     let began = Instant::now();
     let limit = match ffi::timeout(timeout).and_then(|limit| check_mask_len(mask, mask_len).map(|()| limit)) {
