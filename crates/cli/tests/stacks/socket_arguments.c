@@ -263,6 +263,7 @@ static void poll_numbers(void)
     getrlimit(RLIMIT_NOFILE, &before);
     limit = before;
     limit.rlim_cur = LIMIT;
+    say("poll", poll(list, LIMIT + 1, 0));
     setrlimit(RLIMIT_NOFILE, &limit);
     say("poll, limit", poll(list, LIMIT, 0));
     say("poll, above the limit", poll(list, LIMIT + 1, 0));

@@ -4,6 +4,7 @@
 use crate::{attach, real};
 use core::ffi::c_int;
 use core::mem::{MaybeUninit, offset_of};
+use core::sync::atomic::{AtomicU64, Ordering};
 use ginnel_posix_ops::ffi::{self, IntoC};
 use ginnel_posix_ops::{Ops, SignalDeferred, Timeout, user_memory};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -39,9 +40,29 @@ fn kernel_count(count: nfds_t) -> usize {
     count as u32 as usize
 }
 
+/// The soft limit of descriptors, as the kernel last told it; zero if it must be asked.
+static DESCRIPTOR_LIMIT: AtomicU64 = AtomicU64::new(0);
+
+/// Must be called after the program has changed a limit.
+pub(super) fn forget_descriptor_limit() {
+    DESCRIPTOR_LIMIT.store(0, Ordering::Relaxed);
+}
+
+/// Returns whether a number is above the soft limit of descriptors. Asks the kernel only if the number is
+/// above the limit that is known.
+fn exceeds_descriptor_limit(count: usize) -> bool {
+    let exceeds = |limit| count as u64 > limit;
+    if !exceeds(DESCRIPTOR_LIMIT.load(Ordering::Relaxed)) {
+        return false;
+    }
+    let limit = resource_limit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    DESCRIPTOR_LIMIT.store(limit, Ordering::Relaxed);
+    exceeds(limit)
+}
+
 /// Implements `poll` on a list with stack sockets. As the kernel does, reads the whole list first and writes
 /// only `revents`. Fails with `EINVAL` if a list of more than `SHORT_LIST` elements has more than
-/// `RLIMIT_NOFILE` (`do_sys_poll`; a shorter list is not worth a system call for the limit).
+/// `RLIMIT_NOFILE` (`do_sys_poll`; a shorter list is not examined).
 ///
 /// # Safety
 /// The list must be the argument of a call that writes to it.
@@ -54,9 +75,7 @@ unsafe fn poll_stack(
 ) -> c_int {
     let count = kernel_count(count);
     let mut short = [const { MaybeUninit::<pollfd>::uninit() }; SHORT_LIST];
-    if count > short.len()
-        && resource_limit(Resource::Nofile).current.is_some_and(|limit| count as u64 > limit)
-    {
+    if count > short.len() && exceeds_descriptor_limit(count) {
         return Err::<usize, _>(Errno::INVAL).into_c();
     }
     let mut long = (count > short.len()).then(|| {

@@ -77,14 +77,18 @@ fn set_limit(resource: c_int, limit: *const rlimit, set: impl FnOnce(*const rlim
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
     // SAFETY: a valid limit or the program's.
-    set_limit(resource, limit, |limit| unsafe { real::setrlimit(resource, limit) })
+    let result = set_limit(resource, limit, |limit| unsafe { real::setrlimit(resource, limit) });
+    super::poll::forget_descriptor_limit();
+    result
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
     // SAFETY: a valid limit or the program's, and the program's other arguments, unchanged.
     let call = |limit| unsafe { real::prlimit(pid, resource, limit, old) };
-    if pid == 0 { set_limit(resource, limit, call) } else { call(limit) }
+    let result = if pid == 0 { set_limit(resource, limit, call) } else { call(limit) };
+    super::poll::forget_descriptor_limit();
+    result
 }
 
 alias! {
