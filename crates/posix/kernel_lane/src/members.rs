@@ -190,6 +190,11 @@ pub mod tests {
     use super::*;
     use rustix::pipe::{PipeFlags, pipe_with};
     use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid, waitpid};
+    use std::sync::{Mutex, PoisonError};
+
+    /// Serialises the tests that look at locks of this process, and those that close memory of other tests:
+    /// the kernel releases the locks then.
+    pub static OWN_LOCKS: Mutex<()> = Mutex::new(());
 
     /// A process that is a member until the value is dropped.
     #[derive(Debug)]
@@ -204,15 +209,18 @@ pub mod tests {
             // does not execute another program.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                let _ = set_lock(memory, member).and_then(|()| rustix::io::write(&writer, b"."));
-                loop {
+                let result = set_lock(memory, member).and_then(|()| rustix::io::write(&writer, b"."));
+                while result.is_ok() {
                     // SAFETY: ends with the thread that has started this process.
                     unsafe {
                         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                         libc::pause();
                     }
                 }
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(1) };
             }
+            drop(writer);
             let process = Self(Pid::from_raw(pid).unwrap());
             assert_eq!(rustix::io::read(&reader, &mut [0]), Ok(1));
             process
@@ -291,6 +299,7 @@ pub mod tests {
 
     #[test]
     fn the_lock_outlives_its_descriptor() {
+        let _own_locks = OWN_LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
         let (region, members, memory) = members();
         let own = members.own(region).unwrap();
         let before = members.memory.get().unwrap();

@@ -37,7 +37,8 @@ pub struct WorkerListener {
 }
 
 /// Returns one row for each listener and worker of all programs whose descriptors this process may see; with
-/// `pid`, only those of that process.
+/// `pid`, only those of that process. A program that listens must not call this: the memory of its listeners
+/// is opened and closed, and so the kernel releases the lock by which its workers see that it runs.
 ///
 /// # Errors
 /// `/proc` or the directory of the process cannot be read.
@@ -113,10 +114,12 @@ fn add_region(region: &Region, process_of: impl Fn(u32) -> ListenerProcess, rows
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::members::tests::MemberProcess;
+    use crate::members::tests::{MemberProcess, OWN_LOCKS};
+    use std::sync::PoisonError;
 
     #[test]
     fn a_region_is_found_by_its_descriptor() {
+        let _own_locks = OWN_LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
         // A memfd with the name of a region and other contents is skipped. It has the lower descriptor, so it
         // is examined first.
         let _foreign = rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
