@@ -78,11 +78,9 @@ fn region() -> Option<&'static Region> {
     if let Some(region) = PROCESS.region.get() {
         return Some(region);
     }
-    let created = Region::create().and_then(|(region, memory)| {
-        PROCESS.members.open(slot_socket::hide(memory)?)?;
-        Ok(region)
-    });
-    match created {
+    let created = Region::create();
+    // Of two threads that listen for the first time at once, both get the region of one.
+    match created.and_then(|(region, memory)| PROCESS.members.open(region, slot_socket::hide(memory)?)) {
         Ok(region) => Some(*PROCESS.region.get_or_init(|| region)),
         Err(error) => {
             note(format_args!("workers share their listeners: shared memory: {error}"));

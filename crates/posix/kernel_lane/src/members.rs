@@ -9,7 +9,7 @@ use crate::region::Region;
 use crate::slot_socket::{self, borrow};
 use core::ffi::{c_int, c_uint};
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -20,36 +20,48 @@ use std::sync::OnceLock;
 /// The members of the region of this program, as one process knows them.
 #[derive(Debug)]
 pub struct Members {
-    /// The region's memory, whose bytes the members lock.
-    memory: FdCell,
-    /// The memory's device and inode, by which the memory is recognised: the program may have closed the
-    /// descriptor, and another file may have the number.
-    device: AtomicU64,
-    inode: AtomicU64,
-    /// Number of this process; zero if it has none. The kernel clears the page in a child.
-    own: OnceLock<&'static AtomicU32>,
+    /// What [`Self::open`] has taken.
+    opened: OnceLock<OpenedRegion>,
     /// Number of this process, or of the process that this one was cloned from if [`Self::forget_own`] was
     /// not called.
     recent: AtomicU32,
 }
 
+/// The region of a process.
+#[derive(Debug)]
+struct OpenedRegion {
+    region: &'static Region,
+    /// The region's memory, whose bytes the members lock.
+    memory: FdCell,
+    /// The memory's device and inode, by which the memory is recognised: the program may have closed the
+    /// descriptor, and another file may have the number.
+    device: u64,
+    inode: u64,
+    /// Number of this process; zero if it has none. The kernel clears the page in a child.
+    own: &'static AtomicU32,
+}
+
+impl OpenedRegion {
+    fn memory(&self) -> Option<BorrowedFd<'static>> {
+        let memory = self.memory.get().and_then(borrow)?;
+        let is_own =
+            fstat(memory).is_ok_and(|about| about.st_dev == self.device && about.st_ino == self.inode);
+        is_own.then_some(memory)
+    }
+}
+
 impl Members {
     /// No members.
     pub const fn new() -> Self {
-        Self {
-            memory: FdCell::new(),
-            device: AtomicU64::new(0),
-            inode: AtomicU64::new(0),
-            own: OnceLock::new(),
-            recent: AtomicU32::new(0),
-        }
+        Self { opened: OnceLock::new(), recent: AtomicU32::new(0) }
     }
 
-    /// Takes the memory of the region, which stays open as long as the process runs.
+    /// Takes the memory of `region`, which stays open as long as the process runs. Returns the region of this
+    /// process: another one than `region` if another thread was faster.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn open(&self, memory: OwnedFd) -> io::Result<()> {
+    pub fn open(&self, region: &'static Region, memory: OwnedFd) -> io::Result<&'static Region> {
         let about = fstat(&memory)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: the kernel chooses an address that nothing uses.
@@ -58,26 +70,24 @@ impl Members {
         // Without this advice, `forget_own` alone clears the number. SAFETY: the mapping was just made.
         let _ = unsafe { madvise(page, size_of::<AtomicU32>(), Advice::LinuxWipeOnFork) };
         // SAFETY: the mapping is aligned, is never unmapped, and begins with zeros.
-        let _ = self.own.set(unsafe { &*page.cast::<AtomicU32>() });
-        self.device.store(about.st_dev, Ordering::Relaxed);
-        self.inode.store(about.st_ino, Ordering::Relaxed);
-        self.memory.set(Some(memory.into_raw_fd()));
-        Ok(())
+        let own = unsafe { &*page.cast::<AtomicU32>() };
+        let opened =
+            OpenedRegion { region, memory: FdCell::new(), device: about.st_dev, inode: about.st_ino, own };
+        opened.memory.set(Some(memory.as_raw_fd()));
+        if self.opened.set(opened).is_ok() {
+            let _ = memory.into_raw_fd();
+        }
+        Ok(self.opened.get().map_or(region, |opened| opened.region))
     }
 
     fn memory(&self) -> Option<BorrowedFd<'static>> {
-        let memory = self.memory.get().and_then(borrow)?;
-        let is_own = fstat(memory).is_ok_and(|about| {
-            about.st_dev == self.device.load(Ordering::Relaxed)
-                && about.st_ino == self.inode.load(Ordering::Relaxed)
-        });
-        is_own.then_some(memory)
+        self.opened.get()?.memory()
     }
 
     /// Returns the number of this process in `region`, which it gets at the first call. Returns `None` if it
     /// cannot get one: the program has closed the memory, or a filter forbids locks.
     pub fn own(&self, region: &Region) -> Option<u32> {
-        let own = self.own.get()?;
+        let own = self.opened.get()?.own;
         if let number @ 1.. = own.load(Ordering::Relaxed) {
             return Some(number);
         }
@@ -93,13 +103,13 @@ impl Members {
 
     /// Returns the number of this process if it has one.
     pub fn present(&self) -> Option<u32> {
-        self.own.get().map(|own| own.load(Ordering::Relaxed)).filter(|number| *number != 0)
+        self.opened.get().map(|opened| opened.own.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
     /// Forgets the number in a child, and returns that of the process that has forked it; zero for none.
     pub fn forget_own(&self) -> u32 {
-        if let Some(own) = self.own.get() {
-            own.store(0, Ordering::Relaxed);
+        if let Some(opened) = self.opened.get() {
+            opened.own.store(0, Ordering::Relaxed);
         }
         self.recent.swap(0, Ordering::Relaxed)
     }
@@ -125,16 +135,18 @@ impl Members {
 
     /// Returns the descriptor of the memory if it is in a range of numbers.
     pub fn fd_in(&self, range: RangeInclusive<c_uint>) -> Option<c_int> {
-        let fd = self.memory.get().filter(|fd| range.contains(&fd.cast_unsigned()))?;
-        self.memory().map(|_| fd)
+        let opened = self.opened.get()?;
+        let fd = opened.memory.get().filter(|fd| range.contains(&fd.cast_unsigned()))?;
+        opened.memory().map(|_| fd)
     }
 
     /// Moves the memory to another descriptor, because the program is about to replace that one. The kernel
     /// releases all locks of the process then: [`Self::lock_again`] must follow.
     pub fn make_way(&self) {
-        let memory = self.memory().and_then(|memory| memory.try_clone_to_owned().ok());
+        let Some(opened) = self.opened.get() else { return };
+        let memory = opened.memory().and_then(|memory| memory.try_clone_to_owned().ok());
         if let Some(memory) = memory.and_then(|memory| slot_socket::hide(memory).ok()) {
-            self.memory.set(Some(memory.into_raw_fd()));
+            opened.memory.set(Some(memory.into_raw_fd()));
         }
     }
 
@@ -245,10 +257,16 @@ pub mod tests {
         }
     }
 
+    impl Members {
+        fn opened(&self) -> &OpenedRegion {
+            self.opened.get().unwrap()
+        }
+    }
+
     fn members() -> (&'static Region, &'static Members, OwnedFd) {
         let (region, memory) = Region::create().unwrap();
         let members: &'static Members = Box::leak(Box::new(Members::new()));
-        members.open(memory.try_clone().unwrap()).unwrap();
+        members.open(region, memory.try_clone().unwrap()).unwrap();
         (region, members, memory)
     }
 
@@ -273,11 +291,11 @@ pub mod tests {
         let own = members.own(region).unwrap();
         assert!(members.is_own_state() && !members.is_unnoticed_child());
         // The number in memory that a child shares, as after vfork.
-        members.own.get().unwrap().store(own + 1, Ordering::Relaxed);
+        members.opened().own.store(own + 1, Ordering::Relaxed);
         let _holder = MemberProcess::start(&memory, own + 1);
         assert!(!members.is_own_state());
         // What a child of clone finds.
-        members.own.get().unwrap().store(0, Ordering::Relaxed);
+        members.opened().own.store(0, Ordering::Relaxed);
         assert!(members.is_unnoticed_child());
         assert_eq!(members.forget_own(), own);
         assert!(!members.is_unnoticed_child());
@@ -286,12 +304,12 @@ pub mod tests {
     #[test]
     fn without_the_memory_all_members_run() {
         let (region, members, _memory) = members();
-        let fd = members.memory.take().unwrap();
+        let fd = members.opened().memory.take().unwrap();
         assert!(members.is_running(7));
         assert_eq!(members.own(region), None);
         // Another file has the number.
         let foreign = rustix::fs::memfd_create("foreign", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        members.memory.set(Some(foreign.as_raw_fd()));
+        members.opened().memory.set(Some(foreign.as_raw_fd()));
         assert!(members.is_running(7) && members.fd_in(0..=c_uint::MAX).is_none());
         assert_eq!(members.own(region), None);
         drop(slot_socket::own(fd));
@@ -302,14 +320,25 @@ pub mod tests {
         let _own_locks = OWN_LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
         let (region, members, memory) = members();
         let own = members.own(region).unwrap();
-        let before = members.memory.get().unwrap();
+        let before = members.opened().memory.get().unwrap();
         assert_eq!(members.fd_in(0..=c_uint::MAX), Some(before));
         members.make_way();
-        let after = members.memory.get().unwrap();
+        let after = members.opened().memory.get().unwrap();
         assert_ne!(before, after);
         drop(slot_socket::own(before));
         assert!(!is_seen_to_run(&memory, own));
         members.lock_again();
+        assert!(is_seen_to_run(&memory, own));
+    }
+
+    #[test]
+    fn the_first_of_two_regions_is_kept() {
+        let _own_locks = OWN_LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (region, members, memory) = members();
+        let (other, other_memory) = Region::create().unwrap();
+        let kept = members.open(other, other_memory).unwrap();
+        assert!(core::ptr::eq(kept, region));
+        let own = members.own(region).unwrap();
         assert!(is_seen_to_run(&memory, own));
     }
 

@@ -365,7 +365,7 @@ mod tests {
     fn the_lock_of_a_dead_thread_is_taken() {
         let (region, memory) = Region::create().unwrap();
         let members: &'static Members = Box::leak(Box::new(Members::new()));
-        members.open(memory).unwrap();
+        members.open(region, memory).unwrap();
         let own = members.own(region).unwrap();
         let locked = region.lock(members).unwrap();
         assert_eq!(region.try_lock(own, members).unwrap_err(), Contention::Interrupted);
@@ -380,7 +380,7 @@ mod tests {
     fn the_lock_of_a_running_member_is_kept() {
         let (region, memory) = Region::create().unwrap();
         let members = Members::new();
-        members.open(memory.try_clone().unwrap()).unwrap();
+        members.open(region, memory.try_clone().unwrap()).unwrap();
         let own = members.own(region).unwrap();
         let other = region.next_member().unwrap();
         let mut process = MemberProcess::start(&memory, other);
