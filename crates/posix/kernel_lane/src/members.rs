@@ -122,9 +122,10 @@ impl Members {
 
     /// Returns whether the state of this process is its own: a child of `vfork` works on that of its parent.
     pub fn is_own_state(&self) -> bool {
-        // The kernel does not report locks of the caller itself.
+        // The kernel does not report locks of the caller itself. It may tell nothing, as under a seccomp
+        // filter.
         let lock = self.present().zip(self.memory()).map(|(number, memory)| holder(memory, number));
-        lock.is_none_or(|holder| holder == Ok(None))
+        !matches!(lock, Some(Ok(Some(_))))
     }
 
     /// Returns whether a member runs. Returns true if the kernel does not tell.
@@ -200,6 +201,7 @@ fn last_error() -> Errno {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags, open};
     use rustix::pipe::{PipeFlags, pipe_with};
     use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid, waitpid};
     use std::sync::{Mutex, PoisonError};
@@ -340,6 +342,18 @@ pub mod tests {
         assert!(core::ptr::eq(kept, region));
         let own = members.own(region).unwrap();
         assert!(is_seen_to_run(&memory, own));
+    }
+
+    #[test]
+    fn state_is_own_if_the_kernel_does_not_tell() {
+        let (region, members, memory) = members();
+        members.own(region).unwrap();
+        // A descriptor of the file that has no locks.
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let without_locks = open(path, OFlags::PATH, Mode::empty()).unwrap();
+        members.opened().memory.set(Some(without_locks.as_raw_fd()));
+        assert!(members.memory().is_some_and(|memory| holder(memory, 1).is_err()));
+        assert!(members.is_own_state());
     }
 
     /// Returns whether another process sees that a member runs.
