@@ -264,12 +264,16 @@ fn unwatch(local: &LocalListener) {
 #[inline]
 pub fn closes(fd: c_int) {
     if let Some((index, local)) = PROCESS.listener(fd)
-        && PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
-        && PROCESS.members.is_own_state()
+        && is_own_state()
     {
         let _errno = ErrnoGuard::new();
         forget(index, local);
     }
+}
+
+/// Returns whether the state is that of this process, and not of a parent that has called `vfork`.
+fn is_own_state() -> bool {
+    PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get() && PROCESS.members.is_own_state()
 }
 
 /// Called after the program has tried to close a range of descriptors, both ends included. Listeners that are
@@ -431,29 +435,37 @@ pub fn memory_in(first: c_uint, last: c_uint) -> Option<c_int> {
 }
 
 /// Called before a call of `dup2` or `dup3`, which closes the descriptor `to`. Returns whether
-/// [`replaced`] must be called after the call.
+/// [`replaced`] must be called after the call. A child of `vfork` replaces its copy of the shared memory's
+/// descriptor, and the number is known to its parent.
 pub fn replaces(to: c_int) -> bool {
     let is_memory = to >= 0 && memory_in(to.cast_unsigned(), to.cast_unsigned()).is_some();
-    if is_memory {
-        let _errno = ErrnoGuard::new();
-        PROCESS.members.make_way();
-    }
-    is_memory
+    let _errno = is_memory.then(ErrnoGuard::new);
+    is_memory && (is_own_state() || PROCESS.members.is_unnoticed_child()) && PROCESS.members.make_way()
 }
 
-/// See [`replaces`].
-pub fn replaced() {
+/// See [`replaces`]. `has_failed` says that the call has not closed the descriptor, which is then closed: the
+/// program has not opened it.
+pub fn replaced(to: c_int, has_failed: bool) {
     let _errno = ErrnoGuard::new();
+    if has_failed {
+        drop(slot_socket::own(to));
+    }
     PROCESS.members.lock_again();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::fstat;
     use std::net::TcpListener;
+    use std::sync::{Mutex, PoisonError};
+
+    /// Serialises the tests that use the state of the process.
+    static STATE: Mutex<()> = Mutex::new(());
 
     #[test]
     fn only_closed_listeners_of_a_range_are_forgotten() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
         PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let fds = listeners.each_ref().map(AsRawFd::as_raw_fd);
@@ -468,5 +480,28 @@ mod tests {
         assert_eq!(fds.map(is_listener), [false, true]);
         closed_range(0, c_uint::MAX);
         assert_eq!(fds.map(is_listener), [false; 2]);
+    }
+
+    #[test]
+    fn the_memory_makes_way_in_its_own_process() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        PROCESS.members.own(region().unwrap()).unwrap();
+        let memory = || memory_in(0, c_uint::MAX).unwrap();
+        let before = memory();
+        // As in a child of `vfork`.
+        PROCESS.id.store(-1, Ordering::Relaxed);
+        assert!(!replaces(before));
+        assert_eq!(memory(), before);
+        PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        assert!(replaces(before));
+        assert_ne!(memory(), before);
+        let is_memory = |fd| {
+            let [one, other] = [fd, memory()].map(|fd| fstat(borrow(fd).unwrap()).map(|about| about.st_ino));
+            one == other
+        };
+        assert!(is_memory(before));
+        // The program's call has failed, so the number is free, perhaps for another test.
+        replaced(before, true);
+        assert!(!is_memory(before));
     }
 }

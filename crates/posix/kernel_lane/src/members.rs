@@ -141,14 +141,13 @@ impl Members {
         opened.memory().map(|_| fd)
     }
 
-    /// Moves the memory to another descriptor, because the program is about to replace that one. The kernel
-    /// releases all locks of the process then: [`Self::lock_again`] must follow.
-    pub fn make_way(&self) {
-        let Some(opened) = self.opened.get() else { return };
-        let memory = opened.memory().and_then(|memory| memory.try_clone_to_owned().ok());
-        if let Some(memory) = memory.and_then(|memory| slot_socket::hide(memory).ok()) {
-            opened.memory.set(Some(memory.into_raw_fd()));
-        }
+    /// Moves the memory to another descriptor, because the program is about to replace that one. Returns
+    /// whether it was moved. The old descriptor stays open: when it is closed, the kernel releases all locks
+    /// of the process, and [`Self::lock_again`] must follow.
+    pub fn make_way(&self) -> bool {
+        let Some(opened) = self.opened.get() else { return false };
+        let copy = opened.memory().and_then(|memory| slot_socket::hidden_copy(memory).ok());
+        copy.map(|copy| opened.memory.set(Some(copy.into_raw_fd()))).is_some()
     }
 
     /// See [`Self::make_way`].
@@ -324,9 +323,10 @@ pub mod tests {
         let own = members.own(region).unwrap();
         let before = members.opened().memory.get().unwrap();
         assert_eq!(members.fd_in(0..=c_uint::MAX), Some(before));
-        members.make_way();
+        assert!(members.make_way());
         let after = members.opened().memory.get().unwrap();
         assert_ne!(before, after);
+        assert!(is_seen_to_run(&memory, own), "both are open");
         drop(slot_socket::own(before));
         assert!(!is_seen_to_run(&memory, own));
         members.lock_again();

@@ -124,6 +124,14 @@ pub fn sockets_max() -> usize {
 /// # Errors
 /// `EMFILE` if the program uses all the others.
 pub fn hide(fd: OwnedFd) -> io::Result<OwnedFd> {
+    hidden_copy(&fd)
+}
+
+/// Duplicates a descriptor to a number that programs do not expect to get.
+///
+/// # Errors
+/// `EMFILE` if the program uses all the others.
+pub fn hidden_copy(fd: impl AsFd) -> io::Result<OwnedFd> {
     let lowest = HIDDEN_FD_MIN.min(fds_max() / 2) as c_int;
     match fcntl_dupfd_cloexec(&fd, lowest) {
         // The limit is not known, and lower.

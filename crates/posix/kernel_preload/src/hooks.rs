@@ -132,7 +132,7 @@ fn duplicated(fd: c_int, to: c_int, duplicate: impl Fn() -> c_int) -> c_int {
     let is_replaced = fd != to && lane::replaces(to);
     let result = duplicate();
     if is_replaced {
-        lane::replaced();
+        lane::replaced(to, result < 0);
     }
     if result >= 0 && fd != to {
         lane::closes(to);
