@@ -105,17 +105,22 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
     let from = first.max(0).cast_unsigned();
-    let mut next = first;
-    if let Some(kept) = lane::memory_in(from, c_uint::MAX) {
-        // SAFETY: the program's argument. Kernels before 5.9 do not have the call.
-        if kept > first && unsafe { real::close_range(from, kept.cast_unsigned() - 1, 0) } != 0 {
-            // SAFETY: the program's argument.
-            (from.cast_signed()..kept).for_each(|fd| _ = unsafe { real::close(fd) });
-        }
-        next = kept + 1;
+    // The system call itself, since libc may lack its function as well as `closefrom`.
+    // SAFETY: the program's argument, or numbers around the one that stays open.
+    let close =
+        |first: c_uint, last: c_uint| unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
+    let kept = lane::memory_in(from, c_uint::MAX).map(c_int::cast_unsigned);
+    let next = kept.map_or(from, |kept| kept + 1);
+    if !close(next, c_uint::MAX) {
+        // Kernels before 5.9 do not have the call. SAFETY: as above.
+        unsafe { real::closefrom(next.cast_signed()) };
     }
-    // SAFETY: the program's argument, or the number after the one that stays open.
-    unsafe { real::closefrom(next) };
+    if let Some(kept) = kept.filter(|kept| *kept > from)
+        && !close(from, kept - 1)
+    {
+        // SAFETY: as above.
+        (from..kept).for_each(|fd| _ = unsafe { real::close(fd.cast_signed()) });
+    }
     lane::closed_range(from, c_uint::MAX);
 }
 
