@@ -38,6 +38,12 @@ fn message(list: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
+/// Returns the length of a tick of the kernel's timers (`CONFIG_HZ`).
+pub fn tick() -> Duration {
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+    Duration::from_nanos(tick.tv_nsec.try_into().unwrap())
+}
+
 impl Kernel {
     /// `fcntl(F_GETFD)`.
     pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
