@@ -114,19 +114,14 @@ static int call_connect(int fd, struct sockaddr_storage *to, socklen_t *len)
 
 /* ---- a script ---- */
 
-static long long sync_to_tick(void)
+static void sync_to_tick(void)
 {
-	long long start = 0;
 	clock_t last = times(NULL);
 	for (int ticks = 0; ticks < 10;) {
 		clock_t next = times(NULL);
-		if (next != last) {
-			start = now();
-			ticks++;
-		}
+		ticks += next != last;
 		last = next;
 	}
-	return start;
 }
 
 /* Reads the options that the code of a script reads through libc. */
@@ -289,8 +284,7 @@ int main(int argc, char **argv)
 		/* The first command of the script. */
 		sysctl("tcp_rmem", "4096 540000 15728640");
 		sysctl("tcp_timestamps", "0");
-		long long tick = sync_to_tick();
-		CHECK(now() - tick < 200000);
+		sync_to_tick();
 		/* A command of the script after the first. */
 		sysctl("tcp_sack", script ? "0" : "1");
 		passive(!script);
