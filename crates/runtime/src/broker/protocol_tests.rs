@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (17, 0x7b0f_0485_8716_2b7c);
+const VERSION_AND_HASH: (u32, u64) = (18, 0x07fb_e242_dda2_4dae);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -24,6 +24,14 @@ fn codec_lists(text: &str) -> Vec<String> {
         .iter()
         .flat_map(|name| text.split(*name).skip(1));
     lists.map(|rest| rest.split(");").next().unwrap().split_whitespace().collect()).collect()
+}
+
+/// Returns the implementations of [`super::codec::Codec`] that the file writes out, without comments and white
+/// space.
+fn written_codecs(text: &str) -> Vec<String> {
+    let code = |codec: &str| codec.lines().filter(|line| !line.trim().starts_with("//")).collect();
+    let codecs = text.split(concat!(" Codec ", "for ")).skip(1).map(|rest| rest.split("\n}").next().unwrap());
+    codecs.map(code).map(|code: String| code.split_whitespace().collect()).collect()
 }
 
 /// Returns the structures of shared memory that the file defines, without comments and white space.
@@ -55,6 +63,7 @@ fn changed_messages_have_a_new_version() {
     for file in &files {
         let text = std::fs::read_to_string(file).unwrap();
         parts.extend(codec_lists(&text));
+        parts.extend(written_codecs(&text));
         parts.extend(shared_structures(&text));
         parts.extend(option_numbers(file, &text));
     }
