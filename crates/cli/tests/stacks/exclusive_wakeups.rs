@@ -6,25 +6,36 @@ use crate::restart::{kill_shards, supervisor_of};
 /// Workers with an epoll set each, in which there is also a listener of the stack. A worker that wakes leaves
 /// the event as it is until it is told to take it, so every process that the event wakes is counted.
 const WORKERS: &str = "
+import ctypes
 log, to_log = os.pipe()
 EXCLUSIVE = select.EPOLLIN | select.EPOLLEXCLUSIVE
-def state(pid): return open('/proc/%d/stat' % pid).read().rpartition(')')[2].split()[0]
+def state(task): return open('/proc/%s/stat' % task).read().rpartition(')')[2].split()[0]
 def log_text():
     os.set_blocking(log, False)
     try: return os.read(log, 10000).decode()
     except BlockingIOError: return ''
-def until_asleep(workers):
-    asleep = 0
+def words(is_enough):
+    # Words of the log, until these are enough. What comes later is not among them.
+    found, until = [], time.monotonic() + 10
+    while not is_enough(found) and time.monotonic() < until: time.sleep(0.01); found += log_text().split()
+    return found
+def until_sleeping(tasks):
+    asleep, until = 0, time.monotonic() + 30
     while asleep < 10:
         time.sleep(0.01)
-        asleep = asleep + 1 if all(state(w.pid) == 'S' for w in workers) else 0
+        states = [state(task) for task in tasks]
+        assert 'Z' not in states and time.monotonic() < until, states
+        asleep = asleep + 1 if set(states) == {'S'} else 0
+def until_asleep(workers): until_sleeping(['%d' % w.pid for w in workers])
+def count(words, beginning): return sum(word.startswith(beginning) for word in words)
 class Worker:
     def __init__(self, number, watched, take, flags=EXCLUSIVE, prepare=lambda ep: None):
         go, self.go = os.pipe()
         port, to_port = os.pipe()
         self.pid = os.fork()
         if self.pid:
-            self.port = int(os.read(port, 10)); return
+            self.number, self.port = number, int(os.read(port, 10)); return
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL) # PR_SET_PDEATHSIG
         own = server('127.0.0.1', 0)
         ep = select.epoll()
         for fd in watched: ep.register(fd, flags)
@@ -35,20 +46,22 @@ class Worker:
             for fd, _ in ep.poll(maxevents=1 if number == 0 else -1):
                 if fd == own.fileno():
                     own.accept()[0].close(); os.write(to_log, b'own%d ' % number); continue
-                os.write(to_log, b'woken ')
+                os.write(to_log, b'woken%d ' % number)
                 os.read(go, 1)
                 try: take(fd); os.write(to_log, b'taken ')
                 except BlockingIOError: os.write(to_log, b'nothing ')
     def end(self):
         os.kill(self.pid, signal.SIGKILL); os.waitpid(self.pid, 0)
-def event(workers, cause):
-    until_asleep(workers); log_text(); cause(); time.sleep(0.3)
-    return log_text().split().count('woken')
-def go(workers):
-    for w in workers: os.write(w.go, b'x')
+def event_words(workers, cause, expected):
+    until_asleep(workers); log_text(); cause()
+    found = words(lambda found: count(found, 'woken') >= expected)
     time.sleep(0.2)
-    text = log_text().split()
-    return text.count('taken')
+    return found + log_text().split()
+def event(workers, cause, expected=1): return count(event_words(workers, cause, expected), 'woken')
+def go(workers, woken=1):
+    for w in workers: os.write(w.go, b'x')
+    found = words(lambda found: count(found, 'taken') + count(found, 'nothing') >= woken)
+    return count(found, 'taken')
 def end(workers):
     for w in workers: w.end()
 eventfd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -93,7 +106,7 @@ end(workers)
 fn plain_waiters_all_wake_beside_an_exclusive_one() {
     let script = "
 workers = [Worker(n, [eventfd], os.eventfd_read, EXCLUSIVE if n % 2 else select.EPOLLIN) for n in range(4)]
-print(event(workers, signal_event))
+print(event(workers, signal_event, 3))
 end(workers)
 ";
     compare("plain_waiters_all_wake_beside_an_exclusive_one", script, "3\n");
@@ -106,8 +119,8 @@ workers = [Worker(n, [eventfd], os.eventfd_read) for n in range(3)]
 print('first', event(workers, signal_event))
 print('second, while the first worker has not taken it', event(workers, signal_event))
 print('third', event(workers, signal_event))
-print('fourth, while all are busy', event(workers, signal_event))
-print('taken', go(workers))
+print('fourth, while all are busy', event(workers, signal_event, 0))
+print('taken', go(workers, 3))
 end(workers)
 ";
     let expected = "first 1\nsecond, while the first worker has not taken it 1\nthird 1\n\
@@ -120,10 +133,11 @@ fn death_of_woken_worker_loses_no_later_event() {
     let script = "
 workers = [Worker(n, [eventfd], os.eventfd_read) for n in range(3)]
 for left in (2, 1):
-    print('woken', event(workers, signal_event))
-    [dead] = [w for w in workers if open('/proc/%d/wchan' % w.pid).read().find('pipe') >= 0]
+    woken = [word for word in event_words(workers, signal_event, 1) if word.startswith('woken')]
+    print('woken', len(woken))
+    [dead] = [w for w in workers if woken == ['woken%d' % w.number]]
     dead.end(); workers.remove(dead); time.sleep(0.2)
-    print('woken by the death', log_text().split().count('woken'))
+    print('woken by the death', count(log_text().split(), 'woken'))
 print('woken', event(workers, signal_event), go(workers))
 end(workers)
 ";
@@ -146,8 +160,8 @@ for _ in range(20):
     assert sorted(seen.split()) == ['own0', 'own1', 'own2'], seen
 print('woken', event(workers, signal_event), go(workers))
 for w_ in workers: connect(w_)
-time.sleep(0.3)
-print(sorted(log_text().split()))
+found = words(lambda found: len(found) >= 3); time.sleep(0.1)
+print(sorted(found + log_text().split()))
 end(workers)
 ";
     let expected = "woken 1 1\n['own0', 'own1', 'own2']\n";
@@ -166,6 +180,7 @@ def forks_from_thread(ep):
     def fork():
         time.sleep(0.05)
         if os.fork() == 0: os._exit(0)
+        os.write(to_log, b'forked ')
     threading.Thread(target=fork).start()
 def is_polled(ep):
     ep.poll(0.05)
@@ -180,13 +195,14 @@ def is_passed(ep):
 kept = []; pair = socket.socketpair(socket.AF_UNIX)
 for prepare in (forks, forks_from_thread, is_polled, is_nested, is_passed):
     worker = Worker(1, [eventfd], os.eventfd_read, prepare=prepare)
-    time.sleep(0.2)
+    if prepare is forks_from_thread: words(lambda found: 'forked' in found)
+    until_asleep([worker])
     for _ in range(3):
-        c = socket.create_connection(('127.0.0.1', worker.port)); time.sleep(0.1)
-        print(prepare.__name__, log_text(), event([worker], signal_event), go([worker]))
+        c = socket.create_connection(('127.0.0.1', worker.port)); own = words(len)
+        print(prepare.__name__, *own, event([worker], signal_event), go([worker]))
     worker.end()
 ";
-    let line = |name: &str| format!("{name} own1  1 1\n").repeat(3);
+    let line = |name: &str| format!("{name} own1 1 1\n").repeat(3);
     let names = ["forks", "forks_from_thread", "is_polled", "is_nested", "is_passed"];
     compare("shared_and_polled_sets_lose_no_event", script, &names.map(line).concat());
 }
@@ -208,13 +224,16 @@ def work(number):
             except BlockingIOError: pass
 ports = [None] * 4
 for n in range(4): threading.Thread(target=work, args=(n,), daemon=True).start()
-time.sleep(0.4)
+while None in ports: time.sleep(0.01)
+def print_words(number): print(sorted(words(lambda found: len(found) >= number)))
 for _ in range(3):
     for p in ports: own_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own_.sendto(b'x', p); own_.close()
-    time.sleep(0.2); print(sorted(log_text().split()))
-signal_event(); time.sleep(0.3); print(log_text().split()); go_on.set(); time.sleep(0.1)
+    print_words(4)
+until_sleeping(['self/task/' + task for task in os.listdir('/proc/self/task') if int(task) != os.getpid()])
+signal_event(); found = words(len); time.sleep(0.2); print(found + log_text().split()); go_on.set()
+while select.select([eventfd], [], [], 0)[0]: time.sleep(0.01)
 for p in ports: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', p)
-time.sleep(0.2); print(sorted(log_text().split()))
+print_words(4)
 os._exit(0)
 ";
     let own = "['own0', 'own1', 'own2', 'own3']\n";
@@ -302,6 +321,7 @@ pids = []
 for n in range(3):
     pids.append(os.fork())
     if pids[-1]: continue
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL) # PR_SET_PDEATHSIG
     ep = select.epoll(); ep.register(l, EXCLUSIVE)
     while True:
         ep.poll(); time.sleep(0.2)
