@@ -334,3 +334,27 @@ for p in pids: os.kill(p, signal.SIGKILL)
 ";
     compare("workers_slower_than_an_offer_accept", script, &"b'accepted'\n".repeat(4));
 }
+
+#[test]
+fn workers_slower_than_an_offer_accept_from_each_listener() {
+    let script = "
+listeners = [server('127.0.0.1', 0, backlog=16) for _ in range(3)]
+pids = []
+for n in range(3):
+    pids.append(os.fork())
+    if pids[-1]: continue
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL) # PR_SET_PDEATHSIG
+    ep = select.epoll()
+    for l in listeners: l.setblocking(False); ep.register(l, EXCLUSIVE)
+    while True:
+        ep.poll(); time.sleep(0.2)
+        for l in listeners:
+            try: l.accept()[0].sendall(b'accepted')
+            except BlockingIOError: pass
+time.sleep(0.3)
+for l in listeners * 2:
+    c = socket.create_connection(l.getsockname()); c.settimeout(10); print(c.recv(10))
+for p in pids: os.kill(p, signal.SIGKILL)
+";
+    compare("workers_slower_than_an_offer_accept_from_each_listener", script, &"b'accepted'\n".repeat(6));
+}

@@ -440,6 +440,9 @@ impl Domain {
                     self.stats.offers_revoked += 1;
                     if let Some(client) = self.clients.get_mut(number) {
                         client.is_suspended = true;
+                        if !client.revoked_listeners.contains(&offer.listener) {
+                            client.revoked_listeners.push(offer.listener);
+                        }
                         client.memory.offers_suspended().store(1, Ordering::Release);
                     }
                 } else {
@@ -455,13 +458,27 @@ impl Domain {
 
     /// Resumes offers to a client that asks for a connection. If none is pending, the client gets the
     /// connection that another client has not accepted for the longest time. Without this, a client that
-    /// takes longer than `channel.offer_ms` to accept would never get a connection.
+    /// takes longer than `channel.offer_ms` to accept would never get a connection. The same holds for the
+    /// other listeners of which offers were revoked: the client asks only once.
     #[cold]
     pub(super) fn claim_offer(&mut self, cx: &mut Context<'_>, number: usize, listener: usize) {
         let Some(client) = self.clients.get_mut(number) else { return };
         client.is_suspended = false;
+        let revoked = core::mem::take(&mut client.revoked_listeners);
+        for slot in client.offer_slots() {
+            self.complete_accept(cx, number, slot);
+        }
         self.enqueue_all_credits(number);
         self.distribute(cx);
+        self.take_oldest_offer(cx, number, listener);
+        for other in revoked.into_iter().map(usize::from).filter(|other| *other != listener) {
+            self.take_oldest_offer(cx, number, other);
+        }
+    }
+
+    /// Offers a client the connection of a listener that another client has not accepted for the longest
+    /// time, if the client has credit and no offer.
+    fn take_oldest_offer(&mut self, cx: &mut Context<'_>, number: usize, listener: usize) {
         let has_offer = self.clients.get(number).is_some_and(|client| client.outstanding_of(listener) > 0);
         let is_fallback = match credit(&self.clients, number, listener) {
             Credit::None => return,
@@ -470,20 +487,18 @@ impl Domain {
         if has_offer {
             return;
         }
-        let mut oldest: Option<(Instant, usize, usize)> = None;
+        let mut offers: Vec<(Instant, usize, usize)> = Vec::new();
         for other in self.clients.offering().into_iter().map(usize::from) {
             let Some(client) = self.clients.get(other).filter(|_| other != number) else { continue };
             for slot in client.offer_slots() {
-                if let Some(offer) = client.offer(slot).filter(|o| usize::from(o.listener) == listener)
-                    && oldest.is_none_or(|(deadline, ..)| offer.deadline < deadline)
-                {
-                    oldest = Some((offer.deadline, other, slot));
+                if let Some(offer) = client.offer(slot).filter(|o| usize::from(o.listener) == listener) {
+                    offers.push((offer.deadline, other, slot));
                 }
             }
         }
-        if let Some((_, other, slot)) = oldest
-            && self.revoke_offer(other, slot)
-        {
+        offers.sort_unstable();
+        // The other client may have accepted an offer already.
+        if offers.into_iter().any(|(_, other, slot)| self.revoke_offer(other, slot)) {
             self.stats.offers_revoked += 1;
             self.offer_to(cx, listener, ChosenClient { client: number, is_fallback });
         }

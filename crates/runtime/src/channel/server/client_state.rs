@@ -25,6 +25,8 @@ pub(super) struct ClientState {
     pub wake: ClientWaker,
     /// It did not accept an offer in time: its credits are ignored until it notifies the stack.
     pub is_suspended: bool,
+    /// Listeners of which an offer was revoked from it since it last claimed one.
+    pub revoked_listeners: Vec<u16>,
     /// It had the CPU for a whole yield and notified of nothing: it waits for something else, and the shard
     /// does not yield to it until it has slept.
     pub is_idle: bool,
@@ -63,6 +65,7 @@ impl ClientState {
             memory,
             wake,
             is_suspended: false,
+            revoked_listeners: Vec::new(),
             is_idle: false,
             notified_at_yield: None,
             is_active: false,
