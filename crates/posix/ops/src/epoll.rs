@@ -211,6 +211,34 @@ impl EpollSet {
                     .is_ok_and(|n| n > 0)
     }
 
+    /// Must be called when a kernel descriptor was removed.
+    fn note_removed_kernel_item(&mut self) {
+        self.kernel_items = self.kernel_items.saturating_sub(1);
+        self.forget_events_of_removed();
+    }
+
+    /// Reports events that a sleep has taken, after `count` others. Returns how many.
+    fn report_taken_events(
+        &mut self,
+        count: usize,
+        events_max: usize,
+        put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        let mut reported = 0;
+        while count + reported < events_max
+            && let Some(event) = self.direct.taken.front()
+        {
+            match put(count + reported, *event) {
+                Ok(()) => {}
+                Err(error) if count + reported == 0 => return Err(error),
+                Err(_) => break,
+            }
+            self.direct.taken.pop_front();
+            reported += 1;
+        }
+        Ok(reported)
+    }
+
     /// Takes events of kernel descriptors, after `count` others. Returns how many.
     fn take_kernel_events(
         &mut self,
@@ -219,20 +247,8 @@ impl EpollSet {
         put: &mut impl FnMut(usize, EpollEvent) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
         self.rounds_without_kernel = 0;
-        let mut taken = 0;
-        while count + taken < events_max
-            && let Some(event) = self.direct.taken.front()
-        {
-            match put(count + taken, *event) {
-                Ok(()) => {}
-                Err(error) if count + taken == 0 => return Err(error),
-                Err(_) => return Ok(taken),
-            }
-            self.direct.taken.pop_front();
-            taken += 1;
-        }
-        if taken > 0 {
-            return Ok(taken);
+        if !self.direct.taken.is_empty() {
+            return self.report_taken_events(count, events_max, put);
         }
         // One call for all: a second one would report level-triggered events again.
         let room = (events_max - count).min(self.kernel_items.max(KERNEL_EVENTS_FEW));
@@ -471,7 +487,7 @@ impl ProcessState {
         }
         match op {
             libc::EPOLL_CTL_ADD => epoll.kernel_items += 1,
-            libc::EPOLL_CTL_DEL => epoll.kernel_items = epoll.kernel_items.saturating_sub(1),
+            libc::EPOLL_CTL_DEL => epoll.note_removed_kernel_item(),
             _ => {}
         }
         Ok(())
@@ -507,7 +523,7 @@ impl ProcessState {
         if kernel_epoll_ctl(outer.kernel.as_fd(), op, inner, event).is_ok() {
             match op {
                 libc::EPOLL_CTL_ADD => outer.kernel_items += 1,
-                libc::EPOLL_CTL_DEL => outer.kernel_items = outer.kernel_items.saturating_sub(1),
+                libc::EPOLL_CTL_DEL => outer.note_removed_kernel_item(),
                 _ => {}
             }
         }

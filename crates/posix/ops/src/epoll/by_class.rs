@@ -166,6 +166,13 @@ impl ProcessState {
     ) -> Result<(), Errno> {
         let epoll = self.files.epoll(set)?;
         epoll.rounds_without_kernel += 1;
+        if !epoll.direct.taken.is_empty() {
+            // First, whatever their class: after this call the program may remove their descriptors.
+            *count = epoll.take_kernel_events(0, events_max, put)?;
+            if let Some(by_class) = &mut epoll.by_class {
+                by_class.charge(BEST_EFFORT, *count, 1 << BEST_EFFORT);
+            }
+        }
         let has_kernel_items = epoll.kernel_items > 0;
         let is_kernel_due = has_kernel_items && epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
         let mut kernel_classes = if is_kernel_due { 1 << BEST_EFFORT } else { 0 };

@@ -121,6 +121,13 @@ impl EpollSet {
         }
     }
 
+    /// Forgets events that were not reported, if no kernel descriptor is left.
+    pub(super) fn forget_events_of_removed(&mut self) {
+        if self.kernel_items == 0 {
+            self.direct.taken.clear();
+        }
+    }
+
     /// Must be called when the sentinels may have other numbers than they were added with, because an
     /// internal descriptor has moved. Sentinels that remain in the instance wake a thread for nothing.
     pub fn forget_sentinels(&mut self) {
@@ -130,6 +137,7 @@ impl EpollSet {
     /// Must be called after a fork, in the child: the sentinels and the threads are the parent's.
     pub fn forget_direct_sleep(&mut self) {
         (self.direct.sentinels, self.direct.sleeper) = (None, None);
+        self.direct.taken.clear();
     }
 
     fn remove_sentinels(&mut self) {
@@ -201,6 +209,8 @@ impl EpollSet {
                 cause.hung_up = events & (libc::EPOLLHUP | libc::EPOLLRDHUP) as u32 != 0;
             }
         }
+        // The descriptors may have been removed meanwhile.
+        self.forget_events_of_removed();
         if !self.direct.taken.is_empty() {
             self.rounds_without_kernel = KERNEL_POLL_INTERVAL;
         }
@@ -235,5 +245,81 @@ impl EpollSet {
                 let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_MOD, fd, event);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fd::OwnedFd;
+
+    const EXCLUSIVE_IN: u32 = super::super::IN | super::super::EXCLUSIVE;
+
+    fn event_fd() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    }
+
+    /// A set with an exclusive kernel descriptor, on whose kernel instance a thread sleeps.
+    struct Fixture {
+        set: EpollSet,
+        item: OwnedFd,
+        thread_event: OwnedFd,
+        stack: OwnedFd,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let instance = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let mut set = EpollSet::new(crate::descriptor::HiddenFd::new(instance).unwrap());
+            let item = event_fd();
+            let event = EpollEvent { events: EXCLUSIVE_IN, data: 7 };
+            kernel_epoll_ctl(set.kernel.as_fd(), libc::EPOLL_CTL_ADD, item.as_fd(), event).unwrap();
+            set.note_kernel_item(event);
+            set.kernel_items = 1;
+            let mut fixture = Self { set, item, thread_event: event_fd(), stack: event_fd() };
+            fixture.sleep();
+            fixture
+        }
+
+        fn sleep(&mut self) {
+            let stack = Some((self.stack.as_fd(), 0));
+            let wake = WakeFds { waiter: 3, thread_event: self.thread_event.as_fd(), stack };
+            assert!(self.set.begin_direct_sleep(&wake).is_some());
+        }
+
+        /// Returns the data of the events that a sleep would take now.
+        fn take(&self) -> Vec<libc::epoll_event> {
+            let mut events = [const { core::mem::MaybeUninit::uninit() }; 8];
+            let no_wait = rustix::event::Timespec::default();
+            let (events, _) = epoll::wait(&self.set.kernel, &mut events, Some(&no_wait)).unwrap();
+            let of_libc = |event: &epoll::Event| {
+                let (flags, data) = (event.flags, event.data.u64());
+                libc::epoll_event { events: flags.bits(), u64: data }
+            };
+            events.iter().map(of_libc).collect()
+        }
+    }
+
+    fn signal(event: &OwnedFd) {
+        rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    #[test]
+    fn event_of_a_removed_descriptor_does_not_remain() {
+        let mut fixture = Fixture::new();
+        signal(&fixture.item);
+        let taken = fixture.take();
+        assert_eq!(taken.len(), 1);
+        epoll::delete(&fixture.set.kernel, &fixture.item).unwrap();
+        fixture.set.note_removed_kernel_item();
+        let cause = fixture.set.end_direct_sleep(&taken, 8);
+        assert!(!cause.kernel_event && !fixture.set.kernel_ready());
+        // The program could not take the events of a call; then the descriptor is removed.
+        (fixture.set.kernel_items, fixture.set.direct.sleeper) = (1, Some(3));
+        assert!(fixture.set.end_direct_sleep(&taken, 8).kernel_event);
+        assert!(fixture.set.kernel_ready());
+        fixture.set.note_removed_kernel_item();
+        assert!(!fixture.set.kernel_ready());
     }
 }
