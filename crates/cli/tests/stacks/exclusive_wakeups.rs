@@ -358,3 +358,40 @@ for p in pids: os.kill(p, signal.SIGKILL)
 ";
     compare("workers_slower_than_an_offer_accept_from_each_listener", script, &"b'accepted'\n".repeat(6));
 }
+
+#[test]
+fn set_whose_sleep_is_interrupted_is_not_readable() {
+    // The handler is one of C, which runs while the thread is in `epoll_wait`.
+    let script = "
+own = server('127.0.0.1', 0)
+def run(in_handler, in_thread):
+    ep = select.epoll(); ep.register(eventfd, EXCLUSIVE); ep.register(own, select.EPOLLIN)
+    def polled(): p = select.poll(); p.register(ep.fileno()); return [e for _, e in p.poll(50)]
+    seen = []; began = threading.Event(); done = threading.Event()
+    def handle(_): began.set(); in_handler(polled, seen, done)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
+    libc = ctypes.CDLL(None); libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGUSR1, handler)
+    def interrupt():
+        until_sleeping(['self/task/%d' % os.getpid()])
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        began.wait(); in_thread(polled, seen); done.set()
+    thread = threading.Thread(target=interrupt); thread.start()
+    result = [e for _, e in ep.poll(20)]; thread.join()
+    print(seen, result); os.eventfd_read(eventfd)
+def polls(polled, seen, _): seen.append(polled()); signal_event(); seen.append(polled())
+def waits(polled, seen, done): done.wait()
+def forks(polled, seen, done):
+    child = os.fork()
+    if child == 0: os._exit(len(polled()))
+    seen.append(os.waitpid(child, 0)[1]); signal_event()
+run(polls, lambda polled, seen: None)
+run(waits, lambda polled, seen: polls(polled, seen, None))
+run(forks, lambda polled, seen: None)
+";
+    compare(
+        "set_whose_sleep_is_interrupted_is_not_readable",
+        script,
+        "[[], [1]] [1]\n[[], [1]] [1]\n[0] [1]\n",
+    );
+}

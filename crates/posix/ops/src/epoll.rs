@@ -204,11 +204,7 @@ impl EpollSet {
 
     /// Returns whether a kernel descriptor in the set is ready.
     pub fn kernel_ready(&self) -> bool {
-        let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
-        !self.direct.taken.is_empty()
-            || self.kernel_items > 0
-                && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default()))
-                    .is_ok_and(|n| n > 0)
+        !self.direct.taken.is_empty() || self.kernel_items > 0 && self.is_kernel_readable()
     }
 
     /// Must be called when a kernel descriptor was removed.

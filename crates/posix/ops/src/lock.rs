@@ -49,6 +49,8 @@ struct ThreadState {
     program_mask: Cell<SignalSet>,
     /// Signals whose handlers ran since the current call began to wait.
     handlers_ran: Cell<SignalSet>,
+    /// A deferrable handler began since the thread began to sleep on the kernel's instance of an epoll set.
+    has_handler_begun: Cell<bool>,
 }
 
 thread_local! {
@@ -60,6 +62,7 @@ thread_local! {
             has_deferred_signal: Cell::new(false),
             program_mask: Cell::new(0),
             handlers_ran: Cell::new(0),
+            has_handler_begun: Cell::new(false),
         }
     };
 }
@@ -169,6 +172,17 @@ pub(crate) fn set_handlers_ran(signals: SignalSet) {
 /// Returns the signals whose handlers ran in this thread since the record was cleared.
 pub(crate) fn handlers_ran() -> SignalSet {
     THREAD.with(|thread| thread.handlers_ran.get())
+}
+
+/// Records whether a handler that the library has hooked began since the sleep began. Returns what was
+/// recorded.
+pub(crate) fn set_handler_begun(has_begun: bool) -> bool {
+    THREAD.with(|thread| thread.has_handler_begun.replace(has_begun))
+}
+
+/// Returns whether such a handler began. When it returns, its signal is in [`handlers_ran`].
+pub(crate) fn has_handler_begun() -> bool {
+    THREAD.with(|thread| thread.has_handler_begun.get())
 }
 
 /// Returns a pointer to that record, valid as long as the thread lives.

@@ -89,6 +89,14 @@ impl Ops {
             }
             for (at, file) in &*ours {
                 let by_kernel = fds[*at].revents != 0;
+                if by_kernel
+                    && matches!(&state.files.get(*file).kind, FileKind::Epoll(set) if set.has_sentinels())
+                {
+                    // The kernel may have reported an event of the library alone.
+                    fds[*at].revents = state.readiness(*file) & fds[*at].events;
+                    count -= usize::from(fds[*at].revents == 0);
+                    continue;
+                }
                 let wanted = fds[*at].events | POLLERR | POLLHUP;
                 fds[*at].revents |= state.readiness(*file) & wanted;
                 count += usize::from(fds[*at].revents != 0 && !by_kernel);

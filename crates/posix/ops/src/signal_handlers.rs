@@ -128,6 +128,7 @@ unsafe extern "C-unwind" fn dispatch(
     // one, too.
     let handler = unsafe { core::mem::transmute::<*const c_void, Handler>(handler) };
     let (others, interrupted) = (lock::handlers_ran(), Interrupted::enter());
+    lock::set_handler_begun(true);
     // SAFETY: the arguments are those of the kernel.
     unsafe { handler(signal, info, context) };
     // Handlers that ran in the handler's own calls, or that interrupted it, do not concern the interrupted

@@ -87,12 +87,23 @@ struct Waiter {
     restart_signals: Option<(HiddenFd, SignalSet)>,
     /// The epoll instance on which the thread sleeps when it is the leader.
     wait_set: Option<WaitSet>,
+    /// The epoll set on whose kernel instance the thread sleeps.
+    direct_set: Option<FileId>,
 }
 
 impl Waiter {
     fn new(event: HiddenFd) -> Self {
         let (woken, asleep, in_use, interrupted) = (false, false, false, false);
-        Self { event, woken, asleep, in_use, interrupted, restart_signals: None, wait_set: None }
+        Self {
+            event,
+            woken,
+            asleep,
+            in_use,
+            interrupted,
+            restart_signals: None,
+            wait_set: None,
+            direct_set: None,
+        }
     }
 
     /// Returns the signalfd for these signals.
@@ -364,7 +375,9 @@ impl Ops {
         let Ok(mut state) = self.lock() else { return };
         state.suspend_interrupted_sleep();
         SLEEPING.set(outer_waiter);
-        state.waiters.waiters[waiter as usize].asleep = false;
+        lock::set_handler_begun(false);
+        let entry = &mut state.waiters.waiters[waiter as usize];
+        (entry.asleep, entry.direct_set) = (false, None);
         state.cancel_direct_sleep(waiter, files);
         state.finish_wait(waiter, files);
     }
@@ -446,9 +459,13 @@ impl Ops {
             && signalfd < 0
             && let Some(epoll) = state.begin_direct_sleep(waiter, is_leader, direct.set)
         {
-            let sleep_end = self.sleep_directly(state, &args, direct, epoll, kernel);
+            state.waiters.waiters[index].direct_set = Some(direct.set);
+            let outer_has_begun = lock::set_handler_begun(false);
+            let (mut state, sleep_end) = self.sleep_directly(state, &args, direct, epoll, kernel);
+            lock::set_handler_begun(outer_has_begun);
+            state.waiters.waiters[index].direct_set = None;
             SLEEPING.set(outer_waiter);
-            return sleep_end;
+            return (state, sleep_end);
         }
         let uses_wait_set =
             is_leader && signalfd < 0 && kernel.len() == usize::from(wait.kernel_epoll.is_some());
@@ -628,7 +645,15 @@ impl ProcessState {
     /// continues only when the handler has returned.
     fn suspend_interrupted_sleep(&mut self) {
         let Some(own) = sleeping_waiter() else { return };
-        self.waiters.waiters[own as usize].interrupted = true;
+        let waiter = &mut self.waiters.waiters[own as usize];
+        waiter.interrupted = true;
+        // Another sleep of the handler begins.
+        if let Some(set) = waiter.direct_set
+            && lock::has_handler_begun()
+            && let Ok(set) = self.files.epoll(set)
+        {
+            set.suspend_direct_sleep(own);
+        }
         if self.waiters.leader == Some(own) {
             self.resign_leader(Channels::after_sleep);
         }

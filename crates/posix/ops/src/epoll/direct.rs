@@ -9,6 +9,8 @@
 use super::{EpollEvent, EpollSet, KERNEL_POLL_INTERVAL, kernel_epoll_ctl};
 use crate::descriptor::borrow;
 use crate::fd_table::FileId;
+use crate::lock;
+use crate::sleep::sleeping_waiter;
 use crate::wait_set::WakeCause;
 use core::hash::BuildHasher;
 use rustix::event::epoll;
@@ -105,20 +107,66 @@ impl EpollSet {
     /// then on no call sleeps on the kernel's instance. A thread that does is woken.
     pub fn ban_direct_sleep(&mut self) {
         self.direct.is_wanted = false;
+        if self.direct.sleeper.is_some()
+            && self.direct.sleeper == sleeping_waiter()
+            && lock::has_handler_begun()
+        {
+            // The caller is a handler that has interrupted the sleep.
+            self.remove_sentinels();
+        }
         if core::mem::replace(&mut self.direct.is_banned, true) {
             return;
         }
-        let Some(sentinels) = self.direct.sentinels else { return };
+        let Some(sentinels) = &mut self.direct.sentinels else { return };
+        let (thread_event, stack) = (sentinels.thread_event, sentinels.stack.take());
+        if let Some((stack, _)) = stack {
+            self.remove_sentinel(stack);
+        }
         if self.direct.sleeper.is_none() {
             self.remove_sentinels();
             return;
         }
         // Level-triggered, the sentinel remains until the thread has seen it, whoever else takes events.
         let event = self.sentinel_event(super::IN, 0);
-        if let Ok(fd) = borrow(sentinels.thread_event) {
+        if let Ok(fd) = borrow(thread_event) {
             let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_MOD, fd, event);
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Must be called if a handler has interrupted the sleep of a thread on the instance, and the sleep ends
+    /// when the handler returns. Until then nobody would take the sentinels' events.
+    pub fn suspend_direct_sleep(&mut self, waiter: u32) {
+        if self.direct.sleeper == Some(waiter) {
+            self.remove_sentinels();
+        }
+    }
+
+    /// Returns whether the kernel's instance has descriptors of the library.
+    pub fn has_sentinels(&self) -> bool {
+        self.direct.sentinels.is_some()
+    }
+
+    /// Returns whether the instance has an event for the program. Unlike others, the sentinel of a thread
+    /// that must leave the instance would count.
+    pub(super) fn is_kernel_readable(&self) -> bool {
+        let is_readable = || {
+            let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default())).is_ok_and(|n| n > 0)
+        };
+        if !is_readable() {
+            return false;
+        }
+        let Some(Sentinels { thread_event, stack, .. }) = self.direct.sentinels else { return true };
+        debug_assert!(stack.is_none(), "sets that are polled have no sentinel of the stack");
+        self.remove_sentinel(thread_event);
+        let has_event = is_readable();
+        if let Ok(fd) = borrow(thread_event) {
+            // The eventfd is readable: the thread is woken again.
+            let event = self.sentinel_event(super::IN, 0);
+            let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_ADD, fd, event);
+        }
+        has_event
     }
 
     /// Forgets events that were not reported, if no kernel descriptor is left.
@@ -233,9 +281,10 @@ impl EpollSet {
     /// sleeps there gets the sentinels again.
     #[cold]
     pub(super) fn return_sentinels(&self) {
-        let (Some(_), Some(Sentinels { thread_event, stack, .. })) =
-            (self.direct.sleeper, self.direct.sentinels)
+        let (Some(_), Some(Sentinels { thread_event, stack, .. }), false) =
+            (self.direct.sleeper, self.direct.sentinels, self.direct.is_banned)
         else {
+            // A level-triggered sentinel is still there.
             return;
         };
         let sentinels = [(Some(thread_event), 0), (stack.map(|(fd, _)| fd), STACK_BIT)];
@@ -321,5 +370,41 @@ mod tests {
         assert!(fixture.set.kernel_ready());
         fixture.set.note_removed_kernel_item();
         assert!(!fixture.set.kernel_ready());
+    }
+
+    #[test]
+    fn interrupted_sleeper_leaves_nothing_in_the_instance() {
+        let mut fixture = Fixture::new();
+        signal(&fixture.thread_event);
+        signal(&fixture.stack);
+        fixture.set.suspend_direct_sleep(4);
+        assert!(fixture.set.has_sentinels(), "another thread sleeps");
+        fixture.set.suspend_direct_sleep(3);
+        assert!(fixture.take().is_empty());
+        fixture.set.ban_direct_sleep();
+        assert!(fixture.take().is_empty() && !fixture.set.kernel_ready());
+        signal(&fixture.item);
+        assert!(fixture.set.kernel_ready());
+        assert_eq!(fixture.take().len(), 1);
+    }
+
+    #[test]
+    fn sleeper_of_a_banned_set_is_woken_and_no_event_is_seen() {
+        let mut fixture = Fixture::new();
+        signal(&fixture.stack);
+        fixture.set.ban_direct_sleep();
+        for _ in 0..2 {
+            assert!(!fixture.set.kernel_ready(), "the program has no event");
+            let [event] = fixture.take()[..] else { panic!("the thread was not woken") };
+            let data = event.u64;
+            assert!(fixture.set.is_sentinel(data) && data & STACK_BIT == 0);
+            // Another call that has taken it.
+            fixture.set.return_sentinels();
+        }
+        signal(&fixture.item);
+        assert!(fixture.set.kernel_ready());
+        fixture.set.end_direct_sleep(&[], 8);
+        let data: Vec<_> = fixture.take().iter().map(|event| event.u64).collect();
+        assert_eq!(data, [7]);
     }
 }

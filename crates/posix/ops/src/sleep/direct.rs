@@ -4,8 +4,9 @@ use super::{SleepArgs, SleepEnd, timeout_of};
 use crate::channels::Channels;
 use crate::epoll::{DirectWait, WakeFds};
 use crate::fd_table::FileId;
-use crate::lock::LockGuard;
+use crate::lock::{self, LockGuard};
 use crate::process::ProcessState;
+use crate::signal::SignalSet;
 use crate::{Ops, syscall, wait_set};
 use libc::{POLLIN, pollfd};
 use rustix::fd::{AsFd, RawFd};
@@ -31,16 +32,24 @@ impl Ops {
         let room = direct.events_max.min(EVENTS_MAX);
         let (timeout, mask) = (timeout_of(bounds.timeout), bounds.mask);
         let sleep_end = self.unless_isolated(|| {
-            syscall::epoll_pwait2(epoll, &mut events[..room], timeout, mask, bounds.interrupting)
+            // Each handler ends the sleep, because it may have removed the descriptors that wake the thread.
+            syscall::epoll_pwait2(epoll, &mut events[..room], timeout, mask, SignalSet::MAX)
         });
         let mut state = self.lock_or_panic();
+        let has_polled = sleep_end.is_ok();
+        let ran = lock::handlers_ran();
         let (count, sleep_end) = match sleep_end {
             Ok(count) => (count, Ok(SleepEnd::Event)),
             Err(Errno::INTR) if self.is_isolated() => (0, Err(Errno::INTR)),
+            Err(Errno::INTR) if ran != 0 && ran & bounds.interrupting == 0 => {
+                // To the program, the handler ran before the call. It does not end the next sleep.
+                lock::clear_handlers_ran();
+                (0, Ok(SleepEnd::Event))
+            }
             Err(Errno::INTR) => (0, self.after_interruption(wait, handlers)),
             Err(error) => (0, Err(error)),
         };
-        state.waiters.polled_kernel = sleep_end.is_ok();
+        state.waiters.polled_kernel = has_polled;
         state.waiters.waiters[waiter as usize].asleep = false;
         // The set exists: the call has a reference.
         let set = state.files.epoll(direct.set);
