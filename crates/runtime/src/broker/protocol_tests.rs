@@ -26,8 +26,8 @@ fn codec_lists(text: &str) -> Vec<String> {
     lists.map(|rest| rest.split(");").next().unwrap().split_whitespace().collect()).collect()
 }
 
-/// Returns the implementations of [`super::codec::Codec`] that the file writes out, without comments and white
-/// space.
+/// Returns the implementations of [`super::codec::Codec`] that the file writes out, without comments and
+/// white space.
 fn written_codecs(text: &str) -> Vec<String> {
     let code = |codec: &str| codec.lines().filter(|line| !line.trim().starts_with("//")).collect();
     let codecs = text.split(concat!(" Codec ", "for ")).skip(1).map(|rest| rest.split("\n}").next().unwrap());
