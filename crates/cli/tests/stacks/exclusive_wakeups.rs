@@ -229,7 +229,8 @@ def print_words(number): print(sorted(words(lambda found: len(found) >= number))
 for _ in range(3):
     for p in ports: own_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own_.sendto(b'x', p); own_.close()
     print_words(4)
-until_sleeping(['self/task/' + task for task in os.listdir('/proc/self/task') if int(task) != os.getpid()])
+tasks = ['self/task/' + task for task in os.listdir('/proc/self/task') if int(task) != os.getpid()]
+until_sleeping(tasks)
 signal_event(); found = words(len); time.sleep(0.2); print(found + log_text().split()); go_on.set()
 while select.select([eventfd], [], [], 0)[0]: time.sleep(0.01)
 for p in ports: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', p)
