@@ -215,8 +215,8 @@ fn error_of(body: &[u8]) -> io::Error {
     io::Error::from_raw_os_error(code.saturating_neg())
 }
 
-/// Parses the address of an `RTM_NEWADDR` message: `IFA_LOCAL` if there is one, otherwise `IFA_ADDRESS`, which
-/// is the address of the peer on a point-to-point link.
+/// Parses the address of an `RTM_NEWADDR` message: `IFA_LOCAL` if there is one, otherwise `IFA_ADDRESS`. On a
+/// point-to-point link the latter is the address of the peer.
 fn parse_address(body: &[u8]) -> Option<InterfaceAddress> {
     let &[_, prefix, _, _, a, b, c, d] = body.first_chunk::<ADDRESS_HEADER_BYTES>()?;
     let index = u32::from_ne_bytes([a, b, c, d]);

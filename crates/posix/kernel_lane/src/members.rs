@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 /// The members of the region of this program, as one process knows them.
 #[derive(Debug)]
 pub struct Members {
-    /// What [`Self::open`] has taken.
+    /// The region, its memory and the number that [`Self::open`] has taken.
     opened: OnceLock<OpenedRegion>,
     /// Number of this process, or of the process that this one was cloned from if [`Self::forget_own`] was
     /// not called.
