@@ -164,6 +164,12 @@ def exactly(s, n):
 signal.alarm(50)
 ";
 
+/// Copies a program. Another process does it: if this one wrote the copy, a child that another test forks
+/// meanwhile would have its descriptor, and the kernel would refuse to execute the copy (`ETXTBSY`).
+pub fn copy_program(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+}
+
 /// Runs a command until it ends; panics after [`TIMEOUT`].
 pub fn run_to_end(mut command: Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -1,6 +1,8 @@
 //! Errors that a user reads if a program does not get onto a stack, or a command does not reach one.
 
-use crate::fixture::{Fixture, GINNEL, RunningProgram, python, run_to_end, signal, skipped, wait_until};
+use crate::fixture::{
+    Fixture, GINNEL, RunningProgram, copy_program, python, run_to_end, signal, skipped, wait_until,
+};
 use ginnel_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -246,7 +248,7 @@ fn another_user_is_told_whose_stack_it_is() {
     let binary = fixture.path().join("ginnel");
     let library = fixture.path().join("libginnel.so");
     for (from, to) in [(GINNEL.as_ref(), &binary), (crate::fixture::built_library(), &library)] {
-        std::fs::copy(from, to).unwrap();
+        copy_program(from, to);
         std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let run = fixture.path().join("run");

@@ -1,6 +1,8 @@
 //! `ginnel ss -K`: closes sockets, and the programs read what they read on Linux after `ss -K`.
 
-use crate::fixture::{Fixture, GINNEL, RunningProgram, python, run_to_end, skipped, wait_until};
+use crate::fixture::{
+    Fixture, GINNEL, RunningProgram, copy_program, python, run_to_end, skipped, wait_until,
+};
 use ginnel_testkit::skip;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -194,7 +196,7 @@ open('there', 'w').close(); c.recv(1); print('end')";
     let program = RunningProgram::new(fixture.script(&["--stack", "lab"], script));
     wait_until("it is connected", || fixture.path().join("there").exists());
     let binary = fixture.path().join("ginnel");
-    std::fs::copy(GINNEL, &binary).unwrap();
+    copy_program(GINNEL.as_ref(), &binary);
     let run = fixture.path().join("run");
     let as_nobody = || {
         let mut command = Command::new(&binary);

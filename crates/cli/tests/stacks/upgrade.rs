@@ -1,6 +1,6 @@
 //! Upgrades of the shards of running stacks, and executables that packages replace.
 
-use crate::fixture::{Fixture, GINNEL, RunningProgram, run_to_end, skipped, wait_until};
+use crate::fixture::{Fixture, GINNEL, RunningProgram, copy_program, run_to_end, skipped, wait_until};
 use crate::restart::{CLIENT, SERVERS, kill_shards, shard_process, supervisor_of};
 use ginnel::broker::{PROTOCOL_VERSION, upgrade};
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ const SERVED: &str = "blocking polling {'worker'} hey!\n";
 /// Returns a copy of `ginnel`, which stands for another version.
 fn copy_of_ginnel(fixture: &Fixture, name: &str) -> PathBuf {
     let path = fixture.path().join(name);
-    fs::copy(GINNEL, &path).unwrap();
+    copy_program(GINNEL.as_ref(), &path);
     path
 }
 
