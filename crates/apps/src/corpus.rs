@@ -2,7 +2,7 @@
 //! of 2015: 3.5 KB to 1.1 MB, mean 126 KB, median 68 KB, 70 % below 150 KB, 90 % below 300 KB, 17 above 500
 //! KB (1 KB = 1,000 bytes).
 //!
-//! The same seed always writes the same bytes. The file `urls.txt` beside the pages is a list for `ginnel
+//! Equal seeds write equal bytes. The file `urls.txt` beside the pages is a list for `ginnel
 //! load http --urls`, in the order of popularity.
 
 use ginnel::Random;

@@ -35,7 +35,7 @@ impl Drop for RaisedLimit {
 /// Calls `action`, and a second time with the limit raised if `is_shortage` says that the error is `EMFILE`.
 ///
 /// # Errors
-/// Those of `action`.
+/// The errors of `action`.
 pub fn with_raised_limit<T, E>(
     is_shortage: impl FnOnce(&E) -> bool,
     mut action: impl FnMut() -> Result<T, E>,

@@ -172,7 +172,8 @@ fn doc_comments_begin_with_a_subject() {
             if begins.is_some_and(|text| BAD_BEGINNINGS.iter().any(|bad| text.starts_with(bad))) {
                 broken.push(format!("{path}:{}: {}", number + 1, line.trim()));
             }
-            inside = doc.is_some();
+            // A heading such as "# Errors" begins a paragraph, as an empty line does.
+            inside = doc.map(str::trim_start).is_some_and(|text| !text.is_empty() && !text.starts_with('#'));
         }
     }
     report("doc comments have a subject and a verb", &broken);

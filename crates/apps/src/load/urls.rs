@@ -108,7 +108,7 @@ impl UrlScheme {
     /// HOST:PORT.
     ///
     /// # Errors
-    /// Those of [`UrlScheme::split`]; or the URL has another scheme.
+    /// The errors of [`UrlScheme::split`]; or the URL has another scheme.
     pub fn server(self, text: &str) -> Result<String, String> {
         match text.split_once("://") {
             None => Ok(text.into()),

@@ -67,7 +67,7 @@ impl StackFrames {
     /// Starts to observe the stack with this directory: see [`StackMirror::attach`].
     ///
     /// # Errors
-    /// Those of [`StackMirror::attach`].
+    /// The errors of [`StackMirror::attach`].
     pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize, with_loopback: bool) -> io::Result<Self> {
         let mut mirror = StackMirror::attach(dir, ring_bytes, snaplen, with_loopback)?;
         // What a shard has received comes before what it sends in the same turn.
@@ -141,7 +141,7 @@ impl RunningStackSource {
     /// Starts to observe the devices of the stack with this directory: see [`StackMirror::attach`].
     ///
     /// # Errors
-    /// Those of [`StackMirror::attach`].
+    /// The errors of [`StackMirror::attach`].
     pub fn attach(dir: &Path, ring_bytes: usize, snaplen: usize) -> io::Result<Self> {
         // What the stack sends to itself is on no wire.
         Ok(Self { frames: StackFrames::attach(dir, ring_bytes, snaplen, false)? })

@@ -397,7 +397,7 @@ impl ProcessState {
     /// Sends the stack all memberships of a socket that has just been opened.
     ///
     /// # Errors
-    /// Those of the stack.
+    /// The errors of the stack.
     pub(crate) fn apply_memberships(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Udp(udp) = socket.role else { return Ok(()) };

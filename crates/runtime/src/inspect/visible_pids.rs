@@ -48,7 +48,7 @@ fn namespace_of(pid: u32) -> Option<PathBuf> {
 }
 
 /// Returns the processes in the namespace of `owner`, which is `depth - 1` levels below that of the caller.
-/// Those whose namespace this user may not read are left out.
+/// Processes whose namespace this user may not read are left out.
 fn processes_beside(owner: u32, depth: usize) -> HashMap<u32, u32> {
     let (Some(namespace), Ok(entries)) = (namespace_of(owner), fs::read_dir("/proc")) else {
         return HashMap::new();
