@@ -161,7 +161,8 @@ impl Domain {
     }
 
     /// Offers the next pending connection of a listener to a client. Returns false if there is none, or no
-    /// free offer slot.
+    /// free offer slot. Inlined where connections are distributed, on the path of each connection.
+    #[inline(always)]
     fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, chosen: ChosenClient) -> bool {
         let ChosenClient { client: number, is_fallback } = chosen;
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], self.clients.get_mut(number))
