@@ -93,8 +93,9 @@ impl ShardRouter {
     }
 
     /// Returns how many frames of each class these queues have refused since the last call; `None` if all
-    /// shards serve all devices.
+    /// shards serve all devices, or if classes have no limits.
     pub(crate) fn take_relays_shed(&self) -> Option<[u64; CLASSES]> {
+        self.class_limits.as_ref()?;
         Some(self.device_users.as_ref()?.take_shed(self.shard))
     }
 
