@@ -140,23 +140,31 @@ fn snaplen_and_filter_limit_the_capture() {
     }
 }
 
-// limit: device.capture_file_bytes
-#[test]
-fn file_ring_keeps_the_last_files() {
-    let directory = Directory::new("ring");
-    let ring = FileRing { file_bytes: 64 << 10, files: 3 };
-    let config = CaptureConfig { ring: Some(ring), ..CaptureConfig::new(directory.file("trace.pcapng")) };
+const RING: FileRing = FileRing { file_bytes: 64 << 10, files: 3 };
+
+/// Captures 1,000 frames into a ring of files; `before` is called before each frame with its number. Checks
+/// that none is lost.
+fn fill_file_ring(directory: &Directory, mut before: impl FnMut(u64)) {
+    let config = CaptureConfig { ring: Some(RING), ..CaptureConfig::new(directory.file("trace.pcapng")) };
     let capture = Capture::create(&config).expect("a capture");
     let (left, mut right) = pair(MemoryConfig::default());
     let mut left = capture.wrap(left);
-    for micros in 0..1000 {
-        send(&mut left, Instant::from_micros(micros), &tcp(1000), PARTIAL);
+    for number in 0..1000 {
+        before(number);
+        send(&mut left, Instant::from_micros(number), &tcp(1000), PARTIAL);
         receive(&mut right, Instant::ZERO);
     }
     drop(left);
     let stats = capture.stats();
     drop(capture);
     assert_eq!((stats.captured.load(Relaxed), stats.lost.load(Relaxed)), (1000, 0));
+}
+
+// limit: device.capture_file_bytes
+#[test]
+fn file_ring_keeps_the_last_files() {
+    let directory = Directory::new("ring");
+    fill_file_ring(&directory, |_| ());
     let mut names: Vec<_> =
         std::fs::read_dir(&directory.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
@@ -165,7 +173,7 @@ fn file_ring_keeps_the_last_files() {
     let mut counts = Vec::new();
     for name in names {
         let path = directory.0.join(name);
-        assert!(std::fs::metadata(&path).unwrap().len() <= ring.file_bytes);
+        assert!(std::fs::metadata(&path).unwrap().len() <= RING.file_bytes);
         counts.push(read(&path).len());
     }
     assert_eq!(counts, [59, 59, 1000 - 16 * 59]);
@@ -174,22 +182,11 @@ fn file_ring_keeps_the_last_files() {
 #[test]
 fn file_ring_goes_on_without_a_deleted_file() {
     let directory = Directory::new("deleted");
-    let ring = FileRing { file_bytes: 64 << 10, files: 3 };
-    let config = CaptureConfig { ring: Some(ring), ..CaptureConfig::new(directory.file("trace.pcapng")) };
-    let capture = Capture::create(&config).expect("a capture");
-    let (left, mut right) = pair(MemoryConfig::default());
-    let mut left = capture.wrap(left);
-    for micros in 0..1000 {
-        if micros == 100 {
+    fill_file_ring(&directory, |number| {
+        if number == 100 {
             std::fs::remove_file(directory.file("trace-00001.pcapng")).unwrap();
         }
-        send(&mut left, Instant::from_micros(micros), &tcp(1000), PARTIAL);
-        receive(&mut right, Instant::ZERO);
-    }
-    drop(left);
-    let stats = capture.stats();
-    drop(capture);
-    assert_eq!((stats.captured.load(Relaxed), stats.lost.load(Relaxed)), (1000, 0));
+    });
 }
 
 #[test]
