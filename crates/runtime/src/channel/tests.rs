@@ -564,21 +564,28 @@ fn explicit_accept_follows_order_of_arrival() {
     assert_eq!(accepted_order, ["a", "b", "c", "d"]);
 }
 
+/// Offers a connection to the first of two clients of a listener until the offer is revoked. Returns the
+/// clients and the listener.
+fn let_offer_expire(fixture: &mut Fixture) -> (Client, Client, u32) {
+    let (mut lazy, mut eager) = (fixture.client(), fixture.client());
+    for client in [&mut lazy, &mut eager] {
+        client.accept_explicitly();
+    }
+    let listener = listen(&mut lazy, 8);
+    eager.join(listener, 0).unwrap();
+    fixture.connect_peer(b"x");
+    fixture.run(Duration::from_millis(5));
+    while lazy.next_event().is_some() {}
+    assert!(lazy.has_offer(listener));
+    eager.set_credits(listener, 8);
+    fixture.run(Duration::from_millis(100));
+    (lazy, eager, listener)
+}
+
 #[test]
 fn client_that_was_too_slow_claims_a_connection() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
-    let (mut first, mut second) = (fixture.client(), fixture.client());
-    for client in [&mut first, &mut second] {
-        client.accept_explicitly();
-    }
-    let listener = listen(&mut first, 8);
-    second.join(listener, 0).unwrap();
-    fixture.connect_peer(b"x");
-    fixture.run(Duration::from_millis(5));
-    while first.next_event().is_some() {}
-    assert!(first.has_offer(listener));
-    second.set_credits(listener, 8);
-    fixture.run(Duration::from_millis(100));
+    let (mut first, mut second, listener) = let_offer_expire(&mut fixture);
     while second.next_event().is_some() {}
     assert!(!first.has_offer(listener) && second.has_offer(listener));
     // The first client asks before the second one accepts.
@@ -593,18 +600,7 @@ fn client_that_was_too_slow_claims_a_connection() {
 #[test]
 fn revoked_offer_is_offered_again() {
     let mut fixture = Fixture::new(&small_config(), Peer::default());
-    let (mut lazy, mut eager) = (fixture.client(), fixture.client());
-    for client in [&mut lazy, &mut eager] {
-        client.accept_explicitly();
-    }
-    let listener = listen(&mut lazy, 8);
-    eager.join(listener, 0).unwrap();
-    fixture.connect_peer(b"x");
-    fixture.run(Duration::from_millis(5));
-    while lazy.next_event().is_some() {}
-    assert!(lazy.has_offer(listener));
-    eager.set_credits(listener, 8);
-    fixture.run(Duration::from_millis(100));
+    let (mut lazy, mut eager, listener) = let_offer_expire(&mut fixture);
     assert!(!lazy.has_offer(listener), "it is offered to the other client");
     // The other client does not accept it either, and the first one asks again.
     eager.set_credits(listener, 0);
