@@ -214,7 +214,8 @@ own = server('127.0.0.1', 0)
 lock = threading.Lock(); go_on = threading.Event(); woken = []
 def work(number):
     ep = select.epoll(); ep.register(eventfd, EXCLUSIVE)
-    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0)); ep.register(u, select.EPOLLIN)
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0))
+    ep.register(u, select.EPOLLIN)
     ports[number] = u.getsockname()
     while True:
         for fd, _ in ep.poll():
@@ -227,7 +228,8 @@ for n in range(4): threading.Thread(target=work, args=(n,), daemon=True).start()
 while None in ports: time.sleep(0.01)
 def print_words(number): print(sorted(words(lambda found: len(found) >= number)))
 for _ in range(3):
-    for p in ports: own_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own_.sendto(b'x', p); own_.close()
+    for p in ports:
+        own_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own_.sendto(b'x', p); own_.close()
     print_words(4)
 tasks = ['self/task/' + task for task in os.listdir('/proc/self/task') if int(task) != os.getpid()]
 until_sleeping(tasks)
