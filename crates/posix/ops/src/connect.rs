@@ -97,13 +97,14 @@ impl Ops {
         }
         let kernel_address = kernel_socket::local_address(fd, family)?;
         let chosen = SocketAddr::new(address.ip(), kernel_address.port());
-        let reserved = match state.reserve_and_report(fd, file, chosen, sharing, Some(fd)) {
+        let reserved = match state.reserve(file, chosen, sharing, Some(fd)) {
             // The kernel does not know which ports the stack's connections use.
             Err(Errno::ADDRINUSE) if address.port() == 0 => {
                 self.bind_to_port_of_stack(&mut state, (fd, file), address, sharing)
             }
             reserved => reserved,
         };
+        state.report_fd(fd, file);
         // The kernel's half must not keep the port.
         if reserved.is_err() {
             let _ = state.proxy_fds.install_over(fd);
@@ -124,15 +125,16 @@ impl Ops {
     ) -> Result<(), Errno> {
         let family = state.files.socket(file)?.family;
         for _ in 0..PORT_ATTEMPTS_MAX {
-            state.reserve_and_report(fd, file, address, sharing, Some(fd))?;
+            state.reserve(file, address, sharing, Some(fd))?;
             let SocketRole::Unconnected { bound: Some(bound) } = state.files.socket(file)?.role else {
                 return Err(Errno::INVAL);
             };
             let with_port = sockaddr::encode(SocketAddr::new(address.ip(), bound.address().port()), family);
             // The kernel socket has another port, or was refused one.
-            self.open_kernel_socket(state, fd, file)?;
-            kernel_socket::set_nonblocking(fd)?;
-            let result = syscall::bind(fd, with_port.bytes());
+            let result = self
+                .open_kernel_socket(state, fd, file)
+                .and_then(|()| kernel_socket::set_nonblocking(fd))
+                .and_then(|()| syscall::bind(fd, with_port.bytes()));
             if result.is_ok() {
                 return Ok(());
             }
