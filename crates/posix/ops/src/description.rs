@@ -53,13 +53,19 @@ pub(crate) fn shared_filter(channels: &Channels, of: DescriptionKey) -> Option<F
 
 impl ProcessState {
     /// Publishes a description that another process is about to share. One that is only bound is published
-    /// when a process listens on it.
+    /// when a process listens on it. No call sleeps on the kernel's instance of an epoll set any more.
     pub fn share(&mut self, file: FileId) {
         if self.files.get(file).shared_version.is_none() {
             self.publish(file, false);
         }
-        if let Some(bound) = self.files.socket(file).ok().and_then(|socket| socket.bound_mut()) {
-            bound.is_shared = true;
+        match &mut self.files.get(file).kind {
+            FileKind::Free => {}
+            FileKind::Epoll(set) => set.ban_direct_sleep(),
+            FileKind::Socket(socket) => {
+                if let Some(bound) = socket.bound_mut() {
+                    bound.is_shared = true;
+                }
+            }
         }
     }
 

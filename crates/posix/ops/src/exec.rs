@@ -304,9 +304,6 @@ impl Ops {
         let mut serialized_files = Vec::new();
         for (id, _) in by_index {
             state.share(id);
-            if let Ok(set) = state.files.epoll(id) {
-                set.ban_direct_sleep();
-            }
             serialized_files.push(match &state.files.get(id).kind {
                 FileKind::Socket(socket) => {
                     let (serialized, socket_ids) = serialize_socket(socket, &state.client);

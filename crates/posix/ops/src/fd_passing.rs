@@ -46,9 +46,6 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let kernel_fd = state.kernel_fd(file);
         state.share(file);
-        if let Ok(set) = state.files.epoll(file) {
-            set.ban_direct_sleep();
-        }
         let ProcessState { files, client, .. } = &mut *state;
         let FileKind::Socket(socket) = &files.get(file).kind else { return Ok(PassedFd::Itself) };
         if matches!(socket.role, SocketRole::Unconnected { .. }) {

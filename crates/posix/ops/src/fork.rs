@@ -27,9 +27,6 @@ impl Ops {
         for file in state.files.ids() {
             state.share(file);
             state.query_local_end(file);
-            if let Ok(set) = state.files.epoll(file) {
-                set.ban_direct_sleep();
-            }
         }
         let prepare =
             |state: &ProcessState| state.attachment.as_ref().ok_or(Error::StackGone)?.prepare_fork();
