@@ -377,8 +377,12 @@ impl Ops {
         SLEEPING.set(outer_waiter);
         lock::set_handler_begun(false);
         let entry = &mut state.waiters.waiters[waiter as usize];
-        (entry.asleep, entry.direct_set) = (false, None);
-        state.cancel_direct_sleep(waiter, files);
+        entry.asleep = false;
+        if let Some(set) = entry.direct_set.take()
+            && let Ok(set) = state.files.epoll(set)
+        {
+            set.cancel_direct_sleep(waiter);
+        }
         state.finish_wait(waiter, files);
     }
 

@@ -82,14 +82,4 @@ impl ProcessState {
         let thread_event = waiters.waiters[waiter as usize].event.as_fd();
         files.epoll(set).ok()?.begin_direct_sleep(&WakeFds { waiter, thread_event, stack })
     }
-
-    /// Ends the sleep of a call that a handler has left by a jump.
-    #[cold]
-    pub(super) fn cancel_direct_sleep(&mut self, waiter: u32, files: &[FileId]) {
-        for &file in files {
-            if let Ok(set) = self.files.epoll(file) {
-                set.cancel_direct_sleep(waiter);
-            }
-        }
-    }
 }
