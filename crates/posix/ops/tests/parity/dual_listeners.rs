@@ -3,13 +3,11 @@
 use crate::kernel::Kernel;
 use crate::stack::{OnStack, Stacks};
 use crate::sys::{self, Fd, Sys, port};
+use crate::tcp_options::IP_LOCAL_PORT_RANGE;
 use ginnel_posix_ops::OpsConfig;
 use libc::{AF_INET, SOCK_STREAM};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-
-/// Option that restricts automatic ports: the first one in the low 16 bits, the last one in the high 16 bits.
-const IP_LOCAL_PORT_RANGE: i32 = 51;
 
 fn config() -> OpsConfig {
     OpsConfig {

@@ -263,8 +263,8 @@ pub fn minttl_drops_distant_segments(w: &mut Fixture<'_>) {
     w.log("no error", w.b.getsockopt(far, SOL_SOCKET, libc::SO_ERROR));
 }
 
-/// `IP_LOCAL_PORT_RANGE`.
-const RANGE: i32 = 51;
+/// Option that restricts automatic ports: the first one in the low 16 bits, the last one in the high 16 bits.
+pub const IP_LOCAL_PORT_RANGE: i32 = 51;
 
 /// Returns the first of `count` consecutive ports that are free in the kernel.
 fn free_ports(count: u16) -> u16 {
@@ -284,7 +284,7 @@ pub fn local_port_range(w: &mut Fixture<'_>) {
         let mut fds = Vec::new();
         for _ in 0..5 {
             let fd = w.a.socket(w.domain(), kind).unwrap();
-            w.a.setsockopt(fd, libc::IPPROTO_IP, RANGE, &range(0, 3)).unwrap();
+            w.a.setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range(0, 3)).unwrap();
             w.log("bind", w.a.bind(fd, &w.at_a(0)));
             fds.push(fd);
         }
@@ -296,11 +296,11 @@ pub fn local_port_range(w: &mut Fixture<'_>) {
     }
     let (_, at) = w.listener(0);
     let b = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
-    w.b.setsockopt(b, libc::IPPROTO_IP, RANGE, &range(8, 8)).unwrap();
+    w.b.setsockopt(b, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range(8, 8)).unwrap();
     w.log("connect", w.b.connect(b, &w.at_a(at)));
     w.log("from", port(&w.b.getsockname(b).unwrap()) - first);
     let other = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
-    w.b.setsockopt(other, libc::IPPROTO_IP, RANGE, &range(8, 8)).unwrap();
+    w.b.setsockopt(other, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range(8, 8)).unwrap();
     w.log("none left", w.b.connect(other, &w.at_a(at)));
     w.log("set SO_LINGER", w.b.setsockopt(b, SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0, 0, 0, 0, 0]));
     w.b.close(b).unwrap();
@@ -321,7 +321,7 @@ pub fn ports_in_time_wait(w: &mut Fixture<'_>) {
                 w.b.bind(fd, &w.at_b(own)).unwrap();
             } else {
                 let range = u32::from(own) << 16 | u32::from(own);
-                w.b.setsockopt(fd, libc::IPPROTO_IP, RANGE, &range.to_ne_bytes()).unwrap();
+                w.b.setsockopt(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range.to_ne_bytes()).unwrap();
             }
             fd
         };
