@@ -369,7 +369,7 @@ fn prepare_slots(region: &'static Region, index: usize, local: &LocalListener, n
     for slot in present..wanted {
         let socket = match slot {
             _ if slot >= may_have => Err(io::Error::other("a quarter of the descriptors is used for them")),
-            0 => rustix::io::fcntl_dupfd_cloexec(listener, 3).map_err(Into::into).and_then(slot_socket::hide),
+            0 => slot_socket::hidden_copy(listener),
             _ => slot_socket::create(listener),
         };
         match socket {
