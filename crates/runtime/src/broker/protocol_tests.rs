@@ -26,20 +26,11 @@ fn codec_lists(text: &str) -> Vec<String> {
     lists.map(|rest| rest.split(");").next().unwrap().split_whitespace().collect()).collect()
 }
 
-/// Returns the implementations of [`super::codec::Codec`] that the file writes out, without comments and
-/// white space.
-fn written_codecs(text: &str) -> Vec<String> {
-    let code = |codec: &str| codec.lines().filter(|line| !line.trim().starts_with("//")).collect();
-    let codecs = text.split(concat!(" Codec ", "for ")).skip(1).map(|rest| rest.split("\n}").next().unwrap());
-    codecs.map(code).map(|code: String| code.split_whitespace().collect()).collect()
-}
-
-/// Returns the structures of shared memory that the file defines, without comments and white space.
-fn shared_structures(text: &str) -> Vec<String> {
-    let code = |structure: &str| structure.lines().filter(|line| !line.trim().starts_with("//")).collect();
-    let structures =
-        text.split(concat!("#[repr", "(C")).skip(1).map(|rest| rest.split("\n}").next().unwrap());
-    structures.map(code).map(|code: String| code.split_whitespace().collect()).collect()
+/// Returns what follows each `start` in the file up to the end of the item, without comments and white space.
+fn items_after(text: &str, start: &str) -> Vec<String> {
+    let code = |item: &str| item.lines().filter(|line| !line.trim().starts_with("//")).collect();
+    let items = text.split(start).skip(1).map(|rest| rest.split("\n}").next().unwrap());
+    items.map(code).map(|code: String| code.split_whitespace().collect()).collect()
 }
 
 /// Returns the numbers of the options that clients store in shared memory.
@@ -63,8 +54,10 @@ fn changed_messages_have_a_new_version() {
     for file in &files {
         let text = std::fs::read_to_string(file).unwrap();
         parts.extend(codec_lists(&text));
-        parts.extend(written_codecs(&text));
-        parts.extend(shared_structures(&text));
+        // The implementations of `super::codec::Codec` that the file writes out.
+        parts.extend(items_after(&text, concat!(" Codec ", "for ")));
+        // The structures of shared memory.
+        parts.extend(items_after(&text, concat!("#[repr", "(C")));
         parts.extend(option_numbers(file, &text));
     }
     parts.sort();
