@@ -432,13 +432,9 @@ impl<H> ShardBuilder<H> {
                 Some(classifiers) => classifiers.wrap(device_halves)?,
                 None => device_halves,
             };
+            let is_relayed = self.parts.member.as_ref().is_some_and(|member| member.relays(number));
             let tx = match config.priority.is_enabled(classifiers.is_some()) {
-                true => {
-                    if self.parts.member.as_ref().is_some_and(|member| member.relays(number)) {
-                        stack.set_refused_by_class();
-                    }
-                    limit_backlog(&mut stack, tx, &config.priority)
-                }
+                true => limit_backlog(&mut stack, tx, is_relayed, &config.priority),
                 false => tx,
             };
             // Hashes of labels have the stack's own key.
@@ -470,16 +466,20 @@ impl<H> ShardBuilder<H> {
 }
 
 /// Limits the frames that wait in a device which reports its backlog, so that few frames are in front of an
-/// urgent one.
+/// urgent one. A relay refuses frames by their class itself.
 fn limit_backlog(
     stack: &mut Stack,
     mut tx: Box<dyn TxQueue + Send>,
+    is_relayed: bool,
     priority: &PriorityConfig,
 ) -> Box<dyn TxQueue + Send> {
-    if !tx.has_backlog(0) {
+    let reports_backlog = tx.has_backlog(0);
+    if reports_backlog || is_relayed {
+        stack.set_refused_by_class();
+    }
+    if !reports_backlog {
         return tx;
     }
-    stack.set_refused_by_class();
     backlog_limit::wrap_tx(tx, priority.transmit_backlog_frames as usize)
 }
 

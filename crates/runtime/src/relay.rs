@@ -207,7 +207,7 @@ impl TxQueue for RelayTx {
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if !self.has_room(len) {
-            self.users.count_refused(self.shard, self.class.filter(|_| self.class_limits.is_some()));
+            self.users.count_refused(self.shard, self.class);
             return None;
         }
         self.buffer.get_mut(..len)
