@@ -167,7 +167,9 @@ impl Shards {
         self.config.validate()?;
         let Config { shard, shards, .. } = &self.config;
         for (key, cpu) in [("shard.cpu", shard.cpu), ("shard.application_cpu", shard.application_cpu)] {
-            cpu.map_or(Ok(()), |cpu| pin::check_allowed(cpu, key))?;
+            if let Some(cpu) = cpu {
+                pin::check_allowed(cpu, key)?;
+            }
         }
         for (key, cpus) in [
             ("shards.cpus", &shards.cpus),

@@ -480,14 +480,13 @@ impl Domain {
     /// Offers a client the connection of a listener that another client has not accepted for the longest
     /// time, if the client has credit and no offer.
     fn take_oldest_offer(&mut self, cx: &mut Context<'_>, number: usize, listener: usize) {
-        let has_offer = self.clients.get(number).is_some_and(|client| client.outstanding_of(listener) > 0);
+        if self.clients.get(number).is_none_or(|client| client.outstanding_of(listener) > 0) {
+            return;
+        }
         let is_fallback = match credit(&self.clients, number, listener) {
             Credit::None => return,
             credit => matches!(credit, Credit::Fallback(_)),
         };
-        if has_offer {
-            return;
-        }
         let mut offers: Vec<(Instant, usize, usize)> = Vec::new();
         for other in self.clients.offering().into_iter().map(usize::from) {
             let Some(client) = self.clients.get(other).filter(|_| other != number) else { continue };
