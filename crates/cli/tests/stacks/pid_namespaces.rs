@@ -87,11 +87,6 @@ fn down_names_users_by_their_numbers_here() {
     inner.args([python().unwrap(), "-c", script]);
     inner.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
     let inner = RunningProgram::new(inner);
-    let down = || {
-        let output = run_to_end(fixture.ginnel(&["down", "lab"]));
-        assert!(!output.status.success(), "{output:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     let number = || children(&inner.pid().to_string()).pop();
     wait_until("the program runs", || number().is_some());
     let user = number().unwrap();
@@ -99,7 +94,9 @@ fn down_names_users_by_their_numbers_here() {
         let users = run_to_end(fixture.ginnel(&["ss", "lab", "-l", "-p"])).stdout;
         String::from_utf8_lossy(&users).contains(&format!("pid={user},"))
     });
-    let text = down();
+    let output = run_to_end(fixture.ginnel(&["down", "lab"]));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
     assert!(text.contains(&format!("is in use by python3 ({user}): ")), "{text}");
 }
 
