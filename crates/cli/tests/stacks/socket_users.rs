@@ -15,7 +15,8 @@ s = server('127.0.0.1', 7501); u = socket.socket(type=socket.SOCK_DGRAM); u.bind
 child = os.fork()
 if not child:
     u.close(); c = socket.create_connection(('127.0.0.1', 7501))
-    open('connected', 'w').write(f'{c.getsockname()[1]} {s.fileno()} {c.fileno()}'); time.sleep(50)
+    open('connection', 'w').write(f'{c.getsockname()[1]} {s.fileno()} {c.fileno()}')
+    os.rename('connection', 'connected'); time.sleep(50)
 a, _ = s.accept()
 while not os.path.exists('connected'): time.sleep(0.01)
 open('facts', 'w').write(f'{child} {u.fileno()} {a.fileno()} ' + open('connected').read() + ' .'); time.sleep(50)";
