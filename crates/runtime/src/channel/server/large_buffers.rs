@@ -4,8 +4,8 @@
 //! that moves much data then wakes the other side once for many bytes, while the memory of other connections
 //! stays small. The pool is limited and lies in the region; nothing that a client writes can enlarge it.
 //!
-//! Data that clients wrote are taken in chunks, one in each turn, and a domain has one budget for all its sockets.
-//! Sockets that got nothing in this turn come first in the next one.
+//! Data that clients wrote are taken in chunks, one in each turn, and a domain has one budget for all its
+//! sockets. Sockets that got nothing in this turn come first in the next one.
 
 use super::super::region::Direction;
 use super::domain::{Domain, DomainSocket};
