@@ -142,7 +142,8 @@ impl Testbed {
         Ok(options)
     }
 
-    /// Returns the configuration of a stack in this process at the server's end.
+    /// Returns the configuration of a stack in this process at the server's end. It does not busy-poll,
+    /// whatever `polls` says.
     pub fn server_config(&self) -> Result<Config, MeasureError> {
         self.config("", veth::server(), "server", self.address)
     }

@@ -10,8 +10,8 @@ use ginnel_stack::handle::PortId;
 use ginnel_stack::priority;
 use ginnel_stack::steering::ControlUpdate;
 
-/// Receives up to a burst of broadcasts and up to a burst of frames from one queue. Returns how many there
-/// were.
+/// Receives up to a burst of broadcasts and up to a burst of frames from one queue, and sends the frames to
+/// relay ([`send_relayed`]). Returns how many there were in total.
 pub(crate) fn receive<H: Handler>(
     core: &mut ShardCore,
     handler: &mut H,

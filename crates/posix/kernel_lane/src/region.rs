@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Maximum number of listeners of a program; further ones stay as they are.
 pub const LISTENERS_MAX: usize = 64;
-/// Maximum number of workers with listeners of their own; further ones share that of slot 0.
+/// Maximum number of workers with listeners of their own; further ones share those of slot 0.
 pub const SLOTS_MAX: usize = 256;
 /// Name of the memory in `/proc/PID/fd`.
 pub const NAME: &str = "ginnel-listeners";
@@ -290,7 +290,7 @@ impl Region {
 
 #[cfg(test)]
 impl Region {
-    /// Gives the numbers up to this one to nobody.
+    /// Marks the member numbers up to `last` as given, although no member has them.
     pub fn use_members(&self, last: u32) {
         self.members.store(last, Ordering::Relaxed);
     }

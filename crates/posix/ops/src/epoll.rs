@@ -56,7 +56,7 @@ struct EpollItem {
     fd: RawFd,
     file: FileId,
     event: EpollEvent,
-    /// True if the item is in the ready list.
+    /// True if the item is in [`EpollSet::ready`].
     queued: bool,
     /// True if the item was not removed.
     live: bool,

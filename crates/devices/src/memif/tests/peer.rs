@@ -68,7 +68,8 @@ impl Peer {
         MemifConfig { ring: 64, ..MemifConfig::new(folder.socket(), role) }
     }
 
-    /// Creates a peer that can violate the protocol.
+    /// Prepares connections of peers that can violate the protocol. From now on this side listens if the
+    /// device is the client.
     pub(super) fn stranger(memif: &Memif, folder: &Folder) -> Meet {
         let config = Self::config(memif, folder);
         let listener = (config.role == Role::Server)
@@ -117,7 +118,8 @@ impl Meet {
         }
     }
 
-    /// Completes a part of the handshake, then sends invalid messages until the device disconnects.
+    /// Sends up to 20 messages of a handshake, about half of them with a random error. Returns earlier if the
+    /// device disconnects, and at random.
     pub(super) fn confuse(&mut self, random: &mut Random) {
         let (channel, mut side) = self.channel(random.below(2) == 0);
         for _ in 0..20 {

@@ -147,8 +147,8 @@ impl EpollSet {
         self.direct.sentinels.is_some()
     }
 
-    /// Returns whether the instance has an event for the program. Unlike others, the sentinel of a thread
-    /// that must leave the instance would count.
+    /// Returns whether the instance has an event for the program. The only sentinel of a banned set, that of
+    /// a thread that must leave the instance, is removed meanwhile, because it would count as an event.
     pub(super) fn is_kernel_readable(&self) -> bool {
         let is_readable = || {
             let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
@@ -209,8 +209,9 @@ impl EpollSet {
         matches!(added, Ok(()) | Err(Errno::EXIST))
     }
 
-    /// Prepares the kernel's instance for the sleep of a thread, and returns its number. Returns `None` if
-    /// the thread must sleep elsewhere. Otherwise [`end_direct_sleep`](Self::end_direct_sleep) must follow.
+    /// Prepares the kernel's instance for the sleep of a thread, and returns its descriptor. Returns `None`
+    /// if the thread must sleep elsewhere. Otherwise [`end_direct_sleep`](Self::end_direct_sleep) must
+    /// follow.
     pub fn begin_direct_sleep(&mut self, wake: &WakeFds<'_>) -> Option<RawFd> {
         if !self.wants_direct_sleep() || self.direct.sleeper.is_some() {
             return None;
@@ -337,7 +338,7 @@ mod tests {
             assert!(self.set.begin_direct_sleep(&wake).is_some());
         }
 
-        /// Returns the data of the events that a sleep would take now.
+        /// Takes the events that a sleep would take now.
         fn take(&self) -> Vec<libc::epoll_event> {
             let mut events = [const { core::mem::MaybeUninit::uninit() }; 8];
             let no_wait = rustix::event::Timespec::default();
@@ -398,7 +399,7 @@ mod tests {
             let [event] = fixture.take()[..] else { panic!("the thread was not woken") };
             let data = event.u64;
             assert!(fixture.set.is_sentinel(data) && data & STACK_BIT == 0);
-            // Another call that has taken it.
+            // Another call that has taken the sentinel returns it.
             fixture.set.return_sentinels();
         }
         signal(&fixture.item);

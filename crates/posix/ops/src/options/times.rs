@@ -45,6 +45,7 @@ const fn short(number: c_int, linux_name: &'static str, stack_option: StackOptio
         linux_name,
         stack_option,
         unit_us: 1,
+        // Rounded up, this is two ticks.
         least: TICK_US.cast_signed() + 1,
         most: 200_000,
     }

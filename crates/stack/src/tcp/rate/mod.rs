@@ -61,8 +61,8 @@ pub(super) struct RateInfo {
 }
 
 impl Tcp {
-    /// Sets what the profile of a connection asks of the slow path, when its active state is allocated or the
-    /// profile changes.
+    /// Sets the slow-path flags for the profile of a connection, and allocates the rate state if the
+    /// connection is paced. Must be called when the active state is allocated or the profile changes.
     #[cold]
     #[inline(never)]
     pub(super) fn apply_slow_path_options(&mut self, idx: u32) {
@@ -119,7 +119,8 @@ impl Tcp {
         }
     }
 
-    /// Returns the model of a connection, as it is at the beginning if nothing was sent yet.
+    /// Returns the model of a connection. A model that has not begun, or that is missing because the
+    /// connection has no rate state, is begun as for the first segments.
     fn bbr_of(&self, c: &Tcb, rate: Option<&RateState>, max_rate: u64) -> Bbr {
         let mut bbr = rate.map_or_else(|| Bbr::new(0), |rate| rate.bbr);
         if c.state.is_synchronized() {
