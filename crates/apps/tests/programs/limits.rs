@@ -10,10 +10,11 @@ use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, Report, SharedSta
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;
 
-/// Returns a server with limits of 100 bytes for the request line, 300 for the head and 50 for the body.
-fn httpd(body_bytes: usize) -> (tempfile::TempDir, Httpd) {
+/// Returns a server with limits of 100 bytes for the request line, 300 for the head and 50 for the body. Its
+/// page has `page_bytes` bytes.
+fn httpd(page_bytes: usize) -> (tempfile::TempDir, Httpd) {
     let root = tempfile::tempdir().unwrap();
-    std::fs::write(root.path().join("index.html"), vec![b'x'; body_bytes]).unwrap();
+    std::fs::write(root.path().join("index.html"), vec![b'x'; page_bytes]).unwrap();
     let path = root.path().to_str().unwrap();
     let limits = ["--line-max", "100", "--head-max", "300", "--body-max", "50"];
     let options: HttpdOptions = parse(&[&[path, "--listen", "0.0.0.0:80"], &limits[..]].concat());
@@ -32,9 +33,9 @@ fn shards<C: Handler>(
         let device = DeviceConfig::new("cable", DeviceKind::Memory);
         Config::single(device, &[address.parse().unwrap()], &[])
     };
-    let mut short = config(&format!("{SERVER}/16"));
-    change(&mut short);
-    let server = Shard::builder(short).handler(server).device("cable", a).seed([1; 32]).now(now);
+    let mut server_config = config(&format!("{SERVER}/16"));
+    change(&mut server_config);
+    let server = Shard::builder(server_config).handler(server).device("cable", a).seed([1; 32]).now(now);
     let client =
         Shard::builder(config("10.0.0.2/16")).handler(client).device("cable", b).seed([2; 32]).now(now);
     (server.build().unwrap(), client.build().unwrap(), now)
