@@ -40,7 +40,7 @@ fn channels(interface: &InterfaceDescription, plan: &ShardPlan) -> Finding {
         let text = format!("{problem}, and the device has {most} at most: use --shards {most}");
         return Finding::new(ITEM, Level::Todo, text);
     };
-    // Drivers have either queues for both directions, or queues for one.
+    // A driver has either combined queues or separate ones for each direction.
     let to = match channels.combined_max {
         0 => channels_value(shards, shards, 0),
         _ => channels_value(0, 0, shards),
@@ -135,7 +135,7 @@ fn xps(interface: &InterfaceDescription, plan: &ShardPlan) -> Finding {
         let text = "one queue or one shard: the kernel's packets and those of the stack need no separation";
         return Finding::new(ITEM, Level::Ok, text);
     }
-    // Packets of other CPUs are distributed by their hash.
+    // CPUs without a shard need no queue: the kernel distributes their packets by hash.
     let wrong: Vec<_> = known
         .iter()
         .filter(|(queue, cpus)| *queue < plan.count() && **cpus != [plan.cpu_of_queue(*queue)])
