@@ -24,7 +24,7 @@ fn channels(interface: &InterfaceDescription, plan: &ShardPlan) -> Finding {
     let (queues, shards) = (interface.rx_queues(), plan.count());
     let shown = counted(queues as usize, "queue");
     if shards == 1 && queues > 1 {
-        return Finding::new(ITEM, Level::Ok, format!("{shown}, which one shard serves together"));
+        return Finding::new(ITEM, Level::Ok, format!("{shown}, all served by one shard"));
     }
     if queues == shards {
         let text = format!("{shown} for {}", counted(shards as usize, "shard"));
