@@ -342,7 +342,8 @@ fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
             if let Some(range) = overlapping_kernel_ports(first, last)? {
                 return Err(invalid(format!(
                     "the ports {first} to {last} overlap the host's ephemeral ports {range}: configure other ports \
-                     (tcp.local_port_first, network.udp_port_first), or reserve them (net.ipv4.ip_local_reserved_ports)"
+                     (ports=, tcp.local_port_first, network.udp_port_first), or reserve them \
+                     (net.ipv4.ip_local_reserved_ports)"
                 )));
             }
             filter.set_ports(kind, first..=last, true)?;
