@@ -27,8 +27,8 @@ const SCHEDULING_LATENCY: Duration = Duration::from_millis(4);
 /// Returns why the kernel cannot run scripts here, or `None` if it can.
 pub fn unavailable() -> Option<String> {
     std::thread::spawn(|| {
-        let target = super::ast::IpVersion::V4;
-        tun::open(target, &Directives::default())
+        let ip = super::ast::IpVersion::V4;
+        tun::open(ip, &Directives::default())
             .err()
             .map(|e| format!("no network namespace with a TUN device: {e}"))
     })
