@@ -110,7 +110,8 @@ pub trait Handler {
     }
 
     /// The connection is closed and its handle stale. Called exactly once for each connection that was
-    /// accepted or opened. Until this call returns, only [`Context::token`] still accepts the handle.
+    /// accepted or opened, unless the shard ends first. Until this call returns, only [`Context::token`]
+    /// still accepts the handle.
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         let _ = (cx, conn, reason);
     }
