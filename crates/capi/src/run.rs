@@ -81,7 +81,7 @@ struct Application {
     user: *mut c_void,
 }
 
-/// Calls a function, if the program has it, during which its calls act on the shard.
+/// Calls a function of the program, if the program has it. Meanwhile, calls of this library act on the shard.
 macro_rules! callback {
     ($self:ident, $cx:ident, $name:ident $(, $argument:expr)*) => {
         if let Some(function) = $self.callbacks.$name {

@@ -15,9 +15,9 @@ pub const FLOW_CACHE_ENTRIES_MAX: usize = 1 << 20;
 
 /// Ordered rules, of which the first that matches a frame gives its action.
 ///
-/// For packets with headers of the usual shape, conditions on addresses, ports, protocol and DSCP, and
-/// expressions that look at nothing else, are evaluated once per flow. The results are kept in a cache of
-/// bounded size.
+/// Conditions on addresses, ports, protocol and DSCP, and expressions that look at nothing else, are
+/// evaluated once per flow. The results are kept in a cache of bounded size. A packet belongs to a flow if it
+/// is TCP or UDP, no fragment, and has at most one VLAN tag, no IPv4 options and no IPv6 extension headers.
 #[derive(Debug)]
 pub struct Matcher<A> {
     rules: Vec<Rule<A>>,

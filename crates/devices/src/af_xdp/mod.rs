@@ -138,8 +138,9 @@ impl ChunkLayout {
 /// Opens queues of an interface in the network namespace of the calling thread.
 ///
 /// # Errors
-/// `InvalidInput` for a value outside its range, `NotFound` if the interface does not exist, `NetworkDown` if
-/// it is down. Otherwise the error of the kernel, with its cause and the remedy.
+/// `InvalidInput` for a value that is outside its range or does not fit the host's addresses, ports or
+/// queues, `NotFound` if the interface does not exist, `NetworkDown` if it is down. Otherwise the error of
+/// the kernel, with its cause and the remedy.
 pub fn open(config: &AfXdpConfig) -> io::Result<AfXdp> {
     config.validate().map_err(invalid)?;
     let name = config.interface.as_str();

@@ -329,7 +329,7 @@ impl Word {
         Self { a: conn, ..Self::op(op) }
     }
 
-    /// Sets option number `option`.
+    /// Sets the option with this number in `tcp_option` (`fixture.rs`).
     pub fn set_option(conn: u8, option: u8, value: u32) -> Self {
         Self { a: conn, b: option, x: value, ..Self::op(Op::SetOption) }
     }

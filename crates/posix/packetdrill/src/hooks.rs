@@ -1,5 +1,5 @@
-//! Intercepts the libc functions that packetdrill calls outside of the interface: `getsockopt`, by which the
-//! code in a script reads `TCP_INFO`, `sendfile`, and `close` for descriptors that a script leaves open. The
+//! Intercepts the libc functions that packetdrill calls outside of the interface: `getsockopt` (the code in a
+//! script reads `TCP_INFO` by it), `sendfile`, and `close` (for descriptors that a script leaves open). The
 //! kernel has no socket for the stack's descriptors. These calls are redirected by changing the program's
 //! references to the three functions ([`got`]).
 #![allow(unsafe_code)] // functions that C calls, and functions by name

@@ -199,7 +199,8 @@ impl Host {
         conn
     }
 
-    /// Sends bytes as send space becomes available, then closes the write side if `then_fin` is set.
+    /// Sends bytes as send space becomes available, then closes the write side if `then_fin` is set. Discards
+    /// the bytes of an earlier call that still wait for send space.
     pub fn send_all(&mut self, now: Instant, conn: Conn, bytes: Vec<u8>, then_fin: bool) {
         self.sending.insert(conn, (bytes, 0, then_fin));
         self.send_queued(conn);

@@ -8,7 +8,8 @@ const fn op(code: u16, k: u32) -> RawInstruction {
     RawInstruction { code, jt: 0, jf: 0, k }
 }
 
-/// An IPv4 packet with a UDP datagram of five bytes, in a frame.
+/// A frame with the lengths of an Ethernet header, an IPv4 header and a UDP datagram of five bytes. The value
+/// of each byte is its offset.
 const FRAME: [u8; 47] = {
     let mut frame = [0; 47];
     let mut at = 0;

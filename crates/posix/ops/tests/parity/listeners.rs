@@ -36,7 +36,7 @@ pub fn backlog_limits_pending_connections(w: &mut Fixture<'_>) {
     for backlog in [0, 1, 3] {
         let (listener, port) = w.listener(SOCK_NONBLOCK);
         w.a.listen(listener, backlog).unwrap();
-        // An earlier call was made while no connection existed.
+        // An `accept` before the first connection must not change how many connections can wait.
         w.log("no connection yet", w.a.accept4(listener, 0));
         let mut connecting = Vec::new();
         for _ in 0..6 {

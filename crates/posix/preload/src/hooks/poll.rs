@@ -61,8 +61,8 @@ fn exceeds_descriptor_limit(count: usize) -> bool {
 }
 
 /// Implements `poll` on a list with stack sockets. As the kernel does, reads the whole list first and writes
-/// only `revents`. Fails with `EINVAL` if a list of more than `SHORT_LIST` elements has more than
-/// `RLIMIT_NOFILE` (`do_sys_poll`; a shorter list is not examined).
+/// only `revents`. Fails with `EINVAL` for more than `RLIMIT_NOFILE` elements, as `do_sys_poll` does; unlike
+/// `do_sys_poll`, does not compare a list of up to `SHORT_LIST` elements with the limit.
 ///
 /// # Safety
 /// The list must be the argument of a call that writes to it.
