@@ -116,8 +116,9 @@ fn register(region: &'static Region, fd: c_int, backlog: c_int) {
     PROCESS.count_unused();
 }
 
-/// Called before the process accepts from a listener or waits for its connections. The first time, the
-/// process gets a slot, and its descriptor the socket of that slot.
+/// Called before the process accepts from a listener or waits for its connections. At the first call for a
+/// listener, the process takes a slot unless it has one, and the socket of that slot takes the place of the
+/// one at `fd`.
 #[inline]
 pub fn use_listener(fd: c_int) {
     if let Some((index, local)) = PROCESS.listener(fd)
@@ -190,7 +191,8 @@ fn accept_orphan(
     accept: impl Fn(c_int) -> c_int,
 ) -> Option<c_int> {
     let is_blocking = slot_socket::is_blocking(socket);
-    // While this process has the lock, no worker takes the slot, and no other one accepts from its socket.
+    // While this process has the lock, no worker takes the slot, and no other process accepts from its
+    // socket.
     let lock = if is_blocking { Some(worker::try_lock(region)?) } else { None };
     let is_alone = entry.is_orphan.load(Ordering::Acquire) != 0
         && entry.is_inherited.load(Ordering::Acquire) == 0
@@ -220,7 +222,7 @@ fn watch_slot(local: &LocalListener, slot: usize, add: bool) -> bool {
     }
 }
 
-/// Counts a connection that the program has accepted from its own socket.
+/// Counts a connection that the program has accepted from the socket at its descriptor.
 pub fn accepted(fd: c_int) {
     let Some((local, region, shared)) = shared_listener(fd) else { return };
     let slot = if local.usage.load(Ordering::Relaxed) == OWN { PROCESS.slot().unwrap_or(0) } else { 0 };
@@ -259,8 +261,8 @@ fn unwatch(local: &LocalListener) {
     }
 }
 
-/// Called when the program closes a descriptor. New connections go to other workers from now on. A child of
-/// `vfork` closes its copy of the descriptor, and the tables are those of its parent.
+/// Called when the program closes a descriptor. New connections go to other workers from now on. Does nothing
+/// in a child of `vfork`: it closes its own copy of the descriptor, and the tables are those of its parent.
 #[inline]
 pub fn closes(fd: c_int) {
     if let Some((index, local)) = PROCESS.listener(fd)
@@ -435,15 +437,15 @@ pub fn memory_in(first: c_uint, last: c_uint) -> Option<c_int> {
 }
 
 /// Called before a call of `dup2` or `dup3`, which closes the descriptor `to`. Returns whether
-/// [`replaced`] must be called after the call. A child of `vfork` replaces its copy of the shared memory's
-/// descriptor, and the number is known to its parent.
+/// [`replaced`] must be called after the call. Returns false in a child of `vfork`: it replaces its own copy
+/// of the shared memory's descriptor, and the recorded number is that of its parent.
 pub fn replaces(to: c_int) -> bool {
     let is_memory = to >= 0 && memory_in(to.cast_unsigned(), to.cast_unsigned()).is_some();
     let _errno = is_memory.then(ErrnoGuard::new);
     is_memory && (is_own_state() || PROCESS.members.is_unnoticed_child()) && PROCESS.members.make_way()
 }
 
-/// See [`replaces`]. `has_failed` says that the call has not closed the descriptor, which is then closed: the
+/// See [`replaces`]. If the call has failed, the descriptor `to` is still open and is closed here: the
 /// program has not opened it.
 pub fn replaced(to: c_int, has_failed: bool) {
     let _errno = ErrnoGuard::new();

@@ -124,15 +124,16 @@ unsafe extern "C" fn closefrom(first: c_int) {
     lane::closed_range(from, c_uint::MAX);
 }
 
-/// Sets `errno`, and returns what a call that fails returns.
+/// Sets `errno` and returns -1.
 fn fail(errno: c_int) -> c_int {
     // SAFETY: the address of this thread's variable.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// Calls `dup2` or `dup3` and returns its result. Before the call, the lane moves its memory if that has the
-/// number `to`. After a call that has replaced `to`, the lane forgets a listener of this number.
+/// Calls `dup2` or `dup3` and returns its result. Before the call, the lane moves the descriptor of its
+/// memory if it has the number `to`. After a call that has replaced `to`, the lane forgets a listener of this
+/// number.
 fn duplicated(fd: c_int, to: c_int, duplicate: impl Fn() -> c_int) -> c_int {
     let is_replaced = fd != to && lane::replaces(to);
     let result = duplicate();
