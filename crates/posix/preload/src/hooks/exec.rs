@@ -201,7 +201,8 @@ unsafe fn prepare_spawn(
         let fds_to_keep =
             |ops: &Ops| spawn_actions::surviving_fds(actions, ops.inheritable(), |fd| ops.owns(fd));
         let program = NextProgram::with(envp, fds_to_keep);
-        // While the lock is held, the thread also blocks deferred signals.
+        // While the lock is held, the thread may block signals that the program has not blocked, in order to
+        // defer them. The new program must not inherit that mask.
         let blocked = program.0.exec_guard.as_ref().and_then(|_| Ops::blocked_signals().ok());
         let attributes = match blocked {
             Some(blocked) => SpawnAttributes::with(attributes, blocked),
@@ -211,14 +212,14 @@ unsafe fn prepare_spawn(
     }
 }
 
-/// Attributes of a program to start: the program's, or a copy with a signal mask.
+/// Attributes of a program to start: those that the caller passed, or a copy with a signal mask.
 struct SpawnAttributes {
     original: *const posix_spawnattr_t,
     modified: Option<posix_spawnattr_t>,
 }
 
 impl SpawnAttributes {
-    /// Adds a signal mask unless the program has set one.
+    /// Adds the signal mask `blocked`, unless the attributes have one.
     ///
     /// # Safety
     /// The attributes must be null or those of libc.
