@@ -82,8 +82,8 @@ impl Instance {
             .build()?;
         let commander = shard.commander();
         let client = shard.handler_mut().attach(Box::new(commander))?;
-        // A blocking call sleeps at once, because packetdrill checks whether it does.
         let send_buffer = Some([settings.send_buffer_first, settings.tcp.send_buffer_bytes]);
+        // A blocking call sleeps at once, because packetdrill checks whether it does.
         let ops = OpsConfig { spin: Duration::ZERO, send_buffer, ..OpsConfig::default() };
         let ops = Ops::new(client, ops).map_err(ops_error)?;
         let stop = StopFlag::new().map_err(io_error)?;
