@@ -64,7 +64,7 @@ fn static_library_can_be_linked() {
     run_case(&program, "loop_carries_bytes");
 }
 
-/// Returns the words of a text that are names of functions of the interface, where `follows` comes next.
+/// Returns the names in a text that begin with `ginnel_` and are followed by `follows`.
 fn functions(text: &str, follows: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let starts = text.match_indices("ginnel_").map(|(at, _)| at);
@@ -117,7 +117,7 @@ fn header_is_valid_c99_and_cpp() {
             continue;
         };
         let problems: Vec<String> = text(&output).lines().map(String::from).collect();
-        // The header is the main file here, which `pragma once` would also tell.
+        // A `#pragma once` would fail, too, because the header is the main file here.
         assert!(output.status.success(), "{compiler}: {problems:#?}");
     }
 }
@@ -208,9 +208,9 @@ fn echo_example_serves_clients_of_the_kernel() {
 }
 
 #[test]
-fn levels_example_sees_urgent_lines_first() {
+fn levels_example_answers_the_level_of_a_line() {
     if let Some(reason) = unavailable() {
-        return skip("levels_example_sees_urgent_lines_first", &reason);
+        return skip("levels_example_answers_the_level_of_a_line", &reason);
     }
     for shards in [1, 2] {
         let example = Example::start("examples/levels.c", shards);
