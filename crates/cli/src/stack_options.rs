@@ -21,7 +21,8 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Stack")]
 pub struct OwnStackOptions {
-    /// Configuration file (TOML). Options on the command line override it.
+    /// Configuration file (TOML). Options on the command line override it. docs/configuration.md lists its
+    /// keys and their defaults.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -66,7 +67,8 @@ pub struct OwnStackOptions {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_521))]
     pub mtu: Option<u32>,
 
-    /// Faults to inject into the link in both directions, as in "delay=20ms loss=1%".
+    /// Faults to inject into the link in both directions, as in "delay=20ms loss=1%". docs/configuration.md
+    /// lists all of them (device.faults).
     #[arg(long, value_name = "FAULTS")]
     pub link: Option<LinkSpec>,
 

@@ -35,7 +35,8 @@ const SI_KERNEL: i32 = 0x80;
 const HELP: &str = "\
 Exit status:
   That of the program; 128 plus the number of the signal that ended it.
-  125  the program cannot use the stack, and --on-missing is \"fail\"
+  125  the program cannot use the stack, and --on-missing is \"fail\"; or the stack has ended the program
+       (--on-stack-death kill)
   126  the program cannot be executed
   127  the program was not found
   2    wrong options or configuration
@@ -55,7 +56,7 @@ run\".";
 #[command(after_long_help = HELP)]
 pub struct RunOptions {
     /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
-    /// network and ignores all stack options, so that one word switches a command line back. --listen-spawn
+    /// network and ignores all stack options, so that it can be added to any command line. --listen-spawn
     /// has a meaning of its own with "--stack kernel".
     /// Without --stack the program gets a stack of its own, which the stack options below describe and which
     /// ends with the program.
