@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 const WORDS: [&str; 6] = ["run", "--loopback", "stack", "--", "echo", "started"];
 
-/// Runs a program by a shell script, to which `ginnel` and the program's words are passed.
+/// Runs a shell script. Its arguments are the path of `ginnel` and `words`.
 fn run_by(fixture: &Fixture, script: &str, words: &[&str]) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh", GINNEL]).args(words).current_dir(fixture.path());
@@ -79,7 +79,7 @@ fn stack_without_a_path_in_utf8_is_refused() {
     let mut command = fixture.ginnel(&WORDS);
     command.env("GINNEL_RUN_DIR", &directory);
     assert_refused(&run_to_end(command), "only by a path in UTF-8");
-    // Nor does the library by itself.
+    // Without `ginnel run`, the library refuses the stack.
     let mut command = Command::new("echo");
     command.arg("started").env("LD_PRELOAD", built_library()).env("GINNEL_STACK", directory.join("control"));
     assert_refused(&run_to_end(command), "its path is not UTF-8");
@@ -125,7 +125,7 @@ print(s.accept()[0].recv(1))";
     assert_eq!(fixture.script_output(&["--loopback", "stack"], script), "1\n0\nb'x'\n");
 }
 
-/// Defines `refuse`: from then on a system call has the result `action` of a seccomp filter.
+/// Defines `refuse`, which installs a seccomp filter that returns `action` for the system call `number`.
 const FILTER: &str = "
 import ctypes, os, sys
 def refuse(number, action):
@@ -143,7 +143,7 @@ ERRNO_EPERM, KILL = 0x50001, 0x80000000
 const PRLIMIT64: i32 = if cfg!(target_arch = "x86_64") { 302 } else { 261 };
 const PIDFD_OPEN: i32 = 434;
 
-/// Creates a command that runs `ginnel` with a filter that refuses a system call.
+/// Creates a command that runs `ginnel` with a filter: the system call `number` fails with `EPERM`.
 fn without_call(fixture: &Fixture, number: i32, words: &[&str]) -> Command {
     let script = format!("{FILTER}\nrefuse({number}, ERRNO_EPERM)\nos.execv(sys.argv[1], sys.argv[1:])");
     let mut command = Command::new(python().unwrap());
