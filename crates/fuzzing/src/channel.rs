@@ -568,7 +568,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         messages.push(message.len() as u8);
         messages.extend(message);
     }
-    // Datagrams in both directions, then while words and bytes change.
+    // Datagrams in both directions, with forged headers and overwritten words in between.
     let mut datagrams = traffic();
     for round in 0..20 {
         datagrams.extend(operation(18, round % 4, 0));

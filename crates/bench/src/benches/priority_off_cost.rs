@@ -1,6 +1,6 @@
-//! Instructions that priorities cost while they are off: this build, counted beside one in which the usual
-//! path of a packet knows no classes of priority ([`ginnel_stack::priority::COMPILED`]). `scripts/bench`
-//! builds both.
+//! Instructions that priorities cost while they are off: those of this build, compared with those of a build
+//! whose usual path of a packet has no classes of priority ([`ginnel_stack::priority::COMPILED`]).
+//! `scripts/bench` builds both.
 
 use super::instructions::{Build, CASES, count_per_operation_of};
 use crate::harness::result::BenchResult;
@@ -16,7 +16,8 @@ const PREFIXES: &[&str] = &["", "runtime-", "task-", "calls-"];
 /// Names of the cases after a prefix.
 const KINDS: &[&str] = &["short-connection", "keep-alive-request"];
 
-/// Counts all cases in both builds. Fails if priorities cost more than [`COST_MAX`] in one.
+/// Counts the cases of [`PREFIXES`] and [`KINDS`] in both builds. Fails if priorities cost more than
+/// [`COST_MAX`] in one of them.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         return Err(MeasureError::Skipped("valgrind is not installed".into()));

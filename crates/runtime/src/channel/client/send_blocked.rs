@@ -1,6 +1,6 @@
-//! A flag for each socket on which a write was short. All threads of a process set flags, and one of them
-//! clears them. Most processes write on few sockets, and many children on none, so the flags are allocated in
-//! chunks: each with the first write on one of its sockets.
+//! A flag for each socket, set when a write on the socket is short. All threads of a process set flags, and
+//! one of them clears them. Most processes write on few sockets, and many children on none, so the flags are
+//! allocated in chunks: each with the first write on one of its sockets.
 
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
