@@ -268,11 +268,16 @@ impl EpollSet {
                     has_sentinels = true;
                     continue;
                 }
-                result = put(count + at, EpollEvent { events: flags.bits(), data });
-                if result.is_err() {
-                    break;
+                let event = EpollEvent { events: flags.bits(), data };
+                if result.is_ok() {
+                    result = put(count + at, event);
                 }
-                at += 1;
+                if result.is_ok() {
+                    at += 1;
+                } else {
+                    // The kernel does not report edge-triggered and one-shot events again.
+                    self.direct.taken.push_back(event);
+                }
             }
             if at > 0 || result.is_err() || !is_full {
                 break;
@@ -280,6 +285,9 @@ impl EpollSet {
         }
         if has_sentinels {
             self.return_sentinels();
+        }
+        if !self.direct.taken.is_empty() {
+            self.rounds_without_kernel = KERNEL_POLL_INTERVAL;
         }
         match result {
             Err(error) if count + at == 0 => Err(error),
@@ -351,12 +359,13 @@ impl Ops {
                 if nested && state.nesting_depth(set, file) > NESTS_MAX {
                     return Err(Errno::LOOP);
                 }
+                if !nested {
+                    state.kernel_half_ctl(set, file, op, event)?;
+                }
                 let item = state.files.epoll(set)?.add(fd, file, event);
                 state.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item });
                 if nested {
                     state.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(kernel_fd) = state.kernel_fd(file) {
-                    state.kernel_ctl(set, op, kernel_fd, Some(event))?;
                 }
                 state.begin_accepting(file);
                 state.queue_if_ready(set, item);
@@ -371,8 +380,8 @@ impl Ops {
                 entry.event = event;
                 if nested {
                     state.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(kernel_fd) = state.kernel_fd(file) {
-                    state.kernel_ctl(set, op, kernel_fd, Some(event))?;
+                } else {
+                    state.kernel_half_ctl(set, file, op, event)?;
                 }
                 state.queue_if_ready(set, item);
                 Ok(())
@@ -383,8 +392,8 @@ impl Ops {
                 state.files.get(file).wait_queue.retain(|entry| *entry != removed);
                 if nested {
                     state.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(kernel_fd) = state.kernel_fd(file) {
-                    state.kernel_ctl(set, op, kernel_fd, None)?;
+                } else {
+                    state.kernel_half_ctl(set, file, op, event)?;
                 }
                 Ok(())
             }
@@ -487,6 +496,42 @@ impl ProcessState {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Adds, changes or removes the kernel socket of a description, if it has one. All descriptors of the
+    /// description share it: it has the event of the one that was added first or changed last, and leaves the
+    /// set with the last one.
+    fn kernel_half_ctl(
+        &mut self,
+        set: FileId,
+        file: FileId,
+        op: c_int,
+        event: EpollEvent,
+    ) -> Result<(), Errno> {
+        let Some(kernel_fd) = self.kernel_fd(file) else { return Ok(()) };
+        let new = (op != libc::EPOLL_CTL_DEL).then_some(event);
+        match self.kernel_ctl(set, op, kernel_fd, new) {
+            // Another descriptor of the description is in the set.
+            Err(Errno::EXIST) if op == libc::EPOLL_CTL_ADD => return Ok(()),
+            result => result?,
+        }
+        if op == libc::EPOLL_CTL_DEL
+            && let Some(left) = self.event_in(set, file)?
+        {
+            self.kernel_ctl(set, libc::EPOLL_CTL_ADD, kernel_fd, Some(left))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the event of an item of a description in a set.
+    fn event_in(&mut self, set: FileId, file: FileId) -> Result<Option<EpollEvent>, Errno> {
+        let items = self.files.get(file).wait_queue.iter();
+        let mut items = items.filter_map(|entry| match *entry {
+            WaitEntry::EpollItem { set: of, item } if of == set => Some(item),
+            _ => None,
+        });
+        let Some(item) = items.next() else { return Ok(None) };
+        Ok(Some(self.files.epoll(set)?.items[item as usize].event))
     }
 
     /// Returns the item of a descriptor in a set. Searches the wait queue of the description, which is short.

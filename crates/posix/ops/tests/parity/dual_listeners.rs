@@ -4,10 +4,11 @@ use crate::kernel::Kernel;
 use crate::stack::{OnStack, Stacks};
 use crate::sys::{self, Fd, Sys, port};
 use crate::tcp_options::IP_LOCAL_PORT_RANGE;
-use ginnel_posix_ops::OpsConfig;
+use ginnel_posix_ops::{OpsConfig, Timeout};
 use libc::{AF_INET, SOCK_STREAM};
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 
 fn config() -> OpsConfig {
     OpsConfig {
@@ -97,6 +98,44 @@ fn kernel_listener_closes_with_the_last_descriptor() {
     Kernel.close(by_kernel).unwrap();
     stacks.a().close(copy).unwrap();
     assert_eq!(connect_to(&Kernel, "127.0.0.1", port), Err(Errno::CONNREFUSED));
+}
+
+#[test]
+fn duplicates_share_the_kernel_half_in_a_set() {
+    let stacks = start();
+    let on = stacks.a();
+    let (fd, port) = listener(on);
+    let (set, copy) = (on.epoll_create().unwrap(), on.dup(fd).unwrap());
+    let add = |fd, data| on.epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, data);
+    let delete = |fd| on.epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    assert_eq!((add(fd, 1), add(copy, 2), add(copy, 3)), (Ok(()), Ok(()), Err(Errno::EXIST)));
+    delete(fd).unwrap();
+    let by_kernel = connect_to(&Kernel, "127.0.0.1", port).unwrap();
+    assert_eq!(on.epoll_wait(set, 8, 10_000), Ok(vec![(libc::EPOLLIN as u32, 2)]));
+    delete(copy).unwrap();
+    assert_eq!(on.epoll_wait(set, 8, 0), Ok(Vec::new()));
+    Kernel.close(by_kernel).unwrap();
+}
+
+#[test]
+fn kernel_event_that_cannot_be_written_stays_in_the_set() {
+    let stacks = start();
+    let on = stacks.a();
+    let (set, events) = (on.epoll_create().unwrap(), (libc::EPOLLIN | libc::EPOLLET) as u32);
+    let pipes = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
+    for ((reader, writer), data) in pipes.iter().zip(0..) {
+        on.epoll_ctl(set, libc::EPOLL_CTL_ADD, reader.as_raw_fd(), events, data).unwrap();
+        rustix::io::write(writer, b"x").unwrap();
+    }
+    let wait = |errors_from: usize| {
+        on.0.epoll_wait_with(set, 8, Timeout::Zero, None, |at, _| {
+            if at < errors_from { Ok(()) } else { Err(Errno::FAULT) }
+        })
+    };
+    assert_eq!(wait(0), Err(Errno::FAULT));
+    assert_eq!(wait(1), Ok(1));
+    assert_eq!(on.epoll_wait(set, 8, 0).map(|events| events.len()), Ok(1));
+    assert_eq!(on.epoll_wait(set, 8, 0), Ok(Vec::new()));
 }
 
 #[test]
