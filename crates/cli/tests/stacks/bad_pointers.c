@@ -301,6 +301,7 @@ static void waits(void)
     for (int i = 0; i < 5; i++) say("epoll_wait", names[i], epoll_wait(set, (void *)bad[i], 1, 0));
     say("epoll_wait", "good", epoll_wait(set, &event, 1, 0));
     say("epoll_wait", "good again", epoll_wait(set, &event, 1, 0));
+    say("epoll_wait", "too many events", epoll_wait(set, &event, 0x7fffffff, 0));
     epoll_ctl(set, EPOLL_CTL_ADD, ours, &(struct epoll_event){EPOLLOUT | EPOLLET, {.fd = 2}});
     epoll_ctl(set, EPOLL_CTL_MOD, theirs, &(struct epoll_event){EPOLLIN | EPOLLET, {.fd = 1}});
     struct epoll_event *one = (void *)(edge - sizeof *one);

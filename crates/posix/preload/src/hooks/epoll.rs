@@ -52,7 +52,9 @@ unsafe fn wait(
     timeout: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    let max_events = usize::try_from(max_events).unwrap_or(0);
+    // `EP_MAX_EVENTS`; 0 is refused.
+    let limit = c_int::MAX as usize / size_of::<epoll_event>();
+    let max_events = usize::try_from(max_events).ok().filter(|max| *max <= limit).unwrap_or(0);
     let checked = user_memory::check_list(events, max_events);
     let result = checked.and_then(|()| ffi::signal_mask(mask)).and_then(|mask| {
         ops.epoll_wait_with(set, max_events, timeout, mask.as_ref(), |at, event| {
