@@ -59,7 +59,12 @@ impl RxQueue for JoinedRx {
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        // Counters that the queues share are reported by the first queue only.
-        self.queues.iter().for_each(|queue| queue.counters(report));
+        let Some((first, others)) = self.queues.split_first() else { return };
+        first.counters(&mut |name, count| {
+            let mut sum = count;
+            let mut add = |other: &str, count| sum += if other == name { count } else { 0 };
+            others.iter().for_each(|queue| queue.counters(&mut add));
+            report(name, sum);
+        });
     }
 }

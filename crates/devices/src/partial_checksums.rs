@@ -10,7 +10,6 @@ use ginnel_stack::device::{ETHERNET_HEADER_BYTES, RxChecksum};
 use ginnel_stack::wire::checksum::{pseudo_v4, pseudo_v6};
 use ginnel_stack::wire::protocol;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Drivers of interfaces whose frames come from a local sender.
 const LOCAL_DRIVERS: [&str; 2] = ["veth", "virtio_net"];
@@ -81,22 +80,22 @@ impl PartialChecksumCheck {
     }
 
     /// Returns the state of the checksum of a received frame of which the device says that its sender left
-    /// the checksum to it. Counts partial checksums in `accepted`.
+    /// the checksum to it.
     #[cfg(any(feature = "dpdk", all(test, not(loom))))]
     #[cold]
-    pub fn checksum_of_marked(&self, frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
+    pub fn checksum_of_marked(&self, frame: &[u8]) -> RxChecksum {
         match self {
             Self::Off => RxChecksum::Unverified,
-            Self::Accept | Self::Watch { .. } | Self::OnlyMarked => accept(frame, accepted),
+            Self::Accept | Self::Watch { .. } | Self::OnlyMarked => accept(frame),
         }
     }
 
-    /// Returns the state of the checksum of a received frame. Counts partial checksums in `accepted`.
+    /// Returns the state of the checksum of a received frame.
     #[inline]
-    pub fn checksum_of(&mut self, frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
+    pub fn checksum_of(&mut self, frame: &[u8]) -> RxChecksum {
         match self {
             Self::OnlyMarked | Self::Off => RxChecksum::Unverified,
-            Self::Accept => accept(frame, accepted),
+            Self::Accept => accept(frame),
             Self::Watch { .. } => {
                 self.watch(frame);
                 RxChecksum::Unverified
@@ -121,16 +120,10 @@ impl PartialChecksumCheck {
     }
 }
 
-/// Returns the state of the checksum of a frame that may be partial, and counts it if it is.
+/// Returns the state of the checksum of a frame that may be partial.
 #[inline]
-fn accept(frame: &[u8], accepted: &AtomicU64) -> RxChecksum {
-    match partial_checksum(frame) {
-        Some(partial) => {
-            accepted.fetch_add(1, Ordering::Relaxed);
-            partial
-        }
-        None => RxChecksum::Unverified,
-    }
+fn accept(frame: &[u8]) -> RxChecksum {
+    partial_checksum(frame).unwrap_or(RxChecksum::Unverified)
 }
 
 /// Returns where the checksum of a frame has to be completed, if it holds the sum of the pseudo-header alone.
@@ -241,11 +234,8 @@ mod tests {
     fn driver_decides_unless_the_key_does() {
         let (partial, _) = frame(false, false, protocol::TCP, 16);
         let accepted = |choice, driver| {
-            let (mut check, stats) =
-                (PartialChecksumCheck::new(choice, "eth0", driver), AtomicU64::default());
-            let is_accepted = check.checksum_of(&partial, &stats) != RxChecksum::Unverified;
-            assert_eq!(u64::from(is_accepted), stats.load(Ordering::Relaxed));
-            is_accepted
+            let mut check = PartialChecksumCheck::new(choice, "eth0", driver);
+            check.checksum_of(&partial) != RxChecksum::Unverified
         };
         assert!(accepted(PartialChecksums::Auto, Some("veth")));
         assert!(accepted(PartialChecksums::Auto, Some("virtio_net")));
@@ -257,17 +247,16 @@ mod tests {
     #[test]
     fn other_drivers_are_watched_for_a_while() {
         let (partial, _) = frame(false, false, protocol::TCP, 16);
-        let stats = AtomicU64::default();
         let new = || PartialChecksumCheck::new(PartialChecksums::Auto, "eth0", Some("ixgbe"));
         let mut check = new();
         for found in 0..FRAMES_REPORTED {
             assert!(matches!(check, PartialChecksumCheck::Watch { found: now, .. } if now == found));
-            check.checksum_of(&partial, &stats);
+            check.checksum_of(&partial);
         }
         assert!(matches!(check, PartialChecksumCheck::OnlyMarked), "reported once");
         let mut check = new();
         for _ in 0..FRAMES_LOOKED_AT {
-            check.checksum_of(b"no frame", &stats);
+            check.checksum_of(b"no frame");
         }
         assert!(matches!(check, PartialChecksumCheck::OnlyMarked));
     }
@@ -281,14 +270,12 @@ mod tests {
             (PartialChecksums::Accept, partial, partial),
             (PartialChecksums::Reject, RxChecksum::Unverified, RxChecksum::Unverified),
         ] {
-            let (mut check, stats) = (PartialChecksumCheck::without_interface(choice), AtomicU64::default());
-            assert_eq!(check.checksum_of(&frame, &stats), unmarked, "{choice:?}");
-            assert_eq!(check.checksum_of_marked(&frame, &stats), marked, "{choice:?}");
-            let accepted = [unmarked, marked].iter().filter(|&&state| state == partial).count() as u64;
-            assert_eq!(stats.load(Ordering::Relaxed), accepted);
+            let mut check = PartialChecksumCheck::without_interface(choice);
+            assert_eq!(check.checksum_of(&frame), unmarked, "{choice:?}");
+            assert_eq!(check.checksum_of_marked(&frame), marked, "{choice:?}");
         }
         complete_checksum(&mut frame, start, 16).unwrap();
         let check = PartialChecksumCheck::without_interface(PartialChecksums::Auto);
-        assert_eq!(check.checksum_of_marked(&frame, &AtomicU64::default()), RxChecksum::Unverified);
+        assert_eq!(check.checksum_of_marked(&frame), RxChecksum::Unverified);
     }
 }

@@ -44,7 +44,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tx::AfXdpTx;
 
 /// Bytes of an Ethernet header with a VLAN tag.
@@ -58,7 +58,7 @@ const MTU_MAX: usize = 65_521;
 /// Size of the buffer for frames that span several chunks, in frames of the maximum length.
 const REASSEMBLED_FRAMES_MAX: usize = 16;
 
-/// Counters of frames and calls.
+/// Counters of the frames and calls of a queue. Only the shard of the queue adds to them.
 #[derive(Debug, Default)]
 pub struct AfXdpStats {
     /// Descriptors from the kernel that are outside the receive chunks.
@@ -75,12 +75,17 @@ pub struct AfXdpStats {
     pub tx_calls: AtomicU64,
 }
 
+/// Adds to a counter of a queue, which has no other writer.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+}
+
 /// An open AF_XDP device.
 pub struct AfXdp {
     /// One device for each queue.
     pub queues: Vec<Device>,
-    /// Counters of all queues.
-    pub stats: Arc<AfXdpStats>,
+    /// Counters of each queue.
+    pub stats: Vec<Arc<AfXdpStats>>,
     /// The addresses and ports whose frames are redirected.
     pub filter: RedirectFilter,
     /// True if the redirect program runs in the driver.
@@ -154,16 +159,16 @@ fn invalid(problem: impl Into<String>) -> io::Error {
 fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let options = &config.options;
     let link = find_interface(&config.interface)?;
-    let mtu = config.mtu.unwrap_or_else(|| link.mtu.min(MTU_MAX));
-    if !(68..=MTU_MAX).contains(&mtu) || mtu > link.mtu {
+    let mtu_max = link.mtu.min(MTU_MAX);
+    let mtu = config.mtu.unwrap_or(mtu_max);
+    if !(68..=mtu_max).contains(&mtu) {
         return Err(invalid(format!(
-            "the MTU {mtu} is outside 68 to {}, the MTU of the interface",
-            link.mtu
+            "the MTU {mtu} is outside 68 to {mtu_max}, the largest of the interface"
         )));
     }
     check_address_ownership(config)?;
     // Frames of the interface's MTU may arrive, even if the stack sends shorter frames.
-    let layout = ChunkLayout::of(link.mtu.min(MTU_MAX));
+    let layout = ChunkLayout::of(mtu_max);
     let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
 
@@ -176,7 +181,6 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let program =
         Arc::new(filter::attach(&program, &config.interface, link.index, options.attach, zero_copy)?);
 
-    let stats = Arc::new(AfXdpStats::default());
     let interface = Arc::new(InterfaceState::new(&config.interface));
     let capabilities =
         Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
@@ -188,7 +192,10 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     };
     let driver = ethtool::driver(&config.interface);
     let (mut devices, mut sockets, mut wakers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut stats = Vec::new();
     for queue in queues {
+        let queue_stats = Arc::new(AfXdpStats::default());
+        stats.push(queue_stats.clone());
         let socket_options = XdpSocketOptions {
             interface: link.index,
             queue,
@@ -204,7 +211,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             .map_err(|(step, error)| errors::socket_error(step, error, queue, options.mode, bytes))?;
         filter.add_socket(queue, socket.as_fd())?;
         sockets.push(socket.clone());
-        let longest = link.mtu.min(MTU_MAX) + LINK_HEADER_BYTES;
+        let longest = mtu_max + LINK_HEADER_BYTES;
         let reassembly_bytes =
             if layout.multi_buffer { REASSEMBLED_FRAMES_MAX * longest.next_multiple_of(64) } else { 0 };
         let tx = AfXdpTx::new(
@@ -212,7 +219,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             tx,
             layout.chunk,
             capabilities,
-            stats.clone(),
+            queue_stats.clone(),
             interface.clone(),
             program.clone(),
         );
@@ -221,16 +228,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             Some(neighbours) => PacketSocket::Neighbours(neighbours),
             None => PacketSocket::LinkWatch(neighbours::open_link_watch(link.index)?),
         };
-        let mut rx = AfXdpRx::new(
-            socket,
-            rx,
-            longest,
-            reassembly_bytes,
-            packet_socket,
-            stats.clone(),
-            program.clone(),
-        )?;
-        rx.reports_stats = devices.is_empty();
+        let mut rx =
+            AfXdpRx::new(socket, rx, longest, reassembly_bytes, packet_socket, queue_stats, program.clone())?;
         rx.partial_checksums =
             PartialChecksumCheck::new(options.partial_checksums, &config.interface, driver.as_deref());
         wakers.push(rx.clone_wake_fd()?);

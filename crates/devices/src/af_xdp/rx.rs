@@ -1,14 +1,14 @@
 //! The receiving half of an AF_XDP device.
 
-use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::neighbours::NeighbourSocket;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
 use super::socket::{RxRings, XdpSocket};
 use super::umem::RxChunks;
+use super::{AfXdpStats, add};
 use crate::partial_checksums::PartialChecksumCheck;
 use arrayvec::ArrayVec;
-use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame, RxQueue};
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame, RxQueue};
 use ginnel_stack::time::Instant;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -67,8 +67,6 @@ pub(super) struct AfXdpRx {
     /// Number of sleeps without a frame, since a frame was received or errors were checked.
     empty_sleeps: u32,
     stats: Arc<AfXdpStats>,
-    /// True if this queue reports the counters of all queues.
-    pub(super) reports_stats: bool,
     /// Keeps the program attached while a half exists.
     _program: Arc<AttachedProgram>,
 }
@@ -102,7 +100,6 @@ impl AfXdpRx {
             received: false,
             empty_sleeps: 0,
             stats,
-            reports_stats: false,
             _program: program,
         })
     }
@@ -128,7 +125,7 @@ impl AfXdpRx {
     /// the descriptor, if it is invalid.
     fn take_chunk(&mut self, descriptor: XdpDescriptor) -> Option<Range<usize>> {
         let Some(range) = self.chunks.locate(descriptor.address, descriptor.len) else {
-            self.stats.rx_invalid.fetch_add(1, Ordering::Relaxed);
+            add(&self.stats.rx_invalid, 1);
             return None;
         };
         if self.held_chunks.len() < self.held_chunks.capacity() {
@@ -166,7 +163,7 @@ impl AfXdpRx {
             end += bytes.len();
         }
         if !is_complete {
-            self.stats.rx_dropped.fetch_add(1, Ordering::Relaxed);
+            add(&self.stats.rx_dropped, 1);
         }
         is_complete.then_some(at..end)
     }
@@ -177,7 +174,7 @@ impl AfXdpRx {
         for number in 0..available {
             self.take_chunk(self.ring.peek(number));
         }
-        self.stats.rx_dropped.fetch_add(1, Ordering::Relaxed);
+        add(&self.stats.rx_dropped, 1);
     }
 
     fn take_frames(&mut self, frames_max: usize) -> ArrayVec<FrameLocation, BURST_FRAMES_MAX> {
@@ -232,14 +229,17 @@ impl RxQueue for AfXdpRx {
             self.socket.kick_rx();
         }
         let frames = self.take_frames(burst.remaining_capacity());
+        let mut partial_checksums = 0;
         for frame in frames {
             let bytes = match frame {
                 FrameLocation::Chunk(range) => self.chunks.bytes(range),
                 FrameLocation::Reassembled(range) => &self.reassembly[range],
             };
-            let checksum = self.partial_checksums.checksum_of(bytes, &self.stats.rx_partial_checksums);
+            let checksum = self.partial_checksums.checksum_of(bytes);
+            partial_checksums += u64::from(matches!(checksum, RxChecksum::Partial { .. }));
             burst.push(RxFrame { checksum, ..RxFrame::new(bytes) });
         }
+        add(&self.stats.rx_partial_checksums, partial_checksums);
         if let PacketSocket::Neighbours(copies) = &mut self.packet_socket {
             copies.receive(burst);
         }
@@ -271,19 +271,17 @@ impl RxQueue for AfXdpRx {
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        if self.reports_stats {
-            let AfXdpStats { rx_invalid, rx_dropped, rx_partial_checksums, tx_invalid, tx_errors, tx_calls } =
-                &*self.stats;
-            for (name, count) in [
-                ("xdp_rx_invalid", rx_invalid),
-                ("xdp_rx_dropped", rx_dropped),
-                ("xdp_rx_partial_checksums", rx_partial_checksums),
-                ("xdp_tx_invalid", tx_invalid),
-                ("xdp_tx_errors", tx_errors),
-                ("xdp_tx_calls", tx_calls),
-            ] {
-                report(name, count.load(Ordering::Relaxed));
-            }
+        let AfXdpStats { rx_invalid, rx_dropped, rx_partial_checksums, tx_invalid, tx_errors, tx_calls } =
+            &*self.stats;
+        for (name, count) in [
+            ("xdp_rx_invalid", rx_invalid),
+            ("xdp_rx_dropped", rx_dropped),
+            ("xdp_rx_partial_checksums", rx_partial_checksums),
+            ("xdp_tx_invalid", tx_invalid),
+            ("xdp_tx_errors", tx_errors),
+            ("xdp_tx_calls", tx_calls),
+        ] {
+            report(name, count.load(Ordering::Relaxed));
         }
     }
 }

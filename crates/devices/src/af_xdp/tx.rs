@@ -1,17 +1,16 @@
 //! The sending half of an AF_XDP device.
 
-use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
 use super::socket::{TxRings, XdpSocket};
 use super::umem::TxChunks;
+use super::{AfXdpStats, add};
 use crate::interface_state::InterfaceState;
 use core::time::Duration;
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Retry interval after the kernel could not accept all frames.
 const BUSY_RETRY: Duration = Duration::from_micros(50);
@@ -82,7 +81,7 @@ impl AfXdpTx {
             if self.chunks.is_chunk(address) && self.free_chunks.len() < self.chunk_count {
                 self.free_chunks.push(address);
             } else {
-                self.stats.tx_invalid.fetch_add(1, Ordering::Relaxed);
+                add(&self.stats.tx_invalid, 1);
             }
         }
         self.completion.release(available);
@@ -113,7 +112,7 @@ impl AfXdpTx {
         for _ in 0..KICKS_MAX {
             let before = self.ring.pending();
             let result = self.socket.kick_tx();
-            self.stats.tx_calls.fetch_add(1, Ordering::Relaxed);
+            add(&self.stats.tx_calls, 1);
             let waiting = self.ring.pending();
             if result.is_ok() {
                 self.interface.record_sent();
@@ -125,7 +124,7 @@ impl AfXdpTx {
                 Err(Errno::AGAIN | Errno::INTR) | Ok(()) if waiting < before => {}
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) | Ok(()) => break,
                 Err(error) => {
-                    self.stats.tx_errors.fetch_add(1, Ordering::Relaxed);
+                    add(&self.stats.tx_errors, 1);
                     self.interface.record_failure(error);
                     return Some(now + DOWN_RETRY);
                 }

@@ -110,21 +110,24 @@ impl RxQueue for DpdkRx {
         self.receive();
         let count = burst.remaining_capacity().min(self.end - self.waiting);
         self.waiting += count;
-        let (stats, knows_hashes) = (&self.port.stats, self.knows_hashes);
+        let (mut partial_checksums, knows_hashes) = (0, self.knows_hashes);
         for entry in &self.entries[self.waiting - count..self.waiting] {
             // SAFETY: the buffer holds `len` bytes of a frame, and is freed by the next call of this half at
             // the earliest, which needs the unique reference back. Nobody else has the buffer.
             let bytes: &'a [u8] = unsafe { core::slice::from_raw_parts(entry.data, entry.len as usize) };
-            let partial = &stats.rx_partial_checksums;
             let checksum = if entry.flags & RX_CHECKSUM_GOOD != 0 {
                 RxChecksum::Verified
             } else if entry.flags & RX_CHECKSUM_NONE != 0 {
-                self.partial_checksums.checksum_of_marked(bytes, partial)
+                self.partial_checksums.checksum_of_marked(bytes)
             } else {
-                self.partial_checksums.checksum_of(bytes, partial)
+                self.partial_checksums.checksum_of(bytes)
             };
+            partial_checksums += u64::from(matches!(checksum, RxChecksum::Partial { .. }));
             let hash = (knows_hashes && entry.flags & RX_HAS_HASH != 0).then_some(entry.hash);
             burst.push(RxFrame { checksum, label: Label::new(hash, 0), ..RxFrame::new(bytes) });
+        }
+        if partial_checksums > 0 {
+            self.port.stats.rx_partial_checksums.fetch_add(partial_checksums, Ordering::Relaxed);
         }
     }
 
