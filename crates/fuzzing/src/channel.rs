@@ -27,6 +27,10 @@ const OPERATIONS_MAX: usize = 400;
 const SOCKETS_MAX: [u32; 2] = [8, 200];
 /// Bytes of each of the two buffers of a socket.
 const BUFFER_BYTES: u32 = 4096;
+/// Large buffers of a domain, and bytes of each: few and small, so that a random offset is often one of the
+/// metadata.
+const LARGE_BUFFERS: u32 = 2;
+const LARGE_BUFFER_BYTES: u32 = 2 * BUFFER_BYTES;
 
 /// Echoes the data of all connections and datagrams.
 #[derive(Default)]
@@ -158,7 +162,7 @@ struct HostileDomain {
     client: Client,
     domain: SimulatedDomain,
     memory: SharedMemory,
-    /// Offset at which headers, rings and socket records end; stream buffers follow.
+    /// Offset at which headers, rings and socket records end; stream buffers and large buffers follow.
     metadata_bytes: u64,
     conns: Vec<Conn>,
     /// UDP sockets.
@@ -200,6 +204,8 @@ impl ChannelFixture {
             clients_max: 3,
             listeners_max: 64,
             socket_buffer_bytes: BUFFER_BYTES,
+            large_buffers_max: LARGE_BUFFERS,
+            large_buffer_bytes: LARGE_BUFFER_BYTES,
             ..ChannelConfig::default()
         };
         let now = Instant::from_millis(1000);
@@ -449,7 +455,8 @@ pub fn run_counted(mut data: &[u8]) -> RunSummary {
     let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
     let mut honest = HonestDomain { client, conn, sent: 0, received: 0 };
     let (domain, client, memory) = fixture.open_domain();
-    let metadata_bytes = memory.bytes - u64::from(2 * sockets * BUFFER_BYTES);
+    let buffer_bytes = 2 * sockets * BUFFER_BYTES + LARGE_BUFFERS * LARGE_BUFFER_BYTES;
+    let metadata_bytes = memory.bytes - u64::from(buffer_bytes);
     let (conns, udp_sockets, children) = (Vec::new(), Vec::new(), Vec::new());
     let mut hostile = HostileDomain {
         client,
