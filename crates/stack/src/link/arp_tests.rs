@@ -340,7 +340,9 @@ fn eviction_reports_pending_packets_as_unreachable() {
     }
     assert!(!fixture.network.hop_is_current(&first.hop));
     assert_eq!(fixture.send_tcp(&first, PEER_V4, &segment(0)), Err(TxError::Stale));
-    assert!(fixture.network.next_error().is_some());
+    let error = fixture.network.next_error().unwrap();
+    assert_eq!(error.kind, IcmpErrorKind::HostUnreachable);
+    assert_eq!(error.remote, SocketAddr::new(PEER_V4.into(), 80));
     assert!(fixture.network.stats().neighbours_evicted > 80);
 }
 
@@ -348,12 +350,15 @@ fn eviction_reports_pending_packets_as_unreachable() {
 fn oldest_pending_packet_is_dropped_at_the_limit() {
     let mut fixture = NetworkFixture::new();
     let route = fixture.route(PEER_V4);
-    for _ in 0..1000 {
+    fixture.send_tcp(&route, PEER_V4, &segment(1399)).unwrap();
+    for _ in 1..1000 {
         fixture.send_tcp(&route, PEER_V4, &segment(1400)).unwrap();
     }
     fixture.sent();
     fixture.input(&arp_reply(PEER_V4, PEER_MAC));
-    assert_eq!(fixture.sent().len(), 212_992 / 1454);
+    let sent = fixture.sent();
+    assert_eq!(sent.len(), 212_992 / 1454);
+    assert!(sent.iter().all(|frame| frame.len() == 1454), "the first packet was dropped");
     assert_eq!(fixture.network.stats().tx_pending_overflow, 1000 - 212_992 / 1454);
 }
 
