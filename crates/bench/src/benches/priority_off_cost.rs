@@ -44,6 +44,9 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
             Some(without),
         ));
     }
+    if results.len() != PREFIXES.len() * KINDS.len() {
+        return Err(MeasureError::Failed("\"instructions\" lacks a case of PREFIXES and KINDS".into()));
+    }
     if missed.is_empty() {
         return Ok(results);
     }
