@@ -13,12 +13,17 @@ use crate::syscall;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
 use ginnel::channel::AddressSharing;
 use ginnel::channel::control::ReserveError;
 use ginnel::{Conn, ConnectError, ConnectOptions, Error, ListenError, SocketOptions};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
+use std::time::Instant;
+
+/// How long `bind` waits for the end of a connection within the stack, after a shutdown.
+const END_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How many ports a `bind` to port 0 tries that must be free on the stack and on the kernel.
 pub(crate) const PORT_ATTEMPTS_MAX: u32 = 32;
@@ -46,10 +51,12 @@ impl Ops {
             sockaddr::decode(bytes, family)?
         };
         let (sharing, is_udp) = (socket.options.sharing(family), socket.is_udp);
-        if !matches!(socket.role, SocketRole::Unconnected { bound: None }) {
+        let is_rebound = !matches!(socket.role, SocketRole::Unconnected { bound: None });
+        if is_rebound && !state.may_bind_again(file) {
             return Err(Errno::INVAL);
         }
-        if address.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
+        let is_v6_only = state.files.socket(file)?.options.is_v6_only();
+        if address.is_ipv4() && family == Family::V6 && is_v6_only {
             return Err(Errno::INVAL);
         }
         if is_privileged(address.port(), self.config.unprivileged_port_start) {
@@ -58,10 +65,13 @@ impl Ops {
         if is_udp {
             return self.bind_udp(state, fd, file, address, bytes);
         }
+        if is_rebound {
+            state.release_automatic_port(file);
+        }
         let socket = state.files.socket(file)?;
-        let lacks_port = address.port() == 0 && socket.options.is_on("IP_BIND_ADDRESS_NO_PORT");
+        let lacks_port = address.port() == 0 && socket.options.binds_without_port();
         if lacks_port && address.ip().is_unspecified() {
-            socket.last_address = Some(address);
+            state.keep_bound_without_port(file, address);
             return Ok(());
         }
         if !address.ip().is_unspecified() {
@@ -75,7 +85,8 @@ impl Ops {
                 not_available
             };
             state.report_fd(fd, file);
-            if reserved != not_available || !self.config.kernel_listen {
+            // What a socket has received from the stack would be lost on the kernel's network.
+            if reserved != not_available || !self.config.kernel_listen || is_rebound {
                 return reserved;
             }
             // The address does not belong to the stack, so it may be one of the kernel's.
@@ -90,6 +101,9 @@ impl Ops {
         // The kernel decides whether the port is free and permitted.
         self.open_kernel_socket(&mut state, fd, file)?;
         kernel_socket::set_nonblocking(fd)?;
+        if is_rebound {
+            kernel_socket::repeat_sharing(fd, sharing);
+        }
         match syscall::bind(fd, bytes) {
             // The stack permits the port to everybody.
             Err(Errno::ACCESS) => return state.reserve_and_report(fd, file, address, sharing, None),
@@ -126,9 +140,7 @@ impl Ops {
         let family = state.files.socket(file)?.family;
         for _ in 0..PORT_ATTEMPTS_MAX {
             state.reserve(file, address, sharing, Some(fd))?;
-            let SocketRole::Unconnected { bound: Some(bound) } = state.files.socket(file)?.role else {
-                return Err(Errno::INVAL);
-            };
+            let bound = state.files.socket(file)?.bound().ok_or(Errno::INVAL)?;
             let with_port = sockaddr::encode(SocketAddr::new(address.ip(), bound.address().port()), family);
             // The kernel socket has another port, or was refused one.
             let result = self
@@ -139,7 +151,10 @@ impl Ops {
                 return Ok(());
             }
             state.unreserve(Some(bound));
-            state.files.socket(file)?.role = SocketRole::Unconnected { bound: None };
+            match &mut state.files.socket(file)?.role {
+                SocketRole::Stream(stream) => stream.bound = None,
+                role => *role = SocketRole::Unconnected { bound: None },
+            }
             if result != Err(Errno::ADDRINUSE) {
                 return result;
             }
@@ -212,6 +227,8 @@ impl Ops {
                 Err(Errno::NETDOWN) if state.has_restarted() => {
                     state.start_connect(file, to, self.config.kernel_listen, is_fast)
                 }
+                // No host has port 0. The socket has got a port before its SYN is refused.
+                Err(Errno::CONNREFUSED) => state.choose_port_in_vain(file).and(Err(Errno::CONNREFUSED)),
                 result => result,
             }
         } else {
@@ -319,8 +336,61 @@ impl ProcessState {
         // Checks whether the address belongs to the stack.
         let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
         let _ = self.client.unreserve(reserved);
-        self.files.socket(file)?.last_address = Some(address);
+        self.keep_bound_without_port(file, address);
         Ok(())
+    }
+
+    /// Records an address without a port as the one that the program has bound.
+    fn keep_bound_without_port(&mut self, file: FileId, address: SocketAddr) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        socket.last_address = Some(address);
+        if let SocketRole::Stream(stream) = &mut socket.role {
+            stream.is_rebound = true;
+        }
+    }
+
+    /// Returns whether a socket that is not new may be bound: its connection has ended, and it has no port
+    /// (`__inet_bind`).
+    fn may_bind_again(&mut self, file: FileId) -> bool {
+        let Some(stream) = self.files.stream(file).copied() else { return false };
+        let has_port = stream.bound.is_some_and(|bound| bound.port_locked || stream.is_rebound);
+        !has_port && self.has_connection_ended(file)
+    }
+
+    /// Returns whether the connection of a socket has ended. A peer on the loopback of Linux has answered by
+    /// the time that `shutdown` returns, so some time is given to the answer of a peer on this stack.
+    fn has_connection_ended(&mut self, file: FileId) -> bool {
+        let until = Instant::now() + END_TIMEOUT;
+        loop {
+            let Some((conn, conn_state)) = self.socket_state(file) else { return false };
+            if conn_state.is_closed() {
+                return true;
+            }
+            let is_shut = self.files.socket(file).is_ok_and(|socket| socket.shutdown.write);
+            let [local, peer] = match self.client.endpoints(conn) {
+                Ok(endpoints) if is_shut => endpoints,
+                _ => return false,
+            };
+            let is_within_stack = local.ip() == peer.ip() || peer.ip().is_loopback();
+            if !is_within_stack || Instant::now() > until {
+                return false;
+            }
+            // The answer to a request follows a turn of the shard.
+            self.client.flush();
+            let _ = self.client.info(conn);
+            self.process_events();
+        }
+    }
+
+    /// Releases the port that the stack has chosen for a connection that has ended (`inet_put_port`).
+    fn release_automatic_port(&mut self, file: FileId) {
+        let Some(stream) = self.files.stream(file) else { return };
+        let bound = stream.bound.take();
+        self.unreserve(bound);
+        if let Some(kernel_fd) = bound.and_then(|bound| bound.kernel_fd) {
+            // The kernel's half must not keep the port. A failure leaves the half as it is.
+            let _ = self.proxy_fds.install_over(kernel_fd);
+        }
     }
 
     /// Reserves an address for a socket that is not bound.
@@ -340,10 +410,13 @@ impl ProcessState {
                 self.client.reserve(address, sharing).map_err(|e| errno_of(&e))
             }),
         }?;
-        if let SocketRole::Unconnected { bound } = &mut self.files.socket(file)?.role {
-            let description = random_number();
-            let is_shared = false;
-            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel, description, is_shared });
+        let description = random_number();
+        let is_shared = false;
+        let now = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel, description, is_shared });
+        match &mut self.files.socket(file)?.role {
+            SocketRole::Unconnected { bound } => *bound = now,
+            SocketRole::Stream(stream) => (stream.bound, stream.is_rebound) = (now, true),
+            SocketRole::Listening(_) | SocketRole::Udp(_) => {}
         }
         Ok(())
     }
@@ -424,6 +497,27 @@ impl ProcessState {
         self.apply_options(file)?;
         let is_deferred = options.socket.fastopen_connect && self.syn_data_max(file).is_some();
         Ok(if is_deferred { ConnectBegun::Deferred } else { ConnectBegun::Sent })
+    }
+
+    /// Chooses a port for a connection that is refused. The socket does not keep the port, but has it as its
+    /// name (`inet_sport`).
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if no port is free.
+    fn choose_port_in_vain(&mut self, file: FileId) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        if socket.bound().is_none() {
+            let ip = socket.last_address.unwrap_or(socket.family.unspecified()).ip();
+            let sharing = socket.options.sharing(socket.family);
+            let chosen = self.reserve(file, SocketAddr::new(ip, 0), sharing, None);
+            chosen.map_err(|e| if e == Errno::ADDRINUSE { Errno::ADDRNOTAVAIL } else { e })?;
+        }
+        let bound = self.files.socket(file)?.bound();
+        let kept = self.keep_address(bound);
+        let socket = self.files.socket(file)?;
+        socket.role = SocketRole::Unconnected { bound: kept };
+        socket.last_address = bound.map(|bound| bound.address());
+        Ok(())
     }
 
     /// Replaces a connection that was opened asynchronously, and for which its shard had no port, by one of
@@ -508,10 +602,14 @@ impl ProcessState {
         let port = self.client.endpoints(stream.conn).map_or(0, |[local, _]| local.port());
         let _ = self.client.release(stream.conn);
         self.client.flush();
-        let bound = self.keep_address(stream.bound);
+        let bound = if stream.is_rebound { stream.bound } else { self.keep_address(stream.bound) };
         if let Ok(socket) = self.files.socket(file) {
-            let ip = stream.bound.map_or(socket.family.unspecified(), |bound| bound.address()).ip();
-            socket.last_address = Some(SocketAddr::new(ip, port));
+            // An address that was bound without a port stays bound, too (`SOCK_BINDADDR_LOCK`).
+            let bound_address = stream.bound.map(|bound| bound.address()).or(socket.last_address);
+            let ip = bound_address.unwrap_or(socket.family.unspecified()).ip();
+            if !stream.is_rebound {
+                socket.last_address = Some(SocketAddr::new(ip, port));
+            }
             socket.role = SocketRole::Unconnected { bound };
             socket.shutdown = ShutdownState::default();
         }

@@ -15,7 +15,6 @@ pub(crate) use ancillary::cmsgs_of;
 pub use ancillary::{ControlMessages, ReceivedMessage};
 pub(crate) use cork::CorkedDatagram;
 
-use crate::Ops;
 use crate::connect::PORT_ATTEMPTS_MAX;
 use crate::descriptor_report::KernelReason;
 use crate::fd_table::FileId;
@@ -27,6 +26,7 @@ use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
+use crate::{Ops, OpsConfig};
 use ancillary::SendCmsgs;
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -283,6 +283,10 @@ impl Ops {
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let ip = address.ip();
+        let lacks_port = address.port() == 0 && state.files.socket(file)?.options.binds_without_port();
+        if lacks_port && !ip.is_multicast() && state.bind_udp_without_port(file, address, &self.config)? {
+            return Ok(());
+        }
         // Groups exist on interfaces of the kernel, too; a scope names the stack's link.
         let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
         let is_shared_group = ip.is_multicast() && self.config.kernel_listen && scope < FIRST_INDEX;
@@ -357,7 +361,8 @@ impl Ops {
         if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
-        let is_unconnected = matches!(socket.role, SocketRole::Unconnected { .. });
+        let may_become_kernels =
+            matches!(socket.role, SocketRole::Unconnected { .. }) && !socket.has_bound_address();
         let by_option = socket.options.multicast.leaves_by_stack(to.ip());
         let connected = match by_option.unwrap_or_else(|| (self.config.is_stack_address)(to.ip())) {
             true => state.connect_udp(file, to),
@@ -370,7 +375,7 @@ impl Ops {
                 drop(state);
                 crate::syscall::connect(fd, bytes)
             }
-            (Err(Errno::NETUNREACH), None) if is_unconnected && self.config.kernel_listen => {
+            (Err(Errno::NETUNREACH), None) if may_become_kernels && self.config.kernel_listen => {
                 state.close_udp(file);
                 self.convert_to_kernel(&mut state, fd, file)?;
                 drop(state);
@@ -397,6 +402,7 @@ impl Ops {
         let is_stack_address = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
         let by_option = to.and_then(|to| socket.options.multicast.leaves_by_stack(to.ip()));
         let stays = socket.options.multicast.has_memberships();
+        let is_bound = socket.has_bound_address();
         let is_kernels = |state: &mut LockGuard<'_>| match by_option {
             Some(leaves_by_stack) => !leaves_by_stack,
             None => !is_stack_address || !state.is_reachable(to),
@@ -410,11 +416,11 @@ impl Ops {
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && !stays && is_kernels(&mut state) {
+                if self.config.kernel_listen && !stays && !is_bound && is_kernels(&mut state) {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
-                let local = state.local_after_disconnect(file)?.unwrap_or(any_address(family, to));
+                let local = state.address_without_port(file)?.unwrap_or(any_address(family, to));
                 state.open_udp(file, local, false, None, to.map(|to| to.ip()))?;
                 state.report_fd(fd, file);
                 match state.files.socket(file)?.role {
@@ -509,7 +515,7 @@ impl ProcessState {
     fn connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
         let family = self.files.socket(file)?.family;
         if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
-            let local = self.local_after_disconnect(file)?.unwrap_or(family.unspecified());
+            let local = self.address_without_port(file)?.unwrap_or(family.unspecified());
             self.open_udp(file, local, false, None, Some(to.ip()))?;
         }
         let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
@@ -523,9 +529,40 @@ impl ProcessState {
         Ok(())
     }
 
-    /// Returns the address without a port that the program has bound before `connect` with `AF_UNSPEC`
-    /// released the port.
-    fn local_after_disconnect(&mut self, file: FileId) -> Result<Option<SocketAddr>, Errno> {
+    /// Binds a socket to an address without a port, which the first datagram or `connect` chooses
+    /// (`IP_BIND_ADDRESS_NO_PORT`). Returns false if the address is not the stack's.
+    fn bind_udp_without_port(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        config: &OpsConfig,
+    ) -> Result<bool, Errno> {
+        if !address.ip().is_unspecified() {
+            let is_own = (config.is_stack_address)(address.ip()) && self.can_open_udp(address);
+            if !is_own && config.kernel_listen {
+                return Ok(false);
+            }
+            if !is_own {
+                return Err(Errno::ADDRNOTAVAIL);
+            }
+        }
+        self.files.socket(file)?.last_address = Some(address);
+        Ok(true)
+    }
+
+    /// Returns whether the stack has a local address, by binding a temporary socket.
+    fn can_open_udp(&mut self, address: SocketAddr) -> bool {
+        let Ok(probe) = self.client.udp_open(address, UdpOptions::default(), None, None) else {
+            return false;
+        };
+        let _ = self.client.release(probe);
+        self.client.flush();
+        true
+    }
+
+    /// Returns the address without a port that the program has bound, by `IP_BIND_ADDRESS_NO_PORT` or before
+    /// `connect` with `AF_UNSPEC` released the port.
+    fn address_without_port(&mut self, file: FileId) -> Result<Option<SocketAddr>, Errno> {
         Ok(self.files.socket(file)?.last_address)
     }
 

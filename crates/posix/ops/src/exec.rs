@@ -169,8 +169,10 @@ codec_struct!(SerializedStream {
     disconnecting,
     error,
     end_seen,
+    is_rebound: bool,
     msg_more,
-    bound
+    bound,
+    is_rebound
 });
 
 struct SerializedUdp {
@@ -480,6 +482,7 @@ pub(crate) fn serialize_socket(
             let serialized = SerializedUdp {
                 shard: id.shard,
                 socket,
+                is_rebound: stream.is_rebound,
                 generation,
                 port_locked: udp.port_locked,
                 address_locked: udp.address_locked,
@@ -574,6 +577,7 @@ impl ProcessState {
                     .conn_of(serialized.shard, Conn::new(serialized.socket, serialized.generation)),
                 port_locked: serialized.port_locked,
                 address_locked: serialized.address_locked,
+                is_rebound: serialized.is_rebound,
                 peer: serialized.peer,
                 kernel_fd: serialized.has_kernel_socket.then_some(fd),
                 shut_read: serialized.shut_read,

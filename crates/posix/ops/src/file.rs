@@ -184,6 +184,12 @@ impl Socket {
         }
     }
 
+    /// Returns whether the program has bound an address, other than the unspecified one, of which the socket
+    /// has no port now.
+    pub fn has_bound_address(&self) -> bool {
+        self.last_address.is_some_and(|address| !address.ip().is_unspecified())
+    }
+
     /// Records that one or both directions were shut down.
     pub fn record_shutdown(&mut self, read: bool, write: bool) {
         self.shutdown.read |= read;
@@ -243,6 +249,9 @@ pub(crate) struct Stream {
     pub nospace_acked: Option<u64>,
     /// The address that `bind` reserved for the socket.
     pub bound: Option<BoundAddress>,
+    /// True if the socket was bound again after the connection had ended. A disconnect then keeps the
+    /// address, which is `bound` or, without a port, that of [`Socket::last_address`].
+    pub is_rebound: bool,
     /// The descriptor whose report entry lacks the local address, until that address is known.
     pub incomplete_report_fd: Option<RawFd>,
     /// True if the last message of unordered send found no room: see [`crate::unordered`].
@@ -253,6 +262,7 @@ impl Stream {
     pub fn new(conn: Conn, connecting: bool, bound: Option<BoundAddress>) -> Self {
         let (error, incomplete_report_fd, nospace_acked) = (None, None, None);
         let (disconnecting, end_seen, msg_more, message_blocked) = (false, false, false, false);
+        let is_rebound = false;
         Self {
             conn,
             connecting,
@@ -262,6 +272,7 @@ impl Stream {
             msg_more,
             nospace_acked,
             bound,
+            is_rebound,
             incomplete_report_fd,
             message_blocked,
         }

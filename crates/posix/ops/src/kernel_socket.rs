@@ -11,6 +11,7 @@ use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::syscall;
 use core::ffi::c_int;
 use core::net::SocketAddr;
+use ginnel::channel::AddressSharing;
 use rustix::fd::{AsRawFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -106,6 +107,15 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
 fn repeat_settings(kernel_fd: RawFd, settings: &[Setting]) {
     for (level, name, value) in settings {
         let _ = syscall::setsockopt(kernel_fd, *level, *name, value);
+    }
+}
+
+/// Lets the kernel share the address of a socket that connected before, after which its settings are not
+/// recorded any more.
+pub(crate) fn repeat_sharing(kernel_fd: RawFd, sharing: AddressSharing) {
+    let options = [(libc::SO_REUSEADDR, sharing.reuse_address), (libc::SO_REUSEPORT, sharing.reuse_port)];
+    for (name, _) in options.into_iter().filter(|(_, is_on)| *is_on) {
+        let _ = syscall::setsockopt(kernel_fd, libc::SOL_SOCKET, name, &1_i32.to_ne_bytes());
     }
 }
 

@@ -135,9 +135,11 @@ impl ProcessState {
         let local = before.endpoints(stream.conn).map(|[local, _]| local).ok();
         self.files.get(file).shared_version = None;
         let Ok(socket) = self.files.socket(file) else { return };
-        socket.role =
-            SocketRole::Unconnected { bound: stream.bound.filter(BoundAddress::survives_disconnect) };
-        socket.last_address = local.or(socket.last_address);
+        let survives = |bound: &BoundAddress| stream.is_rebound || bound.survives_disconnect();
+        socket.role = SocketRole::Unconnected { bound: stream.bound.filter(survives) };
+        if !stream.is_rebound {
+            socket.last_address = local.or(socket.last_address);
+        }
         socket.shutdown.is_lost = true;
         (socket.shutdown.read, socket.shutdown.write) = (true, true);
         socket.shutdown.error = stream.error.or((!stream.end_seen).then_some(Errno::CONNRESET));

@@ -20,6 +20,9 @@ impl Ops {
             SocketRole::Unconnected { bound } => bound.map(|b| b.address()).or(socket.last_address),
             SocketRole::Listening(listening) => Some(listening.bound.address()),
             SocketRole::Udp(udp) => state.udp_local(udp, family),
+            SocketRole::Stream(stream) if stream.is_rebound => {
+                stream.bound.map(|b| b.address()).or(socket.last_address)
+            }
             SocketRole::Stream(stream) => state.endpoints(stream.conn).map(|[local, _]| local),
         };
         Ok(sockaddr::encode(local.unwrap_or(family.unspecified()), family))

@@ -4,7 +4,7 @@ use super::PROTOCOL_VERSION;
 use std::path::{Path, PathBuf};
 
 /// Contains the version, and a hash of the messages and of what is in shared memory.
-const VERSION_AND_HASH: (u32, u64) = (18, 0x07fb_e242_dda2_4dae);
+const VERSION_AND_HASH: (u32, u64) = (19, 0x61b4_beac_21e0_27c2);
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {

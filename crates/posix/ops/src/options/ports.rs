@@ -27,6 +27,11 @@ const PORT_MIN: u16 = 32_768;
 const PORT_MAX: u16 = 60_999;
 
 impl SocketOptionState {
+    /// Returns whether `bind` without a port leaves the choice of one to later calls.
+    pub fn binds_without_port(&self) -> bool {
+        self.is_on("IP_BIND_ADDRESS_NO_PORT")
+    }
+
     /// Returns the ports to try, starting with a random one. Returns `None` if the stack chooses.
     pub fn local_ports(&self) -> Option<impl Iterator<Item = u16> + use<>> {
         let (low, high) = low_high(self.port_range);

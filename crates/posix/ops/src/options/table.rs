@@ -414,7 +414,13 @@ pub const OPTIONS: &[OptionRow] = &[
     dedicated(IP, 21, "IP_MINTTL"),
     fixed(IP, 22, "IP_NODEFRAG", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
     ignored(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
-    ignored(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port nevertheless"),
+    ignored(
+        IP,
+        24,
+        "IP_BIND_ADDRESS_NO_PORT",
+        IP_FLAG,
+        "`bind` of a UDP socket to a group chooses a port nevertheless",
+    ),
     fixed(IP, 25, "IP_RECVFRAGSIZE", IntFormat::Ignored, Ok(0), Errno::INVAL),
     ignored(
         IP,

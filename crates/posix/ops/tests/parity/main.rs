@@ -21,6 +21,7 @@ mod pacing;
 mod pipes;
 mod ports;
 mod proxy_fds;
+mod rebind;
 mod record;
 mod signals;
 mod stack;
@@ -48,7 +49,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 20] = [
+const MODULES: [Cases; 21] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -59,6 +60,7 @@ const MODULES: [Cases; 20] = [
     pacing::tests::CASES,
     pipes::tests::CASES,
     ports::tests::CASES,
+    rebind::tests::CASES,
     signals::tests::CASES,
     streams::tests::CASES,
     tcp_options::tests::CASES,

@@ -370,10 +370,97 @@ pub fn bind_address_no_port(w: &mut Fixture<'_>) {
     w.log("port equal", port(&w.b.getsockname(named).unwrap()) == free);
 }
 
+/// A `connect` that is refused has chosen a port, which the socket has as its name only.
+pub fn refused_connect_chooses_a_port(w: &mut Fixture<'_>) {
+    let first = free_ports(8);
+    let range = (u32::from(first + 7) << 16 | u32::from(first)).to_ne_bytes();
+    let to = w.at_a(0);
+    for (no_port, restricted, bound) in [
+        (true, true, true),
+        (true, false, true),
+        (false, true, false),
+        (false, false, false),
+        (false, true, true),
+    ] {
+        let b = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+        if restricted {
+            w.b.setsockopt(b, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range).unwrap();
+        }
+        w.b.setsockopt(b, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &word(no_port.into())).unwrap();
+        if bound {
+            w.b.bind(b, &w.at_b(0)).unwrap();
+        }
+        for _ in 0..2 {
+            w.log("connect", w.b.connect(b, &to));
+            let name = w.b.getsockname(b).unwrap();
+            let own = port(&name);
+            w.log("port", (own != 0, !restricted || (first..first + 8).contains(&own)));
+            w.log("address", name[4..] == w.at_b(0)[4..]);
+            let other = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+            w.log("the port is free", w.b.bind(other, &w.at_b(own)));
+            w.b.close(other).unwrap();
+        }
+        let (listener, at) = w.listener(0);
+        w.log("connect to a listener", w.b.connect(b, &w.at_a(at)));
+        w.log("address", w.b.getsockname(b).unwrap()[4..] == w.at_b(0)[4..]);
+        w.b.close(b).unwrap();
+        w.a.close(listener).unwrap();
+    }
+}
+
+/// `connect` or the first datagram of a UDP socket chooses the port.
+pub fn datagrams_choose_a_port(w: &mut Fixture<'_>) {
+    let first = free_ports(8);
+    let range = (u32::from(first + 7) << 16 | u32::from(first)).to_ne_bytes();
+    let a = w.a.socket(w.domain(), libc::SOCK_DGRAM).unwrap();
+    w.a.bind(a, &w.at_a(0)).unwrap();
+    let to = w.at_a(port(&w.a.getsockname(a).unwrap()));
+    let nobody = w.at_a(0);
+    for (restricted, connects) in [(true, true), (true, false), (false, true), (false, false)] {
+        let b = w.b.socket(w.domain(), libc::SOCK_DGRAM).unwrap();
+        if restricted {
+            w.b.setsockopt(b, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range).unwrap();
+        }
+        w.b.setsockopt(b, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &word(1)).unwrap();
+        for _ in 0..2 {
+            w.log("bind", w.b.bind(b, &w.at_b(0)));
+            w.log("name", w.b.getsockname(b).unwrap() == w.at_b(0));
+        }
+        w.log("poll", w.ready(w.b, b));
+        w.log("nothing arrives", w.b.recv(b, 9, libc::MSG_DONTWAIT));
+        w.log("not connected", w.b.send(b, b"x", 0));
+        if connects {
+            w.log("connect", w.b.connect(b, &nobody));
+        } else {
+            w.log("send", w.b.send_to(b, b"from", Some(&to), &[], 0));
+            let received = w.a.recv_from(a, 9, 0, 0).unwrap();
+            w.log("received", (received.bytes, received.from == w.b.getsockname(b).unwrap()));
+        }
+        let name = w.b.getsockname(b).unwrap();
+        let own = port(&name);
+        w.log("port", (own != 0, !restricted || (first..first + 8).contains(&own)));
+        w.log("address", name[4..] == w.at_b(0)[4..]);
+        w.log("bind", w.b.bind(b, &w.at_b(0)));
+        let mut unspecified = [0; 16];
+        unspecified[..2].copy_from_slice(&(libc::AF_UNSPEC as u16).to_ne_bytes());
+        w.log("disconnect", w.b.connect(b, &unspecified));
+        w.log("name", w.b.getsockname(b).unwrap() == w.at_b(0));
+        w.b.close(b).unwrap();
+    }
+    w.log("bind to a port", {
+        let b = w.b.socket(w.domain(), libc::SOCK_DGRAM).unwrap();
+        w.b.setsockopt(b, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &word(1)).unwrap();
+        let bound = w.b.bind(b, &w.at_b(first));
+        (bound, port(&w.b.getsockname(b).unwrap()) == first)
+    });
+}
+
 pub mod tests {
     crate::cases! {
         ; over_loopback {
             bind_address_no_port
+            refused_connect_chooses_a_port
+            datagrams_choose_a_port
             ports_in_time_wait
             local_port_range
         }
