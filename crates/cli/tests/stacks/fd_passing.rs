@@ -173,3 +173,100 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
     let refused = "0 | Operation not supported | Operation not supported\n1\n";
     assert_eq!(fixture.script_output(&ON_LAB, script), refused.repeat(2));
 }
+
+/// A socket that is bound and does not listen yet: the receiver listens on it, as in libuv's
+/// `ipc_listen_after_write`, where the sender listens, too.
+#[test]
+fn bound_sockets_listen_in_the_receiver() {
+    if skipped("bound_sockets_listen_in_the_receiver") {
+        return;
+    }
+    let fixture = Fixture::new("bound");
+    let _up = fixture.start_stack("lab", &MEMORY);
+    let receive = format!(
+        "{RECEIVER}
+one, any_, both, plain = all_
+for s in all_[:3]: s.listen()
+plain.bind(('10.5.0.1', 7204)); plain.listen()
+m.sendall(b'listens')
+for s in all_:
+    b, peer = s.accept(); b.sendall(str(s.getsockname()[1]).encode()); b.close()"
+    );
+    let receiver = RunningProgram::new(fixture.script(&ON_LAB, &receive));
+    wait_until("it waits", || fixture.path().join("waits").exists());
+    let send = format!(
+        "{SENDER}
+def bound(*at):
+    s = socket.socket(); s.bind(at); return s
+one, any_, both, plain = bound('10.5.0.1', 7202), bound('0.0.0.0', 0), bound('10.5.0.1', 7203), socket.socket()
+port = any_.getsockname()[1]
+m = send(one, any_, both, plain); both.listen(); one.close(); plain.close()
+assert m.recv(7) == b'listens'
+open('port', 'w').write(str(port))
+for at in (7202, port, 7203, 7204):
+    c = socket.create_connection(('10.5.0.1', at)); print(exactly(c, len(str(at))).decode() == str(at))"
+    );
+    assert_eq!(fixture.script_output(&ON_LAB, &send), "True\n".repeat(4));
+    assert!(receiver.wait_for_output().status.success());
+}
+
+/// Both sides of a socket that is bound to the unspecified address arrive: that of the stack, and that of the
+/// kernel.
+#[test]
+fn passed_datagram_sockets_receive_in_the_receiver() {
+    if skipped("passed_datagram_sockets_receive_in_the_receiver") {
+        return;
+    }
+    let fixture = Fixture::new("datagrams");
+    let _up = fixture.start_stack("lab", &MEMORY);
+    let receive = format!(
+        "{RECEIVER}
+one, any_, connected = all_
+for s in (one, any_, any_, any_):
+    text, peer = s.recvfrom(99); s.sendto(text.upper(), peer)
+connected.send(b'from the receiver')"
+    );
+    let receiver = RunningProgram::new(fixture.script(&ON_LAB, &receive));
+    wait_until("it waits", || fixture.path().join("waits").exists());
+    let send = format!(
+        "{SENDER}
+def bound(*at):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(at); return s
+one, any_, peer = bound('10.5.0.1', 7202), bound('0.0.0.0', 0), bound('10.5.0.1', 0)
+connected = bound('10.5.0.1', 0); connected.connect(peer.getsockname())
+client, port = bound('10.5.0.1', 0), any_.getsockname()[1]
+m = send(one, any_, connected); one.close(); connected.close()
+for at in (('10.5.0.1', 7202), ('10.5.0.1', port), ('127.0.0.1', port)):
+    c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    c.sendto(b'hello', at); text, origin = c.recvfrom(99); print(text, origin == at)
+any_.close(); client.sendto(b'again', ('10.5.0.1', port)); print(client.recv(99), peer.recv(99))"
+    );
+    let stdout = fixture.script_output(&ON_LAB, &send);
+    assert_eq!(stdout, format!("{}b'AGAIN' b'from the receiver'\n", "b'HELLO' True\n".repeat(3)));
+    assert!(receiver.wait_for_output().status.success());
+}
+
+/// A process that passes a bound socket to itself has one description of it.
+#[test]
+fn bound_sockets_return_to_their_process() {
+    if skipped("bound_sockets_return_to_their_process") {
+        return;
+    }
+    let fixture = Fixture::new("return");
+    let _up = fixture.start_stack("lab", &MEMORY);
+    let script = "
+x, y = socket.socketpair(socket.AF_UNIX)
+for host in ('10.5.0.1', '0.0.0.0'):
+    s = socket.socket(); s.bind((host, 0)); at = ('10.5.0.1', s.getsockname()[1])
+    socket.send_fds(x, [b'-'], [s.fileno()]); same = socket.socket(fileno=socket.recv_fds(y, 9, 9)[1][0])
+    same.listen(); c = socket.create_connection(at); a, _ = s.accept(); s.close()
+    # It listens meanwhile.
+    socket.send_fds(x, [b'-'], [same.fileno()]); again = socket.socket(fileno=socket.recv_fds(y, 9, 9)[1][0])
+    same.close(); c2 = socket.create_connection(at); a2, _ = again.accept(); a2.sendall(b'twice')
+    print(exactly(c2, 5)); again.close()
+    # The process keeps the stack's side of a socket whose kernel socket it has passed.
+    if host != '0.0.0.0':
+        try: socket.create_connection(at)
+        except OSError as e: print(e.strerror)";
+    assert_eq!(fixture.script_output(&ON_LAB, script), "b'twice'\nConnection refused\nb'twice'\n");
+}

@@ -34,10 +34,6 @@ const REASONS: &[(&str, &str)] = &[
         "writes without a pause until the RST of its peer arrives; on a busy machine the send buffer is full \
          before the shard has run, as with a peer on another host",
     ),
-    (
-        "ipc_listen_after_write",
-        "passes a bound socket that does not listen yet ([posix.md](posix.md), `SCM_RIGHTS`)",
-    ),
     ("epoll_busy_poll", "`EPIOCSPARAMS` and `EPIOCGPARAMS` are not implemented"),
     ("ip_local_port_range", RANGE),
     ("port_range_out_of_netns_range", RANGE),

@@ -82,6 +82,15 @@ codec_struct!(SerializedSocket {
     last_address
 });
 impl SerializedSocket {
+    /// Returns the number of the open file description if its socket is bound, and neither connected nor
+    /// listening.
+    pub fn bound_description(&self) -> Option<u64> {
+        match &self.role {
+            SerializedRole::Unconnected(Some(bound)) => Some(bound.description).filter(|number| *number != 0),
+            _ => None,
+        }
+    }
+
     /// Removes the program of the filter, which the receiver asks the stack for.
     pub fn drop_filter_code(&mut self) {
         self.options.drop_filter_code();
@@ -160,6 +169,7 @@ struct SerializedStream {
     end_seen: bool,
     msg_more: bool,
     bound: Option<SerializedAddress>,
+    is_rebound: bool,
 }
 codec_struct!(SerializedStream {
     shard,
@@ -169,7 +179,6 @@ codec_struct!(SerializedStream {
     disconnecting,
     error,
     end_seen,
-    is_rebound: bool,
     msg_more,
     bound,
     is_rebound
@@ -473,6 +482,7 @@ pub(crate) fn serialize_socket(
                 end_seen: stream.end_seen,
                 msg_more: stream.msg_more,
                 bound: stream.bound.as_ref().map(serialize_address),
+                is_rebound: stream.is_rebound,
             };
             (SerializedRole::Stream(serialized), vec![id])
         }
@@ -482,7 +492,6 @@ pub(crate) fn serialize_socket(
             let serialized = SerializedUdp {
                 shard: id.shard,
                 socket,
-                is_rebound: stream.is_rebound,
                 generation,
                 port_locked: udp.port_locked,
                 address_locked: udp.address_locked,
@@ -568,6 +577,7 @@ impl ProcessState {
                 msg_more: serialized.msg_more,
                 nospace_acked: None,
                 bound: serialized.bound.map(bound_of),
+                is_rebound: serialized.is_rebound,
                 incomplete_report_fd: None,
                 message_blocked: false,
             }),
@@ -577,7 +587,6 @@ impl ProcessState {
                     .conn_of(serialized.shard, Conn::new(serialized.socket, serialized.generation)),
                 port_locked: serialized.port_locked,
                 address_locked: serialized.address_locked,
-                is_rebound: serialized.is_rebound,
                 peer: serialized.peer,
                 kernel_fd: serialized.has_kernel_socket.then_some(fd),
                 shut_read: serialized.shut_read,

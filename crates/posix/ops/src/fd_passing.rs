@@ -14,7 +14,7 @@ use ginnel::broker::codec::Codec;
 use ginnel::channel::SocketId;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 
 /// Item that a control message carries in the place of a stack descriptor.
 pub enum PassedFd {
@@ -34,9 +34,26 @@ impl PassedFd {
     }
 }
 
+/// A kernel socket that was passed to another process in the place of a stack socket behind which it is.
+pub(crate) struct PassedKernelSocket {
+    /// Its `SO_COOKIE`.
+    cookie: u64,
+    /// The stack's side of the socket when it was passed last.
+    ids: Vec<GlobalSocketId>,
+    /// Owns the stack's side.
+    owner: HiddenFd,
+}
+
+impl PassedKernelSocket {
+    /// Returns the descriptor that owns the stack's side.
+    pub fn owner(&self) -> &HiddenFd {
+        &self.owner
+    }
+}
+
 impl Ops {
-    /// Returns what to send in the place of a stack descriptor. Epoll sets, and sockets that are neither
-    /// connected nor listening, are passed as the kernel object behind them.
+    /// Returns what to send in the place of a stack descriptor. Epoll sets are passed as the kernel object
+    /// behind them.
     ///
     /// # Errors
     /// `EBADF`; `EOPNOTSUPP` for a socket with a filter that is not on the stack yet; `ENETDOWN`
@@ -44,16 +61,17 @@ impl Ops {
     pub fn pass_fd(&self, fd: RawFd) -> Result<PassedFd, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
-        let kernel_fd = state.kernel_fd(file);
+        let of_role = state.kernel_fd(file);
         state.share(file);
         let ProcessState { files, client, .. } = &mut *state;
         let FileKind::Socket(socket) = &files.get(file).kind else { return Ok(PassedFd::Itself) };
-        if matches!(socket.role, SocketRole::Unconnected { .. }) {
-            if socket.options.has_filter_or_lock() {
-                // Nothing would carry the filter: the receiver's socket would accept everything.
-                return Err(Errno::OPNOTSUPP);
-            }
-            return Ok(PassedFd::Itself);
+        let kernel_fd = match socket.role {
+            SocketRole::Unconnected { bound } => bound.and_then(|bound| bound.kernel_fd),
+            _ => of_role,
+        };
+        if matches!(socket.role, SocketRole::Unconnected { .. }) && socket.options.has_filter_or_lock() {
+            // Nothing would carry the filter: the receiver's socket would accept everything.
+            return Err(Errno::OPNOTSUPP);
         }
         let (metadata, ids) = serialize(socket, client);
         let attachment = state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
@@ -63,9 +81,16 @@ impl Ops {
         // so this process keeps a reference to the stack's side as long as it lives.
         let kernel_fd = borrow(kernel_fd)?;
         let cookie = sockopt::socket_cookie(kernel_fd)?;
-        if !state.passed_listeners.iter().any(|(entry, _)| *entry == cookie) {
-            let owner = HiddenFd::new(share(Some(kernel_fd))?)?;
-            state.passed_listeners.push((cookie, owner));
+        let entry = state.passed_kernel_sockets.iter().position(|entry| entry.cookie == cookie);
+        if entry.is_some_and(|at| !ids.is_empty() && state.passed_kernel_sockets[at].ids == ids) {
+            return Ok(PassedFd::Itself);
+        }
+        let owner = HiddenFd::new(share(Some(kernel_fd))?)?;
+        let passed = PassedKernelSocket { cookie, ids, owner };
+        match entry {
+            // The socket listens meanwhile, or has another port.
+            Some(at) => state.passed_kernel_sockets[at] = passed,
+            None => state.passed_kernel_sockets.push(passed),
         }
         Ok(PassedFd::Itself)
     }
@@ -82,7 +107,7 @@ impl Ops {
     }
 
     fn import_fd(&self, fd: RawFd, received: BorrowedFd<'_>) -> Result<(), Errno> {
-        let listener = is_passable(received)?;
+        let is_kernel_socket = is_passable(received)?;
         let mut state = self.lock()?;
         let ProcessState { attachment, client, .. } = &mut *state;
         let attachment = attachment.as_ref().ok_or(Errno::NETDOWN)?;
@@ -92,14 +117,10 @@ impl Ops {
             Some(file) => file,
             None => {
                 let metadata = SerializedSocket::decode(&mut &metadata[..]).ok_or(Errno::INVAL)?;
-                let socket = state.deserialize_socket(metadata, fd)?;
-                let file = state.files.add(FileKind::Socket(Box::new(socket)));
-                // The first access applies what was changed while the socket was in transit.
-                state.files.get(file).shared_version = Some(0);
-                file
+                state.import_socket(metadata, fd)?
             }
         };
-        if !listener {
+        if !is_kernel_socket {
             state.proxy_fds.install_over(fd)?;
         }
         if !self.fds.set(fd, file) {
@@ -119,6 +140,27 @@ impl Ops {
 }
 
 impl ProcessState {
+    /// Returns the description of a socket that another process has serialized: the one that this process has
+    /// of an address that is bound, otherwise a new one.
+    fn import_socket(&mut self, metadata: SerializedSocket, fd: RawFd) -> Result<FileId, Errno> {
+        if let Some(description) = metadata.bound_description()
+            && let Some(file) = self.file_of_description(description)
+        {
+            return Ok(file);
+        }
+        let socket = self.deserialize_socket(metadata, fd)?;
+        let file = self.files.add(FileKind::Socket(Box::new(socket)));
+        // The first access applies what was changed while the socket was in transit.
+        self.files.get(file).shared_version = Some(0);
+        Ok(file)
+    }
+
+    /// Returns the description whose address was bound with this number.
+    fn file_of_description(&mut self, description: u64) -> Option<FileId> {
+        let is_of = |socket: &Socket| socket.bound().is_some_and(|bound| bound.description == description);
+        self.files.ids().into_iter().find(|file| self.files.socket(*file).is_ok_and(|socket| is_of(socket)))
+    }
+
     /// Returns the description that this process has of these identifiers.
     fn existing_file(&mut self, ids: &[GlobalSocketId]) -> Option<FileId> {
         let first = ids.first()?;
@@ -145,7 +187,7 @@ fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocket
 }
 
 /// Checks whether a descriptor is of a kind that can stand for a stack socket, so that the stack need not be
-/// asked about others. Returns whether it is a kernel listener.
+/// asked about others. Returns whether it is a kernel socket, which serves the socket, too.
 ///
 /// # Errors
 /// `ENOTSOCK` otherwise.
@@ -153,8 +195,10 @@ fn is_passable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let kind = sockopt::socket_type(fd)?;
     match sockopt::socket_domain(fd)? {
         AddressFamily::UNIX if kind == SocketType::SEQPACKET => Ok(false),
+        // Kernel sockets that serve a stack socket, too, have no peer.
         AddressFamily::INET | AddressFamily::INET6
-            if kind == SocketType::STREAM && sockopt::socket_acceptconn(fd)? =>
+            if matches!(kind, SocketType::STREAM | SocketType::DGRAM)
+                && getpeername(fd).err() == Some(Errno::NOTCONN) =>
         {
             Ok(true)
         }

@@ -3,8 +3,9 @@
 
 use crate::channels::Channels;
 use crate::connect::connect_errno;
-use crate::descriptor::{HiddenFd, ProxyFds};
+use crate::descriptor::ProxyFds;
 use crate::descriptor_report::{DescriptorReport, ReportEntry};
+use crate::fd_passing::PassedKernelSocket;
 use crate::fd_table::FileId;
 use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
 use crate::isolation::Isolation;
@@ -42,9 +43,8 @@ pub(crate) struct ProcessState {
     pub next_cookie: u64,
     /// Hosts to which the stack has a route, most recent last.
     pub reachable_hosts: Vec<IpAddr>,
-    /// Owns the stack's side of dual listeners that were passed to other processes, by the `SO_COOKIE` of the
-    /// kernel socket.
-    pub passed_listeners: Vec<(u64, HiddenFd)>,
+    /// Kernel sockets that were passed to other processes with the stack's side of their sockets.
+    pub passed_kernel_sockets: Vec<PassedKernelSocket>,
     /// Report that `ginnel check` may read about the descriptors; `None` if the report could not be created.
     pub report: Option<DescriptorReport>,
     /// Work to do when the lock is released.
@@ -82,7 +82,7 @@ impl ProcessState {
             attachment: None,
             next_cookie: 1,
             reachable_hosts: Vec::new(),
-            passed_listeners: Vec::new(),
+            passed_kernel_sockets: Vec::new(),
             report: None,
             deferred: Arc::default(),
             isolation,

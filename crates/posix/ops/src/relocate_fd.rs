@@ -3,6 +3,7 @@
 
 use crate::Ops;
 use crate::descriptor;
+use crate::fd_passing::PassedKernelSocket;
 use crate::file::FileKind;
 use crate::process::ProcessState;
 use rustix::fd::RawFd;
@@ -56,7 +57,8 @@ impl ProcessState {
             return Ok(Some(other));
         }
         let report = self.report.iter().map(|report| &report.file);
-        for fd in self.waiters.own_fds().chain(self.passed_listeners.iter().map(|(_, fd)| fd)).chain(report) {
+        let passed = self.passed_kernel_sockets.iter().map(PassedKernelSocket::owner);
+        for fd in self.waiters.own_fds().chain(passed).chain(report) {
             if let Some(other) = fd.relocate(number)? {
                 return Ok(Some(other));
             }

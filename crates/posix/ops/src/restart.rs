@@ -75,7 +75,7 @@ impl ProcessState {
         }
         self.restarts += 1;
         self.waiters.replace_wake_fd();
-        self.passed_listeners.clear();
+        self.passed_kernel_sockets.clear();
         self.unbind_all();
     }
 

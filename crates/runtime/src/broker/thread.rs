@@ -938,13 +938,17 @@ impl BrokerThread {
     ) -> Result<ControlReply, Refusal> {
         let end = descriptors.pop().ok_or(Refusal::Malformed)?;
         let ProxyContents { sockets, metadata } = &contents;
-        let is_valid =
-            (1..=SOCKETS_PER_MESSAGE_MAX).contains(&sockets.len()) && metadata.len() <= METADATA_BYTES_MAX;
-        if !is_valid || self.cookies.contains_key(&cookie) {
-            return Err(Refusal::Malformed);
-        }
+        // A socket that is only bound is described by its metadata.
+        let is_valid = sockets.len() <= SOCKETS_PER_MESSAGE_MAX
+            && metadata.len() <= METADATA_BYTES_MAX
+            && !(sockets.is_empty() && metadata.is_empty());
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let domain = entry.attachment.as_ref().ok_or(Refusal::Unknown)?.domain;
+        // Several processes may pass one kernel socket on.
+        let proxy_of_cookie = self.cookies.get(&cookie).and_then(|id| self.proxies.get(id));
+        if !is_valid || proxy_of_cookie.is_some_and(|proxy| proxy.domain != domain) {
+            return Err(Refusal::Malformed);
+        }
         if self.domains.get(&domain).is_none_or(|entry| entry.proxies >= PROXY_FDS_MAX) {
             return Err(Refusal::ProxyDescriptors);
         }
@@ -1022,7 +1026,13 @@ impl BrokerThread {
     /// Handles the close of the last copy of a proxy descriptor.
     fn remove_proxy(&mut self, id: u64) {
         let Some(proxy) = self.proxies.remove(&id) else { return };
-        self.cookies.remove(&proxy.cookie);
+        if self.cookies.get(&proxy.cookie) == Some(&id) {
+            let same_cookie = |(_, other): &(&u64, &ProxyEntry)| other.cookie == proxy.cookie;
+            match self.proxies.iter().filter(same_cookie).map(|(id, _)| *id).max() {
+                Some(other) => self.cookies.insert(proxy.cookie, other),
+                None => self.cookies.remove(&proxy.cookie),
+            };
+        }
         self.release_refs(proxy.domain, &proxy.contents.sockets, self.shards.len());
         if let Some(domain) = self.domains.get_mut(&proxy.domain) {
             domain.proxies -= 1;
