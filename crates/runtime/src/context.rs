@@ -863,6 +863,11 @@ impl<'a> Context<'a> {
         self.core.stack.local().is_some_and(|stack| stack.prevents_bind(address, v6_only, sharing))
     }
 
+    /// Returns the range of ephemeral ports of UDP sockets; `0..=0` where the engine is in another thread.
+    pub(crate) fn local_udp_ports(&self) -> core::ops::RangeInclusive<u16> {
+        self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_udp_ports)
+    }
+
     /// Returns the range of ephemeral ports; `0..=0` where the engine is in another thread.
     pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)

@@ -180,6 +180,12 @@ impl Stack {
         self.tcp.config.local_port_first..=self.tcp.config.local_port_last
     }
 
+    /// Returns the ports of UDP sockets that are bound to none: from `network.udp_port_first` to
+    /// `network.udp_port_last`.
+    pub fn local_udp_ports(&self) -> core::ops::RangeInclusive<u16> {
+        self.udp.ephemeral_ports()
+    }
+
     /// Returns whether a connection, also one in TIME-WAIT, prevents a socket with these options from being
     /// bound to an address, as in Linux's `inet_bind_conflict`. If the connections of the port have several
     /// local addresses, each of them counts as the address that is asked for.

@@ -35,9 +35,6 @@ const REASONS: &[(&str, &str)] = &[
          before the shard has run, as with a peer on another host",
     ),
     ("epoll_busy_poll", "`EPIOCSPARAMS` and `EPIOCGPARAMS` are not implemented"),
-    ("ip_local_port_range", RANGE),
-    ("port_range_out_of_netns_range", RANGE),
-    ("single_port_range", RANGE),
     ("ipv6_flowlabel", FLOW_LABELS),
     ("ipv6_flowlabel -s", FLOW_LABELS),
     ("ipv6_flowlabel_mgr", FLOW_LABELS),
@@ -51,7 +48,6 @@ const REASONS: &[(&str, &str)] = &[
     ("udpgro, off, cmsg -4", "`UDP_GRO` also merges datagrams of the loopback, as Linux does on devices"),
     ("udpgso_bench gso -T", "`SO_TIMESTAMPING` as a control message of a datagram is not implemented"),
 ];
-const RANGE: &str = "expects the sysctl `net.ipv4.ip_local_port_range`, which the stack does not read";
 const FLOW_LABELS: &str = "`IPV6_FLOWLABEL_MGR`: the stack chooses flow labels";
 
 /// A suite on both sides.

@@ -133,9 +133,16 @@ pub(crate) fn run_selftests(side: Side, folder: &Path) -> Verdicts {
         sysctl -q -w net.ipv4.ip_local_port_range='40000 49999' net.ipv4.tcp_fastopen=3 net.ipv6.ip_nonlocal_bind=1; \
         exec \"$@\"";
     const WRAPPER: &[&str] = &["unshare", "--net", "sh", "-c", NAMESPACE, "sh"];
+    // What stands for the sysctls in the configuration of a stack.
+    const CONFIG: &str = "[tcp]\nlocal_port_first = 40000\nlocal_port_last = 49999\nfastopen = 3\n\
+        [network]\nudp_port_first = 40000\nudp_port_last = 49999\n";
+    let config = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    std::fs::write(config.path(), CONFIG).unwrap();
+    let options = ["--config", config.path().to_str().unwrap()];
     let mut verdicts = Verdicts::new();
     for (case, script) in SELFTESTS {
-        let output = command_for(side, folder, SECONDS, WRAPPER, &["sh", "-c", script]).output().unwrap();
+        let output =
+            command_for(side, folder, SECONDS, (WRAPPER, &options), &["sh", "-c", script]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         let cases = tap_verdicts(&text);
         let verdict = match output.status.code() {

@@ -17,21 +17,22 @@ pub(crate) enum Side {
 
 /// Returns a command that runs a program on a side.
 pub(crate) fn command(side: Side, folder: &Path, words: &[&str]) -> Command {
-    command_for(side, folder, SECONDS, &[], words)
+    command_for(side, folder, SECONDS, (&[], &[]), words)
 }
 
-/// Returns a command that runs a program on a side, for `seconds` at most. The command begins with `wrapper`.
+/// Returns a command that runs a program on a side, for `seconds` at most. The command begins with `wrapper`,
+/// and a stack has these options.
 pub(crate) fn command_for(
     side: Side,
     folder: &Path,
     seconds: u32,
-    wrapper: &[&str],
+    (wrapper, options): (&[&str], &[&str]),
     words: &[&str],
 ) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "5"]).arg(seconds.to_string()).args(wrapper);
     if side == Side::Stack {
-        command.args([GINNEL, "run", "--loopback", "stack", "--"]);
+        command.args([GINNEL, "run", "--loopback", "stack"]).args(options).arg("--");
         command.env("GINNEL_LIBRARY", build_preload_library(GINNEL));
     }
     command.args(words).current_dir(folder).env("GINNEL_RUN_DIR", folder.join("run"));

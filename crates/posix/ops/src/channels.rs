@@ -94,6 +94,9 @@ pub(crate) struct Channels {
     unread_wakes: u32,
     /// The first shard has said that it uses TCP Fast Open as a client (`tcp.fastopen`).
     can_open_fast: bool,
+    /// The first and the last port that the stack chooses for TCP, and those for UDP, once they were asked
+    /// for.
+    local_ports: Option<[(u16, u16); 2]>,
 }
 
 impl Channels {
@@ -124,6 +127,7 @@ impl Channels {
             cpus,
             unread_wakes: 0,
             can_open_fast: false,
+            local_ports: None,
         })
     }
 
@@ -598,6 +602,21 @@ impl Channels {
             self.can_open_fast = self.clients.first_mut().ok_or(Error::StackGone)?.can_open_fast()?;
         }
         Ok(self.can_open_fast)
+    }
+
+    /// Returns the first and the last port that the stack chooses for TCP or UDP sockets. Asks the first
+    /// shard once; the configuration of running shards does not change.
+    ///
+    /// # Errors
+    /// Returns an error if the shard is gone.
+    pub fn local_ports(&mut self, is_udp: bool) -> Result<(u16, u16), Error> {
+        let ports = match self.local_ports {
+            Some(ports) => ports,
+            None => {
+                *self.local_ports.insert(self.clients.first_mut().ok_or(Error::StackGone)?.local_ports()?)
+            }
+        };
+        Ok(ports[usize::from(is_udp)])
     }
 
     /// Returns the reason why the attempt to open a connection failed; `None` if the connection has not ended

@@ -402,7 +402,7 @@ impl ProcessState {
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
         let port_locked = address.port() != 0;
-        let ports = self.files.socket(file)?.options.local_ports().filter(|_| !port_locked);
+        let ports = if port_locked { None } else { self.local_ports(file)? };
         let reserved = match ports {
             None => self.client.reserve(address, sharing).map_err(|e| errno_of(&e)),
             Some(ports) => first_free(ports, |port| {
@@ -440,7 +440,7 @@ impl ProcessState {
         // (`IP_BIND_ADDRESS_NO_PORT`).
         let local_ip =
             socket.last_address.filter(|last_address| bound.is_none() && !last_address.ip().is_unspecified());
-        let ports = socket.options.local_ports().filter(|_| bound.is_none());
+        let is_restricted = bound.is_none() && socket.options.has_port_range();
         let local = bound.map(|bound| match (bound.address().ip(), to.ip()) {
             // An IPv6 socket that is bound to the unspecified address may open IPv4 connections.
             (IpAddr::V6(any), IpAddr::V4(_)) if any.is_unspecified() => {
@@ -455,6 +455,7 @@ impl ProcessState {
             ConnectOptions { local, socket: socket.options.initial_options(v4), ..ConnectOptions::default() };
         options.socket.fastopen_connect |= is_fast;
         let async_options = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
+        let ports = if is_restricted { self.local_ports(file)? } else { None };
         let conn = if let Some(ports) = ports {
             let any = if to.is_ipv4() { Family::V4.unspecified() } else { Family::V6.unspecified() };
             let ip = local.unwrap_or(any).ip();

@@ -488,7 +488,7 @@ impl ProcessState {
         socket.options.applied_udp = Some(options);
         let filter = socket.options.filter_code();
         let filter = filter.as_deref();
-        let ports = socket.options.local_ports().filter(|_| address.port() == 0);
+        let ports = if address.port() == 0 { self.local_ports(file)? } else { None };
         let conn = match ports {
             None => self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e)),
             Some(ports) => crate::connect::first_free(ports, |port| {

@@ -256,6 +256,7 @@ impl Codec for ChannelRequest {
                 code.encode(out);
             }
             Self::Filter(of) => (27u8, *of).encode(out),
+            Self::LocalPorts => 31u8.encode(out),
             Self::ListenShared(at, options, description) => {
                 (28u8, (*at, *options)).encode(out);
                 description.encode(out);
@@ -297,6 +298,7 @@ impl Codec for ChannelRequest {
             }
             26 => Self::SetFilter(Codec::decode(from)?, Codec::decode(from)?),
             27 => Self::Filter(Codec::decode(from)?),
+            31 => Self::LocalPorts,
             29 => Self::ClaimOffer(Codec::decode(from)?),
             28 => Self::ListenShared(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             20 => {
@@ -355,6 +357,7 @@ impl Codec for ChannelReply {
             Self::Links(links) => tagged(out, 17, links),
             Self::SetFilter(result) => tagged(out, 24, result),
             Self::Filter(result) => tagged(out, 25, result),
+            Self::LocalPorts([tcp, udp]) => tagged(out, 27, &(*tcp, *udp)),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -386,6 +389,7 @@ impl Codec for ChannelReply {
             20 => Self::RecvUnordered(Codec::decode(from)?),
             24 => Self::SetFilter(Codec::decode(from)?),
             25 => Self::Filter(Codec::decode(from)?),
+            27 => Self::LocalPorts([Codec::decode(from)?, Codec::decode(from)?]),
             _ => return None,
         })
     }

@@ -88,6 +88,8 @@ pub enum ChannelRequest {
     SetFilter(SocketId, Option<Vec<u8>>),
     /// Returns the program of a socket's filter.
     Filter(SocketId),
+    /// Returns the ranges from which the stack chooses ports of TCP and of UDP sockets.
+    LocalPorts,
     /// Returns the links from this index on, as many as fit into one reply.
     Links(u32),
     /// Returns the stack's counters.
@@ -349,6 +351,8 @@ pub enum ChannelReply {
     SetFilter(Result<(), FilterError>),
     /// Reply to [`ChannelRequest::Filter`]: the program, without bytes if there is none.
     Filter(Result<Vec<u8>, Stale>),
+    /// Reply to [`ChannelRequest::LocalPorts`]: the first and the last port for TCP, and those for UDP.
+    LocalPorts([(u16, u16); 2]),
     /// Reply to requests that cannot fail.
     Done,
 }

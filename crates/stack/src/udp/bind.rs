@@ -97,6 +97,11 @@ impl Udp {
         Ok(UdpHandle { index, generation: slot.generation })
     }
 
+    /// Returns the range of ephemeral ports.
+    pub fn ephemeral_ports(&self) -> core::ops::RangeInclusive<u16> {
+        self.port_first..=self.port_last
+    }
+
     /// Returns the first free ephemeral port, starting from a random one. Ports that could be shared are
     /// skipped, too.
     fn choose_ephemeral_port(

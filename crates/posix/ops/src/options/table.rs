@@ -448,7 +448,12 @@ pub const OPTIONS: &[OptionRow] = &[
     fixed(IP, 48, "MCAST_MSFILTER", IntFormat::Ignored, Err(Errno::INVAL), Errno::INVAL),
     refused(IP, 49, "IP_MULTICAST_ALL", "TCP has no multicast groups"),
     refused(IP, 50, "IP_UNICAST_IF", "the route determines the link"),
-    dedicated(IP, 51, "IP_LOCAL_PORT_RANGE"),
+    dedicated_with_note(
+        IP,
+        51,
+        "IP_LOCAL_PORT_RANGE",
+        "`tcp.local_port_first` … and `network.udp_port_first` … of the configuration stand for the sysctl",
+    ),
     fixed(IP, 52, "IP_PROTOCOL", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
     refused(IP, 64, "IPT_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(IP, 65, "IPT_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),

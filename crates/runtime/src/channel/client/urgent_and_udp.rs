@@ -214,6 +214,17 @@ impl Client {
         }
     }
 
+    /// Returns the first and the last port that the stack chooses for TCP, and those for UDP.
+    ///
+    /// # Errors
+    /// Returns an error if the shard is gone.
+    pub fn local_ports(&mut self) -> Result<[(u16, u16); 2], Error> {
+        match self.call(ChannelRequest::LocalPorts)? {
+            ChannelReply::LocalPorts(ports) => Ok(ports),
+            _ => Err(unexpected_reply()),
+        }
+    }
+
     /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is
     /// set, even after a fault in a buffer, which is the inner error.
     ///

@@ -6,6 +6,7 @@ use crate::channel::doorbells::RELEASED;
 use crate::channel::socket::{opened_bits, state};
 use crate::context::Context;
 use crate::error::Error;
+use core::ops::RangeInclusive;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
@@ -239,6 +240,10 @@ impl Domain {
                 ChannelReply::SetFilter(self.set_filter(cx, number, of, code.as_deref()))
             }
             ChannelRequest::Filter(of) => ChannelReply::Filter(self.filter(cx, number, of)),
+            ChannelRequest::LocalPorts => {
+                let ends = |ports: RangeInclusive<u16>| (*ports.start(), *ports.end());
+                ChannelReply::LocalPorts([ends(cx.local_ports()), ends(cx.local_udp_ports())])
+            }
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {
                 tcp: *cx.tcp_stats(),
