@@ -14,7 +14,7 @@ use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::device::RxBurst;
-use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::error::{GroupError, ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::multicast::SourceFilter;
@@ -345,6 +345,28 @@ impl<'a> Context<'a> {
         filter: Option<Arc<dyn SocketFilter>>,
     ) -> Result<(), UdpError> {
         self.core.stack.local_mut().ok_or(UdpError::Stale)?.udp_set_filter(socket, filter)
+    }
+
+    /// Sets the program of the group of a listener. Fails unless the engine is in this thread.
+    pub(crate) fn set_group_program(
+        &mut self,
+        listener: Listener,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<(), GroupError> {
+        let stack = self.core.stack.local_mut().ok_or(GroupError::Stale)?;
+        stack.set_group_program(listener, program, is_first)
+    }
+
+    /// Sets the program of the group of a UDP socket. Fails unless the engine is in this thread.
+    pub(crate) fn udp_set_group_program(
+        &mut self,
+        socket: UdpHandle,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<(), GroupError> {
+        let stack = self.core.stack.local_mut().ok_or(GroupError::Stale)?;
+        stack.udp_set_group_program(socket, program, is_first)
     }
 
     /// Returns the filter of a connection.

@@ -71,7 +71,9 @@ pub use executor::{Executor, async_fd, compat, net, signal, task, time};
 pub use ginnel_devices::random::Random;
 pub use ginnel_devices::{memory_file, resource_limit};
 pub use ginnel_matcher::Packet;
-pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+pub use ginnel_stack::error::{
+    ConnectError, GroupError, ListenError, OptionError, RecvError, SendError, Stale,
+};
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, LinkId, Listener, UdpHandle};
 pub use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};

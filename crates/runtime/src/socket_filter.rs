@@ -5,6 +5,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ginnel_matcher::{BadProgram, SocketPacket, SocketProgram};
 use ginnel_stack::socket_filter::{FilteredPacket, SocketFilter};
+use rustix::thread::sched_getcpu;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -105,6 +106,7 @@ pub(crate) struct AttachedProgram {
     bytes: usize,
     /// Source of the random numbers that the program loads: key and counter.
     random: Option<(RandomState, AtomicUsize)>,
+    loads_cpu: bool,
 }
 
 impl AttachedProgram {
@@ -117,7 +119,8 @@ impl AttachedProgram {
         let bytes = OVERHEAD + code.len() + program.memory_bytes();
         budget.take(bytes)?;
         let random = program.loads_random().then(|| (RandomState::new(), AtomicUsize::new(0)));
-        Ok(Self { program, code: code.into(), budget: Arc::clone(budget), bytes, random })
+        let loads_cpu = program.loads_cpu();
+        Ok(Self { program, code: code.into(), budget: Arc::clone(budget), bytes, random, loads_cpu })
     }
 }
 
@@ -158,6 +161,8 @@ impl SocketFilter for AttachedProgram {
             // Cannot truncate: headers are short.
             payload_offset: packet.header_len as u32,
             random: random.unwrap_or(0),
+            // Cannot truncate: there are fewer CPUs.
+            cpu: if self.loads_cpu { sched_getcpu() as u32 } else { 0 },
         });
         self.budget.steps.fetch_add(steps, Ordering::Relaxed);
         kept
@@ -165,6 +170,32 @@ impl SocketFilter for AttachedProgram {
 
     fn code(&self) -> &[u8] {
         &self.code
+    }
+}
+
+/// A program that selects the member of a group of sockets (`SO_ATTACH_REUSEPORT_CBPF`). If the domain has no
+/// steps left in this turn, the program selects none.
+#[derive(Debug)]
+pub(crate) struct SelectingProgram(AttachedProgram);
+
+impl SelectingProgram {
+    /// Verifies a program, and takes memory for it.
+    ///
+    /// # Errors
+    /// As [`AttachedProgram::new`].
+    pub fn new(code: &[u8], budget: &Arc<FilterBudget>) -> Result<Self, FilterError> {
+        AttachedProgram::new(code, budget).map(Self)
+    }
+}
+
+impl SocketFilter for SelectingProgram {
+    fn run(&self, packet: &FilteredPacket<'_>) -> u32 {
+        // A group has fewer members.
+        if self.0.budget.has_steps() { self.0.run(packet) } else { u32::MAX }
+    }
+
+    fn code(&self) -> &[u8] {
+        &self.0.code
     }
 }
 
@@ -218,5 +249,17 @@ mod tests {
             assert_eq!((busy.begin_turn(), busy.begin_turn()), (STEPS_PER_TURN_MAX, 0));
         }
         assert_eq!(same_domain.run(&packet()), 100);
+    }
+
+    #[test]
+    fn selecting_programs_select_none_without_steps() {
+        // The length of the packet after as many steps as a turn has.
+        let load_length = [0x80, 0, 0, 0, 0, 0, 0, 0];
+        let code = [load_length.repeat(4095), vec![0x16, 0, 0, 0, 0, 0, 0, 0]].concat();
+        let budget = FilterBudget::new(1 << 20);
+        let program = SelectingProgram::new(&code, &budget).unwrap();
+        let selected: Vec<u32> = (0..=STEPS_PER_TURN_MAX / 4096).map(|_| program.run(&packet())).collect();
+        assert_eq!(selected[..2], [100, 100]);
+        assert_eq!(selected.last(), Some(&u32::MAX));
     }
 }

@@ -53,6 +53,20 @@ errors! {
 }
 
 errors! {
+    /// Why the program of a group of sockets that share an address cannot be set (`SO_REUSEPORT`).
+    GroupError {
+        /// The socket of the handle was closed.
+        Stale => "stale socket handle",
+        /// The socket was not bound with `SO_REUSEPORT` (`EINVAL`).
+        NotInGroup => "the socket shares its address with no others",
+        /// There is no program to remove (`ENOENT`).
+        NoProgram => "the group has no program",
+        /// The socket has a program of its own, and other sockets have the address (`EADDRINUSE`).
+        InUse => "address already in use",
+    }
+}
+
+errors! {
     /// Why nothing can be sent.
     SendError {
         /// The connection of the handle has ended.

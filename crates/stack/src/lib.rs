@@ -17,6 +17,7 @@ pub mod multicast;
 pub mod options;
 pub mod prefetch;
 pub mod priority;
+mod reuseport;
 mod simd;
 pub mod socket_filter;
 pub mod stack;

@@ -13,7 +13,8 @@ use core::net::IpAddr;
 /// A filter of sockets.
 pub trait SocketFilter: Debug + Send + Sync {
     /// Decides about a packet. Returns how many of its bytes to keep, counted from the transport header on; 0
-    /// drops the packet. The transport header is always kept.
+    /// drops the packet. The transport header is always kept. The program of a group returns the index of a
+    /// member.
     fn run(&self, packet: &FilteredPacket<'_>) -> u32;
 
     /// Returns the filter in the encoding in which it was attached.
@@ -23,9 +24,10 @@ pub trait SocketFilter: Debug + Send + Sync {
 /// A packet as a filter sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct FilteredPacket<'a> {
-    /// The packet from its TCP or UDP header on.
+    /// The packet from its TCP or UDP header on; without that header for a program that selects a member of a
+    /// group (`SO_ATTACH_REUSEPORT_CBPF`).
     pub bytes: &'a [u8],
-    /// Bytes of the TCP or UDP header.
+    /// Bytes of the TCP or UDP header that `bytes` begin with.
     pub header_len: usize,
     /// The packet from its IP header on.
     pub network: &'a [u8],

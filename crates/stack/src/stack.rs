@@ -20,7 +20,9 @@ pub use listing::{
 pub use pools::{POOL_COUNT, PoolUsage};
 
 use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};
-use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+use crate::error::{
+    ConfigError, ConnectError, GroupError, ListenError, OptionError, RecvError, SendError, Stale,
+};
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
@@ -598,6 +600,34 @@ impl Stack {
         filter: Option<Arc<dyn SocketFilter>>,
     ) -> Result<(), UdpError> {
         self.udp.set_filter(socket, filter)
+    }
+
+    /// Sets the program that selects the listener for a segment among those that share the address of this
+    /// one ([`ListenOptions::reuse_port`]); `None` removes it. With `is_first` no other listener may have
+    /// the address yet.
+    ///
+    /// # Errors
+    /// Any [`GroupError`].
+    pub fn set_group_program(
+        &mut self,
+        listener: Listener,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<(), GroupError> {
+        self.tcp.set_group_program(listener, program, is_first)
+    }
+
+    /// As [`Stack::set_group_program`], for a UDP socket.
+    ///
+    /// # Errors
+    /// Any [`GroupError`].
+    pub fn udp_set_group_program(
+        &mut self,
+        socket: UdpHandle,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<(), GroupError> {
+        self.udp.set_group_program(socket, program, is_first)
     }
 
     /// Returns the filter of a connection.

@@ -38,8 +38,11 @@ const REASONS: &[(&str, &str)] = &[
     ("ipv6_flowlabel", FLOW_LABELS),
     ("ipv6_flowlabel -s", FLOW_LABELS),
     ("ipv6_flowlabel_mgr", FLOW_LABELS),
-    ("reuseport_bpf", "`SO_ATTACH_REUSEPORT_EBPF`: the stack selects no socket by a program"),
-    ("reuseport_bpf_cpu", "`SO_ATTACH_REUSEPORT_CBPF`: the stack selects no socket by a program"),
+    (
+        "reuseport_bpf",
+        "`SO_ATTACH_REUSEPORT_EBPF`: the stack runs no eBPF programs; the half with cBPF programs is a parity case",
+    ),
+    ("reuseport_bpf_cpu", "expects the CPU of the sender; on a stack programs run on the CPU of the shard"),
     ("sk_so_peek_off", "`SO_PEEK_OFF` has no effect on UDP sockets"),
     ("so_incoming_cpu", "`SO_INCOMING_CPU` is stored without effect: a shard runs on one core"),
     ("so_netns_cookie", "`SO_NETNS_COOKIE`: the stack is in no network namespace"),

@@ -29,6 +29,7 @@ pub(super) enum Property {
     XorX,
     PayloadOffset,
     Random,
+    Cpu,
     VlanProtocol,
     /// A property that packets on a stack do not have; its value is 0.
     Absent,
@@ -44,12 +45,13 @@ impl Property {
             12 => Self::Attribute,
             16 => Self::NestedAttribute,
             28 => Self::HardwareType,
+            36 => Self::Cpu,
             40 => Self::XorX,
             52 => Self::PayloadOffset,
             56 => Self::Random,
             60 => Self::VlanProtocol,
-            // Mark, queue, hash, CPU, and both properties of a VLAN tag.
-            20 | 24 | 32 | 36 | 44 | 48 => Self::Absent,
+            // Mark, queue, hash, and both properties of a VLAN tag.
+            20 | 24 | 32 | 44 | 48 => Self::Absent,
             _ => return None,
         })
     }
@@ -76,6 +78,8 @@ pub struct SocketPacket<'a> {
     pub payload_offset: u32,
     /// The seed of the random numbers that the program loads.
     pub random: u32,
+    /// The CPU on which the program runs.
+    pub cpu: u32,
 }
 
 /// A program of a socket. A run executes each instruction once at most, and visits a bounded number of
@@ -137,6 +141,11 @@ impl SocketProgram {
     #[must_use]
     pub fn run_counted(&self, packet: &SocketPacket<'_>) -> (u32, usize) {
         self.program.run_on_socket(packet)
+    }
+
+    /// Returns whether the program loads the number of the CPU.
+    pub fn loads_cpu(&self) -> bool {
+        self.program.instructions.contains(&Instruction::LoadProperty(Property::Cpu))
     }
 
     /// Returns whether the program loads random numbers.
@@ -238,6 +247,7 @@ impl<'a> SocketMachine<'a> {
             Property::XorX => a ^ x,
             Property::PayloadOffset => packet.payload_offset,
             Property::Random => self.next_random(),
+            Property::Cpu => packet.cpu,
             Property::VlanProtocol | Property::Absent => 0,
             Property::Attribute => {
                 let bytes = packet.bytes;

@@ -387,6 +387,10 @@ impl ProcessState {
         let Some(stream) = self.files.stream(file) else { return };
         let bound = stream.bound.take();
         self.unreserve(bound);
+        if let Ok(socket) = self.files.socket(file) {
+            // That of the listener, if the connection was accepted.
+            socket.options.drop_group_program();
+        }
         if let Some(kernel_fd) = bound.and_then(|bound| bound.kernel_fd) {
             // The kernel's half must not keep the port. A failure leaves the half as it is.
             let _ = self.proxy_fds.install_over(kernel_fd);
@@ -403,6 +407,12 @@ impl ProcessState {
     ) -> Result<(), Errno> {
         let port_locked = address.port() != 0;
         let ports = if port_locked { None } else { self.local_ports(file)? };
+        if port_locked && self.files.socket(file)?.options.group_program().is_some() {
+            // A socket with a group of its own does not join another one (`sk_reuseport_match`).
+            let unshared = AddressSharing { reuse_port: false, ..sharing };
+            let probe = self.client.reserve(address, unshared).map_err(|e| errno_of(&e))?;
+            let _ = self.client.unreserve(probe);
+        }
         let reserved = match ports {
             None => self.client.reserve(address, sharing).map_err(|e| errno_of(&e)),
             Some(ports) => first_free(ports, |port| {

@@ -31,7 +31,7 @@ use ancillary::SendCmsgs;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use ginnel::channel::{ReceivedDatagram, RecvBuffer, SendBuffer, gather};
+use ginnel::channel::{DescriptionKey, ReceivedDatagram, RecvBuffer, SendBuffer, gather};
 use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSendParams, errno};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -488,7 +488,15 @@ impl ProcessState {
         socket.options.applied_udp = Some(options);
         let filter = socket.options.filter_code();
         let filter = filter.as_deref();
+        let program = socket.options.group_program().filter(|_| options.reuse_port);
         let ports = if address.port() == 0 { self.local_ports(file)? } else { None };
+        if program.is_some() && address.port() != 0 {
+            // A socket with a group of its own does not join another one (`udp_lib_lport_inuse`).
+            let unshared = UdpOptions { reuse_port: false, ..options };
+            let probe = self.client.udp_open(address, unshared, to, None).map_err(|e| udp_errno(&e))?;
+            let _ = self.client.release(probe);
+            self.client.flush();
+        }
         let conn = match ports {
             None => self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e)),
             Some(ports) => crate::connect::first_free(ports, |port| {
@@ -496,6 +504,13 @@ impl ProcessState {
                 self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e))
             }),
         }?;
+        if let Some(program) = program
+            && let Err(error) = self.begin_group(DescriptionKey::Socket(conn), &program, true)
+        {
+            let _ = self.client.release(conn);
+            self.client.flush();
+            return Err(error);
+        }
         let socket = self.files.socket(file)?;
         socket.role = SocketRole::Udp(UdpSocket {
             conn,

@@ -91,9 +91,9 @@ impl SerializedSocket {
         }
     }
 
-    /// Removes the program of the filter, which the receiver asks the stack for.
-    pub fn drop_filter_code(&mut self) {
-        self.options.drop_filter_code();
+    /// Removes the programs: the receiver asks the stack for that of the filter.
+    pub fn drop_programs(&mut self) {
+        self.options.drop_programs();
     }
 }
 

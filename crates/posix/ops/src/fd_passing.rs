@@ -69,8 +69,8 @@ impl Ops {
             SocketRole::Unconnected { bound } => bound.and_then(|bound| bound.kernel_fd),
             _ => of_role,
         };
-        if matches!(socket.role, SocketRole::Unconnected { .. }) && socket.options.has_filter_or_lock() {
-            // Nothing would carry the filter: the receiver's socket would accept everything.
+        if matches!(socket.role, SocketRole::Unconnected { .. }) && socket.options.has_program_or_lock() {
+            // Nothing would carry the program: the receiver's socket would accept everything.
             return Err(Errno::OPNOTSUPP);
         }
         let (metadata, ids) = serialize(socket, client);
@@ -180,7 +180,7 @@ impl ProcessState {
 /// Serializes a socket for another process, and lists what that process will own.
 fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocketId>) {
     let (mut metadata, ids) = serialize_socket(socket, channels);
-    metadata.drop_filter_code();
+    metadata.drop_programs();
     let mut bytes = Vec::new();
     metadata.encode(&mut bytes);
     (bytes, ids)

@@ -6,6 +6,7 @@ use crate::fd_table::FileId;
 use crate::file::{FileKind, Socket, SocketRole};
 use crate::options::Setting;
 use crate::options::filter::set_on_kernel;
+use crate::options::reuseport::set_group_program_on_kernel;
 use crate::process::ProcessState;
 use crate::sockaddr::{self, Family, SockaddrBytes};
 use crate::syscall;
@@ -38,6 +39,10 @@ impl Ops {
             set_on_kernel(kernel_socket.as_raw_fd(), &filter)?;
         }
         repeat_settings(kernel_socket.as_raw_fd(), socket.options.settings_log());
+        if let Some(program) = socket.options.group_program().filter(|program| !program.is_empty()) {
+            // Refused if filters were locked after it was set, and without `SO_REUSEPORT`.
+            let _ = set_group_program_on_kernel(kernel_socket.as_raw_fd(), Some(&program));
+        }
         let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
         let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
         syscall::dup3(kernel_socket.as_raw_fd(), fd, flags)

@@ -16,6 +16,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::pin::pin;
 use ginnel::ListenOptions;
+use ginnel::channel::DescriptionKey;
 use libc::{POLLIN, pollfd};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -69,7 +70,16 @@ impl Ops {
             socket: socket.options.initial_options(v4),
         };
         let filter = socket.options.filter_code();
+        let program = socket.options.group_program();
         let number = state.client.listen(&bound, options, filter.as_deref()).map_err(|e| errno_of(&e))?;
+        if let Some(program) = program {
+            let begun = state.begin_group(DescriptionKey::Listener(number), &program, !bound.is_shared);
+            if let Err(error) = begun {
+                // The address stays bound.
+                let _ = state.client.unlisten(number, None);
+                return Err(error);
+            }
+        }
         state.bind_listener(number, file);
         let socket = state.files.socket(file)?;
         socket.options.mark_initial_applied(v4);
@@ -301,6 +311,8 @@ impl ProcessState {
         let _ = self.client.unlisten(listening.number, released);
         if let Ok(socket) = self.files.socket(file) {
             socket.role = SocketRole::Unconnected { bound: kept_address };
+            // The socket has left its group (`reuseport_stop_listen_sock`).
+            socket.options.drop_group_program();
             socket.last_address = Some(listening.bound.address());
         }
     }

@@ -5,6 +5,7 @@ pub(crate) mod filter;
 mod get;
 mod int_options;
 mod ports;
+pub(crate) mod reuseport;
 mod set;
 pub mod table;
 mod tcp_info;
@@ -301,7 +302,9 @@ impl SocketOptionState {
     pub fn update_from_shared(&mut self, published: Self) {
         let (settings_log, zerocopy) = (core::mem::take(&mut self.settings_log), self.zerocopy);
         let known = self.ints.filter().cloned().unwrap_or_default();
+        let group_program = self.ints.group_program().cloned();
         *self = Self { settings_log, zerocopy, ..published };
+        self.ints.set_group_program(group_program);
         if let Some(filter) = self.ints.filter() {
             let filter = known.updated_by(filter);
             self.ints.set_filter(filter);

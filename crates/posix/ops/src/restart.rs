@@ -186,6 +186,7 @@ impl ProcessState {
             *now = Listener { number, accepting: false, ..listening };
         }
         self.share_again(file);
+        self.restore_group_program(file);
         if listening.accepting {
             self.begin_accepting(file);
         }
@@ -216,6 +217,7 @@ impl ProcessState {
         }
         self.bind_conn(conn, file);
         self.share_again(file);
+        self.restore_group_program(file);
         // The options were passed with the request.
         let _ = self.apply_datagram_options(file);
         // Links and limits are those of before.

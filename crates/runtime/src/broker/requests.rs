@@ -9,7 +9,7 @@ use crate::channel::control::{
 use crate::error::Error;
 use crate::socket_filter::FilterError;
 use core::net::IpAddr;
-use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
+use ginnel_stack::error::{ConnectError, GroupError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::icmp::extensions::IcmpExtensions;
 use ginnel_stack::multicast::{FilterMode, MulticastOptions, SourceFilter};
@@ -184,6 +184,7 @@ impl Codec for LinkId {
 }
 
 codec_enum!(FilterError { 0 => Stale, 1 => Invalid, 2 => NoMemory });
+codec_enum!(GroupError { 0 => Stale, 1 => NotInGroup, 2 => NoProgram, 3 => InUse });
 codec_enum!(FilterMode { 0 => Include, 1 => Exclude });
 
 impl Codec for SourceFilter {
@@ -256,6 +257,11 @@ impl Codec for ChannelRequest {
                 code.encode(out);
             }
             Self::Filter(of) => (27u8, *of).encode(out),
+            Self::SetGroupProgram(of, code, is_first) => {
+                (30u8, *of).encode(out);
+                code.encode(out);
+                is_first.encode(out);
+            }
             Self::LocalPorts => 31u8.encode(out),
             Self::ListenShared(at, options, description) => {
                 (28u8, (*at, *options)).encode(out);
@@ -298,6 +304,7 @@ impl Codec for ChannelRequest {
             }
             26 => Self::SetFilter(Codec::decode(from)?, Codec::decode(from)?),
             27 => Self::Filter(Codec::decode(from)?),
+            30 => Self::SetGroupProgram(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             31 => Self::LocalPorts,
             29 => Self::ClaimOffer(Codec::decode(from)?),
             28 => Self::ListenShared(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
@@ -357,6 +364,7 @@ impl Codec for ChannelReply {
             Self::Links(links) => tagged(out, 17, links),
             Self::SetFilter(result) => tagged(out, 24, result),
             Self::Filter(result) => tagged(out, 25, result),
+            Self::SetGroupProgram(result) => tagged(out, 26, result),
             Self::LocalPorts([tcp, udp]) => tagged(out, 27, &(*tcp, *udp)),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
@@ -389,6 +397,7 @@ impl Codec for ChannelReply {
             20 => Self::RecvUnordered(Codec::decode(from)?),
             24 => Self::SetFilter(Codec::decode(from)?),
             25 => Self::Filter(Codec::decode(from)?),
+            26 => Self::SetGroupProgram(Codec::decode(from)?),
             27 => Self::LocalPorts([Codec::decode(from)?, Codec::decode(from)?]),
             _ => return None,
         })

@@ -9,7 +9,7 @@ use crate::socket_filter::FilterError;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::error::{SendError, Stale};
+use ginnel_stack::error::{GroupError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::link::AddressState;
@@ -88,6 +88,9 @@ pub enum ChannelRequest {
     SetFilter(SocketId, Option<Vec<u8>>),
     /// Returns the program of a socket's filter.
     Filter(SocketId),
+    /// Sets the program that selects the member of the group of sockets with the address of this one
+    /// (`SO_REUSEPORT`); `None` removes it. If the flag is set, the group must have no other member.
+    SetGroupProgram(SocketId, Option<Vec<u8>>, bool),
     /// Returns the ranges from which the stack chooses ports of TCP and of UDP sockets.
     LocalPorts,
     /// Returns the links from this index on, as many as fit into one reply.
@@ -351,6 +354,8 @@ pub enum ChannelReply {
     SetFilter(Result<(), FilterError>),
     /// Reply to [`ChannelRequest::Filter`]: the program, without bytes if there is none.
     Filter(Result<Vec<u8>, Stale>),
+    /// Reply to [`ChannelRequest::SetGroupProgram`].
+    SetGroupProgram(Result<Result<(), GroupError>, FilterError>),
     /// Reply to [`ChannelRequest::LocalPorts`]: the first and the last port for TCP, and those for UDP.
     LocalPorts([(u16, u16); 2]),
     /// Reply to requests that cannot fail.

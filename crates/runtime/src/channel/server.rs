@@ -11,6 +11,7 @@ mod device_wait;
 mod domain;
 mod error_queue;
 mod filters;
+mod group_programs;
 mod large_buffers;
 mod owner_set;
 mod owners;

@@ -204,7 +204,9 @@ impl Tcp {
             &truncated
         } else {
             seg
+        let mut listener = listener;
         };
+            listener = self.select_listener(net, listener, seg, burst);
         // Beyond every sequence number that the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
         if self.on_syn(net, listener, seg, burst, Some(sequence)) {

@@ -10,8 +10,8 @@ use super::listen::listener_of;
 use super::profile::ProfileId;
 use super::state::State;
 use crate::device::RxBurst;
-use crate::error::OptionError;
-use crate::handle::{Conn, Listener};
+use crate::error::{GroupError, OptionError};
+use crate::handle::{Conn, LinkId, Listener, PortId};
 use crate::ip::Network;
 use crate::socket_filter::{FilteredPacket, PacketFields, SocketFilter, loopback_header};
 use crate::wire::tcp::TcpHeader;
@@ -196,43 +196,10 @@ impl Tcp {
         if id == FilterId::NONE {
             return Some(seg.payload.len());
         }
-        let header_len = TcpHeader::LEN + seg.options.len();
-        let received = match seg.position {
-            Some(position) => Some((burst.get(usize::from(position.frame))?.bytes, position)),
-            None => None,
-        };
-        let link = match received {
-            Some((frame, _)) => net.link_of_frame(self.rx_port, frame)?,
-            None => self.reassembled_link,
-        };
-        let frame = received.and_then(|(frame, position)| {
-            let payload_at = position.start as usize;
-            let frame = frame.get(..payload_at + seg.payload.len())?;
-            Some((frame, network_header_at(frame)?, payload_at.checked_sub(header_len)?))
-        });
-        let lone_header;
-        let (frame, network, bytes) = match frame {
-            Some((frame, network_at, at)) => (frame, frame.get(network_at..)?, frame.get(at..)?),
-            None => {
-                let network_len = build_packet(seg, &mut self.filter_scratch);
-                lone_header = loopback_header(seg.key.local.is_v4());
-                let network = &self.filter_scratch[..];
-                (&lone_header[..], network, &network[network_len..])
-            }
-        };
-        let kept = self.profiles.filters.run(
-            id,
-            &FilteredPacket {
-                bytes,
-                header_len,
-                network,
-                frame,
-                destination: seg.key.local.ip(),
-                is_broadcast: false,
-                link,
-                is_loopback: net.is_loopback(link),
-            },
-        );
+        let mut buffers = PacketBuffers::new(seg, &mut self.filter_scratch);
+        let packet = filtered_packet(net, (self.rx_port, self.reassembled_link), seg, burst, &mut buffers)?;
+        let header_len = packet.header_len;
+        let kept = self.profiles.filters.run(id, &packet);
         if kept == 0 {
             self.stats.filter_drops += 1;
             return None;
@@ -240,6 +207,105 @@ impl Tcp {
         // The header is kept in any case (`sk_filter_trim_cap`).
         Some((kept as usize).saturating_sub(header_len).min(seg.payload.len()))
     }
+
+    /// Returns the listener that gets a segment which was found to be for this one: that which the program of
+    /// their group selects, if it selects one (`reuseport_select_sock`).
+    #[cold]
+    #[inline(never)]
+    pub(super) fn select_listener(
+        &mut self,
+        net: &Network,
+        listener: u32,
+        seg: &Segment<'_>,
+        burst: &RxBurst<'_>,
+    ) -> u32 {
+        if !self.listeners.has_group_program(listener) {
+            return listener;
+        }
+        let mut buffers = PacketBuffers::new(seg, &mut self.filter_scratch);
+        let packet = filtered_packet(net, (self.rx_port, self.reassembled_link), seg, burst, &mut buffers);
+        let selected = packet.and_then(|packet| {
+            let of_payload = FilteredPacket { bytes: seg.payload, header_len: 0, ..packet };
+            self.listeners.select_by_program(listener, &of_payload)
+        });
+        selected.unwrap_or(listener)
+    }
+
+    /// Sets the program that selects the member of a listener's group for a segment; `None` removes it. With
+    /// `is_first` the listener must be the only member.
+    ///
+    /// # Errors
+    /// Any [`GroupError`].
+    pub fn set_group_program(
+        &mut self,
+        listener: Listener,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<(), GroupError> {
+        let index = self.listeners.index(listener).ok_or(GroupError::Stale)?;
+        let has_program = program.is_some();
+        for member in self.listeners.set_group_program(index, program, is_first)? {
+            let profile = self.profiles.get(self.listeners.get(member).profile);
+            self.listeners.set_has_group_program(member, has_program, profile);
+        }
+        Ok(())
+    }
+}
+
+/// Memory for the headers of a segment that is not in one frame.
+struct PacketBuffers<'a> {
+    network: &'a mut Vec<u8>,
+    frame: [u8; ETHERNET],
+}
+
+impl<'a> PacketBuffers<'a> {
+    fn new(seg: &Segment<'_>, network: &'a mut Vec<u8>) -> Self {
+        Self { network, frame: loopback_header(seg.key.local.is_v4()) }
+    }
+}
+
+/// Returns a segment as filters see it. `arrival` is the port of the device that it came from and the link of
+/// a segment that was reassembled from fragments. `None` if the frame has no link.
+fn filtered_packet<'a>(
+    net: &Network,
+    arrival: (PortId, LinkId),
+    seg: &Segment<'_>,
+    burst: &'a RxBurst<'_>,
+    buffers: &'a mut PacketBuffers<'_>,
+) -> Option<FilteredPacket<'a>> {
+    let (rx_port, reassembled_link) = arrival;
+    let header_len = TcpHeader::LEN + seg.options.len();
+    let received = match seg.position {
+        Some(position) => Some((burst.get(usize::from(position.frame))?.bytes, position)),
+        None => None,
+    };
+    let link = match received {
+        Some((frame, _)) => net.link_of_frame(rx_port, frame)?,
+        None => reassembled_link,
+    };
+    let frame = received.and_then(|(frame, position)| {
+        let payload_at = position.start as usize;
+        let frame = frame.get(..payload_at + seg.payload.len())?;
+        Some((frame, network_header_at(frame)?, payload_at.checked_sub(header_len)?))
+    });
+    let (frame, network, bytes) = match frame {
+        Some((frame, network_at, at)) => (frame, frame.get(network_at..)?, frame.get(at..)?),
+        None => {
+            let network_len = build_packet(seg, buffers.network);
+            let network = &buffers.network[..];
+            (&buffers.frame[..], network, &network[network_len..])
+        }
+    };
+    Some(FilteredPacket {
+        bytes,
+        header_len,
+        network,
+        frame,
+        destination: seg.key.local.ip(),
+        is_broadcast: false,
+        link,
+        is_loopback: net.is_loopback(link),
+    })
 }
 
 impl<'a> Segment<'a> {

@@ -11,16 +11,19 @@ use super::reply::CookieSynAck;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::device::RxBurst;
-use crate::error::{ListenError, OptionError};
+use crate::error::{GroupError, ListenError, OptionError};
 use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::{ListenOptions, SaveSyn, SocketOptions};
 use crate::priority::{BEST_EFFORT, ClassedQueue, QueueClass};
+use crate::reuseport::{GroupKey, ReuseportGroups};
+use crate::socket_filter::{FilteredPacket, SocketFilter};
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 /// Bit of a half-open connection's token, beside the index of its listener: set if both ends belong to this
 /// stack.
@@ -65,8 +68,11 @@ pub(crate) struct ListenEntry {
     pub profile: ProfileId,
     /// Flags that its connections begin with.
     flags: Flags,
-    /// True if the profile has a minimum hop limit or a filter, which segments have to pass.
+    /// True if the profile has a minimum hop limit or a filter, which segments have to pass, or if a program
+    /// selects the listener.
     is_guarded: bool,
+    /// True if a program selects the member of the listener's group that gets a segment.
+    has_group_program: bool,
     generation: u32,
     open: bool,
     /// True if the listener is open, and an acknowledgement without data creates a connection.
@@ -87,6 +93,12 @@ pub(crate) struct ListenEntry {
 impl ListenEntry {
     fn is_wildcard(&self) -> bool {
         self.addr.ip().is_unspecified()
+    }
+
+    /// Returns the group of listeners that share the address; `None` if the listener does not share it.
+    fn group(&self) -> Option<GroupKey> {
+        let ListenOptions { reuse_port, v6_only, user, .. } = self.options;
+        reuse_port.then_some(GroupKey { local: self.addr, v6_only, uid: user })
     }
 
     /// Returns the bytes of memory of the accept queue.
@@ -146,11 +158,18 @@ pub(crate) struct ListenTable {
     by_port: Vec<(u16, u32)>,
     free: Vec<u32>,
     max: usize,
+    groups: ReuseportGroups,
 }
 
 impl ListenTable {
     pub fn new(max: u32) -> Self {
-        Self { entries: Vec::new(), by_port: Vec::new(), free: Vec::new(), max: max as usize }
+        Self {
+            entries: Vec::new(),
+            by_port: Vec::new(),
+            free: Vec::new(),
+            max: max as usize,
+            groups: ReuseportGroups::default(),
+        }
     }
 
     pub fn add(
@@ -177,6 +196,7 @@ impl ListenTable {
             profile: id,
             flags: initial_flags(&options.socket, profile),
             is_guarded: is_guarded(profile),
+            has_group_program: false,
             generation,
             open: true,
             accepts_at_once: options.socket.defer_accept == 0,
@@ -200,6 +220,11 @@ impl ListenTable {
         };
         let at = self.by_port.partition_point(|e| *e < (addr.port(), index));
         self.by_port.insert(at, (addr.port(), index));
+        if let Some(group) = self.entries[index as usize].group()
+            && self.groups.join(group, index)
+        {
+            self.set_has_group_program(index, true, profile);
+        }
         Ok(Listener::new(index, self.entries[index as usize].generation))
     }
 
@@ -207,13 +232,48 @@ impl ListenTable {
     pub fn set_profile(&mut self, index: u32, id: ProfileId, profile: &Profile) -> ProfileId {
         let entry = &mut self.entries[index as usize];
         entry.flags = initial_flags(&entry.options.socket, profile);
-        entry.is_guarded = is_guarded(profile);
+        entry.is_guarded = is_guarded(profile) || entry.has_group_program;
         core::mem::replace(&mut entry.profile, id)
+    }
+
+    /// Records whether a program selects the listeners of the group of a listener, whose profile is given.
+    pub(super) fn set_has_group_program(&mut self, index: u32, has_program: bool, profile: &Profile) {
+        let entry = &mut self.entries[index as usize];
+        entry.has_group_program = has_program;
+        entry.is_guarded = is_guarded(profile) || has_program;
+    }
+
+    /// Sets the program of the group of a listener. Returns the members of the group.
+    ///
+    /// # Errors
+    /// As [`ReuseportGroups::set_program`].
+    pub(super) fn set_group_program(
+        &mut self,
+        index: u32,
+        program: Option<Arc<dyn SocketFilter>>,
+        is_first: bool,
+    ) -> Result<Vec<u32>, GroupError> {
+        let group = self.entries[index as usize].group().ok_or(GroupError::NotInGroup)?;
+        self.groups.set_program(&group, program, is_first)?;
+        Ok(self.groups.members(&group).to_vec())
+    }
+
+    /// Returns whether a program selects the listener of a segment for this one.
+    pub(super) fn has_group_program(&self, index: u32) -> bool {
+        self.entries[index as usize].has_group_program
+    }
+
+    /// Returns the listener that the program of the group of a listener selects, if it selects one.
+    pub(super) fn select_by_program(&self, index: u32, packet: &FilteredPacket<'_>) -> Option<u32> {
+        self.groups.select(&self.entries[index as usize].group()?, packet)
     }
 
     /// Closes a listener. Returns its profile, and the connections of its accept queue with their classes.
     fn remove(&mut self, index: u32) -> (ProfileId, Vec<(u32, u8)>) {
         self.by_port.retain(|(_, i)| *i != index);
+        if let Some(group) = self.entries[index as usize].group() {
+            self.groups.leave(&group, index);
+        }
         let entry = &mut self.entries[index as usize];
         (entry.open, entry.accepts_at_once) = (false, false);
         let queue = core::mem::take(&mut entry.queue).take_all_with_classes();
@@ -359,7 +419,8 @@ impl ListenTable {
         Some(if is_loopback { to | LOOPBACK_BIT } else { to })
     }
 
-    /// Returns whether segments have to pass a minimum hop limit or a filter.
+    /// Returns whether segments have to pass a minimum hop limit or a filter, or a program selects the
+    /// listener.
     pub fn is_guarded(&self, index: u32) -> bool {
         self.entries[index as usize].is_guarded
     }
@@ -571,6 +632,7 @@ impl Tcp {
         };
         self.stats.listener_lookups += 1;
         if self.listeners.is_guarded(listener) {
+            let listener = self.select_listener(net, listener, seg, burst);
             if let Some(kept) = self.guard_listener(net, listener, seg, burst) {
                 self.input_listener(net, listener, &seg.truncated(kept), burst);
             }

@@ -92,9 +92,14 @@ impl Udp {
             filter: None,
             has_slow_path: options.gro || self.classes.is_some(),
             memberships: Vec::new(),
+            group: None,
         });
+        let handle = UdpHandle { index, generation: slot.generation };
         self.ports.entry(port).or_default().push(index);
-        Ok(UdpHandle { index, generation: slot.generation })
+        if options.reuse_port {
+            self.join_group(index);
+        }
+        Ok(handle)
     }
 
     /// Returns the range of ephemeral ports.
@@ -147,6 +152,19 @@ impl Udp {
     /// Returns the socket that receives a datagram. Among sockets with equal scores, those with `reuse_port`
     /// are selected by a hash of the sender; otherwise the one bound last is selected.
     pub(super) fn lookup(&self, network: &Network, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        self.lookup_with(network, local, remote, |_| None)
+    }
+
+    /// As [`Udp::lookup`]. `select` is called with one of several sockets with `reuse_port`, and may select
+    /// another one of their group.
+    #[inline(always)]
+    pub(super) fn lookup_with(
+        &self,
+        network: &Network,
+        local: SocketAddr,
+        remote: SocketAddr,
+        select: impl FnOnce(u32) -> Option<u32>,
+    ) -> Option<u32> {
         let sockets = self.ports.get(&local.port())?;
         let fit =
             |index: u32| self.socket_at(index).and_then(|socket| Self::compute_score(socket, local, remote));
@@ -169,6 +187,9 @@ impl Udp {
         let (rank, last) = best?;
         if equals == 1 || !self.socket_at(last)?.options.reuse_port {
             return Some(last);
+        }
+        if let Some(selected) = select(last).filter(|index| fit(*index) == Some(rank)) {
+            return Some(selected);
         }
         let chosen = network.hash.of((local, remote)) % equals;
         let mut group = sockets.iter().copied().filter(|&index| fit(index) == Some(rank));

@@ -12,6 +12,7 @@ mod groups;
 mod gso;
 mod pmtu_discovery;
 mod queue;
+mod reuseport;
 mod send;
 
 pub(crate) use bind::{compute_score, has_bind_conflict};
@@ -28,6 +29,7 @@ use crate::ip::stats::counters;
 use crate::ip::{L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::multicast::MulticastOptions;
 use crate::priority::{COMPILED, ClassQueues, ClassSet};
+use crate::reuseport::{GroupKey, ReuseportGroups};
 use crate::socket_filter::SocketFilter;
 use crate::stack::{ListedSocket, SocketHandle, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
@@ -152,6 +154,8 @@ struct UdpSocket {
     has_slow_path: bool,
     /// The groups that the socket has joined.
     memberships: Vec<Membership>,
+    /// The group of sockets that share its address, if it was bound with `reuse_port`.
+    group: Option<Box<GroupKey>>,
 }
 
 /// A route that a socket caches.
@@ -191,6 +195,7 @@ pub struct Udp {
     capacity: usize,
     /// Memberships of all sockets, plus the sources in their filters.
     memberships: usize,
+    groups: ReuseportGroups,
     stats: UdpStats,
     /// When the datagrams that the device refused last should be sent again.
     retry_at: Instant,
@@ -218,6 +223,7 @@ impl Udp {
             queued_peak: 0,
             capacity: 0,
             memberships: 0,
+            groups: ReuseportGroups::default(),
             stats: UdpStats::default(),
             retry_at: Instant::ZERO,
             scratch: Vec::new(),
@@ -340,6 +346,9 @@ impl Udp {
         if let Some(socket) = slot.socket.take() {
             self.queued -= socket.queue.cost();
             self.capacity -= socket.queue.capacity();
+            if let Some(group) = &socket.group {
+                self.groups.leave(group, handle.index);
+            }
             self.remove_from_port(socket.local.port(), handle.index);
         }
         self.readable.retain(|&index| index != handle.index);
@@ -373,6 +382,7 @@ impl Udp {
         socket.local.set_ip(route.src);
         socket.remote = Some(remote);
         socket.cache_route(network, route, remote);
+        self.leave_group(handle.index);
         Ok(())
     }
 
@@ -582,7 +592,8 @@ impl Udp {
             self.deliver_to_all(&arrival, header.dst_port, &describe(), payload, gso_size);
             return;
         }
-        match self.lookup(network, local, remote) {
+        let select = |found| self.select_by_program(found, network, l4, payload);
+        match self.lookup_with(network, local, remote, select) {
             Some(index) => self.deliver(index, &describe(), payload, gso_size, &arrival),
             None => {
                 self.stats.no_port += 1;

@@ -31,6 +31,7 @@ fn packet() -> SocketPacket<'static> {
         hardware_type: 1,
         payload_offset: 8,
         random: 0x1234_5678,
+        cpu: 5,
     }
 }
 
@@ -75,7 +76,7 @@ fn properties_of_a_packet_are_loaded() {
         (24, 0),
         (28, 1),
         (32, 0),
-        (36, 0),
+        (36, 5),
         (44, 0),
         (48, 0),
         (52, 8),

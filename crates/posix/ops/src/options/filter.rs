@@ -14,6 +14,7 @@ use crate::fd_table::FileId;
 use crate::file::{Socket, SocketRole};
 use crate::process::ProcessState;
 use crate::{syscall, user_memory};
+use core::ffi::c_int;
 use ginnel::broker::codec::Codec;
 use ginnel::channel::DescriptionKey;
 use ginnel::errno;
@@ -102,8 +103,9 @@ impl SocketOptionState {
         self.ints.filter()?.code_or_drop_all()
     }
 
-    /// Forgets the program of the filter; its tag is kept.
-    pub fn drop_filter_code(&mut self) {
+    /// Forgets the program of the filter, whose tag is kept, and that for the group of the socket.
+    pub fn drop_programs(&mut self) {
+        self.ints.set_group_program(None);
         if let Some(filter) = self.ints.filter().filter(|filter| filter.code.is_some()) {
             let filter = filter.tag_only();
             self.ints.set_filter(filter);
@@ -115,15 +117,15 @@ impl SocketOptionState {
         self.ints.filter().is_some_and(|filter| filter.code.is_some())
     }
 
-    /// Returns whether the socket has a filter, or must not get one.
-    pub fn has_filter_or_lock(&self) -> bool {
-        !self.filter().is_none() || self.is_on("SO_LOCK_FILTER")
+    /// Returns whether the socket has a program, or must not get a filter.
+    pub fn has_program_or_lock(&self) -> bool {
+        !self.filter().is_none() || self.is_on("SO_LOCK_FILTER") || self.ints.group_program().is_some()
     }
 
     /// Returns the options that are published.
     pub fn published(&self) -> Self {
         let mut options = self.shared();
-        options.drop_filter_code();
+        options.drop_programs();
         options
     }
 
@@ -138,7 +140,7 @@ impl SocketOptionState {
 }
 
 /// Reads the program of `struct sock_fprog` (`copy_bpf_fprog_from_user`, `__get_filter`).
-fn read_program(value: &[u8], is_locked: bool) -> Result<Vec<u8>, Errno> {
+pub(super) fn read_program(value: &[u8], is_locked: bool) -> Result<Vec<u8>, Errno> {
     if value.len() != PROGRAM_BYTES {
         return Err(Errno::INVAL);
     }
@@ -164,15 +166,23 @@ pub(crate) fn set_on_kernel(kernel_fd: RawFd, code: &[u8]) -> Result<(), Errno> 
     if code.is_empty() {
         return syscall::setsockopt(kernel_fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &[0; 4]);
     }
+    attach_on_kernel(kernel_fd, libc::SO_ATTACH_FILTER, code)
+}
+
+/// Sets an option of a kernel socket to a program.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn attach_on_kernel(kernel_fd: RawFd, name: c_int, code: &[u8]) -> Result<(), Errno> {
     let mut value = [0; PROGRAM_BYTES];
     // Cannot truncate: a program has at most 4,096 instructions.
     value[..2].copy_from_slice(&((code.len() / INSTRUCTION_BYTES) as u16).to_ne_bytes());
     value[8..].copy_from_slice(&code.as_ptr().expose_provenance().to_ne_bytes());
-    syscall::setsockopt(kernel_fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &value)
+    syscall::setsockopt(kernel_fd, libc::SOL_SOCKET, name, &value)
 }
 
 /// Returns the kernel socket that serves a socket, too.
-fn kernel_side(socket: &Socket) -> Option<RawFd> {
+pub(super) fn kernel_side(socket: &Socket) -> Option<RawFd> {
     match socket.role {
         SocketRole::Udp(udp) => udp.kernel_fd,
         SocketRole::Listening(listening) => listening.kernel_fd,

@@ -7,11 +7,12 @@ use crate::file::UdpSendState;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use ginnel::broker::codec::Codec;
+use ginnel::socket_filter::check_program;
 use ginnel::{PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Values that differ from the defaults, and the filter. Sockets of one listener share them.
+/// Values that differ from the defaults, and programs. Sockets of one listener share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IntOptions(Option<Arc<RareOptions>>);
 
@@ -20,6 +21,8 @@ struct RareOptions {
     /// Values by the name of their option.
     values: Vec<(&'static str, c_int)>,
     filter: FilterCopy,
+    /// The program that the program has set for the sockets that share the address.
+    group_program: Option<Arc<[u8]>>,
 }
 
 impl IntOptions {
@@ -46,6 +49,17 @@ impl IntOptions {
             Arc::make_mut(self.0.get_or_insert_default()).filter = filter;
         }
     }
+
+    /// Returns the program for the group of the socket, if this process has set one.
+    pub fn group_program(&self) -> Option<&Arc<[u8]>> {
+        self.0.as_ref()?.group_program.as_ref()
+    }
+
+    pub fn set_group_program(&mut self, program: Option<Arc<[u8]>>) {
+        if program.is_some() || self.group_program().is_some() {
+            Arc::make_mut(self.0.get_or_insert_default()).group_program = program;
+        }
+    }
 }
 
 impl Codec for IntOptions {
@@ -55,6 +69,7 @@ impl Codec for IntOptions {
             values.map(|(linux_name, value)| (linux_name.as_bytes().to_vec(), *value)).collect();
         named.encode(out);
         self.0.as_ref().map_or_else(FilterCopy::default, |options| options.filter.clone()).encode(out);
+        self.group_program().map(|program| program.to_vec()).encode(out);
     }
 
     fn decode(from: &mut &[u8]) -> Option<Self> {
@@ -66,6 +81,9 @@ impl Codec for IntOptions {
             );
         }
         values.set_filter(Codec::decode(from)?);
+        let program = <Option<Vec<u8>>>::decode(from)?;
+        let is_valid = |code: &Vec<u8>| code.is_empty() || check_program(code).is_ok();
+        values.set_group_program(program.filter(is_valid).map(Arc::from));
         Some(values)
     }
 }

@@ -5,8 +5,8 @@ use super::values::{congestion, defer_accept, fastopen_keys, pacing_rate};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, INFINITE_TIMEOUT_S, LINGER2_DEFAULT,
     LINGER2_MAX, MAX_PACING_RATE, MINHOPCOUNT, PRIORITY_FREE_MAX, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW,
-    SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, int, ports, times,
-    within,
+    SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState, StackOption, TCP_INQ, int, ports, reuseport,
+    times, within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -266,6 +266,9 @@ impl Ops {
             }
             (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_DETACH_FILTER) => {
                 return state.change_filter(file, name == libc::SO_ATTACH_FILTER, value);
+            }
+            (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF | reuseport::DETACH_REUSEPORT_BPF) => {
+                return state.change_group_program(file, name == libc::SO_ATTACH_REUSEPORT_CBPF, value);
             }
             _ => options.set_int(family, level, name, value)?,
         }

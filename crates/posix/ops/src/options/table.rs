@@ -201,7 +201,7 @@ const UNKNOWN_OPTION: Errno = Errno::NOPROTOOPT;
 const FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::Int, AcceptedValues::Flag, 0);
 const IP_FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::IntOrByteOrNone, AcceptedValues::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
-const NO_FILTERS: &str = "the stack runs no eBPF programs, and selects no socket by a program";
+const NO_EBPF: &str = "the stack runs no eBPF programs";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with SYN cookies, nor on acknowledgements from TIME-WAIT";
 const NOT_WITH_COOKIES_V6: &str =
     "not on SYN+ACKs with SYN cookies or of dual-stack listeners, nor on acknowledgements from TIME-WAIT";
@@ -263,7 +263,7 @@ pub const OPTIONS: &[OptionRow] = &[
          The programs of all sockets of one user share `channel.filter_bytes_max` bytes on each shard. A socket takes its share with `bind`, `connect` or `listen`, or with this option after one of them; that call fails with `ENOMEM` if the bytes do not suffice. \
          The programs of one user may execute 262,144 steps in one turn of a shard. Packets for these programs are then dropped until the next turn. \
          A program may visit 4,096 attributes of a packet (`SKF_AD_NLATTR`); one that visits more drops the packet. \
-         `SKF_AD_MARK`, `SKF_AD_QUEUE`, `SKF_AD_RXHASH` and `SKF_AD_CPU` are 0. \
+         `SKF_AD_MARK`, `SKF_AD_QUEUE` and `SKF_AD_RXHASH` are 0, and `SKF_AD_CPU` is the CPU of the shard. \
          `SKF_AD_IFINDEX` is 1 for the loopback interface, and 2^30 or more for a link of the stack. \
          At `SKF_LL_OFF` a datagram has no addresses, and a frame with a VLAN tag still has the tag. \
          A segment that arrived in fragments has no IP options, and its type of service, identification, checksum and reserved bits are 0.",
@@ -330,9 +330,14 @@ pub const OPTIONS: &[OptionRow] = &[
         (IntFormat::Int, AcceptedValues::Any, -1),
         "stored without effect: each shard runs on one core",
     ),
-    refused(SOL, 50, "SO_ATTACH_BPF", NO_FILTERS),
-    refused(SOL, 51, "SO_ATTACH_REUSEPORT_CBPF", NO_FILTERS),
-    refused(SOL, 52, "SO_ATTACH_REUSEPORT_EBPF", NO_FILTERS),
+    refused(SOL, 50, "SO_ATTACH_BPF", NO_EBPF),
+    dedicated_with_note(
+        SOL,
+        51,
+        "SO_ATTACH_REUSEPORT_CBPF",
+        "the program selects among the UDP sockets of one shard, and its CPU is that of the shard",
+    ),
+    refused(SOL, 52, "SO_ATTACH_REUSEPORT_EBPF", NO_EBPF),
     accepted(53, "SO_CNX_ADVICE", Err(UNKNOWN_OPTION)),
     dedicated_with_note(
         SOL,
@@ -372,7 +377,7 @@ pub const OPTIONS: &[OptionRow] = &[
     ),
     dedicated(SOL, 66, "SO_RCVTIMEO_NEW"),
     dedicated(SOL, 67, "SO_SNDTIMEO_NEW"),
-    refused(SOL, 68, "SO_DETACH_REUSEPORT_BPF", NO_FILTERS),
+    dedicated(SOL, 68, "SO_DETACH_REUSEPORT_BPF"),
     ignored(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
     accepted(70, "SO_BUSY_POLL_BUDGET", Err(UNKNOWN_OPTION)).with_note("any value is accepted"),
     refused(SOL, 71, "SO_NETNS_COOKIE", "the stack is in no network namespace"),

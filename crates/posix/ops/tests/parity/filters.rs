@@ -9,24 +9,24 @@ use libc::{
 use rustix::io::Errno;
 
 /// An instruction: code, `jt`, `jf`, `k`.
-type Instruction = (u16, u8, u8, u32);
+pub type Instruction = (u16, u8, u8, u32);
 
-const RET_A: Instruction = (0x16, 0, 0, 0);
+pub const RET_A: Instruction = (0x16, 0, 0, 0);
 const LEN: Instruction = (0x80, 0, 0, 0);
 const TAX: Instruction = (0x07, 0, 0, 0);
 const SKF_AD: u32 = 0xffff_f000;
 const SKF_NET: u32 = 0xfff0_0000;
 const SKF_LL: u32 = 0xffe0_0000;
 
-const fn op(code: u16, k: u32) -> Instruction {
+pub const fn op(code: u16, k: u32) -> Instruction {
     (code, 0, 0, k)
 }
 
-const fn ret(k: u32) -> Instruction {
+pub const fn ret(k: u32) -> Instruction {
     op(0x06, k)
 }
 
-fn encode(program: &[Instruction]) -> Vec<u8> {
+pub fn encode(program: &[Instruction]) -> Vec<u8> {
     let bytes = |(code, jt, jf, k): &Instruction| {
         let [c0, c1] = code.to_ne_bytes();
         let [k0, k1, k2, k3] = k.to_ne_bytes();

@@ -23,6 +23,7 @@ mod ports;
 mod proxy_fds;
 mod rebind;
 mod record;
+mod reuseport_programs;
 mod signals;
 mod stack;
 mod streams;
@@ -49,7 +50,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 21] = [
+const MODULES: [Cases; 22] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -61,6 +62,7 @@ const MODULES: [Cases; 21] = [
     pipes::tests::CASES,
     ports::tests::CASES,
     rebind::tests::CASES,
+    reuseport_programs::tests::CASES,
     signals::tests::CASES,
     streams::tests::CASES,
     tcp_options::tests::CASES,

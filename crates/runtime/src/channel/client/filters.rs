@@ -5,7 +5,7 @@ use crate::channel::control::{ChannelReply, ChannelRequest, SocketId, UdpRequest
 use crate::error::Error;
 use crate::socket_filter::FilterError;
 use core::net::{IpAddr, SocketAddr};
-use ginnel_stack::error::Stale;
+use ginnel_stack::error::{GroupError, Stale};
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::udp::UdpOptions;
@@ -39,6 +39,24 @@ impl Client {
         match self.call(ChannelRequest::Filter(of)) {
             Ok(ChannelReply::Filter(result)) => result,
             _ => Err(Stale::Handle),
+        }
+    }
+
+    /// Sets the program that selects the member of the group of sockets with the address of this one
+    /// (`SO_REUSEPORT`); `None` removes it. With `is_first` the group must have no other member.
+    ///
+    /// # Errors
+    /// Returns an error if the client does not own the socket, the program is not valid, or there is no
+    /// memory for it. The inner error is that of the group.
+    pub fn set_group_program(
+        &mut self,
+        of: SocketId,
+        code: Option<&[u8]>,
+        is_first: bool,
+    ) -> Result<Result<(), GroupError>, FilterError> {
+        match self.call(ChannelRequest::SetGroupProgram(of, code.map(<[u8]>::to_vec), is_first)) {
+            Ok(ChannelReply::SetGroupProgram(result)) => result,
+            _ => Err(FilterError::Stale),
         }
     }
 

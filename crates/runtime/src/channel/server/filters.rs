@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The engine's side of a socket that a client owns.
 #[derive(Clone, Copy)]
-enum Target {
+pub(super) enum Target {
     Conn(Conn),
     Udp(UdpHandle),
     Listener(Listener),
@@ -27,7 +27,7 @@ fn option_error(error: OptionError) -> FilterError {
 
 impl Domain {
     /// Returns the engine's side of a socket, if the client owns it.
-    fn target(&self, client: usize, of: SocketId) -> Option<Target> {
+    pub(super) fn target(&self, client: usize, of: SocketId) -> Option<Target> {
         match of {
             SocketId::Socket { socket, generation } => {
                 let entry = self.sockets.get(socket as usize)?;

@@ -240,6 +240,10 @@ impl Domain {
                 ChannelReply::SetFilter(self.set_filter(cx, number, of, code.as_deref()))
             }
             ChannelRequest::Filter(of) => ChannelReply::Filter(self.filter(cx, number, of)),
+            ChannelRequest::SetGroupProgram(of, code, is_first) => {
+                let set = self.set_group_program(cx, number, of, code.as_deref(), is_first);
+                ChannelReply::SetGroupProgram(set)
+            }
             ChannelRequest::LocalPorts => {
                 let ends = |ports: RangeInclusive<u16>| (*ports.start(), *ports.end());
                 ChannelReply::LocalPorts([ends(cx.local_ports()), ends(cx.local_udp_ports())])
