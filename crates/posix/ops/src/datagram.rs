@@ -402,7 +402,6 @@ impl Ops {
         let is_stack_address = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
         let by_option = to.and_then(|to| socket.options.multicast.leaves_by_stack(to.ip()));
         let stays = socket.options.multicast.has_memberships();
-        let is_bound = socket.has_bound_address();
         let is_kernels = |state: &mut LockGuard<'_>| match by_option {
             Some(leaves_by_stack) => !leaves_by_stack,
             None => !is_stack_address || !state.is_reachable(to),
@@ -416,7 +415,8 @@ impl Ops {
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && !stays && !is_bound && is_kernels(&mut state) {
+                let may_become_kernels = !stays && !state.files.socket(file)?.has_bound_address();
+                if self.config.kernel_listen && may_become_kernels && is_kernels(&mut state) {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
