@@ -33,6 +33,8 @@ pub const PEER_ISS: u32 = 1_000;
 /// A TCP segment that the stack sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentSegment {
+    /// The type of service.
+    pub tos: u8,
     /// The TCP header.
     pub header: TcpHeader,
     /// The parsed TCP options.
@@ -421,6 +423,7 @@ fn parse(frame: &[u8]) -> Option<SentSegment> {
     assert!(sum.is_valid(), "the stack sent a segment with a wrong checksum");
     let segment = TcpSegment::parse(payload).expect("the stack sends valid headers");
     Some(SentSegment {
+        tos: header.dscp << 2 | header.ecn,
         header: segment.header,
         options: TcpOptions::parse(segment.options),
         payload: segment.payload.to_vec(),

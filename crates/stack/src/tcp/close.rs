@@ -90,7 +90,13 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         let sharing = self.profiles.port_sharing(c.profile, c.has(Flags::ACTIVE_OPEN));
-        let entry = TimeWait::from_tcb(c, remote_ip, self.priority(c), sharing);
+        let service = if c.profile.is_usual() {
+            (0, 0)
+        } else {
+            let profile = self.profiles.get(c.profile);
+            (profile.priority, profile.tos)
+        };
+        let entry = TimeWait::from_tcb(c, remote_ip, service, sharing);
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is not in the flow table");
@@ -100,7 +106,7 @@ impl Tcp {
     /// Removes an entry in TIME-WAIT.
     pub fn end_time_wait(&mut self, index: u32) {
         let entry = self.time_wait.get(index);
-        let (v6, remote_ip) = (entry.v6, entry.remote_ip);
+        let (v6, remote_ip) = (entry.v6(), entry.remote_ip);
         self.port_use.remove(entry.local_port, entry.port_sharing_bits());
         let hash = self.time_wait_hash(entry);
         self.flows.remove(hash, index | TIME_WAIT_BIT);
@@ -127,7 +133,7 @@ impl Tcp {
     #[inline(always)]
     fn time_wait_hash(&self, entry: &TimeWait) -> u32 {
         let key = entry.key(&self.addresses);
-        if entry.v6 { self.secrets.flow_hash(&key) } else { self.secrets.flow_hash_v4(&key) }
+        if entry.v6() { self.secrets.flow_hash(&key) } else { self.secrets.flow_hash_v4(&key) }
     }
 
     /// Processes a segment for a connection in TIME-WAIT (RFC 9293 §3.10.7.4, RFC 6191).
@@ -198,15 +204,15 @@ impl Tcp {
         listener: u32,
     ) {
         let truncated;
+        let mut listener = listener;
         let seg = if self.listeners.is_guarded(listener) {
+            listener = self.select_listener(net, listener, seg, burst);
             let Some(kept) = self.guard_listener(net, listener, seg, burst) else { return };
             truncated = seg.truncated(kept);
             &truncated
         } else {
             seg
-        let mut listener = listener;
         };
-            listener = self.select_listener(net, listener, seg, burst);
         // Beyond every sequence number that the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
         if self.on_syn(net, listener, seg, burst, Some(sequence)) {

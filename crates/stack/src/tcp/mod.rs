@@ -652,7 +652,7 @@ impl Tcp {
     pub fn check_invariants(&self) {
         let mut live = 0;
         let mut half_open = 0;
-        let mut v6 = self.time_wait.iter().filter(|e| e.v6).count();
+        let mut v6 = self.time_wait.iter().filter(|e| e.v6()).count();
         for (idx, c) in self.conns.iter() {
             if c.slot_state == SlotState::Vacant {
                 assert!(c.active == NONE, "a vacant slot has active state");

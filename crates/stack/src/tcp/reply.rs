@@ -175,7 +175,9 @@ impl Tcp {
             ..TcpOptions::default()
         };
         let header = Self::header(&seg.key, entry.snd_nxt, entry.rcv_nxt, TcpFlags::ACK, entry.window);
-        let fields = self.fields_without_socket(Label::new(None, entry.priority()));
+        // As on Linux (`tw_tos`), where the hop limit is the default one.
+        let label = Label::new(None, entry.priority());
+        let fields = IpFields { tos: entry.tos(), ..self.fields_without_socket(label) };
         self.send_routed(net, &seg.key, &header, &options, &fields);
     }
 

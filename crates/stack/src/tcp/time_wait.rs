@@ -30,7 +30,8 @@ pub(crate) struct TimeWait {
     next: u32,
     /// Window field of the segments that are sent: the advertised window, shifted right by its scale.
     pub window: u16,
-    pub v6: bool,
+    /// Bit 0: the addresses are IPv6; bits 2 to 7: DSCP of the segments that are sent.
+    tos_and_v6: u8,
     /// Bit 0: timestamps are in use; bits 1 to 3: priority of the segments that are sent; bits 4 and 5:
     /// whether the port is shared.
     small_fields: u8,
@@ -42,18 +43,29 @@ impl TimeWait {
     pub fn matches(&self, key: &FlowKey, addresses: &AddressPool) -> bool {
         self.remote_port == key.remote_port
             && self.local_port == key.local_port
-            && addresses.matches(self.v6, self.remote_ip, self.local_ip, key)
+            && addresses.matches(self.v6(), self.remote_ip, self.local_ip, key)
     }
 
     #[inline(always)]
     pub fn key(&self, addresses: &AddressPool) -> FlowKey {
-        addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
+        addresses.key(self.v6(), self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
     /// Returns whether timestamps are in use (RFC 7323).
     #[inline(always)]
     pub const fn timestamps(&self) -> bool {
         self.small_fields & 1 != 0
+    }
+
+    /// Returns whether the addresses are IPv6.
+    #[inline(always)]
+    pub const fn v6(&self) -> bool {
+        self.tos_and_v6 & 1 != 0
+    }
+
+    /// Returns the type of service or traffic class of the segments that are sent.
+    pub const fn tos(&self) -> u8 {
+        self.tos_and_v6 & !1
     }
 
     /// Returns the priority of the connection.
@@ -67,10 +79,10 @@ impl TimeWait {
         self.small_fields >> 4
     }
 
-    /// Returns the entry for a connection of this priority that shares its port in this way. `remote_ip` is a
-    /// reference of its own into the address pool.
+    /// Returns the entry for a connection of this priority and type of service, whose ECN bits are 0, that
+    /// shares its port in this way. `remote_ip` is a reference of its own into the address pool.
     #[inline(always)]
-    pub fn from_tcb(c: &Tcb, remote_ip: u32, priority: u8, sharing: PortSharing) -> Self {
+    pub fn from_tcb(c: &Tcb, remote_ip: u32, (priority, tos): (u8, u8), sharing: PortSharing) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
             remote_ip,
@@ -87,7 +99,7 @@ impl TimeWait {
             next: NONE,
             // Rounded up, so that the right edge does not move back.
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
-            v6: c.has(Flags::V6),
+            tos_and_v6: tos | u8::from(c.has(Flags::V6)),
             small_fields: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1 | sharing.bits() << 4,
         }
     }

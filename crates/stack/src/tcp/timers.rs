@@ -305,7 +305,7 @@ impl Tcp {
             send_queue: 0,
             timer: Some(ListedTimer { kind: TimerKind::TimeWait, left, count: 0 }),
             info: None,
-            memory: Self::time_wait_memory(entry.v6),
+            memory: Self::time_wait_memory(entry.v6()),
             handle: Some(SocketHandle::TimeWait(index)),
         })
     }

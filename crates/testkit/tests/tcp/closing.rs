@@ -29,6 +29,22 @@ fn close_while_reading_last_bytes_ends_once() {
     assert_eq!(p.stack.usage().connections, 0);
 }
 
+/// Linux's `tw_tos`; the hop limit is the default one there.
+#[test]
+fn time_wait_keeps_the_type_of_service() {
+    for tos in [0, 0x28] {
+        let mut p = established(config());
+        let conn = p.conn.unwrap();
+        p.stack.set_option(conn, TcpOption::Tos(tos)).unwrap();
+        p.stack.close(conn).unwrap();
+        assert_eq!(p.flush().iter().map(|sent| sent.tos).collect::<Vec<_>>(), [tos], "FIN");
+        p.deliver(FIN | ACK, 1, 2, &[]);
+        assert_eq!((p.stack.usage().connections, p.stack.usage().time_wait), (0, 1));
+        let answers = p.deliver(FIN | ACK, 1, 2, &[]);
+        assert_eq!(answers.iter().map(|sent| sent.tos).collect::<Vec<_>>(), [tos], "repeated FIN");
+    }
+}
+
 #[test]
 fn fin_is_only_on_the_last_segment() {
     let mut p = established(config());

@@ -202,9 +202,8 @@ const FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::Int, AcceptedValues
 const IP_FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::IntOrByteOrNone, AcceptedValues::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
 const NO_EBPF: &str = "the stack runs no eBPF programs";
-const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with SYN cookies, nor on acknowledgements from TIME-WAIT";
-const NOT_WITH_COOKIES_V6: &str =
-    "not on SYN+ACKs with SYN cookies or of dual-stack listeners, nor on acknowledgements from TIME-WAIT";
+const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with SYN cookies";
+const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with SYN cookies or of dual-stack listeners";
 const TICKS: &str = "in steps of 4 ms, as with `CONFIG_HZ=250`";
 const KERNELS_ADDRESSES: &str = "an address that the stack does not have is bound on the kernel's network";
 const NOT_YET: &str = "not implemented";
