@@ -17,6 +17,7 @@ fn run(backend: BackendKind) {
         .iter()
         .flat_map(|script| targets(script).into_iter().map(move |target| Case { script, target }))
         .collect();
+    assert!(!cases.is_empty(), "tests/scripts has no case for this stack");
     let report = |case: Case<'_>, outcome: &CaseOutcome| match outcome {
         CaseOutcome::Passed(1) => {}
         CaseOutcome::Passed(n) => {
@@ -55,11 +56,13 @@ fn the_list_of_differences_is_current() {
 
 #[test]
 fn every_script_says_what_it_shows() {
-    for script in scripts() {
+    let scripts = scripts();
+    assert!(!scripts.is_empty(), "tests/scripts has no scripts");
+    for script in scripts {
         let Script { path, summary, .. } = &script;
         let cites = summary.contains("RFC") || summary.contains("Linux");
         assert!(cites, "{}: the first comment names no RFC section", path.display());
-        let area = path.parent().and_then(Path::file_name).is_some();
-        assert!(area, "{}: not in an area's directory", path.display());
+        let area = path.parent().and_then(Path::parent);
+        assert_eq!(area, Some(Path::new("tests/scripts")), "{}: not in an area's directory", path.display());
     }
 }
