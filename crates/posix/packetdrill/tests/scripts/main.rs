@@ -39,8 +39,9 @@ fn cases(scripts: &[Script]) -> Vec<(&Script, Target)> {
         .collect()
 }
 
-/// Runs the cases, the longest first, and asserts that all pass.
+/// Runs the cases, the longest first, and asserts that all pass and that there are any.
 fn assert_pass(mut cases: Vec<(&Script, Target)>) {
+    assert!(!cases.is_empty(), "no script matches GINNEL_SCRIPTS: give a part of a path below tests/scripts");
     cases.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
