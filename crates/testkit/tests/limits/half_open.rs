@@ -54,9 +54,12 @@ fn syn_over_half_open_limit_is_dropped() {
     assert_eq!(flood(&mut p, 1000, 20), 8);
     assert_eq!((p.stack.usage().half_open, p.stack.tcp_stats().half_open_overflows), (8, 12));
     assert!(!handshake(&mut p, 5000));
-    // One of the eight was genuine: it still succeeds and frees its entry.
+    // One of the eight was genuine: it still succeeds and frees its entry. Its SYN+ACK was the last one.
     p.ports.1 = 1007;
-    p.deliver(ACK, 1, i64::from(0), &[]);
+    assert!(p.deliver(ACK, 1, 1, &[]).is_empty());
+    assert!(p.conn.is_some(), "the handshake that has an entry succeeds");
+    assert_eq!(p.stack.usage().half_open, 7);
+    assert!(!syn(&mut p, 4999).is_empty(), "the entry is free");
     p.wait(GIVEN_UP);
     assert_eq!(p.stack.usage().half_open, 0);
     assert!(handshake(&mut p, 5000));
