@@ -587,11 +587,14 @@ fn groups_are_reported_twice_and_on_query() {
 
 #[test]
 fn link_below_1280_bytes_disables_ipv6() {
-    let narrow = Capabilities { mtu: 1279, ..CAPABILITIES };
-    let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
-    let mut fixture = NetworkFixture::with(network_config(), &link, narrow);
-    let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
-    assert!(matches!(fixture.parse(&bytes), ParsedFrame::Drop(_)));
+    let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], accept_ra: true, ..link_config() };
+    let bytes = ndp_frame(PEER_V6, solicited_node(link_local()), &solicitation(link_local(), Some(PEER_MAC)));
+    for (mtu, has_ipv6) in [(1280, true), (1279, false)] {
+        let capabilities = Capabilities { mtu, ..CAPABILITIES };
+        let mut fixture = NetworkFixture::with(network_config(), &link, capabilities);
+        assert_eq!(matches!(fixture.parse(&bytes), ParsedFrame::Drop(_)), !has_ipv6, "{mtu}");
+        assert_eq!(fixture.network.is_local(link_local().into()), has_ipv6, "{mtu}");
+    }
 }
 
 #[test]
