@@ -150,8 +150,9 @@ mod tests {
     #[test]
     fn link_mtu_below_floor_is_kept() {
         let mut cache = cache(4);
-        cache.learn(Instant::ZERO, v4(1), 68, 128);
-        assert!(cache.get(Instant::ZERO, v4(1)).is_none_or(|entry| entry.mtu == 128));
+        assert!(cache.learn(Instant::ZERO, v4(1), 68, 128));
+        let entry = cache.get(Instant::ZERO, v4(1)).unwrap();
+        assert_eq!((entry.mtu, entry.locked), (128, true));
     }
 
     #[test]
