@@ -166,6 +166,14 @@ impl TestHost {
         }
     }
 
+    /// Returns the local and the remote port of each connection in TIME-WAIT.
+    fn time_wait_ports(&self, now: Instant) -> Vec<[u16; 2]> {
+        let mut listed = Vec::new();
+        assert_eq!(self.stack.list(now, ListCursor::default(), usize::MAX, &mut listed), None);
+        listed.retain(|listed| listed.state == State::TimeWait);
+        listed.iter().map(|listed| [listed.local.port(), listed.remote.port()]).collect()
+    }
+
     fn events(&mut self, burst: &RxBurst<'_>, random: &mut Random, transcript: &mut Transcript) {
         while let Some(event) = self.stack.next_event() {
             transcript.push(format!("{} {event:?}", self.name));
@@ -574,13 +582,63 @@ fn hash_of(frame: &[u8]) -> u32 {
     Toeplitz::new(&toeplitz::KEY).hash(address(26), address(30), Some((port(34), port(36))))
 }
 
+/// Checks the labels of what one host sends, whose connections have one priority.
+struct LabelCheck {
+    /// True if the device carries labels.
+    labels: bool,
+    priority: u8,
+    /// Number of segments that had the label of their connection.
+    labelled: usize,
+    /// Flags of those segments.
+    flags: u8,
+}
+
+impl LabelCheck {
+    fn new(priority: u8) -> Self {
+        Self { labels: false, priority, labelled: 0, flags: 0 }
+    }
+
+    /// Runs [`TestHost::turn`], and checks what the host sends.
+    fn turn(
+        &mut self,
+        host: &mut TestHost,
+        now: Instant,
+        frames: &[(Vec<u8>, crate::device::TxMeta)],
+        random: &mut Random,
+        transcript: &mut Transcript,
+    ) -> Vec<(Vec<u8>, crate::device::TxMeta)> {
+        let mut in_time_wait = host.time_wait_ports(now);
+        let sent = host.turn(now, frames, random, transcript);
+        in_time_wait.extend(host.time_wait_ports(now));
+        for (frame, meta) in &sent {
+            let expected =
+                if self.labels { Label::new(Some(hash_of(frame)), self.priority) } else { Label::NONE };
+            if meta.label == expected {
+                self.labelled += usize::from(self.labels);
+                self.flags |= if self.labels { frame[47] } else { 0 };
+                continue;
+            }
+            // A reset outside of connections has no label. Unlike that of a connection it has no timestamps.
+            let is_foreign_reset = frame[47] & 4 != 0 && frame[46] >> 4 == 5 && meta.label == Label::NONE;
+            // TIME-WAIT does not store the hash. It sends acknowledgements only.
+            let ports = [34, 36].map(|at| u16::from_be_bytes([frame[at], frame[at + 1]]));
+            let is_from_time_wait = frame[47] == 0x10
+                && meta.label == Label::new(None, self.priority)
+                && in_time_wait.contains(&ports);
+            assert!(is_foreign_reset || is_from_time_wait, "{frame:02x?} {meta:?}");
+        }
+        sent
+    }
+}
+
 #[test]
 fn every_segment_is_labelled_for_capable_device() {
     let config = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
-    let (mut labelled, mut flags) = (0, 0);
+    let (mut from_server, mut from_client) = (LabelCheck::new(3), LabelCheck::new(5));
     for seed in 0..12 {
         let (mut random, mut transcript) = (Random(seed), Transcript::new());
         let (labels, gso, predicts) = (seed % 4 != 3, seed % 2 == 0, seed % 3 != 0);
+        (from_server.labels, from_client.labels) = (labels, labels);
         let mut server = TestHost::with_device('S', 1, 2, &config, predicts, gso, labels);
         let mut client = TestHost::with_device('C', 2, 1, &config, predicts, gso, labels);
         let to = SocketAddr::new(address(1).into(), 80);
@@ -604,30 +662,16 @@ fn every_segment_is_labelled_for_capable_device() {
                 client.stack.abort(conn).unwrap();
             }
             to_server.retain(|_| random.below(20) > 0);
-            let mut to_client = server.turn(now, &to_server, &mut random, &mut transcript);
-            for (frame, meta) in &to_client {
-                // Segments of connections are labelled; resets outside of connections are not.
-                let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
-                let expected = if labels { Label::new(Some(hash_of(frame)), 3) } else { Label::NONE };
-                let from_time_wait = meta.label == Label::new(None, 3);
-                assert!(meta.label == expected || reset || from_time_wait, "{frame:02x?} {meta:?}");
-            }
+            let mut to_client = from_server.turn(&mut server, now, &to_server, &mut random, &mut transcript);
             to_client.retain(|_| random.below(20) > 0);
-            to_server = client.turn(now, &to_client, &mut random, &mut transcript);
-            for (frame, meta) in &to_server {
-                let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
-                let expected = if labels { Label::new(Some(hash_of(frame)), 5) } else { Label::NONE };
-                // TIME-WAIT does not store the hash.
-                let from_time_wait = meta.label == Label::new(None, 5);
-                assert!(meta.label == expected || reset || from_time_wait, "{frame:02x?} {meta:?}");
-                if meta.label == expected {
-                    (labelled, flags) = (labelled + usize::from(labels), flags | frame[47]);
-                }
-            }
+            to_server = from_client.turn(&mut client, now, &to_client, &mut random, &mut transcript);
         }
     }
-    assert!(labelled > 1_000, "{labelled}");
-    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK were labelled");
+    // SYN, FIN, PSH and ACK; the client's application also aborts connections.
+    for (check, flags) in [(from_server, 0x1b), (from_client, 0x1f)] {
+        assert!(check.labelled > 1_000, "{}", check.labelled);
+        assert_eq!(check.flags & flags, flags, "labelled flags");
+    }
 }
 
 /// Returns the order in which connections of these priorities send in turns with `room` frames each, as
