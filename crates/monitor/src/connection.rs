@@ -4,7 +4,7 @@ use crate::counters::MonitorCounters;
 use crate::distribution::Distribution;
 use crate::flow_table::{NONE, Tracking};
 use crate::frame::{ACK, FIN, SYN};
-use crate::framing::{Framing, LostFraming, MessageKind, REQUEST, RESPONSE};
+use crate::framing::{Framing, LostFraming, MessageKind, REQUEST, RESPONSE, RequestMethod};
 use crate::ordering::{Arrival, OrderedStreams, is_at_or_after};
 use crate::outstanding::{OutstandingRequest, OutstandingRequests};
 use crate::rules::Rules;
@@ -151,8 +151,9 @@ impl Connection<'_> {
         is_kept
     }
 
-    fn oldest_has_no_body(&self) -> bool {
-        self.matching.outstanding.oldest(self.tracking.outstanding).is_some_and(|oldest| oldest.without_body)
+    fn oldest_method(&self) -> RequestMethod {
+        let oldest = self.matching.outstanding.oldest(self.tracking.outstanding);
+        oldest.map_or(RequestMethod::Other, |oldest| oldest.method)
     }
 
     /// Handles the head of a message, which ends before the sequence number `end`. A response may come before
@@ -160,11 +161,11 @@ impl Connection<'_> {
     #[inline]
     fn begin(&mut self, kind: MessageKind, now: Instant, end: u32, is_complete: bool) {
         match kind {
-            MessageKind::Request { is_high, without_body } => {
+            MessageKind::Request { is_high, method } => {
                 let counters = &mut self.matching.counters;
                 counters.requests += 1;
                 counters.requests_high += u64::from(is_high);
-                let request = OutstandingRequest { at: now, end, is_high, without_body };
+                let request = OutstandingRequest { at: now, end, is_high, method };
                 if !self.matching.outstanding.push(&mut self.tracking.outstanding, &request) {
                     self.matching.counters.abandoned += 1;
                     return self.give_up();
@@ -293,11 +294,10 @@ impl OrderedStreams for Connection<'_> {
         let first = self.tracking.next[direction];
         let mut used = 0;
         while used < bytes.len() {
-            let without_body = direction == RESPONSE
-                && self.matching.rules.protocols[rule].has_requests_without_body()
-                && self.oldest_has_no_body();
+            let has_methods = direction == RESPONSE && self.matching.rules.protocols[rule].has_methods();
+            let method = if has_methods { self.oldest_method() } else { RequestMethod::Other };
             let protocol = &self.matching.rules.protocols[rule];
-            let Ok(step) = framing.advance(protocol, direction, &bytes[used..], without_body) else {
+            let Ok(step) = framing.advance(protocol, direction, &bytes[used..], method) else {
                 self.lose_framing(direction);
                 return;
             };

@@ -1,12 +1,16 @@
 //! Requests that wait for their responses: a queue for each connection, in one pool.
 
 use crate::flow_table::NONE;
+use crate::framing::RequestMethod;
 use ginnel_stack::time::Instant;
 
-const IS_HIGH: u64 = 1 << 63;
-const NO_BODY: u64 = 1 << 62;
+// The two highest bits are the kind of a request. Requests of HTTP, which alone have methods, are never of
+// high priority.
+const IS_HIGH: u64 = 1 << 62;
+const IS_HEAD: u64 = 2 << 62;
+const IS_CONNECT: u64 = 3 << 62;
 /// Largest time, in nanoseconds: 146 years. Later times are stored as this one.
-const TIME_MASK: u64 = NO_BODY - 1;
+const TIME_MASK: u64 = IS_HIGH - 1;
 
 /// A request without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,35 +19,41 @@ pub(crate) struct OutstandingRequest {
     pub(crate) at: Instant,
     /// Sequence number after its last byte that was seen.
     pub(crate) end: u32,
-    /// True if it has high priority.
+    /// True if it has high priority. False if it has a method.
     pub(crate) is_high: bool,
-    /// True if its response has no body whatever its head says (HEAD).
-    pub(crate) without_body: bool,
+    /// Its method.
+    pub(crate) method: RequestMethod,
 }
 
 /// An entry of a queue, 16 bytes. The entries of a queue form a circle.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    time_and_flags: u64,
+    time_and_kind: u64,
     end: u32,
     next: u32,
 }
 
 impl Entry {
     fn of(request: &OutstandingRequest, next: u32) -> Self {
-        let flags =
-            if request.is_high { IS_HIGH } else { 0 } | if request.without_body { NO_BODY } else { 0 };
+        let kind = match request.method {
+            RequestMethod::Other if request.is_high => IS_HIGH,
+            RequestMethod::Other => 0,
+            RequestMethod::Head => IS_HEAD,
+            RequestMethod::Connect => IS_CONNECT,
+        };
         let time = request.at.as_nanos().min(TIME_MASK);
-        Self { time_and_flags: time | flags, end: request.end, next }
+        Self { time_and_kind: time | kind, end: request.end, next }
     }
 
     fn request(self) -> OutstandingRequest {
-        OutstandingRequest {
-            at: Instant::from_nanos(self.time_and_flags & TIME_MASK),
-            end: self.end,
-            is_high: self.time_and_flags & IS_HIGH != 0,
-            without_body: self.time_and_flags & NO_BODY != 0,
-        }
+        let (is_high, method) = match self.time_and_kind & !TIME_MASK {
+            IS_HIGH => (true, RequestMethod::Other),
+            IS_HEAD => (false, RequestMethod::Head),
+            IS_CONNECT => (false, RequestMethod::Connect),
+            _ => (false, RequestMethod::Other),
+        };
+        let at = Instant::from_nanos(self.time_and_kind & TIME_MASK);
+        OutstandingRequest { at, end: self.end, is_high, method }
     }
 }
 
@@ -136,19 +146,20 @@ mod tests {
     use super::*;
 
     fn request(at: u64) -> OutstandingRequest {
-        OutstandingRequest {
-            at: Instant::from_nanos(at),
-            end: at as u32,
-            is_high: at % 2 == 1,
-            without_body: at % 3 == 1,
-        }
+        let (is_high, method) = [
+            (false, RequestMethod::Other),
+            (true, RequestMethod::Other),
+            (false, RequestMethod::Head),
+            (false, RequestMethod::Connect),
+        ][at as usize % 4];
+        OutstandingRequest { at: Instant::from_nanos(at), end: at as u32, is_high, method }
     }
 
     #[test]
     fn times_beyond_the_largest_are_the_largest() {
         let (mut pool, mut queue) = (OutstandingRequests::new(1), NONE);
         let at = |nanos| OutstandingRequest { at: Instant::from_nanos(nanos), ..request(2) };
-        for nanos in [TIME_MASK, NO_BODY, IS_HIGH, u64::MAX] {
+        for nanos in [TIME_MASK, IS_HIGH, IS_HEAD, u64::MAX] {
             assert!(pool.push(&mut queue, &at(nanos)));
             assert_eq!(pool.pop(&mut queue), Some(at(TIME_MASK)), "{nanos:#x}");
         }

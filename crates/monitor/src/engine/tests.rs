@@ -378,6 +378,27 @@ fn responses_to_head_have_no_body() {
 }
 
 #[test]
+fn tunnel_follows_a_successful_connect() {
+    let connect = b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n";
+    let mut c = Conversation::opened(ProtocolName::Http, [5, 9]);
+    c.request(connect);
+    c.respond(b"HTTP/1.1 407 Authenticate\r\nContent-Length: 5\r\n\r\nwhose");
+    c.request(connect);
+    c.wait_us(300);
+    c.respond(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n");
+    // No message of HTTP, and one that is none of this connection.
+    c.request(b"\x16\x03\x01\x02\x00");
+    c.respond(b"\x16\x03\x03\x00\x7a");
+    c.request(GET);
+    c.respond(OK);
+    let counters = c.counters();
+    assert_eq!((counters.requests, counters.responses, counters.responses_unmatched), (2, 2, 0));
+    assert_eq!((counters.framing_lost, counters.connections_given_up), (0, 1));
+    assert_eq!(c.latencies()[0].2, 300);
+    c.check_sums();
+}
+
+#[test]
 fn an_early_response_belongs_to_its_request() {
     let mut c = Conversation::opened(ProtocolName::Http, [5, 9]);
     c.request(b"POST / HTTP/1.1\r\nContent-Length: 2000\r\n\r\n");

@@ -1,6 +1,6 @@
 //! HTTP/1.1 (RFC 9112).
 
-use super::{Body, LostFraming, MessageHead, MessageKind};
+use super::{Body, LostFraming, MessageHead, MessageKind, RequestMethod};
 use httparse::{EMPTY_HEADER, Header, Status};
 use memchr::memmem;
 
@@ -26,14 +26,18 @@ pub(super) fn request(bytes: &[u8]) -> Result<Option<MessageHead>, LostFraming> 
         Ok(Status::Partial) => return Ok(None),
         Err(_) => return Err(LostFraming),
     };
-    let without_body = matches!(request.method, Some("HEAD" | "CONNECT"));
+    let method = match request.method {
+        Some("HEAD") => RequestMethod::Head,
+        Some("CONNECT") => RequestMethod::Connect,
+        _ => RequestMethod::Other,
+    };
     // RFC 9112 §6.3: without these fields a request has no body.
     let body = framing(request.headers)?.unwrap_or(Body::Length(0));
-    Ok(Some(MessageHead { len, kind: MessageKind::Request { is_high: false, without_body }, body }))
+    Ok(Some(MessageHead { len, kind: MessageKind::Request { is_high: false, method }, body }))
 }
 
-/// Parses the head of a response.
-pub(super) fn response(bytes: &[u8], without_body: bool) -> Result<Option<MessageHead>, LostFraming> {
+/// Parses the head of a response to a request with this method.
+pub(super) fn response(bytes: &[u8], method: RequestMethod) -> Result<Option<MessageHead>, LostFraming> {
     let start = b"HTTP/1.";
     let compared = bytes.len().min(start.len());
     if bytes[..compared] != start[..compared] {
@@ -50,11 +54,11 @@ pub(super) fn response(bytes: &[u8], without_body: bool) -> Result<Option<Messag
         Err(_) => return Err(LostFraming),
     };
     let status = response.code.ok_or(LostFraming)?;
-    let (kind, has_no_body) = match status {
-        101 => (MessageKind::LastResponse, true),
-        100..=199 => (MessageKind::Unsolicited, true),
-        204 | 304 => (MessageKind::Response, true),
-        _ => (MessageKind::Response, without_body),
+    let (kind, has_no_body) = match (status, method) {
+        (101, _) | (200..=299, RequestMethod::Connect) => (MessageKind::LastResponse, true),
+        (100..=199, _) => (MessageKind::Unsolicited, true),
+        (204 | 304, _) | (_, RequestMethod::Head) => (MessageKind::Response, true),
+        _ => (MessageKind::Response, false),
     };
     let body = match has_no_body {
         true => Body::Length(0),

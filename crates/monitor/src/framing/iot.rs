@@ -1,6 +1,6 @@
 //! The wire format of `ginnel iot` (docs/iot.md).
 
-use super::{Body, LostFraming, MessageHead, MessageKind};
+use super::{Body, LostFraming, MessageHead, MessageKind, RequestMethod};
 use ginnel_apps::iot::message::{ANSWER, ANSWER_BYTES, HEAD_BYTES};
 
 /// Position of the label of an answer.
@@ -13,7 +13,7 @@ pub(super) fn message(bytes: &[u8], message_bytes: u32) -> Result<Option<Message
     let head = ginnel_apps::iot::message::MessageHead::parse(first).ok_or(LostFraming)?;
     let is_high = head.is_urgent;
     let kind = match head.is_request {
-        true => MessageKind::Request { is_high, without_body: false },
+        true => MessageKind::Request { is_high, method: RequestMethod::Other },
         false => MessageKind::OneWay { is_high },
     };
     let left = u64::from(message_bytes).checked_sub(HEAD_BYTES as u64).ok_or(LostFraming)?;

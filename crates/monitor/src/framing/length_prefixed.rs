@@ -1,6 +1,6 @@
 //! Messages with their length at a fixed place.
 
-use super::{Body, LostFraming, MessageHead, MessageKind, REQUEST};
+use super::{Body, LostFraming, MessageHead, MessageKind, REQUEST, RequestMethod};
 use crate::rules::{ByteTest, Endianness, LengthPrefix};
 
 /// Parses the head of a message: the length, and the bytes that tell its kind.
@@ -29,7 +29,7 @@ pub(super) fn head(
     };
     let is_high = passes(prefix.high);
     let kind = match (direction, passes(prefix.one_way)) {
-        (REQUEST, false) => MessageKind::Request { is_high, without_body: false },
+        (REQUEST, false) => MessageKind::Request { is_high, method: RequestMethod::Other },
         (REQUEST, true) => MessageKind::OneWay { is_high },
         (_, false) => MessageKind::Response,
         (_, true) => MessageKind::Unsolicited,

@@ -37,11 +37,23 @@ pub(crate) enum Protocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LostFraming;
 
+/// Method of a request, as far as the form of its response depends on it (RFC 9112 §6.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RequestMethod {
+    /// The head of the response alone says what follows it.
+    #[default]
+    Other,
+    /// HEAD of HTTP: the response has no body, whatever its head says.
+    Head,
+    /// CONNECT of HTTP: a successful response has no body, whatever its head says, and a tunnel follows it.
+    Connect,
+}
+
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MessageKind {
     /// A message that is answered once.
-    Request { is_high: bool, without_body: bool },
+    Request { is_high: bool, method: RequestMethod },
     /// A message that is never answered.
     OneWay { is_high: bool },
     /// A response.
@@ -93,13 +105,13 @@ impl Protocol {
         &self,
         direction: usize,
         bytes: &[u8],
-        without_body: bool,
+        method: RequestMethod,
     ) -> Result<Option<MessageHead>, LostFraming> {
         match (self, direction) {
             (Self::Iot { message_bytes }, REQUEST) => iot::message(bytes, *message_bytes),
             (Self::Iot { .. }, _) => iot::answer(bytes),
             (Self::Http, REQUEST) => http::request(bytes),
-            (Self::Http, _) => http::response(bytes, without_body),
+            (Self::Http, _) => http::response(bytes, method),
             (Self::Redis, REQUEST) => redis::command(bytes),
             (Self::Redis, _) => redis::reply(bytes),
             (Self::LengthPrefixed(rule), direction) => length_prefixed::head(
@@ -114,7 +126,7 @@ impl Protocol {
     /// which `bytes` were captured. While the framing is lost, messages are expected only at the beginning of
     /// a payload.
     pub(crate) fn may_begin(&self, direction: usize, bytes: &[u8], len: u32) -> bool {
-        let head = match self.head(direction, bytes, false) {
+        let head = match self.head(direction, bytes, RequestMethod::Other) {
             Err(LostFraming) => return false,
             Ok(head) => head,
         };
@@ -131,8 +143,8 @@ impl Protocol {
         }
     }
 
-    /// Returns whether some requests have responses without a body, such as HEAD of HTTP.
-    pub(crate) fn has_requests_without_body(&self) -> bool {
+    /// Returns whether the form of a response depends on the method of its request.
+    pub(crate) fn has_methods(&self) -> bool {
         matches!(self, Self::Http)
     }
 
@@ -198,21 +210,21 @@ impl Framing {
         self.buffer.shrink_to(RETAINED_BYTES_MAX);
     }
 
-    /// Examines bytes up to the end of a message. `without_body` says that a response has no body, whatever
-    /// its head says.
+    /// Examines bytes up to the end of a message. `method` is that of the request to which a response
+    /// belongs.
     #[inline]
     pub(crate) fn advance(
         &mut self,
         protocol: &Protocol,
         direction: usize,
         bytes: &[u8],
-        without_body: bool,
+        method: RequestMethod,
     ) -> Result<Step, LostFraming> {
         let (mut used, mut has_begun) = (0, false);
         while used < bytes.len() {
             let rest = &bytes[used..];
             let is_complete = match &mut self.state {
-                FramingState::Start => match protocol.head(direction, rest, without_body)? {
+                FramingState::Start => match protocol.head(direction, rest, method)? {
                     Some(head) => {
                         used += head.len;
                         has_begun = true;
@@ -229,7 +241,7 @@ impl Framing {
                     let before = self.buffer.len();
                     let part = &rest[..rest.len().min(HEAD_BYTES_MAX - before)];
                     self.append(part)?;
-                    match protocol.head(direction, &self.buffer, without_body)? {
+                    match protocol.head(direction, &self.buffer, method)? {
                         Some(head) => {
                             used += head.len.checked_sub(before).ok_or(LostFraming)?;
                             has_begun = true;

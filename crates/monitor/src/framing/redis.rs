@@ -1,6 +1,6 @@
 //! RESP, the protocol of Redis, versions 2 and 3.
 
-use super::{Body, LostFraming, MessageHead, MessageKind};
+use super::{Body, LostFraming, MessageHead, MessageKind, RequestMethod};
 use ginnel_apps::resp::{VALUE_BYTES_MAX, decimal};
 
 /// Most elements of an array.
@@ -44,7 +44,7 @@ pub(super) fn value(line: &[u8]) -> Result<ValueLine, LostFraming> {
 
 /// Parses the first line of a command.
 pub(super) fn command(bytes: &[u8]) -> Result<Option<MessageHead>, LostFraming> {
-    let request = MessageKind::Request { is_high: false, without_body: false };
+    let request = MessageKind::Request { is_high: false, method: RequestMethod::Other };
     // Redis does not answer an empty command.
     let ignored = MessageKind::OneWay { is_high: false };
     let is_inline = bytes.first() != Some(&b'*');

@@ -7,13 +7,14 @@ fn messages(
     protocol: &Protocol,
     direction: usize,
     bytes: &[u8],
+    method: RequestMethod,
     step: usize,
 ) -> Vec<Option<(MessageKind, usize)>> {
     let (mut framing, mut found, mut at) = (Framing::default(), Vec::new(), 0);
     for part in bytes.chunks(step) {
         let mut used = 0;
         while used < part.len() {
-            let Ok(step) = framing.advance(protocol, direction, &part[used..], false) else {
+            let Ok(step) = framing.advance(protocol, direction, &part[used..], method) else {
                 found.push(None);
                 return found;
             };
@@ -32,13 +33,18 @@ fn messages(
     found
 }
 
-const REQUEST_KIND: MessageKind = MessageKind::Request { is_high: false, without_body: false };
+const REQUEST_KIND: MessageKind = MessageKind::Request { is_high: false, method: RequestMethod::Other };
 
 /// A stream, and kind and length of each message in it.
 type Case<'a> = (&'a [u8], &'a [(MessageKind, usize)]);
 
 /// Checks that the streams consist of messages of these kinds and lengths, however they are cut.
 fn check(protocol: &Protocol, direction: usize, cases: &[Case<'_>]) {
+    check_responses(protocol, direction, RequestMethod::Other, cases);
+}
+
+/// As [`check`], for responses to requests with this method.
+fn check_responses(protocol: &Protocol, direction: usize, method: RequestMethod, cases: &[Case<'_>]) {
     for (bytes, expected) in cases {
         let mut end = 0;
         let expected: Vec<_> = expected
@@ -50,7 +56,8 @@ fn check(protocol: &Protocol, direction: usize, cases: &[Case<'_>]) {
             .collect();
         for step in [1, 2, 3, 7, 100_000] {
             let text = String::from_utf8_lossy(bytes);
-            assert_eq!(messages(protocol, direction, bytes, step), expected, "{text:?} in parts of {step}");
+            let found = messages(protocol, direction, bytes, method, step);
+            assert_eq!(found, expected, "{text:?} in parts of {step}");
         }
     }
 }
@@ -59,7 +66,8 @@ fn check_lost(protocol: &Protocol, direction: usize, cases: &[&[u8]]) {
     for bytes in cases {
         for step in [1, 5, 100_000] {
             let text = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]);
-            assert_eq!(messages(protocol, direction, bytes, step).last(), Some(&None), "{text:?} by {step}");
+            let found = messages(protocol, direction, bytes, RequestMethod::Other, step);
+            assert_eq!(found.last(), Some(&None), "{text:?} by {step}");
         }
     }
 }
@@ -67,14 +75,15 @@ fn check_lost(protocol: &Protocol, direction: usize, cases: &[&[u8]]) {
 // limit: bytes of a monitored message's head
 #[test]
 fn http_requests_are_framed() {
-    let head = MessageKind::Request { is_high: false, without_body: true };
+    let with = |method| MessageKind::Request { is_high: false, method };
     let two = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /bc HTTP/1.1\r\nHost: x\r\n\r\n";
     check(
         &Protocol::Http,
         REQUEST,
         &[
             (two, &[(REQUEST_KIND, 28), (REQUEST_KIND, 29)]),
-            (b"HEAD / HTTP/1.1\r\n\r\n", &[(head, 19)]),
+            (b"HEAD / HTTP/1.1\r\n\r\n", &[(with(RequestMethod::Head), 19)]),
+            (b"CONNECT a:443 HTTP/1.1\r\n\r\n", &[(with(RequestMethod::Connect), 26)]),
             (b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", &[(REQUEST_KIND, 41)]),
             (
                 b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
@@ -126,6 +135,31 @@ fn http_responses_are_framed() {
 }
 
 #[test]
+fn http_responses_depend_on_the_method() {
+    use MessageKind::{LastResponse, Response, Unsolicited};
+    let found = &b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"[..];
+    let refused = &b"HTTP/1.1 407 No\r\nContent-Length: 2\r\n\r\nab"[..];
+    let switches = &b"HTTP/1.1 101 Switching\r\n\r\n"[..];
+    check_responses(
+        &Protocol::Http,
+        RESPONSE,
+        RequestMethod::Head,
+        &[(found, &[(Response, 38)]), (&refused[..38], &[(Response, 38)]), (switches, &[(LastResponse, 26)])],
+    );
+    check_responses(
+        &Protocol::Http,
+        RESPONSE,
+        RequestMethod::Connect,
+        &[
+            (found, &[(LastResponse, 38)]),
+            (b"HTTP/1.1 204 No\r\n\r\n", &[(LastResponse, 19)]),
+            (refused, &[(Response, 40)]),
+            (b"HTTP/1.1 100 Go\r\n\r\n", &[(Unsolicited, 19)]),
+        ],
+    );
+}
+
+#[test]
 fn redis_commands_and_replies_are_framed() {
     use MessageKind::{OneWay, Response, Unsolicited};
     check(
@@ -161,7 +195,7 @@ fn iot_messages_have_labels() {
     let message = |kind, label| [0, 0, 0, 1, 9, kind, label, 0, 0, 0];
     let stream = [message(1, 2), message(0, 2), message(0, 0), message(1, 0)].concat();
     let kinds = [
-        MessageKind::Request { is_high: true, without_body: false },
+        MessageKind::Request { is_high: true, method: RequestMethod::Other },
         MessageKind::OneWay { is_high: true },
         MessageKind::OneWay { is_high: false },
         REQUEST_KIND,
@@ -186,7 +220,7 @@ fn length_prefixes_follow_their_rule() {
     };
     let big = LengthPrefix { endianness: Endianness::Big, offset_bytes: 0, ..prefix };
     let protocol = Protocol::LengthPrefixed(Box::new(LengthPrefixRule { request: prefix, response: big }));
-    let high = MessageKind::Request { is_high: true, without_body: false };
+    let high = MessageKind::Request { is_high: true, method: RequestMethod::Other };
     check(
         &protocol,
         REQUEST,
@@ -207,10 +241,10 @@ fn length_prefixes_follow_their_rule() {
 fn missing_bytes_within_a_body_are_skipped() {
     let mut framing = Framing::default();
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n";
-    framing.advance(&Protocol::Http, RESPONSE, head, false).unwrap();
+    framing.advance(&Protocol::Http, RESPONSE, head, RequestMethod::Other).unwrap();
     assert_eq!((framing.skip(99), framing.skip(1)), (Ok(false), Ok(true)));
     assert!(framing.is_at_start());
-    framing.advance(&Protocol::Http, RESPONSE, head, false).unwrap();
+    framing.advance(&Protocol::Http, RESPONSE, head, RequestMethod::Other).unwrap();
     assert_eq!(framing.skip(101), Err(LostFraming));
     framing.reset();
     assert_eq!(framing.skip(1), Err(LostFraming));
