@@ -10,8 +10,6 @@ use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
-/// Maximum number of events that one `epoll_wait` returns.
-const EVENTS_MAX: usize = 512;
 /// Maximum number of descriptors of one `poll`.
 const POLLED_MAX: usize = 1 << 20;
 // Requests of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
@@ -342,17 +340,16 @@ pub unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
-        let events_max =
-            usize::try_from(events_max).ok().filter(|events_max| *events_max > 0).ok_or(Errno::INVAL)?;
-        let mut ready = [EpollEvent::default(); EVENTS_MAX];
-        let ready = &mut ready[..events_max.min(EVENTS_MAX)];
-        let count = instance.ops.epoll_wait(set, ready, Timeout::from_millis(timeout), None)?;
-        for (at, event) in ready[..count].iter().enumerate() {
+        let events_max = usize::try_from(events_max).unwrap_or(0);
+        instance.ops.epoll_wait_with(set, events_max, Timeout::from_millis(timeout), None, |at, event| {
+            if events.is_null() {
+                return Err(Errno::FAULT);
+            }
             let event = epoll_event { events: event.events, u64: event.data };
             // SAFETY: the list has room for the maximum number of events that was passed.
             unsafe { events.add(at).write_unaligned(event) };
-        }
-        Ok(count as c_int)
+            Ok(())
+        })
     });
     result.into_c()
 }

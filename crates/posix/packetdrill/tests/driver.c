@@ -199,7 +199,12 @@ static void poll_and_epoll(void)
 	begun = now();
 	CHECK(i.epoll_wait(U, set, came, 4, 50) == 0);
 	CHECK(now() - begun >= 50000 && now() - begun < 2000000);
+	CHECK(i.epoll_wait(U, set, NULL, 4, 0) == 0);
+	FAILS(i.epoll_wait(U, set, came, 0, 0), EINVAL);
+	FAILS(i.epoll_wait(U, set, came, -1, 0), EINVAL);
 	send_segment(&p, ACK | PSH, "x");
+	/* The event stays in the set. */
+	FAILS(i.epoll_wait(U, set, NULL, 4, 5000), EFAULT);
 	CHECK(i.epoll_wait(U, set, came, 4, 5000) == 1);
 	CHECK(came[0].events == EPOLLIN && came[0].data.u64 == 42);
 	CHECK(i.epoll_wait(U, set, came, 4, 0) == 0);
