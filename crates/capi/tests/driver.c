@@ -399,7 +399,7 @@ static void *send_stream(void *unused)
     IS(ginnel_enter(sender, 0, NULL), 0);
     IS(ginnel_connect((struct sockaddr *)&receiver, sizeof(receiver), NULL, 0, &options, &conn), 0);
     while (got < 2) {
-        CHECK(ginnel_wait(NULL, &events, 5000) >= 0);
+        CHECK(ginnel_wait(NULL, &events, 5000) > 0);
         ssize_t len = ginnel_recv(conn, signals, (size_t)(2 - got));
         CHECK(len > 0 || len == -EAGAIN);
         got += len > 0 ? (int)len : 0;
