@@ -48,6 +48,11 @@ pub fn check<T>(pointer: *const T) -> Result<(), Failure> {
     if pointer.is_null() || !pointer.is_aligned() { Err(NULL) } else { Ok(()) }
 }
 
+/// Checks that a pointer that the caller may leave null is not misaligned.
+pub fn check_optional<T>(pointer: *const T) -> Result<(), Failure> {
+    if pointer.is_null() { Ok(()) } else { check(pointer) }
+}
+
 /// Returns a reference to an object of the caller.
 ///
 /// # Safety

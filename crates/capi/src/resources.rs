@@ -22,6 +22,7 @@ const EDGES: u32 = 1 << 2;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_timer_set(after_ns: u64, token: u64, out: *mut TimerHandle) -> c_int {
     call(|| {
+        memory::check_optional(out)?;
         let timer = with_context(|cx| Ok(cx.set_timer(Duration::from_nanos(after_ns), token)))?;
         let timer = timer.ok_or(Failure::new(Errno::NOBUFS, "shard.timers_max timers are set"))?;
         if !out.is_null() {

@@ -134,6 +134,7 @@ pub unsafe extern "C" fn ginnel_udp_recv(
         let socket = socket.get()?;
         // SAFETY: as the caller says.
         let buffer = unsafe { memory::bytes_mut(buffer, len) }?;
+        memory::check_optional(datagram)?;
         let received = with_context(|cx| Ok(cx.udp_recv(socket, buffer)?))?;
         if !datagram.is_null() {
             // SAFETY: as the caller says.

@@ -630,6 +630,9 @@ static void timers_descriptors_and_commands_wake_the_shard(void)
     IS(ginnel_wait(&same_room, &low, 0), -EINVAL);
     IS(ginnel_timer_set(10000000, 13, NULL), 0);
     IS(expect(GINNEL_EV_TIMER).token, 13);
+    /* A call that fails sets no timer. */
+    IS(ginnel_timer_set(0, 14, (struct ginnel_timer *)((char *)&timer + 1)), -EFAULT);
+    IS(ginnel_wait(NULL, &low, 10), 0);
 
     IS(pipe(pipes), 0);
     IS(ginnel_fd_add(pipes[0], GINNEL_FD_READ, 5, &watched), 0);
@@ -674,6 +677,8 @@ static void datagrams_are_carried(void)
     IS(ginnel_udp_connect(client, ADDRESS(53)), 0);
     IS(ginnel_udp_send(client, "question", 8, NULL, 0, NULL, 0), 0);
     IS(expect(GINNEL_EV_DATAGRAMS).source, server.id);
+    /* A call that fails takes no datagram. */
+    IS(ginnel_udp_recv(server, buffer, 3, (struct ginnel_datagram *)((char *)&datagram + 1)), -EFAULT);
     IS(ginnel_udp_recv(server, buffer, 3, &datagram), 3);
     IS(datagram.len, 8);
     IS(ginnel_udp_local(client, &local), 0);
