@@ -1,23 +1,29 @@
-//! Compares structures and the bits of events in the header, as a C compiler sees them, with those of this
-//! library.
+//! Compares structures and constants in the header, as a C compiler sees them, with those of this library.
 
 use crate::config::PacketView;
 use crate::event_queue::{self, Event};
-use crate::handles::ConnHandle;
-use crate::options::CSocketOptions;
+use crate::handles::{
+    ConnHandle, KernelFdHandle, ListenerHandle, SourceHandle, TimerHandle, UdpSocketHandle,
+};
+use crate::options::{self, CSocketOptions};
+use crate::resources;
 use crate::run::Callbacks;
 use crate::shard_loop::EventList;
 use crate::tcp::CInfo;
-use crate::udp::CDatagram;
+use crate::udp::{self, CDatagram};
+use core::ffi::c_int;
+use core::time::Duration;
+use ginnel::TcpOption;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 /// Returns the values of the expressions, as a C program that includes the header computes them.
-fn evaluate_in_c(expressions: &[(String, usize)]) -> Vec<usize> {
+fn evaluate_in_c<'a>(expressions: impl IntoIterator<Item = &'a String>) -> Vec<usize> {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("layout.c");
     let mut text = String::from("#include <ginnel.h>\n#include <stdio.h>\nint main(void) {\n");
-    for (expression, _) in expressions {
+    for expression in expressions {
         text += &format!("printf(\"%zu\\n\", (size_t)({expression}));\n");
     }
     std::fs::write(&source, text + "return 0; }\n").unwrap();
@@ -45,54 +51,123 @@ macro_rules! layout {
 
 #[test]
 fn header_structures_have_the_layout_of_the_library() {
-    let mut expected = layout! {
+    let expected = layout! {
         "ginnel_conn" = ConnHandle { "id" = id }
+        "ginnel_listener" = ListenerHandle { "id" = id }
+        "ginnel_udp" = UdpSocketHandle { "id" = id }
+        "ginnel_timer" = TimerHandle { "id" = id }
+        "ginnel_fd" = KernelFdHandle { "id" = id }
+        "ginnel_source" = SourceHandle { "id" = id }
         "ginnel_packet" = PacketView {
-            "frame_len" = frame_len, "payload" = payload, "payload_len" = payload_len, "transmits" = transmits
+            "frame" = frame, "frame_len" = frame_len, "payload" = payload, "payload_len" = payload_len,
+            "transmits" = transmits
         }
         "ginnel_event" = Event {
-            "token" = token, "events" = events, "acked" = acked, "error" = error, "class_" = class
+            "source" = source, "token" = token, "events" = events, "acked" = acked, "error" = error,
+            "class_" = class, "reserved" = reserved
         }
         "ginnel_events" = EventList { "events" = events, "max" = max, "count" = count }
-        "ginnel_datagram" = CDatagram { "to" = to, "len" = len, "tos" = tos, "hop_limit" = hop_limit }
+        "ginnel_datagram" = CDatagram {
+            "from" = from, "to" = to, "len" = len, "tos" = tos, "hop_limit" = hop_limit, "reserved" = reserved
+        }
         "ginnel_socket_options" = CSocketOptions {
             "flags" = flags, "backlog" = backlog, "recv_buffer_bytes" = recv_buffer_bytes,
             "send_buffer_bytes" = send_buffer_bytes, "mss" = mss, "priority" = priority, "tos" = tos,
-            "hop_limit" = hop_limit
+            "hop_limit" = hop_limit, "reserved" = reserved
         }
         "ginnel_info" = CInfo {
-            "remote" = remote, "rtt_ns" = rtt_ns, "min_rtt_ns" = min_rtt_ns, "send_queued" = send_queued,
-            "unsent" = unsent, "congestion_window" = congestion_window, "retransmits" = retransmits,
-            "state" = state
+            "local" = local, "remote" = remote, "rtt_ns" = rtt_ns, "rttvar_ns" = rttvar_ns,
+            "min_rtt_ns" = min_rtt_ns, "send_queued" = send_queued, "recv_queued" = recv_queued,
+            "unsent" = unsent, "mss" = mss, "congestion_window" = congestion_window,
+            "unacked_segments" = unacked_segments, "retransmits" = retransmits, "state" = state
         }
         "ginnel_callbacks" = Callbacks {
-            "create" = create, "start" = start, "accepted" = accepted, "connected" = connected, "data" = data,
-            "unordered" = unordered, "writable" = writable, "acked" = acked, "peer_closed" = peer_closed,
-            "closed" = closed, "datagram" = datagram, "datagram_error" = datagram_error, "timer" = timer,
-            "fd_ready" = fd_ready, "command" = command, "destroyed" = destroyed, "stopping" = stopping,
-            "ended" = ended
+            "size" = size, "create" = create, "start" = start, "accepted" = accepted,
+            "connected" = connected, "data" = data, "unordered" = unordered, "writable" = writable,
+            "acked" = acked, "peer_closed" = peer_closed, "closed" = closed, "datagram" = datagram,
+            "datagram_error" = datagram_error, "timer" = timer, "fd_ready" = fd_ready, "command" = command,
+            "destroyed" = destroyed, "stopping" = stopping, "ended" = ended
         }
     };
-    let bits = [
-        ("INCOMING", event_queue::INCOMING),
-        ("CONNECTED", event_queue::CONNECTED),
-        ("READABLE", event_queue::READABLE),
-        ("UNORDERED", event_queue::UNORDERED),
-        ("WRITABLE", event_queue::WRITABLE),
-        ("ACKED", event_queue::ACKED),
-        ("PEER_CLOSED", event_queue::PEER_CLOSED),
-        ("CLOSED", event_queue::CLOSED),
-        ("DATAGRAMS", event_queue::DATAGRAMS),
-        ("TIMER", event_queue::TIMER),
-        ("FD_READABLE", event_queue::FD_READABLE),
-        ("FD_WRITABLE", event_queue::FD_WRITABLE),
-        ("COMMAND", event_queue::COMMAND),
-        ("DESTROYED", event_queue::DESTROYED),
-    ];
-    expected.extend(bits.map(|(name, bit)| (format!("GINNEL_EV_{name}"), bit as usize)));
-    let found = evaluate_in_c(&expected);
+    let found = evaluate_in_c(expected.iter().map(|(expression, _)| expression));
     assert_eq!(found.len(), expected.len());
     for ((expression, here), in_c) in expected.iter().zip(found) {
         assert_eq!(in_c, *here, "{expression}");
     }
+}
+
+/// Bits that the header and this library name, without the options of connections.
+const BITS: [(&str, u32); 27] = [
+    ("EV_INCOMING", event_queue::INCOMING),
+    ("EV_CONNECTED", event_queue::CONNECTED),
+    ("EV_READABLE", event_queue::READABLE),
+    ("EV_UNORDERED", event_queue::UNORDERED),
+    ("EV_WRITABLE", event_queue::WRITABLE),
+    ("EV_ACKED", event_queue::ACKED),
+    ("EV_PEER_CLOSED", event_queue::PEER_CLOSED),
+    ("EV_CLOSED", event_queue::CLOSED),
+    ("EV_DATAGRAMS", event_queue::DATAGRAMS),
+    ("EV_TIMER", event_queue::TIMER),
+    ("EV_FD_READABLE", event_queue::FD_READABLE),
+    ("EV_FD_WRITABLE", event_queue::FD_WRITABLE),
+    ("EV_COMMAND", event_queue::COMMAND),
+    ("EV_DESTROYED", event_queue::DESTROYED),
+    ("REUSE_PORT", options::REUSE_PORT),
+    ("V6_ONLY", options::V6_ONLY),
+    ("NODELAY", options::NODELAY),
+    ("KEEPALIVE", options::KEEPALIVE),
+    ("ACK_EVENTS", options::ACK_EVENTS),
+    ("UNORDERED", options::UNORDERED),
+    ("UDP_REUSE_PORT", udp::REUSE_PORT),
+    ("UDP_V6_ONLY", udp::V6_ONLY),
+    ("UDP_BROADCAST", udp::BROADCAST),
+    ("UDP_REUSE_ADDRESS", udp::REUSE_ADDRESS),
+    ("FD_READ", resources::READ),
+    ("FD_WRITE", resources::WRITE),
+    ("FD_EDGES", resources::EDGES),
+];
+
+/// The options of connections, each with the value 7 of C.
+const OPTIONS: [(&str, TcpOption); 20] = [
+    ("OPT_NODELAY", TcpOption::NoDelay(true)),
+    ("OPT_CORK", TcpOption::Cork(true)),
+    ("OPT_MORE", TcpOption::More(true)),
+    ("OPT_QUICKACK", TcpOption::QuickAck(true)),
+    ("OPT_KEEPALIVE", TcpOption::KeepAlive(true)),
+    ("OPT_KEEPIDLE_S", TcpOption::KeepIdle(Duration::from_secs(7))),
+    ("OPT_KEEPINTVL_S", TcpOption::KeepInterval(Duration::from_secs(7))),
+    ("OPT_KEEPCNT", TcpOption::KeepCount(7)),
+    ("OPT_USER_TIMEOUT_MS", TcpOption::UserTimeout(Duration::from_millis(7))),
+    ("OPT_LINGER_ZERO", TcpOption::LingerZero(true)),
+    ("OPT_OOBINLINE", TcpOption::OobInline(true)),
+    ("OPT_ACK_EVENTS", TcpOption::AckEvents(true)),
+    ("OPT_RCVBUF", TcpOption::RecvBuffer(7)),
+    ("OPT_SNDBUF", TcpOption::SendBuffer(7)),
+    ("OPT_NOTSENT_LOWAT", TcpOption::NotSentLowat(7)),
+    ("OPT_MAXSEG", TcpOption::MaxSegment(7)),
+    ("OPT_TOS", TcpOption::Tos(7)),
+    ("OPT_HOP_LIMIT", TcpOption::HopLimit(Some(7))),
+    ("OPT_PRIORITY", TcpOption::Priority(7)),
+    ("OPT_UNORDERED", TcpOption::Unordered(true)),
+];
+
+#[test]
+fn header_constants_have_the_values_of_the_library() {
+    let names = BITS.map(|(name, _)| name).into_iter().chain(OPTIONS.map(|(name, _)| name));
+    let names: Vec<String> = names.map(|name| format!("GINNEL_{name}")).collect();
+    let mut values = evaluate_in_c(&names).into_iter();
+    for ((name, bit), in_c) in BITS.into_iter().zip(values.by_ref()) {
+        assert_eq!(in_c, bit as usize, "{name}");
+    }
+    for ((name, option), in_c) in OPTIONS.into_iter().zip(values.by_ref()) {
+        assert_eq!(options::option(in_c as c_int, 7).ok(), Some(option), "{name}");
+    }
+    assert_eq!(values.next(), None);
+    let unknown = OPTIONS.len() as c_int + 1;
+    assert!(options::option(0, 7).is_err() && options::option(unknown, 7).is_err());
+    // The header has no other constants.
+    let header = include_str!("../include/ginnel.h");
+    let declared = header.lines().filter_map(|line| line.trim().split_once(" = ")).map(|(name, _)| name);
+    let declared: BTreeSet<&str> = declared.filter(|name| name.starts_with("GINNEL_")).collect();
+    assert_eq!(declared, names.iter().map(String::as_str).collect());
 }

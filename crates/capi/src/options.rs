@@ -9,12 +9,18 @@ use rustix::io::Errno;
 const UNKNOWN: Failure = Failure::new(Errno::NOPROTOOPT, "no such option");
 const OUT_OF_RANGE: Failure = Failure::new(Errno::INVAL, "an option is out of range");
 
-const REUSE_PORT: u32 = 1;
-const V6_ONLY: u32 = 1 << 1;
-const NODELAY: u32 = 1 << 2;
-const KEEPALIVE: u32 = 1 << 3;
-const ACK_EVENTS: u32 = 1 << 4;
-const UNORDERED: u32 = 1 << 5;
+/// `GINNEL_REUSE_PORT`.
+pub const REUSE_PORT: u32 = 1;
+/// `GINNEL_V6_ONLY`.
+pub const V6_ONLY: u32 = 1 << 1;
+/// `GINNEL_NODELAY`.
+pub const NODELAY: u32 = 1 << 2;
+/// `GINNEL_KEEPALIVE`.
+pub const KEEPALIVE: u32 = 1 << 3;
+/// `GINNEL_ACK_EVENTS`.
+pub const ACK_EVENTS: u32 = 1 << 4;
+/// `GINNEL_UNORDERED`.
+pub const UNORDERED: u32 = 1 << 5;
 const ALL: u32 = (UNORDERED << 1) - 1;
 
 /// `struct ginnel_socket_options`. Numbers that are 0 leave the default.

@@ -11,9 +11,12 @@ use ginnel::{Context, Interest, KernelFd, Timer};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-const READ: u32 = 1;
-const WRITE: u32 = 1 << 1;
-const EDGES: u32 = 1 << 2;
+/// `GINNEL_FD_READ`.
+pub const READ: u32 = 1;
+/// `GINNEL_FD_WRITE`.
+pub const WRITE: u32 = 1 << 1;
+/// `GINNEL_FD_EDGES`.
+pub const EDGES: u32 = 1 << 2;
 
 /// Sets a timer that expires after `after_ns` nanoseconds; `ENOBUFS` if `shard.timers_max` timers are set.
 ///

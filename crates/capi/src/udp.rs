@@ -11,10 +11,14 @@ use ginnel::{Datagram, UdpOptions, UdpSendParams};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
-const REUSE_PORT: u32 = 1;
-const V6_ONLY: u32 = 1 << 1;
-const BROADCAST: u32 = 1 << 2;
-const REUSE_ADDRESS: u32 = 1 << 3;
+/// `GINNEL_UDP_REUSE_PORT`.
+pub const REUSE_PORT: u32 = 1;
+/// `GINNEL_UDP_V6_ONLY`.
+pub const V6_ONLY: u32 = 1 << 1;
+/// `GINNEL_UDP_BROADCAST`.
+pub const BROADCAST: u32 = 1 << 2;
+/// `GINNEL_UDP_REUSE_ADDRESS`.
+pub const REUSE_ADDRESS: u32 = 1 << 3;
 const ALL: u32 = (REUSE_ADDRESS << 1) - 1;
 
 /// `struct ginnel_datagram`.
