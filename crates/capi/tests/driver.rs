@@ -8,6 +8,10 @@ mod c_program;
 use c_program::{CProgram, compile, library_folder};
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -161,8 +165,7 @@ impl Example {
 
     /// Asks the example to end, and checks that it does.
     fn stop(mut self) {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
     }
 }
@@ -225,4 +228,57 @@ fn levels_example_answers_the_level_of_a_line() {
         }
         example.stop();
     }
+}
+
+/// Writes each line to its stream while the example is stopped, so that it finds all of them at once. Returns
+/// the streams in the order in which the answers arrive, as indices.
+fn answered_at_once(example: &Example, lines: &[(&TcpStream, &[u8])]) -> Vec<u64> {
+    let id = Pid::from_child(&example.child);
+    let answers = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    for ((stream, _), index) in lines.iter().zip(0..) {
+        epoll::add(&answers, stream, EventData::new_u64(index), EventFlags::IN | EventFlags::ET).unwrap();
+    }
+    kill_process(id, Signal::STOP).unwrap();
+    waitpid(Some(id), WaitOptions::UNTRACED).unwrap();
+    for (stream, line) in lines {
+        let mut stream = *stream;
+        stream.write_all(line).unwrap();
+    }
+    kill_process(id, Signal::CONT).unwrap();
+    // The kernel lists streams in the order in which they became readable.
+    let (mut order, mut events) = (Vec::new(), Vec::with_capacity(lines.len()));
+    while order.len() < lines.len() {
+        let time = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let count = epoll::wait(&answers, spare_capacity(&mut events), Some(&time)).unwrap();
+        assert!(count > 0, "only {order:?} were answered");
+        order.extend(events.drain(..).map(|event| event.data.u64()));
+    }
+    order
+}
+
+#[test]
+fn urgent_line_overtakes_others_in_levels_example() {
+    if let Some(reason) = unavailable() {
+        return skip("urgent_line_overtakes_others_in_levels_example", &reason);
+    }
+    let example = Example::start("examples/levels.c", 1);
+    let streams: [TcpStream; 3] = std::array::from_fn(|_| example.connect());
+    let expect = |index: usize, level: &[u8]| {
+        let mut answer = vec![0; level.len()];
+        (&mut &streams[index]).read_exact(&mut answer).unwrap();
+        assert_eq!(answer, level, "stream {index}");
+    };
+    for (index, mut stream) in streams.iter().enumerate() {
+        stream.write_all(b"usual\n").unwrap();
+        expect(index, b"low\n");
+    }
+    for round in 0..10 {
+        let lines = [&b"usual\n"[..], b"usual\n", b"!urgent\n"];
+        let lines: Vec<_> = streams.iter().zip(lines).collect();
+        assert_eq!(answered_at_once(&example, &lines), [2, 0, 1], "round {round}");
+        expect(0, b"low\n");
+        expect(1, b"low\n");
+        expect(2, b"high\n");
+    }
+    example.stop();
 }
