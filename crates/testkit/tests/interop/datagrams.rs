@@ -212,9 +212,11 @@ fn kernel_gets_refusal_of_closed_port() {
             case,
             |_| UdpRole::Echo,
             |network| {
-                let socket = kernel_socket(network, 0)?;
-                context("connect", socket.connect(SocketAddr::new(network.ginnel, CLOSED_PORT)))?;
                 for size in [0, 100, 1472] {
+                    // Each datagram has a socket of its own, because a link that duplicates may deliver the
+                    // refusal of an earlier one again.
+                    let socket = kernel_socket(network, 0)?;
+                    context("connect", socket.connect(SocketAddr::new(network.ginnel, CLOSED_PORT)))?;
                     context("send", socket.send(Stream::Request.piece(0, size)))?;
                     match received(|| socket.recv(&mut [0; 10])) {
                         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
