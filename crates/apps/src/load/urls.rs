@@ -30,12 +30,13 @@ impl core::str::FromStr for Url {
         let (authority, path) = rest.split_at(end);
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
-                (host, port.parse().map_err(|_| format!("\"{port}\" is not a port"))?)
+                let number = port.parse().ok().filter(|number| *number != 0);
+                (host, number.ok_or_else(|| format!("\"{port}\" is not a port"))?)
             }
             _ => (authority, 80),
         };
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-        if host.is_empty() || !authority.bytes().all(|b| b.is_ascii_graphic() && b != b'@') || port == 0 {
+        if host.is_empty() || !authority.bytes().all(|b| b.is_ascii_graphic() && b != b'@') {
             return Err("has no host: write it as http://10.0.0.1:8080/".to_owned());
         }
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
@@ -326,6 +327,10 @@ mod tests {
         ] {
             assert!(bad.parse::<Url>().is_err(), "{bad}");
         }
+        for port in ["0", "x", "65536", ""] {
+            let problem = format!("http://a:{port}/").parse::<Url>();
+            assert_eq!(problem, Err(format!("\"{port}\" is not a port")));
+        }
     }
 
     #[test]
@@ -347,6 +352,7 @@ mod tests {
             ("redis://", "has no host: write it as redis://10.0.0.1"),
             ("redis://10.0.0.1/0", "a redis server has no paths: write it as redis://10.0.0.1"),
             ("redis://10.0.0.1:x", "\"x\" is not a port"),
+            ("redis://10.0.0.1:0", "\"0\" is not a port"),
             ("memcached://10.0.0.1", "the scheme \"memcached\" is not supported: use redis"),
             ("http://10.0.0.1", "the scheme \"http\" is not supported: use redis"),
         ] {
