@@ -264,13 +264,19 @@ mod tests {
 
     #[test]
     fn a_prepared_response_has_the_current_date() {
-        let (old, new) = (DateText::new(0), DateText::new(86_400));
-        let mut head = Vec::new();
-        HeadWriter::new(&mut head, Status::Ok, &old).length(2).end(Persistence::Keep);
-        let mut prepared = PreparedResponse::new(head.clone(), b"ab", &old);
-        assert_eq!(prepared.head(&old), head);
-        let renewed = String::from_utf8(prepared.whole(&new).to_vec()).unwrap();
-        assert!(renewed.contains("\r\nDate: Fri, 02 Jan 1970 00:00:00 GMT\r\n"));
-        assert!(renewed.ends_with("Content-Length: 2\r\n\r\nab"));
+        let head = |date: &DateText| {
+            let mut head = Vec::new();
+            HeadWriter::new(&mut head, Status::Ok, date).length(2).end(Persistence::Keep);
+            head
+        };
+        let days = [0, 1, 2, 3].map(|day| DateText::new(day * 86_400));
+        let mut prepared = PreparedResponse::new(head(&days[0]), b"ab", &days[0]);
+        assert_eq!(prepared.head(&days[0]), head(&days[0]));
+        // Either function updates the date.
+        assert_eq!(prepared.head(&days[1]), head(&days[1]));
+        assert_eq!(prepared.whole(&days[2]), [head(&days[2]), b"ab".to_vec()].concat());
+        assert_eq!(prepared.head(&days[3]), head(&days[3]));
+        let text = String::from_utf8(prepared.whole(&days[1]).to_vec()).unwrap();
+        assert!(text.contains("\r\nDate: Fri, 02 Jan 1970 00:00:00 GMT\r\n"), "{text}");
     }
 }
