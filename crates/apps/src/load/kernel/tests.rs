@@ -5,9 +5,11 @@ use super::super::{Report, measure_on_kernel};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use ginnel::StopFlag;
+use ginnel_testkit::steal;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Reaction of the server to each request; false closes the connection.
 type Behaviour = fn(&mut TcpStream, &[u8]) -> bool;
@@ -17,6 +19,8 @@ struct TestServer {
     address: SocketAddr,
     accepted: Arc<AtomicU64>,
     requests: Arc<AtomicU64>,
+    /// Times at which the requests arrived.
+    arrivals: Arc<Mutex<Vec<Instant>>>,
     peers: Arc<Mutex<Vec<IpAddr>>>,
 }
 
@@ -26,15 +30,16 @@ fn serve(behaviour: Behaviour) -> TestServer {
         address: listener.local_addr().unwrap(),
         accepted: Arc::default(),
         requests: Arc::default(),
+        arrivals: Arc::default(),
         peers: Arc::default(),
     };
     let (accepted, requests) = (Arc::clone(&server.accepted), Arc::clone(&server.requests));
-    let peers = Arc::clone(&server.peers);
+    let (arrivals, peers) = (Arc::clone(&server.arrivals), Arc::clone(&server.peers));
     std::thread::spawn(move || {
         while let Ok((mut stream, peer)) = listener.accept() {
             accepted.fetch_add(1, Ordering::Relaxed);
             peers.lock().unwrap().push(peer.ip());
-            let requests = Arc::clone(&requests);
+            let (requests, arrivals) = (Arc::clone(&requests), Arc::clone(&arrivals));
             std::thread::spawn(move || {
                 let (mut buffer, mut piece) = (Vec::new(), [0; 4096]);
                 loop {
@@ -44,6 +49,7 @@ fn serve(behaviour: Behaviour) -> TestServer {
                     }
                     while let Some(end) = memchr::memmem::find(&buffer, b"\r\n\r\n") {
                         requests.fetch_add(1, Ordering::Relaxed);
+                        arrivals.lock().unwrap().push(Instant::now());
                         let head: Vec<u8> = buffer.drain(..end + 4).collect();
                         if !behaviour(&mut stream, &head) {
                             return;
@@ -100,12 +106,22 @@ fn connections_come_from_all_source_addresses() {
 
 #[test]
 fn an_open_loop_sends_at_its_rate() {
-    let server = serve(answer);
-    let report = load(server.address, "-k -c 50 --rate 400 -d 1s --setup 50ms");
-    assert_eq!(report.requests.started + report.requests.not_started, 400);
-    let seen = server.requests.load(Ordering::Relaxed);
-    assert_eq!(seen, report.requests.started);
-    assert!(report.latency_ns.lag.is_some_and(|lag| lag.count == report.requests.started));
+    let measured = steal::repeat_if_stalled(|| {
+        let (server, begun) = (serve(answer), Instant::now());
+        let report = load(server.address, "-k -c 50 --rate 400 -d 1s --setup 50ms");
+        let started = report.requests.started;
+        assert_eq!(started + report.requests.not_started, 400);
+        let mut arrivals = server.arrivals.lock().unwrap().clone();
+        assert_eq!(arrivals.len() as u64, started);
+        assert!(report.latency_ns.lag.is_some_and(|lag| lag.count == started));
+        arrivals.sort_unstable();
+        for (arrival, due) in arrivals.iter().zip((0..).map(|n| n * Duration::from_micros(2500))) {
+            assert!(*arrival - begun >= due, "a request arrived before it was due after {due:?}");
+        }
+        // A generator or a server that does not run falls behind.
+        if started < 360 { Err(format!("{started} of 400 requests were sent")) } else { Ok(()) }
+    });
+    assert!(measured.is_ok(), "{measured:?}");
 }
 
 #[test]
