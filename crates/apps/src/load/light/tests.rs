@@ -276,6 +276,9 @@ fn a_reset_is_accepted_and_not_answered() {
     while connected < 3 {
         ends.turn(&mut |_, outcome| connected += u32::from(matches!(outcome, InputEvent::Connected(_))));
     }
+    let sent =
+        |ends: &mut ConnectedPair<Echo>| ends.server.with(ends.now, |_, cx| cx.tcp_stats().segments_out);
+    let sent_before = sent(&mut ends);
     for slot in 0..3 {
         ends.client.net.abort(slot);
     }
@@ -284,6 +287,8 @@ fn a_reset_is_accepted_and_not_answered() {
         ends.turn(&mut |_, _| {});
     }
     assert_eq!(ends.server.stats().events, 6, "accepted and closed, three times");
+    assert_eq!(ends.server.with(ends.now, |_, cx| cx.tcp_stats().closed_reset), 3);
+    assert_eq!(sent(&mut ends), sent_before, "a reset was answered");
 }
 
 /// Returns a pair with an open connection in slot 0.
