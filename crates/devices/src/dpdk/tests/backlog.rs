@@ -43,7 +43,9 @@ fn memif_pair() -> (Device, Device) {
     assert!(peer.link.wait_for(true, Duration::from_secs(10)), "no connection");
     let mut peer = peer.into_single_device().expect("one queue");
     // The port offers its first buffers when it receives.
+    let until = std::time::Instant::now() + Duration::from_secs(10);
     while peer.tx.reserve(60).is_none() {
+        assert!(std::time::Instant::now() < until, "the port offers no buffers");
         port.rx.arm();
     }
     let _ = std::fs::remove_file(&socket);
