@@ -26,7 +26,7 @@ impl Ops {
         if let Some(other) = state.relocate_fd(number)? {
             for file in state.files.ids() {
                 if let Ok(set) = state.files.epoll(file) {
-                    set.forget_sentinels();
+                    set.renumber_sentinel(number, other);
                 }
             }
             descriptor::renumber_internal(number, other);

@@ -176,10 +176,27 @@ impl EpollSet {
         }
     }
 
-    /// Must be called when the sentinels may have other numbers than they were added with, because an
-    /// internal descriptor has moved. Sentinels that remain in the instance wake a thread for nothing.
-    pub fn forget_sentinels(&mut self) {
-        self.direct.sentinels = None;
+    /// Must be called when an internal descriptor has moved to another number, while it still has the former
+    /// one, too: later the kernel's instance could not be told to remove it.
+    pub fn renumber_sentinel(&mut self, from: RawFd, to: RawFd) {
+        let Some(Sentinels { thread_event, stack, .. }) = &mut self.direct.sentinels else { return };
+        let bit = match stack {
+            Some((stack, _)) if *stack == from => {
+                *stack = to;
+                STACK_BIT
+            }
+            _ if *thread_event == from => {
+                *thread_event = to;
+                0
+            }
+            _ => return,
+        };
+        self.remove_sentinel(from);
+        if let Ok(fd) = borrow(to) {
+            let event = self.sentinel_event(if self.direct.is_banned { super::IN } else { EDGES }, bit);
+            // A thread that sleeps on the instance sees an event that the former number has had.
+            let _ = kernel_epoll_ctl(self.kernel.as_fd(), libc::EPOLL_CTL_ADD, fd, event);
+        }
     }
 
     /// Must be called after a fork, in the child: the sentinels and the threads are the parent's.
@@ -387,6 +404,35 @@ mod tests {
         signal(&fixture.item);
         assert!(fixture.set.kernel_ready());
         assert_eq!(fixture.take().len(), 1);
+    }
+
+    #[test]
+    fn moved_sentinels_wake_and_leave_nothing() {
+        let mut fixture = Fixture::new();
+        // The number belongs to another descriptor after the move, as after `dup2`.
+        let other = event_fd();
+        for is_stack in [false, true] {
+            let descriptor = if is_stack { &fixture.stack } else { &fixture.thread_event };
+            let number = descriptor.as_raw_fd();
+            let moved = rustix::io::fcntl_dupfd_cloexec(borrow(number).unwrap(), 0).unwrap();
+            signal(&moved);
+            fixture.take();
+            fixture.set.renumber_sentinel(number, moved.as_raw_fd());
+            let mut former = if is_stack {
+                core::mem::replace(&mut fixture.stack, moved)
+            } else {
+                core::mem::replace(&mut fixture.thread_event, moved)
+            };
+            rustix::io::dup2(&other, &mut former).unwrap();
+            let [event] = fixture.take()[..] else { panic!("the thread is not woken: {is_stack}") };
+            let data = event.u64;
+            assert_eq!((fixture.set.is_sentinel(data), data & STACK_BIT != 0), (true, is_stack));
+        }
+        fixture.set.end_direct_sleep(&[], 8);
+        fixture.set.ban_direct_sleep();
+        signal(&fixture.thread_event);
+        signal(&fixture.stack);
+        assert!(fixture.take().is_empty() && !fixture.set.has_sentinels());
     }
 
     #[test]
