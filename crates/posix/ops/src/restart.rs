@@ -74,6 +74,12 @@ impl ProcessState {
             }
         }
         self.restarts += 1;
+        // The former channels still have theirs.
+        for file in self.files.ids() {
+            if let Ok(set) = self.files.epoll(file) {
+                set.remove_stack_sentinel();
+            }
+        }
         self.waiters.replace_wake_fd();
         self.passed_kernel_sockets.clear();
         self.unbind_all();

@@ -199,6 +199,15 @@ impl EpollSet {
         }
     }
 
+    /// Must be called before the descriptor by which the stack wakes the process is closed: its number may be
+    /// that of another descriptor in the set afterwards.
+    pub fn remove_stack_sentinel(&mut self) {
+        let stack = self.direct.sentinels.as_mut().and_then(|sentinels| sentinels.stack.take());
+        if let Some((stack, _)) = stack {
+            self.remove_sentinel(stack);
+        }
+    }
+
     /// Must be called after a fork, in the child: the sentinels and the threads are the parent's.
     pub fn forget_direct_sleep(&mut self) {
         (self.direct.sentinels, self.direct.sleeper) = (None, None);
@@ -433,6 +442,24 @@ mod tests {
         signal(&fixture.thread_event);
         signal(&fixture.stack);
         assert!(fixture.take().is_empty() && !fixture.set.has_sentinels());
+    }
+
+    #[test]
+    fn former_wake_descriptor_is_not_removed_by_number() {
+        let mut fixture = Fixture::new();
+        fixture.set.remove_stack_sentinel();
+        signal(&fixture.stack);
+        assert!(fixture.take().is_empty());
+        fixture.set.end_direct_sleep(&[], 8);
+        // The number belongs to an item of the program.
+        let event = EpollEvent { events: super::super::IN, data: 8 };
+        let item = core::mem::replace(&mut fixture.stack, event_fd());
+        kernel_epoll_ctl(fixture.set.kernel.as_fd(), libc::EPOLL_CTL_ADD, item.as_fd(), event).unwrap();
+        fixture.sleep();
+        let data: Vec<_> = fixture.take().iter().map(|event| event.u64).collect();
+        assert_eq!(data, [8]);
+        signal(&fixture.stack);
+        assert_eq!(fixture.take().len(), 2, "the new descriptor wakes the thread");
     }
 
     #[test]
