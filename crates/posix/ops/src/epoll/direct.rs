@@ -265,6 +265,8 @@ impl EpollSet {
         let is_added = self.add_sentinel(wake.thread_event, 0)
             && wake.stack.is_none_or(|(fd, _)| self.add_sentinel(fd, STACK_BIT));
         if !is_added {
+            // The reason may last (fs.epoll.max_user_watches): the next exclusive item is tried again.
+            self.direct.is_wanted = false;
             self.remove_sentinels();
         }
         is_added.then_some(())
@@ -460,6 +462,19 @@ mod tests {
         assert_eq!(data, [8]);
         signal(&fixture.stack);
         assert_eq!(fixture.take().len(), 2, "the new descriptor wakes the thread");
+    }
+
+    #[test]
+    fn sentinel_that_cannot_be_added_is_not_tried_again() {
+        let mut fixture = Fixture::new();
+        fixture.set.end_direct_sleep(&[], 8);
+        // The kernel accepts no file as an item, and refuses it each time.
+        let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let wake = WakeFds { waiter: 4, thread_event: file.as_fd(), stack: None };
+        assert!(fixture.set.begin_direct_sleep(&wake).is_none());
+        assert!(!fixture.set.has_sentinels() && !fixture.set.wants_direct_sleep());
+        fixture.set.note_kernel_item(EpollEvent { events: EXCLUSIVE_IN, data: 9 });
+        fixture.sleep();
     }
 
     #[test]
