@@ -117,6 +117,7 @@ impl SharedDescription {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
 
     fn empty() -> SharedDescription {
         let word = || AtomicU32::new(0);
@@ -160,21 +161,35 @@ mod tests {
 
     #[test]
     fn concurrent_writes_are_never_read_torn() {
-        let description = empty();
+        const VERSIONS: usize = 500;
+        let (description, is_over) = (empty(), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            for fill in [1u8, 2] {
-                let description = &description;
+            // Each value has its length in each byte. No writer takes over from the other one, as `write`
+            // does if the machine has stopped that one for long.
+            for first in [1u8, 2] {
+                let (description, is_over) = (&description, &is_over);
                 scope.spawn(move || {
-                    for count in 1..400 {
-                        description.write(0, &vec![fill; count]).unwrap();
+                    for len in (first..=255).step_by(2).cycle() {
+                        if is_over.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        let value = vec![len; len.into()];
+                        let _ = description.write_after(description.version(), 0, &value);
+                        (0..50).for_each(|_| core::hint::spin_loop());
                     }
                 });
             }
-            for _ in 0..400 {
-                if let Some((_, bytes)) = description.read(0) {
-                    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
-                }
+            // The writers end only after the last read, so that the reads are concurrent with writes.
+            let (mut versions, mut last, mut torn) = (0, 0, None);
+            while versions < VERSIONS && torn.is_none() {
+                let Some((version, bytes)) = description.read(0) else { continue };
+                versions += usize::from(version != last);
+                last = version;
+                let is_whole = bytes.iter().all(|byte| usize::from(*byte) == bytes.len());
+                torn = (!is_whole).then_some(bytes);
             }
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(torn, None);
         });
     }
 }
