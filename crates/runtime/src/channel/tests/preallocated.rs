@@ -64,12 +64,19 @@ fn options_and_release_apply_before_the_open() {
     let first = client.connect_without_request(peer_address()).unwrap();
     let conn = client.connect_without_request(peer_address()).unwrap();
     client.set_option(conn, TcpOption::NoDelay(true)).unwrap();
-    client.set_option(conn, TcpOption::KeepIdle(Duration::from_secs(77))).unwrap();
+    client.set_option(conn, TcpOption::MaxSegment(333)).unwrap();
     let given_up = client.connect_without_request(peer_address()).unwrap();
     client.release(given_up).unwrap();
     fixture.run(Duration::from_millis(5));
+    assert_eq!(fixture.sockets_in_use(), 2, "the released one is not in use");
     assert_echo(&mut fixture, &mut client, conn);
-    assert!(client.info(conn).is_ok());
+    let local = client.endpoints(conn).unwrap()[0];
+    let at_peer = fixture.peer.with(fixture.now, |peer, cx| {
+        let mut infos = peer.conns.iter().filter_map(|conn| cx.info(*conn).ok());
+        infos.find(|info| info.remote == local)
+    });
+    assert_eq!(at_peer.unwrap().snd_mss, 333 - 12, "SYN announced the segment size");
+    assert_eq!(fixture.stats().options_refused, 0);
     for conn in [first, conn] {
         client.abort(conn).unwrap();
         client.release(conn).unwrap();
