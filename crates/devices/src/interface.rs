@@ -22,14 +22,19 @@ pub struct InterfaceInfo {
 /// Reads the facts about an interface.
 ///
 /// # Errors
-/// There is no such interface, its hardware address has fewer than 6 bytes, or the kernel refuses the
-/// request.
+/// There is no such interface, or the kernel refuses the request.
 pub fn read(name: &str) -> io::Result<InterfaceInfo> {
     let mut netlink = Netlink::open()?;
     let link = netlink.link(name)?;
     let addresses = netlink.addresses()?.into_iter().filter(|address| address.index == link.index);
     let addresses = addresses.map(|address| (address.address, address.prefix)).collect();
-    Ok(InterfaceInfo { index: link.index, up: link.up, mtu: link.mtu, mac: link.mac, addresses })
+    Ok(InterfaceInfo {
+        index: link.index,
+        up: link.up,
+        mtu: link.mtu,
+        mac: link.mac.unwrap_or_default(),
+        addresses,
+    })
 }
 
 #[cfg(all(test, not(loom)))]

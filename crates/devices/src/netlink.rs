@@ -40,7 +40,8 @@ pub(crate) struct LinkInfo {
     pub(crate) index: u32,
     pub(crate) up: bool,
     pub(crate) mtu: usize,
-    pub(crate) mac: [u8; 6],
+    /// The hardware address, if it is a MAC address: that of a tunnel has another length.
+    pub(crate) mac: Option<[u8; 6]>,
 }
 
 /// Attributes of an interface to change. `None` and `false` leave an attribute unchanged.
@@ -244,7 +245,7 @@ fn parse_link(body: &[u8]) -> Option<LinkInfo> {
         let value = rest.get(4..len)?;
         match u16::from_ne_bytes([c, d]) {
             IFLA_MTU => link.mtu = u32::from_ne_bytes(*value.first_chunk()?) as usize,
-            IFLA_ADDRESS => link.mac = *value.first_chunk()?,
+            IFLA_ADDRESS => link.mac = value.try_into().ok(),
             _ => {}
         }
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
@@ -256,6 +257,22 @@ fn parse_link(body: &[u8]) -> Option<LinkInfo> {
 mod tests {
     use super::*;
     use std::net::Ipv6Addr;
+
+    #[test]
+    fn hardware_address_of_other_length_is_no_mac() {
+        let link = |address: &[u8]| {
+            let message = NetlinkMessage::link(7, IFF_UP, 0)
+                .attribute(IFLA_ADDRESS, address)
+                .attribute(IFLA_MTU, &1480u32.to_ne_bytes());
+            parse_link(&message.0[MESSAGE_HEADER_BYTES..])
+        };
+        let expected = LinkInfo { index: 7, up: true, mtu: 1480, mac: None };
+        // A tunnel over IPv4, one over IPv6, and InfiniBand.
+        for len in [0, 4, 5, 16, 20] {
+            assert_eq!(link(&[9; 20][..len]), Some(expected), "{len} bytes");
+        }
+        assert_eq!(link(&[2; 6]), Some(LinkInfo { mac: Some([2; 6]), ..expected }));
+    }
 
     #[test]
     fn own_address_of_a_point_to_point_link_is_found() {

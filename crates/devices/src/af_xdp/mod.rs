@@ -159,6 +159,9 @@ fn invalid(problem: impl Into<String>) -> io::Error {
 fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let options = &config.options;
     let link = find_interface(&config.interface)?;
+    let Some(mac) = link.mac else {
+        return Err(invalid("the interface has no MAC address: AF_XDP needs an Ethernet interface"));
+    };
     let mtu_max = link.mtu.min(MTU_MAX);
     let mtu = config.mtu.unwrap_or(mtu_max);
     if !(68..=mtu_max).contains(&mtu) {
@@ -183,7 +186,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
 
     let interface = Arc::new(InterfaceState::new(&config.interface));
     let capabilities =
-        Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
+        Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
     let mut neighbours = match options.scope() {
         RedirectScope::All => None,
         RedirectScope::Addresses | RedirectScope::Ports => {

@@ -315,6 +315,8 @@ fn open_errors_name_cause_and_remedy() {
         veth("no0", "no1", 1500);
         veth("down0", "down1", 1500);
         ip("link set down0 down");
+        ip("tuntap add dev tun0 mode tun");
+        ip("link set tun0 up");
         ip("addr add 10.3.0.1/24 dev no0");
         let good = all_of("no0", "");
         let with = |keys: &str, address: [u8; 4]| AfXdpConfig {
@@ -327,6 +329,7 @@ fn open_errors_name_cause_and_remedy() {
         for (config, words) in [
             (all_of("nowhere", ""), "AF_XDP on nowhere: the interface does not exist"),
             (all_of("down0", ""), "AF_XDP on down0: the interface is down"),
+            (all_of("tun0", ""), "AF_XDP on tun0: the interface has no MAC address"),
             (AfXdpConfig { mtu: Some(1501), ..good.clone() }, "the MTU 1501 is outside 68 to 1500"),
             (all_of("no0", "queues=7"), "the interface has no queue 7: its"),
             (

@@ -158,7 +158,9 @@ pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<
     }
     let kernel =
         configure_interface(&name, config).map_err(|error| context("configuring the interface", error))?;
-    let mut mac = kernel.mac;
+    // Each TAP device is an Ethernet interface.
+    let kernel_mac = kernel.mac.unwrap_or_default();
+    let mut mac = kernel_mac;
     mac[5] ^= 1;
     let capabilities = Capabilities {
         mac: config.mac.unwrap_or(mac),
@@ -168,7 +170,7 @@ pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<
         uso: uso && !config.without_offloads,
         labels: false,
     };
-    if capabilities.mac == kernel.mac {
+    if capabilities.mac == kernel_mac {
         return Err(invalid("both sides of a TAP device have the same MAC address".into()));
     }
     let stats = Arc::new(TapStats::default());
@@ -176,7 +178,7 @@ pub fn open_with(config: &TapConfig, descriptors: TapDescriptors) -> io::Result<
     let steered = if fds.len() > 1 { steering::steer(&fds[0], fds.len()) } else { Ok(()) };
     let queue = |(n, fd)| new_queue(fd, capabilities, &stats, &interface, n == 0);
     let queues = fds.into_iter().enumerate().map(queue).collect();
-    Ok(Tap { name, kernel_mac: kernel.mac, queues, stats, steering_error: steered.err() })
+    Ok(Tap { name, kernel_mac, queues, stats, steering_error: steered.err() })
 }
 
 fn invalid(message: String) -> io::Error {
@@ -230,7 +232,7 @@ fn configure_interface(name: &str, config: &TapConfig) -> io::Result<netlink::Li
     let change = LinkChange {
         up: !config.leave_down && !link.up,
         mtu: config.mtu.filter(|&mtu| mtu != link.mtu),
-        mac: config.kernel_mac.filter(|&mac| mac != link.mac),
+        mac: config.kernel_mac.filter(|&mac| Some(mac) != link.mac),
     };
     netlink.change_link(link.index, change)?;
     for &(address, prefix) in &config.kernel_addresses {
