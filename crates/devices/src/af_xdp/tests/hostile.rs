@@ -88,6 +88,18 @@ fn invalid_rx_descriptors_are_counted_and_skipped() {
     }
 }
 
+/// Sends frames of one chunk until there is no chunk left. Returns their number.
+fn use_all_chunks(tx: &mut AfXdpTx, sent: &mut ConsumerRing<XdpDescriptor>) -> usize {
+    let mut count = 0;
+    while tx.reserve(60).is_some() {
+        tx.commit(60, TxMeta::default());
+        count += 1;
+    }
+    tx.flush(Instant::ZERO);
+    sent.release(sent.available());
+    count
+}
+
 #[test]
 fn invalid_completions_release_no_chunk() {
     let stats = Arc::new(AfXdpStats::default());
@@ -116,6 +128,25 @@ fn invalid_completions_release_no_chunk() {
         Arc::new(InterfaceState::new("test")),
         AttachedProgram::of(fd()),
     );
+    let mut complete = |addresses: &[u64]| {
+        assert!(addresses.iter().all(|address| kernel.push(*address)));
+        kernel.publish();
+    };
+    let invalid = || stats.tx_invalid.load(Ordering::Relaxed);
+    let (first, chunk) = (u64::from(RING) * CHUNK as u64, CHUNK as u64);
+    let all: Vec<u64> = (0..u64::from(RING)).map(|at| first + at * chunk).collect();
+    assert_eq!(use_all_chunks(&mut tx, &mut sent), RING as usize);
+    // A receive chunk, addresses within a chunk and before and after the chunks.
+    complete(&[0, first - chunk, first - 1, first + 1, 2 * first, u64::MAX]);
+    assert_eq!((use_all_chunks(&mut tx, &mut sent), invalid()), (0, 6));
+    complete(&[first + chunk]);
+    assert_eq!((use_all_chunks(&mut tx, &mut sent), invalid()), (1, 6));
+    // More completions than chunks are in use: one is free when all are completed.
+    complete(&[first]);
+    assert!(tx.reserve(60).is_some());
+    complete(&all);
+    assert!(tx.reserve(CHUNK + 1).is_some(), "two chunks are needed");
+    assert_eq!((use_all_chunks(&mut tx, &mut sent), invalid()), (RING as usize, 7));
     let mut random = Random::new(6);
     let mut committed = 0;
     for _ in 0..20_000 {
