@@ -119,10 +119,11 @@ fn latency(mut seconds: Vec<f64>) -> Measurement {
 
 /// Measures the machine's time to wake a thread that sleeps on an eventfd and responds in shared memory.
 fn bare_wake_ups(plan: &RunPlan, times: usize) -> Result<Vec<f64>, MeasureError> {
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    // Each read takes one from the counter.
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).map_err(std::io::Error::from)?;
     let answered = AtomicU64::new(0);
     thread::scope(|scope| {
-        scope.spawn(|| -> std::io::Result<()> {
+        let sleeper = scope.spawn(|| -> std::io::Result<()> {
             pin(plan.cpus.server)?;
             for count in 1..=times as u64 {
                 rustix::io::read(&bell, &mut [0; 8])?;
@@ -147,10 +148,15 @@ fn bare_wake_ups(plan: &RunPlan, times: usize) -> Result<Vec<f64>, MeasureError>
             }
             Ok(latencies)
         });
-        waker
-            .join()
-            .map_err(|_| MeasureError::Failed("a thread panicked".into()))?
-            .map_err(MeasureError::from)
+        let latencies = waker.join();
+        // A waker that failed has not woken the sleeper as often as the sleeper expects.
+        let last_wake_ups = rustix::io::write(&bell, &(times as u64).to_ne_bytes());
+        let slept = sleeper.join();
+        let panicked = |_| MeasureError::Failed("a thread panicked".into());
+        // The failure of the sleeper is the cause of the waker's.
+        slept.map_err(panicked)??;
+        last_wake_ups.map_err(std::io::Error::from)?;
+        Ok(latencies.map_err(panicked)??)
     })
 }
 
@@ -186,6 +192,19 @@ mod tests {
             });
             assert!(measured.is_ok(), "{measured:?}");
         }
+    }
+
+    #[test]
+    fn bare_wake_ups_end_when_a_thread_fails() {
+        let cpus = match Cpus::choose() {
+            Err(MeasureError::Skipped(reason)) => {
+                return ginnel_testkit::skip("bare_wake_ups_end_when_a_thread_fails", &reason);
+            }
+            cpus => cpus.unwrap(),
+        };
+        assert_eq!(bare_wake_ups(&RunPlan::new(cpus, 1.0), 3).unwrap().len(), 3);
+        let no_cpu = Cpus { client: 1023, ..cpus };
+        assert!(bare_wake_ups(&RunPlan::new(no_cpu, 1.0), 3).is_err());
     }
 
     #[test]
