@@ -171,13 +171,20 @@ fn drive_client_for(time: Duration, client: &mut Client) -> SliceResult {
 mod tests {
     use super::*;
     use crate::client::Mode;
+    use crate::harness::MeasureError;
     use crate::harness::machine::Cpus;
     use crate::http;
     use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, link_setup};
+    use ginnel_testkit::steal;
 
     #[test]
     fn both_servers_work_in_turns() {
-        let Ok(cpus) = Cpus::choose() else { return };
+        let cpus = match Cpus::choose() {
+            Err(MeasureError::Skipped(reason)) => {
+                return ginnel_testkit::skip("both_servers_work_in_turns", &reason);
+            }
+            cpus => cpus.unwrap(),
+        };
         let client = ClientConfig {
             wire: link_setup(Checksums::Device),
             mode: Mode::Short,
@@ -185,20 +192,28 @@ mod tests {
             requests: vec![http::REQUEST.to_vec()],
             window_scale: None,
         };
-        let cables = [cable(Checksums::Device, 1 << 16), cable(Checksums::Device, 1 << 16)];
-        let samples = run(
-            &RunPlan::new(cpus, 0.5),
-            &client,
-            cables,
-            |device, now| EngineServer::new(device, EngineOptions::new(false), now),
-            |device, now| SmoltcpServer::new(device, Checksums::Device, 4, false, now),
-        )
-        .unwrap();
-        // On a busy machine all slices may have been dropped, and then the result says so.
-        let problems = samples[0].problems.len();
-        for sample in &samples {
-            assert!(problems == 1 || sample.counts.done > 0, "{sample:?}");
-            assert_eq!(sample.counts.resets, 0, "{sample:?}");
-        }
+        let measured = steal::repeat_if_stalled(|| {
+            let cables = [cable(Checksums::Device, 1 << 16), cable(Checksums::Device, 1 << 16)];
+            let samples = run(
+                &RunPlan::new(cpus, 0.5),
+                &client,
+                cables,
+                |device, now| EngineServer::new(device, EngineOptions::new(false), now),
+                |device, now| SmoltcpServer::new(device, Checksums::Device, 4, false, now),
+            )
+            .unwrap();
+            // On a busy machine all slices may have been dropped, and then the result says so. The servers
+            // count the work in those slices, too, unless they did not run.
+            let is_stalled = samples[0].problems.iter().any(|problem| problem.contains("stalled"));
+            for (sample, name) in samples.iter().zip(["time_wait", "sockets_reused"]) {
+                assert_eq!(sample.counts.resets, 0, "{sample:?}");
+                let (_, served) = sample.server_facts.iter().find(|(fact, _)| *fact == name).unwrap();
+                if *served == 0 || sample.counts.done == 0 && !is_stalled {
+                    return Err(format!("{sample:?}"));
+                }
+            }
+            Ok(())
+        });
+        assert!(measured.is_ok(), "{measured:?}");
     }
 }
