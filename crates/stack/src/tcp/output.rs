@@ -394,7 +394,9 @@ impl Tcp {
     fn send_loss_probe(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let allowance = self.send_quota(idx);
         let mss = allowance.mss;
-        let len = allowance.unsent.min(allowance.window).min(mss);
+        // New data serve as a probe only if the window has room for a whole segment (`tcp_snd_wnd_test`).
+        let len = allowance.unsent.min(mss);
+        let len = if len > allowance.window { 0 } else { len };
         if len > 0 && self.waits_for_departure(idx) {
             // No probe is sent, as on Linux: at the departure the data leave if the window has room.
             return Ok(());
