@@ -420,7 +420,8 @@ impl Tcp {
         (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
     }
 
-    fn options_for(&self, idx: u32, segment: &TxSegment) -> TcpOptions {
+    /// Returns the options of a segment: timestamps and SACK blocks, or those of SYN and SYN+ACK.
+    pub(super) fn options_for(&self, idx: u32, segment: &TxSegment) -> TcpOptions {
         let c = &self.conns[idx];
         if segment.flags.contains(TcpFlags::SYN) {
             return self.syn_options(idx, segment.flags.contains(TcpFlags::ACK));

@@ -2,9 +2,10 @@
 //! RST, probes, TIME-WAIT, cookies.
 
 use super::Tcp;
-use super::conn::Flags;
+use super::conn::{Flags, NONE};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
+use super::emit::TxSegment;
 use super::input::Segment;
 use super::time_wait::TimeWait;
 use crate::device::Label;
@@ -108,21 +109,16 @@ impl Tcp {
         self.send_routed(net, &seg.key, &header, &TcpOptions::default(), &fields);
     }
 
-    fn timestamps_for(&self, idx: u32) -> TcpOptions {
-        let c = &self.conns[idx];
-        let value = self.now_ms().wrapping_add(c.ts_offset);
-        TcpOptions {
-            timestamps: c.has(Flags::TIMESTAMPS).then_some(Timestamps { tsval: value, tsecr: c.ts_recent }),
-            ..TcpOptions::default()
-        }
-    }
-
     /// Sends a segment without payload for a connection, at sequence number `seq`.
     fn send_conn_control(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
         let key = self.key(idx);
-        let options = self.timestamps_for(idx);
+        let options = self.options_for(idx, &TxSegment { seq, len: 0, flags, gso_size: None, ect: false });
         let (window, edge) = self.window_field(idx, false);
         let c = &mut self.conns[idx];
+        if c.active != NONE {
+            // The options have reported the duplicate.
+            self.active[c.active].dsack = None;
+        }
         let window = if flags.contains(TcpFlags::RST) {
             0
         } else {
