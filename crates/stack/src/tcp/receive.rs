@@ -56,6 +56,9 @@ impl Tcp {
         }
         if !c.state.may_receive() {
             // After the peer's FIN no data are accepted (RFC 9293 §3.10.7.4).
+            if seg.header.seq.lt(c.rcv_nxt) && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt) {
+                self.abort_on_data(net, idx, seg);
+            }
             return;
         }
         let new_data = !seg.payload.is_empty() && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt);
@@ -70,6 +73,14 @@ impl Tcp {
         } else {
             self.on_in_order(net, idx, seg);
         }
+    }
+
+    /// Ends a connection whose peer has put data where its FIN was (`TCPAbortOnData` of Linux).
+    #[cold]
+    fn abort_on_data(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
+        self.send_reset(net, seg);
+        let is_orphan = self.conns[idx].has(Flags::ORPHAN);
+        self.destroy(idx, if is_orphan { CloseReason::Normal } else { CloseReason::Reset });
     }
 
     fn on_in_order(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
