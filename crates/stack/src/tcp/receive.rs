@@ -276,9 +276,15 @@ impl Tcp {
     fn on_fin(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].active != NONE {
             let active = self.conns[idx].active;
-            self.active[active].ooo_fin_seq = None;
-            // Everything was received: duplicates are not reported any more (`tcp_fin`).
-            self.active[active].dsack = None;
+            let b = &mut self.active[active];
+            b.ooo_fin_seq = None;
+            // Everything was received: neither duplicates nor data after the FIN are reported any more
+            // (`tcp_fin`).
+            b.dsack = None;
+            if b.recv.range_count() > 0 {
+                b.recv.drop_out_of_order(&mut self.chunks);
+                b.recv.reset_dropped_ranges();
+            }
         }
         let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);
         let c = &mut self.conns[idx];
