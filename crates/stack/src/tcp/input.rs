@@ -362,9 +362,10 @@ impl Tcp {
         if seg.payload.is_empty() && self.is_oow_rate_limited(idx) {
             return;
         }
-        self.note_duplicate(idx, seg);
-        let c = &mut self.conns[idx];
-        c.raise_quick_acks(2);
+        if seg.seq_len() > 0 && seg.header.seq.lt(self.conns[idx].rcv_nxt) {
+            self.note_duplicate(idx, seg);
+            return self.enter_quickack_mode(idx);
+        }
         self.ack_now(idx);
     }
 

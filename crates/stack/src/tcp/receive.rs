@@ -265,10 +265,13 @@ impl Tcp {
         self.active[active].dsack = Some((start, end));
     }
 
-    /// Acknowledges at once and enters quickack mode, because the path has loss or reordering.
+    /// Acknowledges at once and enters quickack mode, because the path has loss or reordering
+    /// (`tcp_enter_quickack_mode`).
     pub fn enter_quickack_mode(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         c.raise_quick_acks(QUICK_ACKS_MAX as u8);
+        c.flags.clear(Flags::PINGPONG);
+        c.flags.set(Flags::ATO_SET);
         self.ack_now(idx);
     }
 
