@@ -18,6 +18,9 @@ use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
 use arrayvec::ArrayVec;
 use core::time::Duration;
 
+/// Shortest time after which everything is retransmitted to a peer that has discarded data (Linux).
+const RENEGING_DELAY_MIN: Duration = Duration::from_millis(10);
+
 /// Result of processing the acknowledgement field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckOutcome {
@@ -170,6 +173,9 @@ impl Tcp {
             };
             let input = recovery::rack_input(c, b, now, threshold, stale_echo);
             b.rack.on_delivery(delivery, Some(fack), &input);
+            if advanced && b.rtx_queue.sacked_out > 0 && b.rtx_queue.is_front_sacked() {
+                return self.on_sack_reneging(idx);
+            }
             reorder_at = b.rack.detect_loss(&mut b.rtx_queue, &input).1;
         } else {
             detect_loss_by_dupacks(c, b, threshold, advanced);
@@ -229,6 +235,16 @@ impl Tcp {
         let nothing = b.send.is_empty()
             && b.rtx_queue.lost_out | b.acked_bytes == 0
             && !c.has(Flags::FIN_QUEUED | Flags::WANT_WRITABLE);
+    /// The peer has acknowledged up to data that it reported as received, so it has discarded them: everything
+    /// is retransmitted after half a round-trip time, 10 ms at least, unless the next acknowledgement shows
+    /// otherwise (RFC 2018 §8; `tcp_check_sack_reneging`).
+    #[cold]
+    fn on_sack_reneging(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        let wait = Duration::from_micros((c.srtt >> 4).into()).max(RENEGING_DELAY_MIN);
+        self.active[c.active].set_timer(RetransmitTimer::Rto, self.now + wait);
+    }
+
         if !nothing {
             self.after_ack_slow(idx, advanced);
         }

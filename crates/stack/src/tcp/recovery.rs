@@ -195,7 +195,7 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
         c.ssthresh = ssthresh(c, b);
     }
     // RFC 2018 §8: a receiver that selectively acknowledged the head and still lets it time out has reneged.
-    let reneged = b.rtx_queue.front().is_some_and(|s| s.has(super::rtx_queue::SACKED));
+    let reneged = b.rtx_queue.is_front_sacked();
     b.rtx_queue.mark_all_lost(reneged || !c.has(super::conn::Flags::SACK));
     b.congestion.on_timeout();
     if let Some((bbr, totals)) = b.bbr(c) {

@@ -202,6 +202,12 @@ impl RtxQueue {
         self.queue.front()
     }
 
+    /// Returns whether the first data in flight were selectively acknowledged (SACK): the receiver has
+    /// discarded them.
+    pub fn is_front_sacked(&self) -> bool {
+        self.front().is_some_and(|s| s.has(SACKED))
+    }
+
     pub fn back(&self) -> Option<&RtxEntry> {
         self.queue.back()
     }
