@@ -206,7 +206,18 @@ impl Tcp {
             has_reordering: b.rack.reordering(threshold) > threshold,
         };
         let limited = is_cwnd_limited(c, b) && b.congestion.kind() != CongestionControl::Bbr;
-        let FastRetransResult { may_grow, is_undone } = recovery::fastretrans_alert(c, b, &summary);
+        let FastRetransResult { mut may_grow, is_undone } = recovery::fastretrans_alert(c, b, &summary);
+        if prior_state == CaState::Loss && b.recovery.ca_state == CaState::Disorder {
+            // The time-out was spurious: its marks are gone, but segments before those that arrived may be
+            // lost nevertheless (`tcp_fastretrans_alert` detects losses after it has undone a time-out).
+            b.retransmits = 0;
+            let input = recovery::rack_input(c, b, now, threshold, false);
+            reorder_at = b.rack.detect_loss(&mut b.rtx_queue, &input).1;
+            if b.rtx_queue.lost_out > 0 {
+                may_grow =
+                    recovery::fastretrans_alert(c, b, &AckSummary { dsack: false, ..summary }).may_grow;
+            }
+        }
         self.stats.undos += u64::from(is_undone);
         if prior_state != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {
             self.stats.fast_recoveries += 1;
@@ -224,6 +235,16 @@ impl Tcp {
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
+    /// The peer has acknowledged up to data that it reported as received, so it has discarded them: everything
+    /// is retransmitted after half a round-trip time, 10 ms at least, unless the next acknowledgement shows
+    /// otherwise (RFC 2018 §8; `tcp_check_sack_reneging`).
+    #[cold]
+    fn on_sack_reneging(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        let wait = Duration::from_micros((c.srtt >> 4).into()).max(RENEGING_DELAY_MIN);
+        self.active[c.active].set_timer(RetransmitTimer::Rto, self.now + wait);
+    }
+
     /// Schedules what follows an acknowledgement: sending, `Writable` and `Acked` events.
     #[inline(always)]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
@@ -235,16 +256,6 @@ impl Tcp {
         let nothing = b.send.is_empty()
             && b.rtx_queue.lost_out | b.acked_bytes == 0
             && !c.has(Flags::FIN_QUEUED | Flags::WANT_WRITABLE);
-    /// The peer has acknowledged up to data that it reported as received, so it has discarded them: everything
-    /// is retransmitted after half a round-trip time, 10 ms at least, unless the next acknowledgement shows
-    /// otherwise (RFC 2018 §8; `tcp_check_sack_reneging`).
-    #[cold]
-    fn on_sack_reneging(&mut self, idx: u32) {
-        let c = &self.conns[idx];
-        let wait = Duration::from_micros((c.srtt >> 4).into()).max(RENEGING_DELAY_MIN);
-        self.active[c.active].set_timer(RetransmitTimer::Rto, self.now + wait);
-    }
-
         if !nothing {
             self.after_ack_slow(idx, advanced);
         }
