@@ -358,8 +358,8 @@ impl Tcp {
             }
             return;
         }
-        // Segments with data are rarely part of an ACK loop: they are always answered, as on Linux.
-        if seg.payload.is_empty() && self.is_oow_rate_limited(idx) {
+        // Segments with data or FIN are rarely part of an ACK loop: they are always answered, as on Linux.
+        if seg.seq_len() == 0 && self.is_oow_rate_limited(idx) {
             return;
         }
         if seg.seq_len() > 0 && seg.header.seq.lt(self.conns[idx].rcv_nxt) {
