@@ -235,9 +235,9 @@ impl Tcp {
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
-    /// The peer has acknowledged up to data that it reported as received, so it has discarded them: everything
-    /// is retransmitted after half a round-trip time, 10 ms at least, unless the next acknowledgement shows
-    /// otherwise (RFC 2018 §8; `tcp_check_sack_reneging`).
+    /// Arms an early time-out: half a round-trip time, 10 ms at least. The peer has acknowledged up to data
+    /// that it had reported as received, so it has discarded them, and everything is retransmitted unless the
+    /// next acknowledgement shows otherwise (RFC 2018 §8; `tcp_check_sack_reneging`).
     #[cold]
     fn on_sack_reneging(&mut self, idx: u32) {
         let c = &self.conns[idx];
