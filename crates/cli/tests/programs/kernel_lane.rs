@@ -392,6 +392,41 @@ except OSError: print(len(opened))
     assert!((150..256).contains(&opened), "{opened}");
 }
 
+/// Calls `poll` and `select` with lists that cannot be read, or whose end cannot, in a process with a
+/// listener that it has not used yet. Then polls the listener, and tries to close all other numbers by calls
+/// of `close_range` with unknown flags.
+const BAD_ARGUMENTS: &str = "
+import ctypes, errno, mmap, select, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    result = getattr(libc, name)(*arguments)
+    return result if result >= 0 else errno.errorcode[ctypes.get_errno()]
+listener = socket.create_server(('0.0.0.0', 8000)); fd = listener.fileno()
+pages = mmap.mmap(-1, 8192); start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+libc.mprotect(ctypes.c_void_p(start + 4096), 4096, 0)
+for address in (8, start + 4092, start + 4096, 1 << 63, 2**64 - 8):
+    fds = ctypes.c_void_p(address)
+    print(call('poll', fds, 2, 0), call('poll', fds, ctypes.c_ulong(2**64 - 1), 0),
+        call('ppoll', fds, 2, None, None), call('select', 64, fds, None, None, None))
+print(call('select', -1, ctypes.c_void_p(8), None, None, None))
+print(call('poll', ctypes.c_void_p(start + 4084), 2, 0))
+ctypes.memmove(start + 4096 - 10, fd.to_bytes(4, 'little') + b'\\1\\0\\1\\0', 8)
+print(call('poll', ctypes.c_void_p(start + 4096 - 10), 1, 0))
+numbers = [n for n in range(3, 4096) if n != fd]
+print({call('close_range', n, n, 64) for n in numbers})
+";
+
+#[test]
+fn bad_arguments_fail_as_without_the_library() {
+    let test = "bad_arguments_fail_as_without_the_library";
+    let Some(fixture) = fixture(test, &["python3"]) else { return };
+    let program = fixture.write("arguments.py", BAD_ARGUMENTS);
+    let kernel = fixture.run_client("python3", &[&program]);
+    assert!(kernel.status.success(), "{kernel:?}");
+    let printed = run_python(&fixture, &[], BAD_ARGUMENTS);
+    assert_eq!(printed, String::from_utf8_lossy(&kernel.stdout));
+}
+
 /// A server with one worker, whose master has closed the listener in a child of `vfork`.
 const VFORK: &str = "
 #include <arpa/inet.h>

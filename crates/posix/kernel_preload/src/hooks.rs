@@ -1,8 +1,9 @@
 //! The hooks: functions that replace libc's.
 #![allow(unsafe_code)] // functions that C calls
 
+use crate::program_memory::elements;
 use crate::real;
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_ulong};
 use ginnel_kernel_lane as lane;
 use libc::{
     epoll_event, fd_set, id_t, idtype_t, nfds_t, pid_t, pollfd, rusage, siginfo_t, sigset_t, size_t,
@@ -88,7 +89,8 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     let close = |first, last| unsafe { real::close_range(first, last, flags) };
     let result = match lane::memory_in(first, last).map(c_int::cast_unsigned) {
         None => close(first, last),
-        Some(_) if first == last => 0,
+        // No descriptor has this number: the kernel only checks the flags.
+        Some(_) if first == last => close(c_uint::MAX, c_uint::MAX),
         Some(kept) if kept == first => close(kept + 1, last),
         Some(kept) if kept == last => close(first, kept - 1),
         Some(kept) => match close(first, kept - 1) {
@@ -177,26 +179,28 @@ unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     result
 }
 
-/// Prepares the listeners among the descriptors of a call of `poll`.
-///
-/// # Safety
-/// `fds` must have `count` elements.
-unsafe fn use_polled(fds: *const pollfd, count: nfds_t) {
-    // SAFETY: the caller's promise. Nothing is read if the process has no unused listener.
-    lane::use_all_in((0..count as usize).map(|number| unsafe { (*fds.add(number)).fd }));
+/// Prepares the listeners among the descriptors of a call of `poll`. Nothing is read if the process has no
+/// unused listener.
+fn use_polled(fds: *const pollfd, count: nfds_t) {
+    // SAFETY: any bytes are an element.
+    let polled = unsafe { elements(fds, count as usize) };
+    lane::use_all_in(polled.map(|element| element.fd));
 }
 
-/// Prepares the listeners in the read set of a call of `select`.
-///
-/// # Safety
-/// `read` must be null or a set of `count` descriptors.
-unsafe fn use_selected(count: c_int, read: *const fd_set) {
-    if !read.is_null() {
-        // SAFETY: the caller's promise. Nothing is read if the process has no unused listener.
-        lane::use_all_in(
-            (0..count.min(libc::FD_SETSIZE as c_int)).filter(|fd| unsafe { libc::FD_ISSET(*fd, read) }),
-        );
+/// Prepares the listeners in the read set of a call of `select`. Nothing is read if the process has no unused
+/// listener.
+fn use_selected(count: c_int, read: *const fd_set) {
+    if read.is_null() {
+        return;
     }
+    let bits = c_ulong::BITS.cast_signed();
+    let count = count.clamp(0, libc::FD_SETSIZE as c_int);
+    // SAFETY: any bytes are a number.
+    let words = unsafe { elements(read.cast::<c_ulong>(), ((count + bits - 1) / bits) as usize) };
+    let fds = words.zip((0..).step_by(bits as usize)).flat_map(|(word, first)| {
+        (0..bits).filter(move |bit| word >> bit & 1 != 0).map(move |bit| first + bit)
+    });
+    lane::use_all_in(fds.filter(|fd| *fd < count));
 }
 
 /// Defines hooks that prepare listeners and then call libc's function.
@@ -206,11 +210,9 @@ macro_rules! waiting {
     )*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+            $prepare($first, $second);
             // SAFETY: the program's arguments, unchanged.
-            unsafe {
-                $prepare($first, $second);
-                real::$name($($argument),*)
-            }
+            unsafe { real::$name($($argument),*) }
         }
     )* };
 }

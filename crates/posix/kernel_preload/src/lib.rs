@@ -2,4 +2,5 @@
 //! the kernel's stack. All connections and all other sockets of the program stay the kernel's.
 
 mod hooks;
+mod program_memory;
 mod real;
