@@ -273,9 +273,13 @@ pub fn closes(fd: c_int) {
     }
 }
 
-/// Returns whether the state is that of this process, and not of a parent that has called `vfork`.
+/// Returns whether the state is that of this process, and not of a parent that has called `vfork` or
+/// clone(2): both may have the same id, in PID namespaces of their own.
 fn is_own_state() -> bool {
-    PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get() && PROCESS.members.is_own_state()
+    let members = &PROCESS.members;
+    PROCESS.id.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
+        && members.is_own_state()
+        && !members.is_unnoticed_child()
 }
 
 /// Called after the program has tried to close a range of descriptors, both ends included. Listeners that are
@@ -458,6 +462,7 @@ pub fn replaced(to: c_int, has_failed: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::members::tests::in_child;
     use rustix::fs::fstat;
     use std::net::TcpListener;
     use std::sync::{Mutex, PoisonError};
@@ -482,6 +487,28 @@ mod tests {
         assert_eq!(fds.map(is_listener), [false, true]);
         closed_range(0, c_uint::MAX);
         assert_eq!(fds.map(is_listener), [false; 2]);
+    }
+
+    #[test]
+    fn a_worker_without_the_lock_shares_the_first_socket() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let region = region().unwrap();
+        register(region, listener.as_raw_fd(), 5);
+        let (index, local) = PROCESS.listener(listener.as_raw_fd()).unwrap();
+        let usage = in_child(|| {
+            after_fork_child();
+            // Without the memory no lock can be had, as with a filter that refuses locks.
+            drop(slot_socket::own(memory_in(0, c_uint::MAX).unwrap()));
+            use_listener(listener.as_raw_fd());
+            local.usage.load(Ordering::Relaxed).cast_signed()
+        });
+        assert_eq!(usage, Some(INHERITED.cast_signed()));
+        assert_eq!(region.listeners[index].sockets[0].is_inherited.load(Ordering::Relaxed), 1);
+        let fd = listener.as_raw_fd();
+        drop(listener);
+        closed_range(fd.cast_unsigned(), fd.cast_unsigned());
     }
 
     #[test]

@@ -258,6 +258,20 @@ pub mod tests {
         }
     }
 
+    /// Runs `action`, which may only make system calls, in a child. Returns the exit status of the child,
+    /// which is the result of `action`.
+    pub fn in_child(action: impl FnOnce() -> i32) -> Option<i32> {
+        // SAFETY: the child makes system calls only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let status = action();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        let ended = waitpid(Pid::from_raw(pid), rustix::process::WaitOptions::empty()).unwrap();
+        ended.unwrap().1.exit_status()
+    }
+
     impl Members {
         fn opened(&self) -> &OpenedRegion {
             self.opened.get().unwrap()
@@ -358,15 +372,7 @@ pub mod tests {
 
     /// Returns whether another process sees that a member runs.
     fn is_seen_to_run(memory: &OwnedFd, member: u32) -> bool {
-        // SAFETY: the child makes system calls only.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let is_seen = matches!(holder(memory, member), Ok(Some(_)));
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(i32::from(is_seen)) };
-        }
-        let status = waitpid(Pid::from_raw(pid), rustix::process::WaitOptions::empty()).unwrap();
-        status.unwrap().1.exit_status() == Some(1)
+        in_child(|| i32::from(matches!(holder(memory, member), Ok(Some(_))))) == Some(1)
     }
 
     #[test]

@@ -77,16 +77,19 @@ fn steer(region: &Region, shared: &SharedListener, local: &LocalListener, lock: 
 /// no free slot.
 pub fn begin(index: usize, local: &LocalListener) {
     let Some(region) = PROCESS.region.get() else { return };
-    // Without the lock the process keeps the inherited socket for good: it may be in an epoll set soon.
     let shared = &region.listeners[index];
-    let usage = locked(region, |_| {
-        let usage = begin_locked(region, shared, local);
-        if usage == INHERITED && local.is_in(shared) {
+    let keep_inherited = || {
+        if local.is_in(shared) {
             shared.sockets[0].is_inherited.store(1, Ordering::Release);
         }
-        usage
+        INHERITED
+    };
+    let usage = locked(region, |_| match begin_locked(region, shared, local) {
+        INHERITED => keep_inherited(),
+        usage => usage,
     });
-    local.usage.store(usage.unwrap_or(INHERITED), Ordering::Relaxed);
+    // Without the lock the process keeps the inherited socket for good: it may be in an epoll set soon.
+    local.usage.store(usage.unwrap_or_else(keep_inherited), Ordering::Relaxed);
     PROCESS.count_unused();
 }
 
