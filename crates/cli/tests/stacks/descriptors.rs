@@ -108,8 +108,66 @@ fn forking_works_above_the_soft_limit() {
     assert_eq!(fixture.script_output(&LOOPBACK, FORK_AT_THE_SOFT_LIMIT), expected);
 }
 
-/// Lets a child of `vfork` execute a program while only the numbers of standard input, output and error are
-/// free: those are the program's.
+/// Forks while no descriptor is free below the soft limit. Counts how many memfds with a descriptor report
+/// the child has, and how many of them are its parent's.
+const REPORT_AT_THE_SOFT_LIMIT: &str = "
+import resource
+def reports():
+    fds = [fd for fd in range(3, 5000) if os.path.exists(f'/proc/self/fd/{fd}')]
+    return {os.fstat(fd).st_ino for fd in fds if 'ginnel-descriptors' in os.readlink(f'/proc/self/fd/{fd}')}
+s = server('127.0.0.1', 7418); hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+fds = []
+try:
+    while True: fds.append(os.open('/dev/null', os.O_RDONLY))
+except OSError: pass
+before = reports(); child = os.fork(); own = reports()
+if not child: print(len(own), len(own & before), flush=True); os._exit(0)
+print(len(own), len(own & before), os.waitpid(child, 0)[1])";
+
+#[test]
+fn child_at_the_soft_limit_has_a_report() {
+    if skipped("child_at_the_soft_limit_has_a_report") {
+        return;
+    }
+    let output = Fixture::new("forkreport").script_output(&LOOPBACK, REPORT_AT_THE_SOFT_LIMIT);
+    let mut lines: Vec<_> = output.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["1 0", "1 1 0"]);
+}
+
+/// Forks without a free descriptor while the stack does not answer, and counts how often another process sees
+/// that the soft limit is raised meanwhile.
+const FORK_ON_A_STOPPED_STACK: &str = "
+import resource, signal
+stack, program = os.getppid(), os.getpid()
+s = server('127.0.0.1', 7417); hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def limit(): return next(l for l in open(f'/proc/{program}/limits') if l.startswith('Max open files')).split()[3]
+r, w = os.pipe(); observer = os.fork()
+if not observer:
+    os.read(r, 1); seen = []; end = time.monotonic() + 1
+    while time.monotonic() < end: seen.append(limit()); time.sleep(0.005)
+    os.kill(stack, signal.SIGCONT)
+    # Once for each call that needs a number.
+    raised = sum(soft != '64' for soft in seen); print(len(seen) > 20, raised < 5, flush=True); os._exit(0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+try:
+    while True: os.open('/dev/null', os.O_RDONLY)
+except OSError: pass
+os.kill(stack, signal.SIGSTOP); os.write(w, b'.'); child = os.fork()
+if not child: os._exit(7)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (observer, child)])";
+
+#[test]
+fn limit_is_not_raised_while_the_stack_is_silent() {
+    if skipped("limit_is_not_raised_while_the_stack_is_silent") {
+        return;
+    }
+    let output = Fixture::new("forkstop").script_output(&LOOPBACK, FORK_ON_A_STOPPED_STACK);
+    assert_eq!(output, "True True\n[0, 7]\n");
+}
+
+/// Forks while only the numbers of standard input, output and error are free: those are the program's.
 const CLOSED_STANDARD_FDS: &str = "
 import resource
 log = os.dup(2); s = server('127.0.0.1', 7416)

@@ -9,6 +9,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use ginnel::channel::SharedMapping;
 use ginnel::memory_file;
+use ginnel::raised_limit::with_raised_limit;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -91,8 +92,13 @@ impl DescriptorReport {
     /// # Errors
     /// `ENOMEM`, `EMFILE`, `ENFILE`, `EFBIG`.
     pub fn for_child(self) -> Result<Self, Errno> {
-        let file = empty_file(&self.name, self.entries)?;
-        crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
+        // The program may have used all of its descriptors, and the number may be above its soft limit. A
+        // child has one thread.
+        let is_shortage = |errno: &Errno| matches!(*errno, Errno::MFILE | Errno::BADF);
+        with_raised_limit(is_shortage, || {
+            let file = empty_file(&self.name, self.entries)?;
+            crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)
+        })?;
         self.mapping.replace(&self.file).map_err(errno)?;
         Ok(self.with_magic())
     }

@@ -15,6 +15,7 @@ use crate::{FileId, Ops, lock};
 use core::cell::Cell;
 use core::pin::pin;
 use core::time::Duration;
+use ginnel::raised_limit::with_raised_limit;
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, RawFd};
@@ -157,9 +158,11 @@ impl Waiters {
     /// descriptors are the child's own.
     pub fn for_child(own: Option<u32>) -> Result<Self, Errno> {
         let mut waiters = Self::default();
+        // The program may have used all of its descriptors. A child has one thread.
+        let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
+        let event = || HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         for number in 0..own.map_or(0, |own| own + 1) {
-            let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
-            let mut waiter = Waiter::new(event);
+            let mut waiter = Waiter::new(with_raised_limit(is_shortage, event)?);
             waiter.in_use = Some(number) == own;
             (waiter.woken, waiter.asleep) = (waiter.in_use, waiter.in_use);
             waiters.waiters.push(waiter);

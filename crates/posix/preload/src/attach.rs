@@ -9,7 +9,7 @@ use ginnel_posix_ops::{ExecGuard, ListenSpawn, Ops, OpsConfig, not_attached};
 use runtime::Error;
 use runtime::broker::{Attachment, Refusal, UnattachedProcess};
 use runtime::internal_fd::InternalFd;
-use runtime::raised_limit::RaisedLimit;
+use runtime::raised_limit::with_raised_limit;
 use runtime::resource_limit::resource_limit;
 use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::fs::{Access, access, stat};
@@ -195,21 +195,23 @@ fn attach_now() -> Result<Option<&'static Ops>, Errno> {
     let _signals_blocked = SignalsBlocked::new();
     let mut pending = pending();
     let Some((unattached, stack)) = pending.take() else { return Ok(ops()) };
-    // The library's descriptors do not need the program's few numbers.
-    let _raised = RaisedLimit::new();
-    // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
-    // program connects anew. If its user may not connect, the first error tells more.
-    let process = unattached.attach().or_else(|first| {
-        // A stack that does not answer will not answer the second time.
-        if matches!(&first, Error::Io(_, error) if error.kind() == ErrorKind::TimedOut) {
-            return Err(first);
-        }
-        Attachment::connect(Path::new(&stack), "").map_err(|second| match &second {
-            Error::Unreachable(_, why) if why.io_error().kind() == ErrorKind::PermissionDenied => first,
-            _ => second,
-        })
-    });
-    let attached = process.map_err(AttachError::from).and_then(attach_process);
+    let attach = || {
+        // The stack limits how many unattached processes wait, and may have closed this one's connection, so
+        // the program connects anew. If its user may not connect, the first error tells more.
+        let process = unattached.attach().or_else(|first| {
+            // A stack that does not answer will not answer the second time.
+            if matches!(&first, Error::Io(_, error) if error.kind() == ErrorKind::TimedOut) {
+                return Err(first);
+            }
+            Attachment::connect(Path::new(&stack), "").map_err(|second| match &second {
+                Error::Unreachable(_, why) if why.io_error().kind() == ErrorKind::PermissionDenied => first,
+                _ => second,
+            })
+        });
+        process.map_err(AttachError::from).and_then(attach_process)
+    };
+    // The program may have used all of its numbers.
+    let attached = with_raised_limit(|error: &AttachError| error.errno == Errno::MFILE, attach);
     if let Err(AttachError { errno, is_temporary: true, cause }) = &attached
         && (is_shortage(errno) || !uses_kernel_instead())
     {

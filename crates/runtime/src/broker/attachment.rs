@@ -22,6 +22,7 @@ use crate::channel::client::ClientParts;
 use crate::channel::control::{ChannelReply, ChannelRequest, ControlPath};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
+use crate::raised_limit::RaisedLimit;
 use crate::run_dir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -116,6 +117,28 @@ impl ControlConnection {
         message: &impl Codec,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
+        self.request_with(message, descriptors, |fd, buffer| seqpacket::receive(fd, buffer))
+    }
+
+    /// As [`request`](Self::request), for a reply whose descriptors may get numbers above the soft limit. The
+    /// limit is that of all threads, so it is raised only while the reply is received, which does not block.
+    fn request_above_limit(
+        &mut self,
+        message: &impl Codec,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
+        self.request_with(message, descriptors, |fd, buffer| {
+            let _raised = RaisedLimit::new();
+            seqpacket::receive(fd, buffer)
+        })
+    }
+
+    fn request_with(
+        &mut self,
+        message: &impl Codec,
+        descriptors: &[BorrowedFd<'_>],
+        receive: impl Fn(&InternalFd, &mut [u8]) -> RecvResult,
+    ) -> Result<(ControlReply, Vec<OwnedFd>), Error> {
         self.send_request(message, descriptors)?;
         let deadline = Instant::now() + REPLY_TIMEOUT;
         loop {
@@ -125,7 +148,7 @@ impl ControlConnection {
                 Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() };
             // The result is not needed: `receive` tells whether there is a packet, also after a signal.
             let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&remaining));
-            match seqpacket::receive(&self.fd, &mut self.buffer) {
+            match receive(&self.fd, &mut self.buffer) {
                 RecvResult::Packet(bytes, descriptors) => match decode::<ControlReply>(&self.buffer[..bytes])
                 {
                     (request_id, Some(reply)) if request_id == self.last_request || request_id == 0 => {

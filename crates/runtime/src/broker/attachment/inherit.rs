@@ -18,6 +18,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fstat};
 use rustix::io::{Errno, pread, write};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use std::io;
 use std::sync::{Arc, Mutex};
 
 /// Length of the longest inheritance table in bytes; the reader allocates as much memory as the table has.
@@ -87,15 +88,30 @@ impl Attachment {
     /// Announces a process. The program may have used all of its descriptors: on the kernel, a fork needs
     /// none.
     fn prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
-        let is_shortage = |error: &Error| matches!(error, Error::Io(_, cause) if Errno::from_io_error(cause) == Some(Errno::MFILE));
-        with_raised_limit(is_shortage, || self.try_prepare(request))
+        match self.try_prepare(request, false) {
+            // The first reply was received without its descriptors. The broker finds the connection of that
+            // process closed, and forgets the process.
+            Err(Error::Io(_, cause)) if Errno::from_io_error(&cause) == Some(Errno::MFILE) => {
+                self.try_prepare(request, true)
+            }
+            result => result,
+        }
     }
 
-    fn try_prepare(&self, request: &ControlRequest) -> Result<PreparedProcess, Error> {
-        let (process_end, broker_end) =
-            seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
-        let (reply, descriptors) =
-            lock_connection(&self.connection).request(request, &[broker_end.as_fd()])?;
+    /// Announces a process. If `is_short` is true, the descriptors of the reply may get numbers above the
+    /// soft limit.
+    fn try_prepare(&self, request: &ControlRequest, is_short: bool) -> Result<PreparedProcess, Error> {
+        let is_shortage = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::MFILE);
+        let ends = with_raised_limit(is_shortage, seqpacket::pair);
+        let (process_end, broker_end) = ends.map_err(|e| Error::io("connection for a process", e))?;
+        let mut connection = lock_connection(&self.connection);
+        let descriptors = [broker_end.as_fd()];
+        let (reply, descriptors) = if is_short {
+            connection.request_above_limit(request, &descriptors)?
+        } else {
+            connection.request(request, &descriptors)?
+        };
+        drop(connection);
         let mut descriptors = descriptors.into_iter();
         let high = |fd| InternalFd::new(fd).map_err(|e| Error::io("descriptor of a process", e));
         let child = match (reply, descriptors.next()) {
