@@ -56,3 +56,15 @@ first.join(); print(data, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
     let output = run_to_end(Fixture::new("meanwhile").script_without_prelude(&LOOPBACK, script));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'in' 0\n", "{output:?}");
 }
+
+/// A handler that has interrupted `malloc` may fork.
+#[test]
+fn a_fork_before_attaching_allocates_nothing() {
+    if skipped("a_fork_before_attaching_allocates_nothing") {
+        return;
+    }
+    let fixture = Fixture::new("fork-allocations");
+    let program = fixture.compile_c("fork_allocations");
+    let output = run_to_end(fixture.ginnel(&[&["run"], &LOOPBACK[..], &["--", &program]].concat()));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "child: 0, parent: 0\n", "{output:?}");
+}

@@ -8,6 +8,7 @@ use core::ffi::c_long;
 use core::mem::ManuallyDrop;
 use ginnel_posix_ops::{ForkGuard, Ops, OtherCalls, not_attached, write_line};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::LocalKey;
 
 /// Is held by the thread that forks, from the last step of the preparation to the first step afterwards.
 /// The holder of this lock waits for no other lock of the library.
@@ -31,20 +32,28 @@ impl ForkWindow {
     }
 }
 
+/// A value between the handlers before and after a fork of this thread. It is never dropped with the thread:
+/// the registration of a destructor would allocate, and a handler that has interrupted `malloc` may fork.
+type ForkSlot<T> = RefCell<ManuallyDrop<Option<T>>>;
+
 thread_local! {
-    /// The time between the handlers before and after a fork of this thread. It is never dropped with the
-    /// thread: the registration of a destructor would allocate, and a handler that has interrupted `malloc`
-    /// may fork.
-    static FORK_WINDOW: RefCell<ManuallyDrop<Option<ForkWindow>>> =
-        const { RefCell::new(ManuallyDrop::new(None)) };
+    static FORK_WINDOW: ForkSlot<ForkWindow> = const { RefCell::new(ManuallyDrop::new(None)) };
     /// The preparation of the fork that this thread is in.
-    static FORK_GUARD: RefCell<Option<ForkGuard<'static>>> = const { RefCell::new(None) };
+    static FORK_GUARD: ForkSlot<ForkGuard<'static>> = const { RefCell::new(ManuallyDrop::new(None)) };
     /// Keeps other threads from attaching during the fork.
-    static ATTACH_LOCK: RefCell<Option<AttachLock>> = const { RefCell::new(None) };
+    static ATTACH_LOCK: ForkSlot<AttachLock> = const { RefCell::new(ManuallyDrop::new(None)) };
     /// True while a signal handler forks that has interrupted a call of this thread.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// Keeps other threads out of their calls during such a fork, if the interrupted call did not do so.
-    static OTHER_CALLS: RefCell<Option<OtherCalls<'static>>> = const { RefCell::new(None) };
+    static OTHER_CALLS: ForkSlot<OtherCalls<'static>> = const { RefCell::new(ManuallyDrop::new(None)) };
+}
+
+fn put<T>(slot: &'static LocalKey<ForkSlot<T>>, value: Option<T>) {
+    slot.with_borrow_mut(|slot| *slot = ManuallyDrop::new(value));
+}
+
+fn take<T>(slot: &'static LocalKey<ForkSlot<T>>) -> Option<T> {
+    ManuallyDrop::into_inner(slot.take())
 }
 
 /// Registers the fork handlers.
@@ -55,48 +64,43 @@ pub fn register_atfork() {
 
 unsafe extern "C" fn prepare() {
     prepare_ops();
-    let window = ForkWindow::open();
-    // A thread that exits does not fork any more.
-    let _ = FORK_WINDOW.try_with(|slot| slot.replace(ManuallyDrop::new(Some(window))));
+    put(&FORK_WINDOW, Some(ForkWindow::open()));
 }
 
 /// Keeps other threads out of the library, and prepares the child with the stack.
 fn prepare_ops() {
     if let Some(attach_lock) = attach::block_attach() {
-        let _ = ATTACH_LOCK.try_with(|slot| slot.replace(Some(attach_lock)));
+        put(&ATTACH_LOCK, Some(attach_lock));
     }
     let Some(ops) = attach::ops() else { return };
     if Ops::is_in_call() {
         // The interrupted call may have left the state inconsistent, so that no child could use it. But the
         // call must be able to continue in the child.
-        let others = ops.wait_for_other_calls();
-        let _ = OTHER_CALLS.try_with(|slot| slot.replace(others));
+        put(&OTHER_CALLS, ops.wait_for_other_calls());
         IN_CALL.set(true);
         return;
     }
-    let guard = ops.prepare_fork();
-    let _ = FORK_GUARD.try_with(|slot| slot.replace(Some(guard)));
+    put(&FORK_GUARD, Some(ops.prepare_fork()));
 }
 
 /// Lets other threads fork again, and passes the pipe of `vfork` on. Must come first after the fork; in a
 /// child only [`vfork::close_inherited`] comes before.
 fn close_window(continue_with: impl FnOnce(ExecPipe)) {
-    let window = FORK_WINDOW.try_with(RefCell::take).ok().and_then(ManuallyDrop::into_inner);
-    if let Some(mut window) = window {
+    if let Some(mut window) = take(&FORK_WINDOW) {
         window.exec_pipe.take().map(continue_with);
     }
 }
 
 fn take_guards() -> Option<ForkGuard<'static>> {
     // Allows other threads to attach again.
-    drop(ATTACH_LOCK.try_with(RefCell::take).ok().flatten());
-    FORK_GUARD.try_with(RefCell::take).ok().flatten()
+    drop(take(&ATTACH_LOCK));
+    take(&FORK_GUARD)
 }
 
 unsafe extern "C" fn parent() {
     close_window(ExecPipe::continue_in_parent);
     if IN_CALL.replace(false) {
-        let _ = OTHER_CALLS.try_with(RefCell::take);
+        drop(take(&OTHER_CALLS));
         return;
     }
     if let (Some(guard), Some(ops)) = (take_guards(), attach::ops()) {
@@ -108,7 +112,7 @@ unsafe extern "C" fn child() {
     vfork::close_inherited();
     close_window(ExecPipe::continue_in_child);
     if IN_CALL.replace(false) {
-        let _ = OTHER_CALLS.try_with(RefCell::take);
+        drop(take(&OTHER_CALLS));
         if let Some(ops) = attach::ops() {
             ops.fork_child_in_call();
         }
