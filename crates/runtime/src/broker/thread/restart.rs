@@ -274,6 +274,7 @@ impl BrokerThread {
                 self.cookies.remove(&proxy.cookie);
             }
         }
+        self.domains.values_mut().for_each(|domain| domain.proxies = 0);
         let mut before = core::mem::take(&mut self.domains);
         let ids: Vec<u64> = self.processes.keys().copied().collect();
         for id in ids {
