@@ -2,8 +2,10 @@
 //! remove files first. SIGHUP does not end a stack in the background.
 
 use crate::failure::Failure;
+use core::sync::atomic::AtomicBool;
 use ginnel::StopFlag;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use rustix::process::getpid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use std::sync::Arc;
@@ -29,6 +31,19 @@ pub fn stop_on_signal(what: &'static str) -> Result<StopFlag, Failure> {
 /// stop its programs and remove its files; it must end within seconds.
 pub fn stop_and_clean_up_on_signal() -> Result<StopFlag, Failure> {
     watch(&[SIGINT, SIGTERM, SIGHUP], |_, _| ())
+}
+
+/// Makes SIGINT, SIGTERM, SIGHUP and SIGQUIT end this process with the exit code that shells report, as long
+/// as the returned flag is true. Has an effect only on process 1 of a PID namespace, as in a container: the
+/// kernel ignores signals to it that have no handler.
+pub fn end_process_1_on_signal() -> Result<Arc<AtomicBool>, Failure> {
+    let is_enabled = Arc::new(AtomicBool::new(true));
+    let signals = if getpid().is_init() { &[SIGINT, SIGTERM, SIGHUP, SIGQUIT][..] } else { &[] };
+    for &signal in signals.iter().filter(|signal| !is_ignored(**signal)) {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, is_enabled.clone())
+            .map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
+    }
+    Ok(is_enabled)
 }
 
 /// Returns a flag that the first of these signals sets. `handle` gets the number of each signal, and whether
@@ -63,7 +78,7 @@ pub fn ignore_file_size_limit() -> Result<(), Failure> {
 }
 
 /// Returns whether this process was started with the signal ignored (proc(5), `SigIgn`).
-fn is_ignored(signal: i32) -> bool {
+pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

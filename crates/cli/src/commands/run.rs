@@ -6,9 +6,11 @@ use crate::orphans::reap_orphans;
 use crate::output;
 use crate::programs::{ProgramOptions, find_kernel_library, find_library, is_for_programs};
 use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
+use crate::signals;
 use crate::stack_options::StackOptions;
 use crate::supervisor::{self, DeathOptions};
 use clap::Args;
+use core::sync::atomic::Ordering;
 use ginnel::{StopFlag, run_dir};
 use ginnel_kernel_lane::Mode;
 use ginnel_posix_ops::ffi;
@@ -28,8 +30,13 @@ pub const KERNEL: &str = "kernel";
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
+/// Signals that are passed on to the program.
+const PROGRAM_SIGNALS: [i32; 8] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
 /// `si_code` of a signal that the kernel sent.
 const SI_KERNEL: i32 = 0x80;
+
+/// The signals that this process has received, with their senders.
+type ProgramSignals = SignalsInfo<WithRawSiginfo>;
 
 /// Text after the options in `ginnel run --help`.
 const HELP: &str = "\
@@ -154,6 +161,7 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
         Ok(library) => library,
         Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
     };
+    let is_starting = signals::end_process_1_on_signal()?;
     let stack = match OpenedStack::new(config, "run", 0, options.death.action()) {
         Ok(stack) => stack,
         // A usage error is reported even with `--on-missing kernel`.
@@ -165,8 +173,16 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     let status = stack.serve(&stop, |served| {
         let control = ProgramOptions::check_control_socket(served.control_socket())?;
         is_tried = true;
+        // Before the program exists: nothing else would end it if a signal ended this process. Signals that
+        // are ignored are handled afterwards, because the program must ignore them, too.
+        let (ignored, handled): (Vec<_>, Vec<_>) =
+            PROGRAM_SIGNALS.into_iter().partition(|signal| signals::is_ignored(*signal));
+        let failed = |e| Failure::running(format!("signal handlers: {e}"));
+        let signals = ProgramSignals::new(handled).map_err(failed)?;
+        is_starting.store(false, Ordering::SeqCst);
         let child = options.program.spawn_on_stack(&library, &control)?;
-        supervise(child, served)
+        ignored.into_iter().try_for_each(|signal| signals.handle().add_signal(signal)).map_err(failed)?;
+        supervise(child, signals, served)
     });
     let status = match status {
         // A usage error is reported even with `--on-missing kernel`, here as above.
@@ -181,17 +197,23 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
 /// Forwards signals to the program, and waits until it and all its descendants on the stack have ended. Does
 /// not wait for descendants if the stack has ended, or after a second SIGINT or SIGTERM. Returns the exit
 /// status of the program.
-fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, Failure> {
+fn supervise(
+    mut child: Child,
+    mut signals: ProgramSignals,
+    served: &ServedStack<'_>,
+) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
-    let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
-    let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals).map_err(running)?;
     let program = Pid::from_child(&child);
+    // The terminal may have sent the first signals before the program existed.
+    let mut may_precede = true;
     let status = loop {
         for signal in signals.pending() {
             let signal = ReceivedSignal::new(signal.si_signo, signal.si_code, ffi::sender_of(&signal));
+            let signal = ReceivedSignal { from_kernel: signal.from_kernel && !may_precede, ..signal };
             // The process may have ended.
             forward_signal(signal, Some(program), |signal| _ = kill_process(program, signal));
         }
+        may_precede = false;
         reap_orphans(|pid| pid == program || served.is_shard_process(pid));
         if let Some(status) = child.try_wait().map_err(running)? {
             tracing::info!("the program has ended ({})", supervisor::describe(status));

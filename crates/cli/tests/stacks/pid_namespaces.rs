@@ -143,6 +143,29 @@ print('got it')";
     assert_eq!(String::from_utf8_lossy(&output.stdout), "got it\n", "{output:?}");
 }
 
+/// The addresses of the stack are not ready for two seconds (duplicate address detection), and the kernel
+/// ignores signals to process 1 that have no handler.
+#[test]
+fn a_container_may_be_stopped_while_it_starts() {
+    let test = "a_container_may_be_stopped_while_it_starts";
+    if skipped(test) || skipped_without_pid_namespaces(test) {
+        return;
+    }
+    let fixture = Fixture::new("stopped-early");
+    let address = ["--device", "memory", "--address", "fd00:5::1/64"];
+    let words = [&[GINNEL, "run"], &address[..], &["--", "sh", "-c", "echo started; sleep 20"]].concat();
+    let program = RunningProgram::new(in_namespace(&fixture, &[], &words));
+    let own = || children(&program.pid().to_string()).pop();
+    wait_until("the stack opens", || {
+        let directory = fixture.path().join("run").read_dir();
+        directory.is_ok_and(|mut stacks| stacks.next().is_some()) && own().is_some()
+    });
+    assert!(Command::new("kill").arg(own().unwrap()).status().unwrap().success());
+    let output = program.wait_for_output();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{output:?}");
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+}
+
 #[test]
 fn orphans_of_a_container_are_reaped() {
     let test = "orphans_of_a_container_are_reaped";

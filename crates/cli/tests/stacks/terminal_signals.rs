@@ -194,3 +194,27 @@ fn hang_up_of_the_terminal_arrives_once() {
     assert_eq!(counts_at_hang_up(&run, "together"), expected);
     assert_eq!(counts_at_hang_up(&run, "alone"), expected, "forwarded to another process group");
 }
+
+/// As with nohup(1), and in the background of a script. `ginnel run` still passes these signals on.
+#[test]
+fn ignored_signals_stay_ignored_in_the_program() {
+    if skipped("ignored_signals_stay_ignored_in_the_program") {
+        return;
+    }
+    let fixture = Fixture::new("ignored");
+    let program = "
+import os, signal
+numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+print([signal.getsignal(number) == signal.SIG_IGN for number in numbers], flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+signal.signal(signal.SIGHUP, lambda *_: None)
+# The handler of `ginnel run` comes after the start of the program.
+while not signal.sigtimedwait(numbers, 0.05): os.system(f'kill -HUP {os.getppid()}')
+print('passed on')";
+    let words = [GINNEL, "run", "--loopback", "stack", "--", python().unwrap(), "-c", program];
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP INT QUIT; exec \"$@\"", "sh"]).args(words);
+    command.env("GINNEL_LIBRARY", built_library()).env("GINNEL_RUN_DIR", fixture.path().join("run"));
+    let output = run_to_end(command);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[True, True, True]\npassed on\n", "{output:?}");
+}
