@@ -2,6 +2,9 @@
 //! socket calls through libc.
 
 use ginnel_posix_ops::ffi;
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
+use rustix::process::{getgid, getuid};
+use rustix::thread::no_new_privs;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -66,8 +69,9 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let name = path.display();
     let file = File::open(&path).ok()?;
     let metadata = file.metadata().ok()?;
-    let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    if let Some(kind) = set_id_kind(metadata.mode(), (metadata.uid(), metadata.gid()), own) {
+    let own = (getuid().as_raw(), getgid().as_raw());
+    let kind = set_id_kind(metadata.mode(), (metadata.uid(), metadata.gid()), own);
+    if let Some(kind) = kind.filter(|_| !ignores_set_id_bits(&file)) {
         return Some(format!("{name} is a {kind} program, for which the dynamic loader ignores LD_PRELOAD"));
     }
     let mut head = [0; ELF_HEADER_BYTES];
@@ -120,6 +124,13 @@ fn set_id_kind(mode: u32, (uid, gid): (u32, u32), (own_uid, own_gid): (u32, u32)
         return Some("setuid");
     }
     (mode & SET_GROUP_ID == SET_GROUP_ID && gid != own_gid).then_some("setgid")
+}
+
+/// Returns whether the kernel ignores the set-user-ID and set-group-ID bits of a file: this process has given
+/// up new privileges, as in many containers, or the file system is mounted with `nosuid`.
+fn ignores_set_id_bits(file: &File) -> bool {
+    no_new_privs() == Ok(true)
+        || fstatvfs(file).is_ok_and(|about| about.f_flag.contains(StatVfsMountFlags::NOSUID))
 }
 
 fn is_script(path: &str) -> bool {
@@ -181,6 +192,26 @@ mod tests {
         ] {
             assert_eq!(set_id_kind(mode, file, (7, 8)), expected, "{mode:o} {file:?}");
         }
+    }
+
+    #[test]
+    fn ignored_set_id_bits_do_not_count() {
+        let path = program("set-id", &[(PT_INTERP, b"/lib/ld.so\0")]);
+        // Only root may give files away.
+        if std::os::unix::fs::chown(&path, Some(getuid().as_raw() + 1), None).is_ok() {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o4755)).unwrap();
+            let reason = || why_not_preloadable(path.as_os_str());
+            let is_nosuid = fstatvfs(File::open(&path).unwrap()).unwrap();
+            let is_nosuid = is_nosuid.f_flag.contains(StatVfsMountFlags::NOSUID);
+            let without = std::thread::scope(|scope| {
+                // The attribute is that of the thread.
+                let restricted = || rustix::thread::set_no_new_privs(true).map(|()| reason());
+                scope.spawn(restricted).join().unwrap().unwrap()
+            });
+            assert_eq!(without, None);
+            assert_eq!(reason().is_none(), is_nosuid, "{:?}", reason());
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
