@@ -408,6 +408,9 @@ impl OwnStackOptions {
         let Some(option) = given.into_iter().flatten().next() else { return Ok(None) };
         match config.devices.as_mut_slice() {
             [device] => Ok(Some(device)),
+            [] => Err(Failure::usage(format!(
+                "{option} needs a device, and the stack has none: add --device tap:NAME or another device, or remove {option}"
+            ))),
             devices => Err(Failure::usage(format!(
                 "{option} needs exactly one device, but the configuration has {}: set it in their [[device]] tables instead",
                 devices.len()
@@ -418,7 +421,9 @@ impl OwnStackOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceName, OwnStackOptions, StackOptions, parse_port_range, parse_priority_rule};
+    use super::{
+        DeviceName, LoopbackOwner, OwnStackOptions, StackOptions, parse_port_range, parse_priority_rule,
+    };
     use ginnel::config::{AfXdpOptions, DeviceKind, DpdkOptions};
 
     fn options() -> OwnStackOptions {
@@ -428,6 +433,17 @@ mod tests {
             gateway: vec!["10.1.0.1".parse().unwrap()],
             ..OwnStackOptions::default()
         }
+    }
+
+    #[test]
+    fn options_of_a_device_need_a_device() {
+        let own = OwnStackOptions {
+            loopback: Some(LoopbackOwner::Stack),
+            mtu: Some(1400),
+            ..OwnStackOptions::default()
+        };
+        let text = own.to_config().unwrap_err().to_string();
+        assert!(text.contains("--mtu needs a device, and the stack has none: add --device"), "{text}");
     }
 
     #[test]
