@@ -2,7 +2,7 @@
 //! socket calls through libc.
 
 use ginnel_posix_ops::ffi;
-use rustix::fs::{StatVfsMountFlags, fstatvfs};
+use rustix::fs::{StatVfsMountFlags, fgetxattr, fstatvfs};
 use rustix::process::{getgid, getuid};
 use rustix::thread::no_new_privs;
 use std::ffi::OsStr;
@@ -25,6 +25,10 @@ const SET_USER_ID: u32 = 0o4000;
 /// The set-group-ID bit and the group's execute permission: the kernel ignores the first without the second.
 const SET_GROUP_ID: u32 = 0o2010;
 const EXECUTE_BITS: u32 = 0o111;
+const SETUID: &str = "setuid program";
+const SETGID: &str = "setgid program";
+/// Bytes of the longest `struct vfs_ns_cap_data`.
+const CAPABILITY_BYTES_MAX: usize = 24;
 
 /// Bytes of an ELF header up to the class and the byte order of a file, and those of its machine (elf(5)).
 const ELF_CLASS_END: usize = 6;
@@ -68,12 +72,6 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let path = find_executable(program)?;
     let name = path.display();
     let file = File::open(&path).ok()?;
-    let metadata = file.metadata().ok()?;
-    let own = (getuid().as_raw(), getgid().as_raw());
-    let kind = set_id_kind(metadata.mode(), (metadata.uid(), metadata.gid()), own);
-    if let Some(kind) = kind.filter(|_| !ignores_set_id_bits(&file)) {
-        return Some(format!("{name} is a {kind} program, for which the dynamic loader ignores LD_PRELOAD"));
-    }
     let mut head = [0; ELF_HEADER_BYTES];
     let length = (&file).read(&mut head).ok()?;
     if let Some(rest) = head[..length].strip_prefix(b"#!") {
@@ -83,6 +81,10 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
         // Scripts could name each other as interpreters without end.
         return (interpreter.starts_with('/') && !is_script(interpreter))
             .then(|| why_not_preloadable(interpreter.as_ref()))?;
+    }
+    // Not for a script: the kernel ignores its bits.
+    if let Some(kind) = privileged_kind(&file) {
+        return Some(format!("{name} is a {kind}, for which the dynamic loader ignores LD_PRELOAD"));
     }
     // Only 64-bit little-endian ELF files are inspected.
     if length < ELF_HEADER_BYTES || head[..6] != *b"\x7fELF\x02\x01" {
@@ -117,20 +119,41 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     (!has_interpreter).then(|| format!("{name} is statically linked, so LD_PRELOAD has no effect"))
 }
 
-/// Returns "setuid" or "setgid" if execve(2) gives a program with this mode, user and group another user or
-/// group than this process has. The dynamic loader then distrusts the environment.
+/// Returns [`SETUID`] or [`SETGID`] if execve(2) gives a program with this mode, user and group another user
+/// or group than this process has. The dynamic loader then distrusts the environment.
 fn set_id_kind(mode: u32, (uid, gid): (u32, u32), (own_uid, own_gid): (u32, u32)) -> Option<&'static str> {
     if mode & SET_USER_ID != 0 && uid != own_uid {
-        return Some("setuid");
+        return Some(SETUID);
     }
-    (mode & SET_GROUP_ID == SET_GROUP_ID && gid != own_gid).then_some("setgid")
+    (mode & SET_GROUP_ID == SET_GROUP_ID && gid != own_gid).then_some(SETGID)
 }
 
-/// Returns whether the kernel ignores the set-user-ID and set-group-ID bits of a file: this process has given
-/// up new privileges, as in many containers, or the file system is mounted with `nosuid`.
-fn ignores_set_id_bits(file: &File) -> bool {
-    no_new_privs() == Ok(true)
-        || fstatvfs(file).is_ok_and(|about| about.f_flag.contains(StatVfsMountFlags::NOSUID))
+/// Returns what a program is that gets rights from its file which this process does not have; `None` for a
+/// usual program. The dynamic loader distrusts the environment then.
+fn privileged_kind(file: &File) -> Option<&'static str> {
+    let about = file.metadata().ok()?;
+    if fstatvfs(file).is_ok_and(|about| about.f_flag.contains(StatVfsMountFlags::NOSUID)) {
+        return None;
+    }
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let set_id = set_id_kind(about.mode(), (about.uid(), about.gid()), (uid, gid));
+    // Without new privileges, as in many containers, the bits have no effect. Capabilities still count.
+    if let Some(kind) = set_id.filter(|_| no_new_privs() != Ok(true)) {
+        return Some(kind);
+    }
+    let mut capabilities = [0; CAPABILITY_BYTES_MAX];
+    let len = fgetxattr(file, "security.capability", &mut capabilities).unwrap_or_default();
+    (uid != 0 && gives_capabilities(&capabilities[..len])).then_some("program with file capabilities")
+}
+
+/// Returns whether an extended attribute `security.capability` (`struct vfs_cap_data`) gives a capability.
+fn gives_capabilities(attribute: &[u8]) -> bool {
+    let word = |number: usize| {
+        let bytes = attribute.get(4 * number..4 * number + 4);
+        bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
+    };
+    // The flag of the effective set, and the permitted set.
+    word(0) & 1 != 0 || word(1) != 0 || word(3) != 0
 }
 
 fn is_script(path: &str) -> bool {
@@ -139,7 +162,7 @@ fn is_script(path: &str) -> bool {
 }
 
 /// Finds the executable file of a command, as `execvp` does.
-fn find_executable(program: &OsStr) -> Option<PathBuf> {
+pub fn find_executable(program: &OsStr) -> Option<PathBuf> {
     let is_executable = |path: &Path| {
         path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.mode() & EXECUTE_BITS != 0)
     };
@@ -156,6 +179,8 @@ fn find_executable(program: &OsStr) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::setxattr;
+    use rustix::thread::set_thread_res_uid;
     use std::os::unix::fs::PermissionsExt;
 
     /// Program headers: their types and contents.
@@ -183,15 +208,20 @@ mod tests {
     fn programs_with_another_user_or_group_are_detected() {
         for (mode, file, expected) in [
             (0o755, (0, 0), None),
-            (0o4755, (0, 0), Some("setuid")),
+            (0o4755, (0, 0), Some(SETUID)),
             (0o4755, (7, 0), None),
-            (0o2755, (7, 0), Some("setgid")),
+            (0o2755, (7, 0), Some(SETGID)),
             (0o2755, (0, 8), None),
             (0o2745, (0, 0), None),
-            (0o6755, (7, 0), Some("setgid")),
+            (0o6755, (7, 0), Some(SETGID)),
         ] {
             assert_eq!(set_id_kind(mode, file, (7, 8)), expected, "{mode:o} {file:?}");
         }
+    }
+
+    /// Returns whether the kernel ignores all rights that the file gives.
+    fn is_nosuid(path: &Path) -> bool {
+        fstatvfs(File::open(path).unwrap()).unwrap().f_flag.contains(StatVfsMountFlags::NOSUID)
     }
 
     #[test]
@@ -201,15 +231,39 @@ mod tests {
         if std::os::unix::fs::chown(&path, Some(getuid().as_raw() + 1), None).is_ok() {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o4755)).unwrap();
             let reason = || why_not_preloadable(path.as_os_str());
-            let is_nosuid = fstatvfs(File::open(&path).unwrap()).unwrap();
-            let is_nosuid = is_nosuid.f_flag.contains(StatVfsMountFlags::NOSUID);
-            let without = std::thread::scope(|scope| {
-                // The attribute is that of the thread.
-                let restricted = || rustix::thread::set_no_new_privs(true).map(|()| reason());
-                scope.spawn(restricted).join().unwrap().unwrap()
-            });
-            assert_eq!(without, None);
-            assert_eq!(reason().is_none(), is_nosuid, "{:?}", reason());
+            // The attribute is that of the thread.
+            let restricted = || rustix::thread::set_no_new_privs(true).map(|()| reason()).unwrap();
+            let restricted = std::thread::scope(|scope| scope.spawn(restricted).join().unwrap());
+            assert_eq!(restricted, None);
+            let expected = (!is_nosuid(&path)).then_some("is a setuid program, for which");
+            assert_eq!(reason().is_some(), expected.is_some());
+            assert!(reason().is_none_or(|text| text.contains(expected.unwrap())), "{:?}", reason());
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn file_capabilities_are_detected() {
+        let bytes = |words: [u32; 5]| words.map(u32::to_le_bytes).concat();
+        let revision = 0x0200_0000;
+        assert!(!gives_capabilities(&[]));
+        assert!(!gives_capabilities(&bytes([revision, 0, 1 << 10, 0, 0])), "inheritable alone");
+        let permitted = bytes([revision, 1 << 10, 0, 0, 0]);
+        for attribute in [&permitted, &bytes([revision | 1, 0, 0, 0, 0]), &bytes([revision, 0, 0, 1, 0])] {
+            assert!(gives_capabilities(attribute), "{attribute:?}");
+        }
+        let path = program("capable", &[(PT_INTERP, b"/lib/ld.so\0")]);
+        let flags = rustix::fs::XattrFlags::empty();
+        // Only root may give capabilities, and root does not get them from a file.
+        if getuid().is_root() && setxattr(&path, "security.capability", &permitted, flags).is_ok() {
+            let reason = || why_not_preloadable(path.as_os_str());
+            assert_eq!(reason(), None);
+            let nobody = rustix::process::Uid::from_raw(65534);
+            // The user is that of the thread.
+            let by_nobody = || set_thread_res_uid(nobody, nobody, nobody).map(|()| reason()).unwrap();
+            let reason = std::thread::scope(|scope| scope.spawn(by_nobody).join().unwrap());
+            let is_detected = reason.is_some_and(|text| text.contains("is a program with file capabilities"));
+            assert_eq!(is_detected, !is_nosuid(&path));
         }
         std::fs::remove_file(path).unwrap();
     }
