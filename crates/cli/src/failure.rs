@@ -1,5 +1,6 @@
 //! Errors that end the command, with their exit codes.
 
+use crate::executable::find_executable;
 use core::fmt;
 use rustix::io::Errno;
 use std::process::ExitCode;
@@ -32,6 +33,9 @@ impl Failure {
     /// env(1) and nice(1).
     pub fn not_started(program: &str, error: &std::io::Error) -> Self {
         let (code, cause) = match error.kind() {
+            std::io::ErrorKind::NotFound if find_executable(program.as_ref()).is_some() => {
+                (127, "its interpreter was not found".into())
+            }
             std::io::ErrorKind::NotFound => (127, "command not found".into()),
             _ => (126, error.to_string()),
         };
@@ -99,6 +103,18 @@ impl From<std::io::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::{Errno, Failure};
+    use std::io::ErrorKind;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn missing_interpreter_is_no_missing_command() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(script.path(), "#!/nonexistent/interpreter\n").unwrap();
+        std::fs::set_permissions(script.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let text = |program: &str| Failure::not_started(program, &ErrorKind::NotFound.into()).to_string();
+        assert!(text(script.path().to_str().unwrap()).ends_with(": its interpreter was not found"));
+        assert_eq!(text("no-such-program"), "no-such-program: command not found");
+    }
 
     #[test]
     fn shortage_of_descriptors_names_the_limit() {
