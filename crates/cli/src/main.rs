@@ -31,7 +31,7 @@ mod table;
 mod terminal;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use failure::Failure;
 use std::process::ExitCode;
 
@@ -76,14 +76,44 @@ fn usage(e: &clap::Error) -> ExitCode {
     let text = e.render().to_string();
     let lines: Vec<&str> = text.split("\n\n").next().unwrap_or_default().lines().map(str::trim).collect();
     let failure = Failure::usage(lines.join(" ").trim_start_matches("error: "));
-    output::note(format_args!("ginnel: {failure} (see --help)"));
+    output::note(format_args!("ginnel: {failure}{} (see --help)", remedy(e, &text)));
     failure.exit_code()
+}
+
+/// Returns what may have been meant, for an argument that is unknown.
+fn remedy(e: &clap::Error, text: &str) -> String {
+    let argument = match e.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) if e.kind() == ErrorKind::UnknownArgument => argument,
+        _ => return String::new(),
+    };
+    let is_for_program = text.contains("Usage: ginnel run ") && !argument.starts_with('-');
+    match e.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(known)) => format!(": did you mean {known}?"),
+        _ if is_for_program => format!(": put \"--\" before the program, as in \"-- {argument}\""),
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Cli;
+    use super::{Cli, remedy};
     use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn unknown_arguments_have_a_remedy() {
+        let remedy = |words: &[&str]| {
+            let error = Cli::try_parse_from(words).unwrap_err();
+            remedy(&error, &error.render().to_string())
+        };
+        let run = ["ginnel", "run", "--loopback", "stack"];
+        assert_eq!(
+            remedy(&[&run[..], &["true"]].concat()),
+            ": put \"--\" before the program, as in \"-- true\""
+        );
+        assert_eq!(remedy(&["ginnel", "run", "--adress", "::1/64"]), ": did you mean --address?");
+        assert_eq!(remedy(&["ginnel", "down", "web", "lab"]), "");
+        assert_eq!(remedy(&["ginnel", "run"]), "");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {
