@@ -376,7 +376,7 @@ impl OwnStackOptions {
             (None, None) if config.loopback == Loopback::Stack && !from_options => return Ok(()),
             (None, None) => {
                 return Err(Failure::usage(
-                    "--device is missing: use --device memory, tap:NAME, af_xdp:NAME or dpdk:PORT, or --memif, or a --config FILE with a [[device]] table",
+                    "--device is missing: use --device memory, tap:NAME, af_xdp:NAME or dpdk:PORT, or --memif, or a --config FILE with a [[device]] table, or --loopback stack for programs that only reach each other",
                 ));
             }
         };
