@@ -100,6 +100,9 @@ fn step_error(name: &str, step: &str, error: io::Error) -> io::Error {
     let remedy = match error.kind() {
         io::ErrorKind::PermissionDenied => PERMISSION_REMEDY,
         io::ErrorKind::NotFound => "; is /dev/net/tun there (modprobe tun)?",
+        io::ErrorKind::ResourceBusy => {
+            "; another process has the interface (ginnel stat --list): use another name"
+        }
         _ => "",
     };
     io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}{remedy}"))
