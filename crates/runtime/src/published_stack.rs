@@ -75,8 +75,7 @@ impl PublishedStack {
         let publish_every = Duration::from_millis(config.publish_ms.into());
         let dir = RunDir::create_in(base, &name)?;
         let inspect_server = open(dir.path());
-        let inspect_server =
-            inspect_server.map_err(|e| Error::io(format!("socket in {}", dir.path().display()), e))?;
+        let inspect_server = inspect_server.map_err(|e| socket_error(dir.path(), e))?;
         Ok(Some(Arc::new(Self { inspect_server, dir, publish_every })))
     }
 
@@ -108,4 +107,15 @@ impl PublishedStack {
     pub(crate) fn publish_every(&self) -> Duration {
         self.publish_every
     }
+}
+/// Returns the error of a socket that cannot be made in a stack's directory.
+fn socket_error(directory: &Path, error: std::io::Error) -> Error {
+    let directory = directory.display();
+    // std's error for a path that does not fit in `sockaddr_un`.
+    if error.kind() == std::io::ErrorKind::InvalidInput {
+        return Error::application(format!(
+            "{directory}: the paths of sockets would be too long (unix(7)): set GINNEL_RUN_DIR to a shorter path"
+        ));
+    }
+    Error::io(format!("socket in {directory}"), error)
 }

@@ -77,6 +77,8 @@ pub enum RunDirError {
     Ambiguous(Vec<String>),
     /// The directory cannot be trusted.
     Unsafe(PathBuf, &'static str),
+    /// The runtime directory cannot be made.
+    Base(PathBuf, io::Error),
     /// A system call failed.
     Io(PathBuf, io::Error),
 }
@@ -113,6 +115,11 @@ impl fmt::Display for RunDirError {
             }
             Self::Ambiguous(names) => write!(f, "several stacks run, name one: {}", names.join(", ")),
             Self::Unsafe(path, problem) => write!(f, "{}: {problem}", path.display()),
+            Self::Base(path, e) => write!(
+                f,
+                "the runtime directory {} cannot be made: {e}: set GINNEL_RUN_DIR to a directory that this user may write",
+                path.display()
+            ),
             Self::Io(path, e) if e.kind() == ErrorKind::PermissionDenied => match owner_of(path) {
                 Some(uid) if uid != geteuid().as_raw() => write!(
                     f,
@@ -313,7 +320,7 @@ impl RunDir {
             return Err(RunDirError::Name(name.into()));
         }
         match create_private_dir(base) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(RunDirError::Io(base.into(), e)),
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(RunDirError::Base(base.into(), e)),
             _ => check_trusted(base, false)?,
         }
         let _guard = lock_base(base)?;
@@ -379,22 +386,27 @@ fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
+/// Why a directory cannot be trusted, and the way out.
+const NO_DIRECTORY: &str =
+    "is not a directory, or is a symbolic link: remove it, or set GINNEL_RUN_DIR to another directory";
+const OF_ANOTHER_USER: &str = "belongs to another user: set GINNEL_RUN_DIR to a directory of this user";
+const WRITABLE_BY_OTHERS: &str =
+    "is writable by others than its owner: chmod go-w, or set GINNEL_RUN_DIR to another directory";
+
 /// Checks that `path` is a directory and not a symbolic link, that it belongs to this user (unless
 /// `any_owner`, for root), and that nobody else can write to it.
 fn check_trusted(path: &Path, any_owner: bool) -> Result<(), RunDirError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let opened = open(path, flags, Mode::empty()).map_err(|e| match e {
-        Errno::NOTDIR | Errno::LOOP => {
-            RunDirError::Unsafe(path.into(), "is not a directory, or is a symbolic link")
-        }
+        Errno::NOTDIR | Errno::LOOP => RunDirError::Unsafe(path.into(), NO_DIRECTORY),
         e => RunDirError::Io(path.into(), e.into()),
     })?;
     let stat = fstat(&opened).map_err(|e| RunDirError::Io(path.into(), e.into()))?;
     if stat.st_uid != geteuid().as_raw() && !any_owner {
-        return Err(RunDirError::Unsafe(path.into(), "belongs to another user"));
+        return Err(RunDirError::Unsafe(path.into(), OF_ANOTHER_USER));
     }
     if stat.st_mode & 0o022 != 0 {
-        return Err(RunDirError::Unsafe(path.into(), "is writable by others than its owner"));
+        return Err(RunDirError::Unsafe(path.into(), WRITABLE_BY_OTHERS));
     }
     Ok(())
 }

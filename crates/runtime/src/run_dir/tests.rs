@@ -1,6 +1,9 @@
 //! Tests of the runtime directory, each in a temporary directory.
 
-use super::{RunDir, RunDirError, RunningStack, find_in, is_valid_name, running_in, stack_at};
+use super::{
+    NO_DIRECTORY, OF_ANOTHER_USER, RunDir, RunDirError, RunningStack, WRITABLE_BY_OTHERS, find_in,
+    is_valid_name, running_in, stack_at,
+};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -135,14 +138,14 @@ fn directory_writable_by_others_is_refused() {
     fs::create_dir(&elsewhere.0).unwrap();
     symlink(&elsewhere.0, &temp_path.0).unwrap();
     let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
-    assert!(error.ends_with("is not a directory, or is a symbolic link"), "{error}");
+    assert!(error.ends_with(NO_DIRECTORY), "{error}");
     assert!(running_in(&temp_path.0).is_err());
     fs::remove_file(&temp_path.0).unwrap();
 
     fs::create_dir(&temp_path.0).unwrap();
     fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o770)).unwrap();
     let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
-    assert!(error.ends_with("is writable by others than its owner"), "{error}");
+    assert!(error.ends_with(WRITABLE_BY_OTHERS), "{error}");
     fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o700)).unwrap();
 
     symlink(&elsewhere.0, temp_path.0.join("web")).unwrap();
@@ -155,17 +158,24 @@ fn directory_writable_by_others_is_refused() {
 }
 
 #[test]
+fn a_runtime_directory_that_cannot_be_made_is_named() {
+    let error = RunDir::create_in("/proc/self/ginnel".as_ref(), "web").unwrap_err().to_string();
+    assert!(error.starts_with("the runtime directory /proc/self/ginnel cannot be made: "), "{error}");
+    assert!(error.ends_with(": set GINNEL_RUN_DIR to a directory that this user may write"), "{error}");
+}
+
+#[test]
 fn directory_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         let error = RunDir::create_in("/".as_ref(), "web").unwrap_err().to_string();
-        assert_eq!(error, "/: belongs to another user");
+        assert_eq!(error, format!("/: {OF_ANOTHER_USER}"));
         return;
     }
     let temp_path = TempPath::new();
     let dir = RunDir::create_in(&temp_path.0, "web").unwrap();
     std::os::unix::fs::chown(&temp_path.0, Some(65534), None).unwrap();
     let error = RunDir::create_in(&temp_path.0, "more").unwrap_err().to_string();
-    assert!(error.ends_with("belongs to another user"), "{error}");
+    assert!(error.ends_with(OF_ANOTHER_USER), "{error}");
     // Root may list the stacks of any user.
     assert_eq!(running_in(&temp_path.0).unwrap().len(), 1);
     drop(dir);
