@@ -264,7 +264,7 @@ fn a_running_stack_is_observed_by_name() {
         BufReader::new(monitor.stderr.take().expect("a pipe")).read_line(&mut first_line)?;
         assert_eq!(first_line, "observing stack \"web\"; Ctrl-C ends\n");
         let second = ginnel(&["monitor", "web", "--protocol", "http"]).output()?;
-        assert!(text(&second.stderr).contains("another monitor observes this stack"));
+        assert!(text(&second.stderr).contains("another capture, monitor, "));
         let mut client = TcpStream::connect("10.1.0.2:80")?;
         let mut response = vec![0; 4096];
         for _ in 0..COUNT {

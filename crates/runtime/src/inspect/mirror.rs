@@ -36,6 +36,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 /// of each frame follow, and [`LOOPBACK`] for the frames that the stack sends to itself, too.
 pub(super) const MIRROR: &str = "mirror 1 ";
 
+/// Reply to a request while the layers of another one are around the devices.
+pub(super) const IS_OBSERVED: &str =
+    "!\tanother capture, monitor, top --protocol or ss --stages observes this stack: end it first";
 /// Last word of a request that includes the loopback link.
 const LOOPBACK: &str = " loopback";
 /// Bytes of each message of the answer: `shard`, `device` and direction of a ring, separated by tabs, with
@@ -145,7 +148,7 @@ pub(super) fn serve(
         return send_message(client, "!\tmalformed request", None);
     };
     if is_mirrored.swap(true, Ordering::AcqRel) {
-        return send_message(client, "!\tanother monitor observes this stack", None);
+        return send_message(client, IS_OBSERVED, None);
     }
     // The files outlive the shards' mappings, so that no shard frees their memory.
     let mut files = Vec::new();

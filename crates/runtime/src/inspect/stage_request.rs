@@ -5,7 +5,7 @@
 //!             ◄──a line for each connection──                                           its devices, marks sockets
 //! ```
 
-use super::mirror::remove_layers;
+use super::mirror::{IS_OBSERVED, remove_layers};
 use super::server::{CLIENT_TIMEOUT, KILL_LINE_BYTES_MAX, SOCKET, explain_timeout, parse_kill};
 use super::{SLOTS_PER_TURN, send_request, wait_for_reply};
 use crate::command::Commander;
@@ -195,7 +195,7 @@ pub(super) fn serve(
         Err(problem) => return writeln!(client, "!\t{problem}"),
     };
     if is_mirrored.swap(true, Ordering::AcqRel) {
-        return writeln!(client, "!\tanother monitor observes this stack");
+        return writeln!(client, "{IS_OBSERVED}");
     }
     let mut begun: Vec<ShardSamples<'_>> = Vec::new();
     let mut problem = None;
