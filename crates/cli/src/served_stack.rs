@@ -218,7 +218,11 @@ impl ServedStack<'_> {
     }
 
     fn wait_until_ready(&self, stop: &StopFlag) -> Result<(), Failure> {
-        let mut first = Attachment::connect(&self.control_socket(), "")?;
+        let mut first = match Attachment::connect(&self.control_socket(), "") {
+            // The shards have ended already, because the stack is being stopped.
+            Err(_) if stop.is_set() => return Ok(()),
+            attached => attached?,
+        };
         let until = Instant::now() + READY_TIMEOUT;
         let is_ready = |first: &mut Attachment| first.clients().iter().all(|client| client.is_ready());
         while !is_ready(&mut first) && Instant::now() < until && !stop.is_set() && !self.has_ended() {

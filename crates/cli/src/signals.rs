@@ -46,6 +46,20 @@ pub fn end_process_1_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     Ok(is_enabled)
 }
 
+/// Returns a flag that SIGINT, SIGTERM or SIGHUP sets, unless this process was started with the signal
+/// ignored. Each signal calls `interrupt`, and does not end the process.
+pub fn on_interrupt(interrupt: impl Fn() + Send + 'static) -> Result<StopFlag, Failure> {
+    let signals: Vec<i32> =
+        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal)).collect();
+    let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
+    let flag = stop.clone();
+    watch(&signals, move |_, _| {
+        flag.stop();
+        interrupt();
+    })?;
+    Ok(stop)
+}
+
 /// Returns a flag that the first of these signals sets. `handle` gets the number of each signal, and whether
 /// it is the first.
 fn watch(signals: &[i32], handle: impl Fn(i32, bool) + Send + 'static) -> Result<StopFlag, Failure> {

@@ -14,6 +14,7 @@ use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
+use signal_hook::consts::SIGINT;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -56,6 +57,8 @@ pub struct DownOptions {
 
 /// First port that any user may bind, as on Linux.
 const UNPRIVILEGED_PORT_START: u16 = 1024;
+/// Exit code of a command that a signal has interrupted: that of SIGINT in a shell.
+const INTERRUPTED: i32 = 128 + SIGINT;
 /// Longest time to wait for a stack to end. A stack closes its connections before it ends.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time to wait for the socket of a stack that has just been started.
@@ -120,6 +123,9 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
     command.args(words.next()).arg("--detached").args(words);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    // The background process leaves the terminal, which does not stop it then.
+    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
+    let interrupted = signals::on_interrupt(move || _ = pidfd_send_signal(&process, Signal::TERM))?;
     if let Some(errors) = child.stderr.take() {
         for line in BufReader::new(errors).lines().map_while(Result::ok) {
             output::note(line);
@@ -131,12 +137,13 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
         }
         let serves =
             |running: RunningStack| running.pid == child.id() && running.path.join(run_dir::READY).exists();
-        if run_dir::find(Some(name)).is_ok_and(serves) {
+        if !interrupted.is_set() && run_dir::find(Some(name)).is_ok_and(serves) {
             return Ok(());
         }
         std::thread::sleep(POLL_INTERVAL);
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    let code = if code == 0 && interrupted.is_set() { INTERRUPTED } else { code };
     if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
 }
 
@@ -238,10 +245,11 @@ fn check_unused(running: &RunningStack, owner: i32) -> Result<(), Failure> {
     }
     let describe = |user: AttachedProcess| match user.pid {
         0 => "a program without the library or of another PID namespace".to_string(),
-        pid => {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("{} ({pid})", name.trim_end())
-        }
+        pid => match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("{} ({pid})", name.trim_end()),
+            // The stack does not know yet: it may be overloaded.
+            Err(_) => format!("process {pid}, which has ended"),
+        },
     };
     let users: Vec<String> = users.into_iter().map(describe).collect();
     Err(Failure::running(format!(

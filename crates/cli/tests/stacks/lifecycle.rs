@@ -541,3 +541,20 @@ fn programs_of_other_uids_are_not_admitted() {
     assert!(stdout.starts_with("1\n"), "{stdout}{stderr}");
     assert_eq!(stderr.matches("goes on with the kernel's network").count(), 1, "{stderr}");
 }
+
+/// Ctrl-C while `ginnel up --background` waits for the addresses of the stack, which are not ready for two
+/// seconds (duplicate address detection), ends the background process, too.
+#[test]
+fn an_interrupted_start_leaves_no_stack() {
+    if skipped("an_interrupted_start_leaves_no_stack") {
+        return;
+    }
+    let fixture = Fixture::new("interrupted");
+    let options = ["--background", "--device", "memory", "--address", "fd00:5::1/64"];
+    let up = RunningProgram::new(fixture.ginnel(&[&["up", "lab"], &options[..]].concat()));
+    wait_until("the stack opens", || fixture.path().join("run/lab").exists());
+    up.signal("INT");
+    let output = up.wait_for_output();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(!fixture.path().join("run/lab").exists(), "{output:?}");
+}
