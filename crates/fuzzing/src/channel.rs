@@ -295,7 +295,12 @@ impl HostileDomain {
             }
             3 => {
                 let mut out = vec![0; bytes.len()];
-                let _ = self.client.udp_recv_into(socket, &mut [IoSliceMut::new(&mut out)], at & 1 == 0);
+                let buffers = &mut [IoSliceMut::new(&mut out)];
+                if at & 1 == 0 {
+                    let _ = self.client.udp_recv_into(socket, buffers);
+                } else {
+                    let _ = self.client.udp_peek_into(socket, buffers, word as usize, &[at]);
+                }
             }
             4 => {
                 let _ = self.client.udp_connect(socket, peer);

@@ -43,7 +43,6 @@ const REASONS: &[(&str, &str)] = &[
         "`SO_ATTACH_REUSEPORT_EBPF`: the stack runs no eBPF programs; the half with cBPF programs is a parity case",
     ),
     ("reuseport_bpf_cpu", "expects the CPU of the sender; on a stack programs run on the CPU of the shard"),
-    ("sk_so_peek_off", "`SO_PEEK_OFF` has no effect on UDP sockets"),
     ("so_incoming_cpu", "`SO_INCOMING_CPU` is stored without effect: a shard runs on one core"),
     ("so_netns_cookie", "`SO_NETNS_COOKIE`: the stack is in no network namespace"),
     ("so_txtime -4", "`SO_TXTIME`: departure times are not taken from programs"),

@@ -9,8 +9,8 @@ use core::ops::Range;
 use ginnel::broker::{Attachment, GlobalSocketId};
 use ginnel::channel::control::{ChannelRequest, ReserveError, UnorderedReply};
 use ginnel::channel::{
-    AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, ReceivedDatagram, Reservation,
-    SocketId, SocketState, SocketStatus, UrgentMark,
+    AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, PeekedDatagram, ReceivedDatagram,
+    Reservation, SocketId, SocketState, SocketStatus, UrgentMark,
 };
 use ginnel::{
     Conn, ConnectError, ConnectOptions, Error, ListenOptions, MembershipLimits, OptionError, RecvError,
@@ -1129,10 +1129,20 @@ impl Channels {
         &mut self,
         conn: Conn,
         buffers: &mut [UserSliceMut<'_>],
-        take: bool,
     ) -> Result<Result<ReceivedDatagram, Fault>, UdpError> {
         let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_recv_into(conn, buffers, take)
+        client.udp_recv_into(conn, buffers)
+    }
+
+    pub fn udp_peek_into(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [UserSliceMut<'_>],
+        offset: usize,
+        peeked_empty: &[u64],
+    ) -> Result<Result<PeekedDatagram, Fault>, UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_peek_into(conn, buffers, offset, peeked_empty)
     }
 
     pub fn udp_error(&self, conn: Conn, take: bool) -> Option<UdpError> {

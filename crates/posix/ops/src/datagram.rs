@@ -9,6 +9,7 @@ mod ancillary;
 mod cork;
 mod destination;
 mod error_queue;
+mod peek;
 pub(crate) mod via_kernel;
 
 pub(crate) use ancillary::cmsgs_of;
@@ -522,6 +523,10 @@ impl ProcessState {
             shut_write: false,
             deferred_error: None,
         });
+        if let Some(udp_send) = &mut socket.udp_send {
+            // Positions in the queue of the former socket.
+            udp_send.peeked_empty.clear();
+        }
         self.bind_conn(conn, file);
         self.apply_datagram_options(file)?;
         self.apply_memberships(file)
@@ -698,13 +703,15 @@ impl ProcessState {
         }
     }
 
-    /// Records when a datagram arrived, if the program asks for that (`SIOCGSTAMP`).
+    /// Records when a datagram arrived, if the program asks for that (`SIOCGSTAMP`), and moves the offset of
+    /// peeks back. `count` is the result of the call.
     #[inline]
-    fn note_received(&mut self, file: FileId, datagram: &ReceivedDatagram) {
+    fn note_received(&mut self, file: FileId, datagram: &ReceivedDatagram, count: usize) {
         if let Ok(socket) = self.files.socket(file)
-            && let Some(udp_send) = socket.udp_send.as_mut().filter(|udp_send| udp_send.notes_arrival)
+            && let Some(udp_send) = socket.udp_send.as_mut().filter(|udp_send| udp_send.follows_receipts())
         {
             udp_send.last_arrival = Some(crate::options::timestamps::time_of(datagram.received_us));
+            socket.options.move_peek_offset(false, count);
         }
     }
 
@@ -735,8 +742,14 @@ impl ProcessState {
         if let Some(error) = self.take_udp_error(file) {
             return Err(error);
         }
-        let consume = flags & libc::MSG_PEEK == 0;
-        let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
+        let is_peek = flags & libc::MSG_PEEK != 0;
+        let mut offset = 0;
+        let result = if is_peek {
+            self.peek_datagram(file, udp.conn, buffers, &mut offset)
+        } else {
+            self.client.udp_recv_into(udp.conn, buffers)
+        };
+        let datagram = match result {
             // A call that would not wait fails nevertheless (`__skb_wait_for_more_packets`).
             Err(UdpError::WouldBlock) if udp.shut_read && timeout != Timeout::Zero => {
                 return Ok(ReceivedMessage::from_stream(0));
@@ -755,7 +768,12 @@ impl ProcessState {
             let port = self.client.endpoints(udp.conn).map_or(0, |[local, _]| local.port());
             received.put_original_destination(SocketAddr::new(datagram.to, port));
         }
-        self.note_received(file, &datagram);
+        if is_peek {
+            received.begin_at(&datagram, (offset, space, flags));
+            self.advance_peek(file, received.count);
+        } else {
+            self.note_received(file, &datagram, received.count);
+        }
         Ok(received)
     }
 }

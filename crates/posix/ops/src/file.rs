@@ -41,8 +41,8 @@ pub(crate) struct Socket {
     pub family: Family,
     /// True if the socket is a UDP socket.
     pub is_udp: bool,
-    /// State that few sockets need: for sending datagrams, and for `SIOCGSTAMP`. `None` for TCP sockets, and
-    /// for UDP sockets that have not needed it yet.
+    /// State that few sockets need: for sending datagrams, for `SIOCGSTAMP` and for `SO_PEEK_OFF`. `None` for
+    /// TCP sockets, and for UDP sockets that have not needed it yet.
     pub udp_send: Option<Box<UdpSendState>>,
     pub nonblocking: bool,
     pub options: SocketOptionState,
@@ -70,7 +70,7 @@ pub(crate) struct UrgentState {
     pub byte_pending: bool,
 }
 
-/// State of a UDP socket for sending, and for `SIOCGSTAMP`.
+/// State of a UDP socket for sending, for `SIOCGSTAMP` and for `SO_PEEK_OFF`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UdpSendState {
     /// Destinations to which the socket has sent.
@@ -89,6 +89,18 @@ pub(crate) struct UdpSendState {
     pub notes_arrival: bool,
     /// When the datagram arrived that was received last.
     pub last_arrival: Option<Duration>,
+    /// Peeks begin at an offset (`SO_PEEK_OFF`).
+    pub has_peek_offset: bool,
+    /// Positions of the empty datagrams in the queue at which the program has peeked.
+    pub peeked_empty: Vec<u64>,
+}
+
+impl UdpSendState {
+    /// Returns whether something has to be done when a datagram was received.
+    #[inline]
+    pub fn follows_receipts(&self) -> bool {
+        self.notes_arrival | self.has_peek_offset
+    }
 }
 
 /// The directions that were shut down (`sk_shutdown`). As in Linux, sockets that are not connected have it,

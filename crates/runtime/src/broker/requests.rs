@@ -200,9 +200,9 @@ impl Codec for SourceFilter {
 codec_enum!(UdpRequest {
     0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
     4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
-    9 => RecvOversize(socket, take), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
+    9 => RecvOversize(socket), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
     12 => SendWith(socket, sending, data), 13 => SetMembership(socket, link, group, filter), 14 => GroupLink(group),
-    15 => OpenServed(local, options, peer),
+    15 => OpenServed(local, options, peer), 16 => PeekOversize(socket, index),
 });
 
 /// The byte with which [`ChannelRequest::Filtered`] begins.

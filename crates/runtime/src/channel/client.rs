@@ -1,5 +1,6 @@
 //! The application's end of a channel.
 
+mod datagram_peek;
 mod description;
 pub(crate) mod filters;
 mod inherit;
@@ -13,6 +14,7 @@ mod unordered;
 mod urgent_and_udp;
 
 pub use super::socket_ref::{SocketState, SocketStatus};
+pub use datagram_peek::PeekedDatagram;
 pub use description::DescriptionKey;
 pub use inherit::ChannelMapping;
 pub use shared_streams::SharedStreams;

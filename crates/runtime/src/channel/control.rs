@@ -172,8 +172,10 @@ pub enum UdpRequest {
     Open(SocketAddr, UdpOptions),
     /// Sets a socket's options.
     SetOptions(UdpHandle, UdpOptions),
-    /// Returns the next datagram that did not fit into the region, and removes it if the flag is set.
-    RecvOversize(UdpHandle, bool),
+    /// Removes the next datagram that did not fit into the region, and returns it.
+    RecvOversize(UdpHandle),
+    /// Returns the datagram of this index among those that did not fit into the region.
+    PeekOversize(UdpHandle, u32),
     /// Takes the oldest entry of a socket's error queue.
     TakeExtendedError(UdpHandle),
     /// Returns the path MTU to the connected peer.
@@ -334,7 +336,7 @@ pub enum ChannelReply {
     /// Reply to [`UdpRequest::Bind`], [`UdpRequest::Open`] and [`UdpRequest::OpenServed`]: the socket's
     /// number and generation.
     UdpBind(Result<(u32, u32), UdpError>),
-    /// Reply to [`UdpRequest::Recv`] and [`UdpRequest::RecvOversize`].
+    /// Reply to [`UdpRequest::Recv`], [`UdpRequest::RecvOversize`] and [`UdpRequest::PeekOversize`].
     UdpRecv(Result<(Datagram, Vec<u8>), UdpError>),
     /// Reply to [`UdpRequest::Local`].
     UdpLocal(Result<SocketAddr, UdpError>),

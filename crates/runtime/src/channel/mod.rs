@@ -44,8 +44,8 @@ pub(crate) mod tests;
 
 pub use buffers::{Fault, RecvBuffer, SendBuffer, gather, scatter};
 pub use client::{
-    ChannelMapping, Client, ClientEvent, ClientParts, DescriptionKey, ReceivedDatagram, SharedStreams,
-    SocketState, SocketStatus,
+    ChannelMapping, Client, ClientEvent, ClientParts, DescriptionKey, PeekedDatagram, ReceivedDatagram,
+    SharedStreams, SocketState, SocketStatus,
 };
 pub use control::{AddressSharing, LinkInfo, Reservation, SocketId};
 pub use description::DESCRIPTION_BYTES_MAX;

@@ -1,6 +1,8 @@
 //! Access of clients to the bytes of a socket. The positions are in the region, so every owner of the socket
 //! continues where another one stopped. Owners that share the socket with others take its lock.
 
+mod datagram_peek;
+
 use super::buffers::{Fault, RecvBuffer, SendBuffer};
 use super::datagram::{DatagramHeader, HAS_EXTENDED_ERRORS, HEADER_BYTES, error_from_word};
 use super::lock::{self, SocketLockGuard};
@@ -23,6 +25,8 @@ use std::io::IoSlice;
 /// Longest wait for a socket's lock. A running owner releases the lock within microseconds; one that was
 /// stopped while it had the lock must not block the others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
+
+pub(super) use datagram_peek::PeekedAt;
 
 /// A datagram that was copied to buffers.
 pub(super) struct TakenDatagram {
@@ -391,11 +395,33 @@ impl<'a> SocketRef<'a> {
 
     /// Returns the header of the next datagram, if the whole datagram is there.
     fn next_header(&self) -> Option<DatagramHeader> {
+        self.header_ahead(0)
+    }
+
+    /// Returns the header `ahead` bytes after the read position, if the whole datagram is there.
+    #[inline(always)]
+    fn header_ahead(&self, ahead: usize) -> Option<DatagramHeader> {
         let read = self.read_position();
         let mut head = [0; HEADER_BYTES];
-        let is_complete = self.incoming.peek(read, 0, &mut head) == Ok(HEADER_BYTES);
+        let is_complete = self.incoming.peek(read, ahead, &mut head) == Ok(HEADER_BYTES);
         let header = DatagramHeader::decode(&head).filter(|_| is_complete)?;
-        (self.incoming.readable(read).ok()? >= header.stream_bytes()).then_some(header)
+        (self.incoming.readable(read).ok()? >= ahead + header.stream_bytes()).then_some(header)
+    }
+
+    /// Copies `len` unread bytes that begin `skip` bytes after the read position, as far as the buffers hold
+    /// them.
+    #[inline(always)]
+    fn copy_ahead<B: RecvBuffer>(&self, buffers: &mut [B], mut skip: usize, len: usize) -> Result<(), Fault> {
+        let (read, mut remaining) = (self.read_position(), len);
+        for buffer in buffers {
+            let count = remaining.min(buffer.len());
+            self.incoming.copy_unread_to(read, skip, buffer, 0, count)?;
+            (skip, remaining) = (skip + count, remaining - count);
+            if remaining == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Returns how many bytes the next datagram has.
@@ -403,29 +429,19 @@ impl<'a> SocketRef<'a> {
         self.next_header().map(|header| header.len as usize)
     }
 
-    /// Copies the next datagram as far as the buffers hold it, and consumes it if `take` is set, even after a
-    /// fault in a buffer (`udp_recvmsg`). A datagram that has to be requested is neither copied nor consumed.
+    /// Copies the next datagram as far as the buffers hold it, and consumes it, even after a fault in a
+    /// buffer (`udp_recvmsg`). A datagram that has to be requested is neither copied nor consumed.
     pub fn recv_datagram<B: RecvBuffer>(
         &self,
         buffers: &mut [B],
-        take: bool,
     ) -> Result<Option<TakenDatagram>, RecvError> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let Some(header) = self.next_header() else { return Ok(None) };
         if header.is_oversize {
             return Ok(Some(TakenDatagram { header, wants_notice: false, copied: Ok(()) }));
         }
-        let (read, mut skip, mut remaining) = (self.read_position(), HEADER_BYTES, header.len as usize);
-        let mut copied = Ok(());
-        for buffer in buffers {
-            let count = remaining.min(buffer.len());
-            copied = self.incoming.copy_unread_to(read, skip, buffer, 0, count);
-            (skip, remaining) = (skip + count, remaining - count);
-            if remaining == 0 || copied.is_err() {
-                break;
-            }
-        }
-        let wants_notice = take && self.consume_locked(header.stream_bytes());
+        let copied = self.copy_ahead(buffers, HEADER_BYTES, header.len as usize);
+        let wants_notice = self.consume_locked(header.stream_bytes());
         Ok(Some(TakenDatagram { header, wants_notice, copied }))
     }
 

@@ -183,13 +183,14 @@ impl SocketOptionState {
         }
     }
 
-    /// Copies options that concern sending to the sending state.
+    /// Copies options that concern each datagram to the state of a UDP socket.
     pub fn apply_to_udp_send(&self, family: Family, udp_send: &mut UdpSendState) {
         udp_send.refuses_too_long = matches!(
             self.pmtu_discovery(family),
             PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
         );
         udp_send.corking = self.is_on("UDP_CORK");
+        udp_send.has_peek_offset = self.peek_offset().is_some();
         // Cannot truncate: larger values are not accepted.
         udp_send.gso_size = self.ints.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
     }

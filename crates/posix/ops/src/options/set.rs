@@ -281,11 +281,14 @@ impl Ops {
             log.retain(|(l, n, _)| (*l, *n) != (level, name));
             log.push((level, name, value.into()));
         }
-        if level == libc::IPPROTO_UDP {
+        if level == libc::IPPROTO_UDP || is_udp && (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
             let socket = state.files.socket(file)?;
             let udp_send = socket.udp_send.get_or_insert_default();
             socket.options.apply_to_udp_send(family, udp_send);
-            if name == libc::UDP_CORK && !udp_send.corking && udp_send.corked.is_some() {
+            if (level, name) == (libc::IPPROTO_UDP, libc::UDP_CORK)
+                && !udp_send.corking
+                && udp_send.corked.is_some()
+            {
                 // The result of sending is not reported.
                 state.publish_shared(file);
                 let _ = self.send_corked(state, file, Timeout::Zero);

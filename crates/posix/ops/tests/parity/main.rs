@@ -33,6 +33,7 @@ mod udp;
 mod udp_batches;
 mod udp_destinations;
 mod udp_errors;
+mod udp_peek;
 mod udp_segmentation;
 mod urgent;
 mod zerocopy;
@@ -50,7 +51,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 22] = [
+const MODULES: [Cases; 23] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -70,6 +71,7 @@ const MODULES: [Cases; 22] = [
     udp_batches::tests::CASES,
     udp_destinations::tests::CASES,
     udp_errors::tests::CASES,
+    udp_peek::tests::CASES,
     udp_segmentation::tests::CASES,
     urgent::tests::CASES,
     zerocopy::tests::CASES,

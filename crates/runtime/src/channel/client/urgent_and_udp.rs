@@ -19,8 +19,16 @@ use ginnel_stack::multicast::SourceFilter;
 use ginnel_stack::udp::{Datagram, MembershipLimits, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use std::io::IoSlice;
 
-fn udp_handle(socket: Conn) -> UdpHandle {
+pub(super) fn udp_handle(socket: Conn) -> UdpHandle {
     UdpHandle::new(socket.index(), socket.generation())
+}
+
+/// Returns the description of the datagram with this header.
+#[inline(always)]
+pub(super) fn received(header: &DatagramHeader) -> ReceivedDatagram {
+    let &DatagramHeader { len, peer: from, local: to, tos, hop_limit, gso_size, received_us, .. } = header;
+    let received_us = received_us.map(NonZeroU32::get);
+    ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us }
 }
 
 impl Client {
@@ -225,8 +233,8 @@ impl Client {
         }
     }
 
-    /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is
-    /// set, even after a fault in a buffer, which is the inner error.
+    /// Copies the next datagram from the region, as far as the buffers hold it, and removes it, even after a
+    /// fault in a buffer, which is the inner error.
     ///
     /// # Errors
     /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`] if the handle is stale or
@@ -235,22 +243,17 @@ impl Client {
         &mut self,
         socket: Conn,
         buffers: &mut [B],
-        take: bool,
     ) -> Result<Result<ReceivedDatagram, Fault>, UdpError> {
-        let found = self.socket_ref(socket).map_err(|_| UdpError::Stale)?.recv_datagram(buffers, take);
+        let found = self.socket_ref(socket).map_err(|_| UdpError::Stale)?.recv_datagram(buffers);
         let TakenDatagram { header, wants_notice, mut copied } =
             found.map_err(|_| UdpError::WouldBlock)?.ok_or(UdpError::WouldBlock)?;
         if wants_notice {
             self.notify(socket.index(), NOTIFIED);
         }
         if header.is_oversize {
-            copied = self.recv_oversize(socket, buffers, take)?;
+            copied = self.recv_oversize(socket, buffers)?;
         }
-        let DatagramHeader { len, peer: from, local: to, tos, hop_limit, gso_size, received_us, .. } = header;
-        let received_us = received_us.map(NonZeroU32::get);
-        let datagram =
-            ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us };
-        Ok(copied.map(|()| datagram))
+        Ok(copied.map(|()| received(&header)))
     }
 
     /// Requests the next datagram, which is too long for the region.
@@ -258,16 +261,15 @@ impl Client {
         &mut self,
         socket: Conn,
         buffers: &mut [B],
-        take: bool,
     ) -> Result<Result<(), Fault>, UdpError> {
         let Ok(ChannelReply::UdpRecv(result)) =
-            self.call(ChannelRequest::Udp(UdpRequest::RecvOversize(udp_handle(socket), take)))
+            self.call(ChannelRequest::Udp(UdpRequest::RecvOversize(udp_handle(socket))))
         else {
             return Err(UdpError::Stale);
         };
         let (_, data) = result?;
         let copied = scatter(&data, buffers);
-        if take && self.socket_ref(socket).map_err(|_| UdpError::Stale)?.consume_header() {
+        if self.socket_ref(socket).map_err(|_| UdpError::Stale)?.consume_header() {
             self.notify(socket.index(), NOTIFIED);
         }
         Ok(copied.map(|_| ()))

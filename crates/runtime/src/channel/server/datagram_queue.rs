@@ -322,19 +322,19 @@ impl Domain {
         !self.socket(socket).is_unfinished
     }
 
-    /// Returns the next datagram that did not fit into the region, and removes it if `take` is set.
-    pub(super) fn recv_oversize(&mut self, socket: u32, take: bool) -> ChannelReply {
-        let mut freed = 0;
-        let next = self.sockets[socket as usize].datagram_queue.as_mut().and_then(|queue| {
-            if !take {
-                return queue.oversize.front().cloned();
-            }
-            let next = queue.oversize.pop_front();
-            freed = next.as_ref().map_or(0, |(_, data)| data.len());
-            next
-        });
-        self.datagram_bytes -= freed;
+    /// Removes the next datagram that did not fit into the region, and returns it.
+    pub(super) fn recv_oversize(&mut self, socket: u32) -> ChannelReply {
+        let queue = self.sockets[socket as usize].datagram_queue.as_mut();
+        let next = queue.and_then(|queue| queue.oversize.pop_front());
+        self.datagram_bytes -= next.as_ref().map_or(0, |(_, data)| data.len());
         ChannelReply::UdpRecv(next.ok_or(UdpError::WouldBlock))
+    }
+
+    /// Returns the datagram of this index among those that are too long for the region.
+    pub(super) fn peek_oversize(&self, socket: u32, index: u32) -> ChannelReply {
+        let queue = self.sockets[socket as usize].datagram_queue.as_ref();
+        let found = queue.and_then(|queue| queue.oversize.get(index as usize)).cloned();
+        ChannelReply::UdpRecv(found.ok_or(UdpError::WouldBlock))
     }
 
     /// Drops what waits on a socket that is closed.

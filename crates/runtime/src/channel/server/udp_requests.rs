@@ -110,8 +110,12 @@ impl Domain {
                 let (link, limits) = cx.link_of_group(group);
                 ChannelReply::UdpGroupLink(link.map(|link| link.0), limits)
             }
-            UdpRequest::RecvOversize(socket, take) => match find(self, socket) {
-                Some(_) => self.recv_oversize(socket.index(), take),
+            UdpRequest::RecvOversize(socket) => match find(self, socket) {
+                Some(_) => self.recv_oversize(socket.index()),
+                None => ChannelReply::UdpRecv(Err(UdpError::Stale)),
+            },
+            UdpRequest::PeekOversize(socket, index) => match find(self, socket) {
+                Some(_) => self.peek_oversize(socket.index(), index),
                 None => ChannelReply::UdpRecv(Err(UdpError::Stale)),
             },
             UdpRequest::Send(socket, remote, data) => {

@@ -76,7 +76,7 @@ impl Overload {
         let taken = match self.path {
             Path::Region => self
                 .client
-                .udp_recv_into(socket, &mut [IoSliceMut::new(&mut bytes)], true)
+                .udp_recv_into(socket, &mut [IoSliceMut::new(&mut bytes)])
                 .map(|datagram| (datagram.unwrap().len, bytes[0])),
             Path::Requests => self.client.udp_recv(socket).map(|(datagram, data)| (datagram.len, data[0])),
         };
