@@ -34,7 +34,6 @@ const REASONS: &[(&str, &str)] = &[
         "writes without a pause until the RST of its peer arrives; on a busy machine the send buffer is full \
          before the shard has run, as with a peer on another host",
     ),
-    ("epoll_busy_poll", "`EPIOCSPARAMS` and `EPIOCGPARAMS` are not implemented"),
     ("ipv6_flowlabel", FLOW_LABELS),
     ("ipv6_flowlabel -s", FLOW_LABELS),
     ("ipv6_flowlabel_mgr", FLOW_LABELS),

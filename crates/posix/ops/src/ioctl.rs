@@ -1,9 +1,12 @@
 //! `ioctl` on sockets.
 
 use crate::Ops;
+use crate::fd_table::FileId;
 use crate::file::SocketRole;
 use crate::options::BoolOption;
 use crate::options::timestamps::time_of;
+use crate::process::ProcessState;
+use crate::syscall;
 use core::time::Duration;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -63,6 +66,26 @@ impl Ops {
         Ok(*udp_send.last_arrival.get_or_insert_with(|| time_of(None)))
     }
 
+    /// Implements `EPIOCGPARAMS`: returns `struct epoll_params` of the kernel's epoll instance behind a set.
+    ///
+    /// # Errors
+    /// `ENOTTY` for a socket, and those of the kernel.
+    pub fn epoll_params(&self, fd: RawFd) -> Result<[u8; 8], Errno> {
+        let mut state = self.lock()?;
+        let set = self.file_of(&mut state, fd)?;
+        syscall::epoll_params(state.kernel_epoll_of(set)?)
+    }
+
+    /// Implements `EPIOCSPARAMS`: sets `struct epoll_params`, which concerns the kernel's sockets in a set.
+    ///
+    /// # Errors
+    /// As [`Ops::epoll_params`]; `EINVAL`, `EPERM`.
+    pub fn set_epoll_params(&self, fd: RawFd, params: [u8; 8]) -> Result<(), Errno> {
+        let mut state = self.lock()?;
+        let set = self.file_of(&mut state, fd)?;
+        syscall::set_epoll_params(state.kernel_epoll_of(set)?, params)
+    }
+
     /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
     ///
     /// # Errors
@@ -110,5 +133,12 @@ impl Ops {
             }
             SocketRole::Unconnected { .. } | SocketRole::Udp(_) => Ok(0),
         }
+    }
+}
+
+impl ProcessState {
+    /// Returns the kernel's epoll instance behind a set; `ENOTTY` for a socket.
+    fn kernel_epoll_of(&mut self, set: FileId) -> Result<RawFd, Errno> {
+        self.files.epoll(set).map(|set| set.kernel_epoll().fd).map_err(|_| Errno::NOTTY)
     }
 }

@@ -177,6 +177,25 @@ pub(crate) fn sendmsg(
     unsafe { syscall(libc::SYS_sendmsg, [fd(socket), pointer, flags as usize, 0, 0]) }
 }
 
+/// Requests of epoll instances (`<linux/eventpoll.h>`).
+const EPIOCSPARAMS: u32 = 0x4008_8a01;
+const EPIOCGPARAMS: u32 = 0x8008_8a02;
+
+/// Returns `struct epoll_params` of an epoll instance.
+pub(crate) fn epoll_params(epoll: RawFd) -> Result<[u8; 8], Errno> {
+    let mut params = [0; 8];
+    let arguments = [fd(epoll), EPIOCGPARAMS as usize, params.as_mut_ptr().expose_provenance()];
+    // SAFETY: the kernel writes the eight bytes of the structure, if it knows the request.
+    unsafe { syscall(libc::SYS_ioctl, arguments) }.map(|_| params)
+}
+
+/// Sets `struct epoll_params` of an epoll instance.
+pub(crate) fn set_epoll_params(epoll: RawFd, params: [u8; 8]) -> Result<(), Errno> {
+    let arguments = [fd(epoll), EPIOCSPARAMS as usize, params.as_ptr().expose_provenance()];
+    // SAFETY: the kernel reads the eight bytes of the structure.
+    unsafe { syscall(libc::SYS_ioctl, arguments) }.map(|_| ())
+}
+
 unsafe extern "C" {
     /// Checks for handlers that ran, and makes the system call. All arguments are in registers that the
     /// kernel preserves, so a handler can restart the check until the call is made.

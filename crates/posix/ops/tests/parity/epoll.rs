@@ -307,6 +307,38 @@ pub fn fionread_of_epoll_set(w: &mut Fixture<'_>) {
     w.log("FIONREAD", w.a.readable_bytes(set));
 }
 
+/// `EPIOCSPARAMS` and `EPIOCGPARAMS`: `busy_poll_usecs`, `busy_poll_budget`, `prefer_busy_poll` and a pad.
+pub fn busy_poll_parameters(w: &mut Fixture<'_>) {
+    let set = w.a.epoll_create().unwrap();
+    w.log("at first", w.a.epoll_params(set));
+    let params = |usecs: u32, budget: u16, prefer: u8, pad: u8| {
+        let mut params = [0; 8];
+        params[..4].copy_from_slice(&usecs.to_ne_bytes());
+        params[4..6].copy_from_slice(&budget.to_ne_bytes());
+        (params[6], params[7]) = (prefer, pad);
+        params
+    };
+    for (label, value) in [
+        ("all", params(5000, 64, 1, 0)),
+        ("pad", params(1, 1, 0, 1)),
+        ("preference", params(1, 1, 2, 0)),
+        ("too long", params(u32::MAX, 1, 0, 0)),
+        ("longest", params(i32::MAX as u32, 1, 0, 0)),
+        ("large budget", params(2, u16::MAX, 0, 0)),
+        ("none", params(0, 0, 0, 0)),
+    ] {
+        w.log(label, (w.a.set_epoll_params(set, value), w.a.epoll_params(set)));
+    }
+    let without = crate::kernel::without_network_capabilities(|| {
+        [64, 65].map(|budget| w.a.set_epoll_params(set, params(3, budget, 0, 0)))
+    });
+    w.log("without capabilities", (without, w.a.epoll_params(set)));
+    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
+        let fd = w.a.socket(w.domain(), kind).unwrap();
+        w.log("of a socket", (w.a.epoll_params(fd), w.a.set_epoll_params(fd, params(0, 0, 0, 0))));
+    }
+}
+
 pub mod tests {
     crate::cases! {
         shutdown_of_unconnected_socket_wakes
@@ -317,6 +349,7 @@ pub mod tests {
         consumed_bytes_are_an_edge
         modifying_a_ready_entry_is_no_edge
         fionread_of_epoll_set
+        busy_poll_parameters
         level_triggered
         edge_triggered
         one_shot

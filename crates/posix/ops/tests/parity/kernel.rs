@@ -1,7 +1,7 @@
 //! The kernel: the system calls themselves.
 #![allow(unsafe_code)] // system calls
 
-use crate::sys::{Fd, Message, SIOCGSTAMP, Sys};
+use crate::sys::{EPIOCGPARAMS, EPIOCSPARAMS, Fd, Message, SIOCGSTAMP, Sys};
 use core::ffi::{c_int, c_uint, c_ulong};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -375,6 +375,18 @@ impl Sys for Kernel {
         // SAFETY: the kernel writes a `struct timeval`.
         unit_result(unsafe { libc::ioctl(fd, SIOCGSTAMP, time.as_mut_ptr()) })?;
         Ok(time[0] != 0)
+    }
+
+    fn epoll_params(&self, fd: Fd) -> Result<[u8; 8], Errno> {
+        let mut params = [0; 8];
+        // SAFETY: the kernel writes a `struct epoll_params`, which has eight bytes.
+        unit_result(unsafe { libc::ioctl(fd, EPIOCGPARAMS, params.as_mut_ptr()) })?;
+        Ok(params)
+    }
+
+    fn set_epoll_params(&self, fd: Fd, params: [u8; 8]) -> Result<(), Errno> {
+        // SAFETY: the kernel reads a `struct epoll_params`, which has eight bytes.
+        unit_result(unsafe { libc::ioctl(fd, EPIOCSPARAMS, params.as_ptr()) })
     }
 
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {

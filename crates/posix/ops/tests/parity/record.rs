@@ -361,6 +361,16 @@ impl Sys for Recorded<'_> {
         self.host.arrival(fd)
     }
 
+    fn epoll_params(&self, fd: Fd) -> Result<[u8; 8], Errno> {
+        self.note("ioctl", fd, ["EPIOCGPARAMS".to_owned()]);
+        self.host.epoll_params(fd)
+    }
+
+    fn set_epoll_params(&self, fd: Fd, params: [u8; 8]) -> Result<(), Errno> {
+        self.note("ioctl", fd, ["EPIOCSPARAMS".to_owned()]);
+        self.host.set_epoll_params(fd, params)
+    }
+
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
         self.note("fcntl", fd, ["F_GETOWN".to_owned()]);
         self.host.owner(fd)

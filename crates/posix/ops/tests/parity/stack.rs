@@ -328,6 +328,14 @@ impl Sys for OnStack {
         self.0.siocgstamp(fd).map(|time| !time.is_zero())
     }
 
+    fn epoll_params(&self, fd: Fd) -> Result<[u8; 8], Errno> {
+        self.0.epoll_params(fd)
+    }
+
+    fn set_epoll_params(&self, fd: Fd, params: [u8; 8]) -> Result<(), Errno> {
+        self.0.set_epoll_params(fd, params)
+    }
+
     fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
         self.0.owner(fd)
     }

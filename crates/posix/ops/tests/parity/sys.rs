@@ -86,6 +86,10 @@ pub trait Sys: Sync {
     }
     /// `SIOCGSTAMP`: returns whether the time is not 0.
     fn arrival(&self, fd: Fd) -> Result<bool, Errno>;
+    /// `EPIOCGPARAMS`.
+    fn epoll_params(&self, fd: Fd) -> Result<[u8; 8], Errno>;
+    /// `EPIOCSPARAMS`.
+    fn set_epoll_params(&self, fd: Fd, params: [u8; 8]) -> Result<(), Errno>;
     /// `F_GETOWN`.
     fn owner(&self, fd: Fd) -> Result<c_int, Errno>;
     /// `F_SETOWN`.
@@ -251,6 +255,9 @@ pub fn address(address: SocketAddr) -> Vec<u8> {
 pub const SIOCGSTAMP: c_ulong = 0x8906;
 pub const SIOCATMARK: c_ulong = 0x8905;
 pub const SIOCOUTQNSD: c_ulong = 0x894b;
+// From `linux/eventpoll.h`.
+pub const EPIOCSPARAMS: c_ulong = 0x4008_8a01;
+pub const EPIOCGPARAMS: c_ulong = 0x8008_8a02;
 
 /// Returns the value of an integer option.
 pub fn word(value: c_int) -> [u8; 4] {

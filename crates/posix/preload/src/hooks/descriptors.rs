@@ -173,6 +173,16 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
             // SAFETY: the program passes a pointer to a time of two 64-bit numbers.
             time.and_then(|time| unsafe { user_memory::write(argument.cast(), &time) }).into_c()
         }
+        EPIOCGPARAMS => {
+            let params = ops.epoll_params(fd);
+            // SAFETY: the program passes a pointer to a `struct epoll_params`.
+            params.and_then(|params| unsafe { user_memory::write(argument.cast(), &params) }).into_c()
+        }
+        EPIOCSPARAMS => {
+            // SAFETY: any bytes are a `struct epoll_params`.
+            let params = unsafe { user_memory::read(argument.cast::<[u8; 8]>()) };
+            params.and_then(|params| ops.set_epoll_params(fd, params)).into_c()
+        }
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
         SIOCSPGRP | FIOSETOWN => int().and_then(|owner| ops.set_owner(fd, owner)).into_c(),
         libc::FIONBIO => int().and_then(|on| ops.set_nonblocking(fd, on != 0)).into_c(),
@@ -200,6 +210,9 @@ const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
 const SIOCGSTAMP_NEW: libc::c_ulong = 0x8010_8906;
 const SIOCGSTAMPNS_NEW: libc::c_ulong = 0x8010_8907;
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+// Requests on epoll sets (linux/eventpoll.h).
+const EPIOCSPARAMS: libc::c_ulong = 0x4008_8a01;
+const EPIOCGPARAMS: libc::c_ulong = 0x8008_8a02;
 /// The range of requests that concern the network rather than the socket, except for SIOCOUTQNSD
 /// (linux/sockios.h).
 const SIOCADDRT: libc::c_ulong = 0x890b;
