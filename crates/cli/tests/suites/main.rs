@@ -47,7 +47,6 @@ const REASONS: &[(&str, &str)] = &[
     ("so_txtime -4", "`SO_TXTIME`: departure times are not taken from programs"),
     ("so_txtime -6", "`SO_TXTIME`: departure times are not taken from programs"),
     ("udpgro, off, cmsg -4", "`UDP_GRO` also merges datagrams of the loopback, as Linux does on devices"),
-    ("udpgso_bench gso -T", "`SO_TIMESTAMPING` as a control message of a datagram is not implemented"),
 ];
 const FLOW_LABELS: &str = "`IPV6_FLOWLABEL_MGR`: the stack chooses flow labels";
 

@@ -1115,6 +1115,16 @@ impl Channels {
         client.udp_send_with(conn, sending, data)
     }
 
+    pub fn udp_send_timed(
+        &mut self,
+        conn: Conn,
+        sending: &UdpSendParams,
+        data: &[u8],
+    ) -> Result<(u32, u32), UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_send_timed(conn, sending, data)
+    }
+
     pub fn udp_send_queued(
         &mut self,
         conn: Conn,

@@ -10,6 +10,7 @@ mod cork;
 mod destination;
 mod error_queue;
 mod peek;
+mod sent_packet;
 pub(crate) mod via_kernel;
 
 pub(crate) use ancillary::cmsgs_of;
@@ -23,9 +24,11 @@ use crate::file::{SocketRole, UdpSocket};
 use crate::interfaces::FIRST_INDEX;
 use crate::lock::LockGuard;
 use crate::options::BoolOption;
+use crate::options::timestamps::OPT_ID;
 use crate::process::ProcessState;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
+use crate::tx_stamps::StampRequest;
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use crate::{Ops, OpsConfig};
 use ancillary::SendCmsgs;
@@ -109,7 +112,11 @@ impl Ops {
             return self.append(state, file, buffers, corking, timeout);
         }
         let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
-        let cmsgs = SendCmsgs::read(args.control, v4)?;
+        let has_ids = || socket.options.timestamps().has(OPT_ID);
+        let cmsgs = match args.control {
+            [] => SendCmsgs::default(),
+            control => SendCmsgs::read(control, v4, (family, has_ids()))?,
+        };
         let udp = match self.choose_path(state, fd, file, to)? {
             UdpPath::Kernel(kernel_fd) => {
                 // `choose_path` has released the lock. The kernel copies, too, so that calls to it and to the
@@ -132,6 +139,9 @@ impl Ops {
         let SendCmsgs { source, hop_limit, tos, .. } = cmsgs;
         let args = UdpSendParams { to, source, gso_size: cmsgs.gso_size.unwrap_or(gso_size), hop_limit, tos };
         let message = UdpMessage { remote, args };
+        if cmsgs.socket.has_tx() {
+            state.set_datagram_cmsgs(file, cmsgs.socket);
+        }
         if corking {
             state.cork(file, message, buffers)?;
             return Ok(len);
@@ -158,27 +168,28 @@ impl Ops {
         let too_long =
             len > DATAGRAM_BYTES_MAX - if remote.is_ipv4() { HEADERS_BYTES } else { UDP_HEADER_BYTES };
         if len > usize::from(gso_size) * UDP_MAX_SEGMENTS && gso_size > 0 && !too_long {
+            if let Some(stamp) = state.take_stamp_request(file) {
+                state.return_stamp_request(file, stamp);
+            }
             return Err(Errno::INVAL);
         }
-        if too_long || state.is_new_destination(file, remote) || state.may_be_too_long(file, len) {
+        if too_long || state.is_new_destination(file, remote) || state.must_be_synchronous(file, len) {
             // The first datagram to a destination is sent synchronously, so that errors are reported at once.
             // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
             // exceeds the path MTU.
             let mut bytes = Vec::new();
-            gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault)?;
-            let mut sent = state.client.udp_send_with(udp.conn, &args, &bytes);
-            if sent == Err(UdpError::Stale) && state.has_restarted() {
-                let SocketRole::Udp(udp) = state.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
-                sent = state.client.udp_send_with(udp.conn, &args, &bytes);
+            let gathered = gather(buffers, DATAGRAM_BYTES_MAX, &mut bytes).map_err(efault);
+            let stamp = state.take_stamp_request(file);
+            let sent = gathered.and_then(|_| state.send_synchronously(file, (udp, message), &bytes, stamp));
+            match (sent, stamp) {
+                (Ok(()), _) => return Ok(len),
+                // The datagram waits for the device, and is not timed.
+                (Err(Errno::NOBUFS), Some(_)) => {}
+                (Err(error), stamp) => {
+                    stamp.into_iter().for_each(|stamp| state.return_stamp_request(file, stamp));
+                    return Err(error);
+                }
             }
-            if sent == Err(UdpError::Stale) && state.client.is_stack_gone() {
-                return Err(Errno::NETDOWN);
-            }
-            if sent.is_ok() {
-                state.note_destination(file, remote);
-                state.note_sent_length(file, len);
-            }
-            return sent.map(|()| len).map_err(|error| errno_towards(error, remote));
         }
         let done = Cell::new(0);
         let wait = Wait::restarting(timeout, &done);
@@ -212,7 +223,7 @@ impl Ops {
         let socket = state.files.socket(file)?;
         if !socket.is_udp {
             if flags & libc::MSG_ERRQUEUE != 0 {
-                return state.recv_completion(file, control_space);
+                return state.recv_local_error(file, buffers, control_space);
             }
             let inq = socket.options.flag(BoolOption::Inq);
             let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
@@ -243,7 +254,7 @@ impl Ops {
         let kernel_fd = state.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
             let reported = match state.recv_error(file, buffers, control_space) {
-                Err(Errno::AGAIN) => state.recv_completion(file, control_space),
+                Err(Errno::AGAIN) => state.recv_local_error(file, buffers, control_space),
                 reported => reported,
             };
             return match (reported, kernel_fd) {
@@ -682,6 +693,43 @@ impl ProcessState {
             self.reachable_hosts.remove(0);
         }
         self.reachable_hosts.push(ip);
+    }
+
+    /// Sends a datagram by a request, and queues the timestamps that the program wants.
+    fn send_synchronously(
+        &mut self,
+        file: FileId,
+        (udp, message): (UdpSocket, UdpMessage),
+        bytes: &[u8],
+        stamp: Option<StampRequest>,
+    ) -> Result<(), Errno> {
+        let UdpMessage { remote, mut args } = message;
+        if bytes.len() <= args.gso_size.into() {
+            args.gso_size = 0;
+        }
+        let send = |state: &mut Self, conn: Conn| match stamp {
+            None => state.client.udp_send_with(conn, &args, bytes).map(|()| None),
+            Some(_) => state.client.udp_send_timed(conn, &args, bytes).map(Some),
+        };
+        let mut sent = send(self, udp.conn);
+        if sent == Err(UdpError::Stale) && self.has_restarted() {
+            let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::NETDOWN) };
+            sent = send(self, udp.conn);
+        }
+        if sent == Err(UdpError::Stale) && self.client.is_stack_gone() {
+            return Err(Errno::NETDOWN);
+        }
+        let times = sent.map_err(|error| errno_towards(error, remote))?;
+        self.note_destination(file, remote);
+        self.note_sent_length(file, bytes.len());
+        if let (Some(stamp), Some(times)) = (stamp, times) {
+            let local = self.client.endpoints(udp.conn).map_or(remote, |[local, _]| local);
+            let from = SocketAddr::new(args.source.unwrap_or(local.ip()), local.port());
+            let options = self.files.socket(file)?.options.ip_fields(remote.is_ipv4());
+            let fields = (args.hop_limit.or(options.0), args.tos.unwrap_or(options.1));
+            self.queue_stamps(file, stamp, times, || sent_packet::sent_packet([from, remote], fields, bytes));
+        }
+        Ok(())
     }
 
     /// Returns whether this socket has not sent to the destination yet.

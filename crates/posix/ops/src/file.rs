@@ -5,6 +5,7 @@ use crate::epoll::EpollSet;
 use crate::fd_table::FileId;
 use crate::options::SocketOptionState;
 use crate::sockaddr::Family;
+use crate::tx_stamps::TxStamps;
 use crate::wait_queue::WaitEntry;
 use core::ffi::c_int;
 use core::net::SocketAddr;
@@ -93,9 +94,25 @@ pub(crate) struct UdpSendState {
     pub has_peek_offset: bool,
     /// Positions of the empty datagrams in the queue at which the program has peeked.
     pub peeked_empty: Vec<u64>,
+    /// A datagram may have to be sent by a request.
+    pub checks_sends: bool,
+    /// Transmit timestamps.
+    pub tx_stamps: TxStamps,
 }
 
 impl UdpSendState {
+    /// Determines whether datagrams may have to be sent by a request.
+    pub fn update_checks(&mut self) {
+        self.checks_sends = self.refuses_too_long || self.tx_stamps.concern_next();
+    }
+
+    /// Returns whether a datagram of this length has to be sent by a request: if it is longer than any that
+    /// was sent so far and may be too long, or if the program wants to know when it leaves.
+    #[cold]
+    pub fn needs_request(&self, bytes: usize) -> bool {
+        self.refuses_too_long && bytes > self.longest_sent || self.tx_stamps.concern_next()
+    }
+
     /// Returns whether something has to be done when a datagram was received.
     #[inline]
     pub fn follows_receipts(&self) -> bool {

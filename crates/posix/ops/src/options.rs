@@ -362,6 +362,11 @@ impl SocketOptionState {
         self.send_buffer as usize
     }
 
+    /// Returns the size of the receive buffer.
+    pub fn recv_buffer_bytes(&self) -> usize {
+        self.recv_buffer as usize
+    }
+
     /// Sets the initial size of the send buffer.
     pub fn set_initial_send_buffer(&mut self, bytes: u32) {
         self.send_buffer = bytes;

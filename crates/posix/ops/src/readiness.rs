@@ -24,7 +24,7 @@ impl ProcessState {
                 SocketRole::Unconnected { .. } if socket.is_udp => WRITABLE,
                 SocketRole::Udp(udp) => {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
-                    let has_completion = socket.options.zerocopy.has_completion();
+                    let has_completion = socket.options.zerocopy.is_queued();
                     self.datagram_readiness(file, udp, urgent, has_completion)
                 }
                 // Linux reports these events for an unconnected socket after `shutdown`.
@@ -148,7 +148,7 @@ impl ProcessState {
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         let is_message_blocked = matches!(socket.role, SocketRole::Stream(stream) if stream.message_blocked);
         let is_unordered = socket.options.flag(BoolOption::UnorderedReceive);
-        let has_completion = socket.options.zerocopy.has_completion();
+        let has_completion = socket.options.zerocopy.is_queued();
         let ended = status.state.is_closed();
         let no_more_input = status.state.has_fin() || ended || shutdown.read;
         let no_more_output = ended || shutdown.write;

@@ -92,7 +92,7 @@ impl Ops {
             return self.recv_from(fd, buffers, flags, 0).map(|received| received.count);
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
-            return state.recv_completion(file, 0).map(|received| received.count);
+            return state.recv_local_error(file, buffers, 0).map(|received| received.count);
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };

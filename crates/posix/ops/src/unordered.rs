@@ -6,13 +6,13 @@ use crate::Ops;
 use crate::datagram::{ReceivedMessage, SendArgs, cmsgs_of};
 use crate::fd_table::FileId;
 use crate::file::SocketRole;
-use crate::kernel_socket;
 use crate::lock::LockGuard;
-use crate::options::{BoolOption, PRIORITY_FREE_MAX};
+use crate::options::BoolOption;
 use crate::process::ProcessState;
 use crate::signal;
 use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::Family;
+use crate::socket_cmsgs::SocketCmsgs;
 use crate::stream::{self, RecvArgs};
 use crate::user_memory::{UserSlice, UserSliceMut, efault};
 use core::cell::Cell;
@@ -39,11 +39,6 @@ const IN_ORDER_FLAGS: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_PEE
 /// Flags of `sendmsg` that a message with a priority may have. `MSG_MORE` is none of them, because a message
 /// is sent whole and at once, nor is `MSG_OOB`.
 const MESSAGE_FLAGS: c_int = stream::SEND_FLAGS & !(libc::MSG_MORE | libc::MSG_OOB);
-/// `SO_TIMESTAMPING_NEW`.
-const TIMESTAMPING_NEW: c_int = 65;
-/// Flags of `SO_TIMESTAMPING` that a message may have (`SOF_TIMESTAMPING_TX_RECORD_MASK`): when it is
-/// scheduled, sent by software and hardware, and acknowledged.
-const TX_RECORD_MASK: u32 = 1 | 1 << 1 | 1 << 8 | 1 << 9;
 
 /// The result of `recvmsg`.
 struct Received {
@@ -114,8 +109,10 @@ impl Ops {
         let socket = state.files.socket(file)?;
         let (family, is_unordered) = (socket.family, socket.options.flag(BoolOption::UnorderedSend));
         drop(state);
-        match priority_of(args.control, family) {
-            Ok(Some(priority)) if is_unordered => self.send_message(fd, buffers, args.flags, priority),
+        match socket_cmsgs_of(args.control, family) {
+            Ok(SocketCmsgs { priority: Some(priority), .. }) if is_unordered => {
+                self.send_message(fd, buffers, args.flags, priority)
+            }
             Ok(_) => self.send(fd, buffers, args.flags),
             Err(error) => {
                 // The state of the connection is looked at first (`tcp_sendmsg_locked`).
@@ -263,42 +260,20 @@ impl ProcessState {
     }
 }
 
-/// Returns the priority in the control messages of `sendmsg` (`SO_PRIORITY`, as Linux has it since 6.14).
+/// Returns what the control messages of `sendmsg` ask for on the level of the socket.
 ///
 /// # Errors
 /// `EINVAL` for a malformed control message, and for one of the level `SOL_SOCKET` that a stream does not
 /// have or the program may not send (`sock_cmsg_send`).
-fn priority_of(control: &[u8], family: Family) -> Result<Option<u8>, Errno> {
-    let mut priority = None;
+fn socket_cmsgs_of(control: &[u8], family: Family) -> Result<SocketCmsgs, Errno> {
+    let mut cmsgs = SocketCmsgs::default();
     for cmsg in cmsgs_of(control) {
         let (level, kind, value) = cmsg?;
         if level != libc::SOL_SOCKET {
             // Other levels are not looked at.
             continue;
         }
-        let word = || value.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::INVAL);
-        // The kernel decides whether this program may have such a mark or priority.
-        let may_have =
-            || kernel_socket::try_option(family, level, kind, value).map(|_| ()).map_err(|_| Errno::INVAL);
-        match kind {
-            libc::SO_PRIORITY => {
-                let number = word()?;
-                if number > PRIORITY_FREE_MAX.unsigned_abs() {
-                    may_have()?;
-                }
-                // As for the socket option: larger values count as the highest, and so do negative ones.
-                priority = Some(u8::try_from(number).unwrap_or(u8::MAX).min(7));
-            }
-            libc::SO_MARK => {
-                word()?;
-                may_have()?;
-            }
-            // Times of sending are reported only with options that are refused.
-            libc::SO_TIMESTAMPING | TIMESTAMPING_NEW if word()? & !TX_RECORD_MASK == 0 => {}
-            // These two belong to Unix sockets.
-            libc::SCM_RIGHTS | libc::SCM_CREDENTIALS => {}
-            _ => return Err(Errno::INVAL),
-        }
+        cmsgs.read(kind, value, (family, false))?;
     }
-    Ok(priority)
+    Ok(cmsgs)
 }

@@ -23,12 +23,23 @@ pub(crate) struct ZerocopyCalls {
     next: u32,
     /// The number of the first call whose completion was not taken.
     first_untaken: u32,
+    /// The error queue of this process has a completion or a transmit timestamp.
+    is_queued: bool,
 }
 
 impl ZerocopyCalls {
-    /// Returns whether there is a completion.
+    /// Returns whether there is a completion, or a transmit timestamp.
     #[inline]
-    pub fn has_completion(&self) -> bool {
+    pub fn is_queued(&self) -> bool {
+        self.is_queued
+    }
+
+    /// Records whether there are transmit timestamps.
+    pub fn set_has_stamps(&mut self, has_stamps: bool) {
+        self.is_queued = has_stamps || self.has_completion();
+    }
+
+    fn has_completion(&self) -> bool {
         self.first_untaken != self.next
     }
 
@@ -39,12 +50,14 @@ impl ZerocopyCalls {
             // All 2^32 numbers are untaken: the oldest call is forgotten.
             self.first_untaken = self.next.wrapping_add(1);
         }
+        self.is_queued = true;
     }
 
     /// Takes the numbers of the first and of the last completed call, if there is one.
     fn take(&mut self) -> Option<(u32, u32)> {
         let range = self.has_completion().then(|| (self.first_untaken, self.next.wrapping_sub(1)));
         self.first_untaken = self.next;
+        self.is_queued = false;
         range
     }
 }
@@ -72,7 +85,8 @@ impl ProcessState {
         }
     }
 
-    /// Takes the completion in the error queue of a socket (`MSG_ERRQUEUE`).
+    /// Takes the completion in the error queue of a socket (`MSG_ERRQUEUE`), which has no transmit
+    /// timestamps.
     ///
     /// # Errors
     /// `EAGAIN` if there is none.
@@ -112,11 +126,11 @@ mod tests {
 
     #[test]
     fn numbers_wrap_around() {
-        let mut calls = ZerocopyCalls { next: u32::MAX, first_untaken: u32::MAX };
+        let mut calls = ZerocopyCalls { next: u32::MAX, first_untaken: u32::MAX, is_queued: false };
         calls.complete();
         calls.complete();
         assert_eq!(calls.take(), Some((u32::MAX, 0)));
-        let mut calls = ZerocopyCalls { next: 6, first_untaken: 7 };
+        let mut calls = ZerocopyCalls { next: 6, first_untaken: 7, is_queued: true };
         calls.complete();
         assert_eq!(calls.take(), Some((8, 6)));
     }

@@ -203,6 +203,7 @@ codec_enum!(UdpRequest {
     9 => RecvOversize(socket), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
     12 => SendWith(socket, sending, data), 13 => SetMembership(socket, link, group, filter), 14 => GroupLink(group),
     15 => OpenServed(local, options, peer), 16 => PeekOversize(socket, index),
+    17 => SendTimed(socket, sending, data),
 });
 
 /// The byte with which [`ChannelRequest::Filtered`] begins.
@@ -366,6 +367,7 @@ impl Codec for ChannelReply {
             Self::Filter(result) => tagged(out, 25, result),
             Self::SetGroupProgram(result) => tagged(out, 26, result),
             Self::LocalPorts([tcp, udp]) => tagged(out, 27, &(*tcp, *udp)),
+            Self::UdpSentAt(result) => tagged(out, 28, result),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -399,6 +401,7 @@ impl Codec for ChannelReply {
             25 => Self::Filter(Codec::decode(from)?),
             26 => Self::SetGroupProgram(Codec::decode(from)?),
             27 => Self::LocalPorts([Codec::decode(from)?, Codec::decode(from)?]),
+            28 => Self::UdpSentAt(Codec::decode(from)?),
             _ => return None,
         })
     }

@@ -182,6 +182,8 @@ pub enum UdpRequest {
     PathMtu(UdpHandle),
     /// Sends a datagram, or several, with these parameters.
     SendWith(UdpHandle, UdpSendParams, Vec<u8>),
+    /// As `SendWith`; the reply says when.
+    SendTimed(UdpHandle, UdpSendParams, Vec<u8>),
     /// Sets the filter with which a socket receives a group on the link of this number; `None` leaves the
     /// group.
     SetMembership(UdpHandle, u16, IpAddr, Option<SourceFilter>),
@@ -342,6 +344,9 @@ pub enum ChannelReply {
     UdpLocal(Result<SocketAddr, UdpError>),
     /// Reply to [`UdpRequest::TakeExtendedError`]: the error and the quoted part of the datagram.
     UdpExtendedError(Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>),
+    /// Reply to [`UdpRequest::SendTimed`]: when the engine began to send the datagram and when the device had
+    /// it, each as the lowest 32 bits of the microseconds since 1970.
+    UdpSentAt(Result<(u32, u32), UdpError>),
     /// Reply to [`UdpRequest::PathMtu`].
     UdpPathMtu(Result<u16, UdpError>),
     /// Reply to [`UdpRequest::GroupLink`]: the number of the link, if there is one, and the limits.

@@ -4,6 +4,7 @@
 use crate::options::timestamps::TimestampOptions;
 use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
+use crate::socket_cmsgs::SocketCmsgs;
 use crate::unordered::{GINNEL_STREAM_OFFSET, SOL_GINNEL};
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -46,6 +47,22 @@ impl ControlMessages {
     /// Returns whether the space was too small for all control messages (`MSG_CTRUNC`).
     pub fn is_truncated(&self) -> bool {
         self.truncated
+    }
+
+    /// Appends the addresses of a packet that was sent (`IP_PKTINFO`, `IPV6_PKTINFO`).
+    pub(crate) fn put_sent_info(&mut self, source: IpAddr, destination: IpAddr) {
+        let index = ifindex_of(destination);
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let info = [index, source.octets(), destination.octets()].concat();
+                self.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            (_, IpAddr::V6(destination)) => {
+                let info = [&destination.octets()[..], &index].concat();
+                self.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+            _ => {}
+        }
     }
 
     /// Appends a control message (`put_cmsg`).
@@ -249,6 +266,8 @@ pub(super) struct SendCmsgs {
     /// The hop limit and type of service, instead of the socket's.
     pub hop_limit: Option<u8>,
     pub tos: Option<u8>,
+    /// Control messages of the level `SOL_SOCKET`.
+    pub socket: SocketCmsgs,
 }
 
 impl SendCmsgs {
@@ -256,8 +275,9 @@ impl SendCmsgs {
     ///
     /// # Errors
     /// `EINVAL` if a control message is malformed or unknown. Those for the other version of IP are ignored,
-    /// except for the source address.
-    pub fn read(control: &[u8], v4: bool) -> Result<Self, Errno> {
+    /// except for the source address. `socket` has the socket's family, and tells whether the transmit
+    /// timestamps of its datagrams have numbers.
+    pub fn read(control: &[u8], v4: bool, socket: (Family, bool)) -> Result<Self, Errno> {
         let mut cmsgs = Self::default();
         for cmsg in cmsgs_of(control) {
             let (level, kind, value) = cmsg?;
@@ -292,6 +312,7 @@ impl SendCmsgs {
                 }
                 (libc::IPPROTO_IP, _) if !v4 => {}
                 (libc::IPPROTO_IPV6, _) if v4 => {}
+                (libc::SOL_SOCKET, kind) => cmsgs.socket.read(kind, value, socket)?,
                 (libc::IPPROTO_UDP, libc::UDP_SEGMENT) => {
                     let bytes: [u8; 2] = value.try_into().map_err(|_| Errno::INVAL)?;
                     cmsgs.gso_size = Some(u16::from_ne_bytes(bytes));
@@ -331,13 +352,14 @@ mod tests {
 
     #[test]
     fn written_control_messages_parse() {
+        let read = |control: &[u8]| SendCmsgs::read(control, true, (Family::V4, false));
         let mut control = ControlMessages { space: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());
-        assert_eq!(SendCmsgs::read(control.bytes(), true), Ok(SendCmsgs { source, ..SendCmsgs::default() }));
-        assert_eq!(SendCmsgs::read(&[], true), Ok(SendCmsgs::default()));
-        assert_eq!(SendCmsgs::read(&[255; 32], true), Err(Errno::INVAL));
+        assert_eq!(read(control.bytes()), Ok(SendCmsgs { source, ..SendCmsgs::default() }));
+        assert_eq!(read(&[]), Ok(SendCmsgs::default()));
+        assert_eq!(read(&[255; 32]), Err(Errno::INVAL));
         control.put(1, 77, &[]);
-        assert_eq!(SendCmsgs::read(control.bytes(), true), Err(Errno::INVAL));
+        assert_eq!(read(control.bytes()), Err(Errno::INVAL));
     }
 }

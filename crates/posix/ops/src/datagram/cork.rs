@@ -8,6 +8,7 @@ use crate::file::SocketRole;
 use crate::lock::LockGuard;
 use crate::process::ProcessState;
 use crate::sleep::Timeout;
+use crate::tx_stamps::StampRequest;
 use crate::user_memory::{UserSlice, efault};
 use ginnel::channel::gather;
 use rustix::io::Errno;
@@ -17,6 +18,8 @@ use rustix::io::Errno;
 pub(crate) struct CorkedDatagram {
     message: UdpMessage,
     bytes: Vec<u8>,
+    /// The timestamps that the program wanted when it began the datagram.
+    stamp: Option<StampRequest>,
 }
 
 impl CorkedDatagram {
@@ -64,9 +67,13 @@ impl Ops {
     ) -> Result<(), Errno> {
         let socket = state.files.socket(file)?;
         let corked = socket.udp_send.as_mut().and_then(|udp_send| udp_send.corked.take());
-        let (Some(CorkedDatagram { message, bytes }), SocketRole::Udp(udp)) = (corked, socket.role) else {
+        let (Some(CorkedDatagram { message, bytes, stamp }), SocketRole::Udp(udp)) = (corked, socket.role)
+        else {
             return Ok(());
         };
+        if stamp.is_some() || socket.udp_send.as_ref().is_some_and(|udp_send| udp_send.tx_stamps.is_on) {
+            state.set_corked_stamp(file, stamp);
+        }
         self.send_datagram(state, file, udp, message, &[UserSlice::new(&bytes)], timeout).map(|_| ())
     }
 }
@@ -80,9 +87,14 @@ impl ProcessState {
         buffers: &[UserSlice<'_>],
     ) -> Result<(), Errno> {
         let mut bytes = Vec::new();
-        gather(buffers, usize::MAX, &mut bytes).map_err(efault)?;
+        let gathered = gather(buffers, usize::MAX, &mut bytes).map_err(efault);
+        let stamp = self.take_stamp_request(file);
+        if let Err(error) = gathered {
+            stamp.into_iter().for_each(|stamp| self.return_stamp_request(file, stamp));
+            return Err(error);
+        }
         let udp_send = self.files.socket(file)?.udp_send.get_or_insert_default();
-        udp_send.corked = Some(CorkedDatagram { message, bytes });
+        udp_send.corked = Some(CorkedDatagram { message, bytes, stamp });
         Ok(())
     }
 }

@@ -98,10 +98,10 @@ impl ProcessState {
     }
 
     /// Returns whether a datagram must be sent synchronously, so that the program learns at once if it is too
-    /// long: longer than any that was sent so far.
-    pub(super) fn may_be_too_long(&mut self, file: FileId, bytes: usize) -> bool {
+    /// long, or when it was sent.
+    pub(super) fn must_be_synchronous(&mut self, file: FileId, bytes: usize) -> bool {
         let udp_send = self.files.socket(file).ok().and_then(|socket| socket.udp_send.as_ref());
-        udp_send.is_some_and(|udp_send| udp_send.refuses_too_long && bytes > udp_send.longest_sent)
+        udp_send.is_some_and(|udp_send| udp_send.checks_sends && udp_send.needs_request(bytes))
     }
 
     /// Records that a datagram of this length was sent.

@@ -183,12 +183,20 @@ impl SocketOptionState {
         }
     }
 
+    /// Returns the hop limit, if it is set, and the type of service of packets over this version of IP.
+    pub fn ip_fields(&self, v4: bool) -> (Option<u8>, u8) {
+        let (tos, hops) = if v4 { (self.tos, self.ttl) } else { (self.tclass, self.unicast_hops) };
+        (u8::try_from(hops).ok(), tos)
+    }
+
     /// Copies options that concern each datagram to the state of a UDP socket.
     pub fn apply_to_udp_send(&self, family: Family, udp_send: &mut UdpSendState) {
         udp_send.refuses_too_long = matches!(
             self.pmtu_discovery(family),
             PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
         );
+        udp_send.tx_stamps.is_on = self.timestamps.tx_flags() != 0;
+        udp_send.update_checks();
         udp_send.corking = self.is_on("UDP_CORK");
         udp_send.has_peek_offset = self.peek_offset().is_some();
         // Cannot truncate: larger values are not accepted.

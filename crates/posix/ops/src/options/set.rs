@@ -1,6 +1,6 @@
 //! `setsockopt`.
 
-use super::timestamps::TimestampOptions;
+use super::timestamps::{OPT_ID, TimestampOptions};
 use super::values::{congestion, defer_accept, fastopen_keys, pacing_rate};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, INFINITE_TIMEOUT_S, LINGER2_DEFAULT,
@@ -141,7 +141,11 @@ impl Ops {
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
                 let has_ids = is_udp || matches!(role, SocketRole::Stream(_));
+                let had_ids = options.timestamps.has(OPT_ID);
                 options.timestamps.set_flags(name, value, has_ids)?;
+                if is_udp && !had_ids && options.timestamps.has(OPT_ID) {
+                    socket.udp_send.get_or_insert_default().tx_stamps.restart_ids();
+                }
                 options.mark_set(StackOption::ArrivalTimes);
             }
             (libc::SOL_SOCKET, BUF_LOCK) => {

@@ -12,13 +12,21 @@ const TIMESTAMPNS_NEW: c_int = 64;
 const TIMESTAMPING_NEW: c_int = 65;
 
 /// Flags of `SO_TIMESTAMPING` (`SOF_TIMESTAMPING_…`, `linux/net_tstamp.h`).
+pub(crate) const TX_HARDWARE: u32 = 1;
+pub(crate) const TX_SOFTWARE: u32 = 1 << 1;
 const RX_SOFTWARE: u32 = 1 << 3;
-const SOFTWARE: u32 = 1 << 4;
-const OPT_ID: u32 = 1 << 7;
-const OPT_TSONLY: u32 = 1 << 11;
+pub(crate) const SOFTWARE: u32 = 1 << 4;
+pub(crate) const OPT_ID: u32 = 1 << 7;
+pub(crate) const TX_SCHED: u32 = 1 << 8;
+pub(crate) const TX_ACK: u32 = 1 << 9;
+pub(crate) const OPT_CMSG: u32 = 1 << 10;
+pub(crate) const OPT_TSONLY: u32 = 1 << 11;
 const OPT_STATS: u32 = 1 << 12;
 const BIND_PHC: u32 = 1 << 15;
 const OPT_ID_TCP: u32 = 1 << 16;
+pub(crate) const TX_COMPLETION: u32 = 1 << 18;
+/// Flags that a message may have, too (`SOF_TIMESTAMPING_TX_RECORD_MASK`).
+pub(crate) const TX_RECORD_MASK: u32 = TX_HARDWARE | TX_SOFTWARE | TX_SCHED | TX_ACK | TX_COMPLETION;
 /// All flags of Linux 6.18.
 const FLAGS_MASK: u32 = (1 << 19) - 1;
 
@@ -82,6 +90,16 @@ impl TimestampOptions {
         Ok(())
     }
 
+    /// Returns whether a flag is set.
+    pub fn has(self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Returns the flags that ask for transmit timestamps of each message.
+    pub fn tx_flags(self) -> u32 {
+        self.flags & TX_RECORD_MASK
+    }
+
     /// Returns `struct so_timestamping`. `SO_TIMESTAMPING_NEW` returns only flags that it has set itself.
     pub fn flags(self, name: c_int) -> Vec<u8> {
         let is_reported = name == libc::SO_TIMESTAMPING || self.is_new;
@@ -99,13 +117,17 @@ impl TimestampOptions {
         if self.name == 0 {
             return None;
         }
+        Some(self.timestamp_cmsg_at(time_of(arrived_us)))
+    }
+
+    /// Returns type and value of the control message of the variant that is enabled, for this time.
+    pub fn timestamp_cmsg_at(self, at: Duration) -> (c_int, [u8; 16]) {
         let name = c_int::from(self.name);
-        let at = time_of(arrived_us);
         let fraction = match name {
             libc::SO_TIMESTAMP | TIMESTAMP_NEW => at.subsec_micros(),
             _ => at.subsec_nanos(),
         };
-        Some((name, time_pair(at.as_secs(), fraction)))
+        (name, time_pair(at.as_secs(), fraction))
     }
 
     /// Returns type and value of the control message of `SO_TIMESTAMPING`: three times, of which only the
@@ -114,10 +136,19 @@ impl TimestampOptions {
         if self.flags & RX_SOFTWARE == 0 || self.flags & SOFTWARE == 0 {
             return None;
         }
-        let at = time_of(arrived_us);
+        Some(self.timestamping_cmsg_at(time_of(arrived_us)))
+    }
+
+    /// Returns type and value of the control message of `SO_TIMESTAMPING` for this time.
+    pub fn timestamping_cmsg_at(self, at: Duration) -> (c_int, [u8; 48]) {
         let mut value = [0; 48];
         value[..16].copy_from_slice(&time_pair(at.as_secs(), at.subsec_nanos()));
-        Some((if self.is_new { TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING }, value))
+        (if self.is_new { TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING }, value)
+    }
+
+    /// Returns whether a variant of `SO_TIMESTAMP` is enabled.
+    pub fn has_variant(self) -> bool {
+        self.name != 0
     }
 }
 

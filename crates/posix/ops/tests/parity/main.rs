@@ -29,6 +29,7 @@ mod stack;
 mod streams;
 mod sys;
 mod tcp_options;
+mod tx_stamps;
 mod udp;
 mod udp_batches;
 mod udp_destinations;
@@ -51,7 +52,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 23] = [
+const MODULES: [Cases; 24] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -67,6 +68,7 @@ const MODULES: [Cases; 23] = [
     signals::tests::CASES,
     streams::tests::CASES,
     tcp_options::tests::CASES,
+    tx_stamps::tests::CASES,
     udp::tests::CASES,
     udp_batches::tests::CASES,
     udp_destinations::tests::CASES,

@@ -186,6 +186,24 @@ impl Client {
         self.udp_call(UdpRequest::SendWith(udp_handle(socket), *sending, data.to_vec()))
     }
 
+    /// As [`Client::udp_send_with`]. Returns when the engine began to send the datagram, and when the device
+    /// had it: the lowest 32 bits of the microseconds since 1970.
+    ///
+    /// # Errors
+    /// As [`Client::udp_connect`].
+    pub fn udp_send_timed(
+        &mut self,
+        socket: Conn,
+        sending: &UdpSendParams,
+        data: &[u8],
+    ) -> Result<(u32, u32), UdpError> {
+        let request = UdpRequest::SendTimed(udp_handle(socket), *sending, data.to_vec());
+        match self.call(ChannelRequest::Udp(request)) {
+            Ok(ChannelReply::UdpSentAt(result)) => result,
+            _ => Err(UdpError::Stale),
+        }
+    }
+
     /// Sets options of a UDP socket.
     ///
     /// # Errors

@@ -1,11 +1,13 @@
 //! UDP sockets of clients that send and receive each datagram with a request, and other requests about UDP
 //! sockets.
 
+use super::datagram_queue::now_us;
 use super::domain::{Domain, DomainSocket};
 use crate::channel::control::{ChannelReply, UdpRequest};
 use crate::channel::socket::state;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
+use core::num::NonZeroU32;
 use ginnel_stack::handle::{LinkId, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::VecDeque;
@@ -31,6 +33,7 @@ impl Domain {
         if let UdpRequest::Connect(socket, _)
         | UdpRequest::SetOptions(socket, _)
         | UdpRequest::SendWith(socket, ..)
+        | UdpRequest::SendTimed(socket, ..)
         | UdpRequest::Send(socket, ..)
         | UdpRequest::Reply(socket, ..) = &request
             && let Some(udp) = find(self, *socket).filter(|_| self.socket(socket.index()).is_unfinished)
@@ -89,6 +92,13 @@ impl Domain {
                 let udp = owned(self, socket);
                 let sent = udp.and_then(|udp| cx.udp_send_with(udp, &sending, &data));
                 ChannelReply::Udp(self.record_send_result(socket.index(), sent))
+            }
+            UdpRequest::SendTimed(socket, sending, data) => {
+                let micros = || now_us().map_or(0, NonZeroU32::get);
+                let (udp, begun) = (owned(self, socket), micros());
+                let sent = udp.and_then(|udp| cx.udp_send_with(udp, &sending, &data));
+                let sent = self.record_send_result(socket.index(), sent);
+                ChannelReply::UdpSentAt(sent.map(|()| (begun, micros())))
             }
             UdpRequest::TakeExtendedError(socket) => {
                 ChannelReply::UdpExtendedError(owned(self, socket).and_then(|udp| {

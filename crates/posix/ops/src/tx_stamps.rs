@@ -1,0 +1,292 @@
+//! Transmit timestamps (`SO_TIMESTAMPING`, Linux's `Documentation/networking/timestamping.rst`): the stack
+//! says when it began to send a message, when the device had it and, on a connection, when the peer has
+//! acknowledged it. Each is an entry of the error queue. As for `MSG_ZEROCOPY`, each process that shares a
+//! socket has the timestamps of its own messages.
+
+use crate::datagram::ReceivedMessage;
+use crate::fd_table::FileId;
+use crate::options::timestamps::{
+    OPT_CMSG, OPT_ID, OPT_TSONLY, SOFTWARE, TX_COMPLETION, TX_HARDWARE, TX_SCHED, TX_SOFTWARE, time_of,
+};
+use crate::process::ProcessState;
+use crate::sockaddr::{self, Family};
+use crate::socket_cmsgs::SocketCmsgs;
+use crate::user_memory::{UserSliceMut, efault};
+use core::ffi::c_int;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use ginnel::channel::scatter;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+
+/// `SO_EE_ORIGIN_TIMESTAMPING`.
+const ORIGIN_TIMESTAMPING: u8 = 4;
+/// Flags that ask for timestamps of datagrams.
+const DATAGRAM_FLAGS: u32 = TX_HARDWARE | TX_SOFTWARE | TX_SCHED | TX_COMPLETION;
+/// Bytes that the kernel charges for an entry besides its packet (`struct sk_buff` and its smallest buffer).
+const ENTRY_BYTES: usize = 768;
+
+/// The event whose time a timestamp has (`SCM_TSTAMP_…`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StampKind {
+    Sent = 0,
+    Scheduled = 1,
+}
+
+/// A copy of a packet that was sent.
+#[derive(Clone, Debug)]
+pub(crate) struct SentPacket {
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    /// The packet with its headers.
+    pub bytes: Vec<u8>,
+}
+
+/// A timestamp in the error queue.
+#[derive(Clone, Debug)]
+struct TxStamp {
+    at: Duration,
+    kind: StampKind,
+    id: u32,
+    packet: Option<SentPacket>,
+}
+
+impl TxStamp {
+    /// Returns how many bytes of the receive buffer the entry takes.
+    fn charge(&self) -> usize {
+        ENTRY_BYTES + self.packet.as_ref().map_or(0, |packet| packet.bytes.len())
+    }
+
+    /// Returns `struct sock_extended_err`, and the address of the sender of the packet, if it is known.
+    fn sock_extended_err(&self, family: Family, sender: Option<IpAddr>) -> Vec<u8> {
+        let mut out = Errno::NOMSG.raw_os_error().to_ne_bytes().to_vec();
+        out.extend([ORIGIN_TIMESTAMPING, 0, 0, 0]);
+        out.extend((self.kind as u32).to_ne_bytes());
+        out.extend(self.id.to_ne_bytes());
+        match sender {
+            Some(sender) => out.extend(sockaddr::encode(SocketAddr::new(sender, 0), family).bytes()),
+            None => {
+                let address_len = sockaddr::encode(family.unspecified(), family).bytes().len();
+                out.resize(out.len() + address_len, 0);
+            }
+        }
+        out
+    }
+}
+
+/// Which timestamps of one datagram the program wants, and its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StampRequest {
+    flags: u32,
+    id: u32,
+    /// The number was the next one of the socket.
+    is_counted: bool,
+}
+
+/// Tells which timestamps the next datagram asks for.
+#[derive(Clone, Copy, Debug, Default)]
+enum NextDatagram {
+    #[default]
+    AsSocket,
+    /// Control messages of the datagram.
+    Cmsgs(SocketCmsgs),
+    /// The request that was made when the datagram was begun (`MSG_MORE`).
+    Corked(Option<StampRequest>),
+}
+
+/// The transmit timestamps of a socket.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TxStamps {
+    /// The socket asks for timestamps of all its messages.
+    pub is_on: bool,
+    next_datagram: NextDatagram,
+    /// The number of the next datagram (`sk_tskey`).
+    next_id: u32,
+    entries: VecDeque<TxStamp>,
+    /// Bytes of the receive buffer that the entries take.
+    charged: usize,
+}
+
+impl TxStamps {
+    /// Returns whether the next datagram may have timestamps.
+    pub fn concern_next(&self) -> bool {
+        self.is_on || !matches!(self.next_datagram, NextDatagram::AsSocket)
+    }
+
+    /// Numbers datagrams from 0 on.
+    pub fn restart_ids(&mut self) {
+        self.next_id = 0;
+    }
+
+    /// Queues a timestamp, unless `space` bytes of receive buffer are in use (`sock_queue_err_skb`).
+    // limit: transmit timestamps of a socket
+    fn push(&mut self, stamp: TxStamp, space: usize) {
+        if self.charged + stamp.charge() < space {
+            self.charged += stamp.charge();
+            self.entries.push_back(stamp);
+        }
+    }
+
+    fn pop(&mut self) -> Option<TxStamp> {
+        let stamp = self.entries.pop_front()?;
+        self.charged -= stamp.charge();
+        Some(stamp)
+    }
+}
+
+impl ProcessState {
+    /// Records the control messages of the datagram that is sent next.
+    #[cold]
+    pub(crate) fn set_datagram_cmsgs(&mut self, file: FileId, cmsgs: SocketCmsgs) {
+        self.set_next_datagram(file, NextDatagram::Cmsgs(cmsgs));
+    }
+
+    /// Records the request of a datagram that was begun earlier and is sent next.
+    pub(crate) fn set_corked_stamp(&mut self, file: FileId, stamp: Option<StampRequest>) {
+        self.set_next_datagram(file, NextDatagram::Corked(stamp));
+    }
+
+    fn set_next_datagram(&mut self, file: FileId, next: NextDatagram) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let udp_send = socket.udp_send.get_or_insert_default();
+        udp_send.tx_stamps.next_datagram = next;
+        udp_send.update_checks();
+    }
+
+    /// Takes what the next datagram asks for, and numbers it.
+    pub(crate) fn take_stamp_request(&mut self, file: FileId) -> Option<StampRequest> {
+        let socket = self.files.socket(file).ok()?;
+        let timestamps = socket.options.timestamps();
+        let udp_send = socket.udp_send.as_mut().filter(|udp_send| udp_send.checks_sends)?;
+        let next = core::mem::take(&mut udp_send.tx_stamps.next_datagram);
+        udp_send.update_checks();
+        let cmsgs = match next {
+            NextDatagram::AsSocket => SocketCmsgs::default(),
+            NextDatagram::Cmsgs(cmsgs) => cmsgs,
+            NextDatagram::Corked(stamp) => return stamp,
+        };
+        let flags = cmsgs.tx_flags.unwrap_or(timestamps.tx_flags());
+        if flags & DATAGRAM_FLAGS == 0 {
+            return None;
+        }
+        if !timestamps.has(OPT_ID) {
+            return Some(StampRequest { flags, id: 0, is_counted: false });
+        }
+        let next_id = &mut udp_send.tx_stamps.next_id;
+        let id = cmsgs.tx_id.unwrap_or(*next_id);
+        let is_counted = cmsgs.tx_id.is_none();
+        *next_id = next_id.wrapping_add(is_counted.into());
+        Some(StampRequest { flags, id, is_counted })
+    }
+
+    /// Gives back the number of a datagram that was not sent.
+    pub(crate) fn return_stamp_request(&mut self, file: FileId, stamp: StampRequest) {
+        if stamp.is_counted
+            && let Ok(socket) = self.files.socket(file)
+            && let Some(udp_send) = &mut socket.udp_send
+        {
+            udp_send.tx_stamps.next_id = udp_send.tx_stamps.next_id.wrapping_sub(1);
+        }
+    }
+
+    /// Queues the timestamps of a datagram. `times` has when the stack began to send it and when the device
+    /// had it: the lowest 32 bits of the microseconds since 1970. `packet` returns a copy of the packet.
+    pub(crate) fn queue_stamps(
+        &mut self,
+        file: FileId,
+        stamp: StampRequest,
+        (scheduled, sent): (u32, u32),
+        packet: impl FnOnce() -> SentPacket,
+    ) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let (timestamps, space) = (socket.options.timestamps(), socket.options.recv_buffer_bytes());
+        let packet = if timestamps.has(OPT_TSONLY) { None } else { Some(packet()) };
+        let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps;
+        // As on Linux, the number is reported only if the socket still wants it.
+        let id = if timestamps.has(OPT_ID) { stamp.id } else { 0 };
+        for (flag, kind, at) in
+            [(TX_SCHED, StampKind::Scheduled, scheduled), (TX_SOFTWARE, StampKind::Sent, sent)]
+        {
+            if stamp.flags & flag != 0 {
+                stamps.push(TxStamp { at: time_of(Some(at)), kind, id, packet: packet.clone() }, space);
+            }
+        }
+        let has_stamps = !stamps.entries.is_empty();
+        socket.options.zerocopy.set_has_stamps(has_stamps);
+        if has_stamps {
+            self.wake(file, libc::POLLERR);
+        }
+    }
+
+    /// Takes the oldest entry that the process itself has put in the error queue of a socket: a transmit
+    /// timestamp, or else the completion of calls with `MSG_ZEROCOPY`.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there is none.
+    pub(crate) fn recv_local_error(
+        &mut self,
+        file: FileId,
+        buffers: &mut [UserSliceMut<'_>],
+        control_space: usize,
+    ) -> Result<ReceivedMessage, Errno> {
+        let socket = self.files.socket(file)?;
+        let (family, timestamps) = (socket.family, socket.options.timestamps());
+        let stamps = socket.udp_send.as_mut().map(|udp_send| &mut udp_send.tx_stamps);
+        let Some((stamp, has_more)) =
+            stamps.and_then(|stamps| stamps.pop().map(|stamp| (stamp, !stamps.entries.is_empty())))
+        else {
+            return self.recv_completion(file, control_space);
+        };
+        socket.options.zerocopy.set_has_stamps(has_more);
+        let reports_info = |name| socket.options.is_on(name);
+        let reports_info = match stamp.packet.as_ref().map(|packet| packet.source.is_ipv4()) {
+            Some(true) => reports_info("IP_PKTINFO"),
+            Some(false) => reports_info("IPV6_RECVPKTINFO"),
+            None => false,
+        };
+        let bytes = stamp.packet.as_ref().map_or(&[][..], |packet| &packet.bytes);
+        let count = scatter(bytes, buffers).map_err(efault)?;
+        let mut received = ReceivedMessage::from_stream(count);
+        received.flags = libc::MSG_ERRQUEUE | if count < bytes.len() { libc::MSG_TRUNC } else { 0 };
+        let control = received.control_with_room(control_space);
+        if timestamps.has_variant() {
+            let (name, value) = timestamps.timestamp_cmsg_at(stamp.at);
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
+        if timestamps.has(SOFTWARE) {
+            let (name, value) = timestamps.timestamping_cmsg_at(stamp.at);
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
+        // Linux reports where a packet over IPv4 came from only if the program asks for it.
+        let packet = stamp
+            .packet
+            .as_ref()
+            .filter(|packet| family == Family::V6 || packet.source.is_ipv4() && timestamps.has(OPT_CMSG));
+        if let Some(packet) = packet.filter(|_| reports_info) {
+            control.put_sent_info(packet.source, packet.destination);
+        }
+        let (level, cmsg_type): (c_int, c_int) = match family {
+            Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
+            Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        };
+        let sender = packet.map(|packet| packet.source);
+        control.put(level, cmsg_type, &stamp.sock_extended_err(family, sender));
+        Ok(received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // limit: transmit timestamps of a socket
+    #[test]
+    fn entries_are_limited_by_the_receive_buffer() {
+        let stamp = || TxStamp { at: Duration::ZERO, kind: StampKind::Sent, id: 0, packet: None };
+        let mut stamps = TxStamps::default();
+        (0..1000).for_each(|_| stamps.push(stamp(), 10 * ENTRY_BYTES));
+        assert_eq!(stamps.entries.len(), 9);
+        while stamps.pop().is_some() {}
+        assert_eq!(stamps.charged, 0);
+    }
+}
