@@ -587,6 +587,13 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// See [`Stack::set_ack_events`](ginnel_stack::stack::Stack::set_ack_events).
+    pub(crate) fn set_ack_events(&mut self, conn: Conn, on: bool) {
+        if let Some(stack) = self.core.stack.local_mut() {
+            stack.set_ack_events(conn, on);
+        }
+    }
+
     /// See [`Stack::notsent`](ginnel_stack::stack::Stack::notsent).
     pub(crate) fn notsent(&self, conn: Conn) -> u32 {
         self.core.stack.local().map_or(0, |stack| stack.notsent(conn))

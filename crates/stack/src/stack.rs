@@ -843,6 +843,11 @@ impl Stack {
         self.tcp.request_writable(conn);
     }
 
+    /// Switches events about acknowledgements of a connection on or off.
+    pub fn set_ack_events(&mut self, conn: Conn, on: bool) {
+        self.tcp.set_ack_events(conn, on);
+    }
+
     /// Returns the bytes that are queued and not acknowledged; 0 if the connection has ended.
     pub fn queued(&self, conn: Conn) -> u64 {
         self.tcp.queued(conn)

@@ -7,7 +7,7 @@ use crate::user_memory::{UserSlice, UserSliceMut};
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use ginnel::broker::{Attachment, GlobalSocketId};
-use ginnel::channel::control::{ChannelRequest, ReserveError, UnorderedReply};
+use ginnel::channel::control::{ChannelRequest, ReserveError, StreamStamp, UnorderedReply};
 use ginnel::channel::{
     AddressSharing, Client, ClientEvent, DescriptionKey, Fault, LinkInfo, PeekedDatagram, ReceivedDatagram,
     Reservation, SocketId, SocketState, SocketStatus, UrgentMark,
@@ -969,6 +969,16 @@ impl Channels {
     pub fn arrival_time(&mut self, conn: Conn, end: u64) -> Result<Option<u32>, Stale> {
         let (client, conn) = self.client_mut(conn)?;
         client.arrival_time(conn, end)
+    }
+
+    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<(), Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.await_stamps(conn, end, sent, acked)
+    }
+
+    pub fn take_stamps(&mut self, conn: Conn) -> Result<Vec<StreamStamp>, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.take_stamps(conn)
     }
 
     pub fn notsent(&mut self, conn: Conn) -> Result<usize, Stale> {

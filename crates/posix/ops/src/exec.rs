@@ -575,6 +575,7 @@ impl ProcessState {
                 error: serialized.error,
                 end_seen: serialized.end_seen,
                 msg_more: serialized.msg_more,
+                has_end_work: serialized.msg_more || options.timestamps().tx_flags() != 0,
                 nospace_acked: None,
                 bound: serialized.bound.map(bound_of),
                 is_rebound: serialized.is_rebound,

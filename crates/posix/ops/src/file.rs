@@ -272,6 +272,9 @@ pub(crate) struct Stream {
     pub end_seen: bool,
     /// True if the last send set `MSG_MORE`.
     pub msg_more: bool,
+    /// True if a send has something to do after its bytes were written: to release what `MSG_MORE` has held
+    /// back, or to ask for transmit timestamps.
+    pub has_end_work: bool,
     /// How many bytes were acknowledged when a write last found the send buffer full (`SOCK_NOSPACE`) or, if
     /// the program has fixed the size of the buffer, when the stack was last asked. Used only if the send
     /// buffer limits writes.
@@ -292,6 +295,7 @@ impl Stream {
         let (error, incomplete_report_fd, nospace_acked) = (None, None, None);
         let (disconnecting, end_seen, msg_more, message_blocked) = (false, false, false, false);
         let is_rebound = false;
+        let has_end_work = false;
         Self {
             conn,
             connecting,
@@ -299,6 +303,7 @@ impl Stream {
             error,
             end_seen,
             msg_more,
+            has_end_work,
             nospace_acked,
             bound,
             is_rebound,

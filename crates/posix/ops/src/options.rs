@@ -710,6 +710,7 @@ impl ProcessState {
         if !socket.options.has_unapplied() {
             return Ok(());
         }
+        self.update_end_work(file);
         let v4 = self.client.endpoints(stream.conn).is_ok_and(|[_, peer]| peer.is_ipv4());
         let mut any = false;
         for option in self.files.socket(file)?.options.take_unapplied(v4) {

@@ -257,9 +257,15 @@ impl ProcessState {
                         self.wake(file, WRITE_SPACE);
                     }
                 }
-                ClientEvent::Acked { conn, .. }
-                | ClientEvent::PeerClosed { conn }
-                | ClientEvent::Closed { conn, .. } => self.wake_conn(conn, STATE_CHANGE),
+                ClientEvent::Acked { conn, .. } => {
+                    if let Some(file) = self.file_of(conn) {
+                        self.take_stream_stamps(file, conn);
+                    }
+                    self.wake_conn(conn, STATE_CHANGE);
+                }
+                ClientEvent::PeerClosed { conn } | ClientEvent::Closed { conn, .. } => {
+                    self.wake_conn(conn, STATE_CHANGE)
+                }
             }
         }
         self.files.event_classes = 0;

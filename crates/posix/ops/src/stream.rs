@@ -221,6 +221,8 @@ impl Ops {
             };
             if flags & libc::MSG_MORE == 0 {
                 state.set_msg_more(file, false);
+            } else {
+                state.stamp_stream(file);
             }
             if flags & libc::MSG_EOR != 0 && done.get() == total {
                 state.end_record(file);
@@ -623,7 +625,7 @@ impl ProcessState {
     }
 
     /// Returns how many bytes of a connection the peer has acknowledged.
-    fn acked(&mut self, conn: Conn) -> Option<u64> {
+    pub(crate) fn acked(&mut self, conn: Conn) -> Option<u64> {
         // In this order, bytes that the stack takes in between are counted twice as queued, not left out.
         let status = self.client.status(conn).ok()?;
         let info = self.client.info(conn).ok()?;
@@ -663,15 +665,23 @@ impl ProcessState {
         let Ok(socket) = self.files.socket(file) else { return };
         let SocketRole::Stream(stream) = &socket.role else { return };
         // Each send with `MSG_MORE` sets it again, because acknowledgements release the held segment.
-        if stream.msg_more || more {
-            self.change_msg_more(file, more);
+        if stream.has_end_work || more {
+            self.do_end_work(file, more);
         }
     }
 
     #[inline(never)]
-    fn change_msg_more(&mut self, file: FileId, more: bool) {
+    fn do_end_work(&mut self, file: FileId, more: bool) {
+        if !more {
+            self.stamp_stream(file);
+        }
         let Ok(socket) = self.files.socket(file) else { return };
+        let is_stamped = socket.options.timestamps().tx_flags() != 0;
         let SocketRole::Stream(stream) = &mut socket.role else { return };
+        stream.has_end_work = more || is_stamped;
+        if !more && !stream.msg_more {
+            return;
+        }
         let begins_hold = more && !stream.msg_more && !socket.options.flag(BoolOption::Cork);
         stream.msg_more = more;
         let conn = stream.conn;

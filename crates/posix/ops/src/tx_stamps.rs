@@ -5,8 +5,10 @@
 
 use crate::datagram::ReceivedMessage;
 use crate::fd_table::FileId;
+use crate::file::{SocketRole, UdpSendState};
 use crate::options::timestamps::{
-    OPT_CMSG, OPT_ID, OPT_TSONLY, SOFTWARE, TX_COMPLETION, TX_HARDWARE, TX_SCHED, TX_SOFTWARE, time_of,
+    OPT_CMSG, OPT_ID, OPT_ID_TCP, OPT_TSONLY, SOFTWARE, TX_ACK, TX_COMPLETION, TX_HARDWARE, TX_SCHED,
+    TX_SOFTWARE, time_of,
 };
 use crate::process::ProcessState;
 use crate::sockaddr::{self, Family};
@@ -15,10 +17,13 @@ use crate::user_memory::{UserSliceMut, efault};
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
+use ginnel::Conn;
 use ginnel::channel::scatter;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
+/// Writes to a stream whose times are awaited at the same time. The times of further ones are not taken.
+const AWAITED_MAX: usize = 256;
 /// `SO_EE_ORIGIN_TIMESTAMPING`.
 const ORIGIN_TIMESTAMPING: u8 = 4;
 /// Flags that ask for timestamps of datagrams.
@@ -31,6 +36,7 @@ const ENTRY_BYTES: usize = 768;
 pub(crate) enum StampKind {
     Sent = 0,
     Scheduled = 1,
+    Acked = 2,
 }
 
 /// A copy of a packet that was sent.
@@ -94,6 +100,17 @@ enum NextDatagram {
     Corked(Option<StampRequest>),
 }
 
+/// Writes to a stream whose times are awaited.
+#[derive(Clone, Debug, Default)]
+struct StreamStamps {
+    /// Positions after the last byte of each write, and its flags.
+    awaited: VecDeque<(u64, u32)>,
+    /// The last of these positions.
+    last_end: u64,
+    /// The position whose byte has the number 0.
+    base: u64,
+}
+
 /// The transmit timestamps of a socket.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TxStamps {
@@ -102,6 +119,7 @@ pub(crate) struct TxStamps {
     next_datagram: NextDatagram,
     /// The number of the next datagram (`sk_tskey`).
     next_id: u32,
+    stream: StreamStamps,
     entries: VecDeque<TxStamp>,
     /// Bytes of the receive buffer that the entries take.
     charged: usize,
@@ -111,11 +129,6 @@ impl TxStamps {
     /// Returns whether the next datagram may have timestamps.
     pub fn concern_next(&self) -> bool {
         self.is_on || !matches!(self.next_datagram, NextDatagram::AsSocket)
-    }
-
-    /// Numbers datagrams from 0 on.
-    pub fn restart_ids(&mut self) {
-        self.next_id = 0;
     }
 
     /// Queues a timestamp, unless `space` bytes of receive buffer are in use (`sock_queue_err_skb`).
@@ -131,6 +144,108 @@ impl TxStamps {
         let stamp = self.entries.pop_front()?;
         self.charged -= stamp.charge();
         Some(stamp)
+    }
+}
+
+impl ProcessState {
+    /// Numbers datagrams from 0 on, and bytes from the first one that is not acknowledged, or with
+    /// `OPT_ID_TCP` not written.
+    #[cold]
+    pub(crate) fn restart_stamp_ids(&mut self, file: FileId) {
+        let base = match self.files.stream(file).map(|stream| stream.conn) {
+            Some(conn) if self.has_timestamping(file, OPT_ID_TCP) => self.client.written(conn).ok(),
+            Some(conn) => self.acked(conn),
+            None => Some(0),
+        };
+        let Ok(socket) = self.files.socket(file) else { return };
+        let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps;
+        (stamps.next_id, stamps.stream.base) = (0, base.unwrap_or(0));
+    }
+
+    fn has_timestamping(&mut self, file: FileId, flag: u32) -> bool {
+        self.files.socket(file).is_ok_and(|socket| socket.options.timestamps().has(flag))
+    }
+
+    /// Records whether sends on a connection ask for timestamps.
+    #[cold]
+    pub(crate) fn update_end_work(&mut self, file: FileId) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let is_stamped = socket.options.timestamps().tx_flags() != 0;
+        if let SocketRole::Stream(stream) = &mut socket.role {
+            stream.has_end_work = stream.msg_more || is_stamped;
+        }
+    }
+
+    /// Records the control messages of the next write to a connection.
+    #[cold]
+    pub(crate) fn set_stream_cmsgs(&mut self, file: FileId, cmsgs: SocketCmsgs) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if let SocketRole::Stream(stream) = &mut socket.role {
+            stream.has_end_work = true;
+            let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps;
+            stamps.next_datagram = NextDatagram::Cmsgs(cmsgs);
+        }
+    }
+
+    /// Asks for the timestamps of the last write to a connection, if the program wants them.
+    #[cold]
+    pub(crate) fn stamp_stream(&mut self, file: FileId) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let socket_flags = socket.options.timestamps().tx_flags();
+        let SocketRole::Stream(stream) = socket.role else { return };
+        let cmsgs = match &mut socket.udp_send {
+            Some(udp_send) => core::mem::take(&mut udp_send.tx_stamps.next_datagram),
+            None => NextDatagram::AsSocket,
+        };
+        let flags = match cmsgs {
+            NextDatagram::Cmsgs(SocketCmsgs { tx_flags: Some(flags), .. }) => flags,
+            _ => socket_flags,
+        };
+        let (sent, acked) = (flags & (TX_SCHED | TX_SOFTWARE) != 0, flags & TX_ACK != 0);
+        let Ok(end) = self.client.written(stream.conn) else { return };
+        let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps.stream;
+        // A call that has written nothing has no timestamps.
+        let has_written = core::mem::replace(&mut stamps.last_end, end) != end;
+        if has_written && (sent || acked) && stamps.awaited.len() < AWAITED_MAX {
+            stamps.awaited.push_back((end, flags));
+            // If the connection is gone, there are no times.
+            let _ = self.client.await_stamps(stream.conn, end, sent, acked);
+        }
+    }
+
+    /// Takes the times that the stack has taken of a connection, and queues them.
+    #[cold]
+    pub(crate) fn take_stream_stamps(&mut self, file: FileId, conn: Conn) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let (timestamps, space) = (socket.options.timestamps(), socket.options.recv_buffer_bytes());
+        let Some(udp_send) = &mut socket.udp_send else { return };
+        let stamps = &mut udp_send.tx_stamps;
+        if stamps.stream.awaited.is_empty() {
+            return;
+        }
+        for taken in self.client.take_stamps(conn).unwrap_or_default() {
+            let awaited = stamps.stream.awaited.iter_mut().find(|(end, _)| *end == taken.end);
+            let Some((end, flags)) = awaited else { continue };
+            let number = (*end - 1).wrapping_sub(stamps.stream.base) as u32;
+            let id = if timestamps.has(OPT_ID) { number } else { 0 };
+            let all: &[_] = match taken.is_acked {
+                true => &[(TX_ACK, StampKind::Acked)],
+                false => &[(TX_SCHED, StampKind::Scheduled), (TX_SOFTWARE, StampKind::Sent)],
+            };
+            let asked =
+                core::mem::replace(flags, *flags & !all.iter().fold(0, |bits, (flag, _)| bits | flag));
+            for (_, kind) in all.iter().filter(|(flag, _)| asked & flag != 0) {
+                let (at, kind) = (time_of(Some(taken.at_us)), *kind);
+                stamps.push(TxStamp { at, kind, id, packet: None }, space);
+            }
+        }
+        let is_awaited = |(_, flags): &(u64, u32)| flags & (TX_SCHED | TX_SOFTWARE | TX_ACK) != 0;
+        stamps.stream.awaited.retain(is_awaited);
+        let has_stamps = !stamps.entries.is_empty();
+        socket.options.zerocopy.set_has_stamps(has_stamps);
+        if has_stamps {
+            self.wake(file, libc::POLLERR);
+        }
     }
 }
 
@@ -229,6 +344,11 @@ impl ProcessState {
         buffers: &mut [UserSliceMut<'_>],
         control_space: usize,
     ) -> Result<ReceivedMessage, Errno> {
+        let socket = self.files.socket(file)?;
+        let has_stream = |udp_send: &UdpSendState| !udp_send.tx_stamps.stream.awaited.is_empty();
+        if socket.udp_send.as_deref().is_some_and(has_stream) {
+            self.process_events();
+        }
         let socket = self.files.socket(file)?;
         let (family, timestamps) = (socket.family, socket.options.timestamps());
         let stamps = socket.udp_send.as_mut().map(|udp_send| &mut udp_send.tx_stamps);

@@ -113,7 +113,15 @@ impl Ops {
             Ok(SocketCmsgs { priority: Some(priority), .. }) if is_unordered => {
                 self.send_message(fd, buffers, args.flags, priority)
             }
-            Ok(_) => self.send(fd, buffers, args.flags),
+            Ok(cmsgs) => {
+                if cmsgs.has_tx()
+                    && let Ok(mut state) = self.lock()
+                {
+                    let file = self.file_of(&mut state, fd)?;
+                    state.set_stream_cmsgs(file, cmsgs);
+                }
+                self.send(fd, buffers, args.flags)
+            }
             Err(error) => {
                 // The state of the connection is looked at first (`tcp_sendmsg_locked`).
                 self.send(fd, &[], args.flags & (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))?;

@@ -3,8 +3,8 @@
 use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
 use crate::channel::control::{
-    AddressSharing, ChannelReply, ChannelRequest, LinkInfo, Reservation, ReserveError, UdpRequest,
-    UnorderedReply,
+    AddressSharing, ChannelReply, ChannelRequest, LinkInfo, Reservation, ReserveError, StreamStamp,
+    UdpRequest, UnorderedReply,
 };
 use crate::error::Error;
 use crate::socket_filter::FilterError;
@@ -34,6 +34,7 @@ codec_enum!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
 codec_struct!(AddressSharing { reuse_address, reuse_port, uid, v6only });
 codec_struct!(LinkInfo { name, mac, mtu, loopback, multicast, addresses });
 codec_struct!(Reservation { number, address });
+codec_struct!(StreamStamp { end, is_acked, at_us });
 codec_enum!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooManySockets, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
     7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => ConnectionRefused, 12 => Unreachable,
@@ -234,6 +235,11 @@ impl Codec for ChannelRequest {
             Self::SendableWithin(socket, len, most) => (16u8, (*socket, (*len, *most))).encode(out),
             Self::Links(from) => (17u8, *from).encode(out),
             Self::ArrivalTime(socket, end) => (13u8, (*socket, *end)).encode(out),
+            Self::AwaitStamps(socket, end, sent, acked) => {
+                (30u8, (*socket, *end)).encode(out);
+                (*sent, *acked).encode(out);
+            }
+            Self::TakeStamps(socket) => (31u8, *socket).encode(out),
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
             Self::IsShared(socket) => (19u8, *socket).encode(out),
@@ -290,6 +296,13 @@ impl Codec for ChannelRequest {
             16 => Self::SendableWithin(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             13 => Self::ArrivalTime(Codec::decode(from)?, Codec::decode(from)?),
+            30 => Self::AwaitStamps(
+                Codec::decode(from)?,
+                Codec::decode(from)?,
+                Codec::decode(from)?,
+                Codec::decode(from)?,
+            ),
+            31 => Self::TakeStamps(Codec::decode(from)?),
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
             19 => Self::IsShared(Codec::decode(from)?),
@@ -368,6 +381,7 @@ impl Codec for ChannelReply {
             Self::SetGroupProgram(result) => tagged(out, 26, result),
             Self::LocalPorts([tcp, udp]) => tagged(out, 27, &(*tcp, *udp)),
             Self::UdpSentAt(result) => tagged(out, 28, result),
+            Self::Stamps(stamps) => tagged(out, 29, stamps),
             // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -402,6 +416,7 @@ impl Codec for ChannelReply {
             26 => Self::SetGroupProgram(Codec::decode(from)?),
             27 => Self::LocalPorts([Codec::decode(from)?, Codec::decode(from)?]),
             28 => Self::UdpSentAt(Codec::decode(from)?),
+            29 => Self::Stamps(Codec::decode(from)?),
             _ => return None,
         })
     }

@@ -68,6 +68,11 @@ pub enum ChannelRequest {
     SavedSyn(u32, u32),
     /// Returns when the byte of a socket's stream before this position arrived.
     ArrivalTime(u32, u64),
+    /// Has the times taken at which the byte before this position of a socket's stream is sent, if the first
+    /// flag is set, and acknowledged, if the second one is.
+    AwaitStamps(u32, u64, bool, bool),
+    /// Returns the times that were taken.
+    TakeStamps(u32),
     /// Returns how many bytes a socket may write, up to the second value (at most 2^30), before one of the
     /// limits in the pair is reached: unsent bytes, then unacknowledged bytes.
     SendableWithin(u32, u32, (u32, u32)),
@@ -193,6 +198,17 @@ pub enum UdpRequest {
     /// device of the local address or, if that is unspecified, the device by which packets to the third value
     /// leave.
     OpenServed(SocketAddr, UdpOptions, Option<IpAddr>),
+}
+
+/// The time at which a byte of a stream was sent or acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamStamp {
+    /// Position after the byte.
+    pub end: u64,
+    /// True if the peer has acknowledged the byte at this time, false if the device got it.
+    pub is_acked: bool,
+    /// The lowest 32 bits of the microseconds since 1970.
+    pub at_us: u32,
 }
 
 /// Counters of the stack.
@@ -327,6 +343,8 @@ pub enum ChannelReply {
     ArrivalTime(Result<u32, Stale>),
     /// Reply to [`ChannelRequest::SendableWithin`].
     SendableWithin(Result<u32, Stale>),
+    /// Reply to [`ChannelRequest::TakeStamps`].
+    Stamps(Vec<StreamStamp>),
     /// Reply to [`ChannelRequest::IsShared`].
     IsShared(bool),
     /// Reply to [`ChannelRequest::SendUrgent`].

@@ -21,6 +21,7 @@ mod receive_charges;
 mod requests;
 mod slot_allocator;
 mod stage_marks;
+mod tx_stamps;
 mod udp_requests;
 mod unordered;
 mod unread;
@@ -519,7 +520,10 @@ impl Handler for ChannelServer {
         self.begin_event(cx, BEST_EFFORT);
         // The lower half of a token is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
-            domain.revoke_expired_offers(cx);
+            match Domain::is_stamp_timer(token) {
+                true => domain.on_stamp_timer(cx),
+                false => domain.revoke_expired_offers(cx),
+            }
         }
     }
 
@@ -559,7 +563,9 @@ impl Handler for ChannelServer {
     }
 
     fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
-        if let Some((domain, socket)) = self.socket_of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn)
+            && !domain.on_stamped_ack(cx, socket)
+        {
             domain.acked(socket, bytes);
         }
     }

@@ -229,6 +229,15 @@ impl Tcp {
         self.active[active].send.privatize_front(&mut self.chunks, &mut self.sources, len)
     }
 
+    /// Switches events about acknowledgements on or off ([`SocketOptions::ack_events`]).
+    ///
+    /// [`SocketOptions::ack_events`]: crate::options::SocketOptions::ack_events
+    pub fn set_ack_events(&mut self, conn: Conn, on: bool) {
+        if let Some(idx) = self.index(conn) {
+            self.conns[idx].flags.assign(Flags::ACK_EVENTS, on);
+        }
+    }
+
     /// Requests `Writable` for the time when some of the queued bytes are acknowledged.
     pub fn request_writable(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {

@@ -72,6 +72,7 @@ impl Ops {
             }
             Ok::<_, Errno>(())
         };
+        let mut enables_ids = false;
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress, None)?,
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => {
@@ -143,9 +144,7 @@ impl Ops {
                 let has_ids = is_udp || matches!(role, SocketRole::Stream(_));
                 let had_ids = options.timestamps.has(OPT_ID);
                 options.timestamps.set_flags(name, value, has_ids)?;
-                if is_udp && !had_ids && options.timestamps.has(OPT_ID) {
-                    socket.udp_send.get_or_insert_default().tx_stamps.restart_ids();
-                }
+                enables_ids = !had_ids && options.timestamps.has(OPT_ID);
                 options.mark_set(StackOption::ArrivalTimes);
             }
             (libc::SOL_SOCKET, BUF_LOCK) => {
@@ -278,6 +277,9 @@ impl Ops {
         }
         if options.link_priority() != 0 {
             state.begin_priorities();
+        }
+        if enables_ids {
+            state.restart_stamp_ids(file);
         }
         // The kernel does not know Ginnel's own options.
         if matches!(role, SocketRole::Unconnected { .. }) && level != SOL_GINNEL {

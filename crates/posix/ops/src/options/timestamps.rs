@@ -23,7 +23,7 @@ pub(crate) const OPT_CMSG: u32 = 1 << 10;
 pub(crate) const OPT_TSONLY: u32 = 1 << 11;
 const OPT_STATS: u32 = 1 << 12;
 const BIND_PHC: u32 = 1 << 15;
-const OPT_ID_TCP: u32 = 1 << 16;
+pub(crate) const OPT_ID_TCP: u32 = 1 << 16;
 pub(crate) const TX_COMPLETION: u32 = 1 << 18;
 /// Flags that a message may have, too (`SOF_TIMESTAMPING_TX_RECORD_MASK`).
 pub(crate) const TX_RECORD_MASK: u32 = TX_HARDWARE | TX_SOFTWARE | TX_SCHED | TX_ACK | TX_COMPLETION;

@@ -205,12 +205,73 @@ pub fn timestamps_of_long_datagrams(w: &mut Fixture<'_>) {
     log(w, "segments", a);
 }
 
+/// A connection: the peer reads and answers, so that everything is acknowledged.
+pub fn timestamps_of_streams(w: &mut Fixture<'_>) {
+    const OPT_ID_TCP: u32 = 1 << 16;
+    let (a, b) = w.connection();
+    set(w, a, SOFTWARE).unwrap();
+    w.settle();
+    let send = |w: &Fixture<'_>, bytes: &[u8], cmsgs: &[u8]| {
+        let sent = w.a.send_to(a, bytes, None, cmsgs, 0);
+        if sent.is_ok() {
+            w.wait(w.b, b, libc::POLLIN);
+            w.b.recv(b, 100, 0).unwrap();
+            w.b.send(b, b"!", 0).unwrap();
+            w.wait(w.a, a, libc::POLLIN);
+            w.a.recv(a, 1, 0).unwrap();
+            w.settle();
+        }
+        sent
+    };
+    let all = TX_SCHED | TX_SOFTWARE | TX_ACK;
+    log(w, "none", a);
+    for (label, flags) in [
+        ("sent", SOFTWARE | OPT_TSONLY | TX_SOFTWARE),
+        ("scheduled", SOFTWARE | OPT_TSONLY | TX_SCHED),
+        ("acknowledged", SOFTWARE | OPT_TSONLY | TX_ACK),
+        ("hardware", SOFTWARE | OPT_TSONLY | TX_HARDWARE),
+        ("all", SOFTWARE | OPT_TSONLY | all),
+        ("numbered", SOFTWARE | OPT_TSONLY | OPT_ID | all),
+        ("off", SOFTWARE | OPT_TSONLY),
+        ("numbered from the next byte on", SOFTWARE | OPT_TSONLY | OPT_ID | OPT_ID_TCP | all),
+        ("not reported", OPT_TSONLY | TX_ACK),
+    ] {
+        w.log(label, (set(w, a, flags), send(w, b"hello", &[])));
+        log(w, label, a);
+        w.log("second", send(w, b"of six", &[]));
+        log(w, label, a);
+    }
+    w.log("numbers", set(w, a, SOFTWARE | OPT_TSONLY | OPT_ID));
+    let request = |flags: u32| control(SOL_SOCKET, SO_TIMESTAMPING, &flags.to_ne_bytes());
+    let number = control(SOL_SOCKET, TS_OPT_ID, &word(7));
+    for (label, cmsgs) in [
+        ("one write", request(all)),
+        ("nothing", request(0)),
+        ("acknowledged", request(TX_ACK)),
+        ("not of a message", request(SOFTWARE)),
+        ("number", [request(TX_ACK), number].concat()),
+    ] {
+        w.log(label, send(w, b"hello", &cmsgs));
+        log(w, label, a);
+    }
+    w.log("without a message", send(w, b"hello", &[]));
+    log(w, "without a message", a);
+    w.log("acknowledged", set(w, a, SOFTWARE | OPT_TSONLY | OPT_ID | TX_ACK));
+    let set_of_one = w.a.epoll_create().unwrap();
+    w.log("add", w.a.epoll_ctl(set_of_one, libc::EPOLL_CTL_ADD, a, libc::EPOLLET as u32, 5));
+    w.log("none yet", w.a.epoll_wait(set_of_one, 4, 0));
+    w.log("send", w.a.send(a, b"x", 0));
+    w.log("edge", w.a.epoll_wait(set_of_one, 4, 10_000));
+    log(w, "edge", a);
+}
+
 pub mod tests {
     crate::cases! {
         ; both {
             timestamps_of_datagrams
             timestamps_of_single_datagrams
             timestamps_of_long_datagrams
+            timestamps_of_streams
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Operations that POSIX calls need besides events: socket states, and rare requests.
 
 use super::{Client, NOTIFIED, SocketState, SocketStatus};
-use crate::channel::control::{AddressSharing, ChannelReply, ChannelRequest, Reservation};
+use crate::channel::control::{AddressSharing, ChannelReply, ChannelRequest, Reservation, StreamStamp};
 use crate::error::Error;
 use crate::internal_fd::InternalFd;
 use core::net::SocketAddr;
@@ -183,6 +183,30 @@ impl Client {
         self.flush();
         match self.call(ChannelRequest::ArrivalTime(conn.index(), end)) {
             Ok(ChannelReply::ArrivalTime(Ok(at))) => Ok(Some(at).filter(|at| *at != 0)),
+            _ => Err(Stale::Handle),
+        }
+    }
+
+    /// Has the times taken at which the byte before position `end` of what was written is sent and
+    /// acknowledged. [`ClientEvent::Acked`](super::ClientEvent::Acked) follows.
+    ///
+    /// # Errors
+    /// Returns an error if the handle is stale or the shard is gone.
+    pub fn await_stamps(&mut self, conn: Conn, end: u64, sent: bool, acked: bool) -> Result<(), Stale> {
+        self.tracked(conn)?;
+        self.flush();
+        let request = ChannelRequest::AwaitStamps(conn.index(), end, sent, acked);
+        self.call(request).map(|_| ()).map_err(|_| Stale::Handle)
+    }
+
+    /// Returns the times that were taken since the last call.
+    ///
+    /// # Errors
+    /// As [`Client::await_stamps`].
+    pub fn take_stamps(&mut self, conn: Conn) -> Result<Vec<StreamStamp>, Stale> {
+        self.tracked(conn)?;
+        match self.call(ChannelRequest::TakeStamps(conn.index())) {
+            Ok(ChannelReply::Stamps(stamps)) => Ok(stamps),
             _ => Err(Stale::Handle),
         }
     }

@@ -17,6 +17,7 @@ use super::large_buffers::LargeBufferPool;
 use super::owner_set::OwnerSet;
 use super::receive_charges::ReceiveCharges;
 use super::slot_allocator::SlotAllocator;
+use super::tx_stamps::StreamStamps;
 use super::unordered::UnorderedStream;
 use super::zero_copy::{self, Untaken, ZeroCopyLoan};
 use crate::context::Context;
@@ -237,6 +238,10 @@ pub(super) struct Domain {
     pub datagram_bytes_max: usize,
     /// The memory of the filters of sockets.
     pub filter_budget: Arc<FilterBudget>,
+    /// Sockets of whose bytes clients want to know when they were sent, and those that are looked at after
+    /// this turn.
+    pub stamped: HashMap<u32, StreamStamps>,
+    pub stamps_due: Vec<u32>,
     /// True if a timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
     /// Listeners that could not take all connections of the engine's accept queue for lack of sockets.
@@ -326,6 +331,8 @@ impl Domain {
             datagram_bytes: 0,
             datagram_bytes_max: config.datagram_bytes_max as usize,
             filter_budget: FilterBudget::new(config.filter_bytes_max as usize),
+            stamped: HashMap::new(),
+            stamps_due: Vec::new(),
             is_offer_timer_set: false,
             stalled_listeners: VecDeque::new(),
             shares_listeners: false,

@@ -1,0 +1,166 @@
+//! Times at which bytes of a stream were sent and acknowledged, for clients that ask for them
+//! (`SO_TIMESTAMPING`).
+
+use super::datagram_queue::now_us;
+use super::domain::Domain;
+use crate::channel::control::StreamStamp;
+use crate::context::Context;
+use core::num::NonZeroU32;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// Times of a stream that clients have asked for and not taken. At the limit, further requests are ignored.
+// limit: transmit timestamps of a program's stream
+const STAMPS_MAX: usize = 256;
+
+/// The upper half of the token of the timer with which the domain looks at stamps in the next turn.
+const TIMER_TOKEN: u64 = 1 << 32;
+
+/// A byte whose times clients want.
+#[derive(Clone, Copy, Debug)]
+struct AwaitedByte {
+    /// Position after the byte.
+    end: u64,
+    wants_sent: bool,
+    wants_acked: bool,
+}
+
+/// The times of a stream that clients want.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StreamStamps {
+    /// Generation of the socket.
+    generation: u32,
+    awaited: VecDeque<AwaitedByte>,
+    taken: Vec<StreamStamp>,
+}
+
+impl StreamStamps {
+    fn await_byte(&mut self, byte: AwaitedByte) {
+        if self.awaited.len() + self.taken.len() < STAMPS_MAX {
+            self.awaited.push_back(byte);
+        }
+    }
+
+    /// Takes the times of bytes before the positions up to which the stream was sent and acknowledged.
+    /// Returns whether there were any.
+    fn take_times(&mut self, sent: u64, acked: u64) -> bool {
+        let before = self.taken.len();
+        for byte in &mut self.awaited {
+            let at_us = || now_us().map_or(0, NonZeroU32::get);
+            if byte.wants_sent && byte.end <= sent {
+                byte.wants_sent = false;
+                self.taken.push(StreamStamp { end: byte.end, is_acked: false, at_us: at_us() });
+            }
+            if byte.wants_acked && byte.end <= acked {
+                byte.wants_acked = false;
+                self.taken.push(StreamStamp { end: byte.end, is_acked: true, at_us: at_us() });
+            }
+        }
+        self.awaited.retain(|byte| byte.wants_sent || byte.wants_acked);
+        self.taken.len() > before
+    }
+}
+
+impl Domain {
+    /// Returns whether a timer of the domain is that of stamps.
+    pub(super) fn is_stamp_timer(token: u64) -> bool {
+        token >= TIMER_TOKEN
+    }
+
+    /// Has the times taken at which the byte before position `end` of a stream is sent and acknowledged.
+    pub(super) fn await_stamps(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        (end, wants_sent, wants_acked): (u64, bool, bool),
+    ) {
+        let Self { sockets, stamped, .. } = self;
+        // Sockets that were closed since take their entries with them.
+        stamped.retain(|socket, stamps| sockets[*socket as usize].generation == stamps.generation);
+        let generation = sockets[socket as usize].generation;
+        let stamps = stamped.entry(socket).or_insert(StreamStamps { generation, ..StreamStamps::default() });
+        stamps.await_byte(AwaitedByte { end, wants_sent, wants_acked });
+        self.check_stamps(cx, socket);
+        self.check_stamps_after_transmit(cx, socket);
+    }
+
+    /// Looks again in the next turn, which comes after this turn has transmitted, if bytes are to be sent.
+    fn check_stamps_after_transmit(&mut self, cx: &mut Context<'_>, socket: u32) {
+        let is_unsent = |stamps: &StreamStamps| stamps.awaited.iter().any(|byte| byte.wants_sent);
+        if self.stamped.get(&socket).is_some_and(is_unsent) && !self.stamps_due.contains(&socket) {
+            self.stamps_due.push(socket);
+            if self.stamps_due.len() == 1 {
+                // Without a timer the next acknowledgement has them checked.
+                let _ = cx.set_exact_timer(cx.now() + Duration::from_nanos(1), TIMER_TOKEN | self.token());
+            }
+        }
+    }
+
+    /// Handles the timer that follows a turn in which bytes were to be sent.
+    pub(super) fn on_stamp_timer(&mut self, cx: &mut Context<'_>) {
+        for socket in core::mem::take(&mut self.stamps_due) {
+            self.check_stamps(cx, socket);
+        }
+    }
+
+    /// Handles an acknowledgement. Returns false if no times are wanted.
+    pub(super) fn on_stamped_ack(&mut self, cx: &mut Context<'_>, socket: u32) -> bool {
+        if self.stamped.get(&socket).is_none_or(|stamps| stamps.awaited.is_empty()) {
+            return false;
+        }
+        self.check_stamps(cx, socket);
+        self.check_stamps_after_transmit(cx, socket);
+        true
+    }
+
+    /// Takes the times of what was sent and acknowledged since, and tells clients.
+    fn check_stamps(&mut self, cx: &mut Context<'_>, socket: u32) {
+        let entry = &self.sockets[socket as usize];
+        let (Some(conn), Some(stamps)) = (entry.conn, self.stamped.get_mut(&socket)) else { return };
+        if stamps.generation != entry.generation || !cx.is_engine_local() {
+            return;
+        }
+        let sent = entry.taken.saturating_sub(cx.notsent(conn).into());
+        let acked = entry.taken.saturating_sub(cx.queued(conn));
+        let has_new = stamps.take_times(sent, acked);
+        cx.set_ack_events(conn, !stamps.awaited.is_empty());
+        if has_new {
+            self.acked(socket, 1);
+        }
+    }
+
+    /// Returns the times that were taken of a stream.
+    pub(super) fn take_stamps(&mut self, socket: u32) -> Vec<StreamStamp> {
+        self.stamped.get_mut(&socket).map_or_else(Vec::new, |stamps| core::mem::take(&mut stamps.taken))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn byte(end: u64) -> AwaitedByte {
+        AwaitedByte { end, wants_sent: true, wants_acked: true }
+    }
+
+    #[test]
+    fn each_time_of_a_byte_is_taken_once() {
+        let mut stamps = StreamStamps::default();
+        stamps.await_byte(byte(10));
+        stamps.await_byte(byte(20));
+        assert!(!stamps.take_times(9, 0));
+        assert!(stamps.take_times(10, 9) && !stamps.take_times(19, 9));
+        assert!(stamps.take_times(20, 20));
+        let taken: Vec<_> = stamps.taken.iter().map(|stamp| (stamp.end, stamp.is_acked)).collect();
+        assert_eq!(taken, [(10, false), (10, true), (20, false), (20, true)]);
+        assert!(stamps.awaited.is_empty());
+    }
+
+    // limit: transmit timestamps of a program's stream
+    #[test]
+    fn requests_beyond_the_limit_are_ignored() {
+        let mut stamps = StreamStamps::default();
+        (1..=2 * STAMPS_MAX as u64).for_each(|end| stamps.await_byte(byte(end)));
+        assert_eq!(stamps.awaited.len(), STAMPS_MAX);
+    }
+}
