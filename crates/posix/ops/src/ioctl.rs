@@ -86,6 +86,14 @@ impl Ops {
         syscall::set_epoll_params(state.kernel_epoll_of(set)?, params)
     }
 
+    /// Returns whether a descriptor is an epoll set, which is an epoll instance of the kernel, too.
+    pub fn is_epoll_set(&self, fd: RawFd) -> bool {
+        self.lock().is_ok_and(|mut state| {
+            let file = self.file_of(&mut state, fd);
+            file.is_ok_and(|file| state.files.epoll(file).is_ok())
+        })
+    }
+
     /// Implements `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
     ///
     /// # Errors

@@ -195,6 +195,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         // Interfaces, addresses, routes and ARP entries.
         // SAFETY: the program's arguments, unchanged.
         SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { super::interfaces::ioctl(ops, fd, request, argument) },
+        // SAFETY: the program's arguments, unchanged.
+        _ if ops.is_epoll_set(fd) => unsafe { real::ioctl(fd, request, argument) },
         _ => Err::<(), _>(Errno::NOTTY).into_c(),
     }
 }
