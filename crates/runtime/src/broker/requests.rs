@@ -236,10 +236,10 @@ impl Codec for ChannelRequest {
             Self::Links(from) => (17u8, *from).encode(out),
             Self::ArrivalTime(socket, end) => (13u8, (*socket, *end)).encode(out),
             Self::AwaitStamps(socket, end, sent, acked) => {
-                (30u8, (*socket, *end)).encode(out);
+                (32u8, (*socket, *end)).encode(out);
                 (*sent, *acked).encode(out);
             }
-            Self::TakeStamps(socket) => (31u8, *socket).encode(out),
+            Self::TakeStamps(socket) => (33u8, *socket).encode(out),
             Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
             Self::OfferPending => 18u8.encode(out),
             Self::IsShared(socket) => (19u8, *socket).encode(out),
@@ -296,13 +296,13 @@ impl Codec for ChannelRequest {
             16 => Self::SendableWithin(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
             17 => Self::Links(Codec::decode(from)?),
             13 => Self::ArrivalTime(Codec::decode(from)?, Codec::decode(from)?),
-            30 => Self::AwaitStamps(
+            32 => Self::AwaitStamps(
                 Codec::decode(from)?,
                 Codec::decode(from)?,
                 Codec::decode(from)?,
                 Codec::decode(from)?,
             ),
-            31 => Self::TakeStamps(Codec::decode(from)?),
+            33 => Self::TakeStamps(Codec::decode(from)?),
             11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
             18 => Self::OfferPending,
             19 => Self::IsShared(Codec::decode(from)?),
