@@ -92,6 +92,10 @@ impl Ops {
             state.share_again(file);
         }
         state.report_fd(fd, file);
+        // Epoll sets and threads may have waited for the socket before it listened.
+        if !state.files.get(file).wait_queue.is_empty() {
+            state.begin_accepting(file);
+        }
         match kernel {
             Some(fd) => syscall::listen(fd, backlog),
             None => Ok(()),

@@ -26,6 +26,7 @@ mod record;
 mod reuseport_programs;
 mod signals;
 mod stack;
+mod states;
 mod streams;
 mod sys;
 mod tcp_options;
@@ -52,7 +53,7 @@ struct Cases {
 }
 
 /// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
-const MODULES: [Cases; 24] = [
+const MODULES: [Cases; 25] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
     fastopen::tests::CASES,
@@ -66,6 +67,7 @@ const MODULES: [Cases; 24] = [
     rebind::tests::CASES,
     reuseport_programs::tests::CASES,
     signals::tests::CASES,
+    states::tests::CASES,
     streams::tests::CASES,
     tcp_options::tests::CASES,
     tx_stamps::tests::CASES,
