@@ -221,6 +221,10 @@ impl Ops {
     ) -> Result<ConnectBegun, Errno> {
         let local = bound.map(|bound| bound.address()).or(state.files.socket(file)?.last_address);
         check_families(local, to)?;
+        if to.ip().is_multicast() || to.ip() == Ipv4Addr::BROADCAST {
+            // `tcp_v4_connect`, `tcp_v6_connect`.
+            return Err(Errno::NETUNREACH);
+        }
         let is_stack_address = (self.config.is_stack_address)(to.ip());
         let result = if is_stack_address {
             match state.start_connect(file, to, self.config.kernel_listen, is_fast) {
@@ -280,14 +284,16 @@ impl Ops {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL),
         };
+        if socket.is_udp {
+            return state.shutdown_udp(file, read, write);
+        }
         let result = match socket.role {
-            SocketRole::Udp(_) => return state.shutdown_udp(file, read, write),
             SocketRole::Listening(_) if !read => Ok(()),
             SocketRole::Listening(_) => {
                 state.stop_listening(file);
                 Ok(())
             }
-            SocketRole::Unconnected { .. } => {
+            SocketRole::Unconnected { .. } | SocketRole::Udp(_) => {
                 socket.record_shutdown(read, write);
                 Err(Errno::NOTCONN)
             }

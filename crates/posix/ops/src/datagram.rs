@@ -530,8 +530,8 @@ impl ProcessState {
             address_locked: !address.ip().is_unspecified(),
             peer: None,
             kernel_fd: kernel,
-            shut_read: false,
-            shut_write: false,
+            shut_read: socket.shutdown.read,
+            shut_write: socket.shutdown.write,
             deferred_error: None,
         });
         if let Some(udp_send) = &mut socket.udp_send {
@@ -631,10 +631,15 @@ impl ProcessState {
     /// # Errors
     /// `ENOTCONN` if the socket is not connected; it is shut down all the same.
     pub fn shutdown_udp(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
-        let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::NOTCONN) };
-        udp.shut_read |= read;
-        udp.shut_write |= write;
-        let connected = udp.peer.is_some();
+        let socket = self.files.socket(file)?;
+        // Kept over `connect`, also with `AF_UNSPEC`.
+        socket.record_shutdown(read, write);
+        let mut connected = false;
+        if let SocketRole::Udp(udp) = &mut socket.role {
+            udp.shut_read |= read;
+            udp.shut_write |= write;
+            connected = udp.peer.is_some();
+        }
         self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
         if connected { Ok(()) } else { Err(Errno::NOTCONN) }
     }

@@ -5,10 +5,12 @@ use crate::file::{FileKind, SocketRole, UdpSocket};
 use crate::options::BoolOption;
 use crate::process::ProcessState;
 use ginnel::Conn;
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRBAND, POLLWRNORM};
 
 const READABLE: i16 = POLLIN | POLLRDNORM;
 const WRITABLE: i16 = POLLOUT | POLLWRNORM;
+/// Datagrams are also writable with priority (`datagram_poll`).
+const DATAGRAM_WRITABLE: i16 = WRITABLE | POLLWRBAND;
 
 impl ProcessState {
     /// Returns the events that are ready. If the description is not writable, requests an event for when it
@@ -21,7 +23,9 @@ impl ProcessState {
                 if kernel || self.any_ready(set) { READABLE } else { 0 }
             }
             FileKind::Socket(socket) => match socket.role {
-                SocketRole::Unconnected { .. } if socket.is_udp => WRITABLE,
+                SocketRole::Unconnected { .. } if socket.is_udp => {
+                    DATAGRAM_WRITABLE | shutdown_events(socket.shutdown.read, socket.shutdown.write)
+                }
                 SocketRole::Udp(udp) => {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
                     let has_completion = socket.options.zerocopy.is_queued();
@@ -61,7 +65,7 @@ impl ProcessState {
         let Ok(status) = self.client.status(udp.conn) else { return POLLERR };
         let mut ready = 0;
         if self.is_netdown_pending(file, udp.kernel_fd) {
-            ready |= READABLE | WRITABLE | POLLERR | POLLHUP;
+            ready |= READABLE | DATAGRAM_WRITABLE | POLLERR | POLLHUP;
         }
         if udp.deferred_error.is_some()
             || self.client.udp_error(udp.conn, false).is_some()
@@ -70,19 +74,14 @@ impl ProcessState {
         {
             ready |= if urgent { POLLERR | POLLPRI } else { POLLERR };
         }
-        if udp.shut_read {
-            ready |= READABLE | POLLRDHUP;
-        }
-        if udp.shut_read && udp.shut_write {
-            ready |= POLLHUP;
-        }
+        ready |= shutdown_events(udp.shut_read, udp.shut_write);
         // The whole datagram must have arrived: its head may come before the rest.
         if status.readable > 0 && self.client.udp_next_len(udp.conn).is_some() {
             ready |= READABLE;
         }
         let required = self.client.buffer_bytes() / 2;
         if status.send_space >= required || self.client.await_send_space(udp.conn, required) == Ok(true) {
-            ready |= WRITABLE;
+            ready |= DATAGRAM_WRITABLE;
         }
         ready
     }
@@ -192,5 +191,14 @@ impl ProcessState {
             ready |= POLLERR;
         }
         ready
+    }
+}
+
+/// Returns the events of a UDP socket by the directions that were shut down.
+fn shutdown_events(read: bool, write: bool) -> i16 {
+    match (read, write) {
+        (true, true) => READABLE | POLLRDHUP | POLLHUP,
+        (true, false) => READABLE | POLLRDHUP,
+        (false, _) => 0,
     }
 }

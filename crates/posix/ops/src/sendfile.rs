@@ -1,7 +1,7 @@
 //! `sendfile`.
 
 use crate::Ops;
-use crate::descriptor::borrow;
+use crate::descriptor::{borrow, is_internal};
 use crate::lock::SignalDeferred;
 use crate::user_memory::{MAX_RW_COUNT, UserSlice};
 use rustix::fd::RawFd;
@@ -24,10 +24,13 @@ impl Ops {
         offset: Option<&mut i64>,
         count: usize,
     ) -> Result<usize, Errno> {
+        if !self.owns(out) || is_internal(from) {
+            return Err(Errno::BADF);
+        }
         let file = borrow(from)?;
         let start = match &offset {
             Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
-            None => rustix::fs::tell(file)?,
+            None => rustix::fs::tell(file).map_err(not_a_source)?,
         };
         let count = limit_count(start, count)?;
         let mut chunk = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
@@ -40,6 +43,8 @@ impl Ops {
             let read = match rustix::io::pread(file, &mut chunk[..max], start + done as u64) {
                 Ok(0) => break Ok(()),
                 Ok(read) => read,
+                Err(Errno::ISDIR) => break Err(Errno::INVAL),
+                Err(error) if offset.is_none() => break Err(not_a_source(error)),
                 Err(error) => break Err(error),
             };
             match self.send(out, &[UserSlice::new(&chunk[..read])], 0) {
@@ -64,6 +69,12 @@ impl Ops {
             _ => Ok(done),
         }
     }
+}
+
+/// Returns the error of a descriptor whose position cannot be read: only a seekable file can be sent
+/// (`splice_direct_to_actor`).
+fn not_a_source(error: Errno) -> Errno {
+    if error == Errno::SPIPE { Errno::INVAL } else { error }
 }
 
 /// Returns how many bytes one call moves from `start`, where `count` are requested (`rw_verify_area`).

@@ -25,7 +25,8 @@ impl SocketCmsgs {
     /// Reads a control message. `may_have_id` tells that the socket numbers its timestamps by datagrams.
     ///
     /// # Errors
-    /// `EINVAL` for a message that is malformed or unknown, or that the program may not send.
+    /// `EINVAL` for a message that is malformed or unknown, `EPERM` for a priority or mark that the program may
+    /// not send.
     pub fn read(
         &mut self,
         kind: c_int,
@@ -35,7 +36,7 @@ impl SocketCmsgs {
         let word = || value.try_into().map(u32::from_ne_bytes).map_err(|_| Errno::INVAL);
         // The kernel decides whether this program may have such a mark or priority.
         let may_have =
-            || kernel_socket::try_option(family, libc::SOL_SOCKET, kind, value).map_err(|_| Errno::INVAL);
+            || kernel_socket::try_option(family, libc::SOL_SOCKET, kind, value).map_err(|_| Errno::PERM);
         match kind {
             libc::SO_PRIORITY => {
                 let number = word()?;

@@ -72,7 +72,9 @@ impl Ops {
                 match write_now(pipe, &chunk[..count]) {
                     Ok(written) => {
                         let taken = &mut [UserSliceMut::new(&mut chunk[..written])];
-                        return self.recv_stream(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
+                        let count = self.recv_stream(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
+                        // Of a datagram the rest is lost.
+                        return count.map(|count| count.min(written));
                     }
                     Err(Errno::AGAIN) if may_block(pipe, flags)? => {
                         wait_for(pipe, PollFlags::OUT, true)?;

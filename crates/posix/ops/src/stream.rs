@@ -5,7 +5,7 @@ use crate::Ops;
 use crate::channels::Channels;
 use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
-use crate::file::SocketRole;
+use crate::file::{Socket, SocketRole};
 use crate::lock::LockGuard;
 use crate::options::{BoolOption, Transferred};
 use crate::process::ProcessState;
@@ -19,7 +19,8 @@ use ginnel::{Conn, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// Flags of `send` that have an effect here, or none in the kernel either. Others are refused.
+/// Flags of `send` that may accompany a message with a priority. Other sends ignore further flags, as in
+/// Linux.
 pub(crate) const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE
@@ -97,14 +98,11 @@ impl Ops {
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
         let rcvlowat = socket.options.rcvlowat();
-        if matches!(socket.role, SocketRole::Unconnected { .. }) && socket.shutdown.read {
-            return socket.shutdown.error.take().map_or(Ok(0), Err);
-        }
         let offset = socket.options.peek_offset();
         let has_offset = offset.is_some();
         let offset = offset.filter(|_| flags & libc::MSG_PEEK != 0);
         if !matches!(socket.role, SocketRole::Stream(_)) {
-            return Err(socket.shutdown.error.take().unwrap_or(Errno::NOTCONN));
+            return socket.recv_without_connection(flags);
         }
         if flags & libc::MSG_OOB != 0 {
             return state.recv_urgent(file, buffers, flags);
@@ -163,14 +161,9 @@ impl Ops {
             drop(state);
             return self.send_to(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
         }
-        if flags & !SEND_FLAGS != 0 {
+        if flags & libc::MSG_FASTOPEN != 0 {
             drop(state);
-            return match flags & !SEND_FLAGS {
-                libc::MSG_FASTOPEN => {
-                    self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() })
-                }
-                _ => Err(Errno::OPNOTSUPP),
-            };
+            return self.send_fastopen(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
@@ -285,6 +278,22 @@ impl Ops {
             Err(Errno::AGAIN)
         });
         result
+    }
+}
+
+impl Socket {
+    /// Returns the result of a receive call on a socket that is not connected (`tcp_recvmsg_locked`).
+    #[cold]
+    fn recv_without_connection(&mut self, flags: c_int) -> Result<usize, Errno> {
+        if matches!(self.role, SocketRole::Unconnected { .. }) {
+            if flags & libc::MSG_OOB != 0 {
+                return Err(Errno::INVAL);
+            }
+            if self.shutdown.read {
+                return self.shutdown.error.take().map_or(Ok(0), Err);
+            }
+        }
+        Err(self.shutdown.error.take().unwrap_or(Errno::NOTCONN))
     }
 }
 

@@ -98,10 +98,10 @@ impl Ops {
         buffers: &[UserSlice<'_>],
         args: &SendArgs<'_>,
     ) -> Result<usize, Errno> {
-        if args.flags & !stream::SEND_FLAGS == libc::MSG_FASTOPEN {
+        if args.flags & libc::MSG_FASTOPEN != 0 {
             return self.send_fastopen(fd, buffers, args);
         }
-        if args.control.is_empty() || args.flags & !stream::SEND_FLAGS != 0 {
+        if args.control.is_empty() {
             return self.send(fd, buffers, args.flags);
         }
         let mut state = self.lock()?;
@@ -281,7 +281,8 @@ fn socket_cmsgs_of(control: &[u8], family: Family) -> Result<SocketCmsgs, Errno>
             // Other levels are not looked at.
             continue;
         }
-        cmsgs.read(kind, value, (family, false))?;
+        // `tcp_sendmsg_locked` replaces the error.
+        cmsgs.read(kind, value, (family, false)).map_err(|_| Errno::INVAL)?;
     }
     Ok(cmsgs)
 }

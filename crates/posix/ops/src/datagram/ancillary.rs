@@ -274,9 +274,10 @@ impl SendCmsgs {
     /// Parses control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
     ///
     /// # Errors
-    /// `EINVAL` if a control message is malformed or unknown. Those for the other version of IP are ignored,
-    /// except for the source address. `socket` has the socket's family, and tells whether the transmit
-    /// timestamps of its datagrams have numbers.
+    /// `EINVAL` if a control message is malformed or unknown, `EPERM` for a priority or mark that the program
+    /// may not send. Those of other levels and for the other version of IP are ignored, except for the source
+    /// address. `socket` has the socket's family, and tells whether the transmit timestamps of its datagrams
+    /// have numbers.
     pub fn read(control: &[u8], v4: bool, socket: (Family, bool)) -> Result<Self, Errno> {
         let mut cmsgs = Self::default();
         for cmsg in cmsgs_of(control) {
@@ -317,7 +318,8 @@ impl SendCmsgs {
                     let bytes: [u8; 2] = value.try_into().map_err(|_| Errno::INVAL)?;
                     cmsgs.gso_size = Some(u16::from_ne_bytes(bytes));
                 }
-                _ => return Err(Errno::INVAL),
+                (libc::IPPROTO_IP | libc::IPPROTO_IPV6 | libc::IPPROTO_UDP, _) => return Err(Errno::INVAL),
+                _ => {}
             }
         }
         Ok(cmsgs)
@@ -359,6 +361,8 @@ mod tests {
         assert_eq!(read(control.bytes()), Ok(SendCmsgs { source, ..SendCmsgs::default() }));
         assert_eq!(read(&[]), Ok(SendCmsgs::default()));
         assert_eq!(read(&[255; 32]), Err(Errno::INVAL));
+        control.put(77, 1, &[]);
+        assert_eq!(read(control.bytes()), Ok(SendCmsgs { source, ..SendCmsgs::default() }));
         control.put(1, 77, &[]);
         assert_eq!(read(control.bytes()), Err(Errno::INVAL));
     }

@@ -158,6 +158,9 @@ impl Ops {
             (libc::SOL_SOCKET, MAX_PACING_RATE) => pacing_rate_value(options.max_pacing_rate, space),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an empty address, and the MTU.
+                if space < IP6_MTUINFO_BYTES {
+                    return Err(Errno::INVAL);
+                }
                 let mtu = state.path_mtu(file)?;
                 OptionValue::truncatable([&[0; 28][..], &mtu.to_ne_bytes()].concat())
             }
@@ -204,10 +207,16 @@ impl Ops {
             }
             (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
                 drop(state);
-                return self.getpeername(fd).map(|name| OptionValue::truncatable(name.bytes().to_vec()));
+                let name = self.getpeername(fd)?;
+                // Linux does not accept a longer buffer (`sk_getsockopt`).
+                return match space > name.bytes().len() {
+                    true => Err(Errno::INVAL),
+                    false => Ok(OptionValue::truncatable(name.bytes().to_vec())),
+                };
             }
             (libc::SOL_SOCKET, libc::SO_GET_FILTER) => return state.get_filter(file, space),
             (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::truncatable(options.meminfo()),
+            (libc::SOL_SOCKET, libc::SO_COOKIE) if space < size_of::<u64>() => return Err(Errno::INVAL),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 OptionValue::truncatable(state.cookie(file).to_ne_bytes().to_vec())
             }
@@ -238,6 +247,9 @@ impl Ops {
         })
     }
 }
+
+/// Bytes of `struct ip6_mtuinfo`.
+const IP6_MTUINFO_BYTES: usize = 32;
 
 /// Value of `TCP_MAXSEG` without a connection (`TCP_MSS_DEFAULT`).
 const MSS_DEFAULT: u32 = 536;

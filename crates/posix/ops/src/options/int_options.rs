@@ -263,7 +263,12 @@ impl SocketOptionState {
                 self.set_priority(priority::of_tos(tos).into());
             }
         } else {
-            self.tclass = AcceptedValues::TosClass(0, 255).apply(IntFormat::Int.read(value)?, 0, 0)? as u8;
+            let tclass = IntFormat::Int.read(value)?;
+            // As for IPv4.
+            self.tclass = match AcceptedValues::TosClass(0, 255).apply(tclass, 0, 0)? {
+                masked if datagrams && tclass >= 0 => masked as u8 | tclass as u8 & 3,
+                masked => masked as u8,
+            };
         }
         self.mark_set(StackOption::Tos);
         Ok(())
