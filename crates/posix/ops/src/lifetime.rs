@@ -217,10 +217,13 @@ impl Ops {
         let end = Instant::now() + linger_time;
         loop {
             let Ok(info) = state.client.info(conn) else { return state };
-            // Only in these states is an acknowledgement by the peer outstanding.
-            if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
-                || Instant::now() >= end
-            {
+            // Only in these states is an acknowledgement by the peer outstanding. In the first two, the FIN
+            // still waits for data before it to leave the channel.
+            let is_outstanding = matches!(
+                info.state,
+                State::Established | State::CloseWait | State::FinWait1 | State::Closing | State::LastAck
+            );
+            if !is_outstanding || Instant::now() >= end {
                 return state;
             }
             let poll_wait = Wait { timeout: Timeout::after(Some(LINGER_POLL_INTERVAL)), ..wait };
@@ -230,6 +233,12 @@ impl Ops {
                 return state;
             }
         }
+    }
+
+    /// Returns whether a descriptor of the stack is a socket, and not an epoll set.
+    pub fn is_socket(&self, fd: RawFd) -> bool {
+        let Ok(mut state) = self.lock() else { return true };
+        self.file_of(&mut state, fd).is_ok_and(|file| state.files.socket(file).is_ok())
     }
 
     /// Returns whether the description has `O_NONBLOCK` (`fcntl(F_GETFL)`).
