@@ -10,6 +10,7 @@ mod descriptors;
 mod exclusive_wakeups;
 mod exec;
 mod fd_passing;
+mod file_calls;
 mod filters;
 mod fixture;
 mod interfaces;

@@ -1,6 +1,7 @@
 //! `poll`, `ppoll`, `select` and `pselect`.
 
 use crate::Ops;
+use crate::descriptor::is_internal;
 use crate::file::FileKind;
 use crate::lock::{LockGuard, SignalDeferred};
 use crate::scratch::{self, ScratchBuffers};
@@ -59,7 +60,15 @@ impl Ops {
         mask: Option<&sigset_t>,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = scratch;
-        ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
+        // To the program these are closed, although the kernel has their numbers open.
+        let mut closed = Vec::new();
+        for (at, fd) in fds.iter().enumerate() {
+            match self.fds.get(fd.fd) {
+                Some(file) => ours.push((at, file)),
+                None if is_internal(fd.fd) => closed.push(at),
+                None => {}
+            }
+        }
         // The program's `revents` are ignored.
         kernel.extend(fds.iter().map(|requested| pollfd {
             fd: requested.fd,
@@ -70,6 +79,7 @@ impl Ops {
             kernel[*at].fd = state.polled_kernel_fd(*file).unwrap_or(-1);
             state.begin_accepting(*file);
         }
+        closed.iter().for_each(|at: &usize| kernel[*at].fd = -1);
         let has_kernel_fds = kernel.iter().any(|fd| fd.fd >= 0);
         files.extend(ours.iter().map(|(_, file)| *file));
         let wait = Wait { mask, ..Wait::of(timeout) };
@@ -86,6 +96,10 @@ impl Ops {
             let mut count = if has_kernel_fds { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
+            }
+            for at in &closed {
+                fds[*at].revents = POLLNVAL;
+                count += 1;
             }
             for (at, file) in &*ours {
                 let by_kernel = fds[*at].revents != 0;

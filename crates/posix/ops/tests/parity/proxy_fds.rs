@@ -82,6 +82,9 @@ fn pooled_descriptors_look_closed() {
     assert_eq!(on.set_nonblocking(fd, true), Err(Errno::BADF));
     assert_eq!(on.0.epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, None), Err(Errno::BADF));
     assert_eq!(on.close(fd), Err(Errno::BADF));
+    let mut polled = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }; 2];
+    assert_eq!(on.poll(&mut polled, 1000), Ok(2));
+    assert_eq!(polled.map(|polled| polled.revents), [libc::POLLNVAL; 2]);
     // Other tests of this process may have closed a lower number meanwhile.
     let next = open(on, 0);
     assert!(next <= fd, "{next} instead of {fd}");

@@ -116,9 +116,15 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         return Err::<c_int, _>(Errno::BADF).into_c();
     }
     match command {
+        // The kernel has the flags of an epoll set, which have no effect.
+        libc::F_GETFL | libc::F_SETFL if !ops.is_socket(fd) => {
+            // SAFETY: the program's arguments, unchanged.
+            unsafe { real::fcntl64(fd, command, argument) }
+        }
         libc::F_GETFL => {
             ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).into_c()
         }
+        libc::F_SETFL if argument as c_int & libc::O_DIRECT != 0 => Err::<(), _>(Errno::INVAL).into_c(),
         libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).into_c(),
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let cloexec = command == libc::F_DUPFD_CLOEXEC;
@@ -186,7 +192,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
         SIOCSPGRP | FIOSETOWN => int().and_then(|owner| ops.set_owner(fd, owner)).into_c(),
         libc::FIONBIO => int().and_then(|on| ops.set_nonblocking(fd, on != 0)).into_c(),
-        libc::FIOCLEX | libc::FIONCLEX => {
+        libc::FIOCLEX | libc::FIONCLEX if ops.owns(fd) => {
             // Flags of the descriptor itself are those of the proxy.
             ops.note_fd_flags_changed(fd);
             // SAFETY: the program's arguments, unchanged.
@@ -197,7 +203,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { super::interfaces::ioctl(ops, fd, request, argument) },
         // SAFETY: the program's arguments, unchanged.
         _ if ops.is_epoll_set(fd) => unsafe { real::ioctl(fd, request, argument) },
-        _ => Err::<(), _>(Errno::NOTTY).into_c(),
+        _ => Err::<(), _>(if ops.owns(fd) { Errno::NOTTY } else { Errno::BADF }).into_c(),
     }
 }
 

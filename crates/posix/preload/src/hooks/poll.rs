@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Number of elements that are read at a time. A longer list of `poll` is copied to allocated memory.
 const SHORT_LIST: usize = 32;
 
-/// Returns the operations if a descriptor in the list belongs to the stack. The kernel reports a list that
+/// Returns the operations if they must answer for a descriptor in the list. The kernel reports a list that
 /// cannot be read.
 pub(super) fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     let ops = attach::ops()?;
@@ -28,7 +28,7 @@ pub(super) fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static
         let read = unsafe { user_memory::read_list(fds.wrapping_add(start), &mut part[..len]) };
         read.ok()?;
         // SAFETY: `len` elements were read.
-        if part[..len].iter().any(|fd| ops.owns(unsafe { fd.assume_init_ref() }.fd)) {
+        if part[..len].iter().any(|fd| ops.handles(unsafe { fd.assume_init_ref() }.fd)) {
             return Some(ops);
         }
     }
@@ -276,13 +276,13 @@ impl Sets {
         Ok(())
     }
 
-    /// Returns whether a descriptor in the sets belongs to the stack.
+    /// Returns whether the operations must answer for a descriptor in the sets.
     fn has_stack_fd(&mut self, ops: &Ops, count: c_int) -> bool {
         self.words().into_iter().flatten().any(|words| {
             let bits = words.iter().enumerate().flat_map(|(at, word)| {
                 (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| (at * 64 + bit) as c_int)
             });
-            bits.into_iter().any(|fd| fd < count && ops.owns(fd))
+            bits.into_iter().any(|fd| fd < count && ops.handles(fd))
         })
     }
 }
@@ -293,8 +293,8 @@ fn select_count(nfds: c_int) -> c_int {
     if attach::ops().is_some() { Ops::select_count(nfds) } else { nfds }
 }
 
-/// Returns the operations and a copy of the sets if a descriptor in them belongs to the stack. The kernel
-/// reports sets that cannot be read.
+/// Returns the operations and a copy of the sets if the operations must answer for a descriptor in them. The
+/// kernel reports sets that cannot be read.
 fn stack_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<(&'static Ops, Sets)> {
     let ops = attach::ops()?;
     let mut copies = Sets::read(count, sets).ok()?;

@@ -59,7 +59,7 @@ pub fn send_passing_fds<T>(
     }
     let mut any = false;
     let check = |fd: &mut RawFd| {
-        any |= ops.owns(*fd);
+        any |= ops.handles(*fd);
         Ok(())
     };
     // Aligned as control messages must be.
@@ -77,7 +77,7 @@ pub fn send_passing_fds<T>(
     let sending = SignalDeferred::new(|| {
         let mut passed: Vec<PassedFd> = Vec::new();
         let replace = |fd: &mut RawFd| {
-            if ops.owns(*fd) {
+            if ops.handles(*fd) {
                 let passed_fd = ops.pass_fd(*fd)?;
                 *fd = passed_fd.number(*fd);
                 passed.push(passed_fd);

@@ -43,12 +43,10 @@ hook! {
         })
     };
     fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t = |ops| {
-        send_one(ops, fd, bytes, len, 0)
+        send_one(ops, fd, bytes, len, 0).map_err(error_of_file)
     };
     fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t = |ops| {
-        buffer_count(count).and_then(|count| {
-            user_memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0))
-        })
+        write_buffers(ops, fd, buffers, count, 0)
     };
     fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t = |ops| {
         // SAFETY: the program's buffer.
@@ -60,14 +58,12 @@ hook! {
             Ok(0)
         } else {
             // SAFETY: the program's buffer.
-            unsafe { recv_one(ops, fd, bytes, len, 0) }
+            unsafe { recv_one(ops, fd, bytes, len, 0) }.map_err(error_of_file)
         }
     };
     fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t = |ops| {
-        buffer_count(count).and_then(|count| {
-            // SAFETY: the program's buffers.
-            unsafe { user_memory::with_buffers_mut(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }
-        })
+        // SAFETY: the program's buffers.
+        unsafe { read_buffers(ops, fd, buffers, count, 0) }
     };
     fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t = |ops| {
         sendfile_at(ops, out, from, offset, count)
@@ -92,6 +88,58 @@ alias! {
 /// Returns the number of buffers of `readv` or `writev`; `EINVAL` if it is negative.
 fn buffer_count(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
+}
+
+/// Returns the error of a call that exists for all files, where a call on sockets returns `error`: an epoll
+/// set can be neither read nor written (`vfs_read`).
+fn error_of_file(error: Errno) -> Errno {
+    if error == Errno::NOTSOCK { Errno::INVAL } else { error }
+}
+
+/// Implements `writev`, as a send with `flags`.
+fn write_buffers(
+    ops: &Ops,
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let sent = buffer_count(count).and_then(|count| {
+        user_memory::with_buffers(buffers, count, |buffers| {
+            // The kernel does not call the socket (`vfs_writev`).
+            if buffers.iter().all(|buffer| buffer.is_empty()) && ops.owns(fd) {
+                return Ok(0);
+            }
+            ops.send(fd, buffers, flags)
+        })
+    });
+    sent.map_err(error_of_file)
+}
+
+/// Implements `readv`, as a receive with `flags`.
+///
+/// # Safety
+/// The buffers must be the arguments of a call that writes to them.
+unsafe fn read_buffers(
+    ops: &Ops,
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let received = buffer_count(count).and_then(|count| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            user_memory::with_buffers_mut(buffers, count, |buffers| {
+                // The kernel does not call the socket (`vfs_readv`).
+                if buffers.iter().all(|buffer| buffer.is_empty()) && ops.owns(fd) {
+                    return Ok(0);
+                }
+                ops.recv(fd, buffers, flags)
+            })
+        }
+    });
+    received.map_err(error_of_file)
 }
 
 /// Calls `sendfile` with the program's offset, which may be null.
@@ -391,6 +439,7 @@ unsafe extern "C" fn splice(
         // SAFETY: the program's arguments, unchanged.
         (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
         _ if len == 0 => Ok(0),
+        _ if flags & !SPLICE_F_ALL != 0 => Err(Errno::INVAL),
         (Some(_), Some(_)) => Err(Errno::INVAL),
         (Some(ops), None) => check_no_offsets((to, to_offset), from_offset)
             .and_then(|()| ops.splice_to_pipe(from, to, len, flags)),
@@ -399,6 +448,9 @@ unsafe extern "C" fn splice(
     };
     result.into_c()
 }
+
+const SPLICE_F_ALL: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 /// Checks that a call of `splice` gives an offset neither for its pipe nor for its socket, which have none
 /// (`__do_splice`).
@@ -423,13 +475,20 @@ fn check_no_offsets(pipe: (c_int, *const i64), of_socket: *const i64) -> Result<
     Err(Errno::INVAL)
 }
 
-/// Checks that a call of `preadv2` or `pwritev2` does what `readv` or `writev` does: its offset is -1,
-/// and it has no flags. (A socket could honour `RWF_NOWAIT`.)
-fn check_no_position(offset: off_t, flags: c_int) -> Result<(), Errno> {
-    match (offset, flags) {
-        (-1, 0) => Ok(()),
-        (-1, _) => Err(Errno::OPNOTSUPP),
-        (..-1, _) => Err(Errno::INVAL),
+/// Flags of `preadv2` and `pwritev2` that have no effect on a socket.
+const RWF_IGNORED: c_int =
+    libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND | libc::RWF_NOAPPEND;
+
+/// Checks that a call of `preadv2` or `pwritev2` has the offset -1, which stands for the current position.
+/// Returns the flags of a receive or send that does what the call asks for.
+fn without_position(offset: off_t, flags: c_int) -> Result<c_int, Errno> {
+    const APPEND_OR_NOT: c_int = libc::RWF_APPEND | libc::RWF_NOAPPEND;
+    match offset {
+        -1 if flags & !(RWF_IGNORED | libc::RWF_NOWAIT) != 0 => Err(Errno::OPNOTSUPP),
+        -1 if flags & APPEND_OR_NOT == APPEND_OR_NOT => Err(Errno::INVAL),
+        -1 if flags & libc::RWF_NOWAIT != 0 => Ok(libc::MSG_DONTWAIT),
+        -1 => Ok(0),
+        ..-1 => Err(Errno::INVAL),
         _ => Err(Errno::SPIPE),
     }
 }
@@ -442,13 +501,15 @@ unsafe extern "C" fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: the program's arguments, unchanged.
-        None => unsafe { real::preadv2(fd, buffers, count, offset, flags) },
-        // SAFETY: the program's arguments, unchanged.
-        Some(Ok(())) => unsafe { readv(fd, buffers, count) },
-        Some(Err(error)) => Err::<usize, _>(error).into_c(),
-    }
+        return unsafe { real::preadv2(fd, buffers, count, offset, flags) };
+    };
+    let received = without_position(offset, flags).and_then(|flags| {
+        // SAFETY: the program's buffers.
+        unsafe { read_buffers(ops, fd, buffers, count, flags) }
+    });
+    received.into_c()
 }
 
 #[unsafe(no_mangle)]
@@ -459,11 +520,11 @@ unsafe extern "C" fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: the program's arguments, unchanged.
-        None => unsafe { real::pwritev2(fd, buffers, count, offset, flags) },
-        // SAFETY: the program's arguments, unchanged.
-        Some(Ok(())) => unsafe { writev(fd, buffers, count) },
-        Some(Err(error)) => Err::<usize, _>(error).into_c(),
-    }
+        return unsafe { real::pwritev2(fd, buffers, count, offset, flags) };
+    };
+    let sent =
+        without_position(offset, flags).and_then(|flags| write_buffers(ops, fd, buffers, count, flags));
+    sent.into_c()
 }
