@@ -101,7 +101,7 @@ fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut Fixture<'_>)) -> Ve
     let mut fixture = Fixture::new(&host, &host, addresses);
     case(&mut fixture);
     let transcript = fixture.transcript;
-    record.close_all(&kernel::Kernel);
+    record.close_all();
     transcript
 }
 
@@ -113,7 +113,8 @@ fn compare_between_hosts(module: &str, name: &str, case: fn(&mut Fixture<'_>)) {
     let mut on_stack = Fixture::new(&a, &b, stack::ADDRESSES);
     case(&mut on_stack);
     sys::assert_same(&on_kernel, &on_stack.transcript);
-    document::compare(module, name, false, &record.into_calls());
+    drop(stacks);
+    document::compare(module, name, false, &record.close_all());
 }
 
 /// Runs a case on both, with one host that plays both roles over loopback.
@@ -126,7 +127,8 @@ fn compare_over_loopback(module: &str, name: &str, case: fn(&mut Fixture<'_>)) {
         case(&mut on_stack);
         sys::assert_same(&on_kernel, &on_stack.transcript);
     }
-    document::compare(module, name, true, &record.into_calls());
+    drop(stacks);
+    document::compare(module, name, true, &record.close_all());
 }
 
 /// Defines a test for each case: those after `over_loopback` run over the stack's loopback, and those after

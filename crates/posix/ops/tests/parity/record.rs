@@ -1,5 +1,6 @@
 //! Records which calls a case makes on the stack, with which flags, and on what kind of object.
 
+use crate::kernel::Kernel;
 use crate::sys::{Fd, Message, SIOCATMARK, SIOCOUTQNSD, Sys};
 use core::ffi::{c_int, c_uint, c_ulong};
 use core::time::Duration;
@@ -20,15 +21,13 @@ pub struct Record {
 }
 
 impl Record {
-    pub fn into_calls(self) -> Calls {
-        self.calls.into_inner().unwrap()
-    }
-
-    /// Closes descriptors that a case has left open.
-    pub fn close_all(self, host: &dyn Sys) {
+    /// Closes the descriptors that a case has left open; those of a stack are the kernel's once it has ended.
+    /// Returns the calls.
+    pub fn close_all(self) -> Calls {
         for fd in self.kinds.into_inner().unwrap().into_keys() {
-            host.close(fd).unwrap();
+            Kernel.close(fd).unwrap();
         }
+        self.calls.into_inner().unwrap()
     }
 
     /// Returns the kind of a descriptor, by the call that created it.

@@ -108,7 +108,7 @@ impl OnStack {
     ) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
         let fd_end = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
         let mut bits = sets.each_ref().map(|fds| {
-            let mut words = [0u64; 16];
+            let mut words = vec![0u64; fd_end as usize / 64 + 1];
             fds.iter().for_each(|fd| words[*fd as usize / 64] |= 1 << (fd % 64));
             words
         });
