@@ -271,7 +271,11 @@ impl Tcp {
             && !paws_accepts(c, ts.tsval, now_ms)
         {
             self.stats.paws_rejected += 1;
-            self.send_dup_ack(net, idx, seg);
+            if seg.has(TcpFlags::SYN) && self.conns[idx].state != State::SynReceived {
+                self.send_challenge_ack(idx);
+            } else {
+                self.send_dup_ack(net, idx, seg);
+            }
             return false;
         }
         // The left edge is what was acknowledged last: a segment between it and `rcv_nxt` may have crossed
