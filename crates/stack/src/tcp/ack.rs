@@ -214,8 +214,11 @@ impl Tcp {
             let input = recovery::rack_input(c, b, now, threshold, false);
             reorder_at = b.rack.detect_loss(&mut b.rtx_queue, &input).1;
             if b.rtx_queue.lost_out > 0 {
-                may_grow =
-                    recovery::fastretrans_alert(c, b, &AckSummary { dsack: false, ..summary }).may_grow;
+                may_grow = {
+                    let newly_lost = b.rtx_queue.lost_out;
+                    recovery::fastretrans_alert(c, b, &AckSummary { dsack: false, newly_lost, ..summary })
+                        .may_grow
+                };
             }
         }
         self.stats.undos += u64::from(is_undone);
