@@ -239,7 +239,9 @@ impl RxQueue for AfXdpRx {
             partial_checksums += u64::from(matches!(checksum, RxChecksum::Partial { .. }));
             burst.push(RxFrame { checksum, ..RxFrame::new(bytes) });
         }
-        add(&self.stats.rx_partial_checksums, partial_checksums);
+        if partial_checksums > 0 {
+            add(&self.stats.rx_partial_checksums, partial_checksums);
+        }
         if let PacketSocket::Neighbours(copies) = &mut self.packet_socket {
             copies.receive(burst);
         }
