@@ -181,9 +181,9 @@ impl Attachment {
         let memories = memories.collect::<Result<Vec<_>, _>>()?;
         // Sends without waiting for a reply: a round trip costs as much as everything else here.
         let io = |e: Errno| Error::io("descriptor of this process", e);
-        let copies =
-            (1..client_ids.len()).map(|_| wake_fd.try_clone()).collect::<Result<Vec<_>, _>>().map_err(io)?;
         let is_shortage = |errno: &Errno| *errno == Errno::MFILE;
+        let copies = (1..client_ids.len()).map(|_| with_raised_limit(is_shortage, || wake_fd.try_clone()));
+        let copies = copies.collect::<Result<Vec<_>, _>>().map_err(io)?;
         let pidfd = with_raised_limit(is_shortage, || pidfd_open(getpid(), PidfdFlags::empty()));
         let pidfd = pidfd.map_err(io)?;
         let hello = Hello { magic: MAGIC_CHILD, version: PROTOCOL_VERSION, domain: String::new() };
