@@ -756,6 +756,9 @@ impl Domain {
         let entry = self.socket(socket);
         entry.is_in_use = false;
         entry.generation = entry.generation.wrapping_add(1);
+        if !self.stamped.is_empty() {
+            self.stamped.remove(&socket);
+        }
         self.end_loan(cx, socket);
         self.free_large_buffers(socket);
         self.socket_slots.release(socket);

@@ -236,6 +236,7 @@ impl Domain {
         let listeners = self.clients.get(number).map(|client| client.owned_listeners.clone());
         listeners.into_iter().flatten().for_each(|listener| self.unlisten(cx, number, listener));
         self.free_preallocated(cx, number);
+        self.forget_stamps(number);
         let Some(client) = self.clients.remove(number) else { return };
         for socket in client.owned_sockets.iter().chain(&client.locked_at_release) {
             lock::unlock_for_dead(&self.region.socket(*socket).lock, number);

@@ -185,13 +185,13 @@ impl Domain {
             }
             ChannelRequest::AwaitStamps(socket, end, wants_sent, wants_acked) => {
                 if owned_conn(self, socket).is_some() {
-                    self.await_stamps(cx, socket, (end, wants_sent, wants_acked));
+                    self.await_stamps(cx, (number, socket), (end, wants_sent, wants_acked));
                 }
                 ChannelReply::Done
             }
             ChannelRequest::TakeStamps(socket) => {
                 let is_owner = self.sockets.get(socket as usize).is_some_and(|s| s.owners.contains(number));
-                ChannelReply::Stamps(if is_owner { self.take_stamps(socket) } else { Vec::new() })
+                ChannelReply::Stamps(if is_owner { self.take_stamps(number, socket) } else { Vec::new() })
             }
             ChannelRequest::SendableWithin(socket, len, (unsent, unacked)) => {
                 ChannelReply::SendableWithin(match owned_conn(self, socket) {

@@ -16,9 +16,11 @@ const STAMPS_MAX: usize = 256;
 /// The upper half of the token of the timer with which the domain looks at stamps in the next turn.
 const TIMER_TOKEN: u64 = 1 << 32;
 
-/// A byte whose times clients want.
+/// A byte whose times a client wants.
 #[derive(Clone, Copy, Debug)]
 struct AwaitedByte {
+    /// The number of the client.
+    client: usize,
     /// Position after the byte.
     end: u64,
     wants_sent: bool,
@@ -28,10 +30,11 @@ struct AwaitedByte {
 /// The times of a stream that clients want.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamStamps {
-    /// Generation of the socket.
-    generation: u32,
+    /// True if the socket is in [`Domain::stamps_due`].
+    is_due: bool,
     awaited: VecDeque<AwaitedByte>,
-    taken: Vec<StreamStamp>,
+    /// The times that were taken, each with the client that wants it.
+    taken: Vec<(usize, StreamStamp)>,
 }
 
 impl StreamStamps {
@@ -49,11 +52,13 @@ impl StreamStamps {
             let at_us = || now_us().map_or(0, NonZeroU32::get);
             if byte.wants_sent && byte.end <= sent {
                 byte.wants_sent = false;
-                self.taken.push(StreamStamp { end: byte.end, is_acked: false, at_us: at_us() });
+                let stamp = StreamStamp { end: byte.end, is_acked: false, at_us: at_us() };
+                self.taken.push((byte.client, stamp));
             }
             if byte.wants_acked && byte.end <= acked {
                 byte.wants_acked = false;
-                self.taken.push(StreamStamp { end: byte.end, is_acked: true, at_us: at_us() });
+                let stamp = StreamStamp { end: byte.end, is_acked: true, at_us: at_us() };
+                self.taken.push((byte.client, stamp));
             }
         }
         self.awaited.retain(|byte| byte.wants_sent || byte.wants_acked);
@@ -67,38 +72,44 @@ impl Domain {
         token >= TIMER_TOKEN
     }
 
-    /// Has the times taken at which the byte before position `end` of a stream is sent and acknowledged.
+    /// Has the times taken for a client at which the byte before position `end` of a stream is sent and
+    /// acknowledged.
     pub(super) fn await_stamps(
         &mut self,
         cx: &mut Context<'_>,
-        socket: u32,
+        (client, socket): (usize, u32),
         (end, wants_sent, wants_acked): (u64, bool, bool),
     ) {
-        let Self { sockets, stamped, .. } = self;
-        // Sockets that were closed since take their entries with them.
-        stamped.retain(|socket, stamps| sockets[*socket as usize].generation == stamps.generation);
-        let generation = sockets[socket as usize].generation;
-        let stamps = stamped.entry(socket).or_insert(StreamStamps { generation, ..StreamStamps::default() });
-        stamps.await_byte(AwaitedByte { end, wants_sent, wants_acked });
+        let stamps = self.stamped.entry(socket).or_default();
+        stamps.await_byte(AwaitedByte { client, end, wants_sent, wants_acked });
         self.check_stamps(cx, socket);
         self.check_stamps_after_transmit(cx, socket);
     }
 
     /// Looks again in the next turn, which comes after this turn has transmitted, if bytes are to be sent.
     fn check_stamps_after_transmit(&mut self, cx: &mut Context<'_>, socket: u32) {
-        let is_unsent = |stamps: &StreamStamps| stamps.awaited.iter().any(|byte| byte.wants_sent);
-        if self.stamped.get(&socket).is_some_and(is_unsent) && !self.stamps_due.contains(&socket) {
-            self.stamps_due.push(socket);
-            if self.stamps_due.len() == 1 {
-                // Without a timer the next acknowledgement has them checked.
-                let _ = cx.set_exact_timer(cx.now() + Duration::from_nanos(1), TIMER_TOKEN | self.token());
+        let token = TIMER_TOKEN | self.token();
+        let Some(stamps) = self.stamped.get_mut(&socket) else { return };
+        if stamps.is_due || !stamps.awaited.iter().any(|byte| byte.wants_sent) {
+            return;
+        }
+        if self.stamps_due.is_empty() {
+            let timer = cx.set_exact_timer(cx.now() + Duration::from_nanos(1), token);
+            if timer.is_none() {
+                // The next acknowledgement has them checked.
+                return;
             }
         }
+        stamps.is_due = true;
+        self.stamps_due.push(socket);
     }
 
     /// Handles the timer that follows a turn in which bytes were to be sent.
     pub(super) fn on_stamp_timer(&mut self, cx: &mut Context<'_>) {
         for socket in core::mem::take(&mut self.stamps_due) {
+            if let Some(stamps) = self.stamped.get_mut(&socket) {
+                stamps.is_due = false;
+            }
             self.check_stamps(cx, socket);
         }
     }
@@ -117,7 +128,7 @@ impl Domain {
     fn check_stamps(&mut self, cx: &mut Context<'_>, socket: u32) {
         let entry = &self.sockets[socket as usize];
         let (Some(conn), Some(stamps)) = (entry.conn, self.stamped.get_mut(&socket)) else { return };
-        if stamps.generation != entry.generation || !cx.is_engine_local() {
+        if !cx.is_engine_local() {
             return;
         }
         let sent = entry.taken.saturating_sub(cx.notsent(conn).into());
@@ -129,9 +140,18 @@ impl Domain {
         }
     }
 
-    /// Returns the times that were taken of a stream.
-    pub(super) fn take_stamps(&mut self, socket: u32) -> Vec<StreamStamp> {
-        self.stamped.get_mut(&socket).map_or_else(Vec::new, |stamps| core::mem::take(&mut stamps.taken))
+    /// Returns the times that were taken of a stream for a client.
+    pub(super) fn take_stamps(&mut self, client: usize, socket: u32) -> Vec<StreamStamp> {
+        let Some(stamps) = self.stamped.get_mut(&socket) else { return Vec::new() };
+        stamps.taken.extract_if(.., |(of, _)| *of == client).map(|(_, stamp)| stamp).collect()
+    }
+
+    /// Forgets the times that a client wants, which is gone.
+    pub(super) fn forget_stamps(&mut self, client: usize) {
+        for stamps in self.stamped.values_mut() {
+            stamps.awaited.retain(|byte| byte.client != client);
+            stamps.taken.retain(|(of, _)| *of != client);
+        }
     }
 }
 
@@ -140,7 +160,7 @@ mod tests {
     use super::*;
 
     fn byte(end: u64) -> AwaitedByte {
-        AwaitedByte { end, wants_sent: true, wants_acked: true }
+        AwaitedByte { client: 1, end, wants_sent: true, wants_acked: true }
     }
 
     #[test]
@@ -151,7 +171,7 @@ mod tests {
         assert!(!stamps.take_times(9, 0));
         assert!(stamps.take_times(10, 9) && !stamps.take_times(19, 9));
         assert!(stamps.take_times(20, 20));
-        let taken: Vec<_> = stamps.taken.iter().map(|stamp| (stamp.end, stamp.is_acked)).collect();
+        let taken: Vec<_> = stamps.taken.iter().map(|(_, stamp)| (stamp.end, stamp.is_acked)).collect();
         assert_eq!(taken, [(10, false), (10, true), (20, false), (20, true)]);
         assert!(stamps.awaited.is_empty());
     }
