@@ -130,6 +130,19 @@ fn observe(mut source: RunningStackSource, is_done: &AtomicBool) -> Report {
     session.finish(lost, &mut |_| ())
 }
 
+/// Ends the other threads when it is dropped, also by a failure.
+struct EndGuard<'a> {
+    stop: &'a StopFlag,
+    is_done: &'a AtomicBool,
+}
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        self.is_done.store(true, Ordering::Release);
+        self.stop.stop();
+    }
+}
+
 fn attach(directory: &Path) -> std::io::Result<RunningStackSource> {
     RunningStackSource::attach(directory, 1 << 20, 65_550)
 }
@@ -143,6 +156,7 @@ fn times_lie_between_server_and_client() {
     let (stop, is_done) = (StopFlag::new().unwrap(), AtomicBool::new(false));
     let directory = published.dir().path();
     let (server_time, client_time, report) = thread::scope(|scope| {
+        let guard = EndGuard { stop: &stop, is_done: &is_done };
         let server = scope.spawn(|| serve(server_device, &published, &stop));
         // The shard is registered when it is built.
         let source = loop {
@@ -152,7 +166,7 @@ fn times_lie_between_server_and_client() {
             }
         };
         let problem = attach(directory).err().expect("one monitor at a time").to_string();
-        assert!(problem.contains("another monitor"), "{problem}");
+        assert!(problem.contains("another capture, monitor, "), "{problem}");
         let monitor = scope.spawn(|| observe(source, &is_done));
         let client_time = ask(client_device);
         is_done.store(true, Ordering::Release);
@@ -164,7 +178,7 @@ fn times_lie_between_server_and_client() {
                 Err(_) => thread::sleep(Duration::from_millis(1)),
             }
         };
-        stop.stop();
+        drop(guard);
         let server_time = server.join().unwrap();
         drop(again);
         (server_time, client_time, report)
