@@ -235,34 +235,29 @@ impl Ops {
         }
     }
 
-    /// Returns whether a descriptor of the stack is a socket, and not an epoll set.
-    pub fn is_socket(&self, fd: RawFd) -> bool {
-        let Ok(mut state) = self.lock() else { return true };
-        self.file_of(&mut state, fd).is_ok_and(|file| state.files.socket(file).is_ok())
-    }
-
-    /// Returns whether the description has `O_NONBLOCK` (`fcntl(F_GETFL)`).
+    /// Returns whether a socket has `O_NONBLOCK` (`fcntl(F_GETFL)`). Returns `None` for an epoll set, whose
+    /// flags the kernel has.
     ///
     /// # Errors
     /// `EBADF`.
-    pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
+    pub fn is_nonblocking(&self, fd: RawFd) -> Result<Option<bool>, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
-        Ok(state.files.socket(file).is_ok_and(|socket| socket.nonblocking))
+        Ok(state.files.socket(file).ok().map(|socket| socket.nonblocking))
     }
 
-    /// Implements `fcntl(F_SETFL)` and `ioctl(FIONBIO)`.
+    /// Implements `fcntl(F_SETFL)` and `ioctl(FIONBIO)`. Returns `None`, and sets nothing, for an epoll set,
+    /// whose flags the kernel has.
     ///
     /// # Errors
     /// `EBADF`.
-    pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+    pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<Option<()>, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
-        if let Ok(socket) = state.files.socket(file) {
-            socket.nonblocking = nonblocking;
-            state.publish_shared(file);
-        }
-        Ok(())
+        let Ok(socket) = state.files.socket(file) else { return Ok(None) };
+        socket.nonblocking = nonblocking;
+        state.publish_shared(file);
+        Ok(Some(()))
     }
 }
 

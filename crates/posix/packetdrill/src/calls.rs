@@ -158,10 +158,10 @@ pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int,
         unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), command) {
             (Some(ops), libc::F_GETFL) => {
                 let flag = |on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 };
-                ops.is_nonblocking(fd).map(flag)
+                ops.is_nonblocking(fd).map(|on| flag(on.unwrap_or(false)))
             }
             (Some(ops), libc::F_SETFL) => {
-                ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).map(|()| 0)
+                ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).map(|_| 0)
             }
             (Some(ops), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
                 let copy = call_libc()?;
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn ioctl(
                 *number()? = value.into();
                 Ok(0)
             }),
-            (Some(ops), libc::FIONBIO) => ops.set_nonblocking(fd, *number()? != 0).map(|()| 0),
+            (Some(ops), libc::FIONBIO) => ops.set_nonblocking(fd, *number()? != 0).map(|_| 0),
             (Some(_), libc::FIOCLEX | libc::FIONCLEX) | (None, _) => call_libc(),
             (Some(_), _) => Err(Errno::NOTTY),
         });

@@ -261,7 +261,7 @@ impl Sys for OnStack {
     }
 
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
-        self.0.set_nonblocking(fd, on)
+        self.0.set_nonblocking(fd, on).map(drop)
     }
 
     fn ppoll(
@@ -278,7 +278,7 @@ impl Sys for OnStack {
     }
 
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
-        self.0.set_nonblocking(fd, on)
+        self.0.set_nonblocking(fd, on).map(drop)
     }
 
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {

@@ -115,17 +115,19 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
     if !ops.owns(fd) {
         return Err::<c_int, _>(Errno::BADF).into_c();
     }
+    // SAFETY: the program's arguments, unchanged.
+    let by_kernel = || unsafe { real::fcntl64(fd, command, argument) };
     match command {
-        // The kernel has the flags of an epoll set, which have no effect.
-        libc::F_GETFL | libc::F_SETFL if !ops.is_socket(fd) => {
-            // SAFETY: the program's arguments, unchanged.
-            unsafe { real::fcntl64(fd, command, argument) }
-        }
         libc::F_GETFL => {
-            ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).into_c()
+            let flags = |on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 };
+            let set = ops.is_nonblocking(fd).transpose();
+            set.map_or_else(by_kernel, |on| on.map(flags).into_c())
         }
         libc::F_SETFL if argument as c_int & libc::O_DIRECT != 0 => Err::<(), _>(Errno::INVAL).into_c(),
-        libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).into_c(),
+        libc::F_SETFL => {
+            let set = ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).transpose();
+            set.map_or_else(by_kernel, IntoC::into_c)
+        }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let cloexec = command == libc::F_DUPFD_CLOEXEC;
             let pooled = if argument as c_int == 0 { ops.dup_from_pool(fd, cloexec) } else { Ok(None) };
@@ -191,7 +193,11 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         }
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).into_c(),
         SIOCSPGRP | FIOSETOWN => int().and_then(|owner| ops.set_owner(fd, owner)).into_c(),
-        libc::FIONBIO => int().and_then(|on| ops.set_nonblocking(fd, on != 0)).into_c(),
+        libc::FIONBIO => {
+            let set = int().and_then(|on| ops.set_nonblocking(fd, on != 0)).transpose();
+            // SAFETY: the program's arguments, unchanged.
+            set.map_or_else(|| unsafe { real::ioctl(fd, request, argument) }, IntoC::into_c)
+        }
         libc::FIOCLEX | libc::FIONCLEX if ops.owns(fd) => {
             // Flags of the descriptor itself are those of the proxy.
             ops.note_fd_flags_changed(fd);
