@@ -13,17 +13,16 @@ use crate::syscall;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::time::Duration;
 use ginnel::channel::AddressSharing;
 use ginnel::channel::control::ReserveError;
 use ginnel::{Conn, ConnectError, ConnectOptions, Error, ListenError, SocketOptions};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
-use std::time::Instant;
 
-/// How long `bind` waits for the end of a connection within the stack, after a shutdown.
-const END_TIMEOUT: Duration = Duration::from_millis(20);
+/// Turns of the shard for which `bind` waits for the end of a connection within the stack, after a shutdown.
+/// The acknowledgement and the answer to it take a few.
+const END_TURNS_MAX: u32 = 16;
 
 /// How many ports a `bind` to port 0 tries that must be free on the stack and on the kernel.
 pub(crate) const PORT_ATTEMPTS_MAX: u32 = 32;
@@ -104,10 +103,13 @@ impl Ops {
         if is_rebound {
             kernel_socket::repeat_sharing(fd, sharing);
         }
-        match syscall::bind(fd, bytes) {
+        if let Err(error) = syscall::bind(fd, bytes) {
+            let _ = state.proxy_fds.install_over(fd);
             // The stack permits the port to everybody.
-            Err(Errno::ACCESS) => return state.reserve_and_report(fd, file, address, sharing, None),
-            bound => bound?,
+            return match error {
+                Errno::ACCESS => state.reserve_and_report(fd, file, address, sharing, None),
+                error => Err(error),
+            };
         }
         let kernel_address = kernel_socket::local_address(fd, family)?;
         let chosen = SocketAddr::new(address.ip(), kernel_address.port());
@@ -152,7 +154,7 @@ impl Ops {
             }
             state.unreserve(Some(bound));
             match &mut state.files.socket(file)?.role {
-                SocketRole::Stream(stream) => stream.bound = None,
+                SocketRole::Stream(stream) => (stream.bound, stream.is_rebound) = (None, false),
                 role => *role = SocketRole::Unconnected { bound: None },
             }
             if result != Err(Errno::ADDRINUSE) {
@@ -364,10 +366,9 @@ impl ProcessState {
     }
 
     /// Returns whether the connection of a socket has ended. A peer on the loopback of Linux has answered by
-    /// the time that `shutdown` returns, so some time is given to the answer of a peer on this stack.
+    /// the time that `shutdown` returns, so some turns are given to the answer of a peer on this stack.
     fn has_connection_ended(&mut self, file: FileId) -> bool {
-        let until = Instant::now() + END_TIMEOUT;
-        loop {
+        for _ in 0..END_TURNS_MAX {
             let Some((conn, conn_state)) = self.socket_state(file) else { return false };
             if conn_state.is_closed() {
                 return true;
@@ -378,7 +379,7 @@ impl ProcessState {
                 _ => return false,
             };
             let is_within_stack = local.ip() == peer.ip() || peer.ip().is_loopback();
-            if !is_within_stack || Instant::now() > until {
+            if !is_within_stack {
                 return false;
             }
             // The answer to a request follows a turn of the shard.
@@ -386,6 +387,7 @@ impl ProcessState {
             let _ = self.client.info(conn);
             self.process_events();
         }
+        self.socket_state(file).is_some_and(|(_, state)| state.is_closed())
     }
 
     /// Releases the port that the stack has chosen for a connection that has ended (`inet_put_port`).
@@ -395,7 +397,7 @@ impl ProcessState {
         self.unreserve(bound);
         if let Ok(socket) = self.files.socket(file) {
             // That of the listener, if the connection was accepted.
-            socket.options.drop_group_program();
+            socket.options.replace_group_program(None);
         }
         if let Some(kernel_fd) = bound.and_then(|bound| bound.kernel_fd) {
             // The kernel's half must not keep the port. A failure leaves the half as it is.
@@ -629,6 +631,7 @@ impl ProcessState {
             }
             socket.role = SocketRole::Unconnected { bound };
             socket.shutdown = ShutdownState::default();
+            socket.forget_awaited_stamps();
         }
         self.wake(file, libc::POLLOUT | libc::POLLHUP);
     }

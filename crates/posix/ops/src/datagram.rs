@@ -332,7 +332,10 @@ impl Ops {
         for _ in 0..attempts {
             // The kernel decides whether the port is free and permitted.
             self.open_kernel_socket(&mut state, fd, file)?;
-            crate::syscall::bind(fd, bytes)?;
+            if let Err(error) = crate::syscall::bind(fd, bytes) {
+                let _ = state.proxy_fds.install_over(fd);
+                return Err(error);
+            }
             let kernel_address = crate::kernel_socket::local_address(fd, family)?;
             let chosen = SocketAddr::new(ip, kernel_address.port());
             opened = state.open_udp(file, chosen, is_port_locked, Some(fd), None);
@@ -341,8 +344,10 @@ impl Ops {
             }
         }
         state.report_fd(fd, file);
-        // The kernel's half must not keep the port.
-        if opened.is_err() {
+        if opened.is_ok() {
+            state.add_kernel_half_to_sets(file);
+        } else {
+            // The kernel's half must not keep the port.
             let _ = state.proxy_fds.install_over(fd);
         }
         opened
@@ -614,7 +619,12 @@ impl ProcessState {
             socket.family.unspecified().ip()
         };
         if udp.port_locked {
-            return self.open_udp(file, SocketAddr::new(ip, local.port()), true, udp.kernel_fd, None);
+            // The socket returns to its group, which may have other members.
+            let program = socket.options.replace_group_program(None);
+            let opened = self.open_udp(file, SocketAddr::new(ip, local.port()), true, udp.kernel_fd, None);
+            self.files.socket(file)?.options.replace_group_program(program);
+            self.restore_group_program(file);
+            return opened;
         }
         if udp.address_locked {
             socket.last_address = Some(SocketAddr::new(ip, 0));

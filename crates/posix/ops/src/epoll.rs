@@ -523,6 +523,23 @@ impl ProcessState {
         Ok(())
     }
 
+    /// Adds the kernel socket that a description has got to the sets that contain the description.
+    pub(crate) fn add_kernel_half_to_sets(&mut self, file: FileId) {
+        let entries = self.files.get(file).wait_queue.iter();
+        let sets: Vec<FileId> = entries
+            .filter_map(|entry| match entry {
+                WaitEntry::EpollItem { set, .. } => Some(*set),
+                WaitEntry::Thread { .. } => None,
+            })
+            .collect();
+        for set in sets {
+            if let Ok(Some(event)) = self.event_in(set, file) {
+                // Without memory in the kernel, the set does not report its connections.
+                let _ = self.kernel_half_ctl(set, file, libc::EPOLL_CTL_ADD, event);
+            }
+        }
+    }
+
     /// Returns the event of an item of a description in a set.
     fn event_in(&mut self, set: FileId, file: FileId) -> Result<Option<EpollEvent>, Errno> {
         let items = self.files.get(file).wait_queue.iter();

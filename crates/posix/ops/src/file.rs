@@ -42,8 +42,8 @@ pub(crate) struct Socket {
     pub family: Family,
     /// True if the socket is a UDP socket.
     pub is_udp: bool,
-    /// State that few sockets need: for sending datagrams, for `SIOCGSTAMP` and for `SO_PEEK_OFF`. `None` for
-    /// TCP sockets, and for UDP sockets that have not needed it yet.
+    /// State that few sockets need: for sending datagrams, for `SIOCGSTAMP`, for `SO_PEEK_OFF` and for
+    /// transmit timestamps. `None` for sockets that have not needed it yet.
     pub udp_send: Option<Box<UdpSendState>>,
     pub nonblocking: bool,
     pub options: SocketOptionState,
@@ -203,6 +203,13 @@ impl BoundAddress {
 }
 
 impl Socket {
+    /// Forgets the transmit timestamps that are awaited of a connection which is gone.
+    pub fn forget_awaited_stamps(&mut self) {
+        if let Some(udp_send) = &mut self.udp_send {
+            udp_send.tx_stamps.forget_awaited();
+        }
+    }
+
     /// Returns the address that `bind` reserved for the socket, to change it.
     pub fn bound_mut(&mut self) -> Option<&mut BoundAddress> {
         match &mut self.role {

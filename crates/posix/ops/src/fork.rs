@@ -115,11 +115,15 @@ impl ProcessState {
             if let FileKind::Epoll(set) = &mut file.kind {
                 set.forget_direct_sleep();
             }
-            if let FileKind::Socket(socket) = &mut file.kind
-                && let Some(bound) = socket.bound_mut()
-            {
-                // The reservation belongs to the parent.
-                bound.reserved.number = FOREIGN_RESERVATION;
+            if let FileKind::Socket(socket) = &mut file.kind {
+                if let Some(bound) = socket.bound_mut() {
+                    // The reservation belongs to the parent.
+                    bound.reserved.number = FOREIGN_RESERVATION;
+                }
+                if let Some(udp_send) = &mut socket.udp_send {
+                    udp_send.tx_stamps.reset_in_child();
+                    socket.options.zerocopy.set_has_stamps(false);
+                }
             }
             if let FileKind::Socket(socket) = &mut file.kind
                 && let SocketRole::Listening(listening) = &mut socket.role

@@ -96,10 +96,11 @@ impl Ops {
         if !state.files.get(file).wait_queue.is_empty() {
             state.begin_accepting(file);
         }
-        match kernel {
-            Some(fd) => syscall::listen(fd, backlog),
-            None => Ok(()),
+        if let Some(fd) = kernel {
+            syscall::listen(fd, backlog)?;
+            state.add_kernel_half_to_sets(file);
         }
+        Ok(())
     }
 
     /// Implements `accept4`. Returns the peer's address as `getpeername` does.
@@ -316,7 +317,7 @@ impl ProcessState {
         if let Ok(socket) = self.files.socket(file) {
             socket.role = SocketRole::Unconnected { bound: kept_address };
             // The socket has left its group (`reuseport_stop_listen_sock`).
-            socket.options.drop_group_program();
+            socket.options.replace_group_program(None);
             socket.last_address = Some(listening.bound.address());
         }
     }

@@ -146,6 +146,7 @@ impl ProcessState {
         if !stream.is_rebound {
             socket.last_address = local.or(socket.last_address);
         }
+        socket.forget_awaited_stamps();
         socket.shutdown.is_lost = true;
         (socket.shutdown.read, socket.shutdown.write) = (true, true);
         socket.shutdown.error = stream.error.or((!stream.end_seen).then_some(Errno::CONNRESET));

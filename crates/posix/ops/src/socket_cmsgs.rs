@@ -25,8 +25,8 @@ impl SocketCmsgs {
     /// Reads a control message. `may_have_id` tells that the socket numbers its timestamps by datagrams.
     ///
     /// # Errors
-    /// `EINVAL` for a message that is malformed or unknown, `EPERM` for a priority or mark that the program may
-    /// not send.
+    /// `EINVAL` for a message that is malformed or unknown, `EPERM` for a priority or mark that the program
+    /// may not send.
     pub fn read(
         &mut self,
         kind: c_int,

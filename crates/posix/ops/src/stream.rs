@@ -190,7 +190,7 @@ impl Ops {
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
             if flags & libc::MSG_MORE != 0 {
-                state.set_msg_more(file, true);
+                state.set_msg_more(file, true, false);
             }
             let result = match state.send_step(file, buffers, total, done, false) {
                 Err(Errno::AGAIN) if state.syn_data_max(file).is_some() => {
@@ -212,10 +212,11 @@ impl Ops {
                 }
                 result => result,
             };
+            let has_written = done.get() > 0;
             if flags & libc::MSG_MORE == 0 {
-                state.set_msg_more(file, false);
+                state.set_msg_more(file, false, has_written);
             } else {
-                state.stamp_stream(file);
+                state.stamp_stream(file, has_written);
             }
             if flags & libc::MSG_EOR != 0 && done.get() == total {
                 state.end_record(file);
@@ -670,19 +671,19 @@ impl ProcessState {
 
     /// Holds back the last partial segment, or releases it (`MSG_MORE`).
     #[inline(always)]
-    fn set_msg_more(&mut self, file: FileId, more: bool) {
+    fn set_msg_more(&mut self, file: FileId, more: bool, has_written: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let SocketRole::Stream(stream) = &socket.role else { return };
         // Each send with `MSG_MORE` sets it again, because acknowledgements release the held segment.
         if stream.has_end_work || more {
-            self.do_end_work(file, more);
+            self.do_end_work(file, more, has_written);
         }
     }
 
     #[inline(never)]
-    fn do_end_work(&mut self, file: FileId, more: bool) {
+    fn do_end_work(&mut self, file: FileId, more: bool, has_written: bool) {
         if !more {
-            self.stamp_stream(file);
+            self.stamp_stream(file, has_written);
         }
         let Ok(socket) = self.files.socket(file) else { return };
         let is_stamped = socket.options.timestamps().tx_flags() != 0;

@@ -105,8 +105,6 @@ enum NextDatagram {
 struct StreamStamps {
     /// Positions after the last byte of each write, and its flags.
     awaited: VecDeque<(u64, u32)>,
-    /// The last of these positions.
-    last_end: u64,
     /// The position whose byte has the number 0.
     base: u64,
 }
@@ -129,6 +127,19 @@ impl TxStamps {
     /// Returns whether the next datagram may have timestamps.
     pub fn concern_next(&self) -> bool {
         self.is_on || !matches!(self.next_datagram, NextDatagram::AsSocket)
+    }
+
+    /// Forgets the times that are awaited of a connection which is gone.
+    pub fn forget_awaited(&mut self) {
+        self.stream.awaited.clear();
+    }
+
+    /// Forgets what belongs to the parent, in a child: the times that it awaits, and those in its error
+    /// queue.
+    pub fn reset_in_child(&mut self) {
+        self.stream.awaited.clear();
+        self.entries.clear();
+        self.charged = 0;
     }
 
     /// Queues a timestamp, unless `space` bytes of receive buffer are in use (`sock_queue_err_skb`).
@@ -187,9 +198,10 @@ impl ProcessState {
         }
     }
 
-    /// Asks for the timestamps of the last write to a connection, if the program wants them.
+    /// Asks for the timestamps of the last write to a connection, if the program wants them and bytes were
+    /// written.
     #[cold]
-    pub(crate) fn stamp_stream(&mut self, file: FileId) {
+    pub(crate) fn stamp_stream(&mut self, file: FileId, has_written: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let socket_flags = socket.options.timestamps().tx_flags();
         let SocketRole::Stream(stream) = socket.role else { return };
@@ -202,11 +214,12 @@ impl ProcessState {
             _ => socket_flags,
         };
         let (sent, acked) = (flags & (TX_SCHED | TX_SOFTWARE) != 0, flags & TX_ACK != 0);
+        if !has_written || !(sent || acked) {
+            return;
+        }
         let Ok(end) = self.client.written(stream.conn) else { return };
         let stamps = &mut socket.udp_send.get_or_insert_default().tx_stamps.stream;
-        // A call that has written nothing has no timestamps.
-        let has_written = core::mem::replace(&mut stamps.last_end, end) != end;
-        if has_written && (sent || acked) && stamps.awaited.len() < AWAITED_MAX {
+        if stamps.awaited.len() < AWAITED_MAX {
             stamps.awaited.push_back((end, flags));
             // If the connection is gone, there are no times.
             let _ = self.client.await_stamps(stream.conn, end, sent, acked);

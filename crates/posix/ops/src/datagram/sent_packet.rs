@@ -40,10 +40,8 @@ pub(super) fn sent_packet(
             (header[8], header[9]) = (hops, PROTOCOL_UDP);
             header[12..16].copy_from_slice(&from.octets());
             header[16..20].copy_from_slice(&to.octets());
-            let sum: u32 =
-                header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-            let folded = (sum & 0xffff) + (sum >> 16);
-            header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+            let checksum = header_checksum(&header);
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
             bytes.extend(header);
         }
         (from, to) => {
@@ -61,6 +59,16 @@ pub(super) fn sent_packet(
     bytes.extend([0, 0]);
     bytes.extend(payload);
     SentPacket { source, destination: to.ip(), bytes }
+}
+
+/// Returns the checksum of an IPv4 header whose field is 0 (RFC 791 §3.1).
+fn header_checksum(header: &[u8; 20]) -> u16 {
+    let words = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {

@@ -30,9 +30,11 @@ impl SocketOptionState {
         self.ints.group_program().cloned()
     }
 
-    /// Forgets the program for the group of the socket.
-    pub fn drop_group_program(&mut self) {
-        self.ints.set_group_program(None);
+    /// Replaces the program for the group of the socket. Returns the program before.
+    pub fn replace_group_program(&mut self, program: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
+        let before = self.group_program();
+        self.ints.set_group_program(program);
+        before
     }
 }
 

@@ -118,6 +118,29 @@ fn duplicates_share_the_kernel_half_in_a_set() {
 }
 
 #[test]
+fn kernel_half_joins_the_sets_of_its_socket() {
+    let stacks = start();
+    let on = stacks.a();
+    let set = on.epoll_create().unwrap();
+    let add = |fd, data| on.epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, data).unwrap();
+    let (fd, datagrams) = (on.socket(AF_INET, SOCK_STREAM).unwrap(), udp(on));
+    add(fd, 1);
+    add(datagrams, 2);
+    let ports = [fd, datagrams].map(|fd| {
+        on.bind(fd, &at("0.0.0.0", 0)).unwrap();
+        port(&on.getsockname(fd).unwrap())
+    });
+    on.listen(fd, 8).unwrap();
+    let by_kernel = connect_to(&Kernel, "127.0.0.1", ports[0]).unwrap();
+    assert_eq!(on.epoll_wait(set, 8, 10_000), Ok(vec![(libc::EPOLLIN as u32, 1)]));
+    on.epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, 0, 0).unwrap();
+    let sender = udp(&Kernel);
+    Kernel.send_to(sender, b"x", Some(&at("127.0.0.1", ports[1])), &[], 0).unwrap();
+    assert_eq!(on.epoll_wait(set, 8, 10_000), Ok(vec![(libc::EPOLLIN as u32, 2)]));
+    [by_kernel, sender].into_iter().for_each(|fd| Kernel.close(fd).unwrap());
+}
+
+#[test]
 fn kernel_event_that_cannot_be_written_stays_in_the_set() {
     let stacks = start();
     let on = stacks.a();

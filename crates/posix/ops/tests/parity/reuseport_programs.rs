@@ -231,6 +231,10 @@ pub fn connected_datagram_sockets_leave(w: &mut Fixture<'_>) {
     w.b.close(b).unwrap();
     let others = [members[0], members[2]];
     log_receivers(w, "another peer", SOCK_DGRAM, (&others, &at), 2);
+    // The member that has set the program.
+    w.log("connect", w.a.connect(members[0], &peer));
+    w.log("disconnect", w.a.connect(members[0], &[0; 16]));
+    w.log("its port", port(&w.a.getsockname(members[0]).unwrap()) == port(&at));
     members.iter().for_each(|fd| w.a.close(*fd).unwrap());
 }
 
