@@ -6,7 +6,6 @@ use crate::Ops;
 use crate::stack_end::write_line;
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fd::RawFd;
-use rustix::net::SocketType;
 use std::fs;
 use std::path::Path;
 
@@ -36,8 +35,10 @@ impl Ops {
         if !self.config.kernel_listen || SEARCHES.fetch_add(1, Ordering::Relaxed) >= SEARCHES_MAX {
             return;
         }
-        let Ok(fd) = crate::descriptor::borrow(fd) else { return };
-        let is_udp = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::DGRAM);
+        let is_udp = self.lock().is_ok_and(|mut state| {
+            let file = self.file_of(&mut state, fd);
+            file.is_ok_and(|file| state.files.socket(file).is_ok_and(|socket| socket.is_udp))
+        });
         if let Some(PortOwner { program, pid, stack }) = find_owner(port, is_udp, own_stack) {
             write_line(&format!(
                 "ginnel: {program} (process {pid}) on the stack \"{stack}\" has port {port} on the kernel, which a socket on a wildcard address takes, too: start one of the programs with \"ginnel run --kernel-listen off\" to have the port on both stacks\n"
