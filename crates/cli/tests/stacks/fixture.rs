@@ -125,6 +125,20 @@ impl Fixture {
         program.to_str().unwrap().to_string()
     }
 
+    /// Compiles a C program and runs it with these arguments on the kernel and on the loopback of a stack. Both
+    /// outputs must be equal, and end with the line `end`.
+    #[track_caller]
+    pub fn compare_c_program(&self, name: &str, arguments: &[&str]) {
+        let program = &*self.compile_c(name);
+        let run = |options: &[&str]| self.run_ok(&[&["run"], options, &["--", program], arguments].concat());
+        let on_kernel = run(&["--stack", "kernel"]);
+        assert!(on_kernel.ends_with("end\n"), "{on_kernel}");
+        let on_stack = run(&["--loopback", "stack"]);
+        let differences: Vec<_> =
+            on_kernel.lines().zip(on_stack.lines()).filter(|(kernel, stack)| kernel != stack).collect();
+        assert!(on_kernel == on_stack, "kernel and stack: {differences:#?}");
+    }
+
     /// Runs a script, which must succeed, and returns its output.
     #[track_caller]
     pub fn script_output(&self, options: &[&str], text: &str) -> String {
