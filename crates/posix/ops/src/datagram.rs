@@ -509,10 +509,7 @@ impl ProcessState {
         let ports = if address.port() == 0 { self.local_ports(file)? } else { None };
         if program.is_some() && address.port() != 0 {
             // A socket with a group of its own does not join another one (`udp_lib_lport_inuse`).
-            let unshared = UdpOptions { reuse_port: false, ..options };
-            let probe = self.client.udp_open(address, unshared, to, None).map_err(|e| udp_errno(&e))?;
-            let _ = self.client.release(probe);
-            self.client.flush();
+            self.probe_udp(address, UdpOptions { reuse_port: false, ..options }, to)?;
         }
         let conn = match ports {
             None => self.client.udp_open(address, options, to, filter).map_err(|e| udp_errno(&e)),
@@ -574,7 +571,8 @@ impl ProcessState {
         config: &OpsConfig,
     ) -> Result<bool, Errno> {
         if !address.ip().is_unspecified() {
-            let is_own = (config.is_stack_address)(address.ip()) && self.can_open_udp(address);
+            let is_own = (config.is_stack_address)(address.ip())
+                && self.probe_udp(address, UdpOptions::default(), None).is_ok();
             if !is_own && config.kernel_listen {
                 return Ok(false);
             }
@@ -586,14 +584,17 @@ impl ProcessState {
         Ok(true)
     }
 
-    /// Returns whether the stack has a local address, by binding a temporary socket.
-    fn can_open_udp(&mut self, address: SocketAddr) -> bool {
-        let Ok(probe) = self.client.udp_open(address, UdpOptions::default(), None, None) else {
-            return false;
-        };
+    /// Opens a temporary socket, to see whether that is possible.
+    fn probe_udp(
+        &mut self,
+        address: SocketAddr,
+        options: UdpOptions,
+        to: Option<IpAddr>,
+    ) -> Result<(), Errno> {
+        let probe = self.client.udp_open(address, options, to, None).map_err(|e| udp_errno(&e))?;
         let _ = self.client.release(probe);
         self.client.flush();
-        true
+        Ok(())
     }
 
     /// Returns the address without a port that the program has bound, by `IP_BIND_ADDRESS_NO_PORT` or before

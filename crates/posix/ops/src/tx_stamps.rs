@@ -254,11 +254,7 @@ impl ProcessState {
         }
         let is_awaited = |(_, flags): &(u64, u32)| flags & (TX_SCHED | TX_SOFTWARE | TX_ACK) != 0;
         stamps.stream.awaited.retain(is_awaited);
-        let has_stamps = !stamps.entries.is_empty();
-        socket.options.zerocopy.set_has_stamps(has_stamps);
-        if has_stamps {
-            self.wake(file, libc::POLLERR);
-        }
+        self.report_stamps(file);
     }
 }
 
@@ -339,7 +335,13 @@ impl ProcessState {
                 stamps.push(TxStamp { at: time_of(Some(at)), kind, id, packet: packet.clone() }, space);
             }
         }
-        let has_stamps = !stamps.entries.is_empty();
+        self.report_stamps(file);
+    }
+
+    /// Tells the program whether timestamps are in the error queue.
+    fn report_stamps(&mut self, file: FileId) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let has_stamps = socket.udp_send.as_ref().is_some_and(|of| !of.tx_stamps.entries.is_empty());
         socket.options.zerocopy.set_has_stamps(has_stamps);
         if has_stamps {
             self.wake(file, libc::POLLERR);
