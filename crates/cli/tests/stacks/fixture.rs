@@ -125,8 +125,8 @@ impl Fixture {
         program.to_str().unwrap().to_string()
     }
 
-    /// Compiles a C program and runs it with these arguments on the kernel and on the loopback of a stack. Both
-    /// outputs must be equal, and end with the line `end`.
+    /// Compiles a C program and runs it with these arguments on the kernel and on the loopback of a stack.
+    /// Both outputs must be equal, and end with the line `end`.
     #[track_caller]
     pub fn compare_c_program(&self, name: &str, arguments: &[&str]) {
         let program = &*self.compile_c(name);
