@@ -229,7 +229,8 @@ pub fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
 
 /// Parses a priority and an expression.
 fn parse_priority_rule(text: &str) -> Result<PriorityRule, String> {
-    let (priority, expression) = text.trim().split_once(' ').unwrap_or((text, ""));
+    let text = text.trim();
+    let (priority, expression) = text.split_once(' ').unwrap_or((text, ""));
     let Some(priority) = priority.parse().ok().filter(|priority| *priority <= Label::PRIORITY_MAX) else {
         return Err(format!("\"{priority}\" is not a priority from 0 to 7, as in \"6 tcp dst port 22\""));
     };
