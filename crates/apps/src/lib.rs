@@ -1,10 +1,10 @@
-//! Ginnel's own programs: `echo`, `httpd`, `demo-server`, `iot`, `load`, `corpus`. Each is also an example of
-//! the native API.
+//! Ginnel's own programs: `echo`, `httpd`, `demo-server`, `iot`, `load`, `corpus`. All but `corpus`, which
+//! only writes files, are also examples of the native API.
 //!
-//! The protocol logic of each program does no I/O: bytes and the time go in, bytes and deadlines come out.
-//! Thin adapters connect it to a Ginnel shard (a [`ginnel::Handler`]) or, for the load generator, to the
-//! kernel's sockets. So the logic is tested with tables and random input without a network, and one client
-//! measures both stacks.
+//! Their protocol logic does no I/O: bytes and the time go in, bytes and deadlines come out. Thin adapters
+//! connect it to a Ginnel shard (a [`ginnel::Handler`]) or, for `demo-server` and `load`, to the kernel's
+//! sockets. So the logic is tested with tables and random input without a network, and one client measures
+//! both stacks.
 
 pub mod corpus;
 pub mod date;

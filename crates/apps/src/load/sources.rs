@@ -36,7 +36,7 @@ impl SourceRange {
     /// Creates a range of `count` addresses that begins with `first`.
     ///
     /// # Errors
-    /// There are not so many addresses from `first` on, or they are more than [`SOURCES_MAX`].
+    /// Fewer than `count` addresses exist from `first` on, or `count` exceeds [`SOURCES_MAX`].
     pub fn consecutive(first: IpAddr, count: u32) -> Result<Self, String> {
         let more = count.saturating_sub(1);
         let last = match first {
