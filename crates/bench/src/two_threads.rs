@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// bottleneck. The number of empty polls says little: with few connections there are many between two bursts,
 /// but each takes only a fiftieth of the time of a burst.
 const IDLE_TIME_MAX: f64 = 0.02;
-/// Largest share of connections that may get stuck or be reset in a valid run.
+/// Largest number of stuck and reset connections per completed connection (with keep-alive: request) in a
+/// valid run.
 const FAILED_SHARE_MAX: f64 = 1e-4;
 
 /// Phase in which a run begins.
