@@ -68,7 +68,7 @@ fn redis_server_serves_while_a_child_saves() {
     stream.write_all(b"PUBLISH news hello\r\nBGSAVE\r\n").unwrap();
     assert_reads(&stream, ":1\r\n+Background saving started\r\n");
     assert_reads(&subscriber, "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n");
-    // Its threads wait for each other by spinning, which takes long with fewer CPUs than threads.
+    // Few requests: the server's I/O threads spin for each other, which is slow with fewer CPUs than threads.
     let load = ["-h", "10.9.0.2", "-c", "10", "-n", "500", "-t", "set,get", "-q"];
     let rates = fixture.client_text("redis-benchmark", &load);
     assert_eq!(rates.matches("requests per second").count(), 2, "{rates}");
@@ -96,7 +96,7 @@ fn a_replica_follows_over_the_stack() {
     let follows = ["redis-server", "--bind", "10.9.0.2", "--replicaof", "10.9.0.1", "6380"];
     let mut replica = fixture.start_on_stack(&[&follows[..], &common].concat());
     replica.wait_until_listening("10.9.0.2:6379");
-    // With the initial copy, and with later changes.
+    // The replica gets `b` with the initial copy, or as a later change.
     first.write_all(b"SET b later\r\n").unwrap();
     assert_reads(&first, "+OK\r\n");
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
