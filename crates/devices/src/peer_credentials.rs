@@ -29,7 +29,7 @@ pub fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // The kernel answers for sockets of other families, too: there is no user with this number.
+    // The kernel answers for sockets of other families, too, with this number, which no user has.
     if peer.uid == u32::MAX {
         return Err(io::ErrorKind::NotConnected.into());
     }
