@@ -1,4 +1,4 @@
-//! The committed corpus: it equals the code's seed inputs, passes, and reaches what it was written for.
+//! The committed corpus: it contains the code's seed inputs, passes, and reaches what it was written for.
 
 use ginnel::channel::ChannelStats;
 use ginnel_fuzzing::{TARGETS, Target, channel, frames};
