@@ -11,8 +11,8 @@
 //! ```
 //!
 //! New connections go to other workers as soon as a worker closes its listener, or has ended and its parent
-//! has waited for it. Connections in its accept queue stay there, because the master has the socket, too,
-//! until a new worker takes the slot or another worker accepts them.
+//! has waited for it. Connections in its accept queue stay there until a new worker takes the slot or another
+//! worker accepts them: the master has the socket, too.
 //!
 //! Processes share one [`Region`](region::Region) of memory per program. Each process knows its descriptors
 //! in statics ([`local`]), because hooks of libc have no other state, and a child has a copy of them.

@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 
 /// Lowest number of the descriptors that the program must not see, if its limit allows that.
 const HIDDEN_FD_MIN: u64 = 1000;
-/// Lowest number of these descriptors if the limit is not known and lower: not those of standard input,
-/// output and error.
+/// Lowest number of these descriptors if the limit is unknown and turns out to be lower than
+/// [`USUAL_FDS_MAX`]: after those of standard input, output and error.
 const HIDDEN_FD_FALLBACK: c_int = 3;
 /// Limit of descriptors that is taken for granted if the kernel does not tell it, as under a seccomp filter.
 const USUAL_FDS_MAX: u64 = 1024;
@@ -134,7 +134,7 @@ pub fn hide(fd: OwnedFd) -> io::Result<OwnedFd> {
 pub fn hidden_copy(fd: impl AsFd) -> io::Result<OwnedFd> {
     let lowest = HIDDEN_FD_MIN.min(fds_max() / 2) as c_int;
     match fcntl_dupfd_cloexec(&fd, lowest) {
-        // The limit is not known, and lower.
+        // The limit is unknown, and lower than `USUAL_FDS_MAX`.
         Err(Errno::INVAL) => Ok(fcntl_dupfd_cloexec(&fd, HIDDEN_FD_FALLBACK)?),
         copy => Ok(copy?),
     }
@@ -190,7 +190,7 @@ pub fn replace(listener: c_int, socket: BorrowedFd<'_>) -> io::Result<()> {
     let number = borrow(listener).ok_or(Errno::BADF)?;
     let is_closed_by_exec = fcntl_getfd(number)?.contains(rustix::io::FdFlags::CLOEXEC);
     let flags = if is_closed_by_exec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
-    // `dup3` must not close the number: this value does not own it.
+    // The program owns the number, so the end of this value must not close it.
     let mut target = core::mem::ManuallyDrop::new(own(listener));
     Ok(rustix::io::dup3(socket, &mut target, flags)?)
 }
