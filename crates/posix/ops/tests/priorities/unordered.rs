@@ -124,7 +124,8 @@ fn plain_reads_stay_in_order() {
     assert_eq!(hosts.recv(100), Ok(vec![b'd'; 12]));
 }
 
-/// An urgent byte is no data of `recvmsg`, which ends before it, as on any socket.
+/// `recvmsg` ends before an urgent byte, which is data of the next call only with `SO_OOBINLINE`, as on any
+/// socket.
 #[test]
 fn reads_with_offsets_stop_at_urgent_byte() {
     for is_inline in [false, true] {
