@@ -737,8 +737,8 @@ impl RemoteEngine {
         Ok(())
     }
 
-    /// Returns the next event, like the stack's method: the slots of connections whose end was returned
-    /// before are free from then on.
+    /// Returns the next event. If the call before returned the end of a connection, its slot is freed first,
+    /// as by the stack's method.
     pub fn next_event(&mut self) -> Option<Event> {
         if let Some(conn) = self.releasing.take() {
             self.drop_ranges(conn);

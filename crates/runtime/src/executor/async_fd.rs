@@ -149,7 +149,7 @@ impl<T: AsFd> AsyncFd<T> {
         self.inner.as_ref().expect(TAKEN)
     }
 
-    /// Returns the value that owns the descriptor for changes. It must keep its descriptor.
+    /// Returns the value that owns the descriptor, mutably. The value must keep this descriptor.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.as_mut().expect(TAKEN)
     }
