@@ -88,8 +88,8 @@ fn gap_that_fills_at_once_keeps_the_order() {
     assert_eq!(taken(&mut p), [(0, b"abcdef".to_vec(), false)]);
 }
 
-/// Bytes that were buffered in order of arrival before are delivered early once, whatever segments cover
-/// them.
+/// Bytes are delivered early at most once, whatever segments cover them, also if a segment of low priority
+/// brought them before.
 #[test]
 fn overlapping_segments_deliver_each_byte_once() {
     let mut p = connection(true);
