@@ -58,7 +58,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         "tcp_invalid_ratelimit" => tcp.invalid_ack_interval_ms = number()?,
         "tcp_slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
         "tcp_frto" => tcp.frto = flag()?,
-        "tcp_early_retrans" => tcp.tail_loss_probes = flag()?,
+        // Other values send no probe in the kernel (`tcp_schedule_loss_probe`).
+        "tcp_early_retrans" => tcp.tail_loss_probes = matches!(number()?, 3 | 4),
         "tcp_min_tso_segs" => tcp.push_segments_min = short()?,
         "tcp_reordering" => tcp.reordering_segments = number()?,
         "tcp_base_mss" => tcp.mtu_base_segment_bytes = short()?,
