@@ -20,6 +20,9 @@ use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
 use core::ops::{BitOr, BitOrAssign, Index, IndexMut};
 
+/// Bytes of the timestamps option with its padding (RFC 7323 appendix A).
+pub(crate) const TIMESTAMPS_BYTES: u16 = 12;
+
 /// Marks that there is no entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -211,8 +214,9 @@ pub(crate) struct Tcb {
     pub rcv_edge: SeqNumber,
     /// `rcv_nxt` when the last acknowledgement was sent.
     pub rcv_wup: SeqNumber,
-    /// `rcv_nxt` when the receive window last doubled, plus the growth that was taken back since then. In
-    /// FIN-WAIT-2, after the application has closed: the deadline of that state, in ms.
+    /// `rcv_nxt` when the receive window last doubled, plus the growth that was taken back since then, or the
+    /// bytes by which the first window was rounded down. In FIN-WAIT-2, after the application has closed: the
+    /// deadline of that state, in ms.
     pub rcv_grow_seq: SeqNumber,
     pub snd_una: SeqNumber,
     pub snd_nxt: SeqNumber,
@@ -395,7 +399,7 @@ impl Tcb {
     /// Returns the bytes of the options that every data segment carries.
     #[inline]
     pub fn option_bytes(&self) -> u16 {
-        if self.has(Flags::TIMESTAMPS) { 12 } else { 0 }
+        if self.has(Flags::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 }
     }
 
     /// Returns the payload bytes of a full-sized segment: the minimum of what peer and path accept, less the

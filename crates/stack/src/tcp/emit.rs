@@ -42,6 +42,14 @@ impl TxSegment {
     }
 }
 
+/// Returns the window field for a window in bytes, and its scale. Rounded up, so that rounding does not move
+/// the right edge back.
+#[inline(always)]
+pub(super) fn scaled_window(c: &Tcb, window: u32) -> (u16, u8) {
+    let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
+    (((u64::from(window) + (1 << scale) - 1) >> scale).min(65_535) as u16, scale)
+}
+
 /// Returns the header fields of a segment over IPv4 that must not be fragmented.
 #[inline(always)]
 fn v4_headers(c: &Tcb, segment: &TxSegment, tos: u8, ttl: u8, window: u16, urgent: u16) -> TcpV4Headers {
@@ -412,12 +420,10 @@ impl Tcp {
             let window = c.rcv_wnd().min(65_535);
             return (window as u16, c.rcv_nxt + window);
         }
-        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         let window = if c.state.may_receive() { self.select_window(idx) } else { c.rcv_wnd() };
-        // Rounded up, so that rounding does not move the right edge back.
-        let field = ((u64::from(window) + (1 << scale) - 1) >> scale).min(65_535) as u32;
-        let edge = c.rcv_nxt + (field << scale);
-        (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
+        let (field, scale) = scaled_window(c, window);
+        let edge = c.rcv_nxt + (u32::from(field) << scale);
+        (field, if edge.lt(c.rcv_edge) && field == u16::MAX { c.rcv_edge } else { edge.max(c.rcv_nxt) })
     }
 
     /// Returns the options of a segment: timestamps and SACK blocks, or those of SYN and SYN+ACK.

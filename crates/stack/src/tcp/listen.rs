@@ -1,6 +1,6 @@
 //! Listeners: lookup, half-open connections, accept queues.
 
-use super::conn::{Flags, NONE, SlotState, Tcb};
+use super::conn::{Flags, NONE, SlotState, TIMESTAMPS_BYTES, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::{FlowKey, HostAddr};
 use super::fastopen::{FastOpenQueue, FastOpenReply};
@@ -780,7 +780,6 @@ impl Tcp {
         c.pmtu = route.mtu;
         c.rcv_nxt = seg.header.seq + 1;
         c.rcv_wup = c.rcv_nxt;
-        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_una = iss;
         c.snd_nxt = iss + 1;
         c.snd_wnd = seg.header.window.into();
@@ -891,7 +890,9 @@ impl Tcp {
         };
         self.stats.cookies_sent += 1;
         let profile = self.profiles.get(self.listeners.get(listener).profile);
-        let (window, scale) = initial_window(profile, announced);
+        let has_timestamps = self.config.timestamps && options.timestamps.is_some();
+        let options_bytes = if has_timestamps { TIMESTAMPS_BYTES } else { 0 };
+        let (window, scale) = initial_window(profile, announced.saturating_sub(options_bytes));
         let offer = CookieSynAck { sequence: SeqNumber(cookie), mss: announced, window, scale };
         self.send_cookie_synack(net, &route, seg, &options, &offer);
     }
@@ -930,7 +931,6 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.rcv_nxt = seg.header.seq;
         c.rcv_wup = c.rcv_nxt;
-        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_una = seg.header.ack;
         c.snd_nxt = seg.header.ack;
         c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
@@ -961,16 +961,20 @@ pub(super) fn advmss(c: &Tcb, profile: &Profile) -> u16 {
 #[inline(always)]
 fn init_windows(c: &mut Tcb, profile: &Profile) {
     let mss = advmss(c, profile);
-    let (window, shift) = initial_window(profile, mss);
+    // The options of segments are known when a passive open begins (`tcp_openreq_init_rwin`).
+    let options = if c.has(Flags::ACTIVE_OPEN) { 0 } else { c.option_bytes() };
+    let (window, shift) = initial_window(profile, mss.saturating_sub(options));
     c.wscale = c.wscale & 15 | shift << 4;
     if profile.mss != 0 {
         c.peer_mss = c.peer_mss.min(profile.mss);
     }
     c.rcv_edge = c.rcv_nxt + u32::from(window);
+    // The window is what was announced until more arrives.
+    c.rcv_grow_seq = c.rcv_nxt + profile.recv_window_step.saturating_sub(window.into());
     c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
 }
 
-/// Returns the window that a connection offers in its SYN, and its shift.
+/// Returns the window that a connection offers in its SYN, a multiple of `mss`, and its shift.
 #[inline]
 fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     let (window, mss) = (profile.recv_window_first, u32::from(mss));

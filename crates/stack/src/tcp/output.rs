@@ -401,20 +401,24 @@ impl Tcp {
             // No probe is sent, as on Linux: at the departure the data leave if the window has room.
             return Ok(());
         }
-        self.stats.tail_probes += 1;
         if len > 0 {
             let last = len == allowance.unsent;
             let ends = if last { EndKind::Push } else { EndKind::Segment };
             self.send_segment(net, idx, len, last, ends, mss)?;
+            self.stats.tail_probes += 1;
             let c = &self.conns[idx];
             self.active[c.active].tlp = Some(TailLossProbe { end_seq: c.snd_nxt, is_retrans: false });
         } else {
             self.forget_mtu_probe(idx);
             let c = &self.conns[idx];
-            let Some(tail) = self.active[c.active].rtx_queue.tail(mss) else { return Ok(()) };
-            self.retransmit_entry(net, idx, &tail, false)?;
-            let c = &self.conns[idx];
-            self.active[c.active].tlp = Some(TailLossProbe { end_seq: c.snd_nxt, is_retrans: true });
+            let window_end = c.snd_una + c.snd_wnd;
+            let sent = &mut self.active[c.active].rtx_queue;
+            if let Some(tail) = sent.tail(mss, window_end) {
+                self.retransmit_entry(net, idx, &tail, false)?;
+                self.stats.tail_probes += 1;
+                let c = &self.conns[idx];
+                self.active[c.active].tlp = Some(TailLossProbe { end_seq: c.snd_nxt, is_retrans: true });
+            }
         }
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];

@@ -649,7 +649,10 @@ fn rcv_ssthresh(c: &Tcb, profile: &Profile) -> u64 {
         // The window of an orphan does not grow, and in FIN-WAIT-2 `rcv_grow_seq` is a deadline.
         return step;
     }
-    step + u64::try_from(c.rcv_nxt - c.rcv_grow_seq).unwrap_or(0).min(step)
+    // Below the step until as much has arrived as the first window was rounded down by; never below half of
+    // it, although the application may have changed the step.
+    let grown = i64::from(c.rcv_nxt - c.rcv_grow_seq).clamp(-(step as i64 / 2), step as i64);
+    step.wrapping_add_signed(grown)
 }
 
 /// Returns how many chunks `bytes` bytes may need in a receive buffer: they may begin and end inside of

@@ -5,7 +5,7 @@ use super::Tcp;
 use super::conn::{Flags, NONE};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
-use super::emit::TxSegment;
+use super::emit::{TxSegment, scaled_window};
 use super::input::Segment;
 use super::time_wait::TimeWait;
 use crate::device::Label;
@@ -113,18 +113,19 @@ impl Tcp {
     fn send_conn_control(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
         let key = self.key(idx);
         let options = self.options_for(idx, &TxSegment { seq, len: 0, flags, gso_size: None, ect: false });
-        let (window, edge) = self.window_field(idx, false);
+        let (window, edge) = if flags.contains(TcpFlags::RST) {
+            // What was advertised last, as on Linux.
+            let c = &self.conns[idx];
+            (scaled_window(c, c.rcv_wnd()).0, c.rcv_edge)
+        } else {
+            self.window_field(idx, false)
+        };
         let c = &mut self.conns[idx];
         if c.active != NONE {
             // The options have reported the duplicate.
             self.active[c.active].dsack = None;
         }
-        let window = if flags.contains(TcpFlags::RST) {
-            0
-        } else {
-            c.rcv_edge = edge;
-            window
-        };
+        c.rcv_edge = edge;
         let header = Self::header(&key, seq, c.rcv_nxt, flags, window);
         let hop = c.hop;
         let label = self.label_if_carried(net, idx);

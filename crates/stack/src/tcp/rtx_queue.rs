@@ -579,7 +579,9 @@ impl RtxQueue {
 
     /// Returns the first lost entry that has no retransmission in flight, cut at a segment boundary to at
     /// most `bytes_max` bytes. Returns `None` if it begins beyond `window_end`, to which the peer's window
-    /// may have shrunk (RFC 9293 §3.8.6); the first entry of the queue is always returned.
+    /// may have shrunk (RFC 9293 §3.8.6); the first entry of the queue is always returned. An entry is cut at
+    /// `window_end` if the window has no room for a segment (`__tcp_retransmit_skb`): the peer may drop a
+    /// segment that is partly beyond its window.
     pub fn next_lost(&mut self, mss: u32, bytes_max: u32, window_end: SeqNumber) -> Option<RtxEntry> {
         if self.lost_out == 0 {
             return None;
@@ -596,6 +598,7 @@ impl RtxQueue {
                 if sent.segments > 1 && sent.bytes() > limit {
                     self.split(i, sent.seq + limit, mss);
                 }
+                self.cut(i, room, mss);
                 self.retransmit_hint = Some(sent.seq);
                 return Some(self.queue[i]);
             }
@@ -624,15 +627,30 @@ impl RtxQueue {
     }
 
     /// Returns the last segment, split off if it is part of a super-frame: a tail loss probe retransmits it
-    /// (RFC 8985 §7.3).
-    pub fn tail(&mut self, mss: u32) -> Option<RtxEntry> {
+    /// (RFC 8985 §7.3). It is cut at `window_end`; `None` if it begins beyond that, as in
+    /// [`next_lost`](Self::next_lost).
+    pub fn tail(&mut self, mss: u32, window_end: SeqNumber) -> Option<RtxEntry> {
         let last = self.queue.len().checked_sub(1)?;
         let sent = self.queue[last];
         if sent.segments > 1 && sent.bytes() > mss {
             let cut = (sent.bytes() - 1) / mss * mss;
             self.split(last, sent.seq + cut, mss);
         }
-        self.queue.back().copied()
+        let tail = self.queue.len() - 1;
+        let room = window_end - self.queue[tail].seq;
+        if room <= 0 && tail > 0 {
+            return None;
+        }
+        self.cut(tail, room, mss);
+        Some(self.queue[tail])
+    }
+
+    /// Cuts the entry at `index` after `room` bytes, unless it fits or no room is left.
+    fn cut(&mut self, index: usize, room: i32, mss: u32) {
+        let entry = self.queue[index];
+        if room > 0 && i64::from(entry.bytes()) > i64::from(room) {
+            self.split(index, entry.seq + room as u32, mss);
+        }
     }
 
     /// Counts all entries in segments of the new size `mss`, so that each is cut to that size when it is
@@ -803,7 +821,7 @@ mod tests {
     fn tail_of_super_frame_is_one_segment() {
         let mut q = RtxQueue::default();
         q.push(seq(0), seq(2500), at(0), 3, EndKind::Push);
-        let tail = q.tail(1000).unwrap();
+        let tail = q.tail(1000, SeqNumber(u32::MAX / 2)).unwrap();
         assert_eq!((tail.seq, tail.end_seq, tail.segments), (seq(2000), seq(2500), 1));
         q.check();
     }

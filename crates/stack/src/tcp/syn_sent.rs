@@ -76,7 +76,6 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.rcv_nxt = seg.header.seq + 1;
         c.rcv_wup = c.rcv_nxt;
-        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
         c.last_rx = now_ms;
