@@ -1,16 +1,22 @@
 //! Process ids of a stack's PID namespace, translated to that of the caller (pid_namespaces(7)).
+#![allow(unsafe_code)] // Reason: ioctl_ns(2) is only reachable through an unsafe function.
 
 use crate::own_proc::is_own_proc;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::process::Pid;
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+
+/// Opens the parent of a namespace (linux/nsfs.h).
+const NS_GET_PARENT: libc::c_ulong = 0xb702;
 
 /// How ids of the stack's PID namespace are translated.
 pub(super) enum VisiblePids {
     /// The stack runs in the namespace of the caller.
     Same,
-    /// The processes of the stack's namespace, by their ids there; empty if the caller sees none of them.
+    /// The processes of the stack's namespace and of those in it, by their ids in the stack's; empty if the
+    /// caller sees none of them.
     Other(HashMap<u32, u32>),
 }
 
@@ -23,7 +29,7 @@ impl VisiblePids {
         if ids.len() == 1 {
             return Self::Same;
         }
-        Self::Other(processes_beside(owner, ids.len()))
+        Self::Other(processes_in_namespace_of(owner, ids.len()))
     }
 
     /// Returns the id of a process here, or 0 if the process is not visible.
@@ -43,21 +49,44 @@ fn namespace_ids(pid: u32) -> Vec<u32> {
     ids.split_whitespace().map_while(|id| id.parse().ok()).collect()
 }
 
-fn namespace_of(pid: u32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+/// The PID namespace of a process.
+struct Namespace(OwnedFd);
+
+impl Namespace {
+    fn of(pid: u32) -> Option<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        open(format!("/proc/{pid}/ns/pid"), flags, Mode::empty()).ok().map(Self)
+    }
+
+    /// Returns the namespace in which this one was created; `None` if the caller does not see that one.
+    fn parent(&self) -> Option<Self> {
+        // SAFETY: the request has no argument.
+        let parent = unsafe { libc::ioctl(self.0.as_raw_fd(), NS_GET_PARENT) };
+        // SAFETY: the kernel has just opened the descriptor.
+        (parent >= 0).then(|| Self(unsafe { OwnedFd::from_raw_fd(parent) }))
+    }
+
+    /// Returns the namespace `levels` above this one.
+    fn ancestor(self, levels: usize) -> Option<Self> {
+        (0..levels).try_fold(self, |namespace, _| namespace.parent())
+    }
+
+    fn inode(&self) -> Option<u64> {
+        fstat(&self.0).map(|stat| stat.st_ino).ok()
+    }
 }
 
-/// Returns the processes in the namespace of `owner`, which is `depth - 1` levels below that of the caller.
-/// Processes whose namespace this user may not read are left out.
-fn processes_beside(owner: u32, depth: usize) -> HashMap<u32, u32> {
-    let (Some(namespace), Ok(entries)) = (namespace_of(owner), fs::read_dir("/proc")) else {
-        return HashMap::new();
-    };
+/// Returns the processes in the namespace of `owner`, which is `depth - 1` levels below that of the caller,
+/// and in namespaces below it. Processes whose namespace this user may not read are left out.
+fn processes_in_namespace_of(owner: u32, depth: usize) -> HashMap<u32, u32> {
+    let inode = Namespace::of(owner).and_then(|namespace| namespace.inode());
+    let (Some(inode), Ok(entries)) = (inode, fs::read_dir("/proc")) else { return HashMap::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(|pid| {
         let ids = namespace_ids(pid);
-        let is_beside = ids.len() == depth && namespace_of(pid).as_ref() == Some(&namespace);
-        ids.last().filter(|_| is_beside).map(|inner| (*inner, pid))
+        let inner = *ids.get(depth.checked_sub(1)?)?;
+        let namespace = Namespace::of(pid)?.ancestor(ids.len() - depth)?;
+        (namespace.inode() == Some(inode)).then_some((inner, pid))
     })
     .collect()
 }
@@ -74,6 +103,7 @@ mod tests {
         assert_eq!(here.translate(7), 7);
         assert_eq!(VisiblePids::of_stack(None).translate(7), 0);
         assert_eq!(namespace_ids(std::process::id()), [std::process::id()]);
-        assert_eq!(processes_beside(std::process::id(), 1)[&std::process::id()], std::process::id());
+        let here = processes_in_namespace_of(std::process::id(), 1);
+        assert_eq!(here[&std::process::id()], std::process::id());
     }
 }
