@@ -117,7 +117,9 @@ impl SharedDescription {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use core::time::Duration;
     use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
 
     fn empty() -> SharedDescription {
         let word = || AtomicU32::new(0);
@@ -162,6 +164,8 @@ mod tests {
     #[test]
     fn concurrent_writes_are_never_read_torn() {
         const VERSIONS: usize = 500;
+        // Far more than the reads take, for writers that do not write.
+        const TIMEOUT: Duration = Duration::from_secs(30);
         let (description, is_over) = (empty(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             // Each value has its length in each byte. No writer takes over from the other one, as `write`
@@ -181,7 +185,8 @@ mod tests {
             }
             // The writers end only after the last read, so that the reads are concurrent with writes.
             let (mut versions, mut last, mut torn) = (0, 0, None);
-            while versions < VERSIONS && torn.is_none() {
+            let deadline = Instant::now() + TIMEOUT;
+            while versions < VERSIONS && torn.is_none() && Instant::now() < deadline {
                 let Some((version, bytes)) = description.read(0) else { continue };
                 versions += usize::from(version != last);
                 last = version;
@@ -189,7 +194,7 @@ mod tests {
                 torn = (!is_whole).then_some(bytes);
             }
             is_over.store(true, Ordering::Relaxed);
-            assert_eq!(torn, None);
+            assert_eq!((versions, torn), (VERSIONS, None));
         });
     }
 }
