@@ -1,14 +1,22 @@
 //! Runs cases concurrently, because most of them mostly wait.
+#![allow(unsafe_code)] // a handler at the exit of the process
 
 use crate::case::{Case, CaseReport};
 use ginnel_testkit::interop::unavailable;
 use ginnel_testkit::skip;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
+
+/// Exit code of a test program with a failed test.
+const FAILED: i32 = 101;
+
+/// True if the filter has selected a case of a test that has run.
+static HAS_SELECTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs all cases of a test, `lanes` at a time, and panics with the reports of those that failed.
 ///
-/// `GINNEL_INTEROP=text` runs only the cases whose names contain the text.
+/// `GINNEL_INTEROP=text` runs only the cases whose names contain the text. If there is none in all tests that
+/// run, the test program fails.
 pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
     run_cases(test, lanes, cases, |case| case.run().map(|passed| summary(case, &passed)));
 }
@@ -28,6 +36,17 @@ pub fn check(test: &str, lanes: usize, cases: Vec<Case>, check: fn(&Case) -> Res
     });
 }
 
+static AT_EXIT: Once = Once::new();
+
+/// Fails if no test had a case that the filter selects. Only the end of the process knows of all tests.
+extern "C" fn check_selection() {
+    if !HAS_SELECTED.load(Ordering::Relaxed) {
+        eprintln!("GINNEL_INTEROP selects no case of the tests that have run");
+        // SAFETY: ends the process, whose tests have ended.
+        unsafe { libc::_exit(FAILED) };
+    }
+}
+
 fn run_cases(
     test: &str,
     lanes: usize,
@@ -39,6 +58,9 @@ fn run_cases(
     }
     let wanted = std::env::var("GINNEL_INTEROP").unwrap_or_default();
     let cases: Vec<_> = cases.into_iter().filter(|case| case.name.contains(&wanted)).collect();
+    HAS_SELECTED.fetch_or(!cases.is_empty(), Ordering::Relaxed);
+    // SAFETY: the function is valid until the process ends.
+    AT_EXIT.call_once(|| assert_eq!(unsafe { libc::atexit(check_selection) }, 0));
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
