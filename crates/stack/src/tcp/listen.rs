@@ -390,21 +390,9 @@ impl ListenTable {
     /// several.
     #[inline(never)]
     fn sibling_of(&self, index: u32, hash: u32) -> Option<u32> {
-        let entry = &self.entries[index as usize];
-        if !entry.options.reuse_port {
-            return None;
-        }
-        let from = self.by_port.partition_point(|e| e.0 < entry.addr.port());
-        let of_port = self.by_port[from..].iter().take_while(|e| e.0 == entry.addr.port()).map(|e| e.1);
-        let siblings = of_port.filter(|other| {
-            let sibling = &self.entries[*other as usize];
-            *other != index
-                && sibling.addr == entry.addr
-                && sibling.options.reuse_port
-                && sibling.options.user == entry.options.user
-        });
-        let count = siblings.clone().count();
-        siblings.cycle().nth(hash as usize % count.max(1)).filter(|_| count > 0)
+        // A listener that is closed has left its group.
+        let siblings = self.groups.members(&self.entries[index as usize].group()?);
+        siblings.get(hash as usize % siblings.len().max(1)).copied()
     }
 
     /// Moves a half-open connection with this token to a sibling of its listener, which is closed. Returns
@@ -1051,6 +1039,26 @@ mod tests {
             let matches = to.map(|to| accepts.matches(to.parse::<IpAddr>().unwrap().into()));
             assert_eq!(matches, expected, "{own} {v6_only}");
         }
+    }
+
+    #[test]
+    fn siblings_are_members_of_one_group() {
+        let mut listeners = ListenTable::new(8);
+        let profile = Profile::from_config(&TcpConfig::default());
+        let mut listen = |v6_only| {
+            let options = ListenOptions { reuse_port: true, v6_only, ..ListenOptions::default() };
+            let address = "[::]:80".parse().unwrap();
+            listeners.add(address, options, (ProfileId::DEFAULT, &profile)).unwrap()
+        };
+        let opened = [false, true, false, true, false].map(&mut listen);
+        let [closed, sibling, other] = [0, 2, 4].map(|at: usize| listeners.index(opened[at]).unwrap());
+        listeners.remove(closed);
+        let siblings = [0, 1, 2, 3].map(|hash| listeners.sibling_of(closed, hash).unwrap());
+        assert_eq!(siblings[..2], siblings[2..]);
+        assert!(siblings.contains(&sibling) && siblings.contains(&other), "{siblings:?}");
+        listeners.remove(sibling);
+        listeners.remove(other);
+        assert_eq!(listeners.sibling_of(closed, 7), None);
     }
 
     // limit: tcp.recv_window_first_bytes
