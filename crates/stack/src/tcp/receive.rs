@@ -285,8 +285,7 @@ impl Tcp {
             // (`tcp_fin`).
             b.dsack = None;
             if b.recv.range_count() > 0 {
-                b.recv.drop_out_of_order(&mut self.chunks);
-                b.recv.reset_dropped_ranges();
+                b.recv.discard_out_of_order(&mut self.chunks);
             }
         }
         let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);

@@ -299,6 +299,14 @@ impl RecvBuffer {
         bytes as usize
     }
 
+    /// As [`drop_out_of_order`](Self::drop_out_of_order) for ranges that were never in the stream, which do
+    /// not count as dropped.
+    pub fn discard_out_of_order(&mut self, pool: &mut ChunkPool) {
+        let dropped = self.dropped_ranges;
+        self.drop_out_of_order(pool);
+        self.dropped_ranges = dropped;
+    }
+
     /// Drops everything.
     #[inline]
     pub fn clear(&mut self, pool: &mut ChunkPool) {

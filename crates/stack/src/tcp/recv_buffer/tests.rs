@@ -171,6 +171,10 @@ fn out_of_order_data_leaves_reserved_memory() {
     assert_eq!(other.write(&mut pool, 0, b"hello", NO_LIMIT).accepted, 5);
     assert_eq!(hoarder.drop_out_of_order(&mut pool), 6 * CHUNK_BYTES - 100);
     assert_eq!((pool.in_use(), hoarder.is_empty(), hoarder.dropped_ranges()), (1, true, 1));
+    // Bytes after a FIN were not lost.
+    assert!(hoarder.write(&mut pool, 100, &[1; 100], NO_LIMIT).accepted > 0);
+    hoarder.discard_out_of_order(&mut pool);
+    assert_eq!((hoarder.range_count(), hoarder.dropped_ranges()), (0, 1));
 }
 
 #[test]
