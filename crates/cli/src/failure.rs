@@ -2,7 +2,9 @@
 
 use crate::executable::find_executable;
 use core::fmt;
+use ginnel_devices::resource_limit::resource_limit;
 use rustix::io::Errno;
+use rustix::process::Resource;
 use std::process::ExitCode;
 
 /// An error message of one line for standard error, and the exit code that belongs to it.
@@ -85,6 +87,15 @@ impl From<ginnel::Error> for Failure {
                     "{e}: raise the hard limit of descriptors (ulimit -Hn, or LimitNOFILE= of a unit)"
                 ))
             }
+            ginnel::Error::Io(_, ref io) if io.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {
+                let limit = match resource_limit(Resource::As).current {
+                    Some(bytes) => format!("ulimit -v, now {}", bytes >> 10),
+                    None => "ulimit -v".into(),
+                };
+                Self::running(format!(
+                    "{e}: free memory, or raise the limit of the address space ({limit}, or LimitAS= of a unit)"
+                ))
+            }
             ginnel::Error::Io(_, ref io) if io.kind() == std::io::ErrorKind::FileTooLarge => Self::running(
                 format!("{e}: raise the limit of file sizes (ulimit -f, or LimitFSIZE= of a unit)"),
             ),
@@ -121,6 +132,6 @@ mod tests {
         let io = |errno: Errno| ginnel::Error::Io("eventfd of the mailbox".into(), errno.into());
         let [short, other] = [Errno::MFILE, Errno::NOMEM].map(|errno| Failure::from(io(errno)).to_string());
         assert!(short.starts_with("eventfd of the mailbox: ") && short.contains("LimitNOFILE="), "{short}");
-        assert!(!other.contains("LimitNOFILE="), "{other}");
+        assert!(!other.contains("LimitNOFILE=") && other.contains("LimitAS="), "{other}");
     }
 }

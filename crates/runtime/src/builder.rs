@@ -389,6 +389,7 @@ impl<H> ShardBuilder<H> {
         let config = &self.parts.config;
         let classifiers = ClassifierFactory::new(&config.priority, self.parts.priority_functions.clone())?;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
+        table_memory::check_address_space(&stack)?;
         let mut stack = Stack::new(stack, *seed, now)?;
         table_memory::advise(&stack);
         stack.set_lower_share_percent(config.priority.lower_share_percent);

@@ -4,16 +4,36 @@
 //! are accessed at random. With pages of 4 KiB, nearly each access also misses the TLB, and the page walk
 //! costs as much again as the cache miss. And the first access to each page takes a page fault, which delays
 //! the segments behind it.
-#![allow(unsafe_code)] // Reason: madvise(2) is only reachable through an unsafe function.
+#![allow(unsafe_code)] // Reason: madvise(2) and mmap(2) are only reachable through unsafe functions.
 
 use crate::error::Error;
 use core::ops::Range;
-use ginnel_stack::stack::Stack;
+use ginnel_stack::stack::{Stack, StackConfig};
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Tables below this size are left alone: a huge page would be mostly empty.
 const BYTES_MIN: usize = 4 << 20;
+
+/// Address space for all else that a shard allocates before it serves, in bytes.
+const OTHER_BYTES: usize = 64 << 20;
+
+/// Checks that the process may have the address space for the tables of a stack (`RLIMIT_AS`): the allocator
+/// ends a process that may not. Call this before the stack is created.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn check_address_space(config: &StackConfig) -> Result<(), Error> {
+    let bytes = config.table_bytes().saturating_add(OTHER_BYTES);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: the kernel chooses an address that nothing uses.
+    let mapping = unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::empty(), flags) };
+    let mapping =
+        mapping.map_err(|e| Error::io(format!("tables of a shard: reserve {} MiB", bytes >> 20), e))?;
+    // SAFETY: the mapping from above, to which nothing refers.
+    _ = unsafe { munmap(mapping, bytes) };
+    Ok(())
+}
 
 /// Advises the kernel to use huge pages for the tables of a stack, if the system has them
 /// (`/sys/kernel/mm/transparent_hugepage/enabled`). Call this before there are connections. Without huge
@@ -56,7 +76,7 @@ fn advise_pages(pages: Range<usize>, advice: Advice) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BYTES_MIN, advise, pages_of, prefault};
+    use super::{BYTES_MIN, advise, check_address_space, pages_of, prefault};
     use ginnel_stack::stack::{Stack, StackConfig};
     use ginnel_stack::time::Instant;
     use rustix::mm::{Advice, madvise};
@@ -87,6 +107,16 @@ mod tests {
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut entries, at).unwrap();
         // Bit 63 of an entry: the page is present.
         entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count()
+    }
+
+    #[test]
+    fn address_space_of_tables_is_known() {
+        let mut config = StackConfig::default();
+        (config.tcp.connections_max, config.tcp.time_wait_max) = (12_345, 6_789);
+        let bytes = config.table_bytes();
+        check_address_space(&config).unwrap();
+        let stack = Stack::new(config, [1; 32], Instant::ZERO).expect("the configuration is valid");
+        assert_eq!(stack.tables().iter().map(|table| table.len()).sum::<usize>(), bytes);
     }
 
     #[test]

@@ -161,14 +161,12 @@ impl FlowTable {
     /// one page.
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
-        let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<FlowBucket>();
+        let [buckets_max, overflow_max] = Self::buckets_max(entries_max);
         let mut buckets = Vec::with_capacity(buckets_max);
         buckets.resize(INITIAL_BUCKETS, FlowBucket::default());
         Self {
             buckets,
-            // Chains have at most one overflow bucket per seven entries; a few more exist while one is
-            // redistributed.
-            overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * REDISTRIBUTED_BUCKETS_MAX),
+            overflow: Vec::with_capacity(overflow_max),
             free: 0,
             overflow_in_use: 0,
             mask: INITIAL_BUCKETS as u32 - 1,
@@ -179,6 +177,19 @@ impl FlowTable {
             len: 0,
             entries_max,
         }
+    }
+
+    /// Returns the maximum numbers of buckets and of overflow buckets.
+    const fn buckets_max(entries_max: usize) -> [usize; 2] {
+        let buckets = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<FlowBucket>();
+        // Chains have at most one overflow bucket per seven entries; a few more exist while one is
+        // redistributed.
+        [buckets, entries_max / BUCKET_ENTRIES + 2 * REDISTRIBUTED_BUCKETS_MAX]
+    }
+
+    /// Returns how many bytes [`with_capacity`](Self::with_capacity) reserves.
+    pub fn reserved_bytes(entries_max: usize) -> usize {
+        Self::buckets_max(entries_max.min(ENTRIES_LIMIT)).iter().sum::<usize>() * size_of::<FlowBucket>()
     }
 
     /// Returns the memory that is reserved: buckets and overflow buckets.

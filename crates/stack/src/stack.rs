@@ -67,6 +67,12 @@ impl StackConfig {
         self.network.validate()?;
         self.tcp.validate()
     }
+
+    /// Returns how many bytes [`Stack::new`] reserves for [its tables](Stack::tables). The allocator ends a
+    /// process that cannot have them.
+    pub fn table_bytes(&self) -> usize {
+        Tcp::table_bytes(&self.tcp)
+    }
 }
 
 /// A stack, see the module documentation.

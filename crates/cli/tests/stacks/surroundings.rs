@@ -106,6 +106,19 @@ fn failure_before_the_start_of_a_program_is_a_missing_stack() {
 }
 
 #[test]
+fn stack_without_address_space_is_refused() {
+    let fixture = Fixture::new("address-space");
+    for limit in ["100000", "300000"] {
+        let script = format!("ulimit -v {limit}; exec \"$@\"");
+        assert_refused(&run_by(&fixture, &script, &WORDS), &format!("(ulimit -v, now {limit}, "));
+        let up = run_by(&fixture, &script, &["up", "lab", "--loopback", "stack"]);
+        let text = String::from_utf8_lossy(&up.stderr);
+        assert_eq!(up.status.code(), Some(1), "{text}");
+        assert!(text.contains("ulimit -v") && text.lines().count() == 1, "{text}");
+    }
+}
+
+#[test]
 fn program_with_a_file_size_limit_uses_the_stack() {
     if skipped("program_with_a_file_size_limit_uses_the_stack") {
         return;

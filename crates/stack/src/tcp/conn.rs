@@ -431,6 +431,11 @@ impl ConnTable {
         Self { slots: Vec::with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
     }
 
+    /// Returns how many bytes a table for at most `max` connections reserves.
+    pub const fn reserved_bytes(max: u32) -> usize {
+        (max as usize).saturating_mul(size_of::<Tcb>())
+    }
+
     /// Returns the memory that is reserved.
     pub fn memory(&self) -> *const [u8] {
         memory_of(&self.slots)

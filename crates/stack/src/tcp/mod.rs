@@ -192,7 +192,7 @@ pub(crate) struct Tcp {
 
 impl Tcp {
     pub fn new(config: TcpConfig, seed: &[u8; 32], now: Instant) -> Self {
-        let flows = config.connections_max as usize + config.time_wait_max as usize;
+        let flows = Self::flows_max(&config);
         Self {
             conns: ConnTable::new(config.connections_max),
             active: ActivePool::new(),
@@ -246,6 +246,18 @@ impl Tcp {
             is_fast_path_disabled: false,
             config,
         }
+    }
+
+    /// Returns the maximum number of entries of the flow table.
+    fn flows_max(config: &TcpConfig) -> usize {
+        config.connections_max as usize + config.time_wait_max as usize
+    }
+
+    /// Returns how many bytes the tables of a stack reserve.
+    pub fn table_bytes(config: &TcpConfig) -> usize {
+        FlowTable::reserved_bytes(Self::flows_max(config))
+            .saturating_add(ConnTable::reserved_bytes(config.connections_max))
+            .saturating_add(TimeWaitTable::reserved_bytes(config.time_wait_max))
     }
 
     /// Sets the clock, at the beginning of each call from the owner.

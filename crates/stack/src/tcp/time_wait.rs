@@ -129,6 +129,11 @@ impl TimeWaitTable {
         }
     }
 
+    /// Returns how many bytes a table for at most `max` entries reserves.
+    pub const fn reserved_bytes(max: u32) -> usize {
+        (max as usize).saturating_mul(size_of::<TimeWait>())
+    }
+
     /// Returns the memory that is reserved.
     pub fn memory(&self) -> *const [u8] {
         memory_of(&self.entries)
