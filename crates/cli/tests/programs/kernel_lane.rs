@@ -509,6 +509,32 @@ fn a_vfork_child_closes_its_own_listener() {
     assert_answered(waiting_connections(&fixture, b""), "ok");
 }
 
+/// A server with one worker, whose master waits for it with a null pointer for the result.
+const WAITING: &str = "
+import ctypes, os, select, signal, socket
+libc = ctypes.CDLL(None)
+listener = socket.create_server(('0.0.0.0', 8000), backlog=100)
+worker = os.fork()
+if worker == 0:
+    events = select.poll()
+    events.register(listener, select.POLLIN)
+    while True: events.poll()
+assert libc.waitid(os.P_PID, worker, None, os.WEXITED) == 0
+signal.pause()
+";
+
+#[test]
+fn a_worker_is_missed_without_its_status() {
+    let Some(fixture) = fixture("a_worker_is_missed_without_its_status", &["python3"]) else { return };
+    fixture.write("server.py", WAITING);
+    start(&fixture, "auto", &["python3", "server.py"]);
+    wait_until("the worker has a listener", || workers(&fixture).len() == 1);
+    let master = rows(&fixture)[0]["master"].as_u64().unwrap();
+    signal(*workers(&fixture).keys().next().unwrap(), "KILL");
+    wait_until("the slot is free", || workers(&fixture).is_empty());
+    assert!(is_in(&fixture, master), "the master has ended");
+}
+
 /// A server whose two workers are process 1 of a PID namespace of their own each, as the server itself is:
 /// `python3 server.py HOW`. The child of `clone` is one that libc does not know of.
 const NAMESPACES: &str = "

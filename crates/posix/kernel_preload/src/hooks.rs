@@ -284,9 +284,13 @@ unsafe extern "C" fn wait4(pid: pid_t, status: *mut c_int, options: c_int, usage
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn waitid(kind: idtype_t, id: id_t, info: *mut siginfo_t, options: c_int) -> c_int {
-    // SAFETY: the program's arguments, unchanged.
+    // SAFETY: plain data, valid when all-zero.
+    let mut own: siginfo_t = unsafe { core::mem::zeroed() };
+    // The kernel takes a null pointer, too.
+    let info = if info.is_null() { &raw mut own } else { info };
+    // SAFETY: the program's arguments, or a structure of this function.
     let result = unsafe { real::waitid(kind, id, info, options) };
-    if result == 0 && !info.is_null() && options & libc::WNOWAIT == 0 {
+    if result == 0 && options & libc::WNOWAIT == 0 {
         // SAFETY: the kernel has filled the structure.
         let (pid, code) = unsafe { ((*info).si_pid(), (*info).si_code) };
         if pid > 0 && matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
