@@ -44,8 +44,16 @@ fn shared_listener(fd: c_int) -> Option<(&'static LocalListener, &'static Region
 /// Prepares a call of `listen`: allows further sockets on the address. Returns false if nothing changes for
 /// this socket. The socket was bound without `SO_REUSEPORT`, so `bind` has failed if the address was in use.
 pub fn listening_begins(fd: c_int) -> bool {
-    let socket = borrow(fd).filter(|socket| mode().is_some() && slot_socket::is_suitable(*socket));
-    socket.is_some_and(|socket| slot_socket::set_shared(socket, true).is_ok())
+    mode().is_some() && share_address(fd)
+}
+
+/// Allows further sockets on the address of a socket that will have an entry in the shared memory. The kernel
+/// remembers the option for the port from `listen` on, also if the option is cleared later.
+fn share_address(fd: c_int) -> bool {
+    let _errno = ErrnoGuard::new();
+    let Some(socket) = borrow(fd).filter(|socket| slot_socket::is_suitable(*socket)) else { return false };
+    let has_entry = |region| PROCESS.listener(fd).is_some() || free_entry(region, fd).is_some();
+    region().is_some_and(has_entry) && slot_socket::set_shared(socket, true).is_ok()
 }
 
 /// Undoes [`listening_begins`] after `listen` has failed.
@@ -65,6 +73,9 @@ pub fn listening(fd: c_int, backlog: c_int, is_new: bool) {
         return;
     }
     let Some(region) = region() else { return };
+    if PROCESS.members.is_unnoticed_child() {
+        after_fork_child();
+    }
     PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
     if let Some((index, local)) = PROCESS.listener(fd) {
         // The program has closed the previous listener at this number in a way that was not seen.
@@ -89,21 +100,29 @@ fn region() -> Option<&'static Region> {
     }
 }
 
-fn register(region: &'static Region, fd: c_int, backlog: c_int) {
-    let Some(socket) = borrow(fd) else { return };
-    let Ok(address) = slot_socket::address(socket) else { return };
+/// Returns the index of a free entry for a listener. Notes why there is none.
+fn free_entry(region: &Region, fd: c_int) -> Option<usize> {
+    let address = slot_socket::address(borrow(fd)?).ok()?;
+    if !PROCESS.can_mark(fd) {
+        note(format_args!("{address}: workers share this listener: its descriptor is {fd}"));
+        return None;
+    }
     let is_free = |index: &usize| {
         let is_unused = PROCESS.listeners[*index].fd.get().is_none();
         is_unused && region.listeners[*index].cookie.load(Ordering::Acquire) == 0
     };
-    let Some(index) = (0..LISTENERS_MAX).find(is_free) else {
-        return note(format_args!(
-            "{address}: workers share this listener: there are {LISTENERS_MAX} others"
-        ));
-    };
-    if !PROCESS.mark(fd, Some(index)) {
-        return note(format_args!("{address}: workers share this listener: its descriptor is {fd}"));
+    let index = (0..LISTENERS_MAX).find(is_free);
+    if index.is_none() {
+        note(format_args!("{address}: workers share this listener: there are {LISTENERS_MAX} others"));
     }
+    index
+}
+
+fn register(region: &'static Region, fd: c_int, backlog: c_int) {
+    let Some(socket) = borrow(fd) else { return };
+    let Ok(address) = slot_socket::address(socket) else { return };
+    // `listening_begins` has found an entry; another process may have taken it.
+    let Some(index) = free_entry(region, fd).filter(|index| PROCESS.mark(fd, Some(*index))) else { return };
     let local = &PROCESS.listeners[index];
     let cookie = cookie(socket);
     local.fd.set(Some(fd));
@@ -111,6 +130,7 @@ fn register(region: &'static Region, fd: c_int, backlog: c_int) {
     local.present_cookie.store(cookie, Ordering::Relaxed);
     local.backlog.store(backlog, Ordering::Relaxed);
     local.usage.store(UNUSED, Ordering::Relaxed);
+    local.present_slot.store(0, Ordering::Relaxed);
     local.sockets_len.store(0, Ordering::Relaxed);
     region.listeners[index].fill(cookie, PROCESS.members.present().unwrap_or_default(), address);
     PROCESS.count_unused();
@@ -225,7 +245,7 @@ fn watch_slot(local: &LocalListener, slot: usize, add: bool) -> bool {
 /// Counts a connection that the program has accepted from the socket at its descriptor.
 pub fn accepted(fd: c_int) {
     let Some((local, region, shared)) = shared_listener(fd) else { return };
-    let slot = if local.usage.load(Ordering::Relaxed) == OWN { PROCESS.slot().unwrap_or(0) } else { 0 };
+    let slot = local.present_slot.load(Ordering::Relaxed);
     let count = shared.sockets[slot].accepted.fetch_add(1, Ordering::Relaxed);
     if count % CONNECTIONS_BETWEEN_CHECKS == CONNECTIONS_BETWEEN_CHECKS - 1 {
         let _errno = ErrnoGuard::new();
@@ -463,8 +483,11 @@ pub fn replaced(to: c_int, has_failed: bool) {
 mod tests {
     use super::*;
     use crate::members::tests::in_child;
+    use rustix::fd::OwnedFd;
     use rustix::fs::fstat;
-    use std::net::TcpListener;
+    use rustix::net::sockopt::set_socket_reuseport;
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname};
+    use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
     use std::sync::{Mutex, PoisonError};
 
     /// Serialises the tests that use the state of the process.
@@ -487,6 +510,100 @@ mod tests {
         assert_eq!(fds.map(is_listener), [false, true]);
         closed_range(0, c_uint::MAX);
         assert_eq!(fds.map(is_listener), [false; 2]);
+    }
+
+    /// Returns a socket that listens as with the hook, and whether others may have its address.
+    fn listener() -> (OwnedFd, bool) {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let is_shared = share_address(socket.as_raw_fd());
+        rustix::net::listen(&socket, 5).unwrap();
+        (socket, is_shared)
+    }
+
+    #[test]
+    fn a_listener_without_an_entry_keeps_its_address() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = region().unwrap();
+        let listen = |may_share: bool| {
+            let (socket, is_shared) = listener();
+            assert_eq!(is_shared, may_share);
+            let other = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            set_socket_reuseport(&other, true).unwrap();
+            assert_eq!(bind(&other, &getsockname(&socket).unwrap()).is_ok(), may_share);
+        };
+        listen(true);
+        let free = region.listeners.iter().filter(|entry| entry.cookie.load(Ordering::Relaxed) == 0);
+        let free: Vec<_> = free.collect();
+        free.iter().for_each(|entry| entry.cookie.store(u64::MAX, Ordering::Relaxed));
+        listen(false);
+        free.iter().for_each(|entry| entry.cookie.store(0, Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_cloned_child_that_listens_leaves_its_parents_slot() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        let (listener, _) = listener();
+        let (region, fd) = (region().unwrap(), listener.as_raw_fd());
+        register(region, fd, 5);
+        let (index, local) = PROCESS.listener(fd).unwrap();
+        before_fork();
+        use_listener(fd);
+        assert_eq!(local.usage.load(Ordering::Relaxed), OWN);
+        let socket = &region.listeners[index].sockets[0];
+        let is_active = || [&socket.is_active, &socket.is_orphan].map(|flag| flag.load(Ordering::Relaxed));
+        assert_eq!(is_active(), [1, 0]);
+        // libc does not know of the child, as after clone(2).
+        let is_marked = in_child(|| {
+            listening(fd, 5, true);
+            i32::from(is_listener(fd))
+        });
+        assert_eq!(is_marked, Some(1));
+        assert_eq!(is_active(), [1, 0]);
+        drop(listener);
+        closed_range(fd.cast_unsigned(), fd.cast_unsigned());
+        region.slots[0].worker.store(0, Ordering::Relaxed);
+        PROCESS.slot.store(0, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn connections_of_an_inherited_socket_count_for_its_slot() {
+        let _state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        PROCESS.id.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        let (listener, _) = listener();
+        let (region, fd) = (region().unwrap(), listener.as_raw_fd());
+        register(region, fd, 5);
+        let (index, _) = PROCESS.listener(fd).unwrap();
+        before_fork();
+        // As if this process accepted, too.
+        let own = PROCESS.members.own(region).unwrap().cast_signed();
+        let before = region.slots[0].worker.swap(own, Ordering::Relaxed);
+        let accept = || {
+            after_fork_child();
+            use_listener(fd);
+            accepted(fd);
+        };
+        let worker = || {
+            accept();
+            let child = || {
+                accept();
+                0
+            };
+            in_child(child).unwrap_or(1)
+        };
+        assert_eq!(in_child(worker), Some(0));
+        region.slots[0].worker.store(before, Ordering::Relaxed);
+        let counts =
+            || region.listeners[index].sockets.iter().map(|slot| slot.accepted.load(Ordering::Relaxed));
+        assert_eq!(
+            (counts().next(), counts().max()),
+            (Some(0), Some(2)),
+            "{:?}",
+            counts().collect::<Vec<_>>()
+        );
+        drop(listener);
+        closed_range(fd.cast_unsigned(), fd.cast_unsigned());
     }
 
     #[test]

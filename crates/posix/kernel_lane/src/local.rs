@@ -54,6 +54,8 @@ pub struct LocalListener {
     pub cookie: AtomicU64,
     /// `SO_COOKIE` of the socket that is at the program's descriptor now.
     pub present_cookie: AtomicU64,
+    /// Slot whose socket is at the program's descriptor now. A child inherits both.
+    pub present_slot: AtomicUsize,
     /// The backlog that the program has asked for.
     pub backlog: AtomicI32,
     /// [`UNUSED`], [`OWN`] or [`INHERITED`].
@@ -84,6 +86,7 @@ impl LocalListener {
             fd: FdCell::new(),
             cookie: AtomicU64::new(0),
             present_cookie: AtomicU64::new(0),
+            present_slot: AtomicUsize::new(0),
             backlog: AtomicI32::new(0),
             usage: AtomicU32::new(UNUSED),
             notification: FdCell::new(),
@@ -189,6 +192,11 @@ impl Process {
         entry.map(|entry| entry.store(value, Ordering::Relaxed)).is_some()
     }
 
+    /// Returns whether [`mark`](Self::mark) can record a descriptor.
+    pub fn can_mark(&self, fd: c_int) -> bool {
+        usize::try_from(fd).is_ok_and(|fd| fd < FDS_MAX)
+    }
+
     /// Returns the listeners that this process has, with their indexes.
     pub fn open_listeners(&self) -> impl Iterator<Item = (usize, &LocalListener)> {
         self.listeners.iter().enumerate().filter(|(_, listener)| listener.fd.get().is_some())
@@ -254,5 +262,6 @@ mod tests {
         assert!(PROCESS.mark(65_000, None));
         assert_eq!(index(65_000), None);
         assert!(!PROCESS.mark(-1, Some(0)) && !PROCESS.mark(1 << 16, Some(0)));
+        assert_eq!([65_000, -1, 1 << 16].map(|fd| PROCESS.can_mark(fd)), [true, false, false]);
     }
 }

@@ -114,6 +114,7 @@ fn begin_locked(region: &'static Region, shared: &SharedListener, local: &LocalL
             return INHERITED;
         }
         local.present_cookie.store(cookie(socket), Ordering::Relaxed);
+        local.present_slot.store(slot, Ordering::Relaxed);
     }
     if entry.is_orphan.swap(0, Ordering::AcqRel) != 0 {
         shared.orphans.fetch_sub(1, Ordering::AcqRel);
